@@ -44,247 +44,247 @@ COLUMNS = {"flash": "flash", "cudnn": "cuDNN", "efficient": "efficient", "ortplu
 
 @dataclass(frozen=True)
 class Case:
-    """An attention. `mask`: "" for none, "bias" for float16 [1, heads, queries, keys], "padding" for bool
-    [batch, 1, 1, keys] that lets all keys be seen."""
+  """An attention. `mask`: "" for none, "bias" for float16 [1, heads, queries, keys], "padding" for bool
+  [batch, 1, 1, keys] that lets all keys be seen."""
 
-    table: str
-    name: str
-    batch: int
-    queries: int
-    heads: int
-    head_size: int
-    keys: int = 0  # 0: as many as queries
-    kv_heads: int = 0  # 0: as many as heads
-    causal: bool = False
-    mask: str = ""
+  table: str
+  name: str
+  batch: int
+  queries: int
+  heads: int
+  head_size: int
+  keys: int = 0  # 0: as many as queries
+  kv_heads: int = 0  # 0: as many as heads
+  causal: bool = False
+  mask: str = ""
 
-    @property
-    def lengths(self) -> tuple[int, int]:
-        return self.queries, self.keys or self.queries
+  @property
+  def lengths(self) -> tuple[int, int]:
+    return self.queries, self.keys or self.queries
 
-    @property
-    def groups(self) -> int:
-        return self.kv_heads or self.heads
+  @property
+  def groups(self) -> int:
+    return self.kv_heads or self.heads
 
-    def __str__(self) -> str:
-        queries, keys = self.lengths
-        sizes = [self.batch, self.heads, queries, *([keys] if keys != queries else []), self.head_size]
-        words = [f"{self.groups} kv heads"] * (self.groups != self.heads) + ["causal"] * self.causal
-        return ", ".join([self.name, " x ".join(map(str, sizes)), *words, *([self.mask] if self.mask else [])])
+  def __str__(self) -> str:
+    queries, keys = self.lengths
+    sizes = [self.batch, self.heads, queries, *([keys] if keys != queries else []), self.head_size]
+    words = [f"{self.groups} kv heads"] * (self.groups != self.heads) + ["causal"] * self.causal
+    return ", ".join([self.name, " x ".join(map(str, sizes)), *words, *([self.mask] if self.mask else [])])
 
-    @property
-    def flops(self) -> int:
-        """Multiplications and additions of both products, without the pairs that are not seen."""
-        queries, keys = self.lengths
-        pairs = sum(min(i + 1, keys) for i in range(queries)) if self.causal else queries * keys
-        return 4 * self.batch * self.heads * self.head_size * pairs
+  @property
+  def flops(self) -> int:
+    """Multiplications and additions of both products, without the pairs that are not seen."""
+    queries, keys = self.lengths
+    pairs = sum(min(i + 1, keys) for i in range(queries)) if self.causal else queries * keys
+    return 4 * self.batch * self.heads * self.head_size * pairs
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the inputs, as they lie."""
-        queries, keys = self.lengths
-        shared = (self.batch, keys, self.groups * self.head_size)
-        found = {"q": (self.batch, queries, self.heads * self.head_size), "k": shared, "v": shared}
-        if self.mask:
-            found["m"] = (1, self.heads, queries, keys) if self.mask == "bias" else (self.batch, 1, 1, keys)
-        return found
+  def shapes(self) -> dict[str, tuple[int, ...]]:
+    """Of the inputs, as they lie."""
+    queries, keys = self.lengths
+    shared = (self.batch, keys, self.groups * self.head_size)
+    found = {"q": (self.batch, queries, self.heads * self.head_size), "k": shared, "v": shared}
+    if self.mask:
+      found["m"] = (1, self.heads, queries, keys) if self.mask == "bias" else (self.batch, 1, 1, keys)
+    return found
 
-    @property
-    def steps(self) -> int:
-        """How many a long graph has."""
-        size = 2 * sum(int(np.prod(shape)) for shape in self.shapes().values())
-        return min(25, max(5, BYTES // size))
+  @property
+  def steps(self) -> int:
+    """How many a long graph has."""
+    size = 2 * sum(int(np.prod(shape)) for shape in self.shapes().values())
+    return min(25, max(5, BYTES // size))
 
-    def draw(self) -> list[dict[str, Any]]:
-        """Random device arrays of each step."""
-        import cupy
+  def draw(self) -> list[dict[str, Any]]:
+    """Random device arrays of each step."""
+    import cupy
 
-        cupy.random.seed(self.queries + self.head_size)
+    cupy.random.seed(self.queries + self.head_size)
 
-        def tensor(name: str, shape: tuple[int, ...]) -> Any:
-            if name == "m" and self.mask == "padding":
-                return cupy.ones(shape, np.bool_)
-            return cupy.random.standard_normal(shape, np.float32).astype(np.float16)
+    def tensor(name: str, shape: tuple[int, ...]) -> Any:
+      if name == "m" and self.mask == "padding":
+        return cupy.ones(shape, np.bool_)
+      return cupy.random.standard_normal(shape, np.float32).astype(np.float16)
 
-        feeds = [{name: tensor(name, shape) for name, shape in self.shapes().items()} for _ in range(self.steps)]
-        cupy.cuda.Device().synchronize()
-        return feeds
+    feeds = [{name: tensor(name, shape) for name, shape in self.shapes().items()} for _ in range(self.steps)]
+    cupy.cuda.Device().synchronize()
+    return feeds
 
-    def model(self, count: int) -> bytes:
-        """A model of `count` steps that share nothing."""
-        shapes = self.shapes()
-        rows = "b s (h d)"
-        attributes = {"qkv_dtype": "float16", "heads": self.heads, "kv_heads": self.groups,
-                      "scale": self.head_size**-0.5, "causal": "upper_left" if self.causal else "none",
-                      **{f"{name}_layout": rows for name in "qkvy"}}  # fmt: skip
-        if self.mask:
-            attributes["mask_dtype"] = "bool" if self.mask == "padding" else "float16"
-        kinds = {"m": TensorProto.BOOL} if self.mask == "padding" else {}
-        nodes, inputs, outputs = [], [], []
-        for step in range(count):
-            names = [f"{name}{step}" for name in shapes]
-            nodes.append(
-                helper.make_node("FusedAttention", names, [f"y{step}"], f"attention{step}", domain="ortplugin",
-                                 **attributes)
-            )  # fmt: skip
-            inputs += [
-                helper.make_tensor_value_info(f"{name}{step}", kinds.get(name, TensorProto.FLOAT16), shape)
-                for name, shape in shapes.items()
-            ]
-            outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, shapes["q"]))
-        graph = helper.make_graph(nodes, "steps", inputs, outputs)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        return made.SerializeToString()
+  def model(self, count: int) -> bytes:
+    """A model of `count` steps that share nothing."""
+    shapes = self.shapes()
+    rows = "b s (h d)"
+    attributes = {"qkv_dtype": "float16", "heads": self.heads, "kv_heads": self.groups,
+                  "scale": self.head_size**-0.5, "causal": "upper_left" if self.causal else "none",
+                  **{f"{name}_layout": rows for name in "qkvy"}}  # fmt: skip
+    if self.mask:
+      attributes["mask_dtype"] = "bool" if self.mask == "padding" else "float16"
+    kinds = {"m": TensorProto.BOOL} if self.mask == "padding" else {}
+    nodes, inputs, outputs = [], [], []
+    for step in range(count):
+      names = [f"{name}{step}" for name in shapes]
+      nodes.append(
+          helper.make_node("FusedAttention", names, [f"y{step}"], f"attention{step}", domain="ortplugin",
+                           **attributes)
+      )  # fmt: skip
+      inputs += [
+        helper.make_tensor_value_info(f"{name}{step}", kinds.get(name, TensorProto.FLOAT16), shape)
+        for name, shape in shapes.items()
+      ]
+      outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, shapes["q"]))
+    graph = helper.make_graph(nodes, "steps", inputs, outputs)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made.SerializeToString()
 
-    def by_head(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Views of Q, K and V as [batch, heads, rows, head size]."""
-        return {name: each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) if name in "qkv" else each
-                for name, each in tensors.items()}  # fmt: skip
+  def by_head(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Views of Q, K and V as [batch, heads, rows, head size]."""
+    return {name: each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) if name in "qkv" else each
+            for name, each in tensors.items()}  # fmt: skip
 
-    def torch_step(self, backend: str) -> Callable[..., Any]:
-        """PyTorch's attention on one backend."""
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+  def torch_step(self, backend: str) -> Callable[..., Any]:
+    """PyTorch's attention on one backend."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        def step(**tensors: Any) -> Any:
-            views = self.by_head(tensors)
-            with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):
-                return torch.nn.functional.scaled_dot_product_attention(
-                    views["q"], views["k"], views["v"], attn_mask=views.get("m"), is_causal=self.causal,
-                    enable_gqa=self.groups != self.heads,
-                ).transpose(1, 2)  # fmt: skip
+    def step(**tensors: Any) -> Any:
+      views = self.by_head(tensors)
+      with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):
+        return torch.nn.functional.scaled_dot_product_attention(
+            views["q"], views["k"], views["v"], attn_mask=views.get("m"), is_causal=self.causal,
+            enable_gqa=self.groups != self.heads,
+        ).transpose(1, 2)  # fmt: skip
 
-        return step
+    return step
 
-    def expected(self, tensors: dict[str, Any]) -> Any:
-        """The output in float32, [batch, queries, heads, head size], a head at a time."""
-        import torch
+  def expected(self, tensors: dict[str, Any]) -> Any:
+    """The output in float32, [batch, queries, heads, head size], a head at a time."""
+    import torch
 
-        views = self.by_head(tensors)
-        queries, keys = self.lengths
-        hidden = torch.ones(queries, keys, dtype=torch.bool, device="cuda").triu(1) if self.causal else None
-        heads = []
-        for head in range(self.heads):
-            of = head * self.groups // self.heads
-            k, v = views["k"][:, of].float(), views["v"][:, of].float()
-            scores = views["q"][:, head].float() @ k.transpose(1, 2) * self.head_size**-0.5
-            if self.mask == "bias":
-                scores += views["m"][0, head].float()
-            if hidden is not None:
-                scores.masked_fill_(hidden, float("-inf"))
-            heads.append(scores.softmax(-1) @ v)
-        return torch.stack(heads, 2)
+    views = self.by_head(tensors)
+    queries, keys = self.lengths
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device="cuda").triu(1) if self.causal else None
+    heads = []
+    for head in range(self.heads):
+      of = head * self.groups // self.heads
+      k, v = views["k"][:, of].float(), views["v"][:, of].float()
+      scores = views["q"][:, head].float() @ k.transpose(1, 2) * self.head_size**-0.5
+      if self.mask == "bias":
+        scores += views["m"][0, head].float()
+      if hidden is not None:
+        scores.masked_fill_(hidden, float("-inf"))
+      heads.append(scores.softmax(-1) @ v)
+    return torch.stack(heads, 2)
 
 
 def network_cases() -> Iterator[Case]:
-    """The attention of transformers at the sizes of benchmarks/models.py."""
-    for batch in (1, 8):
-        yield Case("networks", "BERT-base", batch, 128, 12, 64, mask="padding")
-    yield Case("networks", "BERT-base", 8, 128, 12, 64)
-    yield Case("networks", "ViT-B/16", 8, 197, 12, 64)
-    yield Case("networks", "Whisper-tiny", 1, 1500, 6, 64)
-    yield Case("networks", "T5-small", 8, 128, 8, 64, mask="bias")
-    for windows, heads in ((512, 3), (128, 6), (32, 12), (8, 24)):
-        yield Case("networks", "Swin-T", windows, 49, heads, 32, mask="bias")
-    for windows, heads in ((512, 2), (128, 4), (32, 8), (8, 16)):
-        yield Case("networks", "MaxViT-T", windows, 49, heads, 32, mask="bias")
-    yield Case("networks", "GPT-2", 1, 256, 12, 64, causal=True)
-    yield Case("networks", "GPT-2, a step", 1, 1, 12, 64, keys=1025)
-    yield Case("networks", "Llama form", 1, 256, 16, 64, kv_heads=4, causal=True)
-    yield Case("networks", "Llama form, a step", 1, 1, 16, 64, keys=1025, kv_heads=4)
+  """The attention of transformers at the sizes of benchmarks/models.py."""
+  for batch in (1, 8):
+    yield Case("networks", "BERT-base", batch, 128, 12, 64, mask="padding")
+  yield Case("networks", "BERT-base", 8, 128, 12, 64)
+  yield Case("networks", "ViT-B/16", 8, 197, 12, 64)
+  yield Case("networks", "Whisper-tiny", 1, 1500, 6, 64)
+  yield Case("networks", "T5-small", 8, 128, 8, 64, mask="bias")
+  for windows, heads in ((512, 3), (128, 6), (32, 12), (8, 24)):
+    yield Case("networks", "Swin-T", windows, 49, heads, 32, mask="bias")
+  for windows, heads in ((512, 2), (128, 4), (32, 8), (8, 16)):
+    yield Case("networks", "MaxViT-T", windows, 49, heads, 32, mask="bias")
+  yield Case("networks", "GPT-2", 1, 256, 12, 64, causal=True)
+  yield Case("networks", "GPT-2, a step", 1, 1, 12, 64, keys=1025)
+  yield Case("networks", "Llama form", 1, 256, 16, 64, kv_heads=4, causal=True)
+  yield Case("networks", "Llama form, a step", 1, 1, 16, 64, keys=1025, kv_heads=4)
 
 
 def sweep_cases() -> Iterator[Case]:
-    """About TOKENS tokens of about WIDTH numbers."""
-    for head_size in HEAD_SIZES:
-        for causal in (False, True):
-            for length in SEQUENCES:
-                batch, heads = max(1, round(TOKENS / length)), round(WIDTH / head_size)
-                yield Case("sweep", f"{length} tokens", batch, length, heads, head_size, causal=causal)
+  """About TOKENS tokens of about WIDTH numbers."""
+  for head_size in HEAD_SIZES:
+    for causal in (False, True):
+      for length in SEQUENCES:
+        batch, heads = max(1, round(TOKENS / length)), round(WIDTH / head_size)
+        yield Case("sweep", f"{length} tokens", batch, length, heads, head_size, causal=causal)
 
 
 CASES = (*network_cases(), *sweep_cases())
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One row: microseconds of each contender, and what failed."""
-    import torch
+  """One row: microseconds of each contender, and what failed."""
+  import torch
 
-    feeds = case.draw()
-    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-    contenders: dict[str, timing.Contender] = {}
-    results, failures = {}, {}
-    makers = {backend: lambda backend=backend: timing.torch_steps(case.torch_step(backend), tensors)
-              for backend in BACKENDS}  # fmt: skip
-    makers["ortplugin"] = lambda: timing.session_steps(case.model, feeds, plugin=True)
-    for name, make in makers.items():
-        try:
-            with warnings.catch_warnings():  # a backend that can't says why in warnings
-                warnings.simplefilter("ignore")
-                contenders[name], results[name] = make()
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"[:200]
-            print(f"  {case}: {name}: {said}", flush=True)
-            if name == "ortplugin":  # the others just don't take every case
-                failures[name] = said
-    times = timing.microseconds(contenders, case.steps, ROUNDS)
-    expected = case.expected(tensors[0])
-    row = {"case": str(case), "table": case.table, "flops": case.flops, "microseconds": times}
-    for name, result in results.items():
-        found = torch.as_tensor(result, device="cuda").reshape(expected.shape).float()
-        error = float((found - expected).abs().max() / expected.abs().max())
-        if name == "ortplugin":
-            row["error"] = error
-        if not error < TOLERANCE:
-            failures[name] = f"off by {error:.1e}"
-            del times[name]
-    return {**row, "failures": failures} if failures else row
+  feeds = case.draw()
+  tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+  contenders: dict[str, timing.Contender] = {}
+  results, failures = {}, {}
+  makers = {backend: lambda backend=backend: timing.torch_steps(case.torch_step(backend), tensors)
+            for backend in BACKENDS}  # fmt: skip
+  makers["ortplugin"] = lambda: timing.session_steps(case.model, feeds, plugin=True)
+  for name, make in makers.items():
+    try:
+      with warnings.catch_warnings():  # a backend that can't says why in warnings
+        warnings.simplefilter("ignore")
+        contenders[name], results[name] = make()
+    except Exception as error:
+      said = f"{type(error).__name__}: {error}"[:200]
+      print(f"  {case}: {name}: {said}", flush=True)
+      if name == "ortplugin":  # the others just don't take every case
+        failures[name] = said
+  times = timing.microseconds(contenders, case.steps, ROUNDS)
+  expected = case.expected(tensors[0])
+  row = {"case": str(case), "table": case.table, "flops": case.flops, "microseconds": times}
+  for name, result in results.items():
+    found = torch.as_tensor(result, device="cuda").reshape(expected.shape).float()
+    error = float((found - expected).abs().max() / expected.abs().max())
+    if name == "ortplugin":
+      row["error"] = error
+    if not error < TOLERANCE:
+      failures[name] = f"off by {error:.1e}"
+      del times[name]
+  return {**row, "failures": failures} if failures else row
 
 
 def table(record: dict[str, Any]) -> str:
-    """Both tables of the record, in Markdown."""
-    lines: list[str] = []
-    for name in dict.fromkeys(case.table for case in CASES):
-        rows = [row for row in record["rows"] if row["table"] == name]
-        if not rows:
-            continue
-        lines += ["| attention | " + " | ".join(COLUMNS.values()) + " | TFLOP/s | times the fastest of PyTorch's |",
-                  "|---|" + "---:|" * (len(COLUMNS) + 2)]  # fmt: skip
-        for row in rows:
-            times = row["microseconds"]
-            ours, best = times.get("ortplugin"), min((times[each] for each in BACKENDS if each in times), default=None)
-            cells = [f"{times[each]:.1f}" if each in times else "" for each in COLUMNS]
-            cells.append("" if ours is None else f"{row['flops'] / ours * 1e-6:.1f}")
-            cells.append("" if ours is None or best is None else f"{best / ours:.2f}")
-            lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
-        lines.append("")
-    note = timing.older(record["rows"], [row["case"] for row in record["rows"]])
-    lines.append(timing.footer("attention", "Microseconds of one, medians", record["environment"], note))
-    return "\n".join(lines)
+  """Both tables of the record, in Markdown."""
+  lines: list[str] = []
+  for name in dict.fromkeys(case.table for case in CASES):
+    rows = [row for row in record["rows"] if row["table"] == name]
+    if not rows:
+      continue
+    lines += ["| attention | " + " | ".join(COLUMNS.values()) + " | TFLOP/s | times the fastest of PyTorch's |",
+              "|---|" + "---:|" * (len(COLUMNS) + 2)]  # fmt: skip
+    for row in rows:
+      times = row["microseconds"]
+      ours, best = times.get("ortplugin"), min((times[each] for each in BACKENDS if each in times), default=None)
+      cells = [f"{times[each]:.1f}" if each in times else "" for each in COLUMNS]
+      cells.append("" if ours is None else f"{row['flops'] / ours * 1e-6:.1f}")
+      cells.append("" if ours is None or best is None else f"{best / ours:.2f}")
+      lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
+    lines.append("")
+  note = timing.older(record["rows"], [row["case"] for row in record["rows"]])
+  lines.append(timing.footer("attention", "Microseconds of one, medians", record["environment"], note))
+  return "\n".join(lines)
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    import torch
+  import torch
 
-    order = [str(case) for case in CASES]
-    rows: list[Any] = []
-    for case in CASES:
-        if case.table not in args.only:
-            continue
-        if case.table == "sweep" and (case.queries not in args.sequences or case.head_size not in args.head_sizes):
-            continue
-        rows.append(measure(case))
-        timing.free_memory()
-        torch.cuda.empty_cache()
-        known = timing.merged(rows, args.out / "attention.json.xz", record["environment"], "case")
-        record["rows"] = sorted(known, key=lambda row: order.index(row["case"]))
-        yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
+  order = [str(case) for case in CASES]
+  rows: list[Any] = []
+  for case in CASES:
+    if case.table not in args.only:
+      continue
+    if case.table == "sweep" and (case.queries not in args.sequences or case.head_size not in args.head_sizes):
+      continue
+    rows.append(measure(case))
+    timing.free_memory()
+    torch.cuda.empty_cache()
+    known = timing.merged(rows, args.out / "attention.json.xz", record["environment"], "case")
+    record["rows"] = sorted(known, key=lambda row: order.index(row["case"]))
+    yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
 
 
 if __name__ == "__main__":
-    options = {
-        "--only": {"nargs": "+", "default": ["networks", "sweep"], "choices": ["networks", "sweep"], "help": "tables"},
-        "--sequences": {"type": int, "nargs": "+", "default": SEQUENCES, "help": "lengths of the sweep"},
-        "--head-sizes": {"type": int, "nargs": "+", "default": HEAD_SIZES, "help": "head sizes of the sweep"},
-    }
-    timing.run("attention", __doc__, measure_all, table, options)
+  options = {
+    "--only": {"nargs": "+", "default": ["networks", "sweep"], "choices": ["networks", "sweep"], "help": "tables"},
+    "--sequences": {"type": int, "nargs": "+", "default": SEQUENCES, "help": "lengths of the sweep"},
+    "--head-sizes": {"type": int, "nargs": "+", "default": HEAD_SIZES, "help": "head sizes of the sweep"},
+  }
+  timing.run("attention", __doc__, measure_all, table, options)

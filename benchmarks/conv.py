@@ -36,419 +36,417 @@ ROUNDS = 9
 DTYPES = {"float16": (TensorProto.FLOAT16, np.float16), "float": (TensorProto.FLOAT, np.float32)}
 # What follows the convolution c: the program, and the operands that it takes.
 EPILOGUES = {
-    "": ("(T c) => (T c) {}", ""),
-    "bias": ("(T c, T b) => (T y) { y = Add(c, b) }", "b"),
-    "bias, Relu": ("(T c, T b) => (T y) { v = Add(c, b) y = Relu(v) }", "b"),
-    "bias, residual, Relu": ("(T c, T b, T z) => (T y) { v = Add(c, b) s = Add(v, z) y = Relu(s) }", "bz"),
-    "bias, HardSwish": ("(T c, T b) => (T y) { v = Add(c, b) y = HardSwish(v) }", "b"),
-    "bias, SiLU": ("(T c, T b) => (T y) { v = Add(c, b) g = Sigmoid(v) y = Mul(v, g) }", "b"),
+  "": ("(T c) => (T c) {}", ""),
+  "bias": ("(T c, T b) => (T y) { y = Add(c, b) }", "b"),
+  "bias, Relu": ("(T c, T b) => (T y) { v = Add(c, b) y = Relu(v) }", "b"),
+  "bias, residual, Relu": ("(T c, T b, T z) => (T y) { v = Add(c, b) s = Add(v, z) y = Relu(s) }", "bz"),
+  "bias, HardSwish": ("(T c, T b) => (T y) { v = Add(c, b) y = HardSwish(v) }", "b"),
+  "bias, SiLU": ("(T c, T b) => (T y) { v = Add(c, b) g = Sigmoid(v) y = Mul(v, g) }", "b"),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A square two-dimensional convolution and what follows it."""
+  """A square two-dimensional convolution and what follows it."""
 
-    table: str
-    name: str
-    dtype: str
-    batch: int
-    channels: int
-    size: int
-    filters: int
-    kernel: int
-    stride: int
-    epilogue: str
-    group: int = 1
-    count: int = 1  # how often it is in the network
+  table: str
+  name: str
+  dtype: str
+  batch: int
+  channels: int
+  size: int
+  filters: int
+  kernel: int
+  stride: int
+  epilogue: str
+  group: int = 1
+  count: int = 1  # how often it is in the network
 
-    @property
-    def pad(self) -> int:
-        return (self.kernel - 1) // 2
+  @property
+  def pad(self) -> int:
+    return (self.kernel - 1) // 2
 
-    @property
-    def out(self) -> int:
-        return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
+  @property
+  def out(self) -> int:
+    return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
 
-    @property
-    def channels_last(self) -> bool:
-        return self.dtype == "float16"
+  @property
+  def channels_last(self) -> bool:
+    return self.dtype == "float16"
 
-    def image(self, channels: int, size: int) -> tuple[int, ...]:
-        """The shape of an activation, as it lies in memory."""
-        if self.channels_last:
-            return (self.batch, size, size, channels)
-        return (self.batch, channels, size, size)
+  def image(self, channels: int, size: int) -> tuple[int, ...]:
+    """The shape of an activation, as it lies in memory."""
+    if self.channels_last:
+      return (self.batch, size, size, channels)
+    return (self.batch, channels, size, size)
 
-    def draw(self, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Random device arrays x and z, and host arrays w and b, of each step."""
-        import cupy
+  def draw(self, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Random device arrays x and z, and host arrays w and b, of each step."""
+    import cupy
 
-        rng = np.random.default_rng(self.channels + self.size)
-        numpy = DTYPES[self.dtype][1]
-        inside = self.channels // self.group
-        shape = (self.filters, self.kernel, self.kernel, inside)
-        scale = 1 / np.sqrt(inside * self.kernel**2)
-        feeds, weights = [], []
-        for _ in range(steps):
-            images = {"x": self.image(self.channels, self.size)}
-            if "z" in EPILOGUES[self.epilogue][1]:
-                images["z"] = self.image(self.filters, self.out)
-            feeds.append({k: cupy.random.standard_normal(s, np.float32).astype(numpy) for k, s in images.items()})
-            w = (rng.standard_normal(shape, np.float32) * scale).astype(numpy)
-            if not self.channels_last:
-                w = np.ascontiguousarray(w.transpose(0, 3, 1, 2))
-            weights.append({"w": w, "b": rng.standard_normal(self.filters, np.float32).astype(numpy)})
-        cupy.cuda.Device().synchronize()
-        return feeds, weights
+    rng = np.random.default_rng(self.channels + self.size)
+    numpy = DTYPES[self.dtype][1]
+    inside = self.channels // self.group
+    shape = (self.filters, self.kernel, self.kernel, inside)
+    scale = 1 / np.sqrt(inside * self.kernel**2)
+    feeds, weights = [], []
+    for _ in range(steps):
+      images = {"x": self.image(self.channels, self.size)}
+      if "z" in EPILOGUES[self.epilogue][1]:
+        images["z"] = self.image(self.filters, self.out)
+      feeds.append({k: cupy.random.standard_normal(s, np.float32).astype(numpy) for k, s in images.items()})
+      w = (rng.standard_normal(shape, np.float32) * scale).astype(numpy)
+      if not self.channels_last:
+        w = np.ascontiguousarray(w.transpose(0, 3, 1, 2))
+      weights.append({"w": w, "b": rng.standard_normal(self.filters, np.float32).astype(numpy)})
+    cupy.cuda.Device().synchronize()
+    return feeds, weights
 
-    def model(self, count: int, weights: Sequence[dict[str, Any]], *, algorithm: str | None) -> bytes:
-        """A model of `count` steps that share nothing. `algorithm` None: ONNX's own operators."""
-        kind = DTYPES[self.dtype][0]
-        program, operands = EPILOGUES[self.epilogue]
-        bias_shape = (-1,) if self.channels_last else (-1, 1, 1)
-        nodes, inputs, outputs, constants = [], [], [], []
-        window = {
-            "kernel_shape": [self.kernel] * 2,
-            "pads": [self.pad] * 4,
-            "strides": [self.stride] * 2,
-            "group": self.group,
+  def model(self, count: int, weights: Sequence[dict[str, Any]], *, algorithm: str | None) -> bytes:
+    """A model of `count` steps that share nothing. `algorithm` None: ONNX's own operators."""
+    kind = DTYPES[self.dtype][0]
+    program, operands = EPILOGUES[self.epilogue]
+    bias_shape = (-1,) if self.channels_last else (-1, 1, 1)
+    nodes, inputs, outputs, constants = [], [], [], []
+    window = {
+      "kernel_shape": [self.kernel] * 2,
+      "pads": [self.pad] * 4,
+      "strides": [self.stride] * 2,
+      "group": self.group,
+    }
+    for step in range(count):
+      inputs.append(helper.make_tensor_value_info(f"x{step}", kind, self.image(self.channels, self.size)))
+      shape = self.image(self.filters, self.out)
+      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, shape))
+      if "z" in operands:
+        inputs.append(helper.make_tensor_value_info(f"z{step}", kind, shape))
+      constants.append(numpy_helper.from_array(weights[step]["w"], f"w{step}"))
+      bias = weights[step]["b"]
+      names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in operands)]
+      if algorithm is not None:
+        if operands:
+          constants.append(numpy_helper.from_array(bias.reshape(bias_shape), f"b{step}"))
+        attributes = {
+          **window,
+          "layout": "NHWC" if self.channels_last else "NCHW",
+          "algorithm": algorithm,
+          "program": program.replace("T ", f"{self.dtype} "),
         }
-        for step in range(count):
-            inputs.append(helper.make_tensor_value_info(f"x{step}", kind, self.image(self.channels, self.size)))
-            shape = self.image(self.filters, self.out)
-            outputs.append(helper.make_tensor_value_info(f"y{step}", kind, shape))
-            if "z" in operands:
-                inputs.append(helper.make_tensor_value_info(f"z{step}", kind, shape))
-            constants.append(numpy_helper.from_array(weights[step]["w"], f"w{step}"))
-            bias = weights[step]["b"]
-            names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in operands)]
-            if algorithm is not None:
-                if operands:
-                    constants.append(numpy_helper.from_array(bias.reshape(bias_shape), f"b{step}"))
-                attributes = {
-                    **window,
-                    "layout": "NHWC" if self.channels_last else "NCHW",
-                    "algorithm": algorithm,
-                    "program": program.replace("T ", f"{self.dtype} "),
-                }
-                nodes.append(
-                    helper.make_node("FusedConv", names, [f"y{step}"], f"conv{step}", domain="ortplugin", **attributes)
-                )
-                continue
-            if self.epilogue not in ("", "bias, Relu"):
-                raise ValueError(self.epilogue)
-            result = f"c{step}" if operands else f"y{step}"
-            if operands:
-                constants.append(numpy_helper.from_array(bias, f"b{step}"))
-                nodes.append(helper.make_node("Relu", [result], [f"y{step}"]))
-            nodes.insert(
-                len(nodes) - bool(operands), helper.make_node("Conv", names, [result], f"conv{step}", **window)
-            )
-        graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        return made.SerializeToString()
+        nodes.append(
+          helper.make_node("FusedConv", names, [f"y{step}"], f"conv{step}", domain="ortplugin", **attributes)
+        )
+        continue
+      if self.epilogue not in ("", "bias, Relu"):
+        raise ValueError(self.epilogue)
+      result = f"c{step}" if operands else f"y{step}"
+      if operands:
+        constants.append(numpy_helper.from_array(bias, f"b{step}"))
+        nodes.append(helper.make_node("Relu", [result], [f"y{step}"]))
+      nodes.insert(len(nodes) - bool(operands), helper.make_node("Conv", names, [result], f"conv{step}", **window))
+    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made.SerializeToString()
 
-    def expect(self, feed: dict[str, Any], weights: dict[str, Any]) -> Any:
-        """The result of a step in float32, from the CPU, as it would lie on the device."""
-        import cupy
-        import onnxruntime
+  def expect(self, feed: dict[str, Any], weights: dict[str, Any]) -> Any:
+    """The result of a step in float32, from the CPU, as it would lie on the device."""
+    import cupy
+    import onnxruntime
 
-        first = (lambda a: a.transpose(0, 3, 1, 2)) if self.channels_last else (lambda a: a)
-        x, w = (np.ascontiguousarray(first(a).astype(np.float32)) for a in (cupy.asnumpy(feed["x"]), weights["w"]))
-        node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[self.kernel] * 2, pads=[self.pad] * 4,
-                                strides=[self.stride] * 2, group=self.group)  # fmt: skip
-        values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xwy"]
-        graph = helper.make_graph([node], "g", values[:2], values[2:])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        y = session.run(None, {"x": x, "w": w})[0]
-        if self.channels_last:
-            y = np.ascontiguousarray(y.transpose(0, 2, 3, 1))
-        bias = weights["b"].astype(np.float32)
-        if "bias" in self.epilogue:
-            y = y + (bias if self.channels_last else bias[:, None, None])
-        if "residual" in self.epilogue:
-            y = y + cupy.asnumpy(feed["z"]).astype(np.float32)
-        if "Relu" in self.epilogue:
-            y = np.maximum(y, 0)
-        if "HardSwish" in self.epilogue:
-            y = y * np.clip(y / 6 + 0.5, 0, 1)
-        if "SiLU" in self.epilogue:
-            y = y / (1 + np.exp(-y))
-        return y
+    first = (lambda a: a.transpose(0, 3, 1, 2)) if self.channels_last else (lambda a: a)
+    x, w = (np.ascontiguousarray(first(a).astype(np.float32)) for a in (cupy.asnumpy(feed["x"]), weights["w"]))
+    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[self.kernel] * 2, pads=[self.pad] * 4,
+                            strides=[self.stride] * 2, group=self.group)  # fmt: skip
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xwy"]
+    graph = helper.make_graph([node], "g", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    y = session.run(None, {"x": x, "w": w})[0]
+    if self.channels_last:
+      y = np.ascontiguousarray(y.transpose(0, 2, 3, 1))
+    bias = weights["b"].astype(np.float32)
+    if "bias" in self.epilogue:
+      y = y + (bias if self.channels_last else bias[:, None, None])
+    if "residual" in self.epilogue:
+      y = y + cupy.asnumpy(feed["z"]).astype(np.float32)
+    if "Relu" in self.epilogue:
+      y = np.maximum(y, 0)
+    if "HardSwish" in self.epilogue:
+      y = y * np.clip(y / 6 + 0.5, 0, 1)
+    if "SiLU" in self.epilogue:
+      y = y / (1 + np.exp(-y))
+    return y
 
-    def check(self, name: str, result: Any, expected: Any) -> None:
-        """Ends the program where a result is off by more than roundings to its dtype explain; TF32 would be."""
-        import cupy
+  def check(self, name: str, result: Any, expected: Any) -> None:
+    """Ends the program where a result is off by more than roundings to its dtype explain; TF32 would be."""
+    import cupy
 
-        found = cupy.asnumpy(cupy.asarray(result)).astype(np.float32)
-        if name.startswith("torch") and self.channels_last:
-            found = found.transpose(0, 2, 3, 1)
-        error = float(np.abs(found - expected).max() / np.abs(expected).max())
-        bound = 4e-3 if self.dtype == "float16" else 2e-5
-        if found.shape != expected.shape or not error < bound:
-            raise SystemExit(f"{self.name}, {self.epilogue}: {name} is off by {error:.1e}")
+    found = cupy.asnumpy(cupy.asarray(result)).astype(np.float32)
+    if name.startswith("torch") and self.channels_last:
+      found = found.transpose(0, 2, 3, 1)
+    error = float(np.abs(found - expected).max() / np.abs(expected).max())
+    bound = 4e-3 if self.dtype == "float16" else 2e-5
+    if found.shape != expected.shape or not error < bound:
+      raise SystemExit(f"{self.name}, {self.epilogue}: {name} is off by {error:.1e}")
 
 
 def resnet50(table: str, batch: int) -> list[Case]:
-    """The 53 convolutions, those that are equal once, with what follows them."""
-    found: dict[Case, int] = {}
+  """The 53 convolutions, those that are equal once, with what follows them."""
+  found: dict[Case, int] = {}
 
-    def add(channels: int, size: int, filters: int, kernel: int, stride: int, epilogue: str) -> None:
-        name = f"{channels}x{size}x{size} to {filters}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
-        case = Case(table, name, "float16", batch, channels, size, filters, kernel, stride, epilogue)
-        found[case] = found.get(case, 0) + 1
+  def add(channels: int, size: int, filters: int, kernel: int, stride: int, epilogue: str) -> None:
+    name = f"{channels}x{size}x{size} to {filters}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
+    case = Case(table, name, "float16", batch, channels, size, filters, kernel, stride, epilogue)
+    found[case] = found.get(case, 0) + 1
 
-    add(3, 224, 64, 7, 2, "bias, Relu")
-    channels, size = 64, 56
-    for width, blocks, first in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            stride = first if block == 0 else 1
-            add(channels, size, width, 1, 1, "bias, Relu")
-            add(width, size, width, 3, stride, "bias, Relu")
-            if block == 0:
-                add(channels, size, 4 * width, 1, stride, "bias")
-            size //= stride
-            add(width, size, 4 * width, 1, 1, "bias, residual, Relu")
-            channels = 4 * width
-    return [replace(case, count=count) for case, count in found.items()]
+  add(3, 224, 64, 7, 2, "bias, Relu")
+  channels, size = 64, 56
+  for width, blocks, first in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    for block in range(blocks):
+      stride = first if block == 0 else 1
+      add(channels, size, width, 1, 1, "bias, Relu")
+      add(width, size, width, 3, stride, "bias, Relu")
+      if block == 0:
+        add(channels, size, 4 * width, 1, stride, "bias")
+      size //= stride
+      add(width, size, 4 * width, 1, 1, "bias, residual, Relu")
+      channels = 4 * width
+  return [replace(case, count=count) for case, count in found.items()]
 
 
 def cases() -> list[Case]:
-    """Every row of the tables."""
-    made = []
-    for batch in (100, 1000):
-        for channels, size, filters in ((1, 28, 16), (16, 14, 32), (32, 7, 32)):
-            name = f"{channels} to {filters}, {size}x{size}, batch {batch}"
-            made.append(Case("few", name, "float", batch, channels, size, filters, 3, 1, "bias, Relu"))
-    made += resnet50("resnet", 8) + resnet50("small", 1)
-    # MobileNet-v3, EfficientNet-B0 and ConvNeXt-tiny: depthwise; ResNet's and EfficientNet's stems.
-    for channels, size, kernel, stride, epilogue in (
-        (16, 112, 3, 1, "bias, Relu"),
-        (64, 112, 3, 2, "bias, Relu"),
-        (96, 112, 3, 2, "bias, SiLU"),
-        (144, 56, 5, 2, "bias, SiLU"),
-        (240, 28, 3, 2, "bias, HardSwish"),
-        (480, 14, 5, 1, "bias, SiLU"),
-        (672, 14, 5, 1, "bias, HardSwish"),
-        (1152, 7, 3, 1, "bias, SiLU"),
-        (96, 56, 7, 1, "bias"),
-        (384, 14, 7, 1, "bias"),
-    ):
-        name = f"depthwise {channels}x{size}x{size}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
-        made.append(Case("own", name, "float16", 8, channels, size, channels, kernel, stride, epilogue, channels))
-    for filters, kernel, epilogue in ((64, 7, "bias, Relu"), (32, 3, "bias, SiLU"), (16, 3, "bias, HardSwish")):
-        name = f"stem 3x224x224 to {filters}, {kernel}x{kernel} / 2"
-        made.append(Case("own", name, "float16", 8, 3, 224, filters, kernel, 2, epilogue))
-    return made
+  """Every row of the tables."""
+  made = []
+  for batch in (100, 1000):
+    for channels, size, filters in ((1, 28, 16), (16, 14, 32), (32, 7, 32)):
+      name = f"{channels} to {filters}, {size}x{size}, batch {batch}"
+      made.append(Case("few", name, "float", batch, channels, size, filters, 3, 1, "bias, Relu"))
+  made += resnet50("resnet", 8) + resnet50("small", 1)
+  # MobileNet-v3, EfficientNet-B0 and ConvNeXt-tiny: depthwise; ResNet's and EfficientNet's stems.
+  for channels, size, kernel, stride, epilogue in (
+    (16, 112, 3, 1, "bias, Relu"),
+    (64, 112, 3, 2, "bias, Relu"),
+    (96, 112, 3, 2, "bias, SiLU"),
+    (144, 56, 5, 2, "bias, SiLU"),
+    (240, 28, 3, 2, "bias, HardSwish"),
+    (480, 14, 5, 1, "bias, SiLU"),
+    (672, 14, 5, 1, "bias, HardSwish"),
+    (1152, 7, 3, 1, "bias, SiLU"),
+    (96, 56, 7, 1, "bias"),
+    (384, 14, 7, 1, "bias"),
+  ):
+    name = f"depthwise {channels}x{size}x{size}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
+    made.append(Case("own", name, "float16", 8, channels, size, channels, kernel, stride, epilogue, channels))
+  for filters, kernel, epilogue in ((64, 7, "bias, Relu"), (32, 3, "bias, SiLU"), (16, 3, "bias, HardSwish")):
+    name = f"stem 3x224x224 to {filters}, {kernel}x{kernel} / 2"
+    made.append(Case("own", name, "float16", 8, 3, 224, filters, kernel, 2, epilogue))
+  return made
 
 
 def torch_step(case: Case) -> Callable[..., Any]:
-    """What PyTorch does for the case."""
-    import torch
-    from torch.nn import functional
+  """What PyTorch does for the case."""
+  import torch
+  from torch.nn import functional
 
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False
+  torch.backends.cudnn.benchmark = True
+  torch.backends.cudnn.allow_tf32 = False
 
-    def step(x: Any, w: Any, b: Any, z: Any = None) -> Any:
-        y = functional.conv2d(x, w, b if case.epilogue else None, case.stride, case.pad, 1, case.group)
-        if z is not None:
-            y = y + z
-        if "Relu" in case.epilogue:
-            y = functional.relu(y)
-        if "HardSwish" in case.epilogue:
-            y = functional.hardswish(y)
-        if "SiLU" in case.epilogue:
-            y = functional.silu(y)
-        return y
+  def step(x: Any, w: Any, b: Any, z: Any = None) -> Any:
+    y = functional.conv2d(x, w, b if case.epilogue else None, case.stride, case.pad, 1, case.group)
+    if z is not None:
+      y = y + z
+    if "Relu" in case.epilogue:
+      y = functional.relu(y)
+    if "HardSwish" in case.epilogue:
+      y = functional.hardswish(y)
+    if "SiLU" in case.epilogue:
+      y = functional.silu(y)
+    return y
 
-    return step
+  return step
 
 
 def torch_tensors(
-    case: Case, feeds: Sequence[dict[str, Any]], weights: Sequence[dict[str, Any]]
+  case: Case, feeds: Sequence[dict[str, Any]], weights: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The same arrays as PyTorch takes them: channels first by name, in memory as ours."""
-    import torch
+  """The same arrays as PyTorch takes them: channels first by name, in memory as ours."""
+  import torch
 
-    made = []
-    for feed, weight in zip(feeds, weights, strict=True):
-        tensors = {name: torch.from_dlpack(array) for name, array in feed.items()}
-        tensors["w"] = torch.from_numpy(weight["w"]).cuda()
-        if case.channels_last:
-            tensors = {name: tensor.permute(0, 3, 1, 2) for name, tensor in tensors.items()}
-        tensors["b"] = torch.from_numpy(weight["b"]).cuda()
-        made.append(tensors)
-    return made
+  made = []
+  for feed, weight in zip(feeds, weights, strict=True):
+    tensors = {name: torch.from_dlpack(array) for name, array in feed.items()}
+    tensors["w"] = torch.from_numpy(weight["w"]).cuda()
+    if case.channels_last:
+      tensors = {name: tensor.permute(0, 3, 1, 2) for name, tensor in tensors.items()}
+    tensors["b"] = torch.from_numpy(weight["b"]).cuda()
+    made.append(tensors)
+  return made
 
 
 def variants(case: Case, weights: Sequence[dict[str, Any]]) -> list[str]:
-    """The algorithms that --tune would time for the node."""
-    from ortplugin.graph.shapes import TensorType
-    from ortplugin.ops import find
+  """The algorithms that --tune would time for the node."""
+  from ortplugin.graph.shapes import TensorType
+  from ortplugin.ops import find
 
-    model = onnx.load_from_string(case.model(1, weights, algorithm="auto"))
-    node = model.graph.node[0]
-    numpy = np.dtype(DTYPES[case.dtype][1])
-    shapes = {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in model.graph.input}
-    shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-    constant = [any(name == tensor.name for tensor in model.graph.initializer) for name in node.input]
-    operator = find("ortplugin", "FusedConv")
-    assert operator is not None
-    listed = operator.device_variants(node, [TensorType(numpy, shapes[name]) for name in node.input], constant)
-    return [str(each["algorithm"]) for each in listed]
+  model = onnx.load_from_string(case.model(1, weights, algorithm="auto"))
+  node = model.graph.node[0]
+  numpy = np.dtype(DTYPES[case.dtype][1])
+  shapes = {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in model.graph.input}
+  shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+  constant = [any(name == tensor.name for tensor in model.graph.initializer) for name in node.input]
+  operator = find("ortplugin", "FusedConv")
+  assert operator is not None
+  listed = operator.device_variants(node, [TensorType(numpy, shapes[name]) for name in node.input], constant)
+  return [str(each["algorithm"]) for each in listed]
 
 
 def measure(case: Case, tuned: int) -> dict[str, Any]:
-    """One row: microseconds of each contender. `tuned`: how many algorithms are tried for the last column."""
-    feeds, weights = case.draw(STEPS)
-    bare = replace(case, epilogue="")
-    bare_feeds = [{"x": feed["x"]} for feed in feeds]
-    contenders, checks = {}, []
+  """One row: microseconds of each contender. `tuned`: how many algorithms are tried for the last column."""
+  feeds, weights = case.draw(STEPS)
+  bare = replace(case, epilogue="")
+  bare_feeds = [{"x": feed["x"]} for feed in feeds]
+  contenders, checks = {}, []
 
-    def ours(name: str, measured: Case, algorithm: str | None) -> None:
-        given = feeds if measured is case else bare_feeds
-        contenders[name], result = timing.session_steps(
-            lambda count: measured.model(count, weights, algorithm=algorithm),
-            given,
-            plugin=algorithm is not None,
-            provider_options={"use_tf32": "0"},
-        )
-        checks.append((name, measured, result))
+  def ours(name: str, measured: Case, algorithm: str | None) -> None:
+    given = feeds if measured is case else bare_feeds
+    contenders[name], result = timing.session_steps(
+      lambda count: measured.model(count, weights, algorithm=algorithm),
+      given,
+      plugin=algorithm is not None,
+      provider_options={"use_tf32": "0"},
+    )
+    checks.append((name, measured, result))
 
-    if case.table == "few":
-        for algorithm in ("own", "fused"):
-            ours(f"{algorithm} bare", bare, algorithm)
-            ours(algorithm, case, algorithm)
-        ours("ort", case, None)
-    elif case.table == "own":
-        ours("own", case, "own")
-        ours("fused", case, "fused")
-    elif case.table == "small":
-        ours("cudnn", case, "fused")
-        ours("fused", case, "auto")
-    else:
-        ours("bare", bare, "auto")
-        ours("fused", case, "auto")
-    tried = []
-    if tuned and case.table == "resnet":
-        for algorithm in variants(case, weights)[:tuned]:
-            tried.append(f"tuned {algorithm}")
-            ours(tried[-1], case, algorithm)
-    try:
-        import torch
-    except ImportError:
-        torch = None
-    if torch is not None:
-        torch.cuda.empty_cache()
-        tensors = torch_tensors(case, feeds, weights)
-        contenders["torch"], result = timing.torch_steps(torch_step(case), tensors)
-        checks.append(("torch", case, result))
-        without = [{name: tensor for name, tensor in each.items() if name != "z"} for each in tensors]
-        contenders["torch bare"], result = timing.torch_steps(torch_step(bare), without)
-        checks.append(("torch bare", bare, result))
-    times = timing.microseconds(contenders, STEPS, ROUNDS)
-    expected = {measured.epilogue: measured.expect(feeds[0], weights[0]) for measured in (bare, case)}
-    for name, measured, result in checks:
-        measured.check(name, result, expected[measured.epilogue])
-    best = min(["fused", *tried], key=lambda name: times[name])
-    row = {
-        "case": case.name,
-        "epilogue": case.epilogue,
-        "count": case.count,
-        "microseconds": {name: value for name, value in times.items() if not name.startswith("tuned ")},
-    }
-    if tried:
-        row["microseconds"]["tuned"] = times[best]
-        row["algorithm"] = best.removeprefix("tuned ") if best != "fused" else "auto"
-        row["tried"] = {name.removeprefix("tuned "): times[name] for name in tried}
-    return row
+  if case.table == "few":
+    for algorithm in ("own", "fused"):
+      ours(f"{algorithm} bare", bare, algorithm)
+      ours(algorithm, case, algorithm)
+    ours("ort", case, None)
+  elif case.table == "own":
+    ours("own", case, "own")
+    ours("fused", case, "fused")
+  elif case.table == "small":
+    ours("cudnn", case, "fused")
+    ours("fused", case, "auto")
+  else:
+    ours("bare", bare, "auto")
+    ours("fused", case, "auto")
+  tried = []
+  if tuned and case.table == "resnet":
+    for algorithm in variants(case, weights)[:tuned]:
+      tried.append(f"tuned {algorithm}")
+      ours(tried[-1], case, algorithm)
+  try:
+    import torch
+  except ImportError:
+    torch = None
+  if torch is not None:
+    torch.cuda.empty_cache()
+    tensors = torch_tensors(case, feeds, weights)
+    contenders["torch"], result = timing.torch_steps(torch_step(case), tensors)
+    checks.append(("torch", case, result))
+    without = [{name: tensor for name, tensor in each.items() if name != "z"} for each in tensors]
+    contenders["torch bare"], result = timing.torch_steps(torch_step(bare), without)
+    checks.append(("torch bare", bare, result))
+  times = timing.microseconds(contenders, STEPS, ROUNDS)
+  expected = {measured.epilogue: measured.expect(feeds[0], weights[0]) for measured in (bare, case)}
+  for name, measured, result in checks:
+    measured.check(name, result, expected[measured.epilogue])
+  best = min(["fused", *tried], key=lambda name: times[name])
+  row = {
+    "case": case.name,
+    "epilogue": case.epilogue,
+    "count": case.count,
+    "microseconds": {name: value for name, value in times.items() if not name.startswith("tuned ")},
+  }
+  if tried:
+    row["microseconds"]["tuned"] = times[best]
+    row["algorithm"] = best.removeprefix("tuned ") if best != "fused" else "auto"
+    row["tried"] = {name.removeprefix("tuned "): times[name] for name in tried}
+  return row
 
 
 def cudnn_version() -> str:
-    """ "cuDNN 9.19.0", of the library that the session has loaded."""
-    number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
-    return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
+  """ "cuDNN 9.19.0", of the library that the session has loaded."""
+  number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
+  return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def measure_table(name: str, tuned: int, commit: str) -> dict[str, Any]:
-    """The rows of a table, and where they were measured."""
+  """The rows of a table, and where they were measured."""
 
-    rows = []
-    for case in cases():
-        if case.table != name:
-            continue
-        rows.append(measure(case, tuned))
-        timing.free_memory()
-        shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1]["microseconds"].items())
-        print(f"{case.name} ({case.epilogue}): {shown} {rows[-1].get('algorithm', '')}", flush=True)
-    return {"environment": {**timing.environment(commit), "cudnn": cudnn_version()}, "rows": rows}
+  rows = []
+  for case in cases():
+    if case.table != name:
+      continue
+    rows.append(measure(case, tuned))
+    timing.free_memory()
+    shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1]["microseconds"].items())
+    print(f"{case.name} ({case.epilogue}): {shown} {rows[-1].get('algorithm', '')}", flush=True)
+  return {"environment": {**timing.environment(commit), "cudnn": cudnn_version()}, "rows": rows}
 
 
 COLUMNS = {
-    "few": {
-        "ort": "ORT's operators",
-        "torch bare": "torch, bare",
-        "torch": "torch, bias, Relu",
-        "fused bare": "cuDNN, bare",
-        "fused": "**cuDNN, fused**",
-        "own bare": "our kernel, bare",
-        "own": "**our kernel, fused**",
-    },
-    "resnet": {
-        "torch bare": "torch, bare",
-        "torch": "torch, all",
-        "bare": "bare",
-        "fused": "**fused**",
-        "tuned": "**fused, tuned**",
-    },
-    "small": {"torch bare": "torch, bare", "torch": "torch, all", "cudnn": "cuDNN", "fused": "**ours**"},
-    "own": {"torch": "torch", "fused": "cuDNN, fused", "own": "**our kernel**"},
+  "few": {
+    "ort": "ORT's operators",
+    "torch bare": "torch, bare",
+    "torch": "torch, bias, Relu",
+    "fused bare": "cuDNN, bare",
+    "fused": "**cuDNN, fused**",
+    "own bare": "our kernel, bare",
+    "own": "**our kernel, fused**",
+  },
+  "resnet": {
+    "torch bare": "torch, bare",
+    "torch": "torch, all",
+    "bare": "bare",
+    "fused": "**fused**",
+    "tuned": "**fused, tuned**",
+  },
+  "small": {"torch bare": "torch, bare", "torch": "torch, all", "cudnn": "cuDNN", "fused": "**ours**"},
+  "own": {"torch": "torch", "fused": "cuDNN, fused", "own": "**our kernel**"},
 }
 
 
 def table(record: dict[str, Any], name: str) -> str:
-    """One table of the record, in Markdown."""
-    rows = record.get(name, {}).get("rows")
-    if not rows:
-        return ""
-    columns = {key: title for key, title in COLUMNS[name].items() if key in rows[0]["microseconds"]}
-    lines = [
-        "| convolution | after it | times | " + " | ".join(columns.values()) + " |",
-        "|---|---|---:|" + "---:|" * len(columns),
-    ]
-    for row in rows:
-        cells = " | ".join(f"{row['microseconds'][key]:.1f}" for key in columns)
-        lines.append(f"| {row['case']} | {row['epilogue']} | {row['count']} | {cells} |")
-    if name in ("resnet", "small"):
-        total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in columns}
-        cells = " | ".join(f"{value:.0f}" for value in total.values())
-        lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")
-    unit, libraries = "Microseconds of one, medians", "cudnn onnxruntime torch"
-    lines += ["", timing.footer("conv", unit, record[name]["environment"], libraries=libraries)]
-    return "\n".join(lines)
+  """One table of the record, in Markdown."""
+  rows = record.get(name, {}).get("rows")
+  if not rows:
+    return ""
+  columns = {key: title for key, title in COLUMNS[name].items() if key in rows[0]["microseconds"]}
+  lines = [
+    "| convolution | after it | times | " + " | ".join(columns.values()) + " |",
+    "|---|---|---:|" + "---:|" * len(columns),
+  ]
+  for row in rows:
+    cells = " | ".join(f"{row['microseconds'][key]:.1f}" for key in columns)
+    lines.append(f"| {row['case']} | {row['epilogue']} | {row['count']} | {cells} |")
+  if name in ("resnet", "small"):
+    total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in columns}
+    cells = " | ".join(f"{value:.0f}" for value in total.values())
+    lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")
+  unit, libraries = "Microseconds of one, medians", "cudnn onnxruntime torch"
+  lines += ["", timing.footer("conv", unit, record[name]["environment"], libraries=libraries)]
+  return "\n".join(lines)
 
 
 def main() -> None:
-    tables = list(COLUMNS)
-    options = {
-        "--only": {"nargs": "+", "default": tables, "choices": tables, "help": "tables"},
-        "--tuned": {"type": int, "default": 12, "help": "algorithms to try for each convolution of ResNet-50"},
-    }
-    args = timing.arguments(__doc__, options)
-    path = args.source or args.out / "conv.json.xz"
-    record: dict[str, Any] = timing.read(path) if path.exists() else {}
-    for name in () if args.source else args.only:
-        record[name] = measure_table(name, args.tuned, args.commit)
-        timing.write("conv", record, args.out, columns=True)
-    for name in COLUMNS:
-        print(table(record, name))
-        if args.readme and table(record, name):
-            timing.fill_readme(f"conv-{name}", table(record, name))
+  tables = list(COLUMNS)
+  options = {
+    "--only": {"nargs": "+", "default": tables, "choices": tables, "help": "tables"},
+    "--tuned": {"type": int, "default": 12, "help": "algorithms to try for each convolution of ResNet-50"},
+  }
+  args = timing.arguments(__doc__, options)
+  path = args.source or args.out / "conv.json.xz"
+  record: dict[str, Any] = timing.read(path) if path.exists() else {}
+  for name in () if args.source else args.only:
+    record[name] = measure_table(name, args.tuned, args.commit)
+    timing.write("conv", record, args.out, columns=True)
+  for name in COLUMNS:
+    print(table(record, name))
+    if args.readme and table(record, name):
+      timing.fill_readme(f"conv-{name}", table(record, name))
 
 
 if __name__ == "__main__":
-    main()
+  main()

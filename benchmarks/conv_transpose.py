@@ -55,310 +55,310 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One layer. `channels`, `size`: of the result."""
+  """One layer. `channels`, `size`: of the result."""
 
-    batch: int
-    channels: int
-    size: int
-    given: int
-    kernel: int
-    stride: int
+  batch: int
+  channels: int
+  size: int
+  given: int
+  kernel: int
+  stride: int
 
-    @property
-    def name(self) -> str:
-        stride = f" / {self.stride}" if self.stride > 1 else ""
-        return f"{self.given} to {self.channels}x{self.size}x{self.size}, {self.kernel}x{self.kernel}{stride}"
+  @property
+  def name(self) -> str:
+    stride = f" / {self.stride}" if self.stride > 1 else ""
+    return f"{self.given} to {self.channels}x{self.size}x{self.size}, {self.kernel}x{self.kernel}{stride}"
 
-    @property
-    def pad(self) -> int:
-        return self.kernel // 2
+  @property
+  def pad(self) -> int:
+    return self.kernel // 2
 
-    @property
-    def small(self) -> int:
-        return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
+  @property
+  def small(self) -> int:
+    return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
 
-    @property
-    def steps(self) -> int:
-        """So many that caches hold no step's tensors until the next, and memory is enough."""
-        return 9 if self.batch < 64 else 5
+  @property
+  def steps(self) -> int:
+    """So many that caches hold no step's tensors until the next, and memory is enough."""
+    return 9 if self.batch < 64 else 5
 
-    def weights(self) -> dict[str, Any]:
-        """Host arrays w and b of the first step, as ONNX has them."""
-        rng = np.random.default_rng(self.channels + self.size)
-        scale = 1 / math.sqrt(self.given * self.kernel**2 / self.stride**2)
-        w = rng.standard_normal((self.given, self.channels, self.kernel, self.kernel), np.float32) * scale
-        return {"w": w.astype(np.float16), "b": rng.standard_normal(self.channels, np.float32).astype(np.float16)}
+  def weights(self) -> dict[str, Any]:
+    """Host arrays w and b of the first step, as ONNX has them."""
+    rng = np.random.default_rng(self.channels + self.size)
+    scale = 1 / math.sqrt(self.given * self.kernel**2 / self.stride**2)
+    w = rng.standard_normal((self.given, self.channels, self.kernel, self.kernel), np.float32) * scale
+    return {"w": w.astype(np.float16), "b": rng.standard_normal(self.channels, np.float32).astype(np.float16)}
 
-    def feeds(self) -> list[dict[str, Any]]:
-        """Device arrays x of each step."""
-        import cupy
+  def feeds(self) -> list[dict[str, Any]]:
+    """Device arrays x of each step."""
+    import cupy
 
-        feeds = []
-        for _ in range(self.steps):
-            x = cupy.random.standard_normal((self.batch, self.small, self.small, self.given), np.float32)
-            feeds.append({"x": x.astype(np.float16)})
-        cupy.cuda.Device().synchronize()
-        return feeds
+    feeds = []
+    for _ in range(self.steps):
+      x = cupy.random.standard_normal((self.batch, self.small, self.small, self.given), np.float32)
+      feeds.append({"x": x.astype(np.float16)})
+    cupy.cuda.Device().synchronize()
+    return feeds
 
-    def tensors(self, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """PyTorch's x (those of the feeds), w and b of each step, channels last."""
-        import torch
+  def tensors(self, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """PyTorch's x (those of the feeds), w and b of each step, channels last."""
+    import torch
 
-        weights = self.weights()
-        w, tensors = torch.from_numpy(weights["w"]).cuda(), []
-        for step, feed in enumerate(feeds):
-            x = torch.from_dlpack(feed["x"]).permute(0, 3, 1, 2)
-            moved = torch.roll(w, step).contiguous(memory_format=torch.channels_last)
-            tensors.append({"x": x, "w": moved, "b": torch.from_numpy(weights["b"]).cuda()})
-        return tensors
+    weights = self.weights()
+    w, tensors = torch.from_numpy(weights["w"]).cuda(), []
+    for step, feed in enumerate(feeds):
+      x = torch.from_dlpack(feed["x"]).permute(0, 3, 1, 2)
+      moved = torch.roll(w, step).contiguous(memory_format=torch.channels_last)
+      tensors.append({"x": x, "w": moved, "b": torch.from_numpy(weights["b"]).cuda()})
+    return tensors
 
-    def alone(self, x: Any, w: Any, b: Any) -> Any:
-        """PyTorch's transposed convolution; b is not added."""
-        from torch.nn import functional
+  def alone(self, x: Any, w: Any, b: Any) -> Any:
+    """PyTorch's transposed convolution; b is not added."""
+    from torch.nn import functional
 
-        return functional.conv_transpose2d(x, w, None, self.stride, self.pad, self.stride - 1)
+    return functional.conv_transpose2d(x, w, None, self.stride, self.pad, self.stride - 1)
 
-    def followed(self, x: Any, w: Any, b: Any) -> Any:
-        """Relu of PyTorch's transposed convolution with bias."""
-        from torch.nn import functional
+  def followed(self, x: Any, w: Any, b: Any) -> Any:
+    """Relu of PyTorch's transposed convolution with bias."""
+    from torch.nn import functional
 
-        return functional.relu(functional.conv_transpose2d(x, w, b, self.stride, self.pad, self.stride - 1))
+    return functional.relu(functional.conv_transpose2d(x, w, b, self.stride, self.pad, self.stride - 1))
 
-    def value(self, name: str, size: int, channels: int) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT16, (self.batch, size, size, channels))
+  def value(self, name: str, size: int, channels: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT16, (self.batch, size, size, channels))
 
-    def optimized(self, weights: dict[str, Any], *, fused: bool) -> tuple[onnx.NodeProto, dict[str, Any]]:
-        """What the optimizer makes of the layer: one node, which reads x and makes y, and its constants."""
-        import ortplugin
+  def optimized(self, weights: dict[str, Any], *, fused: bool) -> tuple[onnx.NodeProto, dict[str, Any]]:
+    """What the optimizer makes of the layer: one node, which reads x and makes y, and its constants."""
+    import ortplugin
 
-        operands = ["w", "b"] if fused else ["w"]
-        window = {"pads": [self.pad] * 4, "strides": [self.stride] * 2, "output_padding": [self.stride - 1] * 2}
-        nodes = [helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]),
-                 helper.make_node("ConvTranspose", ["first", *operands], ["c"], "up", **window),
-                 *([helper.make_node("Relu", ["c"], ["r"])] if fused else []),
-                 helper.make_node("Transpose", ["r" if fused else "c"], ["y"], perm=[0, 2, 3, 1])]  # fmt: skip
-        given, made = self.value("x", self.small, self.given), self.value("y", self.size, self.channels)
-        constants = [numpy_helper.from_array(weights[name], name) for name in operands]
-        graph = helper.make_graph(nodes, "layer", [given], [made], constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-        result, _ = ortplugin.optimize(model)
-        (node,) = result.graph.node
-        return node, {each.name: numpy_helper.to_array(each) for each in result.graph.initializer}
+    operands = ["w", "b"] if fused else ["w"]
+    window = {"pads": [self.pad] * 4, "strides": [self.stride] * 2, "output_padding": [self.stride - 1] * 2}
+    nodes = [helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]),
+             helper.make_node("ConvTranspose", ["first", *operands], ["c"], "up", **window),
+             *([helper.make_node("Relu", ["c"], ["r"])] if fused else []),
+             helper.make_node("Transpose", ["r" if fused else "c"], ["y"], perm=[0, 2, 3, 1])]  # fmt: skip
+    given, made = self.value("x", self.small, self.given), self.value("y", self.size, self.channels)
+    constants = [numpy_helper.from_array(weights[name], name) for name in operands]
+    graph = helper.make_graph(nodes, "layer", [given], [made], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    result, _ = ortplugin.optimize(model)
+    (node,) = result.graph.node
+    return node, {each.name: numpy_helper.to_array(each) for each in result.graph.initializer}
 
-    def steps_model(self, count: int, node: onnx.NodeProto, constants: dict[str, Any], algorithm: str) -> bytes:
-        """A model of `count` steps that share nothing. Constants of the later ones are the first's, moved along."""
-        nodes, inputs, outputs, initializers = [], [], [], []
-        for step in range(count):
-            inputs.append(self.value(f"x{step}", self.small, self.given))
-            outputs.append(self.value(f"y{step}", self.size, self.channels))
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.name = f"{node.name}{step}"
-            copy.input[:] = [f"{name}{step}" for name in node.input]
-            copy.output[:] = [f"y{step}"]
-            if algorithm != "auto":
-                copy.attribute.append(helper.make_attribute("algorithm", algorithm))
-            nodes.append(copy)
-            for name, array in constants.items():
-                initializers.append(numpy_helper.from_array(np.roll(array, step), f"{name}{step}"))
-        graph = helper.make_graph(nodes, "steps", inputs, outputs, initializers)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        return made.SerializeToString()
+  def steps_model(self, count: int, node: onnx.NodeProto, constants: dict[str, Any], algorithm: str) -> bytes:
+    """A model of `count` steps that share nothing. Constants of the later ones are the first's, moved along."""
+    nodes, inputs, outputs, initializers = [], [], [], []
+    for step in range(count):
+      inputs.append(self.value(f"x{step}", self.small, self.given))
+      outputs.append(self.value(f"y{step}", self.size, self.channels))
+      copy = onnx.NodeProto()
+      copy.CopyFrom(node)
+      copy.name = f"{node.name}{step}"
+      copy.input[:] = [f"{name}{step}" for name in node.input]
+      copy.output[:] = [f"y{step}"]
+      if algorithm != "auto":
+        copy.attribute.append(helper.make_attribute("algorithm", algorithm))
+      nodes.append(copy)
+      for name, array in constants.items():
+        initializers.append(numpy_helper.from_array(np.roll(array, step), f"{name}{step}"))
+    graph = helper.make_graph(nodes, "steps", inputs, outputs, initializers)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made.SerializeToString()
 
 
 def variants(case: Case, node: onnx.NodeProto, constants: dict[str, Any]) -> list[str]:
-    """The algorithms that --tune would time for the node, the first of each kind before the second ones."""
-    from ortplugin.graph.shapes import TensorType
-    from ortplugin.ops import find
+  """The algorithms that --tune would time for the node, the first of each kind before the second ones."""
+  from ortplugin.graph.shapes import TensorType
+  from ortplugin.ops import find
 
-    operator = find(node.domain, node.op_type)
-    assert operator is not None
-    x = (case.batch, case.small, case.small, case.given)
-    types = [TensorType(np.dtype(np.float16), constants[name].shape if name in constants else x) for name in node.input]
-    listed = operator.device_variants(node, types, [name in constants for name in node.input])
-    kinds: dict[str, list[str]] = {}
-    for each in listed:
-        algorithm = str(each["algorithm"])
-        kinds.setdefault(algorithm.partition(":")[0], []).append(algorithm)
-    return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
+  operator = find(node.domain, node.op_type)
+  assert operator is not None
+  x = (case.batch, case.small, case.small, case.given)
+  types = [TensorType(np.dtype(np.float16), constants[name].shape if name in constants else x) for name in node.input]
+  listed = operator.device_variants(node, types, [name in constants for name in node.input])
+  kinds: dict[str, list[str]] = {}
+  for each in listed:
+    algorithm = str(each["algorithm"])
+    kinds.setdefault(algorithm.partition(":")[0], []).append(algorithm)
+  return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
 
 
 def ratios(case: Case, algorithm: str, place: int) -> list[float]:
-    """Our time over PyTorch's in each round, alone, with all tensors in other places than before."""
-    import cupy
-    import torch
+  """Our time over PyTorch's in each round, alone, with all tensors in other places than before."""
+  import cupy
+  import torch
 
-    gap = place * 99_000_000  # of which no tensor's size is a multiple
-    kept = cupy.empty(gap, np.uint8), torch.empty(gap, dtype=torch.uint8, device="cuda")
-    feeds = case.feeds()
-    node, constants = case.optimized(case.weights(), fused=False)
+  gap = place * 99_000_000  # of which no tensor's size is a multiple
+  kept = cupy.empty(gap, np.uint8), torch.empty(gap, dtype=torch.uint8, device="cuda")
+  feeds = case.feeds()
+  node, constants = case.optimized(case.weights(), fused=False)
 
-    def model(count: int) -> bytes:
-        return case.steps_model(count, node, constants, algorithm)
+  def model(count: int) -> bytes:
+    return case.steps_model(count, node, constants, algorithm)
 
-    contenders = {
-        "ours": timing.session_steps(model, feeds, plugin=True)[0],
-        "torch": timing.torch_steps(case.alone, case.tensors(feeds))[0],
-    }
-    rounds = timing.by_round(contenders, case.steps, ROUNDS)
-    del kept
-    return [ours / theirs for ours, theirs in zip(rounds["ours"], rounds["torch"], strict=True)]
+  contenders = {
+    "ours": timing.session_steps(model, feeds, plugin=True)[0],
+    "torch": timing.torch_steps(case.alone, case.tensors(feeds))[0],
+  }
+  rounds = timing.by_round(contenders, case.steps, ROUNDS)
+  del kept
+  return [ours / theirs for ours, theirs in zip(rounds["ours"], rounds["torch"], strict=True)]
 
 
 def release() -> None:
-    """Gives memory back to the GPU."""
-    import torch
+  """Gives memory back to the GPU."""
+  import torch
 
-    timing.free_memory()
-    torch.cuda.empty_cache()
+  timing.free_memory()
+  torch.cuda.empty_cache()
 
 
 def measure(case: Case, tuned: int) -> dict[str, Any]:
-    """One row. `tuned`: how many algorithms are tried."""
-    row = measure_contenders(case, tuned)
-    release()
-    if tuned:
-        compared = []
-        for place in range(PLACES):
-            compared += ratios(case, row["algorithms"]["bare"], place)
-            release()
-        row["quartiles"] = statistics.quantiles(compared, n=4, method="inclusive")
-    return row
+  """One row. `tuned`: how many algorithms are tried."""
+  row = measure_contenders(case, tuned)
+  release()
+  if tuned:
+    compared = []
+    for place in range(PLACES):
+      compared += ratios(case, row["algorithms"]["bare"], place)
+      release()
+    row["quartiles"] = statistics.quantiles(compared, n=4, method="inclusive")
+  return row
 
 
 def measure_contenders(case: Case, tuned: int) -> dict[str, Any]:
-    """One row, microseconds of each contender in one place. `tuned`: how many algorithms are tried."""
-    import torch
+  """One row, microseconds of each contender in one place. `tuned`: how many algorithms are tried."""
+  import torch
 
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False
-    feeds, weights = case.feeds(), case.weights()
-    contenders, results, algorithms = {}, {}, {}
-    tensors = case.tensors(feeds)
-    blank = torch.empty((case.batch, case.channels, case.size, case.size), dtype=torch.float16, device="cuda",
-                        memory_format=torch.channels_last)  # fmt: skip
-    first = {name: tensor.float() for name, tensor in tensors[0].items()}
-    expected = {"bare": case.alone(**first)}
-    expected["fused"] = torch.relu(expected["bare"] + first["b"][:, None, None])
+  torch.backends.cudnn.benchmark = True
+  torch.backends.cudnn.allow_tf32 = False
+  feeds, weights = case.feeds(), case.weights()
+  contenders, results, algorithms = {}, {}, {}
+  tensors = case.tensors(feeds)
+  blank = torch.empty((case.batch, case.channels, case.size, case.size), dtype=torch.float16, device="cuda",
+                      memory_format=torch.channels_last)  # fmt: skip
+  first = {name: tensor.float() for name, tensor in tensors[0].items()}
+  expected = {"bare": case.alone(**first)}
+  expected["fused"] = torch.relu(expected["bare"] + first["b"][:, None, None])
 
-    def error_of(name: str, result: Any) -> float:
-        """The greatest error, as a share of the greatest value."""
-        found = torch.from_dlpack(result)
-        found = (found if name.startswith("torch") else found.permute(0, 3, 1, 2)).float()
-        wanted = expected["fused" if "fused" in name else "bare"]
-        assert found.shape == wanted.shape
-        return float((found - wanted).abs().max() / wanted.abs().max())
+  def error_of(name: str, result: Any) -> float:
+    """The greatest error, as a share of the greatest value."""
+    found = torch.from_dlpack(result)
+    found = (found if name.startswith("torch") else found.permute(0, 3, 1, 2)).float()
+    wanted = expected["fused" if "fused" in name else "bare"]
+    assert found.shape == wanted.shape
+    return float((found - wanted).abs().max() / wanted.abs().max())
 
-    for name in ("bare", "fused"):
-        node, constants = case.optimized(weights, fused=name == "fused")
+  for name in ("bare", "fused"):
+    node, constants = case.optimized(weights, fused=name == "fused")
 
-        def model(count: int, algorithm: str, node: Any = node, constants: Any = constants) -> bytes:
-            return case.steps_model(count, node, constants, algorithm)
+    def model(count: int, algorithm: str, node: Any = node, constants: Any = constants) -> bytes:
+      return case.steps_model(count, node, constants, algorithm)
 
-        took = {}
-        for algorithm in variants(case, node, constants)[: tuned if name == "bare" else tuned // 3]:
-            replay, result = timing.session_replay(model(case.steps, algorithm), feeds, plugin=True)
-            took[algorithm] = statistics.median(replay() for _ in range(REPLAYS))
-            if not (error := error_of(name, result)) < TOLERANCE:  # as --tune, which takes no such one
-                print(f"  {case.name}, batch {case.batch}: {name} {algorithm} is off by {error:.1e}", flush=True)
-                del took[algorithm]
-        algorithms[name] = min(took, key=lambda each: took[each], default="auto")
-        for column, algorithm in ((name, "auto"), (f"{name} tuned", algorithms[name])):
-            if column == name or took:
-                contenders[column], results[column] = timing.session_steps(
-                    lambda count, algorithm=algorithm, model=model: model(count, algorithm), feeds, plugin=True
-                )
+    took = {}
+    for algorithm in variants(case, node, constants)[: tuned if name == "bare" else tuned // 3]:
+      replay, result = timing.session_replay(model(case.steps, algorithm), feeds, plugin=True)
+      took[algorithm] = statistics.median(replay() for _ in range(REPLAYS))
+      if not (error := error_of(name, result)) < TOLERANCE:  # as --tune, which takes no such one
+        print(f"  {case.name}, batch {case.batch}: {name} {algorithm} is off by {error:.1e}", flush=True)
+        del took[algorithm]
+    algorithms[name] = min(took, key=lambda each: took[each], default="auto")
+    for column, algorithm in ((name, "auto"), (f"{name} tuned", algorithms[name])):
+      if column == name or took:
+        contenders[column], results[column] = timing.session_steps(
+          lambda count, algorithm=algorithm, model=model: model(count, algorithm), feeds, plugin=True
+        )
 
-    def gradient(x: Any, w: Any, b: Any) -> Any:
-        two = [case.stride] * 2, [case.pad] * 2, [1, 1]
-        return torch.ops.aten.convolution_backward(
-            x, blank, w, None, *two, False, [0, 0], 1, [True, False, False]
-        )[0]  # fmt: skip
+  def gradient(x: Any, w: Any, b: Any) -> Any:
+    two = [case.stride] * 2, [case.pad] * 2, [1, 1]
+    return torch.ops.aten.convolution_backward(
+        x, blank, w, None, *two, False, [0, 0], 1, [True, False, False]
+    )[0]  # fmt: skip
 
-    for name, step_of in (("torch", case.alone), ("torch gradient", gradient), ("torch fused", case.followed)):
-        contenders[name], results[name] = timing.torch_steps(step_of, tensors)
-    times = timing.microseconds(contenders, case.steps, ROUNDS)
-    wrong = {name: error for name in results if not (error := error_of(name, results[name])) < TOLERANCE}
-    for name in algorithms if tuned else ():
-        if times.get(f"{name} tuned", math.inf) >= times[name]:
-            times[f"{name} tuned"], algorithms[name] = times[name], "auto"
-    row = {"case": case.name, "batch": case.batch, "microseconds": times, "algorithms": algorithms}
-    return {**row, "wrong": wrong} if wrong else row
+  for name, step_of in (("torch", case.alone), ("torch gradient", gradient), ("torch fused", case.followed)):
+    contenders[name], results[name] = timing.torch_steps(step_of, tensors)
+  times = timing.microseconds(contenders, case.steps, ROUNDS)
+  wrong = {name: error for name in results if not (error := error_of(name, results[name])) < TOLERANCE}
+  for name in algorithms if tuned else ():
+    if times.get(f"{name} tuned", math.inf) >= times[name]:
+      times[f"{name} tuned"], algorithms[name] = times[name], "auto"
+  row = {"case": case.name, "batch": case.batch, "microseconds": times, "algorithms": algorithms}
+  return {**row, "wrong": wrong} if wrong else row
 
 
 COLUMNS = {
-    "torch": "torch, transposed",
-    "torch gradient": "torch, input gradient",
-    "bare": "**ours**",
-    "bare tuned": "**ours, tuned**",
-    "torch fused": "torch, bias, Relu",
-    "fused": "**ours, bias, Relu**",
-    "fused tuned": "**ours, tuned**",
+  "torch": "torch, transposed",
+  "torch gradient": "torch, input gradient",
+  "bare": "**ours**",
+  "bare tuned": "**ours, tuned**",
+  "torch fused": "torch, bias, Relu",
+  "fused": "**ours, bias, Relu**",
+  "fused tuned": "**ours, tuned**",
 }
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows of the record, in Markdown."""
-    columns = {key: COLUMNS[key] for key in COLUMNS if all(key in row["microseconds"] for row in record["rows"])}
-    compares = all("quartiles" in row for row in record["rows"])
-    titles = [*columns.values(), *(["tuned / torch"] if compares else [])]
-    lines = ["| batch | transposed convolution | " + " | ".join(titles) + " |", "|---:|---|" + "---:|" * len(titles)]
-    for row in record["rows"]:
-        cells = [f"{row['microseconds'][key]:.1f}" for key in columns]
-        if compares:
-            low, middle, high = row["quartiles"]
-            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
-        lines.append(f"| {row['batch']} | {row['case']} | {' | '.join(cells)} |")
-
-    def mean(ours: str, theirs: str) -> float:
-        ratios = [math.log(row["microseconds"][theirs] / row["microseconds"][ours]) for row in record["rows"]]
-        return math.exp(sum(ratios) / len(ratios))
-
-    def compared(ours: str, theirs: str) -> str:
-        tuned = f" ({mean(f'{ours} tuned', theirs):.2f} tuned)" if f"{ours} tuned" in columns else ""
-        return f"{mean(ours, theirs):.2f}{tuned}"
-
-    summary = f"Geometric means: {compared('bare', 'torch')} times PyTorch's speed alone, "
-    summary += f"{compared('fused', 'torch fused')} times with bias and Relu"
+  """The rows of the record, in Markdown."""
+  columns = {key: COLUMNS[key] for key in COLUMNS if all(key in row["microseconds"] for row in record["rows"])}
+  compares = all("quartiles" in row for row in record["rows"])
+  titles = [*columns.values(), *(["tuned / torch"] if compares else [])]
+  lines = ["| batch | transposed convolution | " + " | ".join(titles) + " |", "|---:|---|" + "---:|" * len(titles)]
+  for row in record["rows"]:
+    cells = [f"{row['microseconds'][key]:.1f}" for key in columns]
     if compares:
-        quartiles = [row["quartiles"] for row in record["rows"]]
-        faster, slower = sum(high < 1 for _, _, high in quartiles), sum(low > 1 for low, _, _ in quartiles)
-        same = len(quartiles) - faster - slower
-        summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three of four rounds, "
-        summary += f"{slower} slower, {same} the same within what rounds differ"
-    note = timing.older(record["rows"], [f"{row['case']}, batch {row['batch']}" for row in record["rows"]])
-    footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"], note)
-    return "\n".join([*lines, "", footer])
+      low, middle, high = row["quartiles"]
+      cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+    lines.append(f"| {row['batch']} | {row['case']} | {' | '.join(cells)} |")
+
+  def mean(ours: str, theirs: str) -> float:
+    ratios = [math.log(row["microseconds"][theirs] / row["microseconds"][ours]) for row in record["rows"]]
+    return math.exp(sum(ratios) / len(ratios))
+
+  def compared(ours: str, theirs: str) -> str:
+    tuned = f" ({mean(f'{ours} tuned', theirs):.2f} tuned)" if f"{ours} tuned" in columns else ""
+    return f"{mean(ours, theirs):.2f}{tuned}"
+
+  summary = f"Geometric means: {compared('bare', 'torch')} times PyTorch's speed alone, "
+  summary += f"{compared('fused', 'torch fused')} times with bias and Relu"
+  if compares:
+    quartiles = [row["quartiles"] for row in record["rows"]]
+    faster, slower = sum(high < 1 for _, _, high in quartiles), sum(low > 1 for low, _, _ in quartiles)
+    same = len(quartiles) - faster - slower
+    summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three of four rounds, "
+    summary += f"{slower} slower, {same} the same within what rounds differ"
+  note = timing.older(record["rows"], [f"{row['case']}, batch {row['batch']}" for row in record["rows"]])
+  footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"], note)
+  return "\n".join([*lines, "", footer])
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    cases = [Case(batch, *LAYERS[layer]) for batch in args.batch for layer in args.layers]
-    if args.tuned:
-        # cuDNN compiles what it lists, and keeps it for the process: all cores at once here, one by one below.
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
-                                        for fused in (False, True)], cases))  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    order = {Case(1, *layer).name: number for number, layer in enumerate(LAYERS)}
-    for case in cases:
-        rows.append(row := measure(case, args.tuned))
-        known = timing.merged(rows, args.out / "conv_transpose.json.xz", record["environment"], "batch", "case")
-        record["rows"] = sorted(known, key=lambda row: (row["batch"], order.get(row["case"], len(order))))
-        yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
-    if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in rows if "wrong" in row]:
-        raise SystemExit("wrong results, greatest errors as shares of the greatest value:\n" + "\n".join(wrong))
+  cases = [Case(batch, *LAYERS[layer]) for batch in args.batch for layer in args.layers]
+  if args.tuned:
+    # cuDNN compiles what it lists, and keeps it for the process: all cores at once here, one by one below.
+    with ThreadPoolExecutor() as pool:
+      list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
+                                  for fused in (False, True)], cases))  # fmt: skip
+  rows: list[dict[str, Any]] = []
+  order = {Case(1, *layer).name: number for number, layer in enumerate(LAYERS)}
+  for case in cases:
+    rows.append(row := measure(case, args.tuned))
+    known = timing.merged(rows, args.out / "conv_transpose.json.xz", record["environment"], "batch", "case")
+    record["rows"] = sorted(known, key=lambda row: (row["batch"], order.get(row["case"], len(order))))
+    yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
+  if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in rows if "wrong" in row]:
+    raise SystemExit("wrong results, greatest errors as shares of the greatest value:\n" + "\n".join(wrong))
 
 
 if __name__ == "__main__":
-    several = {"nargs": "+", "type": int}
-    options = {
-        "--batch": {**several, "default": [8, 256], "help": "batch sizes"},
-        "--layers": {**several, "default": list(range(len(LAYERS))), "help": "numbers of layers"},
-        "--tuned": {
-            "type": int,
-            "default": 26,
-            "help": "algorithms to try for each layer alone, a third with bias and Relu",
-        },
-    }
-    timing.run("conv_transpose", __doc__, measure_all, table, options)
+  several = {"nargs": "+", "type": int}
+  options = {
+    "--batch": {**several, "default": [8, 256], "help": "batch sizes"},
+    "--layers": {**several, "default": list(range(len(LAYERS))), "help": "numbers of layers"},
+    "--tuned": {
+      "type": int,
+      "default": 26,
+      "help": "algorithms to try for each layer alone, a third with bias and Relu",
+    },
+  }
+  timing.run("conv_transpose", __doc__, measure_all, table, options)

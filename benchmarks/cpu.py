@@ -26,32 +26,32 @@ THREADS = (1, 2)
 
 
 def network(name: str) -> tuple[Any, dict[str, Any]]:
-    """The module and its inputs."""
-    import torch
-    import transformers as t
+  """The module and its inputs."""
+  import torch
+  import transformers as t
 
-    image = {"pixel_values": torch.randn(1, 3, 224, 224)}
-    tokens = torch.randint(0, 1000, (1, 128))
-    text = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    mini = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    made: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-        "ResNet-50": (lambda: t.ResNetForImageClassification(t.ResNetConfig()), image),
-        "MobileNet-v2": (lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config()), image),
-        "ConvNeXt-tiny": (lambda: t.ConvNextForImageClassification(t.ConvNextConfig()), image),
-        "RegNet-Y-4GF": (lambda: t.RegNetForImageClassification(t.RegNetConfig()), image),
-        "EfficientNet-B0": (
-            lambda: t.EfficientNetForImageClassification(
-                t.EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, image_size=224, hidden_dim=1280)
-            ),
-            image,
-        ),
-        "SegFormer-B0": (lambda: t.SegformerForSemanticSegmentation(t.SegformerConfig()), image),
-        "MiniLM, 128 tokens": (lambda: t.BertModel(t.BertConfig(**mini)), text),
-        "BERT-base, 128 tokens": (lambda: t.BertModel(t.BertConfig()), text),
-    }
-    torch.manual_seed(0)
-    module, inputs = made[name]
-    return module().eval(), inputs
+  image = {"pixel_values": torch.randn(1, 3, 224, 224)}
+  tokens = torch.randint(0, 1000, (1, 128))
+  text = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+  mini = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+  made: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "ResNet-50": (lambda: t.ResNetForImageClassification(t.ResNetConfig()), image),
+    "MobileNet-v2": (lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config()), image),
+    "ConvNeXt-tiny": (lambda: t.ConvNextForImageClassification(t.ConvNextConfig()), image),
+    "RegNet-Y-4GF": (lambda: t.RegNetForImageClassification(t.RegNetConfig()), image),
+    "EfficientNet-B0": (
+      lambda: t.EfficientNetForImageClassification(
+        t.EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, image_size=224, hidden_dim=1280)
+      ),
+      image,
+    ),
+    "SegFormer-B0": (lambda: t.SegformerForSemanticSegmentation(t.SegformerConfig()), image),
+    "MiniLM, 128 tokens": (lambda: t.BertModel(t.BertConfig(**mini)), text),
+    "BERT-base, 128 tokens": (lambda: t.BertModel(t.BertConfig()), text),
+  }
+  torch.manual_seed(0)
+  module, inputs = made[name]
+  return module().eval(), inputs
 
 
 NETWORKS = ("ResNet-50", "MobileNet-v2", "ConvNeXt-tiny", "RegNet-Y-4GF", "EfficientNet-B0", "SegFormer-B0",
@@ -59,71 +59,71 @@ NETWORKS = ("ResNet-50", "MobileNet-v2", "ConvNeXt-tiny", "RegNet-Y-4GF", "Effic
 
 
 def exported(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The network as TorchScript's exporter writes it, and inputs."""
-    import torch
+  """The network as TorchScript's exporter writes it, and inputs."""
+  import torch
 
-    module, inputs = network(name)
+  module, inputs = network(name)
 
-    class First(torch.nn.Module):
-        """Its first output."""
+  class First(torch.nn.Module):
+    """Its first output."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
+    def __init__(self) -> None:
+      super().__init__()
+      self.module = module
 
-        def forward(self, *given: Any) -> Any:
-            return self.module(**dict(zip(inputs, given, strict=True)), return_dict=True)[0]
+    def forward(self, *given: Any) -> Any:
+      return self.module(**dict(zip(inputs, given, strict=True)), return_dict=True)[0]
 
-    file = io.BytesIO()
-    torch.onnx.export(First(), tuple(inputs.values()), file, dynamo=False, input_names=list(inputs), opset_version=17)
-    return onnx.load_from_string(file.getvalue()), {key: value.numpy() for key, value in inputs.items()}
+  file = io.BytesIO()
+  torch.onnx.export(First(), tuple(inputs.values()), file, dynamo=False, input_names=list(inputs), opset_version=17)
+  return onnx.load_from_string(file.getvalue()), {key: value.numpy() for key, value in inputs.items()}
 
 
 def row_of(name: str) -> dict[str, Any]:
-    """What is measured of a network."""
-    model, feeds = exported(name)
-    optimized, _ = ortplugin.optimize(model)
-    row: dict[str, Any] = {"case": name, "before": len(model.graph.node), "after": len(optimized.graph.node)}
-    for threads in THREADS:
-        options = [onnxruntime.SessionOptions() for _ in range(2)]
-        for each in options:
-            each.intra_op_num_threads = threads
-            # Threads that spin after a run would take a core from the other session.
-            each.add_session_config_entry("session.force_spinning_stop", "1")
-        original = onnxruntime.InferenceSession(model.SerializeToString(), options[0], ["CPUExecutionProvider"])
-        ours = ortplugin.session(optimized.SerializeToString(), ["cpu"], session_options=options[1])
-        times: dict[str, list[float]] = {"original": [], "ours": []}
-        found: dict[str, np.ndarray] = {}
-        for _ in range(RUNS):
-            for key, session in (("original", original), ("ours", ours)):
-                begun = time.perf_counter()
-                found[key] = session.run(None, feeds)[0]
-                times[key].append(time.perf_counter() - begun)
-        row["error"] = timing.relative_error(found["ours"], found["original"])
-        row |= {f"{key}_{threads}": min(each) * 1e3 for key, each in times.items()}
-    return row
+  """What is measured of a network."""
+  model, feeds = exported(name)
+  optimized, _ = ortplugin.optimize(model)
+  row: dict[str, Any] = {"case": name, "before": len(model.graph.node), "after": len(optimized.graph.node)}
+  for threads in THREADS:
+    options = [onnxruntime.SessionOptions() for _ in range(2)]
+    for each in options:
+      each.intra_op_num_threads = threads
+      # Threads that spin after a run would take a core from the other session.
+      each.add_session_config_entry("session.force_spinning_stop", "1")
+    original = onnxruntime.InferenceSession(model.SerializeToString(), options[0], ["CPUExecutionProvider"])
+    ours = ortplugin.session(optimized.SerializeToString(), ["cpu"], session_options=options[1])
+    times: dict[str, list[float]] = {"original": [], "ours": []}
+    found: dict[str, np.ndarray] = {}
+    for _ in range(RUNS):
+      for key, session in (("original", original), ("ours", ours)):
+        begun = time.perf_counter()
+        found[key] = session.run(None, feeds)[0]
+        times[key].append(time.perf_counter() - begun)
+    row["error"] = timing.relative_error(found["ours"], found["original"])
+    row |= {f"{key}_{threads}": min(each) * 1e3 for key, each in times.items()}
+  return row
 
 
 def measure(args: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
-    """A row for each network."""
-    for name in args.networks:
-        record["rows"].append(row_of(name))
-        yield str(record["rows"][-1])
+  """A row for each network."""
+  for name in args.networks:
+    record["rows"].append(row_of(name))
+    yield str(record["rows"][-1])
 
 
 def table(record: dict[str, Any]) -> str:
-    """One line for each network."""
-    lines = ["| network | nodes | one thread: original | ours | times | two threads: original | ours | times | error |",
-             "|---|---:|" + "---:|" * 7]  # fmt: skip
-    for row in record["rows"]:
-        cells = [row["case"], f"{row['before']} → {row['after']}"]
-        for threads in THREADS:
-            original, ours = row[f"original_{threads}"], row[f"ours_{threads}"]
-            cells += [f"{original:.1f}", f"{ours:.1f}", f"{original / ours:.2f}"]
-        lines.append(f"| {' | '.join([*cells, format(row['error'], '.1e')])} |")
-    return "\n".join([*lines, "", timing.footer("cpu", "Milliseconds", record["environment"])])
+  """One line for each network."""
+  lines = ["| network | nodes | one thread: original | ours | times | two threads: original | ours | times | error |",
+           "|---|---:|" + "---:|" * 7]  # fmt: skip
+  for row in record["rows"]:
+    cells = [row["case"], f"{row['before']} → {row['after']}"]
+    for threads in THREADS:
+      original, ours = row[f"original_{threads}"], row[f"ours_{threads}"]
+      cells += [f"{original:.1f}", f"{ours:.1f}", f"{original / ours:.2f}"]
+    lines.append(f"| {' | '.join([*cells, format(row['error'], '.1e')])} |")
+  return "\n".join([*lines, "", timing.footer("cpu", "Milliseconds", record["environment"])])
 
 
 if __name__ == "__main__":
-    options = {"--networks": {"nargs": "*", "default": NETWORKS, "choices": NETWORKS, "help": "default: all"}}
-    timing.run("cpu", __doc__, measure, table, options, on_gpu=False)
+  options = {"--networks": {"nargs": "*", "default": NETWORKS, "choices": NETWORKS, "help": "default: all"}}
+  timing.run("cpu", __doc__, measure, table, options, on_gpu=False)

@@ -37,175 +37,173 @@ PROGRAM = """(float16 x, float16 b0, float16 b1, float16 gamma, float16 beta) =>
   y = Add(g, beta)
 }"""
 COLUMNS = {
-    "ort": "ORT Add, Add, LayerNormalization",
-    "eager": "torch eager",
-    "compile": "torch.compile",
-    "ortplugin": "**ortplugin**",
-    "copy": "device copy",
+  "ort": "ORT Add, Add, LayerNormalization",
+  "eager": "torch eager",
+  "compile": "torch.compile",
+  "ortplugin": "**ortplugin**",
+  "copy": "device copy",
 }
 
 
 def chain(width: int, length: int, *, fused: bool) -> bytes:
-    """A model that applies the operation `length` times to x: float16 [ROWS, width]."""
-    nodes = []
-    value = "x"
-    for step in range(length):
-        result = "y" if step == length - 1 else f"y{step}"
-        if fused:
-            inputs = [value, "b0", "b1", "gamma", "beta"]
-            nodes.append(
-                helper.make_node("FusedLayerNorm", inputs, [result], f"norm{step}", domain="ortplugin", program=PROGRAM)
-            )
-        else:
-            nodes.append(helper.make_node("Add", [value, "b0"], [f"t{step}"]))
-            nodes.append(helper.make_node("Add", [f"t{step}", "b1"], [f"s{step}"]))
-            nodes.append(
-                helper.make_node("LayerNormalization", [f"s{step}", "gamma", "beta"], [result], epsilon=EPSILON)
-            )
-        value = result
-    vectors = ["b0", "b1", "gamma", "beta"]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [ROWS, width])]
-    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [width]) for name in vectors]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [ROWS, width])]
-    graph = helper.make_graph(nodes, "chain", inputs, outputs)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return model.SerializeToString()
+  """A model that applies the operation `length` times to x: float16 [ROWS, width]."""
+  nodes = []
+  value = "x"
+  for step in range(length):
+    result = "y" if step == length - 1 else f"y{step}"
+    if fused:
+      inputs = [value, "b0", "b1", "gamma", "beta"]
+      nodes.append(
+        helper.make_node("FusedLayerNorm", inputs, [result], f"norm{step}", domain="ortplugin", program=PROGRAM)
+      )
+    else:
+      nodes.append(helper.make_node("Add", [value, "b0"], [f"t{step}"]))
+      nodes.append(helper.make_node("Add", [f"t{step}", "b1"], [f"s{step}"]))
+      nodes.append(helper.make_node("LayerNormalization", [f"s{step}", "gamma", "beta"], [result], epsilon=EPSILON))
+    value = result
+  vectors = ["b0", "b1", "gamma", "beta"]
+  inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [ROWS, width])]
+  inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [width]) for name in vectors]
+  outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [ROWS, width])]
+  graph = helper.make_graph(nodes, "chain", inputs, outputs)
+  opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+  model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+  return model.SerializeToString()
 
 
 def check(width: int, feeds: dict[str, Any], steps: dict[str, Any]) -> dict[str, float]:
-    """Largest difference of each contender's single step from float64, in units of the output's largest value."""
-    import cupy
+  """Largest difference of each contender's single step from float64, in units of the output's largest value."""
+  import cupy
 
-    x, b0, b1, gamma, beta = (feeds[name].astype(cupy.float64) for name in ("x", "b0", "b1", "gamma", "beta"))
-    s = x + b0 + b1
-    expected = (s - s.mean(-1, keepdims=True)) / cupy.sqrt(s.var(-1, keepdims=True) + EPSILON) * gamma + beta
-    scale = float(cupy.abs(expected).max())
-    errors = {}
-    for name, step in steps.items():
-        error = float(cupy.abs(cupy.asarray(step()).astype(cupy.float64) - expected).max()) / scale
-        if not error < 2e-3:  # fp16 has 11 bits: half a unit in the last place of the largest value is 5e-4
-            raise SystemExit(f"H={width}: {name} differs from float64 by {error:.1e} of the largest value")
-        errors[name] = error
-    return errors
+  x, b0, b1, gamma, beta = (feeds[name].astype(cupy.float64) for name in ("x", "b0", "b1", "gamma", "beta"))
+  s = x + b0 + b1
+  expected = (s - s.mean(-1, keepdims=True)) / cupy.sqrt(s.var(-1, keepdims=True) + EPSILON) * gamma + beta
+  scale = float(cupy.abs(expected).max())
+  errors = {}
+  for name, step in steps.items():
+    error = float(cupy.abs(cupy.asarray(step()).astype(cupy.float64) - expected).max()) / scale
+    if not error < 2e-3:  # fp16 has 11 bits: half a unit in the last place of the largest value is 5e-4
+      raise SystemExit(f"H={width}: {name} differs from float64 by {error:.1e} of the largest value")
+    errors[name] = error
+  return errors
 
 
 def measure(width: int) -> dict[str, Any]:
-    """One row of the table: microseconds of each contender and its error."""
-    import cupy
+  """One row of the table: microseconds of each contender and its error."""
+  import cupy
 
-    import ortplugin
+  import ortplugin
 
-    rng = np.random.default_rng(width)
-    shapes = {"x": (ROWS, width), "b0": (width,), "b1": (width,), "gamma": (width,), "beta": (width,)}
-    feeds = {
-        name: cupy.asarray(rng.standard_normal(shape, dtype=np.float32).astype(np.float16))
-        for name, shape in shapes.items()
-    }
-    contenders = {}
-    steps = {}
-    for name, fused in (("ortplugin", True), ("ort", False)):
-        models = {length: chain(width, length, fused=fused) for length in (1, timing.LENGTH)}
-        contenders[name] = timing.session_chain(models, feeds, plugin=fused)
-        session = ortplugin.session(models[1], providers=["CUDAExecutionProvider"])
-        steps[name] = lambda session=session: ortplugin.run(session, feeds)["y"]
-    try:
-        import torch
-    except ImportError:
-        torch = None
-    if torch is not None:
-        tensors = {name: torch.from_dlpack(array) for name, array in feeds.items()}
+  rng = np.random.default_rng(width)
+  shapes = {"x": (ROWS, width), "b0": (width,), "b1": (width,), "gamma": (width,), "beta": (width,)}
+  feeds = {
+    name: cupy.asarray(rng.standard_normal(shape, dtype=np.float32).astype(np.float16))
+    for name, shape in shapes.items()
+  }
+  contenders = {}
+  steps = {}
+  for name, fused in (("ortplugin", True), ("ort", False)):
+    models = {length: chain(width, length, fused=fused) for length in (1, timing.LENGTH)}
+    contenders[name] = timing.session_chain(models, feeds, plugin=fused)
+    session = ortplugin.session(models[1], providers=["CUDAExecutionProvider"])
+    steps[name] = lambda session=session: ortplugin.run(session, feeds)["y"]
+  try:
+    import torch
+  except ImportError:
+    torch = None
+  if torch is not None:
+    tensors = {name: torch.from_dlpack(array) for name, array in feeds.items()}
 
-        def eager(x: Any) -> Any:
-            s = x + tensors["b0"] + tensors["b1"]
-            return torch.nn.functional.layer_norm(s, (width,), tensors["gamma"], tensors["beta"], EPSILON)
+    def eager(x: Any) -> Any:
+      s = x + tensors["b0"] + tensors["b1"]
+      return torch.nn.functional.layer_norm(s, (width,), tensors["gamma"], tensors["beta"], EPSILON)
 
-        torch._dynamo.reset()  # or the compiler gives up on the ninth width
-        compiled = torch.compile(eager, dynamic=False)
-        contenders["eager"] = timing.torch_chain(eager, tensors["x"])
-        contenders["compile"] = timing.torch_chain(compiled, tensors["x"])
-        steps["eager"] = lambda: eager(tensors["x"])
-        steps["compile"] = lambda: compiled(tensors["x"])
-        contenders["copy"] = timing.torch_chain(torch.clone, tensors["x"])
-    errors = check(width, feeds, steps)
-    return {"width": width, "microseconds": timing.microseconds(contenders), "error": errors}
+    torch._dynamo.reset()  # or the compiler gives up on the ninth width
+    compiled = torch.compile(eager, dynamic=False)
+    contenders["eager"] = timing.torch_chain(eager, tensors["x"])
+    contenders["compile"] = timing.torch_chain(compiled, tensors["x"])
+    steps["eager"] = lambda: eager(tensors["x"])
+    steps["compile"] = lambda: compiled(tensors["x"])
+    contenders["copy"] = timing.torch_chain(torch.clone, tensors["x"])
+  errors = check(width, feeds, steps)
+  return {"width": width, "microseconds": timing.microseconds(contenders), "error": errors}
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as a Markdown table."""
-    last = ("/ copy", timing.to_copy)
-    lines = timing.table(record, COLUMNS, "| H", "|---:|", lambda row: f"| {row['width']}", last)
-    lines += [
-        "",
-        timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),
-        "",
-        "![time over the time of a copy](benchmarks/results/layer_norm.svg)",
-    ]
-    return "\n".join(lines)
+  """The record as a Markdown table."""
+  last = ("/ copy", timing.to_copy)
+  lines = timing.table(record, COLUMNS, "| H", "|---:|", lambda row: f"| {row['width']}", last)
+  lines += [
+    "",
+    timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),
+    "",
+    "![time over the time of a copy](benchmarks/results/layer_norm.svg)",
+  ]
+  return "\n".join(lines)
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
-    """Each contender's time over the copy's, by width."""
-    import matplotlib
+  """Each contender's time over the copy's, by width."""
+  import matplotlib
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "ortplugin"  # the same file for the same figures
-    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines: half the size
-    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # each text names all fonts of the list
-    import matplotlib.pyplot as plt
+  matplotlib.use("Agg")
+  matplotlib.rcParams["svg.hashsalt"] = "ortplugin"  # the same file for the same figures
+  matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines: half the size
+  matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # each text names all fonts of the list
+  import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4))
-    rows = record["rows"]
-    for column in COLUMNS:
-        if column in rows[0]["microseconds"] and column != "copy" and "copy" in rows[0]["microseconds"]:
-            ratios = [row["microseconds"][column] / row["microseconds"]["copy"] for row in rows]
-            label = COLUMNS[column].strip("*")
-            axes.plot([row["width"] for row in rows], ratios, marker="o", markersize=4, label=label)
-    axes.axhline(1, color="gray", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="row width H", ylabel="time / time of a device copy")
-    axes.set_title(f"LayerNorm(x + b0 + b1), x: [{ROWS}, H] fp16, {record['environment']['gpu']}", fontsize=10)
-    axes.set_xticks([768, 1600, 4096, 12288, 20480], labels=["768", "1600", "4096", "12288", "20480"])
-    axes.set_yticks([1, 2, 5, 10], labels=["1", "2", "5", "10"])
-    axes.minorticks_off()
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    path.write_text(short_svg(path.read_text()))
+  figure, axes = plt.subplots(figsize=(8, 4))
+  rows = record["rows"]
+  for column in COLUMNS:
+    if column in rows[0]["microseconds"] and column != "copy" and "copy" in rows[0]["microseconds"]:
+      ratios = [row["microseconds"][column] / row["microseconds"]["copy"] for row in rows]
+      label = COLUMNS[column].strip("*")
+      axes.plot([row["width"] for row in rows], ratios, marker="o", markersize=4, label=label)
+  axes.axhline(1, color="gray", linewidth=1)
+  axes.set(xscale="log", yscale="log", xlabel="row width H", ylabel="time / time of a device copy")
+  axes.set_title(f"LayerNorm(x + b0 + b1), x: [{ROWS}, H] fp16, {record['environment']['gpu']}", fontsize=10)
+  axes.set_xticks([768, 1600, 4096, 12288, 20480], labels=["768", "1600", "4096", "12288", "20480"])
+  axes.set_yticks([1, 2, 5, 10], labels=["1", "2", "5", "10"])
+  axes.minorticks_off()
+  axes.legend(fontsize=8)
+  figure.tight_layout()
+  figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+  path.write_text(short_svg(path.read_text()))
 
 
 def short_svg(text: str) -> str:
-    """The same picture: coordinates with two decimals, groups only where they say something, equal styles once."""
-    for prefix, uri in (("", "http://www.w3.org/2000/svg"), ("xlink", "http://www.w3.org/1999/xlink")):
-        ElementTree.register_namespace(prefix, uri)
-    root = ElementTree.fromstring(re.sub(r"(\.\d\d)\d+", r"\1", text))
-    classes: dict[str, str] = {}
-    _shorten(root, classes)
-    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
-    style = next(each for each in root.iter() if each.tag.endswith("style"))
-    style.text = f"{style.text}{rules}"
-    return re.sub(r"\s*\n\s*", "\n", ElementTree.tostring(root, encoding="unicode")) + "\n"
+  """The same picture: coordinates with two decimals, groups only where they say something, equal styles once."""
+  for prefix, uri in (("", "http://www.w3.org/2000/svg"), ("xlink", "http://www.w3.org/1999/xlink")):
+    ElementTree.register_namespace(prefix, uri)
+  root = ElementTree.fromstring(re.sub(r"(\.\d\d)\d+", r"\1", text))
+  classes: dict[str, str] = {}
+  _shorten(root, classes)
+  rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+  style = next(each for each in root.iter() if each.tag.endswith("style"))
+  style.text = f"{style.text}{rules}"
+  return re.sub(r"\s*\n\s*", "\n", ElementTree.tostring(root, encoding="unicode")) + "\n"
 
 
 def _shorten(element: ElementTree.Element, classes: dict[str, str]) -> None:
-    children: list[ElementTree.Element] = []
-    for child in element:
-        _shorten(child, classes)
-        if child.tag.endswith("}g"):
-            child.attrib.pop("id", None)
-        children += [child] if child.attrib or not child.tag.endswith("}g") else child
-    element[:] = children
-    if element.attrib.get("transform", "").startswith("rotate(-0 "):
-        del element.attrib["transform"]
-    if "style" in element.attrib:
-        element.attrib["class"] = classes.setdefault(element.attrib.pop("style"), f"c{len(classes)}")
+  children: list[ElementTree.Element] = []
+  for child in element:
+    _shorten(child, classes)
+    if child.tag.endswith("}g"):
+      child.attrib.pop("id", None)
+    children += [child] if child.attrib or not child.tag.endswith("}g") else child
+  element[:] = children
+  if element.attrib.get("transform", "").startswith("rotate(-0 "):
+    del element.attrib["transform"]
+  if "style" in element.attrib:
+    element.attrib["class"] = classes.setdefault(element.attrib.pop("style"), f"c{len(classes)}")
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    for width in args.widths:
-        record["rows"].append(measure(width))
-        yield f"H={width}: {timing.shown(record['rows'][-1])}"
-    plot(record, args.out / "layer_norm.svg")
+  for width in args.widths:
+    record["rows"].append(measure(width))
+    yield f"H={width}: {timing.shown(record['rows'][-1])}"
+  plot(record, args.out / "layer_norm.svg")
 
 
 if __name__ == "__main__":
-    timing.run("layer_norm", __doc__, measure_all, table, {"--widths": {"type": int, "nargs": "+", "default": WIDTHS}})
+  timing.run("layer_norm", __doc__, measure_all, table, {"--widths": {"type": int, "nargs": "+", "default": WIDTHS}})

@@ -31,16 +31,16 @@ STEPS = 11  # each on tensors of its own
 ROUNDS = 9
 LAUNCH = 3.0  # microseconds that a small operation may take beyond the time of its bytes
 COLUMNS = {
-    "ort": "ORT's operators",
-    "eager": "torch",
-    "compile": "torch.compile",
-    "ortplugin": "**ortplugin**",
-    "copy": "device copy of the bytes",
+  "ort": "ORT's operators",
+  "eager": "torch",
+  "compile": "torch.compile",
+  "ortplugin": "**ortplugin**",
+  "copy": "device copy of the bytes",
 }
 DTYPES = {
-    "float16": (TensorProto.FLOAT16, np.float16),
-    "float": (TensorProto.FLOAT, np.float32),
-    "double": (TensorProto.DOUBLE, np.float64),
+  "float16": (TensorProto.FLOAT16, np.float16),
+  "float": (TensorProto.FLOAT, np.float32),
+  "double": (TensorProto.DOUBLE, np.float64),
 }
 Shape = tuple[int, ...]
 Node = tuple[str, str, tuple[str, ...]]  # result, operator, operands; "1" is the number; ReduceSum's are Case.axes
@@ -48,237 +48,237 @@ Node = tuple[str, str, tuple[str, ...]]  # result, operator, operands; "1" is th
 
 @dataclass(frozen=True)
 class Case:
-    """One row: named inputs, ONNX's nodes, the same in PyTorch or CuPy, and the axes of each sum."""
+  """One row: named inputs, ONNX's nodes, the same in PyTorch or CuPy, and the axes of each sum."""
 
-    name: str
-    dtype: str
-    shapes: dict[str, Shape]
-    nodes: tuple[Node, ...]
-    results: tuple[str, ...]
-    formula: Callable[..., tuple[Any, ...]]
-    axes: tuple[int, ...] = ()
-    keepdims: int = 1
+  name: str
+  dtype: str
+  shapes: dict[str, Shape]
+  nodes: tuple[Node, ...]
+  results: tuple[str, ...]
+  formula: Callable[..., tuple[Any, ...]]
+  axes: tuple[int, ...] = ()
+  keepdims: int = 1
 
-    @property
-    def shape(self) -> Shape:
-        return tuple(np.broadcast_shapes(*self.shapes.values()))
+  @property
+  def shape(self) -> Shape:
+    return tuple(np.broadcast_shapes(*self.shapes.values()))
 
-    def result_shape(self, result: str) -> Shape:
-        if not any(name == result and op == "ReduceSum" for name, op, _ in self.nodes):
-            return self.shape
-        kept = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
-        return tuple(kept if self.keepdims else (size for axis, size in enumerate(kept) if axis not in self.axes))
+  def result_shape(self, result: str) -> Shape:
+    if not any(name == result and op == "ReduceSum" for name, op, _ in self.nodes):
+      return self.shape
+    kept = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
+    return tuple(kept if self.keepdims else (size for axis, size in enumerate(kept) if axis not in self.axes))
 
-    @property
-    def bytes(self) -> int:
-        """What has to be moved at least."""
-        shapes = [*self.shapes.values(), *map(self.result_shape, self.results)]
-        return sum(map(math.prod, shapes)) * np.dtype(DTYPES[self.dtype][1]).itemsize
+  @property
+  def bytes(self) -> int:
+    """What has to be moved at least."""
+    shapes = [*self.shapes.values(), *map(self.result_shape, self.results)]
+    return sum(map(math.prod, shapes)) * np.dtype(DTYPES[self.dtype][1]).itemsize
 
-    def program(self) -> str:
-        parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
-        results = ", ".join(f"{self.dtype} {name}" for name in self.results)
-        axes = " ".join(map(str, self.axes))
-        sums = f'SumTo<axes="{axes}", keepdims={self.keepdims}>'
-        body = "\n".join(f"  {name} = {op.replace('ReduceSum', sums)}({', '.join(e)})" for name, op, e in self.nodes)
-        return f"({parameters}) => ({results}) {{\n{body}\n}}"
+  def program(self) -> str:
+    parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
+    results = ", ".join(f"{self.dtype} {name}" for name in self.results)
+    axes = " ".join(map(str, self.axes))
+    sums = f'SumTo<axes="{axes}", keepdims={self.keepdims}>'
+    body = "\n".join(f"  {name} = {op.replace('ReduceSum', sums)}({', '.join(e)})" for name, op, e in self.nodes)
+    return f"({parameters}) => ({results}) {{\n{body}\n}}"
 
-    def model(self, count: int, *, fused: bool) -> bytes:
-        """A model of `count` steps that share nothing."""
-        kind, numpy = DTYPES[self.dtype]
-        nodes, inputs, outputs = [], [], []
-        for step in range(count):
-            inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
-            outputs += [helper.make_tensor_value_info(f"{r}{step}", kind, self.result_shape(r)) for r in self.results]
-            if fused:
-                op = "FusedSumTo" if self.axes else "FusedPointwise"
-                names = [[f"{name}{step}" for name in each] for each in (self.shapes, self.results)]
-                nodes.append(helper.make_node(op, *names, f"node{step}", domain="ortplugin", program=self.program()))
-                continue
-            for name, op, operands in self.nodes:
-                given = ["one" if each == "1" else f"{each}{step}" for each in operands]
-                attributes = {"axes": list(self.axes), "keepdims": self.keepdims} if op == "ReduceSum" else {}
-                nodes.append(helper.make_node(op, given, [f"{name}{step}"], **attributes))
-        one = onnx.numpy_helper.from_array(np.asarray(1, numpy), "one")
-        constants = [one] if any("one" in node.input for node in nodes) else []
-        graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-        opsets = [helper.make_opsetid("", 12), helper.make_opsetid("ortplugin", 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        return made.SerializeToString()
+  def model(self, count: int, *, fused: bool) -> bytes:
+    """A model of `count` steps that share nothing."""
+    kind, numpy = DTYPES[self.dtype]
+    nodes, inputs, outputs = [], [], []
+    for step in range(count):
+      inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
+      outputs += [helper.make_tensor_value_info(f"{r}{step}", kind, self.result_shape(r)) for r in self.results]
+      if fused:
+        op = "FusedSumTo" if self.axes else "FusedPointwise"
+        names = [[f"{name}{step}" for name in each] for each in (self.shapes, self.results)]
+        nodes.append(helper.make_node(op, *names, f"node{step}", domain="ortplugin", program=self.program()))
+        continue
+      for name, op, operands in self.nodes:
+        given = ["one" if each == "1" else f"{each}{step}" for each in operands]
+        attributes = {"axes": list(self.axes), "keepdims": self.keepdims} if op == "ReduceSum" else {}
+        nodes.append(helper.make_node(op, given, [f"{name}{step}"], **attributes))
+    one = onnx.numpy_helper.from_array(np.asarray(1, numpy), "one")
+    constants = [one] if any("one" in node.input for node in nodes) else []
+    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", 12), helper.make_opsetid("ortplugin", 1)]
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made.SerializeToString()
 
 
 FORWARD: tuple[Node, ...] = (("d", "Sub", ("y", "x")), ("p", "Mul", ("w", "d")), ("z", "Add", ("x", "p")))
 GRADIENTS: tuple[Node, ...] = (
-    ("a", "Sub", ("1", "w")),
-    ("dx", "Mul", ("a", "dout")),
-    ("dy", "Mul", ("w", "dout")),
+  ("a", "Sub", ("1", "w")),
+  ("dx", "Mul", ("a", "dout")),
+  ("dy", "Mul", ("w", "dout")),
 )
 SUMMED: tuple[Node, ...] = (
-    ("a", "Sub", ("1", "w")),
-    ("g", "Mul", ("a", "dout")),
-    ("dx", "ReduceSum", ("g",)),
-    ("dy", "Mul", ("w", "dout")),
+  ("a", "Sub", ("1", "w")),
+  ("g", "Mul", ("a", "dout")),
+  ("dx", "ReduceSum", ("g",)),
+  ("dy", "Mul", ("w", "dout")),
 )
 
 
 def gradients(dout: Any, w: Any) -> tuple[Any, ...]:
-    return dout * (1 - w), dout * w
+  return dout * (1 - w), dout * w
 
 
 def cases() -> list[Case]:
-    """Every row of the table."""
-    made = []
-    for dtype, x, y, w in (
-        ("float", (16, 102400), (16, 102400), (1,)),
-        ("double", (16, 204800), (16, 204800), (1,)),
-        ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
-    ):
-        shape = "x".join(map(str, y))
-        made.append(
-            Case(f"lerp {shape}", dtype, {"x": x, "y": y, "w": w}, FORWARD, ("z",), lambda x, y, w: (x + w * (y - x),))
-        )
-        given = {"dout": y, "w": w}
-        if x == y:
-            made.append(Case(f"lerp {shape}, gradients", dtype, given, GRADIENTS, ("dx", "dy"), gradients))
-            continue
+  """Every row of the table."""
+  made = []
+  for dtype, x, y, w in (
+    ("float", (16, 102400), (16, 102400), (1,)),
+    ("double", (16, 204800), (16, 204800), (1,)),
+    ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
+  ):
+    shape = "x".join(map(str, y))
+    made.append(
+      Case(f"lerp {shape}", dtype, {"x": x, "y": y, "w": w}, FORWARD, ("z",), lambda x, y, w: (x + w * (y - x),))
+    )
+    given = {"dout": y, "w": w}
+    if x == y:
+      made.append(Case(f"lerp {shape}, gradients", dtype, given, GRADIENTS, ("dx", "dy"), gradients))
+      continue
 
-        def summed(dout: Any, w: Any) -> tuple[Any, ...]:
-            dx, dy = gradients(dout, w)
-            return dx.sum((1, 2, 3), keepdims=True), dy
+    def summed(dout: Any, w: Any) -> tuple[Any, ...]:
+      dx, dy = gradients(dout, w)
+      return dx.sum((1, 2, 3), keepdims=True), dy
 
-        made.append(Case(f"lerp {shape}, gradients", dtype, given, SUMMED, ("dx", "dy"), summed, (1, 2, 3)))
-    for name, dtype, shape, axes in (
-        ("bias gradient, NCHW 1000x16x28x28", "float", (1000, 16, 28, 28), (0, 2, 3)),
-        ("bias gradient, NHWC 1000x28x28x16", "float", (1000, 28, 28, 16), (0, 1, 2)),
-        ("bias gradient, NCHW 64x256x56x56", "float16", (64, 256, 56, 56), (0, 2, 3)),
-        ("bias gradient, NHWC 64x56x56x256", "float16", (64, 56, 56, 256), (0, 1, 2)),
-        ("columns of 8192x4096", "float16", (8192, 4096), (0,)),
-        ("rows of 8192x4096", "float16", (8192, 4096), (1,)),
-        ("rows of 1048576x32", "float", (1048576, 32), (1,)),
-        ("the middle of 64x256x1024", "float", (64, 256, 1024), (1,)),
-        ("all of 16777216", "float", (16777216,), (0,)),
-    ):
-        nodes: tuple[Node, ...] = (("db", "ReduceSum", ("dout",)),)
+    made.append(Case(f"lerp {shape}, gradients", dtype, given, SUMMED, ("dx", "dy"), summed, (1, 2, 3)))
+  for name, dtype, shape, axes in (
+    ("bias gradient, NCHW 1000x16x28x28", "float", (1000, 16, 28, 28), (0, 2, 3)),
+    ("bias gradient, NHWC 1000x28x28x16", "float", (1000, 28, 28, 16), (0, 1, 2)),
+    ("bias gradient, NCHW 64x256x56x56", "float16", (64, 256, 56, 56), (0, 2, 3)),
+    ("bias gradient, NHWC 64x56x56x256", "float16", (64, 56, 56, 256), (0, 1, 2)),
+    ("columns of 8192x4096", "float16", (8192, 4096), (0,)),
+    ("rows of 8192x4096", "float16", (8192, 4096), (1,)),
+    ("rows of 1048576x32", "float", (1048576, 32), (1,)),
+    ("the middle of 64x256x1024", "float", (64, 256, 1024), (1,)),
+    ("all of 16777216", "float", (16777216,), (0,)),
+  ):
+    nodes: tuple[Node, ...] = (("db", "ReduceSum", ("dout",)),)
 
-        def total(dout: Any, axes: tuple[int, ...] = axes) -> tuple[Any, ...]:
-            return (dout.sum(axes),)
+    def total(dout: Any, axes: tuple[int, ...] = axes) -> tuple[Any, ...]:
+      return (dout.sum(axes),)
 
-        made.append(Case(name, dtype, {"dout": shape}, nodes, ("db",), total, axes, 0))
-    return made
+    made.append(Case(name, dtype, {"dout": shape}, nodes, ("db",), total, axes, 0))
+  return made
 
 
 def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]]) -> dict[str, float]:
-    """Largest difference of each contender's first step from float64, in units of the dtype's roundoff times the size
-    of what is added up (a sum's terms by their absolute values)."""
-    import cupy
+  """Largest difference of each contender's first step from float64, in units of the dtype's roundoff times the size
+  of what is added up (a sum's terms by their absolute values)."""
+  import cupy
 
-    wide = {name: each.astype(cupy.float64) for name, each in feed.items()}
-    expected = case.formula(**wide)
-    sizes = case.formula(**{name: abs(each) if name != "w" else each for name, each in wide.items()})
-    unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
-    errors = {}
-    for name, found in results.items():
-        worst = 0.0
-        for got, wanted, size in zip(found, expected, sizes, strict=True):
-            difference = cupy.abs(cupy.asarray(got).astype(cupy.float64) - wanted)
-            worst = max(worst, float((difference / (cupy.abs(size).max() * unit)).max()))
-        if not worst <= 8:
-            raise SystemExit(f"{case.name}: {name} is off by {worst:.1f} units")
-        errors[name] = worst
-    return errors
+  wide = {name: each.astype(cupy.float64) for name, each in feed.items()}
+  expected = case.formula(**wide)
+  sizes = case.formula(**{name: abs(each) if name != "w" else each for name, each in wide.items()})
+  unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+  errors = {}
+  for name, found in results.items():
+    worst = 0.0
+    for got, wanted, size in zip(found, expected, sizes, strict=True):
+      difference = cupy.abs(cupy.asarray(got).astype(cupy.float64) - wanted)
+      worst = max(worst, float((difference / (cupy.abs(size).max() * unit)).max()))
+    if not worst <= 8:
+      raise SystemExit(f"{case.name}: {name} is off by {worst:.1f} units")
+    errors[name] = worst
+  return errors
 
 
 def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
-    """The case's step, given PyTorch."""
+  """The case's step, given PyTorch."""
 
-    def make(torch: Any) -> Callable[..., Any]:
-        def eager(**feed: Any) -> Any:
-            return (torch.lerp(feed["x"], feed["y"], feed["w"]),) if "x" in feed else case.formula(**feed)
+  def make(torch: Any) -> Callable[..., Any]:
+    def eager(**feed: Any) -> Any:
+      return (torch.lerp(feed["x"], feed["y"], feed["w"]),) if "x" in feed else case.formula(**feed)
 
-        return eager
+    return eager
 
-    return make
+  return make
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One row of the table: microseconds of each contender and its error."""
-    import cupy
+  """One row of the table: microseconds of each contender and its error."""
+  import cupy
 
-    import ortplugin
+  import ortplugin
 
-    cupy.random.seed(len(case.name))
-    numpy = DTYPES[case.dtype][1]
-    drawn = np.float64 if case.dtype == "double" else np.float32
+  cupy.random.seed(len(case.name))
+  numpy = DTYPES[case.dtype][1]
+  drawn = np.float64 if case.dtype == "double" else np.float32
 
-    def fresh(name: str, shape: Shape) -> Any:
-        draw = cupy.random.random_sample if name == "w" else cupy.random.standard_normal
-        return draw(shape, drawn).astype(numpy)
+  def fresh(name: str, shape: Shape) -> Any:
+    draw = cupy.random.random_sample if name == "w" else cupy.random.standard_normal
+    return draw(shape, drawn).astype(numpy)
 
-    feeds = [{name: fresh(name, shape) for name, shape in case.shapes.items()} for _ in range(STEPS)]
-    cupy.cuda.Device().synchronize()
-    contenders, results = {}, {}
-    for name, fused in (("ortplugin", True), ("ort", False)):
-        contenders[name], _ = timing.session_steps(
-            lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
-        )
-        session = ortplugin.session(case.model(1, fused=fused), providers=["CUDAExecutionProvider"])
-        found = ortplugin.run(session, {f"{key}0": each for key, each in feeds[0].items()})
-        results[name] = tuple(found[f"{result}0"] for result in case.results)
-    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
-    for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
-        contenders[name], results[name] = timing.torch_steps(step, tensors)
-    times = timing.microseconds(contenders, STEPS, ROUNDS)
-    results.pop("copy", None)
-    errors = check(case, feeds[0], results)
-    if "copy" in times:
-        times["copy"] *= case.bytes / (2 * max(map(math.prod, case.shapes.values())) * np.dtype(numpy).itemsize)
-    row = {
-        "case": case.name,
-        "dtype": case.dtype,
-        "shapes": {name: list(shape) for name, shape in case.shapes.items()},
-        "bytes": case.bytes,
-        "microseconds": times,
-        "error": errors,
-    }
-    del contenders, results, feeds
-    timing.free_memory()
-    return row
+  feeds = [{name: fresh(name, shape) for name, shape in case.shapes.items()} for _ in range(STEPS)]
+  cupy.cuda.Device().synchronize()
+  contenders, results = {}, {}
+  for name, fused in (("ortplugin", True), ("ort", False)):
+    contenders[name], _ = timing.session_steps(
+      lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
+    )
+    session = ortplugin.session(case.model(1, fused=fused), providers=["CUDAExecutionProvider"])
+    found = ortplugin.run(session, {f"{key}0": each for key, each in feeds[0].items()})
+    results[name] = tuple(found[f"{result}0"] for result in case.results)
+  largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+  for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
+    contenders[name], results[name] = timing.torch_steps(step, tensors)
+  times = timing.microseconds(contenders, STEPS, ROUNDS)
+  results.pop("copy", None)
+  errors = check(case, feeds[0], results)
+  if "copy" in times:
+    times["copy"] *= case.bytes / (2 * max(map(math.prod, case.shapes.values())) * np.dtype(numpy).itemsize)
+  row = {
+    "case": case.name,
+    "dtype": case.dtype,
+    "shapes": {name: list(shape) for name, shape in case.shapes.items()},
+    "bytes": case.bytes,
+    "microseconds": times,
+    "error": errors,
+  }
+  del contenders, results, feeds
+  timing.free_memory()
+  return row
 
 
 def copy_rate() -> float | None:
-    """Bytes read and written in a microsecond by a device copy of 256 MiB; None without PyTorch."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    feeds = [{"x": torch.randn(1 << 26, device="cuda")} for _ in range(STEPS)]
-    contender, _ = timing.torch_steps(lambda x: (x.clone(),), feeds)
-    return (2 << 28) / timing.microseconds({"copy": contender}, STEPS, ROUNDS)["copy"]
+  """Bytes read and written in a microsecond by a device copy of 256 MiB; None without PyTorch."""
+  try:
+    import torch
+  except ImportError:
+    return None
+  feeds = [{"x": torch.randn(1 << 26, device="cuda")} for _ in range(STEPS)]
+  contender, _ = timing.torch_steps(lambda x: (x.clone(),), feeds)
+  return (2 << 28) / timing.microseconds({"copy": contender}, STEPS, ROUNDS)["copy"]
 
 
 def bound(row: dict[str, Any], rate: float | None) -> str:
-    """What a row may take: 1.15 times its bytes at the copy's rate, and a launch."""
-    return "" if rate is None else f"; may take {1.15 * row['bytes'] / rate + LAUNCH:.1f}"
+  """What a row may take: 1.15 times its bytes at the copy's rate, and a launch."""
+  return "" if rate is None else f"; may take {1.15 * row['bytes'] / rate + LAUNCH:.1f}"
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as a Markdown table."""
-    rate = record["copy_rate"]
-    least = ("bytes at the copy's rate", lambda row: "" if rate is None else f"{row['bytes'] / rate:.1f}")
-    lines = timing.table(record, COLUMNS, "| tensors", "|---|", lambda row: f"| {row['case']}, {row['dtype']}", least)
-    copied = "" if rate is None else f"; a copy of 256 MiB moves {rate / 1e6:.2f} TB/s"
-    lines += ["", timing.footer("lerp", f"Microseconds of a step, medians{copied}", record["environment"])]
-    return "\n".join(lines)
+  """The record as a Markdown table."""
+  rate = record["copy_rate"]
+  least = ("bytes at the copy's rate", lambda row: "" if rate is None else f"{row['bytes'] / rate:.1f}")
+  lines = timing.table(record, COLUMNS, "| tensors", "|---|", lambda row: f"| {row['case']}, {row['dtype']}", least)
+  copied = "" if rate is None else f"; a copy of 256 MiB moves {rate / 1e6:.2f} TB/s"
+  lines += ["", timing.footer("lerp", f"Microseconds of a step, medians{copied}", record["environment"])]
+  return "\n".join(lines)
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    record["copy_rate"] = copy_rate()
-    for case in cases():
-        if not args.only or any(case.name.startswith(word) for word in args.only):
-            record["rows"].append(row := measure(case))
-            yield f"{case.name} {case.dtype}: {timing.shown(row)}{bound(row, record['copy_rate'])}"
+  record["copy_rate"] = copy_rate()
+  for case in cases():
+    if not args.only or any(case.name.startswith(word) for word in args.only):
+      record["rows"].append(row := measure(case))
+      yield f"{case.name} {case.dtype}: {timing.shown(row)}{bound(row, record['copy_rate'])}"
 
 
 if __name__ == "__main__":
-    only = {"nargs": "+", "default": [], "help": "words that the cases' names begin with"}
-    timing.run("lerp", __doc__, measure_all, table, {"--only": only})
+  only = {"nargs": "+", "default": [], "help": "words that the cases' names begin with"}
+  timing.run("lerp", __doc__, measure_all, table, {"--only": only})

@@ -33,79 +33,79 @@ SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "UpdateSlice")
 
 
 def scatters(model: ModelProto) -> dict[str, int]:
-    """How many scatters of each domain the model has, bodies of control flow included."""
-    found = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model)
-                    if node.op_type in SCATTERS)  # fmt: skip
-    return dict(sorted(found.items()))
+  """How many scatters of each domain the model has, bodies of control flow included."""
+  found = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model)
+                  if node.op_type in SCATTERS)  # fmt: skip
+  return dict(sorted(found.items()))
 
 
 def session_of(model: bytes, profile: str = "") -> Any:
-    """A session on the GPU; `profile` is where the profiler writes."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if profile:
-        options.enable_profiling = True
-        options.profile_file_prefix = profile
-    return ortplugin.session(model, providers=["cuda"], session_options=options)
+  """A session on the GPU; `profile` is where the profiler writes."""
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 3
+  if profile:
+    options.enable_profiling = True
+    options.profile_file_prefix = profile
+  return ortplugin.session(model, providers=["cuda"], session_options=options)
 
 
 def milliseconds_by_operator(model: bytes, feeds: dict[str, Any]) -> dict[str, float]:
-    """Time of each operator of the main graph in one run, from ONNX Runtime's profiler; host time, kernels included."""
-    with tempfile.TemporaryDirectory() as folder:
-        session = session_of(model, str(Path(folder) / "profile"))
-        for _ in range(PROFILED_RUNS):
-            ortplugin.run(session, feeds)
-        events = json.loads(Path(session.end_profiling()).read_text())
-    total: Counter[str] = Counter()
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            total[event["args"]["op_name"]] += event["dur"]
-    return {name: round(value / 1e3 / PROFILED_RUNS, 3) for name, value in total.most_common(12)}
+  """Time of each operator of the main graph in one run, from ONNX Runtime's profiler; host time, kernels included."""
+  with tempfile.TemporaryDirectory() as folder:
+    session = session_of(model, str(Path(folder) / "profile"))
+    for _ in range(PROFILED_RUNS):
+      ortplugin.run(session, feeds)
+    events = json.loads(Path(session.end_profiling()).read_text())
+  total: Counter[str] = Counter()
+  for event in events:
+    if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+      total[event["args"]["op_name"]] += event["dur"]
+  return {name: round(value / 1e3 / PROFILED_RUNS, 3) for name, value in total.most_common(12)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and writes the record."""
-    parser = argparse.ArgumentParser(description="Mask R-CNN: exported against optimized.")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder for mask_rcnn.json.xz")
-    parser.add_argument("--commit", default="", help="of the measured code, where there is no git")
-    options = parser.parse_args(arguments)
+  """Measures and writes the record."""
+  parser = argparse.ArgumentParser(description="Mask R-CNN: exported against optimized.")
+  parser.add_argument("model", type=Path)
+  parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder for mask_rcnn.json.xz")
+  parser.add_argument("--commit", default="", help="of the measured code, where there is no git")
+  options = parser.parse_args(arguments)
 
-    import cupy
-    import onnx
+  import cupy
+  import onnx
 
-    original = onnx.load(options.model)
-    optimized, report = ortplugin.optimize(original)
-    models = {"exported": original.SerializeToString(), "optimized": optimized.SerializeToString()}
-    (image,) = original.graph.input
-    shape = [dimension.dim_value for dimension in image.type.tensor_type.shape.dim]
-    feeds = {image.name: cupy.asarray(np.random.default_rng(0).random(shape, dtype=np.float32))}
+  original = onnx.load(options.model)
+  optimized, report = ortplugin.optimize(original)
+  models = {"exported": original.SerializeToString(), "optimized": optimized.SerializeToString()}
+  (image,) = original.graph.input
+  shape = [dimension.dim_value for dimension in image.type.tensor_type.shape.dim]
+  feeds = {image.name: cupy.asarray(np.random.default_rng(0).random(shape, dtype=np.float32))}
 
-    results: dict[str, dict[str, Any]] = {}
-    times: dict[str, list[float]] = {name: [] for name in models}
-    sessions = {name: session_of(model) for name, model in models.items()}
+  results: dict[str, dict[str, Any]] = {}
+  times: dict[str, list[float]] = {name: [] for name in models}
+  sessions = {name: session_of(model) for name, model in models.items()}
+  for name, session in sessions.items():
+    results[name] = {key: cupy.asnumpy(value) for key, value in ortplugin.run(session, feeds).items()}
+  for _ in range(RUNS):
     for name, session in sessions.items():
-        results[name] = {key: cupy.asnumpy(value) for key, value in ortplugin.run(session, feeds).items()}
-    for _ in range(RUNS):
-        for name, session in sessions.items():
-            start = time.perf_counter()
-            ortplugin.run(session, feeds)
-            times[name].append((time.perf_counter() - start) * 1e3)
-    equal = {key: bool(np.array_equal(value, results["optimized"][key])) for key, value in results["exported"].items()}
-    record = {
-        "environment": timing.environment(options.commit),
-        "shapes": {key: list(value.shape) for key, value in results["exported"].items()},
-        "scatters": {"exported": scatters(original), "optimized": scatters(optimized)},
-        "rewrites": report.rewrites,
-        "equal": equal,
-        "milliseconds": {name: round(statistics.median(values), 2) for name, values in times.items()},
-        "milliseconds_by_operator": {name: milliseconds_by_operator(model, feeds) for name, model in models.items()},
-    }
-    path = timing.write("mask_rcnn", record, options.out)
-    print(json.dumps({key: value for key, value in record.items() if key != "environment"}, indent=1))
-    print(f"wrote {path}")
-    return 0 if all(equal.values()) else 1
+      start = time.perf_counter()
+      ortplugin.run(session, feeds)
+      times[name].append((time.perf_counter() - start) * 1e3)
+  equal = {key: bool(np.array_equal(value, results["optimized"][key])) for key, value in results["exported"].items()}
+  record = {
+    "environment": timing.environment(options.commit),
+    "shapes": {key: list(value.shape) for key, value in results["exported"].items()},
+    "scatters": {"exported": scatters(original), "optimized": scatters(optimized)},
+    "rewrites": report.rewrites,
+    "equal": equal,
+    "milliseconds": {name: round(statistics.median(values), 2) for name, values in times.items()},
+    "milliseconds_by_operator": {name: milliseconds_by_operator(model, feeds) for name, model in models.items()},
+  }
+  path = timing.write("mask_rcnn", record, options.out)
+  print(json.dumps({key: value for key, value in record.items() if key != "environment"}, indent=1))
+  print(f"wrote {path}")
+  return 0 if all(equal.values()) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+  sys.exit(main())

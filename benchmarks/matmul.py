@@ -38,279 +38,274 @@ WEIGHT_BYTES = 2**29  # of those, what may be weights, which the model holds
 TOLERANCE = 4e-3  # of the largest magnitude: the output's rounding to float16, and that before a residual
 # What follows the product c: the program, and the operands that it takes.
 EPILOGUES = {
-    "none": ("(float16 c) => (float16 c) {}", ""),
-    "bias": ("(float16 c, float16 b) => (float16 y) { y = Add(c, b) }", "b"),
-    "bias, Gelu": ("(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Gelu(v) }", "b"),
-    "bias, residual": ("(float16 c, float16 b, float16 z) => (float16 y) { v = Add(c, b) y = Add(v, z) }", "bz"),
-    "residual": ("(float16 c, float16 z) => (float16 y) { y = Add(c, z) }", "z"),
+  "none": ("(float16 c) => (float16 c) {}", ""),
+  "bias": ("(float16 c, float16 b) => (float16 y) { y = Add(c, b) }", "b"),
+  "bias, Gelu": ("(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Gelu(v) }", "b"),
+  "bias, residual": ("(float16 c, float16 b, float16 z) => (float16 y) { v = Add(c, b) y = Add(v, z) }", "bz"),
+  "residual": ("(float16 c, float16 z) => (float16 y) { y = Add(c, z) }", "z"),
 }
 ROWS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 WEIGHTS = ("768x768", "2304x768", "3072x768", "768x3072", "5632x1024", "512x512", "384x96")
 COLUMNS = {
-    "torch bare": "torch, alone",
-    "torch": "torch, all",
-    "lt": "cuBLASLt, all in one",
-    "bare": "ours, alone",
-    "ortplugin": "**ours, all**",
-    "tuned": "**ours, tuned**",
+  "torch bare": "torch, alone",
+  "torch": "torch, all",
+  "lt": "cuBLASLt, all in one",
+  "bare": "ours, alone",
+  "ortplugin": "**ours, all**",
+  "tuned": "**ours, tuned**",
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product [M, K] by [K, N] and what follows it."""
+  """A product [M, K] by [K, N] and what follows it."""
 
-    table: str
-    name: str
-    m: int
-    n: int
-    k: int
-    epilogue: str
+  table: str
+  name: str
+  m: int
+  n: int
+  k: int
+  epilogue: str
 
-    def __str__(self) -> str:
-        return f"{self.name}{', ' if self.name else ''}{self.m} x {self.k} x {self.n}, {self.epilogue}"
+  def __str__(self) -> str:
+    return f"{self.name}{', ' if self.name else ''}{self.m} x {self.k} x {self.n}, {self.epilogue}"
 
-    @property
-    def operands(self) -> str:
-        return EPILOGUES[self.epilogue][1]
+  @property
+  def operands(self) -> str:
+    return EPILOGUES[self.epilogue][1]
 
-    @property
-    def steps(self) -> int:
-        """How many a long graph has."""
-        weights, rest = 2 * self.n * self.k, 2 * self.m * (self.k + 2 * self.n)
-        return min(25, max(4, min(WEIGHT_BYTES // weights, BYTES // (weights + rest))))
+  @property
+  def steps(self) -> int:
+    """How many a long graph has."""
+    weights, rest = 2 * self.n * self.k, 2 * self.m * (self.k + 2 * self.n)
+    return min(25, max(4, min(WEIGHT_BYTES // weights, BYTES // (weights + rest))))
 
-    def draw(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Random device arrays x and z, and host arrays w, [N, K], and b, of each step."""
-        import cupy
+  def draw(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Random device arrays x and z, and host arrays w, [N, K], and b, of each step."""
+    import cupy
 
-        cupy.random.seed(self.m + self.n)
-        rng = np.random.default_rng(self.n + self.k)
-        shapes = {"x": (self.m, self.k), **({"z": (self.m, self.n)} if "z" in self.operands else {})}
-        feeds, weights = [], []
-        for _ in range(self.steps):
-            feeds.append(
-                {
-                    name: cupy.random.standard_normal(each, np.float32).astype(np.float16)
-                    for name, each in shapes.items()
-                }
-            )
-            w = rng.standard_normal((self.n, self.k), np.float32) * self.k**-0.5
-            b = rng.standard_normal(self.n, np.float32)
-            weights.append({"w": w.astype(np.float16), "b": b.astype(np.float16)})
-        cupy.cuda.Device().synchronize()
-        return feeds, weights
+    cupy.random.seed(self.m + self.n)
+    rng = np.random.default_rng(self.n + self.k)
+    shapes = {"x": (self.m, self.k), **({"z": (self.m, self.n)} if "z" in self.operands else {})}
+    feeds, weights = [], []
+    for _ in range(self.steps):
+      feeds.append(
+        {name: cupy.random.standard_normal(each, np.float32).astype(np.float16) for name, each in shapes.items()}
+      )
+      w = rng.standard_normal((self.n, self.k), np.float32) * self.k**-0.5
+      b = rng.standard_normal(self.n, np.float32)
+      weights.append({"w": w.astype(np.float16), "b": b.astype(np.float16)})
+    cupy.cuda.Device().synchronize()
+    return feeds, weights
 
-    def model(self, count: int, weights: list[dict[str, Any]], *, algorithm: str = "auto", trans_b: int = 0) -> bytes:
-        """A model of `count` steps that share nothing."""
-        nodes, inputs, outputs, constants = [], [], [], []
-        for step in range(count):
-            w = weights[step]["w"]
-            constants.append(numpy_helper.from_array(w if trans_b else np.ascontiguousarray(w.T), f"w{step}"))
-            inputs.append(helper.make_tensor_value_info(f"x{step}", TensorProto.FLOAT16, (self.m, self.k)))
-            outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, (self.m, self.n)))
-            if "b" in self.operands:
-                constants.append(numpy_helper.from_array(weights[step]["b"], f"b{step}"))
-            if "z" in self.operands:
-                inputs.append(helper.make_tensor_value_info(f"z{step}", TensorProto.FLOAT16, (self.m, self.n)))
-            names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in self.operands)]
-            attributes = {"program": EPILOGUES[self.epilogue][0], "trans_b": trans_b, "algorithm": algorithm}
-            nodes.append(
-                helper.make_node("FusedMatMul", names, [f"y{step}"], f"matmul{step}", domain="ortplugin", **attributes)
-            )
-        graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        return made.SerializeToString()
+  def model(self, count: int, weights: list[dict[str, Any]], *, algorithm: str = "auto", trans_b: int = 0) -> bytes:
+    """A model of `count` steps that share nothing."""
+    nodes, inputs, outputs, constants = [], [], [], []
+    for step in range(count):
+      w = weights[step]["w"]
+      constants.append(numpy_helper.from_array(w if trans_b else np.ascontiguousarray(w.T), f"w{step}"))
+      inputs.append(helper.make_tensor_value_info(f"x{step}", TensorProto.FLOAT16, (self.m, self.k)))
+      outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, (self.m, self.n)))
+      if "b" in self.operands:
+        constants.append(numpy_helper.from_array(weights[step]["b"], f"b{step}"))
+      if "z" in self.operands:
+        inputs.append(helper.make_tensor_value_info(f"z{step}", TensorProto.FLOAT16, (self.m, self.n)))
+      names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in self.operands)]
+      attributes = {"program": EPILOGUES[self.epilogue][0], "trans_b": trans_b, "algorithm": algorithm}
+      nodes.append(
+        helper.make_node("FusedMatMul", names, [f"y{step}"], f"matmul{step}", domain="ortplugin", **attributes)
+      )
+    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made.SerializeToString()
 
-    def torch_steps(self) -> dict[str, Callable[..., Any]]:
-        """What PyTorch does for the case, by column; each takes the tensors x, w, b and, if it is there, z."""
-        import torch
-        from torch.nn import functional
+  def torch_steps(self) -> dict[str, Callable[..., Any]]:
+    """What PyTorch does for the case, by column; each takes the tensors x, w, b and, if it is there, z."""
+    import torch
+    from torch.nn import functional
 
-        def one_by_one(x: Any, w: Any, b: Any, z: Any = None) -> Any:
-            y = functional.linear(x, w, b if "b" in self.operands else None)
-            if "Gelu" in self.epilogue:
-                y = functional.gelu(y)
-            return y if z is None else y + z
+    def one_by_one(x: Any, w: Any, b: Any, z: Any = None) -> Any:
+      y = functional.linear(x, w, b if "b" in self.operands else None)
+      if "Gelu" in self.epilogue:
+        y = functional.gelu(y)
+      return y if z is None else y + z
 
-        found: dict[str, Callable[..., Any]] = {"torch": one_by_one}
-        if self.epilogue == "bias, Gelu":  # by tanh, which cuBLASLt computes
-            found["lt"] = lambda x, w, b: torch._addmm_activation(b, x, w.T, use_gelu=True)
-        elif self.epilogue == "residual":
-            found["lt"] = lambda x, w, b, z: torch.addmm(z, x, w.T)
-        return found
+    found: dict[str, Callable[..., Any]] = {"torch": one_by_one}
+    if self.epilogue == "bias, Gelu":  # by tanh, which cuBLASLt computes
+      found["lt"] = lambda x, w, b: torch._addmm_activation(b, x, w.T, use_gelu=True)
+    elif self.epilogue == "residual":
+      found["lt"] = lambda x, w, b, z: torch.addmm(z, x, w.T)
+    return found
 
-    def expected(self, x: Any, w: Any, b: Any, z: Any = None) -> Any:
-        """The output in float32."""
-        import torch
+  def expected(self, x: Any, w: Any, b: Any, z: Any = None) -> Any:
+    """The output in float32."""
+    import torch
 
-        y = x.float() @ w.float().T
-        if "b" in self.operands:
-            y += b.float()
-        if "Gelu" in self.epilogue:
-            y = torch.nn.functional.gelu(y)
-        return y if z is None else y + z.float()
+    y = x.float() @ w.float().T
+    if "b" in self.operands:
+      y += b.float()
+    if "Gelu" in self.epilogue:
+      y = torch.nn.functional.gelu(y)
+    return y if z is None else y + z.float()
 
 
 def network_cases() -> Iterator[Case]:
-    """The products of transformers at the sizes of benchmarks/models.py, Q, K and V's as one where a network has it."""
+  """The products of transformers at the sizes of benchmarks/models.py, Q, K and V's as one where a network has it."""
 
-    def block(name: str, m: int, width: int, inner: int, *, merged: bool, after: str = "bias, Gelu") -> Iterator[Case]:
-        residual = "bias, residual" if "bias" in after else "residual"
-        first = 3 * width if merged else width
-        yield Case("networks", name, m, first, width, "bias" if "bias" in after else "none")
-        yield Case("networks", name, m, width, width, residual)
-        yield Case("networks", name, m, inner, width, after)
-        yield Case("networks", name, m, width, inner, residual)
+  def block(name: str, m: int, width: int, inner: int, *, merged: bool, after: str = "bias, Gelu") -> Iterator[Case]:
+    residual = "bias, residual" if "bias" in after else "residual"
+    first = 3 * width if merged else width
+    yield Case("networks", name, m, first, width, "bias" if "bias" in after else "none")
+    yield Case("networks", name, m, width, width, residual)
+    yield Case("networks", name, m, inner, width, after)
+    yield Case("networks", name, m, width, inner, residual)
 
-    yield from block("BERT-base", 128, 768, 3072, merged=False)
-    yield from block("BERT-base", 1024, 768, 3072, merged=False)
-    yield Case("networks", "BERT-base", 1024, 2304, 768, "bias")
-    yield from block("ViT-B/16", 8 * 197, 768, 3072, merged=True)
-    for stage, tokens in enumerate((25088, 6272, 1568, 392)):
-        yield from block(f"Swin-T {stage + 1}", tokens, 96 << stage, 384 << stage, merged=True)
-    yield from block("GPT-2", 256, 768, 3072, merged=True)
-    yield Case("networks", "GPT-2, head", 256, 50257, 768, "none")
-    yield from block("GPT-2, a step", 1, 768, 3072, merged=True)
-    yield from block("T5-small", 1024, 512, 2048, merged=True, after="none")
-    yield from block("Whisper-tiny", 1500, 384, 1536, merged=False)
-    for name, m in (("Llama form", 256), ("Llama form, a step", 1)):
-        yield Case("networks", name, m, 1536, 1024, "none")
-        yield Case("networks", name, m, 1024, 1024, "residual")
-        yield Case("networks", name, m, 5632, 1024, "none")
-        yield Case("networks", name, m, 1024, 2816, "residual")
-        yield Case("networks", f"{name}, head", m, 32000, 1024, "none")
+  yield from block("BERT-base", 128, 768, 3072, merged=False)
+  yield from block("BERT-base", 1024, 768, 3072, merged=False)
+  yield Case("networks", "BERT-base", 1024, 2304, 768, "bias")
+  yield from block("ViT-B/16", 8 * 197, 768, 3072, merged=True)
+  for stage, tokens in enumerate((25088, 6272, 1568, 392)):
+    yield from block(f"Swin-T {stage + 1}", tokens, 96 << stage, 384 << stage, merged=True)
+  yield from block("GPT-2", 256, 768, 3072, merged=True)
+  yield Case("networks", "GPT-2, head", 256, 50257, 768, "none")
+  yield from block("GPT-2, a step", 1, 768, 3072, merged=True)
+  yield from block("T5-small", 1024, 512, 2048, merged=True, after="none")
+  yield from block("Whisper-tiny", 1500, 384, 1536, merged=False)
+  for name, m in (("Llama form", 256), ("Llama form, a step", 1)):
+    yield Case("networks", name, m, 1536, 1024, "none")
+    yield Case("networks", name, m, 1024, 1024, "residual")
+    yield Case("networks", name, m, 5632, 1024, "none")
+    yield Case("networks", name, m, 1024, 2816, "residual")
+    yield Case("networks", f"{name}, head", m, 32000, 1024, "none")
 
 
 def sweep_cases(rows: list[int], weights: list[str], epilogues: list[str]) -> Iterator[Case]:
-    """Every M by every weight, given as NxK, by every epilogue."""
-    for weight in weights:
-        n, k = map(int, weight.split("x"))
-        for epilogue in epilogues:
-            for m in rows:
-                yield Case("sweep", "", m, n, k, epilogue)
+  """Every M by every weight, given as NxK, by every epilogue."""
+  for weight in weights:
+    n, k = map(int, weight.split("x"))
+    for epilogue in epilogues:
+      for m in rows:
+        yield Case("sweep", "", m, n, k, epilogue)
 
 
 def algorithms(case: Case, weights: list[dict[str, Any]], most: int) -> list[str]:
-    """The first `most` of those that --tune would time for the node."""
-    from ortplugin.graph.shapes import TensorType
-    from ortplugin.ops import find
+  """The first `most` of those that --tune would time for the node."""
+  from ortplugin.graph.shapes import TensorType
+  from ortplugin.ops import find
 
-    if not most:
-        return []
-    graph = onnx.load_from_string(case.model(1, weights)).graph
-    shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in graph.input}
-    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    names = graph.node[0].input
-    types = [TensorType(np.dtype(np.float16), {**shapes, **constants}[name]) for name in names]
-    operator = find("ortplugin", "FusedMatMul")
-    assert operator is not None
-    listed = operator.device_variants(graph.node[0], types, [name in constants for name in names])
-    return [str(each["algorithm"]) for each in listed][:most]
+  if not most:
+    return []
+  graph = onnx.load_from_string(case.model(1, weights)).graph
+  shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in graph.input}
+  constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+  names = graph.node[0].input
+  types = [TensorType(np.dtype(np.float16), {**shapes, **constants}[name]) for name in names]
+  operator = find("ortplugin", "FusedMatMul")
+  assert operator is not None
+  listed = operator.device_variants(graph.node[0], types, [name in constants for name in names])
+  return [str(each["algorithm"]) for each in listed][:most]
 
 
 def measure(case: Case, tuned: int) -> dict[str, Any]:
-    """One row: microseconds of each contender, and what failed. `tuned`: how many algorithms are tried."""
-    import torch
+  """One row: microseconds of each contender, and what failed. `tuned`: how many algorithms are tried."""
+  import torch
 
-    torch.backends.cuda.matmul.allow_tf32 = False
-    feeds, weights = case.draw()
-    tensors = [
-        {**{name: torch.from_dlpack(array) for name, array in feed.items()},
-         **{name: torch.from_numpy(array).cuda() for name, array in weight.items()}}
-        for feed, weight in zip(feeds, weights, strict=True)
-    ]  # fmt: skip
-    bare = replace(case, epilogue="none")
-    only_x = [{"x": feed["x"]} for feed in feeds]
-    without_z = [{name: each for name, each in feed.items() if name != "z"} for feed in tensors]
-    makers: dict[str, Callable[[], tuple[timing.Contender, Any]]] = {
-        "torch bare": partial(timing.torch_steps, bare.torch_steps()["torch"], without_z),
-        "bare": partial(timing.session_steps, lambda count: bare.model(count, weights), only_x, plugin=True),
-    }
-    if case.epilogue != "none":
-        makers |= {name: partial(timing.torch_steps, step, tensors) for name, step in case.torch_steps().items()}
-        makers["ortplugin"] = partial(
-            timing.session_steps, lambda count: case.model(count, weights), feeds, plugin=True
-        )
-    given = feeds if case.operands else only_x
-    for each in algorithms(case, weights, tuned):
-        model = partial(case.model, weights=weights, algorithm=each)
-        makers[f"tuned {each}"] = partial(timing.session_steps, model, given, plugin=True)
-    contenders: dict[str, timing.Contender] = {}
-    results, failures = {}, {}
-    for name, make in makers.items():
-        try:
-            contenders[name], results[name] = make()
-        except Exception as error:
-            failures[name] = f"{type(error).__name__}: {error}"[:200]
-    times = timing.microseconds(contenders, case.steps, ROUNDS)
-    for name, result in results.items():
-        measured, first = (bare, without_z[0]) if name.endswith("bare") else (case, tensors[0])
-        expected = measured.expected(**first)
-        error = float((torch.as_tensor(result, device="cuda").float() - expected).abs().max() / expected.abs().max())
-        if not error < TOLERANCE:
-            failures[name] = f"off by {error:.1e}"
-            del times[name]
-    row = {"case": str(case), "table": case.table, "flops": 2 * case.m * case.n * case.k}
-    return {**row, **best_of(times), **({"failures": failures} if failures else {})}
+  torch.backends.cuda.matmul.allow_tf32 = False
+  feeds, weights = case.draw()
+  tensors = [
+      {**{name: torch.from_dlpack(array) for name, array in feed.items()},
+       **{name: torch.from_numpy(array).cuda() for name, array in weight.items()}}
+      for feed, weight in zip(feeds, weights, strict=True)
+  ]  # fmt: skip
+  bare = replace(case, epilogue="none")
+  only_x = [{"x": feed["x"]} for feed in feeds]
+  without_z = [{name: each for name, each in feed.items() if name != "z"} for feed in tensors]
+  makers: dict[str, Callable[[], tuple[timing.Contender, Any]]] = {
+    "torch bare": partial(timing.torch_steps, bare.torch_steps()["torch"], without_z),
+    "bare": partial(timing.session_steps, lambda count: bare.model(count, weights), only_x, plugin=True),
+  }
+  if case.epilogue != "none":
+    makers |= {name: partial(timing.torch_steps, step, tensors) for name, step in case.torch_steps().items()}
+    makers["ortplugin"] = partial(timing.session_steps, lambda count: case.model(count, weights), feeds, plugin=True)
+  given = feeds if case.operands else only_x
+  for each in algorithms(case, weights, tuned):
+    model = partial(case.model, weights=weights, algorithm=each)
+    makers[f"tuned {each}"] = partial(timing.session_steps, model, given, plugin=True)
+  contenders: dict[str, timing.Contender] = {}
+  results, failures = {}, {}
+  for name, make in makers.items():
+    try:
+      contenders[name], results[name] = make()
+    except Exception as error:
+      failures[name] = f"{type(error).__name__}: {error}"[:200]
+  times = timing.microseconds(contenders, case.steps, ROUNDS)
+  for name, result in results.items():
+    measured, first = (bare, without_z[0]) if name.endswith("bare") else (case, tensors[0])
+    expected = measured.expected(**first)
+    error = float((torch.as_tensor(result, device="cuda").float() - expected).abs().max() / expected.abs().max())
+    if not error < TOLERANCE:
+      failures[name] = f"off by {error:.1e}"
+      del times[name]
+  row = {"case": str(case), "table": case.table, "flops": 2 * case.m * case.n * case.k}
+  return {**row, **best_of(times), **({"failures": failures} if failures else {})}
 
 
 def best_of(times: dict[str, float]) -> dict[str, Any]:
-    """A row's times, with the fastest algorithm instead of all, and that algorithm."""
-    named = {name: time for name, time in times.items() if not name.startswith("tuned ")}
-    tried = {name.removeprefix("tuned "): time for name, time in times.items() if name not in named}
-    if not tried:
-        return {"microseconds": named}
-    fastest = min(tried, key=lambda name: tried[name])
-    return {"microseconds": {**named, "tuned": tried[fastest]}, "algorithm": fastest}
+  """A row's times, with the fastest algorithm instead of all, and that algorithm."""
+  named = {name: time for name, time in times.items() if not name.startswith("tuned ")}
+  tried = {name.removeprefix("tuned "): time for name, time in times.items() if name not in named}
+  if not tried:
+    return {"microseconds": named}
+  fastest = min(tried, key=lambda name: tried[name])
+  return {"microseconds": {**named, "tuned": tried[fastest]}, "algorithm": fastest}
 
 
 def table(record: dict[str, Any]) -> str:
-    """Both tables of the record, in Markdown."""
-    lines: list[str] = []
-    for name in ("networks", "sweep"):
-        rows = [row for row in record["rows"] if row["table"] == name]
-        columns = [each for each in COLUMNS if any(each in row["microseconds"] for row in rows)]
-        if not rows:
-            continue
-        titles = [*(COLUMNS[each] for each in columns), "TFLOP/s", "times the fastest of PyTorch's"]
-        lines += ["| M x K x N, what follows | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
-        for row in rows:
-            times = row["microseconds"]
-            alone = row["case"].endswith(", none")
-            ours = [times[each] for each in ("bare" if alone else "ortplugin", "tuned") if each in times]
-            theirs = [times[each] for each in (("torch bare",) if alone else ("torch", "lt")) if each in times]
-            cells = [f"{times[each]:.1f}" if each in times else "" for each in columns]
-            cells.append(f"{row['flops'] / min(ours) * 1e-6:.1f}" if ours else "")
-            cells.append(f"{min(theirs) / min(ours):.2f}" if ours and theirs else "")
-            lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
-        lines.append("")
-    note = timing.older(record["rows"], [row["case"] for row in record["rows"]])
-    lines.append(timing.footer("matmul", "Microseconds of one, medians", record["environment"], note))
-    return "\n".join(lines)
+  """Both tables of the record, in Markdown."""
+  lines: list[str] = []
+  for name in ("networks", "sweep"):
+    rows = [row for row in record["rows"] if row["table"] == name]
+    columns = [each for each in COLUMNS if any(each in row["microseconds"] for row in rows)]
+    if not rows:
+      continue
+    titles = [*(COLUMNS[each] for each in columns), "TFLOP/s", "times the fastest of PyTorch's"]
+    lines += ["| M x K x N, what follows | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for row in rows:
+      times = row["microseconds"]
+      alone = row["case"].endswith(", none")
+      ours = [times[each] for each in ("bare" if alone else "ortplugin", "tuned") if each in times]
+      theirs = [times[each] for each in (("torch bare",) if alone else ("torch", "lt")) if each in times]
+      cells = [f"{times[each]:.1f}" if each in times else "" for each in columns]
+      cells.append(f"{row['flops'] / min(ours) * 1e-6:.1f}" if ours else "")
+      cells.append(f"{min(theirs) / min(ours):.2f}" if ours and theirs else "")
+      lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
+    lines.append("")
+  note = timing.older(record["rows"], [row["case"] for row in record["rows"]])
+  lines.append(timing.footer("matmul", "Microseconds of one, medians", record["environment"], note))
+  return "\n".join(lines)
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    import torch
+  import torch
 
-    cases = [case for case in network_cases() if "networks" in args.only]
-    cases += [case for case in sweep_cases(args.rows, args.weights, args.epilogues) if "sweep" in args.only]
-    rows: list[Any] = []
-    for case in dict.fromkeys(cases):
-        rows.append(measure(case, args.tuned))
-        timing.free_memory()
-        torch.cuda.empty_cache()
-        record["rows"] = timing.merged(rows, args.out / "matmul.json.xz", record["environment"], "case")
-        yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
+  cases = [case for case in network_cases() if "networks" in args.only]
+  cases += [case for case in sweep_cases(args.rows, args.weights, args.epilogues) if "sweep" in args.only]
+  rows: list[Any] = []
+  for case in dict.fromkeys(cases):
+    rows.append(measure(case, args.tuned))
+    timing.free_memory()
+    torch.cuda.empty_cache()
+    record["rows"] = timing.merged(rows, args.out / "matmul.json.xz", record["environment"], "case")
+    yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
 
 
 if __name__ == "__main__":
-    options = {
-        "--only": {"nargs": "+", "default": ["networks", "sweep"], "choices": ["networks", "sweep"], "help": "tables"},
-        "--rows": {"type": int, "nargs": "+", "default": ROWS, "help": "M of the sweep"},
-        "--weights": {"nargs": "+", "default": WEIGHTS, "metavar": "NxK", "help": "N and K of the sweep"},
-        "--epilogues": {"nargs": "+", "default": ["bias"], "choices": EPILOGUES, "help": "of the sweep"},
-        "--tuned": {"type": int, "default": 0, "help": "algorithms to try for each product"},
-    }
-    timing.run("matmul", __doc__, measure_all, table, options)
+  options = {
+    "--only": {"nargs": "+", "default": ["networks", "sweep"], "choices": ["networks", "sweep"], "help": "tables"},
+    "--rows": {"type": int, "nargs": "+", "default": ROWS, "help": "M of the sweep"},
+    "--weights": {"nargs": "+", "default": WEIGHTS, "metavar": "NxK", "help": "N and K of the sweep"},
+    "--epilogues": {"nargs": "+", "default": ["bias"], "choices": EPILOGUES, "help": "of the sweep"},
+    "--tuned": {"type": int, "default": 0, "help": "algorithms to try for each product"},
+  }
+  timing.run("matmul", __doc__, measure_all, table, options)

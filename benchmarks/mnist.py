@@ -30,145 +30,144 @@ ROUNDS = 15
 
 
 def chains(stream: Any, replay: Callable[[], Any]) -> timing.Contender:
-    """One replay of the step, and STEPS of them, by the GPU's clock."""
+  """One replay of the step, and STEPS of them, by the GPU's clock."""
 
-    def long() -> None:
-        for _ in range(STEPS):
-            replay()
+  def long() -> None:
+    for _ in range(STEPS):
+      replay()
 
-    return timing.Contender(timing._on_the_gpu(stream, replay), timing._on_the_gpu(stream, long))
+  return timing.Contender(timing._on_the_gpu(stream, replay), timing._on_the_gpu(stream, long))
 
 
 def ours(batch: int, feeds: dict[str, Any], bias_gradients: bool) -> tuple[timing.Contender, dict[str, Any]]:
-    """The optimized step in a session, and what it computes."""
-    import cupy
-    import onnxruntime
+  """The optimized step in a session, and what it computes."""
+  import cupy
+  import onnxruntime
 
-    import ortplugin
-    from ortplugin.optimizer import PIPELINE, run_passes
+  import ortplugin
+  from ortplugin.optimizer import PIPELINE, run_passes
 
-    model, _, _ = run_passes(mnist_training.build(batch, bias_gradients=bias_gradients), PIPELINE)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    ortplugin.register(options)
-    gpu = cupy.cuda.Device().id
-    provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0",
-                "device_id": str(gpu)}  # fmt: skip
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=[("CUDAExecutionProvider", provider)]
-    )
-    binding = session.io_binding()
-    for value in session.get_inputs():
-        array = feeds[value.name]
-        binding.bind_input(value.name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
-    results = {}
-    for value in session.get_outputs():
-        results[value.name] = cupy.empty(value.shape, np.float32)
-        array = results[value.name]
-        binding.bind_output(value.name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
-    runs = onnxruntime.RunOptions()
-    runs.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    for _ in range(3):  # compile, allocate, capture
-        session.run_with_iobinding(binding)
-        stream.synchronize()
-    return chains(stream, lambda: session.run_with_iobinding(binding, runs)), results
+  model, _, _ = run_passes(mnist_training.build(batch, bias_gradients=bias_gradients), PIPELINE)
+  stream = cupy.cuda.Stream(non_blocking=True)
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 3
+  ortplugin.register(options)
+  gpu = cupy.cuda.Device().id
+  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0",
+              "device_id": str(gpu)}  # fmt: skip
+  session = onnxruntime.InferenceSession(
+    model.SerializeToString(), options, providers=[("CUDAExecutionProvider", provider)]
+  )
+  binding = session.io_binding()
+  for value in session.get_inputs():
+    array = feeds[value.name]
+    binding.bind_input(value.name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
+  results = {}
+  for value in session.get_outputs():
+    results[value.name] = cupy.empty(value.shape, np.float32)
+    array = results[value.name]
+    binding.bind_output(value.name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
+  runs = onnxruntime.RunOptions()
+  runs.add_run_config_entry("disable_synchronize_execution_providers", "1")
+  for _ in range(3):  # compile, allocate, capture
+    session.run_with_iobinding(binding)
+    stream.synchronize()
+  return chains(stream, lambda: session.run_with_iobinding(binding, runs)), results
 
 
 def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
-    """PyTorch's eager step, captured, and what its first run computes."""
-    import cupy
-    import torch
-    from torch.nn import functional
+  """PyTorch's eager step, captured, and what its first run computes."""
+  import cupy
+  import torch
+  from torch.nn import functional
 
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-    image, label = (torch.from_dlpack(feeds[name]) for name in ("image", "label"))
-    parameters = {name: torch.from_dlpack(feeds[name]).clone().requires_grad_() for name in mnist_training.PARAMETERS}
+  torch.backends.cudnn.benchmark = True
+  torch.backends.cudnn.allow_tf32 = False
+  torch.backends.cuda.matmul.allow_tf32 = False
+  image, label = (torch.from_dlpack(feeds[name]) for name in ("image", "label"))
+  parameters = {name: torch.from_dlpack(feeds[name]).clone().requires_grad_() for name in mnist_training.PARAMETERS}
 
-    def step() -> tuple[Any, list[Any]]:
-        x = image
-        for i in range(3):
-            x = functional.conv2d(x, parameters[f"conv{i}.weight"], parameters[f"conv{i}.bias"], padding=1)
-            x = functional.max_pool2d(functional.relu(x), 2)
-        logits = functional.linear(x.flatten(1), parameters["dense.weight"], parameters["dense.bias"])
-        loss = functional.cross_entropy(logits, label)
-        return loss, torch.autograd.grad(loss, list(parameters.values()))
+  def step() -> tuple[Any, list[Any]]:
+    x = image
+    for i in range(3):
+      x = functional.conv2d(x, parameters[f"conv{i}.weight"], parameters[f"conv{i}.bias"], padding=1)
+      x = functional.max_pool2d(functional.relu(x), 2)
+    logits = functional.linear(x.flatten(1), parameters["dense.weight"], parameters["dense.bias"])
+    loss = functional.cross_entropy(logits, label)
+    return loss, torch.autograd.grad(loss, list(parameters.values()))
 
-    def update() -> Any:
-        loss, gradients = step()
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters.values(), gradients, strict=True):
-                parameter.sub_(gradient, alpha=0.1)
-        return loss
+  def update() -> Any:
+    loss, gradients = step()
+    with torch.no_grad():
+      for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+        parameter.sub_(gradient, alpha=0.1)
+    return loss
 
-    results = {}
-    stream = torch.cuda.Stream()
+  results = {}
+  stream = torch.cuda.Stream()
+  torch.cuda.synchronize()
+  with torch.cuda.stream(stream):  # of another stream, leaves would be waited for there, which ends a capture
+    loss, gradients = step()
+    results["loss"] = loss.detach()
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+      results[f"{name}.next"] = parameter.detach() - 0.1 * gradient
+    for _ in range(3):
+      update()
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream):  # of another stream, leaves would be waited for there, which ends a capture
-        loss, gradients = step()
-        results["loss"] = loss.detach()
-        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-            results[f"{name}.next"] = parameter.detach() - 0.1 * gradient
-        for _ in range(3):
-            update()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
-            kept = update()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+      kept = update()
 
-    def replay(_kept: Any = kept) -> None:
-        with torch.cuda.stream(stream):
-            graph.replay()
+  def replay(_kept: Any = kept) -> None:
+    with torch.cuda.stream(stream):
+      graph.replay()
 
-    return chains(cupy.cuda.ExternalStream(stream.cuda_stream), replay), results
+  return chains(cupy.cuda.ExternalStream(stream.cuda_stream), replay), results
 
 
 def measure(batch: int) -> dict[str, Any]:
-    """One row: microseconds of each contender."""
-    import cupy
+  """One row: microseconds of each contender."""
+  import cupy
 
-    image, label = mnist_training.data(batch)
-    arrays = {"image": image, "label": label, **mnist_training.initial()}
-    feeds = {name: cupy.asarray(array) for name, array in arrays.items()}
-    cupy.cuda.Device().synchronize()
-    contenders = {}
-    contenders["torch"], wanted = torchs(feeds)
-    contenders["ours"], found = ours(batch, feeds, True)
-    contenders["without biases"], _ = ours(batch, feeds, False)
-    for name, want in wanted.items():
-        expected = cupy.asarray(want)
-        before = feeds.get(name.removesuffix(".next"), cupy.zeros((), np.float32))
-        change = float(cupy.abs(expected - before).max())
-        error = float(cupy.abs(found[name].reshape(expected.shape) - expected).max()) / change
-        if not error < 1e-3:
-            raise SystemExit(f"batch {batch}: {name} is off by {error:.1e} of its change")
-    return {"batch": batch, "microseconds": timing.microseconds(contenders, STEPS, ROUNDS)}
+  image, label = mnist_training.data(batch)
+  arrays = {"image": image, "label": label, **mnist_training.initial()}
+  feeds = {name: cupy.asarray(array) for name, array in arrays.items()}
+  cupy.cuda.Device().synchronize()
+  contenders = {}
+  contenders["torch"], wanted = torchs(feeds)
+  contenders["ours"], found = ours(batch, feeds, True)
+  contenders["without biases"], _ = ours(batch, feeds, False)
+  for name, want in wanted.items():
+    expected = cupy.asarray(want)
+    before = feeds.get(name.removesuffix(".next"), cupy.zeros((), np.float32))
+    change = float(cupy.abs(expected - before).max())
+    error = float(cupy.abs(found[name].reshape(expected.shape) - expected).max()) / change
+    if not error < 1e-3:
+      raise SystemExit(f"batch {batch}: {name} is off by {error:.1e} of its change")
+  return {"batch": batch, "microseconds": timing.microseconds(contenders, STEPS, ROUNDS)}
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows of the record, in Markdown."""
-    lines = [
-        "| batch | torch, eager operators | **ours** | ours without biases' gradients | of which biases |",
-        "|---:|---:|---:|---:|---:|",
-    ]
-    for row in record["rows"]:
-        times = row["microseconds"]
-        share = max(0.0, 1 - times["without biases"] / times["ours"])
-        lines.append(
-            f"| {row['batch']} | {times['torch']:.1f} | {times['ours']:.1f} | {times['without biases']:.1f} "
-            f"| {share:.1%} |"
-        )
-    footer = timing.footer("mnist", "Microseconds of the GPU for one step, medians", record["environment"])
-    return "\n".join([*lines, "", footer])
+  """The rows of the record, in Markdown."""
+  lines = [
+    "| batch | torch, eager operators | **ours** | ours without biases' gradients | of which biases |",
+    "|---:|---:|---:|---:|---:|",
+  ]
+  for row in record["rows"]:
+    times = row["microseconds"]
+    share = max(0.0, 1 - times["without biases"] / times["ours"])
+    lines.append(
+      f"| {row['batch']} | {times['torch']:.1f} | {times['ours']:.1f} | {times['without biases']:.1f} | {share:.1%} |"
+    )
+  footer = timing.footer("mnist", "Microseconds of the GPU for one step, medians", record["environment"])
+  return "\n".join([*lines, "", footer])
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    for batch in BATCHES:
-        record["rows"].append(measure(batch))
-        yield f"batch {batch}: {timing.shown(record['rows'][-1])}"
+  for batch in BATCHES:
+    record["rows"].append(measure(batch))
+    yield f"batch {batch}: {timing.shown(record['rows'][-1])}"
 
 
 if __name__ == "__main__":
-    timing.run("mnist", __doc__, measure_all, table)
+  timing.run("mnist", __doc__, measure_all, table)

@@ -76,506 +76,504 @@ Tensors = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A network, the sizes of its inputs and its dtype."""
+  """A network, the sizes of its inputs and its dtype."""
 
-    name: str
-    sizes: tuple[int, ...]
-    dtype: str = "fp16"
+  name: str
+  sizes: tuple[int, ...]
+  dtype: str = "fp16"
 
-    @classmethod
-    def parse(cls, text: str, dtype: str = "fp16") -> Case:
-        """'bert_base:8x128' or 'bert_base:8x128:bf16'; `dtype`: what is meant without one."""
-        name, _, rest = text.partition(":")
-        sizes, _, given = rest.partition(":")
-        if name not in NETWORKS:
-            raise SystemExit(f"'{text}' has no name of {', '.join(NETWORKS)}")
-        form = NETWORKS[name].sizes
-        numbers = sizes.split("x")
-        if len(numbers) != len(form.split("x")) or not all(each.isdecimal() and int(each) for each in numbers):
-            raise SystemExit(f"'{text}' is not {name}:{form}")
-        if (given or dtype) not in DTYPES:
-            raise SystemExit(f"'{text}' ends in none of {', '.join(DTYPES)}")
-        return cls(name, tuple(map(int, numbers)), given or dtype)
+  @classmethod
+  def parse(cls, text: str, dtype: str = "fp16") -> Case:
+    """'bert_base:8x128' or 'bert_base:8x128:bf16'; `dtype`: what is meant without one."""
+    name, _, rest = text.partition(":")
+    sizes, _, given = rest.partition(":")
+    if name not in NETWORKS:
+      raise SystemExit(f"'{text}' has no name of {', '.join(NETWORKS)}")
+    form = NETWORKS[name].sizes
+    numbers = sizes.split("x")
+    if len(numbers) != len(form.split("x")) or not all(each.isdecimal() and int(each) for each in numbers):
+      raise SystemExit(f"'{text}' is not {name}:{form}")
+    if (given or dtype) not in DTYPES:
+      raise SystemExit(f"'{text}' ends in none of {', '.join(DTYPES)}")
+    return cls(name, tuple(map(int, numbers)), given or dtype)
 
-    @property
-    def network(self) -> networks.Network:
-        return NETWORKS[self.name]
+  @property
+  def network(self) -> networks.Network:
+    return NETWORKS[self.name]
 
-    @property
-    def group(self) -> str:
-        return "transformers" if self.name in transformers.NETWORKS else "models"
+  @property
+  def group(self) -> str:
+    return "transformers" if self.name in transformers.NETWORKS else "models"
 
-    def __str__(self) -> str:
-        sizes = "x".join(map(str, self.sizes))
-        return f"{self.name}:{sizes}" + ("" if self.dtype == "fp16" else f":{self.dtype}")
+  def __str__(self) -> str:
+    sizes = "x".join(map(str, self.sizes))
+    return f"{self.name}:{sizes}" + ("" if self.dtype == "fp16" else f":{self.dtype}")
 
-    def title(self, exporter: str) -> str:
-        """What a table calls it. `exporter`: the one that wrote it."""
-        sizes = "x".join(map(str, self.sizes))
-        parts = [self.network.title, sizes if len(self.sizes) > 1 else f"batch {sizes}"]
-        parts += [self.dtype] if self.dtype != "fp16" else []
-        return ", ".join(parts + ([f"by {exporter}"] if exporter != self.network.exporter else []))
+  def title(self, exporter: str) -> str:
+    """What a table calls it. `exporter`: the one that wrote it."""
+    sizes = "x".join(map(str, self.sizes))
+    parts = [self.network.title, sizes if len(self.sizes) > 1 else f"batch {sizes}"]
+    parts += [self.dtype] if self.dtype != "fp16" else []
+    return ", ".join(parts + ([f"by {exporter}"] if exporter != self.network.exporter else []))
 
 
 def grouped(text: str, dtype: str) -> dict[str, list[Case]]:
-    """The cases of a list such as 'transformers,resnet50:8', by group."""
-    found: dict[str, list[Case]] = {}
-    for each in filter(None, text.split(",")):
-        for case in (Case.parse(one, dtype) for one in GROUPS.get(each, (each,))):
-            found.setdefault(case.group, []).append(case)
-    return found
+  """The cases of a list such as 'transformers,resnet50:8', by group."""
+  found: dict[str, list[Case]] = {}
+  for each in filter(None, text.split(",")):
+    for case in (Case.parse(one, dtype) for one in GROUPS.get(each, (each,))):
+      found.setdefault(case.group, []).append(case)
+  return found
 
 
 # ------------------------------------------------------------------------------------------------------- contenders
 
 
 def session_replay(
-    model: bytes,
-    inputs: Tensors,
-    like: Sequence[Any],
-    stream: Any,
-    *,
-    library: str | None,
-    graph: bool = True,
-    nhwc: bool = False,
+  model: bytes,
+  inputs: Tensors,
+  like: Sequence[Any],
+  stream: Any,
+  *,
+  library: str | None,
+  graph: bool = True,
+  nhwc: bool = False,
 ) -> tuple[Replay, list[Any]]:
-    """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
+  """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
 
-    `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register.
-    """
-    import onnxruntime
-    import torch
+  `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register.
+  """
+  import onnxruntime
+  import torch
 
-    from ortplugin.session import element_type
+  from ortplugin.session import element_type
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if library is not None:
-        options.register_custom_ops_library(library)
-    gpu = torch.cuda.current_device()
-    provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
-                "prefer_nhwc": str(int(nhwc)), "device_id": str(gpu)}  # fmt: skip
-    session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
-    binding = session.io_binding()
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 3
+  if library is not None:
+    options.register_custom_ops_library(library)
+  gpu = torch.cuda.current_device()
+  provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
+              "prefer_nhwc": str(int(nhwc)), "device_id": str(gpu)}  # fmt: skip
+  session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+  binding = session.io_binding()
 
-    def bind(bound: Callable[..., None], value: Any, tensor: Any) -> None:
-        element = element_type(value.type)
-        assert element is not None
-        bound(value.name, "cuda", gpu, element[0], list(tensor.shape), tensor.data_ptr())
+  def bind(bound: Callable[..., None], value: Any, tensor: Any) -> None:
+    element = element_type(value.type)
+    assert element is not None
+    bound(value.name, "cuda", gpu, element[0], list(tensor.shape), tensor.data_ptr())
 
-    for value in session.get_inputs():
-        bind(binding.bind_input, value, inputs[value.name])
-    results = []
-    for value, tensor in zip(session.get_outputs(), like, strict=True):
-        element = element_type(value.type)
-        assert element is not None
-        results.append(torch.empty(tensor.shape, dtype=getattr(torch, element[1].name), device=tensor.device))
-        bind(binding.bind_output, value, results[-1])
-    run_options = onnxruntime.RunOptions()
-    run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    for _ in range(3):  # compiles, allocates, captures
-        session.run_with_iobinding(binding)
-        stream.synchronize()
-    return lambda _kept=inputs: session.run_with_iobinding(binding, run_options), results
+  for value in session.get_inputs():
+    bind(binding.bind_input, value, inputs[value.name])
+  results = []
+  for value, tensor in zip(session.get_outputs(), like, strict=True):
+    element = element_type(value.type)
+    assert element is not None
+    results.append(torch.empty(tensor.shape, dtype=getattr(torch, element[1].name), device=tensor.device))
+    bind(binding.bind_output, value, results[-1])
+  run_options = onnxruntime.RunOptions()
+  run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+  for _ in range(3):  # compiles, allocates, captures
+    session.run_with_iobinding(binding)
+    stream.synchronize()
+  return lambda _kept=inputs: session.run_with_iobinding(binding, run_options), results
 
 
 def torch_replay(model: Any, inputs: Tensors, stream: Any, *, channels_last: bool) -> tuple[Replay, list[Any]]:
-    """A function that replays the compiled module's CUDA graph on the stream, and the tensors of its outputs."""
-    import torch
+  """A function that replays the compiled module's CUDA graph on the stream, and the tensors of its outputs."""
+  import torch
 
-    model = copy.deepcopy(model)  # another layout would move its parameters away from under an earlier graph
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = model.to(memory_format=layout)
-    given = tuple(each.to(memory_format=layout) if each.ndim == 4 else each for each in inputs.values())
-    torch._dynamo.reset()
-    compiled = torch.compile(model, dynamic=False)
-    outer = torch.cuda.ExternalStream(stream.ptr)
-    with torch.no_grad(), torch.cuda.stream(outer):
-        for _ in range(3):
-            compiled(*given)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=outer):
-            results = outputs_of(compiled(*given))
+  model = copy.deepcopy(model)  # another layout would move its parameters away from under an earlier graph
+  layout = torch.channels_last if channels_last else torch.contiguous_format
+  model = model.to(memory_format=layout)
+  given = tuple(each.to(memory_format=layout) if each.ndim == 4 else each for each in inputs.values())
+  torch._dynamo.reset()
+  compiled = torch.compile(model, dynamic=False)
+  outer = torch.cuda.ExternalStream(stream.ptr)
+  with torch.no_grad(), torch.cuda.stream(outer):
+    for _ in range(3):
+      compiled(*given)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=outer):
+      results = outputs_of(compiled(*given))
 
-    def replay(_kept: Any = (given, compiled)) -> None:
-        with torch.cuda.stream(outer):
-            graph.replay()
+  def replay(_kept: Any = (given, compiled)) -> None:
+    with torch.cuda.stream(outer):
+      graph.replay()
 
-    return replay, results
+  return replay, results
 
 
 def outputs_of(found: Any) -> list[Any]:
-    """What a module returns, as a list of tensors."""
-    return list(found) if isinstance(found, tuple) else [found]
+  """What a module returns, as a list of tensors."""
+  return list(found) if isinstance(found, tuple) else [found]
 
 
 def gpu_microseconds(replays: Mapping[str, Replay], stream: Any, rounds: int = ROUNDS) -> dict[str, float]:
-    """The GPU's time of one replay of each contender: medians of rounds in which they take turns."""
-    import cupy
+  """The GPU's time of one replay of each contender: medians of rounds in which they take turns."""
+  import cupy
 
-    wait = cupy.RawKernel(timing._WAIT, "wait")
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+  wait = cupy.RawKernel(timing._WAIT, "wait")
+  start, end = cupy.cuda.Event(), cupy.cuda.Event()
 
-    def once(replay: Replay) -> float:
-        with stream:
-            wait((1,), (1,), (np.int64(WAIT_CYCLES),))
-            start.record()
-            for _ in range(REPLAYS):
-                replay()
-            end.record()
-            end.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / REPLAYS
+  def once(replay: Replay) -> float:
+    with stream:
+      wait((1,), (1,), (np.int64(WAIT_CYCLES),))
+      start.record()
+      for _ in range(REPLAYS):
+        replay()
+      end.record()
+      end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / REPLAYS
 
-    times: dict[str, list[float]] = {name: [] for name in replays}
-    for number in range(rounds + 2):
-        for name, replay in replays.items():
-            took = once(replay)
-            if number >= 2:
-                times[name].append(took)
-    return {name: statistics.median(values) for name, values in times.items()}
+  times: dict[str, list[float]] = {name: [] for name in replays}
+  for number in range(rounds + 2):
+    for name, replay in replays.items():
+      took = once(replay)
+      if number >= 2:
+        times[name].append(took)
+  return {name: statistics.median(values) for name, values in times.items()}
 
 
 def host_microseconds(replay: Replay, stream: Any) -> float:
-    """The host's time of one run that is waited for."""
-    took = []
-    for _ in range(50):
-        begun = time.perf_counter()
-        replay()
-        stream.synchronize()
-        took.append((time.perf_counter() - begun) * 1e6)
-    return statistics.median(took[10:])
+  """The host's time of one run that is waited for."""
+  took = []
+  for _ in range(50):
+    begun = time.perf_counter()
+    replay()
+    stream.synchronize()
+    took.append((time.perf_counter() - begun) * 1e6)
+  return statistics.median(took[10:])
 
 
 # ----------------------------------------------------------------------------------------------------------- one row
 
 
 def operators(model: onnx.ModelProto) -> dict[str, int]:
-    """Nodes by type, those of other domains than the standard one with theirs."""
-    return dict(Counter(f"{n.domain}::{n.op_type}".removeprefix("::") for n in walk_nodes(model)).most_common())
+  """Nodes by type, those of other domains than the standard one with theirs."""
+  return dict(Counter(f"{n.domain}::{n.op_type}".removeprefix("::") for n in walk_nodes(model)).most_common())
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What all contenders of a case compute: the module and its export, inputs, and the outputs of the module itself.
+  """What all contenders of a case compute: the module and its export, inputs, and the outputs of the module itself.
 
-    `expected`: in float32. `exporter`: the one that wrote the model.
-    """
+  `expected`: in float32. `exporter`: the one that wrote the model.
+  """
 
-    module: Any
-    model: onnx.ModelProto
-    inputs: Tensors
-    eager: list[Any]
-    expected: list[Any]
-    exporter: str
+  module: Any
+  model: onnx.ModelProto
+  inputs: Tensors
+  eager: list[Any]
+  expected: list[Any]
+  exporter: str
 
-    def error(self, results: Sequence[Any]) -> float:
-        """The largest difference from what is expected, over the magnitude of each output."""
-        pairs = zip(results, self.expected, strict=True)
-        return max(float((found.float() - wanted).abs().max() / wanted.abs().max()) for found, wanted in pairs)
+  def error(self, results: Sequence[Any]) -> float:
+    """The largest difference from what is expected, over the magnitude of each output."""
+    pairs = zip(results, self.expected, strict=True)
+    return max(float((found.float() - wanted).abs().max() / wanted.abs().max()) for found, wanted in pairs)
 
-    def on_host(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs and expected outputs as NumPy's arrays by name."""
-        feeds = {name: host(each) for name, each in self.inputs.items()}
-        names = [output.name for output in self.model.graph.output]
-        return feeds, {name: host(each) for name, each in zip(names, self.expected, strict=True)}
+  def on_host(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and expected outputs as NumPy's arrays by name."""
+    feeds = {name: host(each) for name, each in self.inputs.items()}
+    names = [output.name for output in self.model.graph.output]
+    return feeds, {name: host(each) for name, each in zip(names, self.expected, strict=True)}
 
 
 def host(tensor: Any) -> Any:
-    """A tensor as NumPy's array, for which bfloat16 is a dtype of ml_dtypes."""
-    import torch
+  """A tensor as NumPy's array, for which bfloat16 is a dtype of ml_dtypes."""
+  import torch
 
-    if tensor.dtype != torch.bfloat16:
-        return tensor.cpu().numpy()
-    import ml_dtypes
+  if tensor.dtype != torch.bfloat16:
+    return tensor.cpu().numpy()
+  import ml_dtypes
 
-    return tensor.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+  return tensor.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
 
 
 def prepare(case: Case) -> Subject:
-    """The case on the GPU, exported by the first exporter that can."""
-    import torch
+  """The case on the GPU, exported by the first exporter that can."""
+  import torch
 
-    # Without TF32, until the expected outputs are there.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    dtype = getattr(torch, DTYPES[case.dtype])
-    network = case.network
-    module = networks.module(network, "cuda").to(dtype)
-    inputs = networks.draw(network, case.sizes, "cuda", dtype)
-    model, exporter = exported(module, inputs, network.exporter)
-    with torch.no_grad():
-        eager = outputs_of(module(*inputs.values()))
-        wide = [each.float() if each.is_floating_point() else each for each in inputs.values()]
-        expected = outputs_of(module.float()(*wide))
-        module = module.to(dtype)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = case.dtype == "fp32"
-    return Subject(module, model, inputs, eager, expected, exporter)
+  # Without TF32, until the expected outputs are there.
+  torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+  dtype = getattr(torch, DTYPES[case.dtype])
+  network = case.network
+  module = networks.module(network, "cuda").to(dtype)
+  inputs = networks.draw(network, case.sizes, "cuda", dtype)
+  model, exporter = exported(module, inputs, network.exporter)
+  with torch.no_grad():
+    eager = outputs_of(module(*inputs.values()))
+    wide = [each.float() if each.is_floating_point() else each for each in inputs.values()]
+    expected = outputs_of(module.float()(*wide))
+    module = module.to(dtype)
+  torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = case.dtype == "fp32"
+  return Subject(module, model, inputs, eager, expected, exporter)
 
 
 def exported(module: Any, inputs: Tensors, first: str) -> tuple[onnx.ModelProto, str]:
-    """The module as ONNX, and the exporter that wrote it: the other one where the first fails."""
-    failures = []
-    for exporter in (first, *(each for each in EXPORTERS if each != first)):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            try:
-                networks.export(module, dict(inputs), path, exporter)
-                return onnx.load(path), exporter
-            except Exception as error:  # exporters raise what they like
-                failures.append(f"{exporter}: {type(error).__name__}: {str(error)[:300]}")
-                print(f"  {failures[-1]}", flush=True)
-    raise RuntimeError("; ".join(failures))
+  """The module as ONNX, and the exporter that wrote it: the other one where the first fails."""
+  failures = []
+  for exporter in (first, *(each for each in EXPORTERS if each != first)):
+    with tempfile.TemporaryDirectory() as folder:
+      path = Path(folder) / "model.onnx"
+      try:
+        networks.export(module, dict(inputs), path, exporter)
+        return onnx.load(path), exporter
+      except Exception as error:  # exporters raise what they like
+        failures.append(f"{exporter}: {type(error).__name__}: {str(error)[:300]}")
+        print(f"  {failures[-1]}", flush=True)
+  raise RuntimeError("; ".join(failures))
 
 
 def optimized_variants(
-    subject: Subject, *, tune: bool, seconds: dict[str, float]
+  subject: Subject, *, tune: bool, seconds: dict[str, float]
 ) -> tuple[dict[str, onnx.ModelProto], Any]:
-    """The optimized models by column, and the report of the first."""
+  """The optimized models by column, and the report of the first."""
+  begun = time.perf_counter()
+  ours, report = ortplugin.optimize(subject.model)
+  seconds["optimize"] = time.perf_counter() - begun
+  variants = {"ours": ours}
+  if tune:
     begun = time.perf_counter()
-    ours, report = ortplugin.optimize(subject.model)
-    seconds["optimize"] = time.perf_counter() - begun
-    variants = {"ours": ours}
-    if tune:
-        begun = time.perf_counter()
-        feeds, _ = subject.on_host()
-        variants["tuned"], _ = ortplugin.optimize(subject.model, tune=True, providers=["cuda"], inputs=feeds)
-        seconds["tune"] = time.perf_counter() - begun
-    return variants, report
+    feeds, _ = subject.on_host()
+    variants["tuned"], _ = ortplugin.optimize(subject.model, tune=True, providers=["cuda"], inputs=feeds)
+    seconds["tune"] = time.perf_counter() - begun
+  return variants, report
 
 
 def contenders(
-    case: Case, subject: Subject, models: Mapping[str, tuple[bytes, str]], stream: Any, *, compiled: bool
+  case: Case, subject: Subject, models: Mapping[str, tuple[bytes, str]], stream: Any, *, compiled: bool
 ) -> dict[str, Callable[[], tuple[Replay, list[Any]]]]:
-    """What makes the replay of each column but the first. `models`: of ours, with the library that runs it."""
-    original = subject.model.SerializeToString()
+  """What makes the replay of each column but the first. `models`: of ours, with the library that runs it."""
+  original = subject.model.SerializeToString()
 
-    def session(model: bytes, library: str | None = None, **given: bool) -> Callable[[], tuple[Replay, list[Any]]]:
-        return lambda: session_replay(model, subject.inputs, subject.expected, stream, library=library, **given)
+  def session(model: bytes, library: str | None = None, **given: bool) -> Callable[[], tuple[Replay, list[Any]]]:
+    return lambda: session_replay(model, subject.inputs, subject.expected, stream, library=library, **given)
 
-    makers = {"nchw": session(original), "nhwc": session(original, nhwc=True)}
-    makers |= {column: session(*pair) for column, pair in models.items()}
-    layouts = {"compile": False, "compile_last": True} if case.network.channels_last else {"compile": False}
-    for column, last in layouts.items() if compiled else ():
-        makers[column] = lambda last=last: torch_replay(subject.module, subject.inputs, stream, channels_last=last)  # type: ignore[misc]
-    return makers
+  makers = {"nchw": session(original), "nhwc": session(original, nhwc=True)}
+  makers |= {column: session(*pair) for column, pair in models.items()}
+  layouts = {"compile": False, "compile_last": True} if case.network.channels_last else {"compile": False}
+  for column, last in layouts.items() if compiled else ():
+    makers[column] = lambda last=last: torch_replay(subject.module, subject.inputs, stream, channels_last=last)  # type: ignore[misc]
+  return makers
 
 
 def measure(
-    case: Case, *, compiled: bool, tune: bool, profile: Path | None, against: Mapping[str, str]
+  case: Case, *, compiled: bool, tune: bool, profile: Path | None, against: Mapping[str, str]
 ) -> dict[str, Any]:
-    """All contenders of one model: microseconds and errors. `against`: column to the path of another libortplugin.so,
-    which runs the same optimized model."""
-    import cupy
-    import torch
+  """All contenders of one model: microseconds and errors. `against`: column to the path of another libortplugin.so,
+  which runs the same optimized model."""
+  import cupy
+  import torch
 
-    subject = prepare(case)
-    seconds: dict[str, float] = {}
-    failures: dict[str, str] = {}
+  subject = prepare(case)
+  seconds: dict[str, float] = {}
+  failures: dict[str, str] = {}
 
-    @contextlib.contextmanager
-    def attempt(column: str) -> Iterator[None]:
-        """One that does not run must not hide the others."""
-        begun = time.perf_counter()
-        try:
-            yield
-            seconds[column] = time.perf_counter() - begun
-        except Exception as error:
-            failures[column] = f"{type(error).__name__}: {error}"[:500]
-            print(f"  {column}: {failures[column]}", flush=True)
+  @contextlib.contextmanager
+  def attempt(column: str) -> Iterator[None]:
+    """One that does not run must not hide the others."""
+    begun = time.perf_counter()
+    try:
+      yield
+      seconds[column] = time.perf_counter() - begun
+    except Exception as error:
+      failures[column] = f"{type(error).__name__}: {error}"[:500]
+      print(f"  {column}: {failures[column]}", flush=True)
 
-    variants, report = optimized_variants(subject, tune=tune, seconds=seconds)
-    libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
-    models = {
-        column: (variants.get(column, variants["ours"]).SerializeToString(), library)
-        for column, library in libraries.items()
-    }
-    stream = cupy.cuda.Stream(non_blocking=True)
-    torch.cuda.synchronize()
-    replays: dict[str, Replay] = {}
-    results: dict[str, list[Any]] = {"torch": subject.eager}
-    for column, make in contenders(case, subject, models, stream, compiled=compiled).items():
-        with attempt(column):
-            replays[column], results[column] = make()
-    times: dict[str, float] = {}
-    with attempt("default"):
-        original = subject.model.SerializeToString()
-        default, _ = session_replay(original, subject.inputs, subject.expected, stream, library=None, graph=False)
-        times["default"] = host_microseconds(default, stream)
-        del default
-    times |= gpu_microseconds(replays, stream)
-    stream.synchronize()
-    errors = {column: subject.error(found) for column, found in results.items()}
-    replays.clear()  # their sessions' memory
-    results.clear()
-    gc.collect()
-    graphs = {}
-    feeds, wanted = subject.on_host()
-    for column, variant in variants.items():
-        graphs[column] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
-        problem = graphs[column].get("refused") or graphs[column]["wrong"]
-        if problem:
-            failures[f"{column}, replayed"] = problem
-            print(f"  {column}, replayed: {problem}", flush=True)
-    if profile is not None:
-        last = variants[list(variants)[-1]].SerializeToString()
-        write_profile(last, subject, profile / f"{str(case).replace(':', '_')}.json")
-    other = {} if subject.exporter == case.network.exporter else {"exporter": subject.exporter}
-    return {
-        "case": str(case),
-        "microseconds": {key: round(value, 1) for key, value in times.items()},
-        "errors": errors,
-        "graphs": graphs,
-        "operators": operators(variants["ours"]),
-        "rewrites": report.rewrites,
-        "seconds": {key: round(value, 1) for key, value in seconds.items()},
-        "failures": failures,
-        **other,
-    }
+  variants, report = optimized_variants(subject, tune=tune, seconds=seconds)
+  libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
+  models = {
+    column: (variants.get(column, variants["ours"]).SerializeToString(), library)
+    for column, library in libraries.items()
+  }
+  stream = cupy.cuda.Stream(non_blocking=True)
+  torch.cuda.synchronize()
+  replays: dict[str, Replay] = {}
+  results: dict[str, list[Any]] = {"torch": subject.eager}
+  for column, make in contenders(case, subject, models, stream, compiled=compiled).items():
+    with attempt(column):
+      replays[column], results[column] = make()
+  times: dict[str, float] = {}
+  with attempt("default"):
+    original = subject.model.SerializeToString()
+    default, _ = session_replay(original, subject.inputs, subject.expected, stream, library=None, graph=False)
+    times["default"] = host_microseconds(default, stream)
+    del default
+  times |= gpu_microseconds(replays, stream)
+  stream.synchronize()
+  errors = {column: subject.error(found) for column, found in results.items()}
+  replays.clear()  # their sessions' memory
+  results.clear()
+  gc.collect()
+  graphs = {}
+  feeds, wanted = subject.on_host()
+  for column, variant in variants.items():
+    graphs[column] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
+    problem = graphs[column].get("refused") or graphs[column]["wrong"]
+    if problem:
+      failures[f"{column}, replayed"] = problem
+      print(f"  {column}, replayed: {problem}", flush=True)
+  if profile is not None:
+    last = variants[list(variants)[-1]].SerializeToString()
+    write_profile(last, subject, profile / f"{str(case).replace(':', '_')}.json")
+  other = {} if subject.exporter == case.network.exporter else {"exporter": subject.exporter}
+  return {
+    "case": str(case),
+    "microseconds": {key: round(value, 1) for key, value in times.items()},
+    "errors": errors,
+    "graphs": graphs,
+    "operators": operators(variants["ours"]),
+    "rewrites": report.rewrites,
+    "seconds": {key: round(value, 1) for key, value in seconds.items()},
+    "failures": failures,
+    **other,
+  }
 
 
 def write_profile(model: bytes, subject: Subject, path: Path) -> None:
-    """What each node of the optimized model costs: kernel times of the CUDA graph's kernels, by CUPTI through PyTorch.
+  """What each node of the optimized model costs: kernel times of the CUDA graph's kernels, by CUPTI through PyTorch.
 
-    Kernels of one run without a graph, in order, with the GPU's microseconds of each (the median of several runs).
-    """
-    import cupy
-    from torch.profiler import ProfilerActivity, profile
+  Kernels of one run without a graph, in order, with the GPU's microseconds of each (the median of several runs).
+  """
+  import cupy
+  from torch.profiler import ProfilerActivity, profile
 
-    stream = cupy.cuda.Stream(non_blocking=True)
-    library = ortplugin.library_path()
-    replay, _ = session_replay(model, subject.inputs, subject.expected, stream, library=library, graph=False)
-    runs = 5
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        for _ in range(runs):
-            replay()
-            stream.synchronize()
-    kernels = sorted(
-        (event for event in recorded.events() if event.device_type.name == "CUDA"), key=lambda e: e.time_range.start
-    )
-    count = len(kernels) // runs
-    rows = []
-    for index in range(count):
-        same = [kernels[index + count * number] for number in range(runs)]
-        rows.append(
-            {"kernel": same[0].name, "us": round(statistics.median(e.time_range.elapsed_us() for e in same), 2)}
-        )
-    total = sum(row["us"] for row in rows)
-    nodes = [
-        {
-            "name": n.name,
-            "op": n.op_type,
-            "output": n.output[0],
-            "program": _text(n, "program"),
-            "layout": _text(n, "layout"),
-        }
-        for n in onnx.load_from_string(model).graph.node
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"kernels": rows, "sum": round(total, 1), "nodes": nodes}, indent=0) + "\n")
+  stream = cupy.cuda.Stream(non_blocking=True)
+  library = ortplugin.library_path()
+  replay, _ = session_replay(model, subject.inputs, subject.expected, stream, library=library, graph=False)
+  runs = 5
+  with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    for _ in range(runs):
+      replay()
+      stream.synchronize()
+  kernels = sorted(
+    (event for event in recorded.events() if event.device_type.name == "CUDA"), key=lambda e: e.time_range.start
+  )
+  count = len(kernels) // runs
+  rows = []
+  for index in range(count):
+    same = [kernels[index + count * number] for number in range(runs)]
+    rows.append({"kernel": same[0].name, "us": round(statistics.median(e.time_range.elapsed_us() for e in same), 2)})
+  total = sum(row["us"] for row in rows)
+  nodes = [
+    {
+      "name": n.name,
+      "op": n.op_type,
+      "output": n.output[0],
+      "program": _text(n, "program"),
+      "layout": _text(n, "layout"),
+    }
+    for n in onnx.load_from_string(model).graph.node
+  ]
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps({"kernels": rows, "sum": round(total, 1), "nodes": nodes}, indent=0) + "\n")
 
 
 def _text(node: onnx.NodeProto, name: str) -> str:
-    return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
+  return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
 
 
 # -------------------------------------------------------------------------------------------------------- the record
 
 
 def best(times: Mapping[str, float], *columns: str) -> float | None:
-    """The smallest of these columns that were measured."""
-    return min((times[column] for column in columns if column in times), default=None)
+  """The smallest of these columns that were measured."""
+  return min((times[column] for column in columns if column in times), default=None)
 
 
 def titles(record: Mapping[str, Any]) -> list[str]:
-    """What the table calls its rows."""
-    found = []
-    for row in record["rows"]:
-        case = Case.parse(row["case"])
-        found.append(case.title(row.get("exporter", case.network.exporter)))
-    return found
+  """What the table calls its rows."""
+  found = []
+  for row in record["rows"]:
+    case = Case.parse(row["case"])
+    found.append(case.title(row.get("exporter", case.network.exporter)))
+  return found
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The record as a Markdown table."""
-    is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
-    lines = [
-        "| model | ORT default | ORT best | torch.compile | **ortplugin** | "
-        + ("tuned | " if is_tuned else "")
-        + "times ORT best | times compile | error, plain | error, graph | replays that differ | error of PyTorch |",
-        "|---|" + "---:|" * (11 if is_tuned else 10),
-    ]
-    for row, title in zip(record["rows"], titles(record), strict=True):
-        times, errors = row["microseconds"], row["errors"]
-        ort, torch = best(times, "nchw", "nhwc"), best(times, "compile", "compile_last")
-        ours = best(times, "ours", "tuned")
+  """The record as a Markdown table."""
+  is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
+  lines = [
+    "| model | ORT default | ORT best | torch.compile | **ortplugin** | "
+    + ("tuned | " if is_tuned else "")
+    + "times ORT best | times compile | error, plain | error, graph | replays that differ | error of PyTorch |",
+    "|---|" + "---:|" * (11 if is_tuned else 10),
+  ]
+  for row, title in zip(record["rows"], titles(record), strict=True):
+    times, errors = row["microseconds"], row["errors"]
+    ort, torch = best(times, "nchw", "nhwc"), best(times, "compile", "compile_last")
+    ours = best(times, "ours", "tuned")
 
-        def cell(value: float | None) -> str:
-            return "" if value is None else f"{value:.0f}"
+    def cell(value: float | None) -> str:
+      return "" if value is None else f"{value:.0f}"
 
-        def ratio(value: float | None, ours: float | None = ours) -> str:
-            return "" if value is None or ours is None else f"{value / ours:.2f}"
+    def ratio(value: float | None, ours: float | None = ours) -> str:
+      return "" if value is None or ours is None else f"{value / ours:.2f}"
 
-        cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")),
-                 *([cell(times.get("tuned"))] if is_tuned else []),
-                 ratio(ort), ratio(torch), *replay_cells(row["graphs"]["ours"]), f"{errors['torch']:.1e}"]  # fmt: skip
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    note = timing.older(record["rows"], titles(record))
-    lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
-    return "\n".join(lines)
+    cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")),
+             *([cell(times.get("tuned"))] if is_tuned else []),
+             ratio(ort), ratio(torch), *replay_cells(row["graphs"]["ours"]), f"{errors['torch']:.1e}"]  # fmt: skip
+    lines.append(f"| {title} | " + " | ".join(cells) + " |")
+  note = timing.older(record["rows"], titles(record))
+  lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
+  return "\n".join(lines)
 
 
 def replay_cells(graph: Mapping[str, Any]) -> list[str]:
-    """The errors of a plain run and of the worst replay, and how many replays differ from others of their input."""
-    if "refused" in graph:
-        return ["", "", "not captured"]
-    return [f"{graph['error_plain']:.1e}", f"{graph['error']:.1e}", f"{graph['differed']} of {graph['replays']}"]
+  """The errors of a plain run and of the worst replay, and how many replays differ from others of their input."""
+  if "refused" in graph:
+    return ["", "", "not captured"]
+  return [f"{graph['error_plain']:.1e}", f"{graph['error']:.1e}", f"{graph['differed']} of {graph['replays']}"]
 
 
 def measure_group(group: str, cases: Sequence[Case], args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    """Adds the cases to the group's rows, one by one, and yields what to print of each."""
-    against = dict(each.split("=", 1) for each in args.against)
-    rows: list[Mapping[str, Any]] = []
-    for case in cases:
-        begun = time.perf_counter()
-        row = measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile, against=against)
-        rows.append(row)
-        known = timing.merged(rows, args.out / f"{group}.json.xz", record["environment"], "case")
-        order = GROUPS[group]
-        record["rows"] = sorted(known, key=lambda row: order.index(row["case"]) if row["case"] in order else len(order))
-        errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"
-        yield f"{case} ({time.perf_counter() - begun:.0f} s): {timing.shown(row)}; {errors}"
+  """Adds the cases to the group's rows, one by one, and yields what to print of each."""
+  against = dict(each.split("=", 1) for each in args.against)
+  rows: list[Mapping[str, Any]] = []
+  for case in cases:
+    begun = time.perf_counter()
+    row = measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile, against=against)
+    rows.append(row)
+    known = timing.merged(rows, args.out / f"{group}.json.xz", record["environment"], "case")
+    order = GROUPS[group]
+    record["rows"] = sorted(known, key=lambda row: order.index(row["case"]) if row["case"] in order else len(order))
+    errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"
+    yield f"{case} ({time.perf_counter() - begun:.0f} s): {timing.shown(row)}; {errors}"
 
 
 def main() -> None:
-    args = timing.arguments(__doc__, OPTIONS)
-    records: dict[str, dict[str, Any]] = {}
-    if args.source:
-        record = timing.read(args.source)
-        records[Case.parse(record["rows"][0]["case"]).group] = record
-    for group, cases in {} if args.source else grouped(args.models, args.dtype).items():
-        records[group] = {"environment": timing.environment(args.commit), "rows": []}
-        for line in measure_group(group, cases, args, records[group]):
-            print(line, flush=True)
-            timing.write(group, records[group], args.out, columns=True)
-    for group, record in records.items():
-        print(table(record))
-        if args.readme:
-            timing.fill_readme(group, table(record))
+  args = timing.arguments(__doc__, OPTIONS)
+  records: dict[str, dict[str, Any]] = {}
+  if args.source:
+    record = timing.read(args.source)
+    records[Case.parse(record["rows"][0]["case"]).group] = record
+  for group, cases in {} if args.source else grouped(args.models, args.dtype).items():
+    records[group] = {"environment": timing.environment(args.commit), "rows": []}
+    for line in measure_group(group, cases, args, records[group]):
+      print(line, flush=True)
+      timing.write(group, records[group], args.out, columns=True)
+  for group, record in records.items():
+    print(table(record))
+    if args.readme:
+      timing.fill_readme(group, table(record))
 
 
 OPTIONS: timing.Options = {
-    "--models": {"default": ",".join(GROUPS), "help": "NAME:SIZES,... or the name of a group"},
-    "--dtype": {"default": "fp16", "choices": DTYPES, "help": "of the cases that name none"},
-    "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},
-    "--tune": {"action": "store_true", "help": "also optimize with --tune"},
-    "--against": {
-        "action": "append",
-        "default": [],
-        "metavar": "COLUMN=LIBRARY",
-        "help": "another libortplugin.so, which runs the same optimized model, beside this one",
-    },
-    "--profile": {"type": Path, "help": "a folder for the kernels of each optimized model"},
+  "--models": {"default": ",".join(GROUPS), "help": "NAME:SIZES,... or the name of a group"},
+  "--dtype": {"default": "fp16", "choices": DTYPES, "help": "of the cases that name none"},
+  "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},
+  "--tune": {"action": "store_true", "help": "also optimize with --tune"},
+  "--against": {
+    "action": "append",
+    "default": [],
+    "metavar": "COLUMN=LIBRARY",
+    "help": "another libortplugin.so, which runs the same optimized model, beside this one",
+  },
+  "--profile": {"type": Path, "help": "a folder for the kernels of each optimized model"},
 }
 
 if __name__ == "__main__":
-    main()
+  main()

@@ -31,16 +31,16 @@ STEPS = 11  # each on tensors of its own
 ROUNDS = 9
 LENGTHS = (2, 4, 8, 16)
 COLUMNS = {
-    "ort": "ORT's operators",
-    "eager": "torch eager",
-    "compile": "torch.compile",
-    "ortplugin": "**ortplugin**",
-    "copy": "device copy of the bytes",
+  "ort": "ORT's operators",
+  "eager": "torch eager",
+  "compile": "torch.compile",
+  "ortplugin": "**ortplugin**",
+  "copy": "device copy of the bytes",
 }
 DTYPES = {
-    "float16": (TensorProto.FLOAT16, np.float16),
-    "float": (TensorProto.FLOAT, np.float32),
-    "double": (TensorProto.DOUBLE, np.float64),
+  "float16": (TensorProto.FLOAT16, np.float16),
+  "float": (TensorProto.FLOAT, np.float32),
+  "double": (TensorProto.DOUBLE, np.float64),
 }
 # One turn of the chain: an operator and what stands beside the value at hand. Bounded, and nothing cancels.
 TURN = (
@@ -55,222 +55,222 @@ Statement = tuple[str, str, Sequence[str | float]]  # result, operator, operands
 
 @dataclass(frozen=True)
 class Case:
-    """A program of ONNX operators on named inputs, whose last statement is the result y."""
+  """A program of ONNX operators on named inputs, whose last statement is the result y."""
 
-    name: str
-    dtype: str
-    shapes: dict[str, tuple[int, ...]]
-    statements: tuple[Statement, ...]
-    length: int  # operators, for the table
+  name: str
+  dtype: str
+  shapes: dict[str, tuple[int, ...]]
+  statements: tuple[Statement, ...]
+  length: int  # operators, for the table
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(np.broadcast_shapes(*self.shapes.values()))
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(np.broadcast_shapes(*self.shapes.values()))
 
-    @property
-    def bytes(self) -> int:
-        """What has to be moved at least."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        return (sum(sizes) + math.prod(self.shape)) * np.dtype(DTYPES[self.dtype][1]).itemsize
+  @property
+  def bytes(self) -> int:
+    """What has to be moved at least."""
+    sizes = [math.prod(shape) for shape in self.shapes.values()]
+    return (sum(sizes) + math.prod(self.shape)) * np.dtype(DTYPES[self.dtype][1]).itemsize
 
-    def program(self) -> str:
-        parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
-        body = "\n".join(f"  {name} = {op}({', '.join(map(str, each))})" for name, op, each in self.statements)
-        return f"({parameters}) => ({self.dtype} y) {{\n{body}\n}}"
+  def program(self) -> str:
+    parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
+    body = "\n".join(f"  {name} = {op}({', '.join(map(str, each))})" for name, op, each in self.statements)
+    return f"({parameters}) => ({self.dtype} y) {{\n{body}\n}}"
 
-    def model(self, count: int, *, fused: bool) -> bytes:
-        """A model of `count` steps that share nothing."""
-        kind, numpy = DTYPES[self.dtype]
-        nodes, inputs, outputs, constants = [], [], [], {}
-        for step in range(count):
-            inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
-            outputs.append(helper.make_tensor_value_info(f"y{step}", kind, self.shape))
-            if fused:
-                names = [f"{name}{step}" for name in self.shapes]
-                nodes.append(
-                    helper.make_node(
-                        "FusedPointwise", names, [f"y{step}"], f"node{step}", domain="ortplugin", program=self.program()
-                    )
-                )
-                continue
-            for name, op, operands in self.statements:
-                given = []
-                for operand in operands:
-                    if isinstance(operand, str):
-                        given.append(operand + str(step) if operand in self.shapes else f"{operand}_{step}")
-                        continue
-                    constants[f"c{operand}"] = np.asarray(operand, numpy)
-                    given.append(f"c{operand}")
-                nodes.append(helper.make_node(op, given, [f"y{step}" if name == "y" else f"{name}_{step}"]))
-        graph = helper.make_graph(
-            nodes, "steps", inputs, outputs, [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
+  def model(self, count: int, *, fused: bool) -> bytes:
+    """A model of `count` steps that share nothing."""
+    kind, numpy = DTYPES[self.dtype]
+    nodes, inputs, outputs, constants = [], [], [], {}
+    for step in range(count):
+      inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
+      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, self.shape))
+      if fused:
+        names = [f"{name}{step}" for name in self.shapes]
+        nodes.append(
+          helper.make_node(
+            "FusedPointwise", names, [f"y{step}"], f"node{step}", domain="ortplugin", program=self.program()
+          )
         )
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-        return made.SerializeToString()
+        continue
+      for name, op, operands in self.statements:
+        given = []
+        for operand in operands:
+          if isinstance(operand, str):
+            given.append(operand + str(step) if operand in self.shapes else f"{operand}_{step}")
+            continue
+          constants[f"c{operand}"] = np.asarray(operand, numpy)
+          given.append(f"c{operand}")
+        nodes.append(helper.make_node(op, given, [f"y{step}" if name == "y" else f"{name}_{step}"]))
+    graph = helper.make_graph(
+      nodes, "steps", inputs, outputs, [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return made.SerializeToString()
 
-    def evaluate(self, functions: dict[str, Callable[..., Any]], feed: dict[str, Any]) -> Any:
-        values = dict(feed)
-        for name, op, operands in self.statements:
-            values[name] = functions[op](*(values[x] if isinstance(x, str) else x for x in operands))
-        return values["y"]
+  def evaluate(self, functions: dict[str, Callable[..., Any]], feed: dict[str, Any]) -> Any:
+    values = dict(feed)
+    for name, op, operands in self.statements:
+      values[name] = functions[op](*(values[x] if isinstance(x, str) else x for x in operands))
+    return values["y"]
 
 
 def chain(length: int) -> tuple[Statement, ...]:
-    statements: list[Statement] = []
-    value = "x"
-    for number in range(length):
-        op, beside = TURN[number % len(TURN)]
-        result = "y" if number == length - 1 else f"v{number}"
-        statements.append((result, op, (value,) if beside is None else (value, beside)))
-        value = result
-    return tuple(statements)
+  statements: list[Statement] = []
+  value = "x"
+  for number in range(length):
+    op, beside = TURN[number % len(TURN)]
+    result = "y" if number == length - 1 else f"v{number}"
+    statements.append((result, op, (value,) if beside is None else (value, beside)))
+    value = result
+  return tuple(statements)
 
 
 LERP: tuple[Statement, ...] = (("d", "Sub", ("end", "x")), ("p", "Mul", ("w", "d")), ("y", "Add", ("x", "p")))
 
 
 def cases() -> list[Case]:
-    """Every row of the table."""
-    made = []
-    for dtype, rows in (("float16", 8192), ("float", 4096)):
-        matrix, image = (rows, 4096), (rows // 256, 64, 128, 128)
-        for name, x, b in (
-            ("contiguous", matrix, matrix),
-            ("row", matrix, (4096,)),
-            ("column", matrix, (rows, 1)),
-            ("scalar", matrix, (1,)),
-            ("middle", image, (image[0], 1, *image[2:])),
-        ):
-            made += [Case(name, dtype, {"x": x, "b": b}, chain(length), length) for length in LENGTHS]
-        made.append(Case("SiLU, row", dtype, {"x": matrix, "b": (4096,)}, SILU, 4))
-    for dtype, x, y, w in (
-        ("float", (16, 102400), (16, 102400), (1,)),
-        ("double", (16, 204800), (16, 204800), (1,)),
-        ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
+  """Every row of the table."""
+  made = []
+  for dtype, rows in (("float16", 8192), ("float", 4096)):
+    matrix, image = (rows, 4096), (rows // 256, 64, 128, 128)
+    for name, x, b in (
+      ("contiguous", matrix, matrix),
+      ("row", matrix, (4096,)),
+      ("column", matrix, (rows, 1)),
+      ("scalar", matrix, (1,)),
+      ("middle", image, (image[0], 1, *image[2:])),
     ):
-        shape = "x".join(map(str, y))
-        made.append(Case(f"lerp {shape}", dtype, {"x": x, "end": y, "w": w}, LERP, 3))
-    return made
+      made += [Case(name, dtype, {"x": x, "b": b}, chain(length), length) for length in LENGTHS]
+    made.append(Case("SiLU, row", dtype, {"x": matrix, "b": (4096,)}, SILU, 4))
+  for dtype, x, y, w in (
+    ("float", (16, 102400), (16, 102400), (1,)),
+    ("double", (16, 204800), (16, 204800), (1,)),
+    ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
+  ):
+    shape = "x".join(map(str, y))
+    made.append(Case(f"lerp {shape}", dtype, {"x": x, "end": y, "w": w}, LERP, 3))
+  return made
 
 
 def functions_of(library: Any) -> dict[str, Callable[..., Any]]:
-    """The operators in CuPy or PyTorch."""
-    if library.__name__ == "torch":
-        sigmoid = library.sigmoid
+  """The operators in CuPy or PyTorch."""
+  if library.__name__ == "torch":
+    sigmoid = library.sigmoid
 
-        def minimum(a: Any, b: Any) -> Any:
-            return library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b)
+    def minimum(a: Any, b: Any) -> Any:
+      return library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b)
 
-        relu = library.relu
-    else:
+    relu = library.relu
+  else:
 
-        def relu(a: Any) -> Any:
-            return library.maximum(a, 0)
+    def relu(a: Any) -> Any:
+      return library.maximum(a, 0)
 
-        def sigmoid(a: Any) -> Any:
-            return 1 / (1 + library.exp(-a))
+    def sigmoid(a: Any) -> Any:
+      return 1 / (1 + library.exp(-a))
 
-        minimum = library.minimum
-    return {
-        "Mul": lambda a, b: a * b,
-        "Add": lambda a, b: a + b,
-        "Sub": lambda a, b: a - b,
-        "Relu": relu,
-        "Sigmoid": sigmoid,
-        "Max": library.maximum,
-        "Min": minimum,
-    }
+    minimum = library.minimum
+  return {
+    "Mul": lambda a, b: a * b,
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Relu": relu,
+    "Sigmoid": sigmoid,
+    "Max": library.maximum,
+    "Min": minimum,
+  }
 
 
 def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str, float]:
-    """Largest difference of each contender's first step from float64, in units of the output's largest value."""
-    import cupy
+  """Largest difference of each contender's first step from float64, in units of the output's largest value."""
+  import cupy
 
-    expected = case.evaluate(functions_of(cupy), {name: each.astype(cupy.float64) for name, each in feed.items()})
-    scale = float(cupy.abs(expected).max())
-    unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
-    errors = {}
-    for name, result in results.items():
-        error = float(cupy.abs(cupy.asarray(result).astype(cupy.float64) - expected).max()) / scale
-        # Fused there is one rounding to the dtype; operators by themselves round after each.
-        roundings = 2 if name == "ortplugin" and case.dtype == "float16" else 2 * case.length
-        if not error <= unit * roundings:
-            raise SystemExit(f"{case.name}, {case.length} operators, {case.dtype}: {name} is off by {error:.1e}")
-        errors[name] = error
-    return errors
+  expected = case.evaluate(functions_of(cupy), {name: each.astype(cupy.float64) for name, each in feed.items()})
+  scale = float(cupy.abs(expected).max())
+  unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+  errors = {}
+  for name, result in results.items():
+    error = float(cupy.abs(cupy.asarray(result).astype(cupy.float64) - expected).max()) / scale
+    # Fused there is one rounding to the dtype; operators by themselves round after each.
+    roundings = 2 if name == "ortplugin" and case.dtype == "float16" else 2 * case.length
+    if not error <= unit * roundings:
+      raise SystemExit(f"{case.name}, {case.length} operators, {case.dtype}: {name} is off by {error:.1e}")
+    errors[name] = error
+  return errors
 
 
 def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
-    """The case's step, given PyTorch."""
+  """The case's step, given PyTorch."""
 
-    def make(torch: Any) -> Callable[..., Any]:
-        ops = functions_of(torch)
+  def make(torch: Any) -> Callable[..., Any]:
+    ops = functions_of(torch)
 
-        def eager(**feed: Any) -> Any:
-            return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
+    def eager(**feed: Any) -> Any:
+      return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
 
-        return eager
+    return eager
 
-    return make
+  return make
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One row of the table: microseconds of each contender and its error."""
-    import cupy
+  """One row of the table: microseconds of each contender and its error."""
+  import cupy
 
-    cupy.random.seed(len(case.name) + case.length)
-    numpy = DTYPES[case.dtype][1]
-    drawn = np.float64 if case.dtype == "double" else np.float32
-    feeds = [
-        {name: cupy.random.standard_normal(each, drawn).astype(numpy) for name, each in case.shapes.items()}
-        for _ in range(STEPS)
-    ]
-    cupy.cuda.Device().synchronize()
-    contenders, results = {}, {}
-    for name, fused in (("ortplugin", True), ("ort", False)):
-        contenders[name], results[name] = timing.session_steps(
-            lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
-        )
-    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
-    for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
-        contenders[name], results[name] = timing.torch_steps(step, tensors)
-    times = timing.microseconds(contenders, STEPS, ROUNDS)
-    results.pop("copy", None)
-    errors = check(case, feeds[0], results)
-    if "copy" in times:
-        times["copy"] *= case.bytes / (2 * math.prod(case.shape) * np.dtype(numpy).itemsize)
-    row = {
-        "case": case.name,
-        "dtype": case.dtype,
-        "operators": case.length,
-        "shapes": {name: list(shape) for name, shape in case.shapes.items()},
-        "bytes": case.bytes,
-        "microseconds": times,
-        "error": errors,
-    }
-    del contenders, results, feeds
-    timing.free_memory()
-    return row
+  cupy.random.seed(len(case.name) + case.length)
+  numpy = DTYPES[case.dtype][1]
+  drawn = np.float64 if case.dtype == "double" else np.float32
+  feeds = [
+    {name: cupy.random.standard_normal(each, drawn).astype(numpy) for name, each in case.shapes.items()}
+    for _ in range(STEPS)
+  ]
+  cupy.cuda.Device().synchronize()
+  contenders, results = {}, {}
+  for name, fused in (("ortplugin", True), ("ort", False)):
+    contenders[name], results[name] = timing.session_steps(
+      lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
+    )
+  largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+  for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
+    contenders[name], results[name] = timing.torch_steps(step, tensors)
+  times = timing.microseconds(contenders, STEPS, ROUNDS)
+  results.pop("copy", None)
+  errors = check(case, feeds[0], results)
+  if "copy" in times:
+    times["copy"] *= case.bytes / (2 * math.prod(case.shape) * np.dtype(numpy).itemsize)
+  row = {
+    "case": case.name,
+    "dtype": case.dtype,
+    "operators": case.length,
+    "shapes": {name: list(shape) for name, shape in case.shapes.items()},
+    "bytes": case.bytes,
+    "microseconds": times,
+    "error": errors,
+  }
+  del contenders, results, feeds
+  timing.free_memory()
+  return row
 
 
 def table(record: dict[str, Any]) -> str:
-    """The record as a Markdown table."""
-    lines = timing.table(
-        record, COLUMNS, "| tensors | operators", "|---|---:|",
-        lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}", ("/ copy", timing.to_copy),
-    )  # fmt: skip
-    lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
-    return "\n".join(lines)
+  """The record as a Markdown table."""
+  lines = timing.table(
+      record, COLUMNS, "| tensors | operators", "|---|---:|",
+      lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}", ("/ copy", timing.to_copy),
+  )  # fmt: skip
+  lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
+  return "\n".join(lines)
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    for case in cases():
-        if not args.only or case.name in args.only:
-            record["rows"].append(measure(case))
-            yield f"{case.name} {case.length} {case.dtype}: {timing.shown(record['rows'][-1])}"
+  for case in cases():
+    if not args.only or case.name in args.only:
+      record["rows"].append(measure(case))
+      yield f"{case.name} {case.length} {case.dtype}: {timing.shown(record['rows'][-1])}"
 
 
 if __name__ == "__main__":
-    only = {"nargs": "+", "default": [], "help": "names of cases"}
-    timing.run("pointwise", __doc__, measure_all, table, {"--only": only})
+  only = {"nargs": "+", "default": [], "help": "names of cases"}
+  timing.run("pointwise", __doc__, measure_all, table, {"--only": only})

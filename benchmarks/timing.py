@@ -39,291 +39,291 @@ LENGTH = 21  # steps of the long chain
 
 @dataclass(frozen=True)
 class Contender:
-    """Two replayable chains of the same step: `short` has one, `long` has many.
+  """Two replayable chains of the same step: `short` has one, `long` has many.
 
-    Both return when the GPU is done, with the microseconds that it took if it was asked itself.
-    """
+  Both return when the GPU is done, with the microseconds that it took if it was asked itself.
+  """
 
-    short: Callable[[], Any]
-    long: Callable[[], Any]
+  short: Callable[[], Any]
+  long: Callable[[], Any]
 
 
 def microseconds(contenders: Mapping[str, Contender], length: int = LENGTH, rounds: int = ROUNDS) -> dict[str, float]:
-    """Median time of one step of each contender, in microseconds. `length`: steps of the long chains."""
-    return {name: statistics.median(times) for name, times in by_round(contenders, length, rounds).items()}
+  """Median time of one step of each contender, in microseconds. `length`: steps of the long chains."""
+  return {name: statistics.median(times) for name, times in by_round(contenders, length, rounds).items()}
 
 
 def by_round(contenders: Mapping[str, Contender], length: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds of one step of each contender in each round."""
+  """Microseconds of one step of each contender in each round."""
 
-    def once(replay: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        took = replay()
-        return took if isinstance(took, float) else (time.perf_counter() - start) * 1e6
+  def once(replay: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    took = replay()
+    return took if isinstance(took, float) else (time.perf_counter() - start) * 1e6
 
-    for contender in contenders.values():
-        for _ in range(3):
-            contender.short()
-            contender.long()
-    slopes: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        for name in random.Random(number).sample(list(contenders), len(contenders)):
-            contender = contenders[name]
-            short = min(once(contender.short) for _ in range(3))
-            long = min(once(contender.long) for _ in range(3))
-            slopes[name].append((long - short) / (length - 1))
-    return slopes
+  for contender in contenders.values():
+    for _ in range(3):
+      contender.short()
+      contender.long()
+  slopes: dict[str, list[float]] = {name: [] for name in contenders}
+  for number in range(rounds):
+    for name in random.Random(number).sample(list(contenders), len(contenders)):
+      contender = contenders[name]
+      short = min(once(contender.short) for _ in range(3))
+      long = min(once(contender.long) for _ in range(3))
+      slopes[name].append((long - short) / (length - 1))
+  return slopes
 
 
 def environment(commit: str, *, on_gpu: bool = True) -> dict[str, str]:
-    """GPU (or CPU), driver and versions, for the record that goes with the figures."""
-    import onnxruntime
+  """GPU (or CPU), driver and versions, for the record that goes with the figures."""
+  import onnxruntime
 
-    record = {
-        **(_gpu() if on_gpu else _cpu()),
-        "onnxruntime": onnxruntime.__version__,
-        "python": platform.python_version(),
-        "commit": commit or _output("git", "-C", str(README.parent), "rev-parse", "HEAD"),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    try:
-        import torch
-    except ImportError:
-        return record
-    return {**record, "torch": torch.__version__}
+  record = {
+    **(_gpu() if on_gpu else _cpu()),
+    "onnxruntime": onnxruntime.__version__,
+    "python": platform.python_version(),
+    "commit": commit or _output("git", "-C", str(README.parent), "rev-parse", "HEAD"),
+    "date": time.strftime("%Y-%m-%d"),
+  }
+  try:
+    import torch
+  except ImportError:
+    return record
+  return {**record, "torch": torch.__version__}
 
 
 def _gpu() -> dict[str, str]:
-    import cupy
+  import cupy
 
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    driver = cupy.cuda.runtime.driverGetVersion()
-    return {
-        "gpu": properties["name"].decode(),
-        "cuda_driver": f"{driver // 1000}.{driver % 1000 // 10}",
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
-        "cupy": cupy.__version__,
-    }
+  properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+  driver = cupy.cuda.runtime.driverGetVersion()
+  return {
+    "gpu": properties["name"].decode(),
+    "cuda_driver": f"{driver // 1000}.{driver % 1000 // 10}",
+    "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
+    "cupy": cupy.__version__,
+  }
 
 
 def _cpu() -> dict[str, str]:
-    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return {"gpu": f"{len(names)} cores of {names[0] if names else platform.machine()}"}
+  names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+  return {"gpu": f"{len(names)} cores of {names[0] if names else platform.machine()}"}
 
 
 def _output(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+  try:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+  except (OSError, subprocess.CalledProcessError):
+    return "unknown"
 
 
 def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, columns: bool = False) -> Path:
-    """Writes `<folder>/<name>.json.xz`, numbers with six digits, what holds no other object in one line.
+  """Writes `<folder>/<name>.json.xz`, numbers with six digits, what holds no other object in one line.
 
-    `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
-    number in "texts"; `read` reads both forms. A record may be several by name.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json.xz"
-    if columns:
-        several = _is_several(record)
-        record = {name: _in_columns(each) for name, each in record.items()} if several else _in_columns(record)
-    text = json.dumps(_shortened(record), indent=0, separators=(",", ":"))
-    text = re.sub(r"(?m)(^|:)([1-9](?:\.\d+)?e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
-    text = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n"
-    path.write_bytes(lzma.compress(text.encode(), preset=9))
-    return path
+  `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
+  number in "texts"; `read` reads both forms. A record may be several by name.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / f"{name}.json.xz"
+  if columns:
+    several = _is_several(record)
+    record = {name: _in_columns(each) for name, each in record.items()} if several else _in_columns(record)
+  text = json.dumps(_shortened(record), indent=0, separators=(",", ":"))
+  text = re.sub(r"(?m)(^|:)([1-9](?:\.\d+)?e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
+  text = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n"
+  path.write_bytes(lzma.compress(text.encode(), preset=9))
+  return path
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record that `write` wrote, or the records that it wrote by name."""
-    record: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
-    return {name: _in_rows(each) for name, each in record.items()} if _is_several(record) else _in_rows(record)
+  """The record that `write` wrote, or the records that it wrote by name."""
+  record: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
+  return {name: _in_rows(each) for name, each in record.items()} if _is_several(record) else _in_rows(record)
 
 
 def _is_several(record: Mapping[str, Any]) -> bool:
-    return all(isinstance(each, Mapping) and "rows" in each for each in record.values())
+  return all(isinstance(each, Mapping) and "rows" in each for each in record.values())
 
 
 def _in_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Null where a row lacks a column, the rarest of which come last and are left out there.
+  """Null where a row lacks a column, the rarest of which come last and are left out there.
 
-    What a column's objects list under much the same names are columns, too: "microseconds/ours".
-    """
-    given = record["rows"]
-    while nested := _nested(given):
-        given = [_flat(row, nested) for row in given]
-    counts = Counter(name for row in given for name in row)
-    names = [name for name, _ in counts.most_common()]
-    last = [max(names.index(name) for name in row) for row in given]
-    texts = {name: found for name in names if (found := _repeated(given, name))}
+  What a column's objects list under much the same names are columns, too: "microseconds/ours".
+  """
+  given = record["rows"]
+  while nested := _nested(given):
+    given = [_flat(row, nested) for row in given]
+  counts = Counter(name for row in given for name in row)
+  names = [name for name, _ in counts.most_common()]
+  last = [max(names.index(name) for name in row) for row in given]
+  texts = {name: found for name in names if (found := _repeated(given, name))}
 
-    def value(row: Mapping[str, Any], name: str) -> Any:
-        return texts[name].index(row[name]) if name in row and name in texts else row.get(name)
+  def value(row: Mapping[str, Any], name: str) -> Any:
+    return texts[name].index(row[name]) if name in row and name in texts else row.get(name)
 
-    rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(given, last, strict=True)]
-    return {**record, "columns": names, "texts": texts, "rows": rows}
+  rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(given, last, strict=True)]
+  return {**record, "columns": names, "texts": texts, "rows": rows}
 
 
 def _in_rows(record: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of _in_columns."""
-    names, texts = record.pop("columns", None), record.pop("texts", {})
-    if names is not None:
-        given, record["rows"] = record["rows"], []
-        for values in given:
-            row: dict[str, Any] = {}
-            for name, value in zip(names, values, strict=False):
-                *path, last = name.split("/")
-                if value is not None:
-                    inner = row
-                    for each in path:
-                        inner = inner.setdefault(each, {})
-                    inner[last] = texts[name][value] if name in texts else value
-            record["rows"].append(row)
-    return record
+  """The inverse of _in_columns."""
+  names, texts = record.pop("columns", None), record.pop("texts", {})
+  if names is not None:
+    given, record["rows"] = record["rows"], []
+    for values in given:
+      row: dict[str, Any] = {}
+      for name, value in zip(names, values, strict=False):
+        *path, last = name.split("/")
+        if value is not None:
+          inner = row
+          for each in path:
+            inner = inner.setdefault(each, {})
+          inner[last] = texts[name][value] if name in texts else value
+      record["rows"].append(row)
+  return record
 
 
 def _nested(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The columns whose values are all objects, of which most list most of the names that any of them lists."""
-    found = set()
-    for name in {name: None for row in rows for name in row}:
-        values = [row[name] for row in rows if name in row]
-        if all(isinstance(each, Mapping) and each and not any("/" in key for key in each) for each in values):
-            every = {key for each in values for key in each}
-            found |= {name} if 3 * sum(map(len, values)) >= 2 * len(every) * len(values) else set()
-    return found
+  """The columns whose values are all objects, of which most list most of the names that any of them lists."""
+  found = set()
+  for name in {name: None for row in rows for name in row}:
+    values = [row[name] for row in rows if name in row]
+    if all(isinstance(each, Mapping) and each and not any("/" in key for key in each) for each in values):
+      every = {key for each in values for key in each}
+      found |= {name} if 3 * sum(map(len, values)) >= 2 * len(every) * len(values) else set()
+  return found
 
 
 def _flat(row: Mapping[str, Any], nested: set[str]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        flat |= {f"{name}/{key}": each for key, each in value.items()} if name in nested else {name: value}
-    return flat
+  flat: dict[str, Any] = {}
+  for name, value in row.items():
+    flat |= {f"{name}/{key}": each for key, each in value.items()} if name in nested else {name: value}
+  return flat
 
 
 def _repeated(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
-    """The distinct values of a column of texts, where it has each twice on average; else none."""
-    values = [row[name] for row in rows if name in row]
-    distinct = list(dict.fromkeys(map(str, values)))
-    return distinct if all(isinstance(each, str) for each in values) and 2 * len(distinct) <= len(values) else []
+  """The distinct values of a column of texts, where it has each twice on average; else none."""
+  values = [row[name] for row in rows if name in row]
+  distinct = list(dict.fromkeys(map(str, values)))
+  return distinct if all(isinstance(each, str) for each in values) and 2 * len(distinct) <= len(values) else []
 
 
 def merged(
-    rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str], *keys: str
+  rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str], *keys: str
 ) -> list[Mapping[str, Any]]:
-    """`rows`, and those of an earlier run of the same GPU and versions whose values at `keys` no row has.
+  """`rows`, and those of an earlier run of the same GPU and versions whose values at `keys` no row has.
 
-    What stays of another commit says so: its row has "commit".
-    """
-    known = {tuple(row[key] for key in keys): row for row in rows}
-    if earlier.exists():
-        record = read(earlier)
-        was = record["environment"]
-        for key in ("gpu", "driver", "onnxruntime", "torch"):
-            if was[key] != environment[key]:
-                raise SystemExit(f"{earlier} was measured with another {key}; give another --out, or remove it")
-        for row in record["rows"]:
-            if was["commit"] != environment["commit"]:
-                row.setdefault("commit", was["commit"])
-            known.setdefault(tuple(row[key] for key in keys), row)
-    return list(known.values())
+  What stays of another commit says so: its row has "commit".
+  """
+  known = {tuple(row[key] for key in keys): row for row in rows}
+  if earlier.exists():
+    record = read(earlier)
+    was = record["environment"]
+    for key in ("gpu", "driver", "onnxruntime", "torch"):
+      if was[key] != environment[key]:
+        raise SystemExit(f"{earlier} was measured with another {key}; give another --out, or remove it")
+    for row in record["rows"]:
+      if was["commit"] != environment["commit"]:
+        row.setdefault("commit", was["commit"])
+      known.setdefault(tuple(row[key] for key in keys), row)
+  return list(known.values())
 
 
 def older(rows: Iterable[Mapping[str, Any]], titles: Iterable[str]) -> str:
-    """For a table's footer: which of the rows are of other commits."""
-    commits: dict[str, list[str]] = {}
-    for row, title in zip(rows, titles, strict=True):
-        commits.setdefault(row.get("commit", ""), []).append(title)
-    note = ""
-    for commit in filter(None, commits):
-        names, others = commits[commit], [each for other in commits if other != commit for each in commits[other]]
-        text = "; ".join(names) if not others or len(names) < len(others) else f"all but {'; '.join(others)}"
-        note += f"; at commit {commit[:12]}: {text}"
-    return note
+  """For a table's footer: which of the rows are of other commits."""
+  commits: dict[str, list[str]] = {}
+  for row, title in zip(rows, titles, strict=True):
+    commits.setdefault(row.get("commit", ""), []).append(title)
+  note = ""
+  for commit in filter(None, commits):
+    names, others = commits[commit], [each for other in commits if other != commit for each in commits[other]]
+    text = "; ".join(names) if not others or len(names) < len(others) else f"all but {'; '.join(others)}"
+    note += f"; at commit {commit[:12]}: {text}"
+  return note
 
 
 def _shortened(value: Any) -> Any:
-    """Numbers with six digits, whole ones without a point."""
-    if isinstance(value, float):
-        short = float(f"{value:.6g}")
-        return int(short) if short.is_integer() else short
-    if isinstance(value, Mapping):
-        return {key: _shortened(each) for key, each in value.items()}
-    return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
+  """Numbers with six digits, whole ones without a point."""
+  if isinstance(value, float):
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
+  if isinstance(value, Mapping):
+    return {key: _shortened(each) for key, each in value.items()}
+  return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _whole(number: str) -> str:
-    """A number far below 1 as a whole one and its power of ten, which takes fewer characters: 303e-6."""
-    _, digits, exponent = Decimal(number).normalize().as_tuple()
-    return f"{''.join(map(str, digits))}e{exponent}"
+  """A number far below 1 as a whole one and its power of ten, which takes fewer characters: 303e-6."""
+  _, digits, exponent = Decimal(number).normalize().as_tuple()
+  return f"{''.join(map(str, digits))}e{exponent}"
 
 
 def fill_readme(name: str, table: str) -> None:
-    """Replaces what stands between `<!-- benchmark:NAME -->` and `<!-- /benchmark -->` in README.md or BENCHMARKS."""
-    opening, closing = f"<!-- benchmark:{name} -->", "<!-- /benchmark -->"
-    for path in (README, BENCHMARKS):
-        before, found, rest = path.read_text().partition(opening)
-        if found and closing in rest:
-            path.write_text(before + opening + "\n" + table + "\n" + closing + rest.partition(closing)[2])
-            return
-    raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
+  """Replaces what stands between `<!-- benchmark:NAME -->` and `<!-- /benchmark -->` in README.md or BENCHMARKS."""
+  opening, closing = f"<!-- benchmark:{name} -->", "<!-- /benchmark -->"
+  for path in (README, BENCHMARKS):
+    before, found, rest = path.read_text().partition(opening)
+    if found and closing in rest:
+      path.write_text(before + opening + "\n" + table + "\n" + closing + rest.partition(closing)[2])
+      return
+  raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
 
 
 Options = Mapping[str, Mapping[str, Any]]  # "--flag": what add_argument takes
 
 
 def arguments(doc: str | None, options: Options) -> argparse.Namespace:
-    """A benchmark's command line: its own options and those of all; `source` is what --from names, or None."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, given in options.items():
-        parser.add_argument(flag, **given)
-    parser.add_argument("--readme", action="store_true", help="fill the table in README.md or docs/benchmarks.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    return parser.parse_args()
+  """A benchmark's command line: its own options and those of all; `source` is what --from names, or None."""
+  parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+  for flag, given in options.items():
+    parser.add_argument(flag, **given)
+  parser.add_argument("--readme", action="store_true", help="fill the table in README.md or docs/benchmarks.md")
+  parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+  parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+  parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+  return parser.parse_args()
 
 
 def run(
-    name: str,
-    doc: str | None,
-    measure: Callable[[argparse.Namespace, dict[str, Any]], Iterable[str]],
-    table: Callable[[dict[str, Any]], str],
-    options: Options | None = None,
-    *,
-    on_gpu: bool = True,
+  name: str,
+  doc: str | None,
+  measure: Callable[[argparse.Namespace, dict[str, Any]], Iterable[str]],
+  table: Callable[[dict[str, Any]], str],
+  options: Options | None = None,
+  *,
+  on_gpu: bool = True,
 ) -> None:
-    """A benchmark as a program: measures, or reads an earlier record, and prints the table.
+  """A benchmark as a program: measures, or reads an earlier record, and prints the table.
 
-    `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
-    is not lost, as `<name>.json.xz` is written then.
-    """
-    args = arguments(doc, options or {})
-    if args.source:
-        record = read(args.source)
-    else:
-        record = {"environment": environment(args.commit, on_gpu=on_gpu), "rows": []}
-        for line in measure(args, record):
-            print(line, flush=True)
-            write(name, record, args.out, columns=True)
-    print(table(record))
-    if args.readme:
-        fill_readme(name, table(record))
+  `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
+  is not lost, as `<name>.json.xz` is written then.
+  """
+  args = arguments(doc, options or {})
+  if args.source:
+    record = read(args.source)
+  else:
+    record = {"environment": environment(args.commit, on_gpu=on_gpu), "rows": []}
+    for line in measure(args, record):
+      print(line, flush=True)
+      write(name, record, args.out, columns=True)
+  print(table(record))
+  if args.readme:
+    fill_readme(name, table(record))
 
 
 def shown(row: Mapping[str, Any]) -> str:
-    """A row's times: 'ours 5.7, torch 46.2'."""
-    return ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
+  """A row's times: 'ours 5.7, torch 46.2'."""
+  return ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
 
 
 def footer(name: str, unit: str, where: Mapping[str, str], note: str = "", libraries: str = "onnxruntime torch") -> str:
-    """The line below a benchmark's table: its unit, where and with which versions it was measured, and how."""
-    titles = {"cudnn": "", "onnxruntime": "ONNX Runtime ", "torch": "PyTorch ", "cupy": "CuPy "}
-    versions = [titles[each] + where[each] for each in libraries.split() if each in where]
-    driver = [f"driver {where['driver']}"] if "driver" in where else []
-    parts = [where["gpu"], *driver, *versions, f"commit {where['commit'][:12]}", where["date"]]
-    return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
+  """The line below a benchmark's table: its unit, where and with which versions it was measured, and how."""
+  titles = {"cudnn": "", "onnxruntime": "ONNX Runtime ", "torch": "PyTorch ", "cupy": "CuPy "}
+  versions = [titles[each] + where[each] for each in libraries.split() if each in where]
+  driver = [f"driver {where['driver']}"] if "driver" in where else []
+  parts = [where["gpu"], *driver, *versions, f"commit {where['commit'][:12]}", where["date"]]
+  return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
 
 
 Last = tuple[str, Callable[[Any], str]]
@@ -331,124 +331,124 @@ Last = tuple[str, Callable[[Any], str]]
 
 
 def to_copy(row: Any) -> str:
-    """The time over that of a copy."""
-    times = row["microseconds"]
-    return f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
+  """The time over that of a copy."""
+  times = row["microseconds"]
+  return f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
 
 
 def table(
-    record: Any, columns: Mapping[str, str], head: str, rule: str, name: Callable[[Any], str], last: Last | None = None
+  record: Any, columns: Mapping[str, str], head: str, rule: str, name: Callable[[Any], str], last: Last | None = None
 ) -> list[str]:
-    """A Markdown table of the record's microseconds, those of `columns` that were measured; its lines.
+  """A Markdown table of the record's microseconds, those of `columns` that were measured; its lines.
 
-    `head`, `rule` and `name` begin the lines, each up to its first time: "| tensors", "|---|" and what names a row.
-    """
-    present = [column for column in columns if column in record["rows"][0]["microseconds"]]
-    lines = [[head, *(columns[column] for column in present), *([last[0]] if last else [])]]
-    for row in record["rows"]:
-        times = row["microseconds"]
-        cells = [f"{times[column]:.1f}" if column in times else "" for column in present]
-        lines.append([name(row), *cells, *([last[1](row)] if last else [])])
-    shown = [" | ".join(line) + " |" for line in lines]
-    return [shown[0], rule + "---:|" * (len(lines[0]) - 1), *shown[1:]]
+  `head`, `rule` and `name` begin the lines, each up to its first time: "| tensors", "|---|" and what names a row.
+  """
+  present = [column for column in columns if column in record["rows"][0]["microseconds"]]
+  lines = [[head, *(columns[column] for column in present), *([last[0]] if last else [])]]
+  for row in record["rows"]:
+    times = row["microseconds"]
+    cells = [f"{times[column]:.1f}" if column in times else "" for column in present]
+    lines.append([name(row), *cells, *([last[1](row)] if last else [])])
+  shown = [" | ".join(line) + " |" for line in lines]
+  return [shown[0], rule + "---:|" * (len(lines[0]) - 1), *shown[1:]]
 
 
 def free_memory() -> None:
-    """Gives the GPU back what no array of CuPy holds any more."""
-    import cupy
+  """Gives the GPU back what no array of CuPy holds any more."""
+  import cupy
 
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+  gc.collect()
+  cupy.get_default_memory_pool().free_all_blocks()
 
 
 def chained(step: Callable[[Any], Any], x: Any, length: int) -> Any:
-    """`step` applied so many times."""
-    for _ in range(length):
-        x = step(x)
-    return x
+  """`step` applied so many times."""
+  for _ in range(length):
+    x = step(x)
+  return x
 
 
 def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
-    """A CUDA graph of `step` applied again and again, captured by PyTorch."""
-    import torch
+  """A CUDA graph of `step` applied again and again, captured by PyTorch."""
+  import torch
 
-    def capture(length: int) -> Callable[[], None]:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                chained(step, x, length)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                kept = chained(step, x, length)
+  def capture(length: int) -> Callable[[], None]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+      for _ in range(3):
+        chained(step, x, length)
+      torch.cuda.synchronize()
+      graph = torch.cuda.CUDAGraph()
+      with torch.cuda.graph(graph, stream=stream):
+        kept = chained(step, x, length)
 
-        def replay(_kept: Any = kept) -> None:
-            graph.replay()
-            torch.cuda.synchronize()
+    def replay(_kept: Any = kept) -> None:
+      graph.replay()
+      torch.cuda.synchronize()
 
-        return replay
+    return replay
 
-    return Contender(capture(1), capture(LENGTH))
+  return Contender(capture(1), capture(LENGTH))
 
 
 def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
-    """CuPy's `step` again and again, captured as a CUDA graph where `graph`; else launched from Python each time."""
-    import cupy
+  """CuPy's `step` again and again, captured as a CUDA graph where `graph`; else launched from Python each time."""
+  import cupy
 
-    def prepare(length: int) -> Callable[[], None]:
-        stream = cupy.cuda.Stream(non_blocking=True)
+  def prepare(length: int) -> Callable[[], None]:
+    stream = cupy.cuda.Stream(non_blocking=True)
 
-        def replay() -> None:
-            with stream:
-                chained(step, x, length)
-            stream.synchronize()
+    def replay() -> None:
+      with stream:
+        chained(step, x, length)
+      stream.synchronize()
 
-        for _ in range(3):
-            replay()
-        if not graph:
-            return replay
-        with stream:
-            stream.begin_capture()
-            kept = chained(step, x, length)
-            captured = stream.end_capture()
+    for _ in range(3):
+      replay()
+    if not graph:
+      return replay
+    with stream:
+      stream.begin_capture()
+      kept = chained(step, x, length)
+      captured = stream.end_capture()
 
-        def launch(_kept: Any = kept) -> None:
-            captured.launch(stream)
-            stream.synchronize()
+    def launch(_kept: Any = kept) -> None:
+      captured.launch(stream)
+      stream.synchronize()
 
-        return launch
+    return launch
 
-    return Contender(prepare(1), prepare(LENGTH))
+  return Contender(prepare(1), prepare(LENGTH))
 
 
 def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plugin: bool) -> Contender:
-    """ONNX Runtime sessions with CUDA graphs; `models` maps a chain's length to the model, of one output and dtype."""
-    import cupy
-    import onnxruntime
+  """ONNX Runtime sessions with CUDA graphs; `models` maps a chain's length to the model, of one output and dtype."""
+  import cupy
+  import onnxruntime
 
-    import ortplugin
+  import ortplugin
 
-    def replay_of(length: int) -> Callable[[], Any]:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if plugin:
-            ortplugin.register(options)
-        gpu = cupy.cuda.Device().id
-        provider = {"enable_cuda_graph": "1", "device_id": str(gpu)}
-        session = onnxruntime.InferenceSession(models[length], options, providers=[("CUDAExecutionProvider", provider)])
-        binding = session.io_binding()
-        for name, array in feeds.items():
-            binding.bind_input(name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
-        kept = []  # a captured graph writes to fixed addresses
-        for output in session.get_outputs():
-            kept.append(cupy.empty(output.shape, next(iter(feeds.values())).dtype))
-            binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
-        # The first runs compile, allocate and capture.
-        for _ in range(3):
-            session.run_with_iobinding(binding)
-        return lambda kept=kept: session.run_with_iobinding(binding)
+  def replay_of(length: int) -> Callable[[], Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if plugin:
+      ortplugin.register(options)
+    gpu = cupy.cuda.Device().id
+    provider = {"enable_cuda_graph": "1", "device_id": str(gpu)}
+    session = onnxruntime.InferenceSession(models[length], options, providers=[("CUDAExecutionProvider", provider)])
+    binding = session.io_binding()
+    for name, array in feeds.items():
+      binding.bind_input(name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
+    kept = []  # a captured graph writes to fixed addresses
+    for output in session.get_outputs():
+      kept.append(cupy.empty(output.shape, next(iter(feeds.values())).dtype))
+      binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+    # The first runs compile, allocate and capture.
+    for _ in range(3):
+      session.run_with_iobinding(binding)
+    return lambda kept=kept: session.run_with_iobinding(binding)
 
-    return Contender(replay_of(1), replay_of(LENGTH))
+  return Contender(replay_of(1), replay_of(LENGTH))
 
 
 # Keeps the GPU waiting while the host prepares what comes next on the stream.
@@ -459,211 +459,209 @@ _WAIT_CYCLES = 1_000_000  # half a millisecond
 
 
 def _on_the_gpu(stream: Any, replay: Callable[[], Any]) -> Callable[[], float]:
-    """A function that replays on a CuPy stream and returns the GPU's microseconds."""
-    import cupy
+  """A function that replays on a CuPy stream and returns the GPU's microseconds."""
+  import cupy
 
-    wait = cupy.RawKernel(_WAIT, "wait")
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+  wait = cupy.RawKernel(_WAIT, "wait")
+  start, end = cupy.cuda.Event(), cupy.cuda.Event()
 
-    def timed() -> float:
-        with stream:
-            wait((1,), (1,), (np.int64(_WAIT_CYCLES),))
-            start.record()
-            replay()
-            end.record()
-            end.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3
+  def timed() -> float:
+    with stream:
+      wait((1,), (1,), (np.int64(_WAIT_CYCLES),))
+      start.record()
+      replay()
+      end.record()
+      end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3
 
-    return timed
+  return timed
 
 
 def torch_contenders(
-    make: Callable[[Any], Callable[..., Any]], feeds: Sequence[Mapping[str, Any]], copied: str
+  make: Callable[[Any], Callable[..., Any]], feeds: Sequence[Mapping[str, Any]], copied: str
 ) -> list[tuple[str, Callable[..., Any], list[dict[str, Any]]]]:
-    """PyTorch's eager mode, `torch.compile` and a copy: name, step and tensors of each; none where it is not installed.
+  """PyTorch's eager mode, `torch.compile` and a copy: name, step and tensors of each; none where it is not installed.
 
-    `make`: gives the step for PyTorch, which takes the feeds' CuPy arrays as tensors by name. `copied`: the name of the
-    one to copy.
-    """
-    try:
-        import torch
-    except ImportError:
-        return []
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
-    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-    eager = make(torch)
-    return [
-        ("eager", eager, tensors),
-        ("compile", torch.compile(eager, dynamic=False), tensors),
-        ("copy", lambda **feed: (feed[copied].clone(),), tensors),
-    ]
+  `make`: gives the step for PyTorch, which takes the feeds' CuPy arrays as tensors by name. `copied`: the name of the
+  one to copy.
+  """
+  try:
+    import torch
+  except ImportError:
+    return []
+  torch.cuda.empty_cache()
+  torch._dynamo.reset()
+  tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+  eager = make(torch)
+  return [
+    ("eager", eager, tensors),
+    ("compile", torch.compile(eager, dynamic=False), tensors),
+    ("copy", lambda **feed: (feed[copied].clone(),), tensors),
+  ]
 
 
 def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) -> tuple[Contender, Any]:
-    """CUDA graphs of `step(**feed)` for the first feed and for all, each on tensors of its own; and the first result.
+  """CUDA graphs of `step(**feed)` for the first feed and for all, each on tensors of its own; and the first result.
 
-    What a step reads, no other has touched, so it comes from memory and not from a cache.
-    """
-    import cupy
-    import torch
+  What a step reads, no other has touched, so it comes from memory and not from a cache.
+  """
+  import cupy
+  import torch
 
-    def capture(count: int) -> tuple[Callable[[], float], Any]:
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step(**feeds[0])
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                kept = [step(**feed) for feed in feeds[:count]]
+  def capture(count: int) -> tuple[Callable[[], float], Any]:
+    with torch.cuda.stream(stream):
+      for _ in range(3):
+        step(**feeds[0])
+      torch.cuda.synchronize()
+      graph = torch.cuda.CUDAGraph()
+      with torch.cuda.graph(graph, stream=stream):
+        kept = [step(**feed) for feed in feeds[:count]]
 
-        def replay(_kept: Any = kept) -> None:
-            with torch.cuda.stream(stream):
-                graph.replay()
+    def replay(_kept: Any = kept) -> None:
+      with torch.cuda.stream(stream):
+        graph.replay()
 
-        return _on_the_gpu(cupy.cuda.ExternalStream(stream.cuda_stream), replay), kept[0]
+    return _on_the_gpu(cupy.cuda.ExternalStream(stream.cuda_stream), replay), kept[0]
 
-    stream = torch.cuda.Stream()
-    short, first = capture(1)
-    long, _ = capture(len(feeds))
-    short()
-    return Contender(short, long), first
+  stream = torch.cuda.Stream()
+  short, first = capture(1)
+  long, _ = capture(len(feeds))
+  short()
+  return Contender(short, long), first
 
 
 def session_replay(
-    model: bytes,
-    feeds: Sequence[Mapping[str, Any]],
-    *,
-    plugin: bool,
-    provider_options: Mapping[str, str] | None = None,
-    stream: Any = None,
+  model: bytes,
+  feeds: Sequence[Mapping[str, Any]],
+  *,
+  plugin: bool,
+  provider_options: Mapping[str, str] | None = None,
+  stream: Any = None,
 ) -> tuple[Callable[[], float], Any]:
-    """A function that replays a session's CUDA graph and returns the GPU's microseconds, and the model's first output.
+  """A function that replays a session's CUDA graph and returns the GPU's microseconds, and the model's first output.
 
-    `model` has an input `<name><step>` for each array of each feed.
-    """
-    import cupy
-    import onnxruntime
+  `model` has an input `<name><step>` for each array of each feed.
+  """
+  import cupy
+  import onnxruntime
 
-    import ortplugin
+  import ortplugin
 
-    stream = stream or cupy.cuda.Stream(non_blocking=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if plugin:
-        ortplugin.register(options)
-    gpu = cupy.cuda.Device().id
-    provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "device_id": str(gpu)}
-    provider |= provider_options or {}
-    session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
-    binding = session.io_binding()
-    for number, feed in enumerate(feeds):
-        for name, array in feed.items():
-            binding.bind_input(f"{name}{number}", "cuda", gpu, array.dtype, array.shape, array.data.ptr)
-    kept = []  # a captured graph writes to fixed addresses
-    for output in session.get_outputs():
-        dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
-        kept.append(cupy.empty(output.shape, dtype))
-        binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
-    # The first runs compile, allocate and capture.
-    for _ in range(3):
-        session.run_with_iobinding(binding)
-        stream.synchronize()
-    return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
+  stream = stream or cupy.cuda.Stream(non_blocking=True)
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 3
+  if plugin:
+    ortplugin.register(options)
+  gpu = cupy.cuda.Device().id
+  provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "device_id": str(gpu)}
+  provider |= provider_options or {}
+  session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+  binding = session.io_binding()
+  for number, feed in enumerate(feeds):
+    for name, array in feed.items():
+      binding.bind_input(f"{name}{number}", "cuda", gpu, array.dtype, array.shape, array.data.ptr)
+  kept = []  # a captured graph writes to fixed addresses
+  for output in session.get_outputs():
+    dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
+    kept.append(cupy.empty(output.shape, dtype))
+    binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+  # The first runs compile, allocate and capture.
+  for _ in range(3):
+    session.run_with_iobinding(binding)
+    stream.synchronize()
+  return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
 
 
 def replayed_outputs(
-    model: bytes,
-    feeds: Mapping[str, np.ndarray],
-    expected: Mapping[str, np.ndarray] | None = None,
-    *,
-    plugin: bool,
-    provider_options: Mapping[str, str] | None = None,
-    replays: int = 100,
+  model: bytes,
+  feeds: Mapping[str, np.ndarray],
+  expected: Mapping[str, np.ndarray] | None = None,
+  *,
+  plugin: bool,
+  provider_options: Mapping[str, str] | None = None,
+  replays: int = 100,
 ) -> dict[str, Any]:
-    """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/check/replays.py).
+  """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/check/replays.py).
 
-    Args:
-        model: with or without the plugin's operators.
-        feeds: host arrays by input name; replays alternate between these and the same values shifted.
-        expected: what they should give, such as the outputs of the network in float32.
-        plugin: whether to register the library.
-        provider_options: more options of the CUDA provider.
-        replays: how many.
+  Args:
+      model: with or without the plugin's operators.
+      feeds: host arrays by input name; replays alternate between these and the same values shifted.
+      expected: what they should give, such as the outputs of the network in float32.
+      plugin: whether to register the library.
+      provider_options: more options of the CUDA provider.
+      replays: how many.
 
-    Returns:
-        "replays": how many there were. "differed": how many gave other bits than the first of their inputs, of outputs
-        whose bits runs without a graph repeat. "plain_error": the largest difference of any replay from a run of the
-        same session without a graph; "error" and "error_plain": those of the replays and of that run from `expected`,
-        all over the output's largest magnitude. "wrong": what verification would object to, "" if nothing. Or
-        {"refused": why it can't be captured}.
-    """
-    import cupy
-    import onnxruntime
+  Returns:
+      "replays": how many there were. "differed": how many gave other bits than the first of their inputs, of outputs
+      whose bits runs without a graph repeat. "plain_error": the largest difference of any replay from a run of the
+      same session without a graph; "error" and "error_plain": those of the replays and of that run from `expected`,
+      all over the output's largest magnitude. "wrong": what verification would object to, "" if nothing. Or
+      {"refused": why it can't be captured}.
+  """
+  import cupy
+  import onnxruntime
 
-    import ortplugin
-    from ortplugin.check.inputs import shifted
-    from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
+  import ortplugin
+  from ortplugin.check.inputs import shifted
+  from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
 
-    def make(given: Mapping[str, str]) -> Any:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        if plugin:
-            ortplugin.register(options)
-        provider = {**given, **(provider_options or {})}
-        return onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+  def make(given: Mapping[str, str]) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if plugin:
+      ortplugin.register(options)
+    provider = {**given, **(provider_options or {})}
+    return onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
 
-    try:
-        with GraphSession(make, cupy.cuda.Device().id) as graphs:
-            found = graphs.replay([feeds, shifted(feeds)], replays)
-    except NotCaptured as error:
-        return {"refused": str(error)}
-    judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
-    names = list(found.plain[0])
-    record: dict[str, Any] = {
-        "replays": found.count,
-        "differed": max((found.differing(name) for name in names if name not in found.unsteady), default=0),
-        "plain_error": max(
-            relative_error(result.outputs[name], plain[name])
-            for results, plain in zip(found.results, found.plain, strict=True)
-            for result in results
-            for name in names
-        ),
-        "wrong": next((f"{output.name}: {output.message}" for output in judged if not output.passed), ""),
-    }
-    if expected is not None:
-        record["error"] = max(
-            relative_error(result.outputs[name], wanted)
-            for result in found.results[0]
-            for name, wanted in expected.items()
-        )
-        record["error_plain"] = max(relative_error(found.plain[0][name], wanted) for name, wanted in expected.items())
-    return record
+  try:
+    with GraphSession(make, cupy.cuda.Device().id) as graphs:
+      found = graphs.replay([feeds, shifted(feeds)], replays)
+  except NotCaptured as error:
+    return {"refused": str(error)}
+  judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
+  names = list(found.plain[0])
+  record: dict[str, Any] = {
+    "replays": found.count,
+    "differed": max((found.differing(name) for name in names if name not in found.unsteady), default=0),
+    "plain_error": max(
+      relative_error(result.outputs[name], plain[name])
+      for results, plain in zip(found.results, found.plain, strict=True)
+      for result in results
+      for name in names
+    ),
+    "wrong": next((f"{output.name}: {output.message}" for output in judged if not output.passed), ""),
+  }
+  if expected is not None:
+    record["error"] = max(
+      relative_error(result.outputs[name], wanted) for result in found.results[0] for name, wanted in expected.items()
+    )
+    record["error_plain"] = max(relative_error(found.plain[0][name], wanted) for name, wanted in expected.items())
+  return record
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference over the largest magnitude; infinite where only one of the two is finite."""
-    found, expected = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
-    if not (np.isfinite(found) == np.isfinite(expected)).all():
-        return float("inf")
-    finite = np.isfinite(expected)
-    if not finite.any():
-        return 0.0
-    return float(np.abs(found - expected)[finite].max() / max(np.abs(expected[finite]).max(), 1e-30))
+  """The largest difference over the largest magnitude; infinite where only one of the two is finite."""
+  found, expected = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
+  if not (np.isfinite(found) == np.isfinite(expected)).all():
+    return float("inf")
+  finite = np.isfinite(expected)
+  if not finite.any():
+    return 0.0
+  return float(np.abs(found - expected)[finite].max() / max(np.abs(expected[finite]).max(), 1e-30))
 
 
 def session_steps(
-    model: Callable[[int], bytes],
-    feeds: Sequence[Mapping[str, Any]],
-    *,
-    plugin: bool,
-    provider_options: Mapping[str, str] | None = None,
+  model: Callable[[int], bytes],
+  feeds: Sequence[Mapping[str, Any]],
+  *,
+  plugin: bool,
+  provider_options: Mapping[str, str] | None = None,
 ) -> tuple[Contender, Any]:
-    """As torch_steps, in ONNX Runtime; `model(count)` has inputs `<name><step>` and outputs, first that of step 0."""
-    import cupy
+  """As torch_steps, in ONNX Runtime; `model(count)` has inputs `<name><step>` and outputs, first that of step 0."""
+  import cupy
 
-    stream = cupy.cuda.Stream(non_blocking=True)
-    given: dict[str, Any] = {"plugin": plugin, "provider_options": provider_options, "stream": stream}
-    short, first = session_replay(model(1), feeds[:1], **given)
-    long, _ = session_replay(model(len(feeds)), feeds, **given)
-    return Contender(short, long), first
+  stream = cupy.cuda.Stream(non_blocking=True)
+  given: dict[str, Any] = {"plugin": plugin, "provider_options": provider_options, "stream": stream}
+  short, first = session_replay(model(1), feeds[:1], **given)
+  long, _ = session_replay(model(len(feeds)), feeds, **given)
+  return Contender(short, long), first

@@ -21,28 +21,28 @@ VARIANTS = 2  # inputs on which each network runs
 
 
 class NotThereError(Exception):
-    """The installed library has no such architecture."""
+  """The installed library has no such architecture."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """A random tensor: normal values, or with `high` integers below it, or with `padded` a mask of ones and zeros."""
+  """A random tensor: normal values, or with `high` integers below it, or with `padded` a mask of ones and zeros."""
 
-    shape: tuple[int, ...]
-    high: int = 0
-    padded: bool = False
+  shape: tuple[int, ...]
+  high: int = 0
+  padded: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network as a module from tensors to one tensor. `scaled`: whether `settle` may scale its weights."""
+  """A network as a module from tensors to one tensor. `scaled`: whether `settle` may scale its weights."""
 
-    name: str
-    library: str
-    size: str  # "small" or "usual"
-    build: Callable[[], Any] = field(repr=False)
-    inputs: tuple[Input, ...]
-    scaled: bool = True
+  name: str
+  library: str
+  size: str  # "small" or "usual"
+  build: Callable[[], Any] = field(repr=False)
+  inputs: tuple[Input, ...]
+  scaled: bool = True
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -132,21 +132,21 @@ SIZES = {"small": (96, 4), "usual": (224, 8)}
 
 
 def _images(library: str, table: str) -> Iterator[Case]:
-    for line in table.split("\n"):
-        for kind, text in zip(SIZES, line.split(), strict=False):
-            yield image_case(library, kind, text)
+  for line in table.split("\n"):
+    for kind, text in zip(SIZES, line.split(), strict=False):
+      yield image_case(library, kind, text)
 
 
 def image_case(library: str, kind: str, text: str) -> Case:
-    """'resnet50@224*8' as a case; the tables above say what may be left out."""
-    plain, _, batch_text = text.partition("*")
-    plain, _, size_text = plain.partition("@")
-    name = plain.rstrip("!")
-    size, batch = int(size_text or SIZES[kind][0]), int(batch_text or SIZES[kind][1])
-    frames = (16 if kind == "usual" or name.startswith("mvit_v1") else 8,) if name in VIDEO else ()
-    build = partial(_torchvision if library == "torchvision" else _timm, name, size if "!" in plain else 0)
-    return Case(f"{name}@{size}" + f"*{batch}" * (kind == "small"), library, kind, build,
-                (Input((batch, 3, *frames, size, size)),))  # fmt: skip
+  """'resnet50@224*8' as a case; the tables above say what may be left out."""
+  plain, _, batch_text = text.partition("*")
+  plain, _, size_text = plain.partition("@")
+  name = plain.rstrip("!")
+  size, batch = int(size_text or SIZES[kind][0]), int(batch_text or SIZES[kind][1])
+  frames = (16 if kind == "usual" or name.startswith("mvit_v1") else 8,) if name in VIDEO else ()
+  build = partial(_torchvision if library == "torchvision" else _timm, name, size if "!" in plain else 0)
+  return Case(f"{name}@{size}" + f"*{batch}" * (kind == "small"), library, kind, build,
+              (Input((batch, 3, *frames, size, size)),))  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------- torchvision and timm
@@ -155,50 +155,50 @@ VIDEO = ("r3d_18", "r2plus1d_18", "mvit_v1_b", "swin3d_t")
 
 
 def _torchvision(name: str, size: int) -> Any:
-    import torchvision
+  import torchvision
 
-    given: dict[str, Any] = {"weights": None}
-    if name in ("googlenet", "inception_v3"):
-        given |= {"aux_logits": False, "init_weights": False}
-    if name.startswith(("fcn", "deeplab", "lraspp", "retinanet")):
-        given["weights_backbone"] = None
-    if size:
-        given["image_size"] = size
-    if name not in torchvision.models.list_models():
-        raise NotThereError(f"torchvision {torchvision.__version__} has no {name}")
-    model = torchvision.models.get_model(name, **given)
-    if name.startswith(("fcn", "deeplab", "lraspp")):
-        return picked(model, lambda found: found["out"])
-    if name.startswith("retinanet"):  # what comes after that is no network: thresholds and suppression
-        return picked(model.backbone, lambda found: model.head(list(found.values()))["cls_logits"], model.head)
-    return model
+  given: dict[str, Any] = {"weights": None}
+  if name in ("googlenet", "inception_v3"):
+    given |= {"aux_logits": False, "init_weights": False}
+  if name.startswith(("fcn", "deeplab", "lraspp", "retinanet")):
+    given["weights_backbone"] = None
+  if size:
+    given["image_size"] = size
+  if name not in torchvision.models.list_models():
+    raise NotThereError(f"torchvision {torchvision.__version__} has no {name}")
+  model = torchvision.models.get_model(name, **given)
+  if name.startswith(("fcn", "deeplab", "lraspp")):
+    return picked(model, lambda found: found["out"])
+  if name.startswith("retinanet"):  # what comes after that is no network: thresholds and suppression
+    return picked(model.backbone, lambda found: model.head(list(found.values()))["cls_logits"], model.head)
+  return model
 
 
 def _timm(name: str, size: int) -> Any:
-    import timm
+  import timm
 
-    if not timm.is_model(name):
-        raise NotThereError(f"timm {timm.__version__} has no {name}")
-    return timm.create_model(name, pretrained=False, **({"img_size": size} if size else {}))
+  if not timm.is_model(name):
+    raise NotThereError(f"timm {timm.__version__} has no {name}")
+  return timm.create_model(name, pretrained=False, **({"img_size": size} if size else {}))
 
 
 def picked(model: Any, pick: Callable[[Any], Any], *more: Any, **given: Any) -> Any:
-    """A module that calls `model` with its inputs and `given`, and returns `pick` of the result.
+  """A module that calls `model` with its inputs and `given`, and returns `pick` of the result.
 
-    `more`: other modules that `pick` uses.
-    """
-    import torch
+  `more`: other modules that `pick` uses.
+  """
+  import torch
 
-    class Picked(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-            self.more = torch.nn.ModuleList(more)
+  class Picked(torch.nn.Module):
+    def __init__(self) -> None:
+      super().__init__()
+      self.model = model
+      self.more = torch.nn.ModuleList(more)
 
-        def forward(self, *inputs: Any) -> Any:
-            return pick(self.model(*inputs, **given))
+    def forward(self, *inputs: Any) -> Any:
+      return pick(self.model(*inputs, **given))
 
-    return Picked()
+  return Picked()
 
 
 # ------------------------------------------------------------------------------------------------------- transformers
@@ -278,59 +278,59 @@ _ENCODER_ONLY = ("bart-encoder", "whisper-encoder")
 
 
 def _hugging_face() -> Iterator[Case]:
-    for name, (model, takes, small, usual) in TRANSFORMERS.items():
-        for kind, config in zip(SIZES, (small, usual), strict=True):
-            inputs = _inputs(takes, kind, config, model)
-            build = partial(_transformers, name, model, config, takes)
-            yield Case(f"{name} ({kind})", "transformers", kind, build, inputs, scaled=not name.startswith("t5"))
+  for name, (model, takes, small, usual) in TRANSFORMERS.items():
+    for kind, config in zip(SIZES, (small, usual), strict=True):
+      inputs = _inputs(takes, kind, config, model)
+      build = partial(_transformers, name, model, config, takes)
+      yield Case(f"{name} ({kind})", "transformers", kind, build, inputs, scaled=not name.startswith("t5"))
 
 
 def _inputs(takes: str, kind: str, config: dict[str, Any], model: str) -> tuple[Input, ...]:
-    batch, length = (_LENGTH if takes == _MASKED else _DECODER_LENGTH)[kind]
-    tokens = Input((batch, min(length, config.get("max_position_embeddings", length))), 500)
-    if takes in (_MASKED, _TOKENS, _CAUSAL):
-        return (tokens,) if takes == _TOKENS else (tokens, Input(tokens.shape, padded=True))
-    size = config.get("image_size", 224)
-    size = size[0] if isinstance(size, list) else size
-    few = 2 if kind == "small" else 8
-    return {
-        _IMAGE: (Input((2 if model.startswith("Sam") else few, 3, size, size)),),
-        "features": (Input((1, 80, 2 * config.get("max_source_positions", 1500))),),
-        "sound": (Input((1, 4000 if kind == "small" else 16000)),),
-        "spectrogram": (Input((few // 2, config.get("max_length", 1024), 128)),),
-    }[takes]
+  batch, length = (_LENGTH if takes == _MASKED else _DECODER_LENGTH)[kind]
+  tokens = Input((batch, min(length, config.get("max_position_embeddings", length))), 500)
+  if takes in (_MASKED, _TOKENS, _CAUSAL):
+    return (tokens,) if takes == _TOKENS else (tokens, Input(tokens.shape, padded=True))
+  size = config.get("image_size", 224)
+  size = size[0] if isinstance(size, list) else size
+  few = 2 if kind == "small" else 8
+  return {
+    _IMAGE: (Input((2 if model.startswith("Sam") else few, 3, size, size)),),
+    "features": (Input((1, 80, 2 * config.get("max_source_positions", 1500))),),
+    "sound": (Input((1, 4000 if kind == "small" else 16000)),),
+    "spectrogram": (Input((few // 2, config.get("max_length", 1024), 128)),),
+  }[takes]
 
 
 def _transformers(name: str, model: str, config: dict[str, Any], takes: str) -> Any:
-    import transformers
+  import transformers
 
-    made = getattr(transformers, model, None)
-    if made is None:
-        raise NotThereError(f"transformers {transformers.__version__} has no {model}")
-    network = made(made.config_class(**config))
-    if name in _ENCODER_ONLY:
-        network = network.get_encoder()
-    with_mask = ("input_ids", "attention_mask")
-    names = {_MASKED: with_mask, _CAUSAL: with_mask, _TOKENS: ("input_ids",)}.get(takes, ())
-    more = {"use_cache": False} if takes == _CAUSAL or name == "bloom" else {}
+  made = getattr(transformers, model, None)
+  if made is None:
+    raise NotThereError(f"transformers {transformers.__version__} has no {model}")
+  network = made(made.config_class(**config))
+  if name in _ENCODER_ONLY:
+    network = network.get_encoder()
+  with_mask = ("input_ids", "attention_mask")
+  names = {_MASKED: with_mask, _CAUSAL: with_mask, _TOKENS: ("input_ids",)}.get(takes, ())
+  more = {"use_cache": False} if takes == _CAUSAL or name == "bloom" else {}
 
-    class Network(type(picked(network, _first))):  # type: ignore[misc]
-        def forward(self, *inputs: Any) -> Any:
-            given = dict(zip(names, inputs, strict=True)) if names else {}
-            return _first(self.model(*(() if names else inputs), **given, **more))
+  class Network(type(picked(network, _first))):  # type: ignore[misc]
+    def forward(self, *inputs: Any) -> Any:
+      given = dict(zip(names, inputs, strict=True)) if names else {}
+      return _first(self.model(*(() if names else inputs), **given, **more))
 
-    return Network()
+  return Network()
 
 
 def _first(found: Any) -> Any:
-    for key in ("logits", "predicted_depth", "last_hidden_state"):
-        if getattr(found, key, None) is not None:
-            return getattr(found, key)
-    return found[0]
+  for key in ("logits", "predicted_depth", "last_hidden_state"):
+    if getattr(found, key, None) is not None:
+      return getattr(found, key)
+  return found[0]
 
 
 CASES: dict[str, Case] = {
-    case.name: case for case in (*_images("torchvision", TORCHVISION), *_images("timm", TIMM), *_hugging_face())
+  case.name: case for case in (*_images("torchvision", TORCHVISION), *_images("timm", TIMM), *_hugging_face())
 }
 
 
@@ -338,104 +338,104 @@ CASES: dict[str, Case] = {
 
 
 def inputs_of(case: Case, variant: int, device: str, batch: int | None = None) -> tuple[Any, ...]:
-    """Random tensors, floating ones in float32; the same ones for the same variant."""
-    import torch
+  """Random tensors, floating ones in float32; the same ones for the same variant."""
+  import torch
 
-    generator = torch.Generator().manual_seed(SEED + variant)
-    made = []
-    for each in case.inputs:
-        shape = (batch or each.shape[0], *each.shape[1:])
-        if each.padded:  # the first sequence is whole, the others end earlier
-            tensor = torch.ones(shape, dtype=torch.int64)
-            for row in range(1, shape[0]):
-                tensor[row, int(torch.randint(shape[1] // 2, shape[1], (), generator=generator)) :] = 0
-        elif each.high:
-            tensor = torch.randint(3, each.high, shape, generator=generator)
-        else:
-            tensor = torch.randn(shape, generator=generator)
-        made.append(tensor.to(device))
-    return tuple(made)
+  generator = torch.Generator().manual_seed(SEED + variant)
+  made = []
+  for each in case.inputs:
+    shape = (batch or each.shape[0], *each.shape[1:])
+    if each.padded:  # the first sequence is whole, the others end earlier
+      tensor = torch.ones(shape, dtype=torch.int64)
+      for row in range(1, shape[0]):
+        tensor[row, int(torch.randint(shape[1] // 2, shape[1], (), generator=generator)) :] = 0
+    elif each.high:
+      tensor = torch.randint(3, each.high, shape, generator=generator)
+    else:
+      tensor = torch.randn(shape, generator=generator)
+    made.append(tensor.to(device))
+  return tuple(made)
 
 
 def network(case: Case, device: str) -> Any:
-    """The network in float32 for inference on the device. The same weights in every run on one kind of device."""
-    import torch
+  """The network in float32 for inference on the device. The same weights in every run on one kind of device."""
+  import torch
 
-    torch.manual_seed(SEED)
-    model = case.build().eval().to(device)
-    with torch.no_grad():
-        settle(model, lambda: inputs_of(case, VARIANTS, device, CALIBRATION_BATCH), scaled=case.scaled)
-    return model.eval()
+  torch.manual_seed(SEED)
+  model = case.build().eval().to(device)
+  with torch.no_grad():
+    settle(model, lambda: inputs_of(case, VARIANTS, device, CALIBRATION_BATCH), scaled=case.scaled)
+  return model.eval()
 
 
 def spell_out_attention(model: Any) -> None:
-    """Makes a model of transformers compute attention by products and a softmax, where it can.
+  """Makes a model of transformers compute attention by products and a softmax, where it can.
 
-    In float16 the TorchScript exporter writes scaled_dot_product_attention with a scale, as these models call it, as
-    products of both float16 and float32, which no runtime takes.
-    """
-    for module in model.modules():
-        if hasattr(module, "set_attn_implementation"):
-            module.set_attn_implementation("eager")
+  In float16 the TorchScript exporter writes scaled_dot_product_attention with a scale, as these models call it, as
+  products of both float16 and float32, which no runtime takes.
+  """
+  for module in model.modules():
+    if hasattr(module, "set_attn_implementation"):
+      module.set_attn_implementation("eager")
 
 
 def settle(model: Any, inputs: Callable[[], tuple[Any, ...]], *, scaled: bool = True) -> None:
-    """Gives the module parameters and statistics of which none is trivial and with which activations keep their scale.
+  """Gives the module parameters and statistics of which none is trivial and with which activations keep their scale.
 
-    Args:
-        model: a module in evaluation mode.
-        inputs: what batch norms take their statistics from; called where there are batch norms.
-        scaled: whether small weights of convolutions, linear layers and embeddings grow to the scale of their inputs.
-    """
-    import torch
-    from torch import nn
+  Args:
+      model: a module in evaluation mode.
+      inputs: what batch norms take their statistics from; called where there are batch norms.
+      scaled: whether small weights of convolutions, linear layers and embeddings grow to the scale of their inputs.
+  """
+  import torch
+  from torch import nn
 
-    torch.manual_seed(SEED)
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is None or not scaled or not weight.is_floating_point():
-            continue
-        if isinstance(module, nn.Linear):
-            target = module.in_features**-0.5
-        elif type(module).__name__ == "Conv1D":  # a linear layer of GPT-2
-            target = weight.shape[0] ** -0.5
-        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            target = (2 / weight[0].numel()) ** 0.5
-        elif isinstance(module, nn.Embedding):
-            target = 0.3
-        else:
-            continue
-        std = float(weight.std()) if weight.numel() > 1 else target
-        if std == 0:
-            weight.normal_(0, target)
-        elif std < 0.7 * target:
-            weight *= target / std
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or parameter.numel() == 0:
-            continue
-        value = float(parameter.min())
-        if value != float(parameter.max()):
-            continue
-        if parameter.numel() == 1:
-            if value == 0:  # a residual branch that begins switched off
-                parameter.fill_(0.3)
-        elif name.endswith("bias"):
-            parameter += 0.05 * torch.randn_like(parameter)
-        elif value == 1:
-            parameter.uniform_(0.8, 1.25)
-        elif value == 0 and parameter.ndim > 1:
-            parameter.normal_(0, 0.1)
-        elif abs(value) < 0.5:  # the scale of a residual branch
-            parameter.normal_(0, 0.3)
-    norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-    norms = [each for each in norms if each.running_var is not None]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # averages what it sees
-        norm.train()
-    if norms:
-        model(*inputs())
-    for norm in norms:
-        norm.eval()
-        norm.running_mean += 0.02 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
-        norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.95, 1.05)
+  torch.manual_seed(SEED)
+  for module in model.modules():
+    weight = module._parameters.get("weight")
+    if weight is None or not scaled or not weight.is_floating_point():
+      continue
+    if isinstance(module, nn.Linear):
+      target = module.in_features**-0.5
+    elif type(module).__name__ == "Conv1D":  # a linear layer of GPT-2
+      target = weight.shape[0] ** -0.5
+    elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+      target = (2 / weight[0].numel()) ** 0.5
+    elif isinstance(module, nn.Embedding):
+      target = 0.3
+    else:
+      continue
+    std = float(weight.std()) if weight.numel() > 1 else target
+    if std == 0:
+      weight.normal_(0, target)
+    elif std < 0.7 * target:
+      weight *= target / std
+  for name, parameter in model.named_parameters():
+    if not parameter.is_floating_point() or parameter.numel() == 0:
+      continue
+    value = float(parameter.min())
+    if value != float(parameter.max()):
+      continue
+    if parameter.numel() == 1:
+      if value == 0:  # a residual branch that begins switched off
+        parameter.fill_(0.3)
+    elif name.endswith("bias"):
+      parameter += 0.05 * torch.randn_like(parameter)
+    elif value == 1:
+      parameter.uniform_(0.8, 1.25)
+    elif value == 0 and parameter.ndim > 1:
+      parameter.normal_(0, 0.1)
+    elif abs(value) < 0.5:  # the scale of a residual branch
+      parameter.normal_(0, 0.3)
+  norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+  norms = [each for each in norms if each.running_var is not None]
+  for norm in norms:
+    norm.reset_running_stats()
+    norm.momentum = None  # averages what it sees
+    norm.train()
+  if norms:
+    model(*inputs())
+  for norm in norms:
+    norm.eval()
+    norm.running_mean += 0.02 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
+    norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.95, 1.05)

@@ -26,37 +26,37 @@ DETECTIONS = 100
 
 
 def export(path: Path, size: int = 800, seed: int = 0) -> None:
-    """Writes the model: input image, float [3, size, size] in 0 .. 1; outputs boxes, labels, scores and masks.
+  """Writes the model: input image, float [3, size, size] in 0 .. 1; outputs boxes, labels, scores and masks.
 
-    boxes is float [n, 4], labels int64 [n], scores float [n] and masks float [n, 1, size, size], n at most 100.
-    """
-    torch.manual_seed(seed)
-    model = maskrcnn_resnet50_fpn(
-        weights=None, weights_backbone=None, box_score_thresh=0.0, box_detections_per_img=DETECTIONS
-    ).eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's remarks on traced control flow
-        torch.onnx.export(
-            model,
-            ([torch.rand(3, size, size)],),
-            str(path),
-            dynamo=False,
-            opset_version=OPSET,
-            input_names=["image"],
-            output_names=["boxes", "labels", "scores", "masks"],
-        )
+  boxes is float [n, 4], labels int64 [n], scores float [n] and masks float [n, 1, size, size], n at most 100.
+  """
+  torch.manual_seed(seed)
+  model = maskrcnn_resnet50_fpn(
+    weights=None, weights_backbone=None, box_score_thresh=0.0, box_detections_per_img=DETECTIONS
+  ).eval()
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the exporter's remarks on traced control flow
+    torch.onnx.export(
+      model,
+      ([torch.rand(3, size, size)],),
+      str(path),
+      dynamo=False,
+      opset_version=OPSET,
+      input_names=["image"],
+      output_names=["boxes", "labels", "scores", "masks"],
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the model where the command says."""
-    parser = argparse.ArgumentParser(description="Exports torchvision's Mask R-CNN with random weights.")
-    parser.add_argument("path", type=Path)
-    parser.add_argument("--size", type=int, default=800, help="height and width of the image")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights")
-    options = parser.parse_args(arguments)
-    export(options.path, options.size, options.seed)
-    return 0
+  """Writes the model where the command says."""
+  parser = argparse.ArgumentParser(description="Exports torchvision's Mask R-CNN with random weights.")
+  parser.add_argument("path", type=Path)
+  parser.add_argument("--size", type=int, default=800, help="height and width of the image")
+  parser.add_argument("--seed", type=int, default=0, help="of the weights")
+  options = parser.parse_args(arguments)
+  export(options.path, options.size, options.seed)
+  return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+  sys.exit(main())

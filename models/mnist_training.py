@@ -40,167 +40,167 @@ Array = npt.NDArray[Any]
 
 
 class _Builder:
-    """Collects nodes and constants; values are named after what makes them."""
+  """Collects nodes and constants; values are named after what makes them."""
 
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: dict[str, onnx.TensorProto] = {}
+  def __init__(self) -> None:
+    self.nodes: list[onnx.NodeProto] = []
+    self.constants: dict[str, onnx.TensorProto] = {}
 
-    def op(self, op: str, *inputs: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any) -> str:
-        names = list(outputs) or [f"{op}_{len(self.nodes)}"]
-        self.nodes.append(helper.make_node(op, inputs, names, f"{op}/{names[0]}", domain=domain, **attributes))
-        return names[0]
+  def op(self, op: str, *inputs: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any) -> str:
+    names = list(outputs) or [f"{op}_{len(self.nodes)}"]
+    self.nodes.append(helper.make_node(op, inputs, names, f"{op}/{names[0]}", domain=domain, **attributes))
+    return names[0]
 
-    def constant(self, value: Any, dtype: Any) -> str:
-        array = np.asarray(value, dtype)
-        name = f"{array.dtype}{list(array.shape)}{array.tobytes().hex()[:48]}"
-        self.constants[name] = numpy_helper.from_array(array, name)
-        return name
+  def constant(self, value: Any, dtype: Any) -> str:
+    array = np.asarray(value, dtype)
+    name = f"{array.dtype}{list(array.shape)}{array.tobytes().hex()[:48]}"
+    self.constants[name] = numpy_helper.from_array(array, name)
+    return name
 
-    def shape(self, *sizes: int) -> str:
-        return self.constant(sizes, np.int64)
+  def shape(self, *sizes: int) -> str:
+    return self.constant(sizes, np.int64)
 
 
 def build(batch: int, learning_rate: float = 0.1, bias_gradients: bool = True) -> onnx.ModelProto:
-    """The step for batches of this size. `bias_gradients`: False leaves biases as they are, for measuring."""
-    b = _Builder()
-    x, kept = "image", []
-    for i, (_, size, filters) in enumerate(LAYERS):
-        window = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-        y = b.op("Relu", b.op("Conv", x, f"conv{i}.weight", f"conv{i}.bias", **window), outputs=[f"y{i}"])
-        pooled = b.op("MaxPool", y, outputs=[f"pooled{i}", f"index{i}"], kernel_shape=[2, 2], strides=[2, 2])
-        kept.append((x, y, pooled, size, filters))
-        x = pooled
-    flat = b.op("Reshape", x, b.shape(batch, FEATURES))
-    logits = b.op("Gemm", flat, "dense.weight", "dense.bias", transB=1)
+  """The step for batches of this size. `bias_gradients`: False leaves biases as they are, for measuring."""
+  b = _Builder()
+  x, kept = "image", []
+  for i, (_, size, filters) in enumerate(LAYERS):
+    window = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    y = b.op("Relu", b.op("Conv", x, f"conv{i}.weight", f"conv{i}.bias", **window), outputs=[f"y{i}"])
+    pooled = b.op("MaxPool", y, outputs=[f"pooled{i}", f"index{i}"], kernel_shape=[2, 2], strides=[2, 2])
+    kept.append((x, y, pooled, size, filters))
+    x = pooled
+  flat = b.op("Reshape", x, b.shape(batch, FEATURES))
+  logits = b.op("Gemm", flat, "dense.weight", "dense.bias", transB=1)
 
-    # The loss, and its gradient by the logits: (softmax - one at the label) / N.
-    logs = b.op("LogSoftmax", logits, axis=1)
-    labels = b.op("Reshape", "label", b.shape(batch, 1))
-    chosen = b.op("Cast", b.op("Equal", labels, b.constant(range(CLASSES), np.int64)), to=TensorProto.FLOAT)
-    parts = b.op("Mul", b.op("Mul", logs, chosen), b.constant(-1 / batch, np.float32))
-    b.op("ReduceSum", parts, b.shape(0, 1), outputs=["loss"], keepdims=0)
-    difference = b.op("Sub", b.op("Exp", logs), chosen)
-    gradient = b.op("Mul", difference, b.constant(1 / batch, np.float32))
+  # The loss, and its gradient by the logits: (softmax - one at the label) / N.
+  logs = b.op("LogSoftmax", logits, axis=1)
+  labels = b.op("Reshape", "label", b.shape(batch, 1))
+  chosen = b.op("Cast", b.op("Equal", labels, b.constant(range(CLASSES), np.int64)), to=TensorProto.FLOAT)
+  parts = b.op("Mul", b.op("Mul", logs, chosen), b.constant(-1 / batch, np.float32))
+  b.op("ReduceSum", parts, b.shape(0, 1), outputs=["loss"], keepdims=0)
+  difference = b.op("Sub", b.op("Exp", logs), chosen)
+  gradient = b.op("Mul", difference, b.constant(1 / batch, np.float32))
 
-    gradients = {"dense.weight": b.op("Gemm", gradient, flat, transA=1)}
-    gradients["dense.bias"] = b.op("ReduceSum", gradient, b.shape(0), keepdims=0)
-    flat_gradient = b.op("Gemm", gradient, "dense.weight")
-    upper = b.op("Reshape", flat_gradient, b.shape(batch, LAYERS[-1][2], LAYERS[-1][1] // 2, LAYERS[-1][1] // 2))
-    for i in reversed(range(len(LAYERS))):
-        x, y, _, size, filters = kept[i]
-        dy = _pool_gradient(b, upper, f"index{i}", batch, filters, size)
-        wanted = ["dX"] * (i > 0) + ["dW"] + ["dB"] * bias_gradients
-        made = [f"{each}{i}" for each in wanted]
-        operands = [x, f"conv{i}.weight"] if i > 0 else [x]
-        b.op("ConvGrad", *operands, dy, y, outputs=made, domain="ortplugin", program=RELU_GRADIENT,
-             gradients=" ".join(wanted), operands="X W" if i > 0 else "X", kernel_shape=[3, 3],
-             pads=[1, 1, 1, 1])  # fmt: skip
-        upper = f"dX{i}"
-        gradients[f"conv{i}.weight"] = f"dW{i}"
-        if bias_gradients:
-            gradients[f"conv{i}.bias"] = f"dB{i}"
+  gradients = {"dense.weight": b.op("Gemm", gradient, flat, transA=1)}
+  gradients["dense.bias"] = b.op("ReduceSum", gradient, b.shape(0), keepdims=0)
+  flat_gradient = b.op("Gemm", gradient, "dense.weight")
+  upper = b.op("Reshape", flat_gradient, b.shape(batch, LAYERS[-1][2], LAYERS[-1][1] // 2, LAYERS[-1][1] // 2))
+  for i in reversed(range(len(LAYERS))):
+    x, y, _, size, filters = kept[i]
+    dy = _pool_gradient(b, upper, f"index{i}", batch, filters, size)
+    wanted = ["dX"] * (i > 0) + ["dW"] + ["dB"] * bias_gradients
+    made = [f"{each}{i}" for each in wanted]
+    operands = [x, f"conv{i}.weight"] if i > 0 else [x]
+    b.op("ConvGrad", *operands, dy, y, outputs=made, domain="ortplugin", program=RELU_GRADIENT,
+         gradients=" ".join(wanted), operands="X W" if i > 0 else "X", kernel_shape=[3, 3],
+         pads=[1, 1, 1, 1])  # fmt: skip
+    upper = f"dX{i}"
+    gradients[f"conv{i}.weight"] = f"dW{i}"
+    if bias_gradients:
+      gradients[f"conv{i}.bias"] = f"dB{i}"
 
-    rate = b.constant(learning_rate, np.float32)
-    for name in PARAMETERS:
-        if name in gradients:
-            b.op("Sub", name, b.op("Mul", gradients[name], rate), outputs=[f"{name}.next"])
-    inputs = {"image": (batch, 1, 28, 28), **PARAMETERS}
-    graph = helper.make_graph(
-        b.nodes,
-        "mnist_step",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-        + [helper.make_tensor_value_info("label", TensorProto.INT64, (batch,))],
-        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, ())]
-        + [
-            helper.make_tensor_value_info(f"{name}.next", TensorProto.FLOAT, shape)
-            for name, shape in PARAMETERS.items()
-            if name in gradients
-        ],
-        list(b.constants.values()),
-    )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+  rate = b.constant(learning_rate, np.float32)
+  for name in PARAMETERS:
+    if name in gradients:
+      b.op("Sub", name, b.op("Mul", gradients[name], rate), outputs=[f"{name}.next"])
+  inputs = {"image": (batch, 1, 28, 28), **PARAMETERS}
+  graph = helper.make_graph(
+    b.nodes,
+    "mnist_step",
+    [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    + [helper.make_tensor_value_info("label", TensorProto.INT64, (batch,))],
+    [helper.make_tensor_value_info("loss", TensorProto.FLOAT, ())]
+    + [
+      helper.make_tensor_value_info(f"{name}.next", TensorProto.FLOAT, shape)
+      for name, shape in PARAMETERS.items()
+      if name in gradients
+    ],
+    list(b.constants.values()),
+  )
+  opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
 def _pool_gradient(b: _Builder, gradient: str, index: str, batch: int, channels: int, size: int) -> str:
-    """The gradient of what a 2x2 MaxPool of stride 2 read: its own where the index points to, else 0.
+  """The gradient of what a 2x2 MaxPool of stride 2 read: its own where the index points to, else 0.
 
-    Windows do not overlap, so an element gets at most one gradient, and where it is in its window says which.
-    """
-    half = size // 2
-    even = 2 * half
-    flat = b.op("Cast", index, to=TensorProto.INT32)
-    column = b.op("Mod", flat, b.constant(size, np.int32))
-    row = b.op("Mod", b.op("Div", flat, b.constant(size, np.int32)), b.constant(size, np.int32))
-    two = b.constant(2, np.int32)
-    place = b.op("Add", b.op("Mul", b.op("Mod", row, two), two), b.op("Mod", column, two))
-    apart = b.shape(batch, channels, half, 1, half, 1)
-    places = b.constant([[[0, 1]], [[2, 3]]], np.int32)  # of the elements of a window, [2, 1, 2]
-    here = b.op("Equal", b.op("Reshape", place, apart), places)
-    spread = b.op("Where", here, b.op("Reshape", gradient, apart), b.constant(0, np.float32))
-    joined = b.op("Reshape", spread, b.shape(batch, channels, even, even))
-    if even == size:
-        return joined
-    return b.op("Pad", joined, b.shape(0, 0, 0, 0, 0, 0, size - even, size - even))
+  Windows do not overlap, so an element gets at most one gradient, and where it is in its window says which.
+  """
+  half = size // 2
+  even = 2 * half
+  flat = b.op("Cast", index, to=TensorProto.INT32)
+  column = b.op("Mod", flat, b.constant(size, np.int32))
+  row = b.op("Mod", b.op("Div", flat, b.constant(size, np.int32)), b.constant(size, np.int32))
+  two = b.constant(2, np.int32)
+  place = b.op("Add", b.op("Mul", b.op("Mod", row, two), two), b.op("Mod", column, two))
+  apart = b.shape(batch, channels, half, 1, half, 1)
+  places = b.constant([[[0, 1]], [[2, 3]]], np.int32)  # of the elements of a window, [2, 1, 2]
+  here = b.op("Equal", b.op("Reshape", place, apart), places)
+  spread = b.op("Where", here, b.op("Reshape", gradient, apart), b.constant(0, np.float32))
+  joined = b.op("Reshape", spread, b.shape(batch, channels, even, even))
+  if even == size:
+    return joined
+  return b.op("Pad", joined, b.shape(0, 0, 0, 0, 0, 0, size - even, size - even))
 
 
 def initial(seed: int = 0) -> dict[str, Array]:
-    """Random parameters by name."""
-    rng = np.random.default_rng(seed)
-    made = {}
-    for name, shape in PARAMETERS.items():
-        scale = 0.1 if len(shape) == 1 else np.sqrt(2 / np.prod(shape[1:]))
-        made[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
-    return made
+  """Random parameters by name."""
+  rng = np.random.default_rng(seed)
+  made = {}
+  for name, shape in PARAMETERS.items():
+    scale = 0.1 if len(shape) == 1 else np.sqrt(2 / np.prod(shape[1:]))
+    made[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
+  return made
 
 
 def data(batch: int, seed: int = 0) -> tuple[Array, Array]:
-    """Random images, mostly black as digits are, and labels that a part of the image tells."""
-    rng = np.random.default_rng(seed)
-    label = rng.integers(0, CLASSES, batch)
-    image = np.zeros((batch, 1, 28, 28), np.float32)
-    for number, digit in enumerate(label):
-        top, left = 4 + 10 * (digit // 5), 2 + 5 * (digit % 5)
-        image[number, 0, top : top + 8, left : left + 4] = rng.random((8, 4)) * 0.9 + 0.1
-    return image, label.astype(np.int64)
+  """Random images, mostly black as digits are, and labels that a part of the image tells."""
+  rng = np.random.default_rng(seed)
+  label = rng.integers(0, CLASSES, batch)
+  image = np.zeros((batch, 1, 28, 28), np.float32)
+  for number, digit in enumerate(label):
+    top, left = 4 + 10 * (digit // 5), 2 + 5 * (digit % 5)
+    image[number, 0, top : top + 8, left : left + 4] = rng.random((8, 4)) * 0.9 + 0.1
+  return image, label.astype(np.int64)
 
 
 def train(session: Any, batch: int, steps: int, parameters: dict[str, Array], seed: int = 1) -> list[float]:
-    """The loss before each of so many steps, all of them runs of the session; `parameters` become the trained ones."""
-    losses = []
-    names = [output.name for output in session.get_outputs()]
-    for step in range(steps):
-        image, label = data(batch, seed + step)
-        results = dict(zip(names, session.run(names, {"image": image, "label": label, **parameters}), strict=True))
-        losses.append(float(results.pop("loss")))
-        parameters.update({name.removesuffix(".next"): value for name, value in results.items()})
-    return losses
+  """The loss before each of so many steps, all of them runs of the session; `parameters` become the trained ones."""
+  losses = []
+  names = [output.name for output in session.get_outputs()]
+  for step in range(steps):
+    image, label = data(batch, seed + step)
+    results = dict(zip(names, session.run(names, {"image": image, "label": label, **parameters}), strict=True))
+    losses.append(float(results.pop("loss")))
+    parameters.update({name.removesuffix(".next"): value for name, value in results.items()})
+  return losses
 
 
 def main() -> None:
-    """Writes the step's model, or trains with it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--out", type=Path, help="where the model goes")
-    parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="train so many steps")
-    args = parser.parse_args()
-    model = build(args.batch)
-    if args.out:
-        onnx.save(model, args.out)
-    if args.train:
-        import onnxruntime
+  """Writes the step's model, or trains with it."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--batch", type=int, default=100)
+  parser.add_argument("--out", type=Path, help="where the model goes")
+  parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="train so many steps")
+  args = parser.parse_args()
+  model = build(args.batch)
+  if args.out:
+    onnx.save(model, args.out)
+  if args.train:
+    import onnxruntime
 
-        import ortplugin
+    import ortplugin
 
-        options = onnxruntime.SessionOptions()
-        ortplugin.register(options)
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=onnxruntime.get_available_providers()
-        )
-        for step, loss in enumerate(train(session, args.batch, args.train, initial())):
-            print(f"step {step}: loss {loss:.4f}")
+    options = onnxruntime.SessionOptions()
+    ortplugin.register(options)
+    session = onnxruntime.InferenceSession(
+      model.SerializeToString(), options, providers=onnxruntime.get_available_providers()
+    )
+    for step, loss in enumerate(train(session, args.batch, args.train, initial())):
+      print(f"step {step}: loss {loss:.4f}")
 
 
 if __name__ == "__main__":
-    main()
+  main()

@@ -22,98 +22,98 @@ Change = Callable[[str], str]
 
 
 def shorten_names(proto: onnx.ModelProto, nodes: bool = False) -> None:
-    """Numbers for the names of values but inputs and outputs, in whose order initializers and shapes are listed.
+  """Numbers for the names of values but inputs and outputs, in whose order initializers and shapes are listed.
 
-    Half of an archive would be names. `nodes`: numbers for the names of nodes, too, which have none otherwise.
-    """
-    kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
-    numbers: dict[str, str] = {}
+  Half of an archive would be names. `nodes`: numbers for the names of nodes, too, which have none otherwise.
+  """
+  kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
+  numbers: dict[str, str] = {}
 
-    def short(name: str) -> str:
-        return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
+  def short(name: str) -> str:
+    return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
 
-    for place, node in enumerate(_nodes(proto)):
-        if nodes:
-            node.name = f"{NODE}{place}"
-        else:
-            node.ClearField("name")
-    _rename(proto, short, short)
-    order = {name: place for place, name in enumerate(numbers.values())}
-    for graph in walk_graphs(proto.graph):
-        for values in (graph.initializer, graph.value_info):
-            values.sort(key=lambda value: order.get(value.name, -1))
+  for place, node in enumerate(_nodes(proto)):
+    if nodes:
+      node.name = f"{NODE}{place}"
+    else:
+      node.ClearField("name")
+  _rename(proto, short, short)
+  order = {name: place for place, name in enumerate(numbers.values())}
+  for graph in walk_graphs(proto.graph):
+    for values in (graph.initializer, graph.value_info):
+      values.sort(key=lambda value: order.get(value.name, -1))
 
 
 def pack_names(proto: onnx.ModelProto) -> None:
-    """Numbers of names become what they are relative to those before them; other names stay."""
-    count = last = 0
-    for place, node in enumerate(_nodes(proto)):
-        if node.name == f"{NODE}{place}":
-            node.name = NEXT
+  """Numbers of names become what they are relative to those before them; other names stay."""
+  count = last = 0
+  for place, node in enumerate(_nodes(proto)):
+    if node.name == f"{NODE}{place}":
+      node.name = NEXT
 
-    def used(name: str) -> str:
-        nonlocal count
-        number = _number(name)
-        if number == count:
-            count += 1
-            return NEXT
-        return f"{BACK}{count - number}" if number is not None and 0 < count - number <= FAR else name
+  def used(name: str) -> str:
+    nonlocal count
+    number = _number(name)
+    if number == count:
+      count += 1
+      return NEXT
+    return f"{BACK}{count - number}" if number is not None and 0 < count - number <= FAR else name
 
-    def listed(name: str) -> str:
-        nonlocal last
-        number = _number(name)
-        if number is None:
-            return name
-        step, last = number - last, number
-        return f"{STEP}{step}"
+  def listed(name: str) -> str:
+    nonlocal last
+    number = _number(name)
+    if number is None:
+      return name
+    step, last = number - last, number
+    return f"{STEP}{step}"
 
-    _rename(proto, used, listed)
+  _rename(proto, used, listed)
 
 
 def unpack_names(proto: onnx.ModelProto) -> None:
-    """The inverse of pack_names."""
-    count = last = 0
-    for place, node in enumerate(_nodes(proto)):
-        if node.name == NEXT:
-            node.name = f"{NODE}{place}"
+  """The inverse of pack_names."""
+  count = last = 0
+  for place, node in enumerate(_nodes(proto)):
+    if node.name == NEXT:
+      node.name = f"{NODE}{place}"
 
-    def used(name: str) -> str:
-        nonlocal count
-        if name == NEXT:
-            count += 1
-            return f"_{count - 1}"
-        return f"_{count - int(name[1:])}" if name.startswith(BACK) else name
+  def used(name: str) -> str:
+    nonlocal count
+    if name == NEXT:
+      count += 1
+      return f"_{count - 1}"
+    return f"_{count - int(name[1:])}" if name.startswith(BACK) else name
 
-    def listed(name: str) -> str:
-        nonlocal last
-        if not name.startswith(STEP):
-            return name
-        last += int(name[1:])
-        return f"_{last}"
+  def listed(name: str) -> str:
+    nonlocal last
+    if not name.startswith(STEP):
+      return name
+    last += int(name[1:])
+    return f"_{last}"
 
-    _rename(proto, used, listed)
+  _rename(proto, used, listed)
 
 
 def _number(name: str) -> int | None:
-    """That of a name as shorten_names gives them."""
-    if name.startswith((NEXT, BACK, STEP)):
-        raise ValueError(f"the name {name!r} has a meaning of its own in an archive; rename the value")
-    return int(name[1:]) if _NUMBERED.fullmatch(name) and str(int(name[1:])) == name[1:] else None
+  """That of a name as shorten_names gives them."""
+  if name.startswith((NEXT, BACK, STEP)):
+    raise ValueError(f"the name {name!r} has a meaning of its own in an archive; rename the value")
+  return int(name[1:]) if _NUMBERED.fullmatch(name) and str(int(name[1:])) == name[1:] else None
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    return (node for graph in walk_graphs(proto.graph) for node in graph.node)
+  return (node for graph in walk_graphs(proto.graph) for node in graph.node)
 
 
 def _rename(proto: onnx.ModelProto, used: Change, listed: Change) -> None:
-    """Gives names in nodes, and then those of values that are listed, what the functions make of each in turn."""
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            node.input[:] = [used(each) for each in node.input]
-            node.output[:] = [used(each) for each in node.output]
-        for value in _values(graph):
-            value.name = listed(value.name)
+  """Gives names in nodes, and then those of values that are listed, what the functions make of each in turn."""
+  for graph in walk_graphs(proto.graph):
+    for node in graph.node:
+      node.input[:] = [used(each) for each in node.input]
+      node.output[:] = [used(each) for each in node.output]
+    for value in _values(graph):
+      value.name = listed(value.name)
 
 
 def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto | onnx.TensorProto]:
-    yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+  yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)

@@ -23,184 +23,182 @@ Tensors = dict[str, Any]
 
 @dataclass(frozen=True)
 class Network:
-    """A model and its inputs.
+  """A model and its inputs.
 
-    Attributes:
-        title: its name in tables.
-        build: makes the module, which takes the inputs in order and returns one tensor, or several.
-        inputs: makes random inputs by name, floating ones in float32, from the sizes that a case says.
-        sizes: what those are, such as "BATCHxLENGTH".
-        channels_last: whether this layout makes sense for it.
-        exporter: the one that is tried first.
-        settle: changes parameters of the module that say nothing as they are initialised.
-    """
+  Attributes:
+      title: its name in tables.
+      build: makes the module, which takes the inputs in order and returns one tensor, or several.
+      inputs: makes random inputs by name, floating ones in float32, from the sizes that a case says.
+      sizes: what those are, such as "BATCHxLENGTH".
+      channels_last: whether this layout makes sense for it.
+      exporter: the one that is tried first.
+      settle: changes parameters of the module that say nothing as they are initialised.
+  """
 
-    title: str
-    build: Callable[[], Any]
-    inputs: Callable[[tuple[int, ...]], Tensors]
-    sizes: str = "BATCH"
-    channels_last: bool = True
-    exporter: str = "torchscript"
-    settle: Callable[[Any], None] | None = None
+  title: str
+  build: Callable[[], Any]
+  inputs: Callable[[tuple[int, ...]], Tensors]
+  sizes: str = "BATCH"
+  channels_last: bool = True
+  exporter: str = "torchscript"
+  settle: Callable[[Any], None] | None = None
 
 
 def images(shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], Tensors]:
-    """Inputs of a network of images of this shape."""
+  """Inputs of a network of images of this shape."""
 
-    def make(sizes: tuple[int, ...]) -> Tensors:
-        import torch
+  def make(sizes: tuple[int, ...]) -> Tensors:
+    import torch
 
-        return {"image": torch.randn(*sizes, *shape)}
+    return {"image": torch.randn(*sizes, *shape)}
 
-    return make
+  return make
 
 
 def _torchvision(name: str) -> Callable[[], Any]:
-    def build() -> Any:
-        import torchvision
+  def build() -> Any:
+    import torchvision
 
-        return torchvision.models.get_model(name, weights=None)
+    return torchvision.models.get_model(name, weights=None)
 
-    return build
+  return build
 
 
 def _fcn() -> Any:
-    import torch
-    import torchvision
+  import torch
+  import torchvision
 
-    class Mask(torch.nn.Module):
-        """The model's main output instead of its dictionary."""
+  class Mask(torch.nn.Module):
+    """The model's main output instead of its dictionary."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None)
+    def __init__(self) -> None:
+      super().__init__()
+      self.model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None)
 
-        def forward(self, image: Any) -> Any:
-            return self.model(image)["out"]
+    def forward(self, image: Any) -> Any:
+      return self.model(image)["out"]
 
-    return Mask()
+  return Mask()
 
 
 def _generator() -> Any:
-    """DCGAN's generator of 64 x 64 images: Radford, Metz and Chintala, 2016, figure 1, with 64 features."""
-    from torch import nn
+  """DCGAN's generator of 64 x 64 images: Radford, Metz and Chintala, 2016, figure 1, with 64 features."""
+  from torch import nn
 
-    widths = (100, 512, 256, 128, 64, 3)
-    layers: list[Any] = []
-    for index, (inputs, outputs) in enumerate(pairwise(widths)):
-        first, last = index == 0, index == len(widths) - 2
-        stride, padding = (1, 0) if first else (2, 1)
-        layers.append(nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False))
-        layers += [nn.Tanh()] if last else [nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers)
+  widths = (100, 512, 256, 128, 64, 3)
+  layers: list[Any] = []
+  for index, (inputs, outputs) in enumerate(pairwise(widths)):
+    first, last = index == 0, index == len(widths) - 2
+    stride, padding = (1, 0) if first else (2, 1)
+    layers.append(nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False))
+    layers += [nn.Tanh()] if last else [nn.BatchNorm2d(outputs), nn.ReLU()]
+  return nn.Sequential(*layers)
 
 
 def _unet(*, transposed: bool = False) -> Any:
-    """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms and padded convolutions.
+  """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms and padded convolutions.
 
-    `transposed`: its decoder has the paper's up-convolutions of 2x2, which halve the channels; else nearest upsampling.
-    """
-    import torch
-    from torch import nn
+  `transposed`: its decoder has the paper's up-convolutions of 2x2, which halve the channels; else nearest upsampling.
+  """
+  import torch
+  from torch import nn
 
-    widths = (32, 64, 128, 256, 512)
+  widths = (32, 64, 128, 256, 512)
 
-    def stage(inputs: int, outputs: int) -> Any:
-        layers: list[Any] = []
-        for channels in (inputs, outputs):
-            layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-        return nn.Sequential(*layers)
+  def stage(inputs: int, outputs: int) -> Any:
+    layers: list[Any] = []
+    for channels in (inputs, outputs):
+      layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
 
-    class UNet(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down = nn.ModuleList(stage(*pair) for pair in pairwise((3, *widths)))
-            pairs = list(pairwise(widths))
-            self.up = nn.ModuleList(
-                stage(2 * narrow if transposed else wide + narrow, narrow) for narrow, wide in pairs
-            )
-            self.grow = nn.ModuleList(
-                nn.ConvTranspose2d(wide, narrow, 2, 2) if transposed else nn.Upsample(scale_factor=2, mode="nearest")
-                for narrow, wide in pairs
-            )
-            self.pool = nn.MaxPool2d(2)
-            self.head = nn.Conv2d(widths[0], 2, 1)
+  class UNet(torch.nn.Module):
+    def __init__(self) -> None:
+      super().__init__()
+      self.down = nn.ModuleList(stage(*pair) for pair in pairwise((3, *widths)))
+      pairs = list(pairwise(widths))
+      self.up = nn.ModuleList(stage(2 * narrow if transposed else wide + narrow, narrow) for narrow, wide in pairs)
+      self.grow = nn.ModuleList(
+        nn.ConvTranspose2d(wide, narrow, 2, 2) if transposed else nn.Upsample(scale_factor=2, mode="nearest")
+        for narrow, wide in pairs
+      )
+      self.pool = nn.MaxPool2d(2)
+      self.head = nn.Conv2d(widths[0], 2, 1)
 
-        def forward(self, x: Any) -> Any:
-            skips = []
-            for number, stage in enumerate(self.down):
-                x = stage(self.pool(x) if number else x)
-                skips.append(x)
-            for skip, grow, stage in zip(reversed(skips[:-1]), reversed(self.grow), reversed(self.up), strict=True):
-                x = stage(torch.cat([grow(x), skip], 1))
-            return self.head(x)
+    def forward(self, x: Any) -> Any:
+      skips = []
+      for number, stage in enumerate(self.down):
+        x = stage(self.pool(x) if number else x)
+        skips.append(x)
+      for skip, grow, stage in zip(reversed(skips[:-1]), reversed(self.grow), reversed(self.up), strict=True):
+        x = stage(torch.cat([grow(x), skip], 1))
+      return self.head(x)
 
-    return UNet()
+  return UNet()
 
 
 def _image(title: str, build: Callable[[], Any], shape: tuple[int, ...] = (3, 224, 224)) -> Network:
-    return Network(title, build, images(shape))
+  return Network(title, build, images(shape))
 
 
 NETWORKS: dict[str, Network] = {
-    "resnet50": _image("ResNet-50", _torchvision("resnet50")),
-    "densenet121": _image("DenseNet-121", _torchvision("densenet121")),
-    "efficientnet_b0": _image("EfficientNet-B0", _torchvision("efficientnet_b0")),
-    "mobilenet_v3_large": _image("MobileNet-v3 large", _torchvision("mobilenet_v3_large")),
-    "convnext_tiny": _image("ConvNeXt-tiny", _torchvision("convnext_tiny")),
-    "fcn_resnet50": _image("FCN-ResNet50", _fcn),
-    "dcgan": _image("DCGAN generator", _generator, (100, 1, 1)),
-    "unet": _image("U-Net 256 x 256", _unet, (3, 256, 256)),
-    "unet_up": _image("U-Net with up-convolutions", partial(_unet, transposed=True), (3, 256, 256)),
+  "resnet50": _image("ResNet-50", _torchvision("resnet50")),
+  "densenet121": _image("DenseNet-121", _torchvision("densenet121")),
+  "efficientnet_b0": _image("EfficientNet-B0", _torchvision("efficientnet_b0")),
+  "mobilenet_v3_large": _image("MobileNet-v3 large", _torchvision("mobilenet_v3_large")),
+  "convnext_tiny": _image("ConvNeXt-tiny", _torchvision("convnext_tiny")),
+  "fcn_resnet50": _image("FCN-ResNet50", _fcn),
+  "dcgan": _image("DCGAN generator", _generator, (100, 1, 1)),
+  "unet": _image("U-Net 256 x 256", _unet, (3, 256, 256)),
+  "unet_up": _image("U-Net with up-convolutions", partial(_unet, transposed=True), (3, 256, 256)),
 }
 
 
 def module(network: Network, device: str = "cpu") -> Any:
-    """The network in float32, for inference, on the device. The same weights in every run on one device."""
-    import torch
+  """The network in float32, for inference, on the device. The same weights in every run on one device."""
+  import torch
 
-    torch.manual_seed(SEED)
-    model = network.build().to(device)
-    norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
-    with torch.no_grad():
-        for each in model.modules():
-            if type(each).__name__ == "CNBlock":  # ConvNeXt scales its blocks by 1e-6 before training
-                each.layer_scale.normal_(0, 0.3)
-            if isinstance(each, torch.nn.Dropout):
-                each.p = 0.0
-        model.eval()  # whole blocks are left out at random in training
-        if network.settle is not None:
-            network.settle(model)
-        for norm in norms:
-            norm.weight.uniform_(0.8, 1.25)
-            norm.bias.normal_(0, 0.1)
-            norm.reset_running_stats()
-            norm.momentum = None  # averages what it sees
-            norm.train()
-        if norms:
-            model(*draw(network, (8,), device).values())
-        for norm in norms:
-            norm.running_mean += 0.02 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
-            norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.95, 1.05)
-    return model.eval()
+  torch.manual_seed(SEED)
+  model = network.build().to(device)
+  norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+  with torch.no_grad():
+    for each in model.modules():
+      if type(each).__name__ == "CNBlock":  # ConvNeXt scales its blocks by 1e-6 before training
+        each.layer_scale.normal_(0, 0.3)
+      if isinstance(each, torch.nn.Dropout):
+        each.p = 0.0
+    model.eval()  # whole blocks are left out at random in training
+    if network.settle is not None:
+      network.settle(model)
+    for norm in norms:
+      norm.weight.uniform_(0.8, 1.25)
+      norm.bias.normal_(0, 0.1)
+      norm.reset_running_stats()
+      norm.momentum = None  # averages what it sees
+      norm.train()
+    if norms:
+      model(*draw(network, (8,), device).values())
+    for norm in norms:
+      norm.running_mean += 0.02 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
+      norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.95, 1.05)
+  return model.eval()
 
 
 def draw(network: Network, sizes: tuple[int, ...], device: str = "cpu", dtype: Any = None) -> Tensors:
-    """Random inputs on the device, floating ones in the dtype."""
-    import torch
+  """Random inputs on the device, floating ones in the dtype."""
+  import torch
 
-    with torch.device(device):
-        made = network.inputs(sizes)
-    return {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
+  with torch.device(device):
+    made = network.inputs(sizes)
+  return {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
 
 
 def export(model: Any, inputs: Tensors, path: Path, exporter: str) -> None:
-    """Writes the module to `path` with one of PyTorch's exporters, for inputs of these names, shapes and dtypes."""
-    import torch
+  """Writes the module to `path` with one of PyTorch's exporters, for inputs of these names, shapes and dtypes."""
+  import torch
 
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        given: dict[str, Any] = {"input_names": list(inputs), "opset_version": OPSETS[exporter]}
-        if exporter == "dynamo":
-            given |= {"external_data": False, "verbose": False}
-        torch.onnx.export(model, tuple(inputs.values()), path, dynamo=exporter == "dynamo", **given)
+  with warnings.catch_warnings(), torch.no_grad():
+    warnings.simplefilter("ignore")
+    given: dict[str, Any] = {"input_names": list(inputs), "opset_version": OPSETS[exporter]}
+    if exporter == "dynamo":
+      given |= {"external_data": False, "verbose": False}
+    torch.onnx.export(model, tuple(inputs.values()), path, dynamo=exporter == "dynamo", **given)

@@ -28,114 +28,114 @@ _FILTER = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, 
 
 
 def unpack(folder: Path, source: Path = ARCHIVE) -> None:
-    """Writes every file to `folder`, "lerp/<name>.onnx" into its own."""
-    with tarfile.open(source) as archive:
-        for member in archive:
-            data = archive.extractfile(member)
-            assert data is not None
-            path = folder / member.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_whole(data.read()) if path.suffix == ".onnx" else data.read())
+  """Writes every file to `folder`, "lerp/<name>.onnx" into its own."""
+  with tarfile.open(source) as archive:
+    for member in archive:
+      data = archive.extractfile(member)
+      assert data is not None
+      path = folder / member.name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(_whole(data.read()) if path.suffix == ".onnx" else data.read())
 
 
 def pack(folder: Path, target: Path = ARCHIVE) -> None:
-    """Makes the archive of all models in `folder`, and of the JSON that says of each what there is to know."""
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in sorted((*folder.rglob("*.onnx"), *folder.glob("*.json"))):
-            member = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            data = _short(path.read_bytes()) if path.suffix == ".onnx" else path.read_bytes()
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    target.write_bytes(lzma.compress(raw.getvalue(), filters=[_FILTER]))
+  """Makes the archive of all models in `folder`, and of the JSON that says of each what there is to know."""
+  raw = io.BytesIO()
+  with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    for path in sorted((*folder.rglob("*.onnx"), *folder.glob("*.json"))):
+      member = tarfile.TarInfo(path.relative_to(folder).as_posix())
+      data = _short(path.read_bytes()) if path.suffix == ".onnx" else path.read_bytes()
+      member.size = len(data)
+      archive.addfile(member, io.BytesIO(data))
+  target.write_bytes(lzma.compress(raw.getvalue(), filters=[_FILTER]))
 
 
 def strip(message: Any) -> None:
-    """Empties every doc_string and metadata_props in a protobuf message, however deep."""
-    for name in ("doc_string", "metadata_props"):
-        if name in message.DESCRIPTOR.fields_by_name:
-            message.ClearField(name)
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None:
-            continue
-        for item in value if hasattr(value, "__len__") and not hasattr(value, "DESCRIPTOR") else (value,):
-            strip(item)
+  """Empties every doc_string and metadata_props in a protobuf message, however deep."""
+  for name in ("doc_string", "metadata_props"):
+    if name in message.DESCRIPTOR.fields_by_name:
+      message.ClearField(name)
+  for descriptor, value in message.ListFields():
+    if descriptor.message_type is None:
+      continue
+    for item in value if hasattr(value, "__len__") and not hasattr(value, "DESCRIPTOR") else (value,):
+      strip(item)
 
 
 WEIGHTS = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
 
 
 def shorten_weights(proto: onnx.ModelProto) -> None:
-    """For a smaller archive: weights in float32 and float16 become made ones of about the same mean and deviation."""
-    for tensor, _ in walk_tensors(proto):
-        if not _may_be_made(tensor) or _is_made(tensor):
-            continue
-        values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-        if np.isfinite(values).all() and len(np.unique(values)) > min(8, values.size // 2):  # fewer are a mask
-            mean, spread = values.mean(), values.std() * 3**0.5
-            if abs(mean) < spread / 2:  # so many have the same two numbers
-                mean, ends = 0, np.array([-spread, spread], np.float32)
-            else:
-                ends = np.clip([mean - spread, mean + spread], values.min(), values.max()).astype(np.float32)
-            short = (ends.view(np.uint32) & np.uint32(0xFFC00000)).view(np.float32).astype(WEIGHTS[tensor.data_type])
-            tensor.CopyFrom(onnx.numpy_helper.from_array(_made(tensor, short), tensor.name))
+  """For a smaller archive: weights in float32 and float16 become made ones of about the same mean and deviation."""
+  for tensor, _ in walk_tensors(proto):
+    if not _may_be_made(tensor) or _is_made(tensor):
+      continue
+    values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+    if np.isfinite(values).all() and len(np.unique(values)) > min(8, values.size // 2):  # fewer are a mask
+      mean, spread = values.mean(), values.std() * 3**0.5
+      if abs(mean) < spread / 2:  # so many have the same two numbers
+        mean, ends = 0, np.array([-spread, spread], np.float32)
+      else:
+        ends = np.clip([mean - spread, mean + spread], values.min(), values.max()).astype(np.float32)
+      short = (ends.view(np.uint32) & np.uint32(0xFFC00000)).view(np.float32).astype(WEIGHTS[tensor.data_type])
+      tensor.CopyFrom(onnx.numpy_helper.from_array(_made(tensor, short), tensor.name))
 
 
 def _made(tensor: onnx.TensorProto, ends: np.ndarray) -> np.ndarray:
-    """The tensor's weights, between two numbers, which come first, as its name and shape give them.
+  """The tensor's weights, between two numbers, which come first, as its name and shape give them.
 
-    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-    """
-    shape = tuple(tensor.dims)
-    start = np.uint64(zlib.crc32(f"{tensor.name}{shape}".encode())) << np.uint64(32)
-    z = (np.arange(1, math.prod(shape) + 1, dtype=np.uint64) + start) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    low, high = ends.astype(np.float64)
-    values = (low + (high - low) * ((z >> np.uint64(40)).astype(np.float64) / 2**24)).astype(ends.dtype)
-    values[:2] = ends
-    return values.reshape(shape)
+  SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+  """
+  shape = tuple(tensor.dims)
+  start = np.uint64(zlib.crc32(f"{tensor.name}{shape}".encode())) << np.uint64(32)
+  z = (np.arange(1, math.prod(shape) + 1, dtype=np.uint64) + start) * np.uint64(0x9E3779B97F4A7C15)
+  z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  low, high = ends.astype(np.float64)
+  values = (low + (high - low) * ((z >> np.uint64(40)).astype(np.float64) / 2**24)).astype(ends.dtype)
+  values[:2] = ends
+  return values.reshape(shape)
 
 
 def _short(data: bytes) -> bytes:
-    """A model as it stands in an archive."""
-    proto = onnx.ModelProto.FromString(data)
-    _change_weights(proto, _empty)  # by their names
-    pack_names(proto)
-    return bytes(proto.SerializeToString(deterministic=True))
+  """A model as it stands in an archive."""
+  proto = onnx.ModelProto.FromString(data)
+  _change_weights(proto, _empty)  # by their names
+  pack_names(proto)
+  return bytes(proto.SerializeToString(deterministic=True))
 
 
 def _whole(data: bytes) -> bytes:
-    proto = onnx.ModelProto.FromString(data)
-    unpack_names(proto)
-    _change_weights(proto, _fill)
-    return bytes(proto.SerializeToString(deterministic=True))
+  proto = onnx.ModelProto.FromString(data)
+  unpack_names(proto)
+  _change_weights(proto, _fill)
+  return bytes(proto.SerializeToString(deterministic=True))
 
 
 def _change_weights(proto: onnx.ModelProto, change: Callable[[onnx.TensorProto], None]) -> None:
-    for tensor, _ in walk_tensors(proto):
-        if _may_be_made(tensor):
-            change(tensor)
+  for tensor, _ in walk_tensors(proto):
+    if _may_be_made(tensor):
+      change(tensor)
 
 
 def _may_be_made(tensor: onnx.TensorProto) -> bool:
-    return tensor.data_type in WEIGHTS and math.prod(tensor.dims) >= 8  # fewer are factors and limits
+  return tensor.data_type in WEIGHTS and math.prod(tensor.dims) >= 8  # fewer are factors and limits
 
 
 def _ends(tensor: onnx.TensorProto) -> np.ndarray:
-    return np.frombuffer(tensor.raw_data, WEIGHTS[tensor.data_type])[:2]
+  return np.frombuffer(tensor.raw_data, WEIGHTS[tensor.data_type])[:2]
 
 
 def _is_made(tensor: onnx.TensorProto) -> bool:
-    return len(_ends(tensor)) == 2 and tensor.raw_data == _made(tensor, _ends(tensor)).tobytes()
+  return len(_ends(tensor)) == 2 and tensor.raw_data == _made(tensor, _ends(tensor)).tobytes()
 
 
 def _empty(tensor: onnx.TensorProto) -> None:
-    """Leaves the two numbers between which made weights lie."""
-    if _is_made(tensor):
-        tensor.raw_data = _ends(tensor).tobytes()
+  """Leaves the two numbers between which made weights lie."""
+  if _is_made(tensor):
+    tensor.raw_data = _ends(tensor).tobytes()
 
 
 def _fill(tensor: onnx.TensorProto) -> None:
-    if len(tensor.raw_data) == _ends(tensor).nbytes > 0:
-        tensor.raw_data = _made(tensor, _ends(tensor)).tobytes()
+  if len(tensor.raw_data) == _ends(tensor).nbytes > 0:
+    tensor.raw_data = _made(tensor, _ends(tensor)).tobytes()

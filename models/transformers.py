@@ -19,104 +19,104 @@ LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12
 
 
 def _torchvision(name: str, **given: Any) -> Any:
-    import torchvision
+  import torchvision
 
-    return torchvision.models.get_model(name, weights=None, **given)
+  return torchvision.models.get_model(name, weights=None, **given)
 
 
 def _hugging_face(name: str, takes: tuple[str, ...], part: str = "", /, **config: Any) -> Any:
-    """A module from the inputs `takes` to the first output of the model; `part`: to that of its encoder."""
-    import torch
-    import transformers
+  """A module from the inputs `takes` to the first output of the model; `part`: to that of its encoder."""
+  import torch
+  import transformers
 
-    kind = getattr(transformers, name)
-    whole = kind(kind.config_class(**config, attn_implementation="sdpa"))
-    more = {"use_cache": False} if "CausalLM" in name or "LMHead" in name else {}
+  kind = getattr(transformers, name)
+  whole = kind(kind.config_class(**config, attn_implementation="sdpa"))
+  more = {"use_cache": False} if "CausalLM" in name or "LMHead" in name else {}
 
-    class First(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = getattr(whole, part) if part else whole
+  class First(torch.nn.Module):
+    def __init__(self) -> None:
+      super().__init__()
+      self.model = getattr(whole, part) if part else whole
 
-        def forward(self, *inputs: Any) -> Any:
-            return self.model(**dict(zip(takes, inputs, strict=True)), **more)[0]
+    def forward(self, *inputs: Any) -> Any:
+      return self.model(**dict(zip(takes, inputs, strict=True)), **more)[0]
 
-    return First()
+  return First()
 
 
 def _decoder(name: str, **config: Any) -> Any:
-    """A step of decoding: (tokens, keys and values of each layer) to (logits, the same with those of the tokens)."""
-    import torch
-    import transformers
+  """A step of decoding: (tokens, keys and values of each layer) to (logits, the same with those of the tokens)."""
+  import torch
+  import transformers
 
-    kind = getattr(transformers, name)
+  kind = getattr(transformers, name)
 
-    class Step(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = kind(kind.config_class(**config, attn_implementation="sdpa"))
+  class Step(torch.nn.Module):
+    def __init__(self) -> None:
+      super().__init__()
+      self.model = kind(kind.config_class(**config, attn_implementation="sdpa"))
 
-        def forward(self, tokens: Any, *past: Any) -> tuple[Any, ...]:
-            cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-            logits = self.model(tokens, past_key_values=cache, use_cache=True)[0]
-            return (logits, *(each for layer in cache.layers for each in (layer.keys, layer.values)))
+    def forward(self, tokens: Any, *past: Any) -> tuple[Any, ...]:
+      cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+      logits = self.model(tokens, past_key_values=cache, use_cache=True)[0]
+      return (logits, *(each for layer in cache.layers for each in (layer.keys, layer.values)))
 
-    return Step()
+  return Step()
 
 
 # ------------------------------------------------------------------------------------------------------------ inputs
 
 
 def _tokens(vocabulary: int, sizes: tuple[int, ...], *, mask: bool = False) -> dict[str, Any]:
-    """Token numbers of shape [batch, length]; a mask that leaves no token out."""
-    import torch
+  """Token numbers of shape [batch, length]; a mask that leaves no token out."""
+  import torch
 
-    tokens = {"input_ids": torch.randint(3, vocabulary, sizes)}
-    return {**tokens, "attention_mask": torch.ones(sizes, dtype=torch.int64)} if mask else tokens
+  tokens = {"input_ids": torch.randint(3, vocabulary, sizes)}
+  return {**tokens, "attention_mask": torch.ones(sizes, dtype=torch.int64)} if mask else tokens
 
 
 def _step(vocabulary: int, layers: int, heads: int, head_size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """One token of each sequence and the cache, of which each tensor is [batch, heads, length, head size]."""
-    import torch
+  """One token of each sequence and the cache, of which each tensor is [batch, heads, length, head size]."""
+  import torch
 
-    batch, length = sizes
-    names = [f"past_{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
-    past = {name: torch.randn(batch, heads, length, head_size) for name in names}
-    return {"input_ids": torch.randint(3, vocabulary, (batch, 1)), **past}
+  batch, length = sizes
+  names = [f"past_{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
+  past = {name: torch.randn(batch, heads, length, head_size) for name in names}
+  return {"input_ids": torch.randint(3, vocabulary, (batch, 1)), **past}
 
 
 def _sound(sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Half a minute of a spectrogram."""
-    import torch
+  """Half a minute of a spectrogram."""
+  import torch
 
-    return {"input_features": torch.randn(*sizes, 80, 3000)}
+  return {"input_features": torch.randn(*sizes, 80, 3000)}
 
 
 # ------------------------------------------------------------------------------------------------------------- table
 
 
 def settle(model: Any) -> None:
-    """Makes random what is the same number throughout: scales and shifts of norms, biases, heads and tables."""
-    import torch
+  """Makes random what is the same number throughout: scales and shifts of norms, biases, heads and tables."""
+  import torch
 
-    for parameter in model.parameters():
-        value = float(parameter.min())
-        if value != float(parameter.max()):
-            continue
-        if value == 1:
-            parameter.uniform_(0.8, 1.25)
-        else:
-            parameter += (0.05 if parameter.ndim == 1 else 0.02) * torch.randn_like(parameter)
+  for parameter in model.parameters():
+    value = float(parameter.min())
+    if value != float(parameter.max()):
+      continue
+    if value == 1:
+      parameter.uniform_(0.8, 1.25)
+    else:
+      parameter += (0.05 if parameter.ndim == 1 else 0.02) * torch.randn_like(parameter)
 
 
 def _text(
-    title: str, build: Callable[[], Any], inputs: Callable[[tuple[int, ...]], Any], sizes: str = "BATCHxLENGTH"
+  title: str, build: Callable[[], Any], inputs: Callable[[tuple[int, ...]], Any], sizes: str = "BATCHxLENGTH"
 ) -> Network:
-    return Network(title, build, inputs, sizes, channels_last=False, exporter="dynamo", settle=settle)
+  return Network(title, build, inputs, sizes, channels_last=False, exporter="dynamo", settle=settle)
 
 
 def _image(title: str, name: str) -> Network:
-    return Network(title, partial(_torchvision, name), images((3, 224, 224)), exporter="dynamo", settle=settle)
+  return Network(title, partial(_torchvision, name), images((3, 224, 224)), exporter="dynamo", settle=settle)
 
 
 _IDS, _MASKED = ("input_ids",), ("input_ids", "attention_mask")

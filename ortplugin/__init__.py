@@ -20,19 +20,19 @@ from ortplugin.standard import session
 from ortplugin.version import __version__
 
 if TYPE_CHECKING:
-    from ortplugin.optimizer import optimize
+  from ortplugin.optimizer import optimize
 
 __all__ = ["__version__", "library_path", "optimize", "register", "restore", "run", "session"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "optimize":
-        from ortplugin.optimizer import optimize
+  if name == "optimize":
+    from ortplugin.optimizer import optimize
 
-        globals()[name] = optimize
-        return optimize
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    globals()[name] = optimize
+    return optimize
+  raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+  return sorted(__all__)

@@ -16,7 +16,7 @@ from ortplugin.errors import OrtPluginError, RuntimeMissingError, UsageError
 from ortplugin.session import core
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+  from onnx import GraphProto, ModelProto, NodeProto
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
 GRADIENT = "FusedConvGrad"  # a model that learns is left as it is
@@ -24,116 +24,116 @@ AROUND = ("FusedAttention", "FusedLayerNorm", "FusedMatMul", "FusedPointwise", "
 
 
 def session(
-    path_or_bytes: str | os.PathLike[str] | bytes,
-    providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
-    cuda_graph: bool = False,
-    session_options: Any = None,
-    provider_options: Sequence[Mapping[str, object]] | None = None,
-    device_id: int | None = None,
-    restore_on_cpu: bool = True,
+  path_or_bytes: str | os.PathLike[str] | bytes,
+  providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
+  cuda_graph: bool = False,
+  session_options: Any = None,
+  provider_options: Sequence[Mapping[str, object]] | None = None,
+  device_id: int | None = None,
+  restore_on_cpu: bool = True,
 ) -> Any:
-    """A plain `onnxruntime.InferenceSession` in which the plugin's operators run.
+  """A plain `onnxruntime.InferenceSession` in which the plugin's operators run.
 
-    Where ONNX Runtime would fall back to the CPU without a word, this raises RuntimeMissingError.
+  Where ONNX Runtime would fall back to the CPU without a word, this raises RuntimeMissingError.
 
-    Args:
-        path_or_bytes: the model.
-        providers: 'cuda', 'cpu' or any provider's full name, each alone or with its options; the CPU is added as the
-            last one. None takes CUDA where it is present, and the CPU.
-        cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes and of values that ONNX
-            Runtime reads on the host (a target shape, say), and replay it.
-        session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
-        provider_options: options of each provider, in the order of `providers`.
-        device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
-        restore_on_cpu: where the CPU is the only provider, run convolutions in float, and what surrounds them, as
-            standard operators, in which ONNX Runtime is faster there. `register` alone leaves a model as it is.
-    """
-    ort = core.onnxruntime()
-    wanted = core.wanted_providers(providers, provider_options)
-    if device_id is not None:
-        core.check_device(device_id, wanted)
-        if core.CUDA in wanted and wanted[core.CUDA].setdefault("device_id", str(device_id)) != str(device_id):
-            raise UsageError(f"device_id is {device_id}, the provider's options say {wanted[core.CUDA]['device_id']}")
-    if cuda_graph:
-        if core.CUDA not in wanted:
-            raise UsageError("a CUDA graph needs the CUDA provider; add 'cuda' to the providers")
-        wanted[core.CUDA]["enable_cuda_graph"] = "1"
-    options = session_options if session_options is not None else ort.SessionOptions()
-    core.register(options)
-    standard = standard_on_cpu(path_or_bytes) if restore_on_cpu and list(wanted) == [core.CPU] else None
-    result = ort.InferenceSession(
-        standard or (path_or_bytes if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)),
-        options,
-        providers=list(wanted),
-        provider_options=list(wanted.values()),
-        enable_fallback=0,
+  Args:
+      path_or_bytes: the model.
+      providers: 'cuda', 'cpu' or any provider's full name, each alone or with its options; the CPU is added as the
+          last one. None takes CUDA where it is present, and the CPU.
+      cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes and of values that ONNX
+          Runtime reads on the host (a target shape, say), and replay it.
+      session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
+      provider_options: options of each provider, in the order of `providers`.
+      device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
+      restore_on_cpu: where the CPU is the only provider, run convolutions in float, and what surrounds them, as
+          standard operators, in which ONNX Runtime is faster there. `register` alone leaves a model as it is.
+  """
+  ort = core.onnxruntime()
+  wanted = core.wanted_providers(providers, provider_options)
+  if device_id is not None:
+    core.check_device(device_id, wanted)
+    if core.CUDA in wanted and wanted[core.CUDA].setdefault("device_id", str(device_id)) != str(device_id):
+      raise UsageError(f"device_id is {device_id}, the provider's options say {wanted[core.CUDA]['device_id']}")
+  if cuda_graph:
+    if core.CUDA not in wanted:
+      raise UsageError("a CUDA graph needs the CUDA provider; add 'cuda' to the providers")
+    wanted[core.CUDA]["enable_cuda_graph"] = "1"
+  options = session_options if session_options is not None else ort.SessionOptions()
+  core.register(options)
+  standard = standard_on_cpu(path_or_bytes) if restore_on_cpu and list(wanted) == [core.CPU] else None
+  result = ort.InferenceSession(
+    standard or (path_or_bytes if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)),
+    options,
+    providers=list(wanted),
+    provider_options=list(wanted.values()),
+    enable_fallback=0,
+  )
+  missing = [name for name in wanted if name not in result.get_providers()]
+  if missing:
+    raise RuntimeMissingError(
+      f"ONNX Runtime could not start {', '.join(missing)}; its log above says which library is missing "
+      "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
     )
-    missing = [name for name in wanted if name not in result.get_providers()]
-    if missing:
-        raise RuntimeMissingError(
-            f"ONNX Runtime could not start {', '.join(missing)}; its log above says which library is missing "
-            "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
-        )
-    return result
+  return result
 
 
 def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | None:
-    """The model for a session without a GPU, where that is another one; None where it stays as it is: without a
-    convolution of ours in float, with weights in other files, or where an operator has no standard form at its opset.
-    """
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+  """The model for a session without a GPU, where that is another one; None where it stays as it is: without a
+  convolution of ours in float, with weights in other files, or where an operator has no standard form at its opset.
+  """
+  import onnx
+  from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    model = onnx.ModelProto()
-    try:
-        if isinstance(path_or_bytes, bytes):
-            model.ParseFromString(path_or_bytes)
-        else:
-            model = onnx.load(path_or_bytes, load_external_data=False)
-        if not _is_slow(model):
-            return None
-        from ortplugin.model.restore import restore_operators
+  model = onnx.ModelProto()
+  try:
+    if isinstance(path_or_bytes, bytes):
+      model.ParseFromString(path_or_bytes)
+    else:
+      model = onnx.load(path_or_bytes, load_external_data=False)
+    if not _is_slow(model):
+      return None
+    from ortplugin.model.restore import restore_operators
 
-        _give_windows(model.graph)
-        return bytes(restore_operators(model, CONVOLUTIONS + AROUND).SerializeToString())
-    except (OSError, OrtPluginError, DecodeError):  # of what is no model ONNX Runtime says so itself
-        return None
+    _give_windows(model.graph)
+    return bytes(restore_operators(model, CONVOLUTIONS + AROUND).SerializeToString())
+  except (OSError, OrtPluginError, DecodeError):  # of what is no model ONNX Runtime says so itself
+    return None
 
 
 def _is_slow(model: ModelProto) -> bool:
-    from onnx import TensorProto
+  from onnx import TensorProto
 
-    from ortplugin.graph.domains import DOMAIN
-    from ortplugin.graph.messages import walk_graphs, walk_nodes
+  from ortplugin.graph.domains import DOMAIN
+  from ortplugin.graph.messages import walk_graphs, walk_nodes
 
-    ours = [node for node in walk_nodes(model) if node.domain == DOMAIN]
-    if not any(_is_of_float(node) for node in ours) or any(node.op_type == GRADIENT for node in ours):
-        return False
-    initializers = (each for graph in walk_graphs(model.graph) for each in graph.initializer)
-    return all(each.data_location != TensorProto.EXTERNAL for each in initializers)
+  ours = [node for node in walk_nodes(model) if node.domain == DOMAIN]
+  if not any(_is_of_float(node) for node in ours) or any(node.op_type == GRADIENT for node in ours):
+    return False
+  initializers = (each for graph in walk_graphs(model.graph) for each in graph.initializer)
+  return all(each.data_location != TensorProto.EXTERNAL for each in initializers)
 
 
 def _is_of_float(node: NodeProto) -> bool:
-    if node.op_type not in CONVOLUTIONS:
-        return False
-    text = next((each.s for each in node.attribute if each.name == "program"), b"")
-    return re.match(rb"\s*\(\s*float\s", text) is not None
+  if node.op_type not in CONVOLUTIONS:
+    return False
+  text = next((each.s for each in node.attribute if each.name == "program"), b"")
+  return re.match(rb"\s*\(\s*float\s", text) is not None
 
 
 def _give_windows(graph: GraphProto) -> None:
-    """Makes global pools of images of known size ones with a window of that size, whose standard form is one node."""
-    from onnx import helper
+  """Makes global pools of images of known size ones with a window of that size, whose standard form is one node."""
+  from onnx import helper
 
-    from ortplugin.graph.domains import DOMAIN
+  from ortplugin.graph.domains import DOMAIN
 
-    sizes = {info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in graph.value_info}
-    for node in graph.node:
-        size = sizes.get(node.input[0] if node.input else "", [])[1:-1]
-        if (node.domain, node.op_type) != (DOMAIN, "FusedPool") or len(size) != 2 or not all(size):
-            continue
-        texts = {each.name: each for each in node.attribute}
-        kind = texts["kind"].s
-        if kind.startswith(b"global_") and "layout" in texts and texts["layout"].s == b"NHWC":
-            texts["kind"].s = kind.removeprefix(b"global_")
-            window = {"kernel_shape": size, "strides": [1, 1]}
-            node.attribute.extend(helper.make_attribute(name, values) for name, values in window.items())
+  sizes = {info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in graph.value_info}
+  for node in graph.node:
+    size = sizes.get(node.input[0] if node.input else "", [])[1:-1]
+    if (node.domain, node.op_type) != (DOMAIN, "FusedPool") or len(size) != 2 or not all(size):
+      continue
+    texts = {each.name: each for each in node.attribute}
+    kind = texts["kind"].s
+    if kind.startswith(b"global_") and "layout" in texts and texts["layout"].s == b"NHWC":
+      texts["kind"].s = kind.removeprefix(b"global_")
+      window = {"kernel_shape": size, "strides": [1, 1]}
+      node.attribute.extend(helper.make_attribute(name, values) for name, values in window.items())

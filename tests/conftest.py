@@ -30,79 +30,79 @@ from exported import DATA  # noqa: E402, which needs it
 
 @cache
 def why_no_gpu() -> str | None:
-    """What is missing for the tests in gpu/, or None if they can run."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "there is no NVIDIA driver (libcuda.so.1)"
-    devices = ctypes.c_int(0)
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(devices)) != 0 or devices.value == 0:
-        return "the NVIDIA driver finds no GPU"
-    import onnxruntime
+  """What is missing for the tests in gpu/, or None if they can run."""
+  try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+  except OSError:
+    return "there is no NVIDIA driver (libcuda.so.1)"
+  devices = ctypes.c_int(0)
+  if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(devices)) != 0 or devices.value == 0:
+    return "the NVIDIA driver finds no GPU"
+  import onnxruntime
 
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        return "this onnxruntime has no CUDA provider; install the extra 'gpu'"
-    if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed; install the extra 'gpu'"
-    return None
+  if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    return "this onnxruntime has no CUDA provider; install the extra 'gpu'"
+  if importlib.util.find_spec("cupy") is None:
+    return "CuPy is not installed; install the extra 'gpu'"
+  return None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
+  parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    reason = why_no_gpu()
-    if reason and config.getoption("--require-gpu"):
-        raise pytest.UsageError(f"--require-gpu: {reason}")
+  reason = why_no_gpu()
+  if reason and config.getoption("--require-gpu"):
+    raise pytest.UsageError(f"--require-gpu: {reason}")
 
 
 def pytest_report_header() -> str:
-    reason = why_no_gpu()
-    return f"GPU tests: skipped, because {reason}" if reason else "GPU tests: run"
+  reason = why_no_gpu()
+  return f"GPU tests: skipped, because {reason}" if reason else "GPU tests: run"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = why_no_gpu()
-    for item in items:
-        if (ROOT / "tests" / "gpu") in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
-        if reason and item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+  reason = why_no_gpu()
+  for item in items:
+    if (ROOT / "tests" / "gpu") in item.path.parents:
+      item.add_marker(pytest.mark.gpu)
+    if reason and item.get_closest_marker("gpu"):
+      item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator seeded by the test's name and parameters: the same numbers in every run and order."""
-    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+  """A generator seeded by the test's name and parameters: the same numbers in every run and order."""
+  return np.random.default_rng(zlib.crc32(request.node.name.encode()))
 
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    """The path of libortplugin.so. A test that needs it fails without it."""
-    import ortplugin
+  """The path of libortplugin.so. A test that needs it fails without it."""
+  import ortplugin
 
-    return Path(ortplugin.library_path())
+  return Path(ortplugin.library_path())
 
 
 @pytest.fixture(scope="session")
 def exported() -> dict[str, dict[str, Any]]:
-    """The entries of expected.json by model name."""
-    entries: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
-    return entries
+  """The entries of expected.json by model name."""
+  entries: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
+  return entries
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs optimize-model: (exit status, stdout, stderr)."""
+  """Runs optimize-model: (exit status, stdout, stderr)."""
 
-    from ortplugin.cli import main
+  from ortplugin.cli import main
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err + captured.out
-        return status, captured.out, captured.err
+  def call(*arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err + captured.out
+    return status, captured.out, captured.err
 
-    return call
+  return call

@@ -22,121 +22,121 @@ from ortplugin.program import FLOATING, Program, parse
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution: X is [batch, channels, *size], of `filters` output channels; `rest` makes sizes not divide."""
+  """A convolution: X is [batch, channels, *size], of `filters` output channels; `rest` makes sizes not divide."""
 
-    batch: int
-    channels: int
-    size: Shape
-    filters: int
-    kernel: Shape
-    strides: Shape = ()
-    dilations: Shape = ()
-    pads: Shape = ()
-    group: int = 1
-    rest: Shape = ()
+  batch: int
+  channels: int
+  size: Shape
+  filters: int
+  kernel: Shape
+  strides: Shape = ()
+  dilations: Shape = ()
+  pads: Shape = ()
+  group: int = 1
+  rest: Shape = ()
 
-    def attributes(self) -> dict[str, Any]:
-        """Those that are not defaults."""
-        given = {"strides": self.strides, "dilations": self.dilations, "pads": self.pads}
-        named: dict[str, Any] = {name: list(value) for name, value in given.items() if value}
-        return {**named, "kernel_shape": list(self.kernel), **({"group": self.group} if self.group > 1 else {})}
+  def attributes(self) -> dict[str, Any]:
+    """Those that are not defaults."""
+    given = {"strides": self.strides, "dilations": self.dilations, "pads": self.pads}
+    named: dict[str, Any] = {name: list(value) for name, value in given.items() if value}
+    return {**named, "kernel_shape": list(self.kernel), **({"group": self.group} if self.group > 1 else {})}
 
-    def shapes(self, transposed: bool) -> tuple[Shape, Shape, Shape]:
-        """X, W and S, channels first."""
-        rank = len(self.size)
-        strides, dilations, rest = self.strides or (1,) * rank, self.dilations or (1,) * rank, self.rest or (0,) * rank
-        pads = self.pads or (0,) * (2 * rank)
-        extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, dilations, strict=True)]
-        around = [pads[i] + pads[i + rank] for i in range(rank)]
-        if transposed:
-            made = [(i - 1) * s + e - p + r
-                    for i, s, e, p, r in zip(self.size, strides, extents, around, rest, strict=True)]  # fmt: skip
-            w = (self.channels, self.filters // self.group, *self.kernel)
-        else:
-            made = [(i + p - e) // s + 1 for i, s, e, p in zip(self.size, strides, extents, around, strict=True)]
-            w = (self.filters, self.channels // self.group, *self.kernel)
-        return (self.batch, self.channels, *self.size), w, (self.batch, self.filters, *made)
+  def shapes(self, transposed: bool) -> tuple[Shape, Shape, Shape]:
+    """X, W and S, channels first."""
+    rank = len(self.size)
+    strides, dilations, rest = self.strides or (1,) * rank, self.dilations or (1,) * rank, self.rest or (0,) * rank
+    pads = self.pads or (0,) * (2 * rank)
+    extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, dilations, strict=True)]
+    around = [pads[i] + pads[i + rank] for i in range(rank)]
+    if transposed:
+      made = [(i - 1) * s + e - p + r
+              for i, s, e, p, r in zip(self.size, strides, extents, around, rest, strict=True)]  # fmt: skip
+      w = (self.channels, self.filters // self.group, *self.kernel)
+    else:
+      made = [(i + p - e) // s + 1 for i, s, e, p in zip(self.size, strides, extents, around, strict=True)]
+      w = (self.filters, self.channels // self.group, *self.kernel)
+    return (self.batch, self.channels, *self.size), w, (self.batch, self.filters, *made)
 
 
 def last(shape: Shape) -> Shape:
-    """Channels last."""
-    return (shape[0], *shape[2:], shape[1])
+  """Channels last."""
+  return (shape[0], *shape[2:], shape[1])
 
 
 @dataclass(frozen=True)
 class Case:
-    """One ConvGrad with its inputs. `text`: the program; its parameters have the shape S, or `extra` by name."""
+  """One ConvGrad with its inputs. `text`: the program; its parameters have the shape S, or `extra` by name."""
 
-    name: str
-    geometry: Geometry
-    text: str
-    gradients: str = "dX dW dB"
-    operands: str = "X W"
-    transposed: bool = False
-    layout: str = "NCHW"
-    attributes: dict[str, Any] = field(default_factory=dict, hash=False)
-    extra: dict[str, Shape] = field(default_factory=dict, hash=False)
+  name: str
+  geometry: Geometry
+  text: str
+  gradients: str = "dX dW dB"
+  operands: str = "X W"
+  transposed: bool = False
+  layout: str = "NCHW"
+  attributes: dict[str, Any] = field(default_factory=dict, hash=False)
+  extra: dict[str, Shape] = field(default_factory=dict, hash=False)
 
-    @property
-    def program(self) -> Program:
-        return parse(self.text)
+  @property
+  def program(self) -> Program:
+    return parse(self.text)
 
-    @property
-    def gradient(self) -> Gradient:
-        return gradient_of(self.node())
+  @property
+  def gradient(self) -> Gradient:
+    return gradient_of(self.node())
 
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Those of the inputs."""
-        x, w, whole = self.geometry.shapes(self.transposed)
-        if self.layout == "NHWC":
-            x, w, whole = last(x), last(w), last(whole)
-        named = {"X": x, "W": w}
-        parameters = [self.extra.get(each.name, whole) for each in self.program.parameters]
-        return (*(named[name] for name in self.operands.split()), *parameters)
+  @property
+  def shapes(self) -> tuple[Shape, ...]:
+    """Those of the inputs."""
+    x, w, whole = self.geometry.shapes(self.transposed)
+    if self.layout == "NHWC":
+      x, w, whole = last(x), last(w), last(whole)
+    named = {"X": x, "W": w}
+    parameters = [self.extra.get(each.name, whole) for each in self.program.parameters]
+    return (*(named[name] for name in self.operands.split()), *parameters)
 
-    @property
-    def names(self) -> list[str]:
-        """Those of the inputs."""
-        return [*self.operands.split(), *(each.name for each in self.program.parameters)]
+  @property
+  def names(self) -> list[str]:
+    """Those of the inputs."""
+    return [*self.operands.split(), *(each.name for each in self.program.parameters)]
 
-    @property
-    def dtypes(self) -> list[str]:
-        """Those of the inputs."""
-        program = self.program
-        return [program.results[0].dtype] * len(self.operands.split()) + [each.dtype for each in program.parameters]
+  @property
+  def dtypes(self) -> list[str]:
+    """Those of the inputs."""
+    program = self.program
+    return [program.results[0].dtype] * len(self.operands.split()) + [each.dtype for each in program.parameters]
 
-    def inputs(self) -> list[Array]:
-        return normal_inputs(self.name, self.shapes, self.dtypes)
+  def inputs(self) -> list[Array]:
+    return normal_inputs(self.name, self.shapes, self.dtypes)
 
-    def feeds(self) -> dict[str, Array]:
-        return dict(zip(self.names, self.inputs(), strict=True))
+  def feeds(self) -> dict[str, Array]:
+    return dict(zip(self.names, self.inputs(), strict=True))
 
-    def outputs(self) -> list[str]:
-        """Their names."""
-        return [*self.gradients.split(), *(f"{each.name}_out" for each in self.program.results[1:])]
+  def outputs(self) -> list[str]:
+    """Their names."""
+    return [*self.gradients.split(), *(f"{each.name}_out" for each in self.program.results[1:])]
 
-    def output_dtypes(self) -> list[str]:
-        """Their dtypes."""
-        results = self.program.results
-        weight = self.attributes.get("weight_dtype", results[0].dtype)
-        dtypes = {"dW": weight, "dB": weight}
-        return [dtypes.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
+  def output_dtypes(self) -> list[str]:
+    """Their dtypes."""
+    results = self.program.results
+    weight = self.attributes.get("weight_dtype", results[0].dtype)
+    dtypes = {"dW": weight, "dB": weight}
+    return [dtypes.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
 
-    def node(self) -> onnx.NodeProto:
-        attributes = {**self.geometry.attributes(), **self.attributes}
-        return helper.make_node(
-            OPERATOR.name, self.names, self.outputs(), "gradient", domain=OPERATOR.domain, program=self.text,
-            gradients=self.gradients, operands=self.operands, transposed=int(self.transposed), layout=self.layout,
-            **{name: value for name, value in attributes.items() if value is not None},
-        )  # fmt: skip
+  def node(self) -> onnx.NodeProto:
+    attributes = {**self.geometry.attributes(), **self.attributes}
+    return helper.make_node(
+        OPERATOR.name, self.names, self.outputs(), "gradient", domain=OPERATOR.domain, program=self.text,
+        gradients=self.gradients, operands=self.operands, transposed=int(self.transposed), layout=self.layout,
+        **{name: value for name, value in attributes.items() if value is not None},
+    )  # fmt: skip
 
-    def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
-        """A model of this one node (or of `nodes`), with the case's shapes or those given."""
-        given = self.shapes if shapes is None else shapes
-        inputs = zip(self.names, self.dtypes, given, strict=True)
-        outputs = zip(self.outputs(), self.output_dtypes(), strict=True)
-        return model_with([self.node()] if nodes is None else nodes, inputs, outputs)
+  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
+    """A model of this one node (or of `nodes`), with the case's shapes or those given."""
+    given = self.shapes if shapes is None else shapes
+    inputs = zip(self.names, self.dtypes, given, strict=True)
+    outputs = zip(self.outputs(), self.output_dtypes(), strict=True)
+    return model_with([self.node()] if nodes is None else nodes, inputs, outputs)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -148,44 +148,44 @@ EXACT = ("Greater", "Where", "Cast", "Mul", "Neg")  # statements that round at m
 
 
 def check(case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None, unit: float = 0) -> None:
-    """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
-    Shape and dtype are equal, and
+  Shape and dtype are equal, and
 
-        |got - wanted| <= u |wanted| + smallest / 2 + (UNITS + sqrt(n)) c size
+      |got - wanted| <= u |wanted| + smallest / 2 + (UNITS + sqrt(n)) c size
 
-    where `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype,
-    `smallest` its smallest subnormal number, c that of the arithmetic (`unit`, if that is larger; T's own where the
-    program may round dZ another way than float64), n the most terms of a sum and `size` the sum of their sizes: terms
-    that are added one after another are off by some sqrt(n) units. A term left out or taken twice shows.
-    """
-    arrays = case.inputs() if inputs is None else list(inputs)
-    node, program = case.node(), case.program
-    wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
-    sizes = sizes_of(case, arrays)
-    rounded = OPERATOR.reference(node, arrays)
-    dtype = program.results[0].dtype
-    compute = max(UNIT_ROUNDOFF["double" if dtype == "double" else "float"], unit)
-    if any(each.op not in EXACT for each in program.statements):
-        compute = max(compute, UNIT_ROUNDOFF[dtype])
-    x, w, whole = case.geometry.shapes(case.transposed)
-    terms = max(math.prod(w) // case.geometry.group, math.prod(x) // x[1], math.prod(whole) // whole[1])
-    units = UNITS + math.sqrt(terms)
-    assert len(outputs) == len(wide)
-    for name, got, exact, wanted, size in zip(case.outputs(), outputs, wide, rounded, sizes, strict=True):
-        compare(f"{case.name}: {name}", got, wanted, exact, units * compute * size)
+  where `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype,
+  `smallest` its smallest subnormal number, c that of the arithmetic (`unit`, if that is larger; T's own where the
+  program may round dZ another way than float64), n the most terms of a sum and `size` the sum of their sizes: terms
+  that are added one after another are off by some sqrt(n) units. A term left out or taken twice shows.
+  """
+  arrays = case.inputs() if inputs is None else list(inputs)
+  node, program = case.node(), case.program
+  wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
+  sizes = sizes_of(case, arrays)
+  rounded = OPERATOR.reference(node, arrays)
+  dtype = program.results[0].dtype
+  compute = max(UNIT_ROUNDOFF["double" if dtype == "double" else "float"], unit)
+  if any(each.op not in EXACT for each in program.statements):
+    compute = max(compute, UNIT_ROUNDOFF[dtype])
+  x, w, whole = case.geometry.shapes(case.transposed)
+  terms = max(math.prod(w) // case.geometry.group, math.prod(x) // x[1], math.prod(whole) // whole[1])
+  units = UNITS + math.sqrt(terms)
+  assert len(outputs) == len(wide)
+  for name, got, exact, wanted, size in zip(case.outputs(), outputs, wide, rounded, sizes, strict=True):
+    compare(f"{case.name}: {name}", got, wanted, exact, units * compute * size)
 
 
 def sizes_of(case: Case, arrays: Sequence[Array]) -> list[Array]:
-    """For each output the sum of its terms' sizes: the same gradients of absolute values."""
-    dtype = case.program.results[0].dtype
-    dz_case = replace(case, gradients="dZ", operands="")
-    count = len(case.operands.split())
-    (dz, *others) = OPERATOR.reference(dz_case.node(), arrays[count:], rounded=False)  # type: ignore[call-arg]
-    bare = replace(case, text=typed("(T dz) => (T dz) {}", dtype), extra={})
-    wide = [np.abs(np.asarray(each).astype(np.float64)) for each in (*arrays[:count], dz)]
-    sums = OPERATOR.reference(bare.node(), wide, rounded=False)  # type: ignore[call-arg]
-    return [*sums, *(np.abs(each.astype(np.float64)) for each in others)]
+  """For each output the sum of its terms' sizes: the same gradients of absolute values."""
+  dtype = case.program.results[0].dtype
+  dz_case = replace(case, gradients="dZ", operands="")
+  count = len(case.operands.split())
+  (dz, *others) = OPERATOR.reference(dz_case.node(), arrays[count:], rounded=False)  # type: ignore[call-arg]
+  bare = replace(case, text=typed("(T dz) => (T dz) {}", dtype), extra={})
+  wide = [np.abs(np.asarray(each).astype(np.float64)) for each in (*arrays[:count], dz)]
+  sums = OPERATOR.reference(bare.node(), wide, rounded=False)  # type: ignore[call-arg]
+  return [*sums, *(np.abs(each.astype(np.float64)) for each in others)]
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
@@ -234,51 +234,51 @@ GEOMETRIES: dict[str, Geometry] = {
 
 
 def _grid() -> list[Case]:
-    programs = (BARE, RELU)
-    return [
-        Case(f"{name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry,
-             typed(programs[number % 2], dtype), transposed=transposed, layout=layout)
-        for number, (name, geometry) in enumerate(GEOMETRIES.items())
-        for transposed in (False, True)
-        for layout in ("NCHW", "NHWC")
-        for dtype in FLOATING
-    ]  # fmt: skip
+  programs = (BARE, RELU)
+  return [
+      Case(f"{name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry,
+           typed(programs[number % 2], dtype), transposed=transposed, layout=layout)
+      for number, (name, geometry) in enumerate(GEOMETRIES.items())
+      for transposed in (False, True)
+      for layout in ("NCHW", "NHWC")
+      for dtype in FLOATING
+  ]  # fmt: skip
 
 
 def _others() -> list[Case]:
-    some, strided = GEOMETRIES["3x3"], GEOMETRIES["strided with a rest"]
-    cases = []
-    for dtype in FLOATING:
-        for gradients, operands in (
-            ("dX", "W"), ("dX", "X W"), ("dW", "X"), ("dW", "X W"), ("dB", ""), ("dW dB dZ", "X"), ("dX dB", "W"),
-            ("dZ", ""),
-        ):  # fmt: skip
-            name = f"only {gradients} from {operands or 'nothing'}, {dtype}"
-            cases.append(Case(name, some, typed(RELU, dtype), gradients, operands))
-        for transposed in (False, True):
-            after = ", transposed" if transposed else ""
-            cases += [
-                Case(f"scaled{after}, {dtype}", some, typed(SCALED, dtype), transposed=transposed,
-                     extra={"s": (4, 1, 1)}),
-                Case(f"Sigmoid, two results{after}, {dtype}", some, typed(SIGMOID, dtype), "dX dW dB dZ",
-                     transposed=transposed, layout="NHWC"),
-                Case(f"weights in float{after}, {dtype}", some, typed(RELU, dtype), transposed=transposed,
-                     attributes={"weight_dtype": "float"}),
-                Case(f"weights in double{after}, {dtype}", strided, typed(BARE, dtype), transposed=transposed,
-                     attributes={"weight_dtype": "double"}),
-                Case(f"without X{after}, {dtype}", strided, typed(BARE, dtype), "dX", "W", transposed,
-                     attributes={"output_padding": [1, 2] if transposed else [0, 0]}),
-            ]  # fmt: skip
-        cases += [
-            Case(f"no images, {dtype}", replace(some, batch=0), typed(RELU, dtype)),
-            Case(f"no images, transposed, {dtype}", replace(some, batch=0), typed(BARE, dtype), transposed=True),
-        ]
+  some, strided = GEOMETRIES["3x3"], GEOMETRIES["strided with a rest"]
+  cases = []
+  for dtype in FLOATING:
+    for gradients, operands in (
+        ("dX", "W"), ("dX", "X W"), ("dW", "X"), ("dW", "X W"), ("dB", ""), ("dW dB dZ", "X"), ("dX dB", "W"),
+        ("dZ", ""),
+    ):  # fmt: skip
+      name = f"only {gradients} from {operands or 'nothing'}, {dtype}"
+      cases.append(Case(name, some, typed(RELU, dtype), gradients, operands))
+    for transposed in (False, True):
+      after = ", transposed" if transposed else ""
+      cases += [
+          Case(f"scaled{after}, {dtype}", some, typed(SCALED, dtype), transposed=transposed,
+               extra={"s": (4, 1, 1)}),
+          Case(f"Sigmoid, two results{after}, {dtype}", some, typed(SIGMOID, dtype), "dX dW dB dZ",
+               transposed=transposed, layout="NHWC"),
+          Case(f"weights in float{after}, {dtype}", some, typed(RELU, dtype), transposed=transposed,
+               attributes={"weight_dtype": "float"}),
+          Case(f"weights in double{after}, {dtype}", strided, typed(BARE, dtype), transposed=transposed,
+               attributes={"weight_dtype": "double"}),
+          Case(f"without X{after}, {dtype}", strided, typed(BARE, dtype), "dX", "W", transposed,
+               attributes={"output_padding": [1, 2] if transposed else [0, 0]}),
+      ]  # fmt: skip
     cases += [
-        Case(f"float16 gradient of float, only {gradients} from {operands or 'nothing'}", some, WIDENED, gradients,
-             operands)
-        for gradients, operands in (("dX dW dB", "X W"), ("dW dB", "X W"), ("dW", "X"), ("dX", "W"), ("dB", ""))
-    ]  # fmt: skip
-    return cases
+      Case(f"no images, {dtype}", replace(some, batch=0), typed(RELU, dtype)),
+      Case(f"no images, transposed, {dtype}", replace(some, batch=0), typed(BARE, dtype), transposed=True),
+    ]
+  cases += [
+      Case(f"float16 gradient of float, only {gradients} from {operands or 'nothing'}", some, WIDENED, gradients,
+           operands)
+      for gradients, operands in (("dX dW dB", "X W"), ("dW dB", "X W"), ("dW", "X"), ("dX", "W"), ("dB", ""))
+  ]  # fmt: skip
+  return cases
 
 
 CASES: tuple[Case, ...] = (*_grid(), *_others())

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import onnx
 from node_cases import (
-    UNIT_ROUNDOFF,
-    Array,
-    Declared,
-    Shape,
-    compare,
-    model_with,
-    normal_inputs,
-    output_name,
-    results_of,
-    typed,
+  UNIT_ROUNDOFF,
+  Array,
+  Declared,
+  Shape,
+  compare,
+  model_with,
+  normal_inputs,
+  output_name,
+  results_of,
+  typed,
 )
 from onnx import helper
 
@@ -32,85 +32,83 @@ from ortplugin.program import FLOATING, Program, parse
 
 @dataclass(frozen=True)
 class Case:
-    """One FusedConvTranspose with its inputs. `x` and `w`: channels first; `operands`: shapes of the program's others,
-    as they broadcast to a result channels first; None stands for the whole result."""
+  """One FusedConvTranspose with its inputs. `x` and `w`: channels first; `operands`: shapes of the program's others,
+  as they broadcast to a result channels first; None stands for the whole result."""
 
-    name: str
-    text: str
-    x: Shape
-    w: Shape
-    operands: tuple[Shape | None, ...] = ()
-    layout: str = "NCHW"
-    attributes: dict[str, Any] = field(default_factory=dict, hash=False)
-    constant_weights: bool = False
+  name: str
+  text: str
+  x: Shape
+  w: Shape
+  operands: tuple[Shape | None, ...] = ()
+  layout: str = "NCHW"
+  attributes: dict[str, Any] = field(default_factory=dict, hash=False)
+  constant_weights: bool = False
 
-    @property
-    def program(self) -> Program:
-        return parse(self.text)
+  @property
+  def program(self) -> Program:
+    return parse(self.text)
 
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Those of the inputs, in the node's layout."""
-        given: list[Shape] = [self.laid(self.x), self.laid(self.w)]
-        for shape in self.operands:
-            if shape is None:
-                known = [self.laid(self.x), self.laid(self.w), *[None] * len(self.operands)]
-                types = [TensorType(None, each) for each in known]
-                whole = OPERATOR.infer_shapes(self.node(), types)[0].shape
-                assert whole is not None
-                sizes = tuple(int(size) for size in whole if size is not None)
-                shape = sizes if self.is_turned else self.unlaid(sizes)
-            given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
-        return tuple(given)
+  @property
+  def shapes(self) -> tuple[Shape, ...]:
+    """Those of the inputs, in the node's layout."""
+    given: list[Shape] = [self.laid(self.x), self.laid(self.w)]
+    for shape in self.operands:
+      if shape is None:
+        known = [self.laid(self.x), self.laid(self.w), *[None] * len(self.operands)]
+        types = [TensorType(None, each) for each in known]
+        whole = OPERATOR.infer_shapes(self.node(), types)[0].shape
+        assert whole is not None
+        sizes = tuple(int(size) for size in whole if size is not None)
+        shape = sizes if self.is_turned else self.unlaid(sizes)
+      given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
+    return tuple(given)
 
-    def laid(self, shape: Shape) -> Shape:
-        return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
+  def laid(self, shape: Shape) -> Shape:
+    return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
 
-    def unlaid(self, shape: Shape) -> Shape:
-        return shape if self.layout == "NCHW" else (shape[0], shape[-1], *shape[1:-1])
+  def unlaid(self, shape: Shape) -> Shape:
+    return shape if self.layout == "NCHW" else (shape[0], shape[-1], *shape[1:-1])
 
-    @property
-    def is_turned(self) -> bool:
-        """Whether the outputs have another layout than the node."""
-        return "output_layout" in self.attributes
+  @property
+  def is_turned(self) -> bool:
+    """Whether the outputs have another layout than the node."""
+    return "output_layout" in self.attributes
 
-    @property
-    def names(self) -> list[str]:
-        """Those of the inputs."""
-        return ["X", "W", *(each.name for each in self.program.parameters[1:])]
+  @property
+  def names(self) -> list[str]:
+    """Those of the inputs."""
+    return ["X", "W", *(each.name for each in self.program.parameters[1:])]
 
-    @property
-    def dtypes(self) -> list[str]:
-        """Those of the inputs."""
-        first, *others = self.program.parameters
-        return [first.dtype, first.dtype, *(each.dtype for each in others)]
+  @property
+  def dtypes(self) -> list[str]:
+    """Those of the inputs."""
+    first, *others = self.program.parameters
+    return [first.dtype, first.dtype, *(each.dtype for each in others)]
 
-    def inputs(self) -> list[Array]:
-        return normal_inputs(self.name, self.shapes, self.dtypes)
+  def inputs(self) -> list[Array]:
+    return normal_inputs(self.name, self.shapes, self.dtypes)
 
-    def feeds(self) -> dict[str, Array]:
-        made = dict(zip(self.names, self.inputs(), strict=True))
-        return {name: array for name, array in made.items() if name != "W" or not self.constant_weights}
+  def feeds(self) -> dict[str, Array]:
+    made = dict(zip(self.names, self.inputs(), strict=True))
+    return {name: array for name, array in made.items() if name != "W" or not self.constant_weights}
 
-    def node(self) -> onnx.NodeProto:
-        attributes = {"kernel_shape": list(self.w[2:]), **self.attributes}
-        program = self.program
-        return helper.make_node(
-            OPERATOR.name, self.names, [output_name(program, each) for each in program.results], "up",
-            domain=OPERATOR.domain, program=self.text, layout=self.layout,
-            **{name: value for name, value in attributes.items() if value is not None},
-        )  # fmt: skip
+  def node(self) -> onnx.NodeProto:
+    attributes = {"kernel_shape": list(self.w[2:]), **self.attributes}
+    program = self.program
+    return helper.make_node(
+        OPERATOR.name, self.names, [output_name(program, each) for each in program.results], "up",
+        domain=OPERATOR.domain, program=self.text, layout=self.layout,
+        **{name: value for name, value in attributes.items() if value is not None},
+    )  # fmt: skip
 
-    def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
-        """A model of this one node (or of `nodes`), with the case's shapes or those given."""
-        given = self.shapes if shapes is None else shapes
-        inputs = [
-            each
-            for each in zip(self.names, self.dtypes, given, strict=True)
-            if each[0] != "W" or not self.constant_weights
-        ]
-        constants = [("W", self.inputs()[1])] if self.constant_weights else []
-        return model_with([self.node()] if nodes is None else nodes, inputs, results_of(self.program), constants)
+  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
+    """A model of this one node (or of `nodes`), with the case's shapes or those given."""
+    given = self.shapes if shapes is None else shapes
+    inputs = [
+      each for each in zip(self.names, self.dtypes, given, strict=True) if each[0] != "W" or not self.constant_weights
+    ]
+    constants = [("W", self.inputs()[1])] if self.constant_weights else []
+    return model_with([self.node()] if nodes is None else nodes, inputs, results_of(self.program), constants)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -120,40 +118,40 @@ SLOPE = 4.0  # what an activation may multiply an error by
 
 
 def check(
-    case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None, unit: float = 0, split: bool = False
+  case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None, unit: float = 0, split: bool = False
 ) -> None:
-    """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
-    Shape and dtype are equal, and |got - wanted| <= u |wanted| + smallest / 2 + SLOPE (UNITS + sqrt(n)) c size, where
-    `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype, `smallest`
-    its smallest subnormal number, c the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms
-    of a sum and `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value
-    may have been stored in its dtype before the program, where a library could not take that in, which adds a rounding
-    of SLOPE times the largest of the values.
-    """
-    arrays = case.inputs() if inputs is None else list(inputs)
-    node, program = case.node(), case.program
-    wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
-    wanted_all = OPERATOR.reference(node, arrays)
-    absolute = [np.abs(each.astype(np.float64)) for each in arrays[:2]]
-    size = transposed_convolution(attributes_of(node), absolute[0], absolute[1])
-    steps = values(program, [size, *arrays[2:]])
+  Shape and dtype are equal, and |got - wanted| <= u |wanted| + smallest / 2 + SLOPE (UNITS + sqrt(n)) c size, where
+  `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype, `smallest`
+  its smallest subnormal number, c the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms
+  of a sum and `size` the sum of their sizes, or the largest value that the program makes of it. `split`: the value
+  may have been stored in its dtype before the program, where a library could not take that in, which adds a rounding
+  of SLOPE times the largest of the values.
+  """
+  arrays = case.inputs() if inputs is None else list(inputs)
+  node, program = case.node(), case.program
+  wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
+  wanted_all = OPERATOR.reference(node, arrays)
+  absolute = [np.abs(each.astype(np.float64)) for each in arrays[:2]]
+  size = transposed_convolution(attributes_of(node), absolute[0], absolute[1])
+  steps = values(program, [size, *arrays[2:]])
+  for each in steps.values():
+    size = np.maximum(size, np.abs(np.broadcast_to(each, size.shape).astype(np.float64)))
+  compute = max(UNIT_ROUNDOFF["double" if case.dtypes[0] == "double" else "float"], unit)
+  slack = SLOPE * (UNITS + math.sqrt(math.prod(case.w) / case.w[1])) * compute * size
+  if split and program.statements:
+    value = transposed_convolution(attributes_of(node), *arrays[:2])
+    steps = values(program, [value, *arrays[2:]])
+    largest = np.abs(value)
     for each in steps.values():
-        size = np.maximum(size, np.abs(np.broadcast_to(each, size.shape).astype(np.float64)))
-    compute = max(UNIT_ROUNDOFF["double" if case.dtypes[0] == "double" else "float"], unit)
-    slack = SLOPE * (UNITS + math.sqrt(math.prod(case.w) / case.w[1])) * compute * size
-    if split and program.statements:
-        value = transposed_convolution(attributes_of(node), *arrays[:2])
-        steps = values(program, [value, *arrays[2:]])
-        largest = np.abs(value)
-        for each in steps.values():
-            largest = np.maximum(largest, np.abs(np.broadcast_to(each, value.shape).astype(np.float64)))
-        slack = slack + SLOPE * UNIT_ROUNDOFF[case.dtypes[0]] * largest
-    if case.is_turned:
-        slack = np.moveaxis(slack, -1, 1)
-    assert len(outputs) == len(wide)
-    for result, got, exact, wanted in zip(program.results, outputs, wide, wanted_all, strict=True):
-        compare(f"{case.name}: {result.name}", got, wanted, exact, slack)
+      largest = np.maximum(largest, np.abs(np.broadcast_to(each, value.shape).astype(np.float64)))
+    slack = slack + SLOPE * UNIT_ROUNDOFF[case.dtypes[0]] * largest
+  if case.is_turned:
+    slack = np.moveaxis(slack, -1, 1)
+  assert len(outputs) == len(wide)
+  for result, got, exact, wanted in zip(program.results, outputs, wide, wanted_all, strict=True):
+    compare(f"{case.name}: {result.name}", got, wanted, exact, slack)
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
@@ -199,58 +197,58 @@ GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
 
 
 def _grid() -> list[Case]:
-    cases = []
-    for number, (name, (x, w, attributes)) in enumerate(GEOMETRIES.items()):
-        filters = w[1] * attributes.get("group", 1)
-        spatial = (1,) * (len(x) - 2)
-        for layout in ("NCHW", "NHWC"):
-            for dtype in FLOATING:
-                text, operands = ((BARE, ()), (BIAS_RELU, ((filters, *spatial),)))[number % 2]
-                title = f"{name}, {layout}, {dtype}"
-                cases.append(Case(title, typed(text, dtype), x, w, operands, layout, attributes))
-    return cases
+  cases = []
+  for number, (name, (x, w, attributes)) in enumerate(GEOMETRIES.items()):
+    filters = w[1] * attributes.get("group", 1)
+    spatial = (1,) * (len(x) - 2)
+    for layout in ("NCHW", "NHWC"):
+      for dtype in FLOATING:
+        text, operands = ((BARE, ()), (BIAS_RELU, ((filters, *spatial),)))[number % 2]
+        title = f"{name}, {layout}, {dtype}"
+        cases.append(Case(title, typed(text, dtype), x, w, operands, layout, attributes))
+  return cases
 
 
 def _others() -> list[Case]:
-    x, w, attributes = GEOMETRIES["strided"]
-    cases = []
-    for dtype in FLOATING:
-        for layout in ("NCHW", "NHWC"):
-            cases += [
-                Case(f"residual, {layout}, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), layout,
-                     attributes),
-                Case(f"constant weights, {layout}, {dtype}", typed(BIAS_RELU, dtype), x, w, ((4, 1, 1),), layout,
-                     attributes, True),
-                Case(f"a result of another dtype, {layout}, {dtype}",
-                     typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
-                           dtype), x, w, (), layout, attributes),
-            ]  # fmt: skip
-        cases.append(Case(f"no images, {dtype}", typed(BARE, dtype), (0, *x[1:]), w, (), "NCHW", attributes))
-    return cases
+  x, w, attributes = GEOMETRIES["strided"]
+  cases = []
+  for dtype in FLOATING:
+    for layout in ("NCHW", "NHWC"):
+      cases += [
+          Case(f"residual, {layout}, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), layout,
+               attributes),
+          Case(f"constant weights, {layout}, {dtype}", typed(BIAS_RELU, dtype), x, w, ((4, 1, 1),), layout,
+               attributes, True),
+          Case(f"a result of another dtype, {layout}, {dtype}",
+               typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
+                     dtype), x, w, (), layout, attributes),
+      ]  # fmt: skip
+    cases.append(Case(f"no images, {dtype}", typed(BARE, dtype), (0, *x[1:]), w, (), "NCHW", attributes))
+  return cases
 
 
 def _turned() -> list[Case]:
-    """The layout NHWC, but the outputs have their channels first."""
-    cases = []
-    first = {"output_layout": "NCHW"}
-    for dtype in FLOATING:
-        for name in ("strided", "output_shape", "groups", "1-D", "3-D", "1x1 of one row"):
-            x, w, attributes = GEOMETRIES[name]
-            filters, spatial = w[1] * attributes.get("group", 1), (1,) * (len(x) - 2)
-            cases.append(Case(f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC",
-                              attributes | first))  # fmt: skip
-        x, w, attributes = GEOMETRIES["strided"]
-        cases += [
-            Case(f"bare, turned, {dtype}", typed(BARE, dtype), x, w, (), "NHWC", attributes | first),
-            Case(f"residual, turned, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), "NHWC",
-                 attributes | first, True),
-            Case(f"results of other dtypes, turned, {dtype}",
-                 typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
-                       dtype), x, w, (), "NHWC", attributes | first),
-            Case(f"no pixels, turned, {dtype}", typed(BARE, dtype), (2, 3, 0, 4), w, (), "NHWC",
-                 {"output_shape": [3, 7], "output_layout": "NCHW"}),
-        ]  # fmt: skip
-    return cases
+  """The layout NHWC, but the outputs have their channels first."""
+  cases = []
+  first = {"output_layout": "NCHW"}
+  for dtype in FLOATING:
+    for name in ("strided", "output_shape", "groups", "1-D", "3-D", "1x1 of one row"):
+      x, w, attributes = GEOMETRIES[name]
+      filters, spatial = w[1] * attributes.get("group", 1), (1,) * (len(x) - 2)
+      cases.append(Case(f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC",
+                        attributes | first))  # fmt: skip
+    x, w, attributes = GEOMETRIES["strided"]
+    cases += [
+        Case(f"bare, turned, {dtype}", typed(BARE, dtype), x, w, (), "NHWC", attributes | first),
+        Case(f"residual, turned, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), "NHWC",
+             attributes | first, True),
+        Case(f"results of other dtypes, turned, {dtype}",
+             typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
+                   dtype), x, w, (), "NHWC", attributes | first),
+        Case(f"no pixels, turned, {dtype}", typed(BARE, dtype), (2, 3, 0, 4), w, (), "NHWC",
+             {"output_shape": [3, 7], "output_layout": "NCHW"}),
+    ]  # fmt: skip
+  return cases
 
 
 CASES: tuple[Case, ...] = (*_grid(), *_others(), *_turned())

@@ -19,6 +19,6 @@ _architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
 
 @cache
 def architectures() -> Path:
-    """A folder with the models of models/architectures and architectures.json, unpacked when first asked for."""
-    unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.xz"))
-    return Path(_architectures.name)
+  """A folder with the models of models/architectures and architectures.json, unpacked when first asked for."""
+  unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.xz"))
+  return Path(_architectures.name)

@@ -15,123 +15,123 @@ from ortplugin.session import CUDA, element_type, run_on_host
 
 
 class Array:
-    """An array on the device, which NumPy functions must not take for one of theirs."""
+  """An array on the device, which NumPy functions must not take for one of theirs."""
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.device = SimpleNamespace(id=0)
-        self.data = SimpleNamespace(ptr=array.ctypes.data)
+  def __init__(self, array: Any) -> None:
+    self.array = array
+    self.device = SimpleNamespace(id=0)
+    self.data = SimpleNamespace(ptr=array.ctypes.data)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.array, name)
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.array, name)
 
-    def copy(self) -> Array:
-        return Array(self.array.copy())
+  def copy(self) -> Array:
+    return Array(self.array.copy())
 
 
 class FakeCupy:
-    """The module. `log`: (what, shape) of each copy between host and device, in order."""
+  """The module. `log`: (what, shape) of each copy between host and device, in order."""
 
-    def __init__(self) -> None:
-        self.log: list[tuple[str, tuple[int, ...]]] = []
-        stream = SimpleNamespace(synchronize=lambda: None)
-        self.cuda = SimpleNamespace(
-            Device=lambda number: contextlib.nullcontext(),
-            get_current_stream=lambda: stream,
-            UnownedMemory=lambda address, size, owner, device: (address, size, owner),
-            MemoryPointer=lambda memory, offset: memory,
-        )
+  def __init__(self) -> None:
+    self.log: list[tuple[str, tuple[int, ...]]] = []
+    stream = SimpleNamespace(synchronize=lambda: None)
+    self.cuda = SimpleNamespace(
+      Device=lambda number: contextlib.nullcontext(),
+      get_current_stream=lambda: stream,
+      UnownedMemory=lambda address, size, owner, device: (address, size, owner),
+      MemoryPointer=lambda memory, offset: memory,
+    )
 
-        class ndarray(Array):  # noqa: N801, CuPy's name
-            """cupy.ndarray(shape, dtype, memory)."""
+    class ndarray(Array):  # noqa: N801, CuPy's name
+      """cupy.ndarray(shape, dtype, memory)."""
 
-            def __init__(self, shape: Any, dtype: Any, memory: Any) -> None:
-                address, size, self.owner = memory
-                held = (ctypes.c_char * size).from_address(address)
-                super().__init__(np.frombuffer(held, dtype).reshape(shape))
+      def __init__(self, shape: Any, dtype: Any, memory: Any) -> None:
+        address, size, self.owner = memory
+        held = (ctypes.c_char * size).from_address(address)
+        super().__init__(np.frombuffer(held, dtype).reshape(shape))
 
-            @classmethod
-            def wrap(cls, array: Any) -> Any:
-                made = cls.__new__(cls)
-                Array.__init__(made, array)
-                return made
+      @classmethod
+      def wrap(cls, array: Any) -> Any:
+        made = cls.__new__(cls)
+        Array.__init__(made, array)
+        return made
 
-        self.ndarray = ndarray
-        self.empty = lambda shape, dtype: ndarray.wrap(np.zeros(shape, dtype))
-        self.empty_like = lambda array: ndarray.wrap(np.zeros(array.shape, array.dtype))
-        self.ascontiguousarray = lambda array: ndarray.wrap(np.ascontiguousarray(array.array))
+    self.ndarray = ndarray
+    self.empty = lambda shape, dtype: ndarray.wrap(np.zeros(shape, dtype))
+    self.empty_like = lambda array: ndarray.wrap(np.zeros(array.shape, array.dtype))
+    self.ascontiguousarray = lambda array: ndarray.wrap(np.ascontiguousarray(array.array))
 
-    def asarray(self, array: Any) -> Any:
-        assert isinstance(array, np.ndarray)
-        self.log.append(("upload", array.shape))
-        return self.ndarray.wrap(array.copy())
+  def asarray(self, array: Any) -> Any:
+    assert isinstance(array, np.ndarray)
+    self.log.append(("upload", array.shape))
+    return self.ndarray.wrap(array.copy())
 
-    def asnumpy(self, array: Any) -> Any:
-        self.log.append(("download", array.shape))
-        return array.array.copy()
+  def asnumpy(self, array: Any) -> Any:
+    self.log.append(("download", array.shape))
+    return array.array.copy()
 
-    def copyto(self, target: Any, source: Any) -> None:
-        target.array[...] = source.array
+  def copyto(self, target: Any, source: Any) -> None:
+    target.array[...] = source.array
 
 
 class _Binding(Binding):
-    """Takes inputs and outputs on the host, too."""
+  """Takes inputs and outputs on the host, too."""
 
-    def __init__(self, bound: dict[str, str]) -> None:
-        super().__init__(0)
-        self.bound = bound
+  def __init__(self, bound: dict[str, str]) -> None:
+    super().__init__(0)
+    self.bound = bound
 
-    def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
-        self.bound[name] = device
-        self.outputs[name] = rest or None
+  def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
+    self.bound[name] = device
+    self.outputs[name] = rest or None
 
-    def bind_cpu_input(self, name: str, array: Any) -> None:
-        assert isinstance(array, np.ndarray)
-        self.inputs[name] = array
+  def bind_cpu_input(self, name: str, array: Any) -> None:
+    assert isinstance(array, np.ndarray)
+    self.inputs[name] = array
 
 
 class DeviceSession(CapturingSession):
-    """A session on the CPU that says it is one on CUDA, and reads inputs and makes outputs `on_host` on the host.
+  """A session on the CPU that says it is one on CUDA, and reads inputs and makes outputs `on_host` on the host.
 
-    What a graph reads there keeps the value of its capture. What such an output is bound to is in `bound`.
-    """
+  What a graph reads there keeps the value of its capture. What such an output is bound to is in `bound`.
+  """
 
-    def __init__(self, session: Any, on_host: Collection[str], graph: bool) -> None:
-        super().__init__(session, {"enable_cuda_graph": "1", "user_compute_stream": "1", "device_id": "0"})
-        self.on_host, self.graph = on_host, graph
-        self.kept: dict[str, dict[str, Any]] = {}
-        self.bound: dict[str, str] = {}
+  def __init__(self, session: Any, on_host: Collection[str], graph: bool) -> None:
+    super().__init__(session, {"enable_cuda_graph": "1", "user_compute_stream": "1", "device_id": "0"})
+    self.on_host, self.graph = on_host, graph
+    self.kept: dict[str, dict[str, Any]] = {}
+    self.bound: dict[str, str] = {}
 
-    def get_providers(self) -> list[str]:
-        return [CUDA, "CPUExecutionProvider"]
+  def get_providers(self) -> list[str]:
+    return [CUDA, "CPUExecutionProvider"]
 
-    def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return {CUDA: {"device_id": "0", "enable_cuda_graph": str(int(self.graph))}}
+  def get_provider_options(self) -> dict[str, dict[str, str]]:
+    return {CUDA: {"device_id": "0", "enable_cuda_graph": str(int(self.graph))}}
 
-    def get_input_memory_infos(self) -> list[Any]:
-        return self._infos(self.get_inputs())
+  def get_input_memory_infos(self) -> list[Any]:
+    return self._infos(self.get_inputs())
 
-    def get_output_memory_infos(self) -> list[Any]:
-        return self._infos(self.get_outputs())
+  def get_output_memory_infos(self) -> list[Any]:
+    return self._infos(self.get_outputs())
 
-    def _infos(self, values: list[Any]) -> list[Any]:
-        return [SimpleNamespace(name="Cpu" if each.name in self.on_host else "Cuda") for each in values]
+  def _infos(self, values: list[Any]) -> list[Any]:
+    return [SimpleNamespace(name="Cpu" if each.name in self.on_host else "Cuda") for each in values]
 
-    def io_binding(self) -> _Binding:
-        return _Binding(self.bound)
+  def io_binding(self) -> _Binding:
+    return _Binding(self.bound)
 
-    def run_with_iobinding(self, binding: Binding, options: Any = None) -> None:
-        graph = "-1" if options is None else options.get_run_config_entry("gpu_graph_id")
-        feeds = {name: self._read(name, bound) for name, bound in binding.inputs.items()}
-        if graph != "-1":
-            feeds |= self.kept.setdefault(graph, {name: feeds[name] for name in self.on_host})
-        outputs = run_on_host(self.session, feeds, list(binding.outputs))
-        self._answer(binding, outputs)
+  def run_with_iobinding(self, binding: Binding, options: Any = None) -> None:
+    graph = "-1" if options is None else options.get_run_config_entry("gpu_graph_id")
+    feeds = {name: self._read(name, bound) for name, bound in binding.inputs.items()}
+    if graph != "-1":
+      feeds |= self.kept.setdefault(graph, {name: feeds[name] for name in self.on_host})
+    outputs = run_on_host(self.session, feeds, list(binding.outputs))
+    self._answer(binding, outputs)
 
-    def _read(self, name: str, bound: Any) -> Any:
-        if isinstance(bound, np.ndarray):
-            return bound
-        dtypes = {each.name: element_type(each.type)[1] for each in self.session.get_inputs()}  # type: ignore[index]
-        dtype, (_, shape, address) = dtypes[name], bound
-        size = int(np.prod(shape)) * dtype.itemsize
-        return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
+  def _read(self, name: str, bound: Any) -> Any:
+    if isinstance(bound, np.ndarray):
+      return bound
+    dtypes = {each.name: element_type(each.type)[1] for each in self.session.get_inputs()}  # type: ignore[index]
+    dtype, (_, shape, address) = dtypes[name], bound
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)

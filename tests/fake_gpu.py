@@ -17,161 +17,161 @@ Spoil = Callable[[int, Arrays, Arrays], Arrays]
 
 
 class FakeGpu(Gpu):
-    """Addresses are those of host memory; what is queued happens at once. `busy`: whether streams ever hold work."""
+  """Addresses are those of host memory; what is queued happens at once. `busy`: whether streams ever hold work."""
 
-    def __init__(self, ordinal: int = 0, memory: int = 2**30, busy: bool = True) -> None:
-        super().__init__(ordinal)
-        self.left, self.busy = memory, busy
-        self.held: dict[int, Any] = {}
-        self.log: list[str] = []
-        self.captures_given_up = 0
-        self.is_open = False
+  def __init__(self, ordinal: int = 0, memory: int = 2**30, busy: bool = True) -> None:
+    super().__init__(ordinal)
+    self.left, self.busy = memory, busy
+    self.held: dict[int, Any] = {}
+    self.log: list[str] = []
+    self.captures_given_up = 0
+    self.is_open = False
 
-    def __enter__(self) -> FakeGpu:
-        self.is_open = True
-        return self
+  def __enter__(self) -> FakeGpu:
+    self.is_open = True
+    return self
 
-    def __exit__(self, *rest: Any) -> None:
-        self.is_open = False
+  def __exit__(self, *rest: Any) -> None:
+    self.is_open = False
 
-    def stream(self) -> int:
-        self._streams.append(len(self._streams) + 1)
-        return self._streams[-1]
+  def stream(self) -> int:
+    self._streams.append(len(self._streams) + 1)
+    return self._streams[-1]
 
-    def synchronize(self, stream: int) -> None:
-        assert stream in self._streams
-        self.log.append("wait")
+  def synchronize(self, stream: int) -> None:
+    assert stream in self._streams
+    self.log.append("wait")
 
-    def is_busy(self, stream: int) -> bool:
-        return self.busy
+  def is_busy(self, stream: int) -> bool:
+    return self.busy
 
-    def give_up_capture(self, stream: int) -> None:
-        self.captures_given_up += 1
+  def give_up_capture(self, stream: int) -> None:
+    self.captures_given_up += 1
 
-    def check(self) -> None:
-        pass
+  def check(self) -> None:
+    pass
 
-    def free_bytes(self) -> int:
-        return self.left
+  def free_bytes(self) -> int:
+    return self.left
 
-    def allocate(self, size: int) -> int:
-        if size > self.left:
-            raise CudaError("cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
-        self.left -= size
-        memory = ctypes.create_string_buffer(max(size, 1))
-        self.held[ctypes.addressof(memory)] = memory
-        return ctypes.addressof(memory)
+  def allocate(self, size: int) -> int:
+    if size > self.left:
+      raise CudaError("cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
+    self.left -= size
+    memory = ctypes.create_string_buffer(max(size, 1))
+    self.held[ctypes.addressof(memory)] = memory
+    return ctypes.addressof(memory)
 
-    def release(self, address: int) -> None:
-        self.left += len(self.held.pop(address))
+  def release(self, address: int) -> None:
+    self.left += len(self.held.pop(address))
 
-    def upload(self, address: int, array: np.ndarray) -> None:
-        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+  def upload(self, address: int, array: np.ndarray) -> None:
+    ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
-    def download(self, address: int, size: int) -> np.ndarray:
-        return np.frombuffer(ctypes.string_at(address, size), np.uint8).copy()
+  def download(self, address: int, size: int) -> np.ndarray:
+    return np.frombuffer(ctypes.string_at(address, size), np.uint8).copy()
 
-    def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        ctypes.memmove(target, source, size)
-        self.log.append("copy")
+  def copy(self, target: int, source: int, size: int, stream: int) -> None:
+    ctypes.memmove(target, source, size)
+    self.log.append("copy")
 
-    def fill(self, address: int, byte: int, size: int, stream: int) -> None:
-        ctypes.memset(address, byte, size)
-        self.log.append("fill")
+  def fill(self, address: int, byte: int, size: int, stream: int) -> None:
+    ctypes.memset(address, byte, size)
+    self.log.append("fill")
 
-    def disturb(self, stream: int, blocks: int, microseconds: float) -> None:
-        self.log.append("disturb")
+  def disturb(self, stream: int, blocks: int, microseconds: float) -> None:
+    self.log.append("disturb")
 
 
 class Value:
-    """An output that the session allocated."""
+  """An output that the session allocated."""
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = np.ascontiguousarray(array).reshape(array.shape)
+  def __init__(self, array: np.ndarray) -> None:
+    self.array = np.ascontiguousarray(array).reshape(array.shape)
 
-    def shape(self) -> list[int]:
-        return list(self.array.shape)
+  def shape(self) -> list[int]:
+    return list(self.array.shape)
 
-    def data_ptr(self) -> int:
-        return int(self.array.ctypes.data)
+  def data_ptr(self) -> int:
+    return int(self.array.ctypes.data)
 
-    def numpy(self) -> np.ndarray:
-        return self.array.copy()
+  def numpy(self) -> np.ndarray:
+    return self.array.copy()
 
 
 class Binding:
-    """What is bound: name to (element, shape, address), and for outputs also None."""
+  """What is bound: name to (element, shape, address), and for outputs also None."""
 
-    def __init__(self, device_id: int) -> None:
-        self.device_id = device_id
-        self.inputs: dict[str, Any] = {}
-        self.outputs: dict[str, Any] = {}
-        self.devices: dict[str, str] = {}
-        self.found: list[Value] = []
+  def __init__(self, device_id: int) -> None:
+    self.device_id = device_id
+    self.inputs: dict[str, Any] = {}
+    self.outputs: dict[str, Any] = {}
+    self.devices: dict[str, str] = {}
+    self.found: list[Value] = []
 
-    def bind_input(self, name: str, device: str, number: int, *rest: Any) -> None:
-        assert (device, number) == ("cuda", self.device_id)
-        self.inputs[name] = rest
+  def bind_input(self, name: str, device: str, number: int, *rest: Any) -> None:
+    assert (device, number) == ("cuda", self.device_id)
+    self.inputs[name] = rest
 
-    def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
-        assert (device, number) in (("cuda", self.device_id), ("cpu", 0))
-        assert device == "cuda" or not rest
-        self.devices[name] = device
-        self.outputs[name] = rest or None
+  def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
+    assert (device, number) in (("cuda", self.device_id), ("cpu", 0))
+    assert device == "cuda" or not rest
+    self.devices[name] = device
+    self.outputs[name] = rest or None
 
-    def get_outputs(self) -> list[Value]:
-        return self.found
+  def get_outputs(self) -> list[Value]:
+    return self.found
 
 
 class CapturingSession:
-    """A session on the CPU that says it is one on CUDA with `enable_cuda_graph`.
+  """A session on the CPU that says it is one on CUDA with `enable_cuda_graph`.
 
-    Args:
-        session: on the CPU.
-        options: those of the CUDA provider.
-        spoil: what goes wrong in replays.
-        refuse: the message with which capturing fails; empty if it works.
-        gpu: whose log tells of runs.
-    """
+  Args:
+      session: on the CPU.
+      options: those of the CUDA provider.
+      spoil: what goes wrong in replays.
+      refuse: the message with which capturing fails; empty if it works.
+      gpu: whose log tells of runs.
+  """
 
-    def __init__(
-        self, session: Any, options: Mapping[str, str], spoil: Spoil | None = None, refuse: str = "", gpu: Any = None
-    ) -> None:
-        assert options["enable_cuda_graph"] == "1"
-        assert int(options["user_compute_stream"]) > 0
-        self.session, self.spoil, self.refuse, self.gpu = session, spoil, refuse, gpu
-        self.device_id = int(options["device_id"])
-        self.captured: dict[str, Binding] = {}
-        self.replays = -2  # the first one is captured, the second one timed
+  def __init__(
+    self, session: Any, options: Mapping[str, str], spoil: Spoil | None = None, refuse: str = "", gpu: Any = None
+  ) -> None:
+    assert options["enable_cuda_graph"] == "1"
+    assert int(options["user_compute_stream"]) > 0
+    self.session, self.spoil, self.refuse, self.gpu = session, spoil, refuse, gpu
+    self.device_id = int(options["device_id"])
+    self.captured: dict[str, Binding] = {}
+    self.replays = -2  # the first one is captured, the second one timed
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.session, name)
 
-    def io_binding(self) -> Binding:
-        return Binding(self.device_id)
+  def io_binding(self) -> Binding:
+    return Binding(self.device_id)
 
-    def run_with_iobinding(self, binding: Binding, options: Any) -> None:
-        graph = options.get_run_config_entry("gpu_graph_id")
-        if graph != "-1":
-            if self.refuse and graph not in self.captured:
-                raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {self.refuse}")
-            binding = self.captured.setdefault(graph, binding)  # a replay knows the addresses of its capture only
-        elements = {value.name: element_type(value.type) for value in self.session.get_inputs()}
-        feeds = {}
-        for name, (element, shape, address) in binding.inputs.items():
-            assert element == elements[name][0]
-            size = int(np.prod(shape)) * elements[name][1].itemsize
-            feeds[name] = np.frombuffer(ctypes.string_at(address, size), elements[name][1]).reshape(shape)
-        outputs = run_on_host(self.session, feeds, list(binding.outputs))
-        if graph != "-1":
-            outputs = self.spoil(self.replays, feeds, outputs) if self.spoil else outputs
-            self.replays += 1
-            if self.gpu is not None:
-                self.gpu.log.append("replay")
-        self._answer(binding, outputs)
+  def run_with_iobinding(self, binding: Binding, options: Any) -> None:
+    graph = options.get_run_config_entry("gpu_graph_id")
+    if graph != "-1":
+      if self.refuse and graph not in self.captured:
+        raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {self.refuse}")
+      binding = self.captured.setdefault(graph, binding)  # a replay knows the addresses of its capture only
+    elements = {value.name: element_type(value.type) for value in self.session.get_inputs()}
+    feeds = {}
+    for name, (element, shape, address) in binding.inputs.items():
+      assert element == elements[name][0]
+      size = int(np.prod(shape)) * elements[name][1].itemsize
+      feeds[name] = np.frombuffer(ctypes.string_at(address, size), elements[name][1]).reshape(shape)
+    outputs = run_on_host(self.session, feeds, list(binding.outputs))
+    if graph != "-1":
+      outputs = self.spoil(self.replays, feeds, outputs) if self.spoil else outputs
+      self.replays += 1
+      if self.gpu is not None:
+        self.gpu.log.append("replay")
+    self._answer(binding, outputs)
 
-    def _answer(self, binding: Binding, outputs: Arrays) -> None:
-        binding.found = [Value(array) for array in outputs.values()]
-        for bound, value in zip(binding.outputs.values(), binding.found, strict=True):
-            if bound is not None:
-                ctypes.memmove(bound[2], value.data_ptr(), value.array.nbytes)
+  def _answer(self, binding: Binding, outputs: Arrays) -> None:
+    binding.found = [Value(array) for array in outputs.values()]
+    for bound, value in zip(binding.outputs.values(), binding.found, strict=True):
+      if bound is not None:
+        ctypes.memmove(bound[2], value.data_ptr(), value.array.nbytes)

@@ -20,13 +20,13 @@ from ortplugin.program import NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class Case(ProgramCase):
-    """One node with its inputs. `values` makes the first parameter only; the others hold normal numbers."""
+  """One node with its inputs. `values` makes the first parameter only; the others hold normal numbers."""
 
-    operator = OPERATOR
-    node_name = "norm"
+  operator = OPERATOR
+  node_name = "norm"
 
-    def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
-        return VALUES[self.values](rng, shape) if number == 0 else rng.standard_normal(shape)
+  def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+    return VALUES[self.values](rng, shape) if number == 0 else rng.standard_normal(shape)
 
 
 node_of, model_of = Case.node_of, Case.model_of
@@ -41,69 +41,69 @@ ROUNDINGS = 32.0
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
-    """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
-    program = case.program
-    arrays = case.inputs() if inputs is None else list(inputs)
-    core = program.core
-    assert core is not None
-    # The normalised value is asked for too, for the conditioning of its rows.
-    summed = core.names[0]
-    names = [result.name for result in program.results]
-    asked = program if summed in names else program.with_result(summed)
-    everything = layer_norm(asked, arrays, rounded=False)
-    s = everything[names.index(summed) if summed in names else -1]
-    wide = everything[: len(names)]
-    outputs = []
-    for result, value in zip(program.results, wide, strict=True):
-        with np.errstate(over="ignore"):
-            outputs.append(np.asarray(value).astype(NUMPY_DTYPES[result.dtype]))
-    axis, epsilon = int(core.number("axis")), core.number("epsilon")
-    rows = math.prod(s.shape[:axis])
-    with np.errstate(all="ignore"):
-        flat = s.reshape(rows, -1) if s.size else s.reshape(rows, 0)
-        condition = _conditioning(flat, core.op, epsilon)
-        in_double = set(program.dtypes.values()) <= {"double", "bool"}
-        compute = UNIT_ROUNDOFF["double" if in_double else "float"] if unit is None else unit
-        slack = []
-        for value in wide:
-            magnitude = _largest(np.abs(np.asarray(value, np.float64)).reshape(flat.shape))
-            of_rows = ROUNDINGS * compute * (magnitude + condition * np.maximum(magnitude, 1))
-            slack.append(np.broadcast_to(of_rows, flat.shape).reshape(np.shape(value)))
-    return Expectation(wide, outputs, slack)
+  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
+  program = case.program
+  arrays = case.inputs() if inputs is None else list(inputs)
+  core = program.core
+  assert core is not None
+  # The normalised value is asked for too, for the conditioning of its rows.
+  summed = core.names[0]
+  names = [result.name for result in program.results]
+  asked = program if summed in names else program.with_result(summed)
+  everything = layer_norm(asked, arrays, rounded=False)
+  s = everything[names.index(summed) if summed in names else -1]
+  wide = everything[: len(names)]
+  outputs = []
+  for result, value in zip(program.results, wide, strict=True):
+    with np.errstate(over="ignore"):
+      outputs.append(np.asarray(value).astype(NUMPY_DTYPES[result.dtype]))
+  axis, epsilon = int(core.number("axis")), core.number("epsilon")
+  rows = math.prod(s.shape[:axis])
+  with np.errstate(all="ignore"):
+    flat = s.reshape(rows, -1) if s.size else s.reshape(rows, 0)
+    condition = _conditioning(flat, core.op, epsilon)
+    in_double = set(program.dtypes.values()) <= {"double", "bool"}
+    compute = UNIT_ROUNDOFF["double" if in_double else "float"] if unit is None else unit
+    slack = []
+    for value in wide:
+      magnitude = _largest(np.abs(np.asarray(value, np.float64)).reshape(flat.shape))
+      of_rows = ROUNDINGS * compute * (magnitude + condition * np.maximum(magnitude, 1))
+      slack.append(np.broadcast_to(of_rows, flat.shape).reshape(np.shape(value)))
+  return Expectation(wide, outputs, slack)
 
 
 def _largest(rows: Array) -> Array:
-    """The largest finite number of each row, [rows, 1]; 0 in rows that have none."""
-    return np.where(np.isfinite(rows), rows, 0).max(axis=1, keepdims=True, initial=0)
+  """The largest finite number of each row, [rows, 1]; 0 in rows that have none."""
+  return np.where(np.isfinite(rows), rows, 0).max(axis=1, keepdims=True, initial=0)
 
 
 def _conditioning(s: Array, op: str, epsilon: float) -> Array:
-    """By how much normalisation magnifies an error relative to the largest element: max|s| / sqrt(v + epsilon)."""
-    if s.shape[1] == 0:
-        return np.zeros((s.shape[0], 1))
-    centred = s - s.mean(axis=1, keepdims=True) if op == "LayerNormalization" else s
-    deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + epsilon)
-    condition = _largest(np.abs(s)) / deviation
-    return np.where(np.isfinite(condition), condition, 0)
+  """By how much normalisation magnifies an error relative to the largest element: max|s| / sqrt(v + epsilon)."""
+  if s.shape[1] == 0:
+    return np.zeros((s.shape[0], 1))
+  centred = s - s.mean(axis=1, keepdims=True) if op == "LayerNormalization" else s
+  deviation = np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + epsilon)
+  condition = _largest(np.abs(s)) / deviation
+  return np.where(np.isfinite(condition), condition, 0)
 
 
 def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> float:
-    """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
-    Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools. Otherwise
+  Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools. Otherwise
 
-        |got - wanted| <= u |wanted| + smallest / 2 + ROUNDINGS c (m + max(m, 1) max|s| / sqrt(v + epsilon))
+      |got - wanted| <= u |wanted| + smallest / 2 + ROUNDINGS c (m + max(m, 1) max|s| / sqrt(v + epsilon))
 
-    where `wanted` is the reference before its rounding to the result's dtype and m its largest magnitude in the row, u
-    the unit roundoff of the result's dtype (twice that of a coarser dtype that the program casts to, where one of two
-    neighbours may be taken), `smallest` its smallest subnormal number and c the unit roundoff of the arithmetic. The
-    factor with s is how much a mean that is wrong in its last bit is magnified in a row whose elements lie close
-    together, which x_hat, of the order of 1, shows even where it is 0. float64's own errors are the reference's; in
-    double they are of c's order.
+  where `wanted` is the reference before its rounding to the result's dtype and m its largest magnitude in the row, u
+  the unit roundoff of the result's dtype (twice that of a coarser dtype that the program casts to, where one of two
+  neighbours may be taken), `smallest` its smallest subnormal number and c the unit roundoff of the arithmetic. The
+  factor with s is how much a mean that is wrong in its last bit is magnified in a row whose elements lie close
+  together, which x_hat, of the order of 1, shows even where it is 0. float64's own errors are the reference's; in
+  double they are of c's order.
 
-    Returns the largest part of the last term that was used.
-    """
-    return check_results(case, outputs, expect(case) if expected is None else expected)
+  Returns the largest part of the last term that was used.
+  """
+  return check_results(case, outputs, expect(case) if expected is None else expected)
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
@@ -127,155 +127,155 @@ FULL: Shape = (3, 7, W)
 
 # name: the program, the parameters' shapes
 PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
-    "bare": (BARE, (FULL,)),
-    "bare RMS": (BARE_RMS, (FULL,)),
-    "gamma": ("(T x, T gamma) => (T y) { n = LayerNormalization(x) y = Mul(n, gamma) }", (FULL, (W,))),
-    "beta": ("(T x, T beta) => (T y) { n = LayerNormalization(x) y = Add(beta, n) }", (FULL, (W,))),
-    "gamma and beta": (AFFINE, (FULL, (W,), (W,))),
-    "RMS with 1 + gamma": (
-        "(T x, T gamma) => (T y) { n = RMSNormalization(x) g = Add(gamma, 1) y = Mul(n, g) }",
-        (FULL, (W,)),
-    ),
-    "bias, residual, sum kept": (RESIDUAL, (FULL, (W,), FULL, (W,), (W,))),
-    "two biases and a residual": (
-        """(T x, T a, T b, T r, T gamma) => (T y, T s) {
+  "bare": (BARE, (FULL,)),
+  "bare RMS": (BARE_RMS, (FULL,)),
+  "gamma": ("(T x, T gamma) => (T y) { n = LayerNormalization(x) y = Mul(n, gamma) }", (FULL, (W,))),
+  "beta": ("(T x, T beta) => (T y) { n = LayerNormalization(x) y = Add(beta, n) }", (FULL, (W,))),
+  "gamma and beta": (AFFINE, (FULL, (W,), (W,))),
+  "RMS with 1 + gamma": (
+    "(T x, T gamma) => (T y) { n = RMSNormalization(x) g = Add(gamma, 1) y = Mul(n, g) }",
+    (FULL, (W,)),
+  ),
+  "bias, residual, sum kept": (RESIDUAL, (FULL, (W,), FULL, (W,), (W,))),
+  "two biases and a residual": (
+    """(T x, T a, T b, T r, T gamma) => (T y, T s) {
           t = Add(a, b)
           u = Add(t, x)
           s = Add(r, u)
           n = RMSNormalization(s)
           y = Mul(gamma, n)
         }""",
-        (FULL, (W,), (W,), FULL, (W,)),
-    ),
-    "residual of the width": (ADD, (FULL, (W,))),
-    "residual that repeats": (ADD, (FULL, (1, 7, W))),
-    "residual of lower rank": (ADD, (FULL, (7, W))),
-    "residual a sequence": (ADD, (FULL, (3, 1, W))),
-    "residual a column": (ADD, (FULL, (3, 1, 1))),
-    "residual a row number": (ADD, (FULL, (1, 7, 1))),
-    "residual a scalar": (ADD, (FULL, ())),
-    "residual of one element": (ADD, (FULL, (1,))),
-    "x is what repeats": (ADD, ((7, W), FULL)),
-    "S is larger than both": (ADD, ((3, 1, W), (7, 1))),
-    "gains of rows and of all": (
-        """(T x, T column, T scalar, T one, T row) => (T y) {
+    (FULL, (W,), (W,), FULL, (W,)),
+  ),
+  "residual of the width": (ADD, (FULL, (W,))),
+  "residual that repeats": (ADD, (FULL, (1, 7, W))),
+  "residual of lower rank": (ADD, (FULL, (7, W))),
+  "residual a sequence": (ADD, (FULL, (3, 1, W))),
+  "residual a column": (ADD, (FULL, (3, 1, 1))),
+  "residual a row number": (ADD, (FULL, (1, 7, 1))),
+  "residual a scalar": (ADD, (FULL, ())),
+  "residual of one element": (ADD, (FULL, (1,))),
+  "x is what repeats": (ADD, ((7, W), FULL)),
+  "S is larger than both": (ADD, ((3, 1, W), (7, 1))),
+  "gains of rows and of all": (
+    """(T x, T column, T scalar, T one, T row) => (T y) {
           n = LayerNormalization(x)
           a = Mul(n, column)
           b = Add(a, scalar)
           c = Mul(b, one)
           y = Add(c, row)
         }""",
-        (FULL, (3, 1, 1), (), (1,), (7, 1)),
-    ),
-    "post-norm residual": (
-        "(T x, T r, T gamma) => (T y, T s) { s = Add(x, r) n = RMSNormalization(s) g = Mul(n, gamma) y = Add(s, g) }",
-        (FULL, FULL, (W,)),
-    ),
-    "x again after the norm": (
-        "(T x, T b) => (T y) { s = Add(x, b) n = LayerNormalization(s) y = Sub(n, x) }",
-        (FULL, (W,)),
-    ),
-    "a parameter used everywhere": (
-        """(T x, T b) => (T y) {
+    (FULL, (3, 1, 1), (), (1,), (7, 1)),
+  ),
+  "post-norm residual": (
+    "(T x, T r, T gamma) => (T y, T s) { s = Add(x, r) n = RMSNormalization(s) g = Mul(n, gamma) y = Add(s, g) }",
+    (FULL, FULL, (W,)),
+  ),
+  "x again after the norm": (
+    "(T x, T b) => (T y) { s = Add(x, b) n = LayerNormalization(s) y = Sub(n, x) }",
+    (FULL, (W,)),
+  ),
+  "a parameter used everywhere": (
+    """(T x, T b) => (T y) {
           s = Mul(x, b)
           t = Add(s, b)
           n = LayerNormalization(t)
           g = Mul(n, b)
           y = Add(g, b)
         }""",
-        (FULL, (W,)),
-    ),
-    "prologue's intermediates kept": (
-        """(T x, T r, T b) => (T t, T y, T u) {
+    (FULL, (W,)),
+  ),
+  "prologue's intermediates kept": (
+    """(T x, T r, T b) => (T t, T y, T u) {
           t = Add(x, r)
           u = Mul(t, 0.5)
           s = Add(u, b)
           y = LayerNormalization(s)
         }""",
-        (FULL, FULL, (W,)),
-    ),
-    "normalised and activated": (
-        "(T x, T gamma) => (T n, T y) { n = LayerNormalization(x) g = Mul(n, gamma) y = Relu(g) }",
-        (FULL, (W,)),
-    ),
-    "Gelu": (
-        "(T x, T gamma, T beta) => (T y) { n = LayerNormalization(x) g = Mul(n, gamma) a = Add(g, beta) y = Gelu(a) }",
-        (FULL, (W,), (W,)),
-    ),
-    "gated": (
-        """(T x, T gate, T gamma) => (T y) {
+    (FULL, FULL, (W,)),
+  ),
+  "normalised and activated": (
+    "(T x, T gamma) => (T n, T y) { n = LayerNormalization(x) g = Mul(n, gamma) y = Relu(g) }",
+    (FULL, (W,)),
+  ),
+  "Gelu": (
+    "(T x, T gamma, T beta) => (T y) { n = LayerNormalization(x) g = Mul(n, gamma) a = Add(g, beta) y = Gelu(a) }",
+    (FULL, (W,), (W,)),
+  ),
+  "gated": (
+    """(T x, T gate, T gamma) => (T y) {
           n = RMSNormalization(x)
           g = Mul(n, gamma)
           a = Swish(gate)
           y = Mul(g, a)
         }""",
-        (FULL, FULL, (W,)),
-    ),
-    "adaptive": (  # a DiT's modulation
-        """(T x, T shift, T scale) => (T y) {
+    (FULL, FULL, (W,)),
+  ),
+  "adaptive": (  # a DiT's modulation
+    """(T x, T shift, T scale) => (T y) {
           n = LayerNormalization<epsilon=1e-06>(x)
           g = Add(scale, 1)
           m = Mul(n, g)
           y = Add(m, shift)
         }""",
-        (FULL, (3, 1, W), (3, 1, W)),
-    ),
-    "literals": (
-        """(T x) => (T y) {
+    (FULL, (3, 1, W), (3, 1, W)),
+  ),
+  "literals": (
+    """(T x) => (T y) {
           t = Sub(1, x)
           n = LayerNormalization<epsilon=0.01>(t)
           c = Clip(n, -1.5, 0.75)
           y = Div(c, 3)
         }""",
-        (FULL,),
-    ),
-    "mask": (
-        "(T x, bool m, T z) => (T y) { n = LayerNormalization(x) y = Where(m, n, z) }",
-        (FULL, (3, 7, 1), (1, 1, W)),
-    ),
-    "mask of the width": (
-        "(T x, bool m, T z) => (T y) { n = RMSNormalization(x) y = Where(m, z, n) }",
-        (FULL, (W,), FULL),
-    ),
-    "mask of all elements": (
-        "(T x, bool m) => (T y) { t = Where(m, x, 0) n = LayerNormalization(t) y = Where(m, n, -inf) }",
-        (FULL, FULL),
-    ),
-    "a bool result": (
-        "(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }",
-        (FULL,),
-    ),
-    "bools computed": (
-        """(T x, bool m, T b) => (T y, bool e) {
+    (FULL,),
+  ),
+  "mask": (
+    "(T x, bool m, T z) => (T y) { n = LayerNormalization(x) y = Where(m, n, z) }",
+    (FULL, (3, 7, 1), (1, 1, W)),
+  ),
+  "mask of the width": (
+    "(T x, bool m, T z) => (T y) { n = RMSNormalization(x) y = Where(m, z, n) }",
+    (FULL, (W,), FULL),
+  ),
+  "mask of all elements": (
+    "(T x, bool m) => (T y) { t = Where(m, x, 0) n = LayerNormalization(t) y = Where(m, n, -inf) }",
+    (FULL, FULL),
+  ),
+  "a bool result": (
+    "(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }",
+    (FULL,),
+  ),
+  "bools computed": (
+    """(T x, bool m, T b) => (T y, bool e) {
           n = RMSNormalization(x)
           big = Greater(x, b)
           no = Not(big)
           e = And(no, m)
           y = Where(e, n, b)
         }""",
-        (FULL, (7, 1), (W,)),
-    ),
-    "statistics in float": (  # how exporters write it: Cast up, normalise, Cast down
-        """(T x, T gamma) => (T y) {
+    (FULL, (7, 1), (W,)),
+  ),
+  "statistics in float": (  # how exporters write it: Cast up, normalise, Cast down
+    """(T x, T gamma) => (T y) {
           w = Cast<to=float>(x)
           n = RMSNormalization<epsilon=1e-06>(w)
           h = Cast<to=T>(n)
           y = Mul(h, gamma)
         }""",
-        (FULL, (W,)),
-    ),
-    "float gamma": (
-        """(T x, float gamma, float beta) => (T y) {
+    (FULL, (W,)),
+  ),
+  "float gamma": (
+    """(T x, float gamma, float beta) => (T y) {
           n = LayerNormalization(x)
           w = Cast<to=float>(n)
           g = Mul(w, gamma)
           a = Add(g, beta)
           y = Cast<to=T>(a)
         }""",
-        (FULL, (W,), (W,)),
-    ),
-    "results of all dtypes": (
-        """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
+    (FULL, (W,), (W,)),
+  ),
+  "results of all dtypes": (
+    """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
           n = LayerNormalization(x)
           h = Cast<to=float16>(n)
           b = Cast<to=bfloat16>(n)
@@ -283,129 +283,129 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
           d = Cast<to=double>(n)
           t = Cast<to=bool>(x)
         }""",
-        (FULL,),
-    ),
-    "a parameter is a result": (
-        "(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }",
-        (FULL, (W,)),
-    ),
-    "small values become results": (
-        "(T x, T a, T b) => (T y, T c, T a) { n = LayerNormalization(x) c = Add(a, b) y = Mul(n, c) }",
-        (FULL, (W,), (7, 1)),
-    ),
+    (FULL,),
+  ),
+  "a parameter is a result": (
+    "(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }",
+    (FULL, (W,)),
+  ),
+  "small values become results": (
+    "(T x, T a, T b) => (T y, T c, T a) { n = LayerNormalization(x) c = Add(a, b) y = Mul(n, c) }",
+    (FULL, (W,), (7, 1)),
+  ),
 }
 
 
 def _programs() -> list[Case]:
-    cases = []
-    for name, (text, shapes) in PROGRAMS.items():
-        # 256 is reached in whole accesses; rows of 1023 and of 33 begin at every alignment.
-        for dtype, width in (("float16", 1023), ("float", 256), ("bfloat16", 33), ("double", 33)):
-            cases.append(
-                Case(
-                    f"{name}, {dtype}, {width}",
-                    typed(text, dtype),
-                    tuple(tuple(width if size == W else size for size in shape) for shape in shapes),
-                )
-            )
-    return cases
+  cases = []
+  for name, (text, shapes) in PROGRAMS.items():
+    # 256 is reached in whole accesses; rows of 1023 and of 33 begin at every alignment.
+    for dtype, width in (("float16", 1023), ("float", 256), ("bfloat16", 33), ("double", 33)):
+      cases.append(
+        Case(
+          f"{name}, {dtype}, {width}",
+          typed(text, dtype),
+          tuple(tuple(width if size == W else size for size in shape) for shape in shapes),
+        )
+      )
+  return cases
 
 
 def _widths() -> list[Case]:
-    cases = []
-    for width in (1, 3, 7, 33, 128, 384, 768, 1023, 5140, 5142, 20480, 40961, 100000):
-        rows = 37 if width <= 1023 else 5
-        for dtype in ("float16", "bfloat16", "float", "double"):
-            shapes = ((rows, width), (width,), (width,))
-            cases.append(Case(f"width {width}, {dtype}", typed(AFFINE, dtype), shapes))
-        dtype = ("float16", "float")[width % 2]
-        cases.append(Case(f"width {width}, RMS, {dtype}", typed(SCALED_RMS, dtype), ((rows, width), (width,))))
-    return cases
+  cases = []
+  for width in (1, 3, 7, 33, 128, 384, 768, 1023, 5140, 5142, 20480, 40961, 100000):
+    rows = 37 if width <= 1023 else 5
+    for dtype in ("float16", "bfloat16", "float", "double"):
+      shapes = ((rows, width), (width,), (width,))
+      cases.append(Case(f"width {width}, {dtype}", typed(AFFINE, dtype), shapes))
+    dtype = ("float16", "float")[width % 2]
+    cases.append(Case(f"width {width}, RMS, {dtype}", typed(SCALED_RMS, dtype), ((rows, width), (width,))))
+  return cases
 
 
 LONG = 1 << 21
 
 
 def _shapes() -> list[Case]:
-    inner = "(T x, T b, T gamma) => (T y) { s = Mul(x, b) n = LayerNormalization<axis=-2>(s) y = Mul(n, gamma) }"
-    holes = "(T x, T b) => (T y) { s = Mul(x, b) y = RMSNormalization<axis=-3>(s) }"
-    masked = """(T x, bool m, T b, T gamma) => (T y) {
+  inner = "(T x, T b, T gamma) => (T y) { s = Mul(x, b) n = LayerNormalization<axis=-2>(s) y = Mul(n, gamma) }"
+  holes = "(T x, T b) => (T y) { s = Mul(x, b) y = RMSNormalization<axis=-3>(s) }"
+  masked = """(T x, bool m, T b, T gamma) => (T y) {
       s = Mul(x, b)
       n = LayerNormalization<axis=-2>(s)
       w = Where(m, n, b)
       y = Mul(w, gamma)
     }"""
-    rows: list[tuple[str, str, tuple[Shape, ...]]] = [
-        ("one row", BARE, ((1, 1, 1023),)),
-        ("awkward", BARE, ((3, 7, 256),)),
-        ("a column", BARE, ((5, 1),)),
-        ("a column, RMS", BARE_RMS, ((5, 1),)),
-        ("one element", AFFINE, ((1,), (1,), ())),
-        ("rank 1", AFFINE, ((77,), (77,), (1,))),
-        ("three axes", BARE.replace("(x)", "<axis=1>(x)"), ((2, 3, 4, 5),)),
-        ("two axes", BARE_RMS.replace("epsilon", "axis=2, epsilon"), ((2, 3, 4, 5),)),
-        ("all axes", BARE.replace("(x)", "<axis=-4>(x)"), ((2, 3, 4, 5),)),
-        ("last axis", BARE.replace("(x)", "<axis=3>(x)"), ((2, 3, 4, 5),)),
-        ("broadcast within rows", inner, ((6, 11, 24), (11, 1), (24,))),
-        ("broadcast within rows, 2", inner, ((6, 11, 24), (1, 24), (11, 1))),
-        ("broadcast within rows, by row", inner, ((6, 11, 24), (6, 1, 24), (6, 11, 1))),
-        ("broadcast within rows, period", inner, ((2, 3, 11, 24), (3, 1, 24), (1, 11, 1))),
-        ("broadcast within rows, holes", holes, ((3, 4, 5, 6), (4, 1, 6))),
-        ("mask within rows", masked, ((6, 11, 24), (11, 1), (11, 24), (24,))),
-        ("no rows", AFFINE, ((0, 8), (8,), (8,))),
-        ("no rows within", RESIDUAL, ((4, 0, 8), (8,), (4, 0, 8), (8,), (8,))),
-        ("no rows by broadcast", ADD, ((0, 8), (1, 8))),
-        ("no width", BARE, ((3, 0),)),
-        ("nothing", BARE, ((0, 0),)),
-        ("many axes", AFFINE, ((2, 1, 3, 1, 2, 1, 5, 16), (5, 16), (2, 1, 1, 1))),
-        ("one long row", AFFINE, ((1, LONG + 3), (LONG + 3,), (LONG + 3,))),
-        ("one long row, aligned", SCALED_RMS, ((1, LONG), (LONG,))),
-        ("long rows with everything", RESIDUAL, ((2, 3, 70001), (70001,), (3, 70001), (70001,), (3, 1))),
-    ]  # fmt: skip
-    cases = []
-    for name, text, shapes in rows:
-        for dtype in ("float16", "float"):
-            cases.append(Case(f"{name}, {dtype}", typed(text, dtype), shapes))
-    sums = "(T x, " + ", ".join(f"T p{i}" for i in range(31)) + ") => (T y) { s0 = Add(x, p0)"
-    sums += "".join(f" s{i} = Add(s{i - 1}, p{i})" for i in range(1, 31)) + " y = LayerNormalization(s30) }"
-    for dtype in ("float16", "double"):
-        shapes = ((4, 129), *((129,) if i % 3 else (4, 129) if i % 2 else (4, 1) for i in range(31)))
-        cases.append(Case(f"32 parameters, {dtype}", typed(sums, dtype), shapes))
-    return cases
+  rows: list[tuple[str, str, tuple[Shape, ...]]] = [
+      ("one row", BARE, ((1, 1, 1023),)),
+      ("awkward", BARE, ((3, 7, 256),)),
+      ("a column", BARE, ((5, 1),)),
+      ("a column, RMS", BARE_RMS, ((5, 1),)),
+      ("one element", AFFINE, ((1,), (1,), ())),
+      ("rank 1", AFFINE, ((77,), (77,), (1,))),
+      ("three axes", BARE.replace("(x)", "<axis=1>(x)"), ((2, 3, 4, 5),)),
+      ("two axes", BARE_RMS.replace("epsilon", "axis=2, epsilon"), ((2, 3, 4, 5),)),
+      ("all axes", BARE.replace("(x)", "<axis=-4>(x)"), ((2, 3, 4, 5),)),
+      ("last axis", BARE.replace("(x)", "<axis=3>(x)"), ((2, 3, 4, 5),)),
+      ("broadcast within rows", inner, ((6, 11, 24), (11, 1), (24,))),
+      ("broadcast within rows, 2", inner, ((6, 11, 24), (1, 24), (11, 1))),
+      ("broadcast within rows, by row", inner, ((6, 11, 24), (6, 1, 24), (6, 11, 1))),
+      ("broadcast within rows, period", inner, ((2, 3, 11, 24), (3, 1, 24), (1, 11, 1))),
+      ("broadcast within rows, holes", holes, ((3, 4, 5, 6), (4, 1, 6))),
+      ("mask within rows", masked, ((6, 11, 24), (11, 1), (11, 24), (24,))),
+      ("no rows", AFFINE, ((0, 8), (8,), (8,))),
+      ("no rows within", RESIDUAL, ((4, 0, 8), (8,), (4, 0, 8), (8,), (8,))),
+      ("no rows by broadcast", ADD, ((0, 8), (1, 8))),
+      ("no width", BARE, ((3, 0),)),
+      ("nothing", BARE, ((0, 0),)),
+      ("many axes", AFFINE, ((2, 1, 3, 1, 2, 1, 5, 16), (5, 16), (2, 1, 1, 1))),
+      ("one long row", AFFINE, ((1, LONG + 3), (LONG + 3,), (LONG + 3,))),
+      ("one long row, aligned", SCALED_RMS, ((1, LONG), (LONG,))),
+      ("long rows with everything", RESIDUAL, ((2, 3, 70001), (70001,), (3, 70001), (70001,), (3, 1))),
+  ]  # fmt: skip
+  cases = []
+  for name, text, shapes in rows:
+    for dtype in ("float16", "float"):
+      cases.append(Case(f"{name}, {dtype}", typed(text, dtype), shapes))
+  sums = "(T x, " + ", ".join(f"T p{i}" for i in range(31)) + ") => (T y) { s0 = Add(x, p0)"
+  sums += "".join(f" s{i} = Add(s{i - 1}, p{i})" for i in range(1, 31)) + " y = LayerNormalization(s30) }"
+  for dtype in ("float16", "double"):
+    shapes = ((4, 129), *((129,) if i % 3 else (4, 129) if i % 2 else (4, 1) for i in range(31)))
+    cases.append(Case(f"32 parameters, {dtype}", typed(sums, dtype), shapes))
+  return cases
 
 
 def _values() -> list[Case]:
-    exact_sum = ("s",)
-    shape = (8, 515)
-    cases = []
-    for values in ("constant rows", "ones", "offset", "large", "large positive", "special rows", "denormal", "spike"):
-        for dtype in ("float16", "bfloat16", "float", "double"):
-            cases.append(Case(f"{values}, {dtype}", typed(BARE, dtype), (shape,), values))
-        for dtype in ("float16", "float"):
-            cases.append(Case(f"{values}, RMS, {dtype}", typed(BARE_RMS, dtype), (shape,), values))
-    tiny = "(T x) => (T y, T s) { s = Add(x, x) y = RMSNormalization(s) }"
+  exact_sum = ("s",)
+  shape = (8, 515)
+  cases = []
+  for values in ("constant rows", "ones", "offset", "large", "large positive", "special rows", "denormal", "spike"):
     for dtype in ("float16", "bfloat16", "float", "double"):
-        # The sum of two numbers rounds to the same bits from float32 as from float64, in every dtype.
-        for values in ("denormal", "large", "special rows", "negative zero"):
-            again = "(T x) => (T y, T s, T z) { s = Add(x, x) y = LayerNormalization(s) z = Neg(x) }"
-            cases.append(Case(f"sums of {values}, {dtype}", typed(again, dtype), (shape,), values, ("s", "z")))
-        cases.append(Case(f"exact sums, {dtype}", typed(ADD, dtype), (shape, shape), "normal", exact_sum))
-    for text, what in ((BARE, ""), (BARE_RMS, ", RMS")):
-        zero = typed(text, "float").replace("<epsilon=1e-06>", "").replace("(x)", "<epsilon=0>(x)")
-        cases.append(Case(f"epsilon 0{what}", zero, (shape,), "normal"))
-        cases.append(Case(f"epsilon 0, 0 / 0{what}", zero, (shape,), "ones" if not what else "negative zero"))
-        cases.append(Case(f"large epsilon{what}", zero.replace("=0", "=1e+30"), (shape,)))
-    cases.append(Case("denormals of float stay", typed(tiny, "float"), (shape,), "denormal float", exact_sum))
-    repaired = "(T x) => (T y, bool b) { b = IsNaN(x) t = Where(b, 0, x) y = LayerNormalization(t) }"
-    cases.append(Case("NaN repaired", typed(repaired, "float16"), (shape,), "special rows"))
-    maxima = """(T x) => (T y, T a, T i, T l) {
+      cases.append(Case(f"{values}, {dtype}", typed(BARE, dtype), (shape,), values))
+    for dtype in ("float16", "float"):
+      cases.append(Case(f"{values}, RMS, {dtype}", typed(BARE_RMS, dtype), (shape,), values))
+  tiny = "(T x) => (T y, T s) { s = Add(x, x) y = RMSNormalization(s) }"
+  for dtype in ("float16", "bfloat16", "float", "double"):
+    # The sum of two numbers rounds to the same bits from float32 as from float64, in every dtype.
+    for values in ("denormal", "large", "special rows", "negative zero"):
+      again = "(T x) => (T y, T s, T z) { s = Add(x, x) y = LayerNormalization(s) z = Neg(x) }"
+      cases.append(Case(f"sums of {values}, {dtype}", typed(again, dtype), (shape,), values, ("s", "z")))
+    cases.append(Case(f"exact sums, {dtype}", typed(ADD, dtype), (shape, shape), "normal", exact_sum))
+  for text, what in ((BARE, ""), (BARE_RMS, ", RMS")):
+    zero = typed(text, "float").replace("<epsilon=1e-06>", "").replace("(x)", "<epsilon=0>(x)")
+    cases.append(Case(f"epsilon 0{what}", zero, (shape,), "normal"))
+    cases.append(Case(f"epsilon 0, 0 / 0{what}", zero, (shape,), "ones" if not what else "negative zero"))
+    cases.append(Case(f"large epsilon{what}", zero.replace("=0", "=1e+30"), (shape,)))
+  cases.append(Case("denormals of float stay", typed(tiny, "float"), (shape,), "denormal float", exact_sum))
+  repaired = "(T x) => (T y, bool b) { b = IsNaN(x) t = Where(b, 0, x) y = LayerNormalization(t) }"
+  cases.append(Case("NaN repaired", typed(repaired, "float16"), (shape,), "special rows"))
+  maxima = """(T x) => (T y, T a, T i, T l) {
       n = LayerNormalization(x) y = Relu(n) a = Max(n, 0.5) i = Min(0.5, n) l = Clip(n, -1, 1)
     }"""
-    for dtype in ("float16", "bfloat16", "float", "double"):
-        cases.append(Case(f"NaN goes through maxima, {dtype}", typed(maxima, dtype), (shape,), "special rows"))
-    overflow = "(T x) => (T y) { n = RMSNormalization(x) y = Mul(n, 40000) }"
-    cases.append(Case("results overflow to infinity", typed(overflow, "float16"), (shape,)))
-    return cases
+  for dtype in ("float16", "bfloat16", "float", "double"):
+    cases.append(Case(f"NaN goes through maxima, {dtype}", typed(maxima, dtype), (shape,), "special rows"))
+  overflow = "(T x) => (T y) { n = RMSNormalization(x) y = Mul(n, 40000) }"
+  cases.append(Case("results overflow to infinity", typed(overflow, "float16"), (shape,)))
+  return cases
 
 
 CASES: tuple[Case, ...] = (*_programs(), *_widths(), *_shapes(), *_values())

@@ -11,20 +11,20 @@ Mistake = tuple[list[str], int, str]  # arguments with {bert} and {tmp}, exit st
 
 
 def check_mistake(mistake: Mistake, bert: Path, folder: Path, run: Callable[..., tuple[int, str, str]]) -> None:
-    """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz."""
-    arguments, expected, words = mistake
-    (folder / "empty.onnx").touch()
-    (folder / "cut.onnx").write_bytes(bert.read_bytes()[:2000])
-    (folder / "text.onnx").write_text("I am a model, honest.\n")
-    (folder / "link.onnx").symlink_to(bert)
-    np.savez(folder / "wrong.npz", nobody=np.ones(3))
-    before = sorted(path.name for path in folder.iterdir())
-    model = bert.read_bytes()
-    status, text, errors = run(*(part.format(bert=bert, tmp=folder) for part in arguments))
-    assert status == expected
-    assert text == ""
-    assert errors.count("\n") == 1
-    assert errors.startswith("optimize-model: ")
-    assert words in errors
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert bert.read_bytes() == model
+  """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz."""
+  arguments, expected, words = mistake
+  (folder / "empty.onnx").touch()
+  (folder / "cut.onnx").write_bytes(bert.read_bytes()[:2000])
+  (folder / "text.onnx").write_text("I am a model, honest.\n")
+  (folder / "link.onnx").symlink_to(bert)
+  np.savez(folder / "wrong.npz", nobody=np.ones(3))
+  before = sorted(path.name for path in folder.iterdir())
+  model = bert.read_bytes()
+  status, text, errors = run(*(part.format(bert=bert, tmp=folder) for part in arguments))
+  assert status == expected
+  assert text == ""
+  assert errors.count("\n") == 1
+  assert errors.startswith("optimize-model: ")
+  assert words in errors
+  assert sorted(path.name for path in folder.iterdir()) == before
+  assert bert.read_bytes() == model

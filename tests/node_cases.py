@@ -35,155 +35,155 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float": 2.0**-149, "dou
 
 
 def model_with(
-    nodes: Iterable[onnx.NodeProto],
-    inputs: Iterable[tuple[str, str, Declared]],
-    outputs: Iterable[tuple[str, str]],
-    constants: Sequence[tuple[str, Array]] = (),
-    *,
-    opset: int = OPSET,
-    ir_version: int = 9,
+  nodes: Iterable[onnx.NodeProto],
+  inputs: Iterable[tuple[str, str, Declared]],
+  outputs: Iterable[tuple[str, str]],
+  constants: Sequence[tuple[str, Array]] = (),
+  *,
+  opset: int = OPSET,
+  ir_version: int = 9,
 ) -> bytes:
-    """A model of `nodes`. Inputs are given by name, dtype and shape; outputs leave their shape to inference."""
+  """A model of `nodes`. Inputs are given by name, dtype and shape; outputs leave their shape to inference."""
 
-    def value(name: str, dtype: str, shape: Declared) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.DataType.Value(dtype.upper()), shape)
+  def value(name: str, dtype: str, shape: Declared) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(dtype.upper()), shape)
 
-    graph = helper.make_graph(
-        list(nodes),
-        "case",
-        [value(*each) for each in inputs],
-        [value(name, dtype, None) for name, dtype in outputs],
-        [onnx.numpy_helper.from_array(array, name) for name, array in constants],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
-    return made.SerializeToString()
+  graph = helper.make_graph(
+    list(nodes),
+    "case",
+    [value(*each) for each in inputs],
+    [value(name, dtype, None) for name, dtype in outputs],
+    [onnx.numpy_helper.from_array(array, name) for name, array in constants],
+  )
+  imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
+  made: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
+  return made.SerializeToString()
 
 
 def identity_model(kind: int, opset: int) -> bytes:
-    """y = x, of two open dimensions and an element type of TensorProto."""
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", kind, ["n", "m"])],
-        [helper.make_tensor_value_info("y", kind, ["n", "m"])],
-    )
-    imports = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10 if opset >= 21 else 8)
-    return bytes(model.SerializeToString())
+  """y = x, of two open dimensions and an element type of TensorProto."""
+  graph = helper.make_graph(
+    [helper.make_node("Identity", ["x"], ["y"])],
+    "g",
+    [helper.make_tensor_value_info("x", kind, ["n", "m"])],
+    [helper.make_tensor_value_info("y", kind, ["n", "m"])],
+  )
+  imports = [helper.make_opsetid("", opset)]
+  model = helper.make_model(graph, opset_imports=imports, ir_version=10 if opset >= 21 else 8)
+  return bytes(model.SerializeToString())
 
 
 def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
-    """The decomposition refuses the node with its name, its operator and the reason."""
-    operator = find(node.domain, node.op_type)
-    assert operator is not None
-    with pytest.raises(ModelError) as caught:
-        operator.decompose(node, OPSET)
-    assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
-    assert reason in str(caught.value)
+  """The decomposition refuses the node with its name, its operator and the reason."""
+  operator = find(node.domain, node.op_type)
+  assert operator is not None
+  with pytest.raises(ModelError) as caught:
+    operator.decompose(node, OPSET)
+  assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
+  assert reason in str(caught.value)
 
 
 def output_name(program: Program, result: Parameter) -> str:
-    """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
-    return f"{result.name}_out" if result in program.parameters else result.name
+  """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
+  return f"{result.name}_out" if result in program.parameters else result.name
 
 
 def results_of(program: Program) -> list[tuple[str, str]]:
-    """Name and dtype of each result of a program, as outputs of its node."""
-    return [(output_name(program, result), result.dtype) for result in program.results]
+  """Name and dtype of each result of a program, as outputs of its node."""
+  return [(output_name(program, result), result.dtype) for result in program.results]
 
 
 def typed(text: str, dtype: str) -> str:
-    return re.sub(r"\bT\b", dtype, text)
+  return re.sub(r"\bT\b", dtype, text)
 
 
 def normal_inputs(name: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Array]:
-    """Standard normal numbers for each shape and dtype, the same whenever the case has this name."""
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    return [
-        np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
+  """Standard normal numbers for each shape and dtype, the same whenever the case has this name."""
+  rng = np.random.default_rng(zlib.crc32(name.encode()))
+  return [
+    np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
+    for shape, dtype in zip(shapes, dtypes, strict=True)
+  ]
 
 
 def run_at_opset(model: bytes, inputs: Iterable[Array], opset: int) -> list[Array]:
-    """The outputs in ONNX Runtime of a model of standard operators, declared to be of this opset."""
-    made = onnx.load_model_from_string(model)
-    del made.opset_import[:]
-    made.opset_import.append(helper.make_opsetid("", opset))
-    made.ir_version = 10 if opset >= 21 else 8
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(zip((each.name for each in session.get_inputs()), inputs, strict=True))))
+  """The outputs in ONNX Runtime of a model of standard operators, declared to be of this opset."""
+  made = onnx.load_model_from_string(model)
+  del made.opset_import[:]
+  made.opset_import.append(helper.make_opsetid("", opset))
+  made.ir_version = 10 if opset >= 21 else 8
+  session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+  return list(session.run(None, dict(zip((each.name for each in session.get_inputs()), inputs, strict=True))))
 
 
 @dataclass(frozen=True)
 class ProgramCase:
-    """One node of an operator that a program describes, with its inputs.
+  """One node of an operator that a program describes, with its inputs.
 
-    `values` is the row of VALUES that makes the floating parameters; bools are fair coins, integers span their dtype
-    with `values` "whole range" and lie from 1 to 5 otherwise. `exact` names the floating results that must have the
-    reference's very bits, signs of zeros included.
-    """
+  `values` is the row of VALUES that makes the floating parameters; bools are fair coins, integers span their dtype
+  with `values` "whole range" and lie from 1 to 5 otherwise. `exact` names the floating results that must have the
+  reference's very bits, signs of zeros included.
+  """
 
-    operator: ClassVar[Operator]
-    node_name: ClassVar[str]
+  operator: ClassVar[Operator]
+  node_name: ClassVar[str]
 
-    name: str
-    text: str
-    shapes: tuple[Shape, ...]
-    values: str = "normal"
-    exact: tuple[str, ...] = ()
+  name: str
+  text: str
+  shapes: tuple[Shape, ...]
+  values: str = "normal"
+  exact: tuple[str, ...] = ()
 
-    @property
-    def program(self) -> Program:
-        return parse(self.text)
+  @property
+  def program(self) -> Program:
+    return parse(self.text)
 
-    def inputs(self) -> list[Array]:
-        """One array for each parameter, in order."""
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        given = zip(self.program.parameters, self.shapes, strict=True)
-        return [self._made(rng, number, each.dtype, shape) for number, (each, shape) in enumerate(given)]
+  def inputs(self) -> list[Array]:
+    """One array for each parameter, in order."""
+    rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+    given = zip(self.program.parameters, self.shapes, strict=True)
+    return [self._made(rng, number, each.dtype, shape) for number, (each, shape) in enumerate(given)]
 
-    def _made(self, rng: np.random.Generator, number: int, dtype: str, shape: Shape) -> Array:
-        numpy = NUMPY_DTYPES[dtype]
-        if dtype == "bool":
-            return np.asarray(rng.random(shape) < 0.5)
-        if dtype in INTEGERS:
-            info = np.iinfo(numpy)
-            low, high = (info.min, info.max) if self.values == "whole range" else (1, 5)
-            return np.asarray(rng.integers(low, high, shape, dtype=numpy, endpoint=True))
-        with np.errstate(over="ignore"):
-            return np.asarray(self._numbers(rng, number, shape), np.float64).astype(numpy)
+  def _made(self, rng: np.random.Generator, number: int, dtype: str, shape: Shape) -> Array:
+    numpy = NUMPY_DTYPES[dtype]
+    if dtype == "bool":
+      return np.asarray(rng.random(shape) < 0.5)
+    if dtype in INTEGERS:
+      info = np.iinfo(numpy)
+      low, high = (info.min, info.max) if self.values == "whole range" else (1, 5)
+      return np.asarray(rng.integers(low, high, shape, dtype=numpy, endpoint=True))
+    with np.errstate(over="ignore"):
+      return np.asarray(self._numbers(rng, number, shape), np.float64).astype(numpy)
 
-    def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
-        """What stands in the floating parameter of that number."""
-        return VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
+  def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+    """What stands in the floating parameter of that number."""
+    return VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
 
-    def feeds(self) -> dict[str, Array]:
-        """The inputs by name."""
-        return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
+  def feeds(self) -> dict[str, Array]:
+    """The inputs by name."""
+    return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
 
-    def node(self) -> onnx.NodeProto:
-        return self.node_of(self.text)
+  def node(self) -> onnx.NodeProto:
+    return self.node_of(self.text)
 
-    def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
-        """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
-        return self.model_of(self.text, self.shapes if shapes is None else shapes)
+  def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
+    """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
+    return self.model_of(self.text, self.shapes if shapes is None else shapes)
 
-    @classmethod
-    def node_of(cls, text: str, name: str | None = None) -> onnx.NodeProto:
-        """A node that reads and writes values named as in the program."""
-        program = parse(text)
-        names = [parameter.name for parameter in program.parameters]
-        outputs = [output for output, _ in results_of(program)]
-        return helper.make_node(cls.operator.name, names, outputs, name or cls.node_name, domain=DOMAIN, program=text)
+  @classmethod
+  def node_of(cls, text: str, name: str | None = None) -> onnx.NodeProto:
+    """A node that reads and writes values named as in the program."""
+    program = parse(text)
+    names = [parameter.name for parameter in program.parameters]
+    outputs = [output for output, _ in results_of(program)]
+    return helper.make_node(cls.operator.name, names, outputs, name or cls.node_name, domain=DOMAIN, program=text)
 
-    @classmethod
-    def model_of(cls, text: str, shapes: Sequence[Declared], nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
-        """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's own."""
-        program = parse(text)
-        inputs = [(each.name, each.dtype, shape) for each, shape in zip(program.parameters, shapes, strict=True)]
-        return model_with([cls.node_of(text)] if nodes is None else nodes, inputs, results_of(program))
+  @classmethod
+  def model_of(cls, text: str, shapes: Sequence[Declared], nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
+    """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's own."""
+    program = parse(text)
+    inputs = [(each.name, each.dtype, shape) for each, shape in zip(program.parameters, shapes, strict=True)]
+    return model_with([cls.node_of(text)] if nodes is None else nodes, inputs, results_of(program))
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -191,170 +191,170 @@ class ProgramCase:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The reference's outputs: `wide` before the last rounding, `outputs` in their own dtypes.
+  """The reference's outputs: `wide` before the last rounding, `outputs` in their own dtypes.
 
-    `slack`: for each result the error that arithmetic in the kernel's precision may make, element by element.
-    """
+  `slack`: for each result the error that arithmetic in the kernel's precision may make, element by element.
+  """
 
-    wide: list[Array]
-    outputs: list[Array]
-    slack: list[Array]
+  wide: list[Array]
+  outputs: list[Array]
+  slack: list[Array]
 
 
 def check_results(case: Any, outputs: Sequence[Array], expected: Expectation) -> float:
-    """Compares the results of a case's program, as `compare` does; returns the largest part of the slack used.
+  """Compares the results of a case's program, as `compare` does; returns the largest part of the slack used.
 
-    The unit roundoff of a result is twice that of a coarser dtype that the program casts to, where one of two
-    neighbours may be taken.
-    """
-    program = case.program
-    assert len(outputs) == len(program.results)
-    cast_to = [str(each.attribute("to")) for each in program.statements if each.op == "Cast"]
-    coarse = [2 * UNIT_ROUNDOFF[dtype] for dtype in cast_to if dtype in FLOATING]
-    used = 0.0
-    for result, got, wanted, wide, slack in zip(
-        program.results, outputs, expected.outputs, expected.wide, expected.slack, strict=True
-    ):
-        unit = max([UNIT_ROUNDOFF.get(result.dtype, 0.0), *coarse])
-        where = f"{case.name}: result '{result.name}'"
-        used = max(used, compare(where, got, wanted, wide, slack, unit, exact=result.name in case.exact))
-    return used
+  The unit roundoff of a result is twice that of a coarser dtype that the program casts to, where one of two
+  neighbours may be taken.
+  """
+  program = case.program
+  assert len(outputs) == len(program.results)
+  cast_to = [str(each.attribute("to")) for each in program.statements if each.op == "Cast"]
+  coarse = [2 * UNIT_ROUNDOFF[dtype] for dtype in cast_to if dtype in FLOATING]
+  used = 0.0
+  for result, got, wanted, wide, slack in zip(
+    program.results, outputs, expected.outputs, expected.wide, expected.slack, strict=True
+  ):
+    unit = max([UNIT_ROUNDOFF.get(result.dtype, 0.0), *coarse])
+    where = f"{case.name}: result '{result.name}'"
+    used = max(used, compare(where, got, wanted, wide, slack, unit, exact=result.name in case.exact))
+  return used
 
 
 def compare(
-    where: str,
-    got: Array,
-    wanted: Array,
-    wide: Array,
-    slack: Array,
-    unit: float | None = None,
-    *,
-    exact: bool = False,
+  where: str,
+  got: Array,
+  wanted: Array,
+  wide: Array,
+  slack: Array,
+  unit: float | None = None,
+  *,
+  exact: bool = False,
 ) -> float:
-    """Compares one output with the reference; AssertionError says where they differ.
+  """Compares one output with the reference; AssertionError says where they differ.
 
-    Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers, and the
-    bits of all but NaN where they must be `exact`. Otherwise
+  Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers, and the
+  bits of all but NaN where they must be `exact`. Otherwise
 
-        |got - wide| <= unit |wide| + smallest / 2 + slack
+      |got - wide| <= unit |wide| + smallest / 2 + slack
 
-    where `wide` is the reference before its rounding to the output's dtype, `unit` the unit roundoff of that dtype if
-    it is not given, and `smallest` its smallest subnormal number. Returns the largest part of the slack that was used.
-    """
-    same_kind(where, got, wanted)
-    dtype = DTYPE_NAMES[wanted.dtype]
-    if dtype not in FLOATING or got.size == 0:
-        np.testing.assert_array_equal(got, wanted, err_msg=where)
-        return 0.0
-    found, rounded = np.asarray(got).astype(np.float64), np.asarray(wanted).astype(np.float64)
-    if exact:
-        same = (bits(got) == bits(wanted)) | (np.isnan(found) & np.isnan(rounded))
-        assert same.all(), f"{where} differs in bits at {_first(~same)}: {got[~same][0]} for {wanted[~same][0]}"
-        return 0.0
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{where}: NaN")
-    infinite = np.isinf(found) | np.isinf(rounded)
-    np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{where}: infinities")
-    finite = np.isfinite(rounded)
-    true, slack = np.where(finite, wide, 0.0), np.where(finite, slack, 0.0)
-    error = np.abs(np.where(finite, found, 0.0) - true)
-    rounding = (UNIT_ROUNDOFF[dtype] if unit is None else unit) * np.abs(true) + SMALLEST[dtype] / 2
-    bad = ~(error <= rounding + slack)  # an error that is no number is bad too
-    assert not bad.any(), (
-        f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at {_first(bad)}: "
-        f"{found[bad][0]!r} instead of {true[bad][0]!r}, allowed {(rounding + slack)[bad][0]:.3g}"
-    )
-    with np.errstate(all="ignore"):
-        return max(0.0, float(np.where(slack > 0, (error - rounding) / slack, 0).max()))
+  where `wide` is the reference before its rounding to the output's dtype, `unit` the unit roundoff of that dtype if
+  it is not given, and `smallest` its smallest subnormal number. Returns the largest part of the slack that was used.
+  """
+  same_kind(where, got, wanted)
+  dtype = DTYPE_NAMES[wanted.dtype]
+  if dtype not in FLOATING or got.size == 0:
+    np.testing.assert_array_equal(got, wanted, err_msg=where)
+    return 0.0
+  found, rounded = np.asarray(got).astype(np.float64), np.asarray(wanted).astype(np.float64)
+  if exact:
+    same = (bits(got) == bits(wanted)) | (np.isnan(found) & np.isnan(rounded))
+    assert same.all(), f"{where} differs in bits at {_first(~same)}: {got[~same][0]} for {wanted[~same][0]}"
+    return 0.0
+  np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{where}: NaN")
+  infinite = np.isinf(found) | np.isinf(rounded)
+  np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{where}: infinities")
+  finite = np.isfinite(rounded)
+  true, slack = np.where(finite, wide, 0.0), np.where(finite, slack, 0.0)
+  error = np.abs(np.where(finite, found, 0.0) - true)
+  rounding = (UNIT_ROUNDOFF[dtype] if unit is None else unit) * np.abs(true) + SMALLEST[dtype] / 2
+  bad = ~(error <= rounding + slack)  # an error that is no number is bad too
+  assert not bad.any(), (
+    f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at {_first(bad)}: "
+    f"{found[bad][0]!r} instead of {true[bad][0]!r}, allowed {(rounding + slack)[bad][0]:.3g}"
+  )
+  with np.errstate(all="ignore"):
+    return max(0.0, float(np.where(slack > 0, (error - rounding) / slack, 0).max()))
 
 
 def same_kind(where: str, got: Array, wanted: Array) -> None:
-    assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-    assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
+  assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
+  assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
 
 
 def bits(array: Array) -> Array:
-    """The elements as unsigned integers."""
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+  """The elements as unsigned integers."""
+  return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
 
 def _first(mask: Array) -> list[int]:
-    return [int(i) for i in np.argwhere(mask)[0]]
+  return [int(i) for i in np.argwhere(mask)[0]]
 
 
 # ------------------------------------------------------------------------------------------------------------- values
 
 
 def _normal(rng: np.random.Generator, shape: Shape) -> Array:
-    return rng.standard_normal(shape) * 2 + 0.5
+  return rng.standard_normal(shape) * 2 + 0.5
 
 
 def _constant_rows(rng: np.random.Generator, shape: Shape) -> Array:
-    """Variance 0: what is left is sqrt(epsilon)."""
-    return np.broadcast_to(rng.standard_normal((*shape[:-1], 1)), shape)
+  """Variance 0: what is left is sqrt(epsilon)."""
+  return np.broadcast_to(rng.standard_normal((*shape[:-1], 1)), shape)
 
 
 def _ones(rng: np.random.Generator, shape: Shape) -> Array:
-    return np.ones(shape)
+  return np.ones(shape)
 
 
 def _offset(rng: np.random.Generator, shape: Shape) -> Array:
-    """Mean 1000 and deviation 1: E[x^2] - E[x]^2 loses every digit in float32."""
-    return 1000 + rng.standard_normal(shape)
+  """Mean 1000 and deviation 1: E[x^2] - E[x]^2 loses every digit in float32."""
+  return 1000 + rng.standard_normal(shape)
 
 
 def _large(rng: np.random.Generator, shape: Shape) -> Array:
-    """From 300 to 60000 with both signs: squares and sums overflow float16 (ORT 29034)."""
-    return np.exp(rng.uniform(np.log(300), np.log(60000), shape)) * rng.choice([-1.0, 1.0], shape)
+  """From 300 to 60000 with both signs: squares and sums overflow float16 (ORT 29034)."""
+  return np.exp(rng.uniform(np.log(300), np.log(60000), shape)) * rng.choice([-1.0, 1.0], shape)
 
 
 def _large_positive(rng: np.random.Generator, shape: Shape) -> Array:
-    """All near 60000: already the sum of two overflows float16."""
-    return rng.uniform(30000, 60000, shape)
+  """All near 60000: already the sum of two overflows float16."""
+  return rng.uniform(30000, 60000, shape)
 
 
 def _special_rows(rng: np.random.Generator, shape: Shape) -> Array:
-    """One NaN, +Inf, -Inf, or both infinities in every other row; the rows between must not notice."""
-    x = rng.standard_normal(shape)
-    rows = x.reshape(-1, shape[-1])
-    for row in range(0, len(rows), 2):
-        at = rng.integers(shape[-1])
-        rows[row, at] = (np.nan, np.inf, -np.inf)[row // 2 % 3]
-        if row // 2 % 4 == 3:
-            rows[row, (at + 1) % shape[-1]] = -np.inf
-    return x
+  """One NaN, +Inf, -Inf, or both infinities in every other row; the rows between must not notice."""
+  x = rng.standard_normal(shape)
+  rows = x.reshape(-1, shape[-1])
+  for row in range(0, len(rows), 2):
+    at = rng.integers(shape[-1])
+    rows[row, at] = (np.nan, np.inf, -np.inf)[row // 2 % 3]
+    if row // 2 % 4 == 3:
+      rows[row, (at + 1) % shape[-1]] = -np.inf
+  return x
 
 
 def _denormal(rng: np.random.Generator, shape: Shape) -> Array:
-    """Denormals of float16 (and of float, scaled): flushed to zero, the rows would be constant."""
-    return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-24
+  """Denormals of float16 (and of float, scaled): flushed to zero, the rows would be constant."""
+  return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-24
 
 
 def _denormal_float(rng: np.random.Generator, shape: Shape) -> Array:
-    return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-149
+  return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-149
 
 
 def _negative_zero(rng: np.random.Generator, shape: Shape) -> Array:
-    return np.where(rng.random(shape) < 0.5, -0.0, 0.0)
+  return np.where(rng.random(shape) < 0.5, -0.0, 0.0)
 
 
 def _spike(rng: np.random.Generator, shape: Shape) -> Array:
-    """Zeros but for one element of each row: the largest x_hat that a width allows, sqrt(width - 1)."""
-    x = np.zeros(shape)
-    rows = x.reshape(-1, shape[-1])
-    rows[np.arange(len(rows)), rng.integers(shape[-1], size=len(rows))] = 100
-    return x
+  """Zeros but for one element of each row: the largest x_hat that a width allows, sqrt(width - 1)."""
+  x = np.zeros(shape)
+  rows = x.reshape(-1, shape[-1])
+  rows[np.arange(len(rows)), rng.integers(shape[-1], size=len(rows))] = 100
+  return x
 
 
 VALUES = {
-    "normal": _normal,
-    "constant rows": _constant_rows,
-    "ones": _ones,
-    "offset": _offset,
-    "large": _large,
-    "large positive": _large_positive,
-    "special rows": _special_rows,
-    "denormal": _denormal,
-    "denormal float": _denormal_float,
-    "negative zero": _negative_zero,
-    "spike": _spike,
+  "normal": _normal,
+  "constant rows": _constant_rows,
+  "ones": _ones,
+  "offset": _offset,
+  "large": _large,
+  "large positive": _large_positive,
+  "special rows": _special_rows,
+  "denormal": _denormal,
+  "denormal float": _denormal_float,
+  "negative zero": _negative_zero,
+  "spike": _spike,
 }

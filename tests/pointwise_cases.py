@@ -20,16 +20,16 @@ from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, Program
 
 @dataclass(frozen=True)
 class Case(ProgramCase):
-    """One node with its inputs."""
+  """One node with its inputs."""
 
-    operator = OPERATOR
-    node_name = "pointwise"
+  operator = OPERATOR
+  node_name = "pointwise"
 
-    def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
-        """A row of VALUES, or "special": among several hundred elements every pair of these numbers meets."""
-        if self.values == "special":
-            return np.asarray(rng.choice([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.0], shape))
-        return super()._numbers(rng, number, shape)
+  def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+    """A row of VALUES, or "special": among several hundred elements every pair of these numbers meets."""
+    if self.values == "special":
+      return np.asarray(rng.choice([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.0], shape))
+    return super()._numbers(rng, number, shape)
 
 
 node_of, model_of = Case.node_of, Case.model_of
@@ -46,66 +46,66 @@ ACTIVATIONS = ("Gelu", "QuickGelu", "Swish", "Mish", "HardSwish", "HardSigmoid",
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
-    """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
-    program = case.program
-    arrays = case.inputs() if inputs is None else list(inputs)
-    wide = pointwise(program, arrays, rounded=False)
-    outputs = pointwise(program, arrays)
-    floating = set(program.dtypes.values()) & set(FLOATING)
-    compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit
-    slack = [np.zeros(np.shape(value)) for value in wide]
-    values = pointwise_reference.values(program, arrays)
-    for index, statement in enumerate(program.statements):
-        if program.dtypes[statement.name] not in FLOATING:
-            continue
-        size = np.abs(values[statement.name])
-        if statement.op in ACTIVATIONS:
-            size = np.maximum(size, np.abs(values[statement.names[0]]))
-        errors = [np.zeros(np.shape(each)) for each in slack]
-        for sign in (-1, 1):
-            moved = dict(values)
-            with np.errstate(all="ignore"):
-                moved[statement.name] = values[statement.name] + sign * UNITS * compute * size
-                _recompute(program, index + 1, moved)
-                for number, result in enumerate(program.results):
-                    if result.dtype in FLOATING:
-                        error = np.abs(moved[result.name] - values[result.name])
-                        errors[number] = np.maximum(errors[number], np.where(np.isfinite(error), error, 0))
-        slack = [each + error for each, error in zip(slack, errors, strict=True)]
-    return Expectation(wide, outputs, slack)
+  """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
+  program = case.program
+  arrays = case.inputs() if inputs is None else list(inputs)
+  wide = pointwise(program, arrays, rounded=False)
+  outputs = pointwise(program, arrays)
+  floating = set(program.dtypes.values()) & set(FLOATING)
+  compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit
+  slack = [np.zeros(np.shape(value)) for value in wide]
+  values = pointwise_reference.values(program, arrays)
+  for index, statement in enumerate(program.statements):
+    if program.dtypes[statement.name] not in FLOATING:
+      continue
+    size = np.abs(values[statement.name])
+    if statement.op in ACTIVATIONS:
+      size = np.maximum(size, np.abs(values[statement.names[0]]))
+    errors = [np.zeros(np.shape(each)) for each in slack]
+    for sign in (-1, 1):
+      moved = dict(values)
+      with np.errstate(all="ignore"):
+        moved[statement.name] = values[statement.name] + sign * UNITS * compute * size
+        _recompute(program, index + 1, moved)
+        for number, result in enumerate(program.results):
+          if result.dtype in FLOATING:
+            error = np.abs(moved[result.name] - values[result.name])
+            errors[number] = np.maximum(errors[number], np.where(np.isfinite(error), error, 0))
+    slack = [each + error for each, error in zip(slack, errors, strict=True)]
+  return Expectation(wide, outputs, slack)
 
 
 def _recompute(program: Program, first: int, values: dict[str, Array]) -> None:
-    """Computes again, from statement `first` on, what depends on a value that was changed."""
-    changed = {program.statements[first - 1].name}
-    for statement in program.statements[first:]:
-        if changed.isdisjoint(statement.names):
-            continue
-        changed.add(statement.name)
-        kept = _kept_as(program.operand_dtype(statement))
-        operands = [values[x] if isinstance(x, str) else np.asarray(x, kept) for x in statement.operands]
-        values[statement.name] = pointwise_reference.evaluate(statement, operands)
+  """Computes again, from statement `first` on, what depends on a value that was changed."""
+  changed = {program.statements[first - 1].name}
+  for statement in program.statements[first:]:
+    if changed.isdisjoint(statement.names):
+      continue
+    changed.add(statement.name)
+    kept = _kept_as(program.operand_dtype(statement))
+    operands = [values[x] if isinstance(x, str) else np.asarray(x, kept) for x in statement.operands]
+    values[statement.name] = pointwise_reference.evaluate(statement, operands)
 
 
 def _kept_as(dtype: str) -> np.dtype[np.generic]:
-    return np.dtype(np.float64) if dtype in FLOATING else NUMPY_DTYPES[dtype]
+  return np.dtype(np.float64) if dtype in FLOATING else NUMPY_DTYPES[dtype]
 
 
 def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
-    """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
-    Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
-    Otherwise
+  Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
+  Otherwise
 
-        |got - wanted| <= u |wanted| + smallest / 2 + slack
+      |got - wanted| <= u |wanted| + smallest / 2 + slack
 
-    where `wanted` is the reference before its rounding to the result's dtype, u the unit roundoff of the result's dtype
-    (twice that of a coarser dtype that the program casts to, where one of two neighbours may be taken) and `smallest`
-    its smallest subnormal number. The slack is measured, element by element: by how much the result moves if a
-    statement's value is moved by UNITS units of roundoff of the arithmetic (of its operand, for ACTIVATIONS), summed
-    over the statements. So a cancellation gets what it needs and nothing else does.
-    """
-    check_results(case, outputs, expect(case) if expected is None else expected)
+  where `wanted` is the reference before its rounding to the result's dtype, u the unit roundoff of the result's dtype
+  (twice that of a coarser dtype that the program casts to, where one of two neighbours may be taken) and `smallest`
+  its smallest subnormal number. The slack is measured, element by element: by how much the result moves if a
+  statement's value is moved by UNITS units of roundoff of the arithmetic (of its operand, for ACTIVATIONS), summed
+  over the statements. So a cancellation gets what it needs and nothing else does.
+  """
+  check_results(case, outputs, expect(case) if expected is None else expected)
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
@@ -202,11 +202,11 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
 
 
 def _programs() -> list[Case]:
-    return [
-        Case(f"{name}, {dtype}", typed(text, dtype), shapes)
-        for name, (text, shapes) in PROGRAMS.items()
-        for dtype in FLOATING
-    ]
+  return [
+    Case(f"{name}, {dtype}", typed(text, dtype), shapes)
+    for name, (text, shapes) in PROGRAMS.items()
+    for dtype in FLOATING
+  ]
 
 
 WHOLE = """(T x, T y, T z) => (T a, T p, T d, T m, T c, bool e, bool l) {
@@ -239,27 +239,27 @@ OTHERS = """(T x, T y, bool b) => (T a, T n, T s, T r, T m, T p, T w, T k, bool 
 
 
 def _integers() -> list[Case]:
-    cases = []
-    for dtype in INTEGERS:
-        for values in ("normal", "whole range"):
-            shapes = ((4, 33), (33,), (4, 1))
-            cases.append(Case(f"whole numbers, {dtype}, {values}", typed(WHOLE, dtype), shapes, values))
-            cases.append(Case(f"bits, {dtype}, {values}", typed(BITS, dtype), ((4, 33), (33,)), values))
-        cases.append(Case(f"others, {dtype}", typed(OTHERS, dtype), ((4, 33), (33,), (4, 1))))
-        if dtype.startswith("u"):
-            cases.append(Case(f"shifts, {dtype}", typed(SHIFTS, dtype), ((4, 33), (33,))))
-        info = np.iinfo(NUMPY_DTYPES[dtype])
-        ends = f"(T x) => (T y, T z) {{ y = Add(x, {info.max}) z = Max(y, {info.min}) }}"
-        cases.append(Case(f"ends of the range, {dtype}", typed(ends, dtype), ((77,),), "whole range"))
-        to = "".join(f" v{i} = Cast<to={other}>(x)" for i, other in enumerate(INTEGERS))
-        results = ", ".join(f"{other} v{i}" for i, other in enumerate(INTEGERS))
-        cases.append(Case(f"casts of {dtype}", f"({dtype} x) => ({results}) {{{to} }}", ((77,),), "whole range"))
-        up = f"({dtype} x) => (float f, double d, bool b) {{ f = Cast<to=float>(x) d = Cast<to=double>(x) "
-        exact = ("f", "d")
-        cases.append(Case(f"{dtype} to floating", up + "b = Cast<to=bool>(x) }", ((77,),), "whole range", exact))
-        down = f"(float x) => ({dtype} y) {{ a = Abs(x) y = Cast<to={dtype}>(a) }}"
-        cases.append(Case(f"float to {dtype}", down, ((77,),)))
-    return cases
+  cases = []
+  for dtype in INTEGERS:
+    for values in ("normal", "whole range"):
+      shapes = ((4, 33), (33,), (4, 1))
+      cases.append(Case(f"whole numbers, {dtype}, {values}", typed(WHOLE, dtype), shapes, values))
+      cases.append(Case(f"bits, {dtype}, {values}", typed(BITS, dtype), ((4, 33), (33,)), values))
+    cases.append(Case(f"others, {dtype}", typed(OTHERS, dtype), ((4, 33), (33,), (4, 1))))
+    if dtype.startswith("u"):
+      cases.append(Case(f"shifts, {dtype}", typed(SHIFTS, dtype), ((4, 33), (33,))))
+    info = np.iinfo(NUMPY_DTYPES[dtype])
+    ends = f"(T x) => (T y, T z) {{ y = Add(x, {info.max}) z = Max(y, {info.min}) }}"
+    cases.append(Case(f"ends of the range, {dtype}", typed(ends, dtype), ((77,),), "whole range"))
+    to = "".join(f" v{i} = Cast<to={other}>(x)" for i, other in enumerate(INTEGERS))
+    results = ", ".join(f"{other} v{i}" for i, other in enumerate(INTEGERS))
+    cases.append(Case(f"casts of {dtype}", f"({dtype} x) => ({results}) {{{to} }}", ((77,),), "whole range"))
+    up = f"({dtype} x) => (float f, double d, bool b) {{ f = Cast<to=float>(x) d = Cast<to=double>(x) "
+    exact = ("f", "d")
+    cases.append(Case(f"{dtype} to floating", up + "b = Cast<to=bool>(x) }", ((77,),), "whole range", exact))
+    down = f"(float x) => ({dtype} y) {{ a = Abs(x) y = Cast<to={dtype}>(a) }}"
+    cases.append(Case(f"float to {dtype}", down, ((77,),)))
+  return cases
 
 
 _UNARY = """Neg Abs Sign Floor Ceil Round Relu Sqrt Exp Sin Cos Tan Atan Sinh Cosh Tanh Asinh Erf Sigmoid Softplus
@@ -268,32 +268,32 @@ UNARY = _UNARY.split()
 
 
 def _functions() -> list[Case]:
-    cases = []
-    for dtype in FLOATING:
-        for number, first in enumerate(range(0, len(UNARY), 8)):
-            names = UNARY[first : first + 8]
-            statements = "".join(f" v{i} = {name}({'a' if name == 'Sqrt' else 'x'})" for i, name in enumerate(names))
-            wanted = "".join(f", T v{i}" for i in range(len(names)))
-            text = f"(T x) => (T a{wanted}) {{ a = Abs(x){statements} }}"
-            cases.append(Case(f"functions {number}, {dtype}", typed(text, dtype), ((515,),)))
-        domains = """(T x) => (T a, T b, T c, T d, T e, T f, T g) {
+  cases = []
+  for dtype in FLOATING:
+    for number, first in enumerate(range(0, len(UNARY), 8)):
+      names = UNARY[first : first + 8]
+      statements = "".join(f" v{i} = {name}({'a' if name == 'Sqrt' else 'x'})" for i, name in enumerate(names))
+      wanted = "".join(f", T v{i}" for i in range(len(names)))
+      text = f"(T x) => (T a{wanted}) {{ a = Abs(x){statements} }}"
+      cases.append(Case(f"functions {number}, {dtype}", typed(text, dtype), ((515,),)))
+    domains = """(T x) => (T a, T b, T c, T d, T e, T f, T g) {
           t = Tanh(x) p = Abs(x) q = Add(p, 1)
           a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
         }"""
-        cases.append(Case(f"functions of domains, {dtype}", typed(domains, dtype), ((515,),)))
-    for dtype in ("float16", "float"):  # ONNX Runtime has no Erf of double
-        cases.append(Case(f"Gelu written with Erf, {dtype}", typed(ERF_GELU, dtype), (FULL,)))
-    return cases
+    cases.append(Case(f"functions of domains, {dtype}", typed(domains, dtype), ((515,),)))
+  for dtype in ("float16", "float"):  # ONNX Runtime has no Erf of double
+    cases.append(Case(f"Gelu written with Erf, {dtype}", typed(ERF_GELU, dtype), (FULL,)))
+  return cases
 
 
 # What every operator makes of NaN and infinities, in any place: a maximum in one instruction is one that drops NaN.
 SPECIAL_UNARY = (*UNARY, "Asin", "Acos", "Log", "Reciprocal", "Acosh", "Atanh")
 SPECIAL_OTHERS = (
-    """(T x, T r) => (T a, T b, T c, T d, T e, T f, T g, T h, T i, T j, T k) {
+  """(T x, T r) => (T a, T b, T c, T d, T e, T f, T g, T h, T i, T j, T k) {
       a = Add(x, r) b = Sub(x, r) c = Mul(x, r) d = Div(x, r) e = Mod<fmod=1>(x, r) f = Pow(x, r)
       g = Min(x, r) h = Max(x, r) i = PRelu(x, r) j = Max(x, 1) k = Min(1, x)
     }""",
-    """(T x, T r) => (T a, T b, T c, bool d, bool e, bool f, bool g, bool h, T i) {
+  """(T x, T r) => (T a, T b, T c, bool d, bool e, bool f, bool g, bool h, T i) {
       a = Clip(x, -1, 1) b = Clip(x, -inf, 1) c = Clip(x, -1, inf)
       d = Equal(x, r) e = Less(x, r) f = LessOrEqual(x, r) g = Greater(x, r) h = GreaterOrEqual(x, r) i = Where(e, x, r)
     }""",
@@ -301,27 +301,25 @@ SPECIAL_OTHERS = (
 
 
 def _special() -> list[Case]:
-    texts = []
-    for first in range(0, len(SPECIAL_UNARY), 8):
-        names = SPECIAL_UNARY[first : first + 8]
-        statements = "".join(f" v{i} = {name}(x)" for i, name in enumerate(names))
-        wanted = ", ".join(f"T v{i}" for i in range(len(names)))
-        texts.append((f"{names[0]} to {names[-1]}", f"(T x) => ({wanted}) {{{statements} }}", ((515,),)))
-    texts += [(f"others {i}", text, ((515,), (515,))) for i, text in enumerate(SPECIAL_OTHERS)]
-    return [
-        Case(f"NaN and infinities, {name}, {dtype}", typed(text, dtype), shapes, "special")
-        for name, text, shapes in texts
-        for dtype in FLOATING
-    ]
+  texts = []
+  for first in range(0, len(SPECIAL_UNARY), 8):
+    names = SPECIAL_UNARY[first : first + 8]
+    statements = "".join(f" v{i} = {name}(x)" for i, name in enumerate(names))
+    wanted = ", ".join(f"T v{i}" for i in range(len(names)))
+    texts.append((f"{names[0]} to {names[-1]}", f"(T x) => ({wanted}) {{{statements} }}", ((515,),)))
+  texts += [(f"others {i}", text, ((515,), (515,))) for i, text in enumerate(SPECIAL_OTHERS)]
+  return [
+    Case(f"NaN and infinities, {name}, {dtype}", typed(text, dtype), shapes, "special")
+    for name, text, shapes in texts
+    for dtype in FLOATING
+  ]
 
 
 def _values() -> list[Case]:
-    cases = []
-    shape = (8, 515)
-    exact = (
-        "(T x, T r) => (T s, T n, T a, T m, T c) { s = Add(x, r) n = Neg(x) a = Abs(r) m = Max(x, r) c = Min(x, r) }"
-    )
-    special = """(T x) => (T y, T z, T r, T c, bool n, bool i, bool p) {
+  cases = []
+  shape = (8, 515)
+  exact = "(T x, T r) => (T s, T n, T a, T m, T c) { s = Add(x, r) n = Neg(x) a = Abs(r) m = Max(x, r) c = Min(x, r) }"
+  special = """(T x) => (T y, T z, T r, T c, bool n, bool i, bool p) {
       n = IsNaN(x)
       i = IsInf(x)
       p = IsInf<detect_negative=0>(x)
@@ -330,63 +328,61 @@ def _values() -> list[Case]:
       r = Relu(x)
       c = Clip(x, -1, 1)
     }"""
-    for dtype in FLOATING:
-        for values in ("normal", "large", "denormal", "negative zero", "special rows"):
-            # The sum of two numbers rounds to the same bits from float32 as from float64, in every dtype.
-            names = ("s", "n", "a") if values == "negative zero" else ("s", "n", "a", "m", "c")
-            cases.append(Case(f"exact, {values}, {dtype}", typed(exact, dtype), (shape, shape), values, names))
-        cases.append(Case(f"special, {dtype}", typed(special, dtype), (shape,), "special rows"))
-        overflow = "(T x) => (T y) { t = Mul(x, 1e30) y = Mul(t, 1e30) }"
-        cases.append(Case(f"results overflow to infinity, {dtype}", typed(overflow, dtype), (shape,), "large"))
-    wide = "(float16 x) => (float16 y) { t = Mul(x, 1000) y = Div(t, 1000) }"
-    cases.append(Case("no overflow between statements", wide, (shape,), "large"))
-    cases.append(
-        Case("denormals of float stay", "(float x) => (float s) { s = Add(x, x) }", (shape,), "denormal float", ("s",))
-    )
-    return cases
+  for dtype in FLOATING:
+    for values in ("normal", "large", "denormal", "negative zero", "special rows"):
+      # The sum of two numbers rounds to the same bits from float32 as from float64, in every dtype.
+      names = ("s", "n", "a") if values == "negative zero" else ("s", "n", "a", "m", "c")
+      cases.append(Case(f"exact, {values}, {dtype}", typed(exact, dtype), (shape, shape), values, names))
+    cases.append(Case(f"special, {dtype}", typed(special, dtype), (shape,), "special rows"))
+    overflow = "(T x) => (T y) { t = Mul(x, 1e30) y = Mul(t, 1e30) }"
+    cases.append(Case(f"results overflow to infinity, {dtype}", typed(overflow, dtype), (shape,), "large"))
+  wide = "(float16 x) => (float16 y) { t = Mul(x, 1000) y = Div(t, 1000) }"
+  cases.append(Case("no overflow between statements", wide, (shape,), "large"))
+  cases.append(
+    Case("denormals of float stay", "(float x) => (float s) { s = Add(x, x) }", (shape,), "denormal float", ("s",))
+  )
+  return cases
 
 
 def _limits() -> list[Case]:
-    cases = []
-    for dtype in ("float16", "float", "double"):
-        names = [f"p{i}" for i in range(32)]
-        text = f"({', '.join(f'T {name}' for name in names)}) => (T y) {{ s1 = Add(p0, p1)"
-        text += "".join(f" s{i} = Add(s{i - 1}, p{i})" for i in range(2, 32)) + " y = Neg(s31) }"
-        shapes = tuple((4, 129) if i % 3 == 0 else (129,) if i % 3 == 1 else (4, 1) for i in range(32))
-        cases.append(Case(f"32 parameters, {dtype}", typed(text, dtype), shapes))
-        results = ", ".join(f"T r{i}" for i in range(16))
-        text = f"(T x) => ({results}) {{ r0 = Neg(x)"
-        text += "".join(f" r{i} = Add(r{i - 1}, {i})" for i in range(1, 16)) + " }"
-        cases.append(Case(f"16 results, {dtype}", typed(text, dtype), ((4, 129),)))
-        text = "(T x) => (T s255) { s0 = Mul(x, 0.5)"
-        text += (
-            "".join(f" s{i} = {('Add', 'Sub')[i % 2]}(s{i - 1}, {('x', 0.25)[i % 2]})" for i in range(1, 256)) + " }"
-        )
-        cases.append(Case(f"256 statements, {dtype}", typed(text, dtype), ((4, 129),)))
-    return cases
+  cases = []
+  for dtype in ("float16", "float", "double"):
+    names = [f"p{i}" for i in range(32)]
+    text = f"({', '.join(f'T {name}' for name in names)}) => (T y) {{ s1 = Add(p0, p1)"
+    text += "".join(f" s{i} = Add(s{i - 1}, p{i})" for i in range(2, 32)) + " y = Neg(s31) }"
+    shapes = tuple((4, 129) if i % 3 == 0 else (129,) if i % 3 == 1 else (4, 1) for i in range(32))
+    cases.append(Case(f"32 parameters, {dtype}", typed(text, dtype), shapes))
+    results = ", ".join(f"T r{i}" for i in range(16))
+    text = f"(T x) => ({results}) {{ r0 = Neg(x)"
+    text += "".join(f" r{i} = Add(r{i - 1}, {i})" for i in range(1, 16)) + " }"
+    cases.append(Case(f"16 results, {dtype}", typed(text, dtype), ((4, 129),)))
+    text = "(T x) => (T s255) { s0 = Mul(x, 0.5)"
+    text += "".join(f" s{i} = {('Add', 'Sub')[i % 2]}(s{i - 1}, {('x', 0.25)[i % 2]})" for i in range(1, 256)) + " }"
+    cases.append(Case(f"256 statements, {dtype}", typed(text, dtype), ((4, 129),)))
+  return cases
 
 
 def _sizes() -> list[Case]:
-    return [
-        Case(f"{count} elements, {dtype}", typed(SUM_RELU, dtype), ((count,), (count,)))
-        for count in (1, 3, 7, 8, 9, 31, 33, 255, 1023, 4097, 65537)
-        for dtype in ("float16", "float")
-    ]
+  return [
+    Case(f"{count} elements, {dtype}", typed(SUM_RELU, dtype), ((count,), (count,)))
+    for count in (1, 3, 7, 8, 9, 31, 33, 255, 1023, 4097, 65537)
+    for dtype in ("float16", "float")
+  ]
 
 
 CASES: tuple[Case, ...] = (*_programs(), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
 
 # Enough elements for every core and every block.
 LARGE_CASES: tuple[Case, ...] = tuple(
-    Case(f"large: {name}, {dtype}", typed(text, dtype), shapes)
-    for name, text, shapes in (
-        ("contiguous", SUM_RELU, ((1 << 20,), (1 << 20,))),
-        ("odd", SUM_RELU, ((1021, 1031), (1021, 1031))),
-        ("rows", LERP, ((1024, 1031), (1031,), ())),
-        ("columns", LERP, ((1024, 1031), (1024, 1), (1024, 1))),
-        ("channels", LERP, ((8, 64, 47, 47), (64, 1, 1), (8, 1, 47, 47))),
-    )
-    for dtype in ("float16", "float")
+  Case(f"large: {name}, {dtype}", typed(text, dtype), shapes)
+  for name, text, shapes in (
+    ("contiguous", SUM_RELU, ((1 << 20,), (1 << 20,))),
+    ("odd", SUM_RELU, ((1021, 1031), (1021, 1031))),
+    ("rows", LERP, ((1024, 1031), (1031,), ())),
+    ("columns", LERP, ((1024, 1031), (1024, 1), (1024, 1))),
+    ("channels", LERP, ((8, 64, 47, 47), (64, 1, 1), (8, 1, 47, 47))),
+  )
+  for dtype in ("float16", "float")
 )
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
@@ -394,10 +390,10 @@ assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
 
 # What the operands of LERP become from run to run: other sizes, other broadcast axes.
 CHANGING: tuple[tuple[Shape, ...], ...] = (
-    ((3, 5, 7), (3, 5, 7), (5, 7)),
-    ((3, 1, 7), (1, 5, 1), (1, 7)),
-    ((1, 1, 1), (3, 5, 7), (5, 1)),
-    ((3, 5, 7), (3, 5, 7), (1, 1)),
-    ((2, 0, 7), (2, 1, 1), (1, 7)),
-    ((1, 1, 1), (1, 1, 1), (1, 1)),
+  ((3, 5, 7), (3, 5, 7), (5, 7)),
+  ((3, 1, 7), (1, 5, 1), (1, 7)),
+  ((1, 1, 1), (3, 5, 7), (5, 1)),
+  ((3, 5, 7), (3, 5, 7), (1, 1)),
+  ((2, 0, 7), (2, 1, 1), (1, 7)),
+  ((1, 1, 1), (1, 1, 1), (1, 1)),
 )

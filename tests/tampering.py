@@ -30,23 +30,23 @@ PAYLOADS = [
 
 
 def tampered(every: int = 1) -> Iterator[str]:
-    """The program with each payload behind each token and in its place; of these texts one in `every`."""
-    for number, (token, payload) in enumerate(product(TOKENS, PAYLOADS)):
-        behind = f"{PROGRAM[: token.end()]} {payload} {PROGRAM[token.end() :]}"
-        instead = f"{PROGRAM[: token.start()]}{payload}{PROGRAM[token.end() :]}"
-        if number % every == 0:
-            yield from (text for text in (behind, instead) if text != PROGRAM)
+  """The program with each payload behind each token and in its place; of these texts one in `every`."""
+  for number, (token, payload) in enumerate(product(TOKENS, PAYLOADS)):
+    behind = f"{PROGRAM[: token.end()]} {payload} {PROGRAM[token.end() :]}"
+    instead = f"{PROGRAM[: token.start()]}{payload}{PROGRAM[token.end() :]}"
+    if number % every == 0:
+      yield from (text for text in (behind, instead) if text != PROGRAM)
 
 
 def mangled(text: str, rng: np.random.Generator) -> str:
-    """The text with characters changed, dropped or doubled at one to three places."""
-    made = list(text)
-    for _ in range(int(rng.integers(1, 4))):
-        at, what = int(rng.integers(len(made))), int(rng.integers(3))
-        if what == 0:
-            made[at] = str(rng.choice(list('"#\\/;{}()<>=,.-+eE09aZ_ \n\0')))
-        elif what == 1:
-            del made[at : at + int(rng.integers(1, 12))]
-        else:
-            made[at:at] = made[at : at + int(rng.integers(1, 30))]
-    return "".join(made)
+  """The text with characters changed, dropped or doubled at one to three places."""
+  made = list(text)
+  for _ in range(int(rng.integers(1, 4))):
+    at, what = int(rng.integers(len(made))), int(rng.integers(3))
+    if what == 0:
+      made[at] = str(rng.choice(list('"#\\/;{}()<>=,.-+eE09aZ_ \n\0')))
+    elif what == 1:
+      del made[at : at + int(rng.integers(1, 12))]
+    else:
+      made[at:at] = made[at : at + int(rng.integers(1, 30))]
+  return "".join(made)

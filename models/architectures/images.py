@@ -62,172 +62,172 @@ SPELLED_OUT = ("Hiera", "Nest", "Beit", "Eva")
 
 
 def timm_network(module: str, name: str, arguments: dict[str, Any]) -> nn.Module:
-    """A network of timm with five classes. Neither exporter writes torch's own attention in every rank."""
-    import_module("timm.layers").set_fused_attn(name not in SPELLED_OUT)
-    found = import_module(f"timm.models.{module}")
-    blocks = {"basic": "BasicBlock", "bottleneck": "Bottleneck"}
-    if "block" in arguments:
-        arguments = arguments | {"block": getattr(found, blocks[arguments["block"]])}
-    return getattr(found, name)(**arguments, num_classes=5)
+  """A network of timm with five classes. Neither exporter writes torch's own attention in every rank."""
+  import_module("timm.layers").set_fused_attn(name not in SPELLED_OUT)
+  found = import_module(f"timm.models.{module}")
+  blocks = {"basic": "BasicBlock", "bottleneck": "Bottleneck"}
+  if "block" in arguments:
+    arguments = arguments | {"block": getattr(found, blocks[arguments["block"]])}
+  return getattr(found, name)(**arguments, num_classes=5)
 
 
 def timm_configured(module: str, name: str, config: str, **arguments: Any) -> nn.Module:
-    """A network of timm that takes its structure as an object of class `config`."""
-    found = import_module(f"timm.models.{module}")
-    given = {"img_size": arguments.pop("img_size")} if "img_size" in arguments else {}
-    return getattr(found, name)(getattr(found, config)(**arguments), num_classes=5, **given)
+  """A network of timm that takes its structure as an object of class `config`."""
+  found = import_module(f"timm.models.{module}")
+  given = {"img_size": arguments.pop("img_size")} if "img_size" in arguments else {}
+  return getattr(found, name)(getattr(found, config)(**arguments), num_classes=5, **given)
 
 
 def nfnet() -> nn.Module:
-    """Standardised weights, no norms; squeeze and excitation."""
-    return timm_configured("nfnet", "NormFreeNet", "NfCfg", depths=(1, 1), channels=(8, 16), stem_chs=8, group_size=4,
-                           attn_layer="se", attn_kwargs={"rd_ratio": 0.5}, num_features=16)  # fmt: skip
+  """Standardised weights, no norms; squeeze and excitation."""
+  return timm_configured("nfnet", "NormFreeNet", "NfCfg", depths=(1, 1), channels=(8, 16), stem_chs=8, group_size=4,
+                         attn_layer="se", attn_kwargs={"rd_ratio": 0.5}, num_features=16)  # fmt: skip
 
 
 def coatnet() -> nn.Module:
-    """Blocks of convolutions, then of attention with relative positions."""
-    from timm.models.maxxvit import MaxxVitConvCfg, MaxxVitTransformerCfg
+  """Blocks of convolutions, then of attention with relative positions."""
+  from timm.models.maxxvit import MaxxVitConvCfg, MaxxVitTransformerCfg
 
-    return timm_configured(
-        "maxxvit", "MaxxVit", "MaxxVitCfg", img_size=32, embed_dim=(8, 16), depths=(1, 1), block_type=("C", "T"),
-        stem_width=8, conv_cfg=MaxxVitConvCfg(expand_ratio=2.0), transformer_cfg=MaxxVitTransformerCfg(dim_head=8),
-    )  # fmt: skip
+  return timm_configured(
+      "maxxvit", "MaxxVit", "MaxxVitCfg", img_size=32, embed_dim=(8, 16), depths=(1, 1), block_type=("C", "T"),
+      stem_width=8, conv_cfg=MaxxVitConvCfg(expand_ratio=2.0), transformer_cfg=MaxxVitTransformerCfg(dim_head=8),
+  )  # fmt: skip
 
 
 def maxvit() -> nn.Module:
-    """Attention in windows and in grids."""
-    from timm.models.maxxvit import MaxxVitConvCfg, MaxxVitTransformerCfg
+  """Attention in windows and in grids."""
+  from timm.models.maxxvit import MaxxVitConvCfg, MaxxVitTransformerCfg
 
-    attention = MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), grid_size=(4, 4))
-    return timm_configured(
-        "maxxvit", "MaxxVit", "MaxxVitCfg", img_size=32, embed_dim=(8,), depths=(1,), block_type=("M",), stem_width=8,
-        conv_cfg=MaxxVitConvCfg(expand_ratio=2.0), transformer_cfg=attention,
-    )  # fmt: skip
+  attention = MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), grid_size=(4, 4))
+  return timm_configured(
+      "maxxvit", "MaxxVit", "MaxxVitCfg", img_size=32, embed_dim=(8,), depths=(1,), block_type=("M",), stem_width=8,
+      conv_cfg=MaxxVitConvCfg(expand_ratio=2.0), transformer_cfg=attention,
+  )  # fmt: skip
 
 
 def byob(*blocks: dict[str, Any], **arguments: Any) -> nn.Module:
-    """A network of timm's blocks."""
-    from timm.models.byobnet import ByoBlockCfg
+  """A network of timm's blocks."""
+  from timm.models.byobnet import ByoBlockCfg
 
-    made = tuple(ByoBlockCfg(d=1, **block) for block in blocks)
-    return timm_configured("byobnet", "ByobNet", "ByoModelCfg", blocks=made, stem_chs=8, **arguments)
+  made = tuple(ByoBlockCfg(d=1, **block) for block in blocks)
+  return timm_configured("byobnet", "ByobNet", "ByoModelCfg", blocks=made, stem_chs=8, **arguments)
 
 
 def halonet() -> nn.Module:
-    """Attention over neighbourhoods of blocks."""
-    attention = {"block_size": 4, "halo_size": 1, "num_heads": 2}
-    return byob({"type": "bottle", "c": 8, "s": 1}, {"type": "self_attn", "c": 16, "s": 1}, stem_pool="",
-                self_attn_layer="halo", self_attn_kwargs=attention)  # fmt: skip
+  """Attention over neighbourhoods of blocks."""
+  attention = {"block_size": 4, "halo_size": 1, "num_heads": 2}
+  return byob({"type": "bottle", "c": 8, "s": 1}, {"type": "self_attn", "c": 16, "s": 1}, stem_pool="",
+              self_attn_layer="halo", self_attn_kwargs=attention)  # fmt: skip
 
 
 def mobilevit() -> nn.Module:
-    """Convolutions around a transformer of unfolded patches."""
-    attention = {"transformer_dim": 16, "transformer_depth": 1, "num_heads": 2, "mlp_ratio": 2.0, "patch_size": 2}
-    return byob({"type": "bottle", "c": 8, "s": 2}, {"type": "mobilevit", "c": 16, "s": 1, "block_kwargs": attention},
-                stem_pool="", act_layer="silu")  # fmt: skip
+  """Convolutions around a transformer of unfolded patches."""
+  attention = {"transformer_dim": 16, "transformer_depth": 1, "num_heads": 2, "mlp_ratio": 2.0, "patch_size": 2}
+  return byob({"type": "bottle", "c": 8, "s": 2}, {"type": "mobilevit", "c": 16, "s": 1, "block_kwargs": attention},
+              stem_pool="", act_layer="silu")  # fmt: skip
 
 
 class Branches(nn.Module):
-    """What HRNet's branches come to."""
+  """What HRNet's branches come to."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.body = import_module("timm.models.hrnet").HighResolutionNet(config, head="")
+  def __init__(self, config: dict[str, Any]) -> None:
+    super().__init__()
+    self.body = import_module("timm.models.hrnet").HighResolutionNet(config, head="")
 
-    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """A tensor for each resolution."""
-        return tuple(self.body.forward_features(image))
+  def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A tensor for each resolution."""
+    return tuple(self.body.forward_features(image))
 
 
 def hrnet() -> nn.Module:
-    """Branches of several resolutions that add each other's resized values."""
+  """Branches of several resolutions that add each other's resized values."""
 
-    def stage(block: str, *channels: int) -> dict[str, Any]:
-        return {"num_modules": 1, "num_branches": len(channels), "num_blocks": (1,) * len(channels),
-                "num_channels": channels, "block_type": block, "fuse_method": "SUM"}  # fmt: skip
+  def stage(block: str, *channels: int) -> dict[str, Any]:
+    return {"num_modules": 1, "num_branches": len(channels), "num_blocks": (1,) * len(channels),
+            "num_channels": channels, "block_type": block, "fuse_method": "SUM"}  # fmt: skip
 
-    config = {"stem_width": 8, "stage1": stage("BOTTLENECK", 4), "stage2": stage("BASIC", 4, 8),
-              "stage3": stage("BASIC", 4, 8, 8), "stage4": stage("BASIC", 4, 8, 8, 8)}  # fmt: skip
-    return Branches(config)
+  config = {"stem_width": 8, "stage1": stage("BOTTLENECK", 4), "stage2": stage("BASIC", 4, 8),
+            "stage3": stage("BASIC", 4, 8, 8), "stage4": stage("BASIC", 4, 8, 8, 8)}  # fmt: skip
+  return Branches(config)
 
 
 def densenet() -> nn.Module:
-    """Concatenated values behind norms."""
-    from torchvision.models import DenseNet
+  """Concatenated values behind norms."""
+  from torchvision.models import DenseNet
 
-    return DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2, num_classes=5)
+  return DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2, num_classes=5)
 
 
 def regnet() -> nn.Module:
-    """Grouped convolutions with squeeze and excitation."""
-    from torchvision.models.regnet import BlockParams, RegNet
+  """Grouped convolutions with squeeze and excitation."""
+  from torchvision.models.regnet import BlockParams, RegNet
 
-    params = BlockParams([1, 1], [8, 16], [4, 8], [1.0, 1.0], [2, 2], 0.25)
-    return RegNet(params, num_classes=5, stem_width=8)
+  params = BlockParams([1, 1], [8, 16], [4, 8], [1.0, 1.0], [2, 2], 0.25)
+  return RegNet(params, num_classes=5, stem_width=8)
 
 
 def shufflenet() -> nn.Module:
-    """Halves of channels that change places."""
-    from torchvision.models import ShuffleNetV2
+  """Halves of channels that change places."""
+  from torchvision.models import ShuffleNetV2
 
-    return ShuffleNetV2([2, 1, 1], [8, 8, 16, 16, 16], num_classes=5)
+  return ShuffleNetV2([2, 1, 1], [8, 8, 16, 16, 16], num_classes=5)
 
 
 def squeezenet() -> nn.Module:
-    """Fire modules, a convolution as the classifier."""
-    from torchvision.models.squeezenet import Fire
+  """Fire modules, a convolution as the classifier."""
+  from torchvision.models.squeezenet import Fire
 
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(8, 4, 8, 8),
-                         Fire(16, 4, 8, 8), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(16, 5, 1), nn.ReLU(),
-                         nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten())  # fmt: skip
+  return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(8, 4, 8, 8),
+                       Fire(16, 4, 8, 8), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(16, 5, 1), nn.ReLU(),
+                       nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten())  # fmt: skip
 
 
 def googlenet() -> nn.Module:
-    """Branches of several filters, one of them behind a pool, concatenated."""
-    from torchvision.models.googlenet import BasicConv2d, Inception
+  """Branches of several filters, one of them behind a pool, concatenated."""
+  from torchvision.models.googlenet import BasicConv2d, Inception
 
-    return nn.Sequential(BasicConv2d(3, 8, kernel_size=7, stride=2, padding=3), nn.MaxPool2d(3, 2, ceil_mode=True),
-                         nn.LocalResponseNorm(3), Inception(8, 4, 4, 8, 4, 8, 4), Inception(24, 4, 4, 8, 4, 8, 4),
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))  # fmt: skip
+  return nn.Sequential(BasicConv2d(3, 8, kernel_size=7, stride=2, padding=3), nn.MaxPool2d(3, 2, ceil_mode=True),
+                       nn.LocalResponseNorm(3), Inception(8, 4, 4, 8, 4, 8, 4), Inception(24, 4, 4, 8, 4, 8, 4),
+                       nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))  # fmt: skip
 
 
 def video_resnet() -> nn.Module:
-    """Convolutions over space, then over time, in three dimensions."""
+  """Convolutions over space, then over time, in three dimensions."""
 
-    def block(channels: int, out: int, stride: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv3d(channels, out, (1, 3, 3), (1, stride, stride), (0, 1, 1), bias=False),
-                             nn.BatchNorm3d(out), nn.ReLU(), nn.Conv3d(out, out, (3, 1, 1), 1, (1, 0, 0), bias=False),
-                             nn.BatchNorm3d(out), nn.ReLU())  # fmt: skip
+  def block(channels: int, out: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv3d(channels, out, (1, 3, 3), (1, stride, stride), (0, 1, 1), bias=False),
+                         nn.BatchNorm3d(out), nn.ReLU(), nn.Conv3d(out, out, (3, 1, 1), 1, (1, 0, 0), bias=False),
+                         nn.BatchNorm3d(out), nn.ReLU())  # fmt: skip
 
-    return nn.Sequential(block(3, 8, 2), nn.MaxPool3d(2), block(8, 8, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
-                         nn.Linear(8, 5))  # fmt: skip
+  return nn.Sequential(block(3, 8, 2), nn.MaxPool3d(2), block(8, 8, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
+                       nn.Linear(8, 5))  # fmt: skip
 
 
 ANY_SIZE = image(32, (48, 64))
 
 NETWORKS: dict[str, Network] = {
-    "hrnet": Network(hrnet, image(32, (64, 96))),
-    "nfnet": Network(nfnet, ANY_SIZE),
-    "coatnet": Network(coatnet, image(32)),
-    "maxvit": Network(maxvit, image(32)),
-    "halonet": Network(halonet, image(32)),
-    "mobilevit": Network(mobilevit, image(32)),
-    "densenet": Network(densenet, ANY_SIZE),
-    "regnet": Network(regnet, ANY_SIZE),
-    "shufflenet": Network(shufflenet, ANY_SIZE),
-    "squeezenet": Network(squeezenet, ANY_SIZE),
-    "googlenet": Network(googlenet, ANY_SIZE),
-    "video_resnet": Network(video_resnet, {"video": Input((1, 3, 4, 16, 16), sizes={0: 2, 2: 6})}),
+  "hrnet": Network(hrnet, image(32, (64, 96))),
+  "nfnet": Network(nfnet, ANY_SIZE),
+  "coatnet": Network(coatnet, image(32)),
+  "maxvit": Network(maxvit, image(32)),
+  "halonet": Network(halonet, image(32)),
+  "mobilevit": Network(mobilevit, image(32)),
+  "densenet": Network(densenet, ANY_SIZE),
+  "regnet": Network(regnet, ANY_SIZE),
+  "shufflenet": Network(shufflenet, ANY_SIZE),
+  "squeezenet": Network(squeezenet, ANY_SIZE),
+  "googlenet": Network(googlenet, ANY_SIZE),
+  "video_resnet": Network(video_resnet, {"video": Input((1, 3, 4, 16, 16), sizes={0: 2, 2: 6})}),
 }
 LIMITS: dict[str, dict[str, Any]] = {
-    "halonet": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript: Unfold of a padded value
-    "xcit": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript's file takes seconds to optimize
-    "pvt": {"dynamic": ("torchscript",)},  # dynamo: at another size ORT's own fusion of MatMul and scale fails
-    "volo": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript: Col2Im
+  "halonet": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript: Unfold of a padded value
+  "xcit": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript's file takes seconds to optimize
+  "pvt": {"dynamic": ("torchscript",)},  # dynamo: at another size ORT's own fusion of MatMul and scale fails
+  "volo": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript: Col2Im
 }
 for _name, (_where, _arguments) in TIMM.items():
-    _module, _, _class = _where.partition(".")
-    _inputs = image(_arguments["img_size"]) if "img_size" in _arguments else ANY_SIZE
-    NETWORKS[_name] = Network(partial(timm_network, _module, _class, _arguments), _inputs)
+  _module, _, _class = _where.partition(".")
+  _inputs = image(_arguments["img_size"]) if "img_size" in _arguments else ANY_SIZE
+  NETWORKS[_name] = Network(partial(timm_network, _module, _class, _arguments), _inputs)
 for _name, _limits in LIMITS.items():
-    NETWORKS[_name] = replace(NETWORKS[_name], **_limits)
+  NETWORKS[_name] = replace(NETWORKS[_name], **_limits)

@@ -32,26 +32,26 @@ PIXELS = {"pixel_values": Input((2, 3, 16, 16), sizes={0: 3})}
 
 
 def first(found: Any) -> Any:
-    """The first output."""
-    return found[0]
+  """The first output."""
+  return found[0]
 
 
 def network(model: str, names: tuple[str, ...], pick: Callable[[Any], Any], given: dict[str, Any],
             config: dict[str, Any]) -> nn.Module:  # fmt: skip
-    """A model of transformers as a function of tensors with these names; attention is spelled out."""
-    made = getattr(transformers, model)
-    settings = made.config_class(**config)
-    settings._attn_implementation, settings._experts_implementation = "eager", "batched_mm"
-    for each in vars(settings).values():
-        if isinstance(each, transformers.PreTrainedConfig):
-            each._attn_implementation = "eager"
-    return Picked(made(settings), names, pick, {"return_dict": False, **given})
+  """A model of transformers as a function of tensors with these names; attention is spelled out."""
+  made = getattr(transformers, model)
+  settings = made.config_class(**config)
+  settings._attn_implementation, settings._experts_implementation = "eager", "batched_mm"
+  for each in vars(settings).values():
+    if isinstance(each, transformers.PreTrainedConfig):
+      each._attn_implementation = "eager"
+  return Picked(made(settings), names, pick, {"return_dict": False, **given})
 
 
 def entry(model: str, inputs: dict[str, Input], config: dict[str, Any], *, pick: Callable[[Any], Any] = first,
           given: dict[str, Any] | None = None, **more: Any) -> Network:  # fmt: skip
-    """A line of the table."""
-    return Network(partial(network, model, tuple(inputs), pick, given or {}, config), inputs, **more)
+  """A line of the table."""
+  return Network(partial(network, model, tuple(inputs), pick, given or {}, config), inputs, **more)
 
 
 NO_CACHE = {"use_cache": False}

@@ -24,261 +24,261 @@ KEEPS_SHAPE = ("Cast", "Identity", "Relu", "Sigmoid", "Tanh", "Erf", "Gelu", "So
 
 
 class Scope:
-    """One graph, outermost or a body, while a pass works on it.
+  """One graph, outermost or a body, while a pass works on it.
 
-    Nodes stay in topological order throughout. `flush` writes them back to the graph.
+  Nodes stay in topological order throughout. `flush` writes them back to the graph.
+  """
+
+  def __init__(self, graph: gs.Graph, functions: frozenset[tuple[str, str]], names: set[str]) -> None:
+    self.graph = graph
+    self.opset: int = graph.opset or 0
+    self._functions = functions
+    self._names = names  # of all values and nodes of the model, shared by its scopes
+    self.slots: list[gs.Node | None] = list(graph.nodes)
+    self.position = {id(node): index for index, node in enumerate(graph.nodes)}
+    self._outputs = {id(tensor) for each in all_graphs(graph) for tensor in each.outputs}
+
+  # Nodes
+
+  def op(self, node: gs.Node) -> str:
+    """The operator: 'Add' for ai.onnx, 'com.microsoft::Gelu' for another domain.
+
+    '' for a local function's call, and for a node that is not as its operator is defined (graph/malformed.py).
     """
+    domain = "" if node.domain is None or node.domain in DEFAULT_DOMAINS else node.domain
+    if (domain, node.op) in self._functions:
+      return ""
+    if domain:
+      return f"{domain}::{node.op}"
+    return "" if is_malformed(node, self.opset) else str(node.op)
 
-    def __init__(self, graph: gs.Graph, functions: frozenset[tuple[str, str]], names: set[str]) -> None:
-        self.graph = graph
-        self.opset: int = graph.opset or 0
-        self._functions = functions
-        self._names = names  # of all values and nodes of the model, shared by its scopes
-        self.slots: list[gs.Node | None] = list(graph.nodes)
-        self.position = {id(node): index for index, node in enumerate(graph.nodes)}
-        self._outputs = {id(tensor) for each in all_graphs(graph) for tensor in each.outputs}
+  def producer(self, tensor: gs.Tensor) -> gs.Node | None:
+    """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value."""
+    return next((node for node in tensor.inputs if id(node) in self.position), None)
 
-    # Nodes
+  def consumers(self, tensor: gs.Tensor) -> list[gs.Node]:
+    """The nodes of this graph that read the tensor, each once, in order."""
+    found = {id(node): node for node in tensor.outputs if id(node) in self.position}
+    return sorted(found.values(), key=lambda node: self.position[id(node)])
 
-    def op(self, node: gs.Node) -> str:
-        """The operator: 'Add' for ai.onnx, 'com.microsoft::Gelu' for another domain.
+  def used_beyond(self, tensor: gs.Tensor, nodes: Iterable[gs.Node]) -> str:
+    """Who else needs the tensor, besides these nodes of this graph: a phrase for a report; '' if nobody."""
+    within = {id(node) for node in nodes}
+    if id(tensor) in self._outputs:
+      return f"'{tensor.name}' is a graph output"
+    for node in tensor.outputs:
+      if id(node) not in self.position:
+        return f"'{tensor.name}' is also used inside a body, by {label(node)}"
+      if id(node) not in within:
+        return f"'{tensor.name}' is also used by {label(node)}"
+    return ""
 
-        '' for a local function's call, and for a node that is not as its operator is defined (graph/malformed.py).
-        """
-        domain = "" if node.domain is None or node.domain in DEFAULT_DOMAINS else node.domain
-        if (domain, node.op) in self._functions:
-            return ""
-        if domain:
-            return f"{domain}::{node.op}"
-        return "" if is_malformed(node, self.opset) else str(node.op)
+  def depends_on(self, tensor: gs.Tensor, node: gs.Node) -> bool:
+    """Whether the tensor can only be computed after `node`, a node of this graph."""
+    first = self.position[id(node)]
+    stack, seen = [tensor], set()
+    while stack:
+      for producer in stack.pop().inputs:
+        at = self.position.get(id(producer), -1)
+        if producer is node:
+          return True
+        if at > first and at not in seen:
+          seen.add(at)
+          stack.extend(tensors_read(producer))
+    return False
 
-    def producer(self, tensor: gs.Tensor) -> gs.Node | None:
-        """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value."""
-        return next((node for node in tensor.inputs if id(node) in self.position), None)
+  # Values
 
-    def consumers(self, tensor: gs.Tensor) -> list[gs.Node]:
-        """The nodes of this graph that read the tensor, each once, in order."""
-        found = {id(node): node for node in tensor.outputs if id(node) in self.position}
-        return sorted(found.values(), key=lambda node: self.position[id(node)])
+  def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> npt.NDArray[Any] | None:
+    """The value, if it is a constant of at most so many elements that no caller may override; else None."""
+    if not isinstance(tensor, gs.Constant):
+      producer = self.producer(tensor)
+      if producer is None or self.op(producer) != "Constant":
+        return None
+      return held_by(producer, elements)
+    return value_of(tensor, elements)
 
-    def used_beyond(self, tensor: gs.Tensor, nodes: Iterable[gs.Node]) -> str:
-        """Who else needs the tensor, besides these nodes of this graph: a phrase for a report; '' if nobody."""
-        within = {id(node) for node in nodes}
-        if id(tensor) in self._outputs:
-            return f"'{tensor.name}' is a graph output"
-        for node in tensor.outputs:
-            if id(node) not in self.position:
-                return f"'{tensor.name}' is also used inside a body, by {label(node)}"
-            if id(node) not in within:
-                return f"'{tensor.name}' is also used by {label(node)}"
-        return ""
+  def is_constant(self, tensor: gs.Tensor) -> bool:
+    """Whether the value is a constant of any size."""
+    producer = self.producer(tensor)
+    return isinstance(tensor, gs.Constant) or (producer is not None and self.op(producer) == "Constant")
 
-    def depends_on(self, tensor: gs.Tensor, node: gs.Node) -> bool:
-        """Whether the tensor can only be computed after `node`, a node of this graph."""
-        first = self.position[id(node)]
-        stack, seen = [tensor], set()
-        while stack:
-            for producer in stack.pop().inputs:
-                at = self.position.get(id(producer), -1)
-                if producer is node:
-                    return True
-                if at > first and at not in seen:
-                    seen.add(at)
-                    stack.extend(tensors_read(producer))
-        return False
+  def scalar(self, tensor: gs.Tensor) -> float | None:
+    """The number that a constant with one element holds, whatever its rank and numeric dtype; else None."""
+    array = self.constant(tensor, 1)
+    if array is None or array.size != 1 or array.dtype == object or array.dtype.kind in "SUbc":
+      return None
+    return float(array.reshape(()).astype(np.float64))
 
-    # Values
+  def dtype(self, tensor: gs.Tensor) -> str | None:
+    """The dtype in the language of programs; None if unknown or not in it."""
+    return None if tensor.dtype is None else DTYPE_NAMES.get(np.dtype(tensor.dtype))
 
-    def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> npt.NDArray[Any] | None:
-        """The value, if it is a constant of at most so many elements that no caller may override; else None."""
-        if not isinstance(tensor, gs.Constant):
-            producer = self.producer(tensor)
-            if producer is None or self.op(producer) != "Constant":
-                return None
-            return held_by(producer, elements)
-        return value_of(tensor, elements)
+  def shape(self, tensor: gs.Tensor) -> Shape | None:
+    """The shape as far as it is known."""
+    return None if tensor.shape is None else tuple(tensor.shape)
 
-    def is_constant(self, tensor: gs.Tensor) -> bool:
-        """Whether the value is a constant of any size."""
-        producer = self.producer(tensor)
-        return isinstance(tensor, gs.Constant) or (producer is not None and self.op(producer) == "Constant")
+  def rank(self, tensor: gs.Tensor) -> int | None:
+    """The number of dimensions; None if unknown."""
+    return None if tensor.shape is None else len(tensor.shape)
 
-    def scalar(self, tensor: gs.Tensor) -> float | None:
-        """The number that a constant with one element holds, whatever its rank and numeric dtype; else None."""
-        array = self.constant(tensor, 1)
-        if array is None or array.size != 1 or array.dtype == object or array.dtype.kind in "SUbc":
-            return None
-        return float(array.reshape(()).astype(np.float64))
+  def same_shape(self, a: gs.Tensor, b: gs.Tensor) -> bool:
+    """Whether both have the same shape in every run."""
+    return equal(self.shape(a), self.shape(b)) or self._shape_root(a) is self._shape_root(b)
 
-    def dtype(self, tensor: gs.Tensor) -> str | None:
-        """The dtype in the language of programs; None if unknown or not in it."""
-        return None if tensor.dtype is None else DTYPE_NAMES.get(np.dtype(tensor.dtype))
+  def broadcasts_to(self, a: gs.Tensor, b: gs.Tensor) -> bool:
+    """Whether `a`, combined with `b`, surely gives b's shape."""
+    return broadcasts_to(self.shape(a), self.shape(b)) or self.same_shape(a, b)
 
-    def shape(self, tensor: gs.Tensor) -> Shape | None:
-        """The shape as far as it is known."""
-        return None if tensor.shape is None else tuple(tensor.shape)
+  def _shape_root(self, tensor: gs.Tensor) -> gs.Tensor:
+    """The value from which operators that keep the shape lead to this one."""
+    producer = self.producer(tensor)
+    while producer is not None and self.op(producer) in KEEPS_SHAPE and tensor is producer.outputs[0]:
+      tensor = producer.inputs[0]
+      producer = self.producer(tensor)
+    return tensor
 
-    def rank(self, tensor: gs.Tensor) -> int | None:
-        """The number of dimensions; None if unknown."""
-        return None if tensor.shape is None else len(tensor.shape)
+  # Edits
 
-    def same_shape(self, a: gs.Tensor, b: gs.Tensor) -> bool:
-        """Whether both have the same shape in every run."""
-        return equal(self.shape(a), self.shape(b)) or self._shape_root(a) is self._shape_root(b)
+  def unique(self, name: str) -> str:
+    """`name`, with a number if another value or node of the model has it.
 
-    def broadcasts_to(self, a: gs.Tensor, b: gs.Tensor) -> bool:
-        """Whether `a`, combined with `b`, surely gives b's shape."""
-        return broadcasts_to(self.shape(a), self.shape(b)) or self.same_shape(a, b)
+    ONNX Runtime loads no model in which two nodes have one name. So what an edit adds is named here or after a node
+    that it removes, never after a value alone: converters name nodes like their outputs.
+    """
+    found, number = name, 2
+    while found in self._names:
+      found, number = f"{name}_{number}", number + 1
+    self._names.add(found)
+    return found
 
-    def _shape_root(self, tensor: gs.Tensor) -> gs.Tensor:
-        """The value from which operators that keep the shape lead to this one."""
-        producer = self.producer(tensor)
-        while producer is not None and self.op(producer) in KEEPS_SHAPE and tensor is producer.outputs[0]:
-            tensor = producer.inputs[0]
-            producer = self.producer(tensor)
-        return tensor
+  def replace(self, old: Sequence[gs.Node], new: gs.Node | Sequence[gs.Node], outputs: Sequence[gs.Tensor]) -> None:
+    """Puts `new`, one node or as many as `old` at most, in the place of `old`; the last takes over their `outputs`.
 
-    # Edits
+    Between the first and the last of `old`, what `new` needs moves before it and the rest after it, so nothing
+    that it needs may depend on it.
+    """
+    made = [new] if isinstance(new, gs.Node) else list(new)
+    at = [self.position[id(node)] for node in old]
+    low, high = min(at), max(at)
+    for node in old:
+      self.remove(node)
+    made[-1].outputs.extend(outputs)
+    between = [node for node in self.slots[low : high + 1] if node is not None]
+    needed = set().union(*(self._ancestors(node, low) for node in made))
+    before = [node for node in between if id(node) in needed]
+    after = [node for node in between if id(node) not in needed]
+    ordered = [*before, *made, *after]
+    self.slots[low : high + 1] = ordered + [None] * (high + 1 - low - len(ordered))
+    self.position.update({id(node): low + index for index, node in enumerate(ordered)})
 
-    def unique(self, name: str) -> str:
-        """`name`, with a number if another value or node of the model has it.
+  def _ancestors(self, node: gs.Node, low: int) -> set[int]:
+    """The ids of the nodes from position `low` on that `node` needs."""
+    found: set[int] = set()
+    stack = [node]
+    while stack:
+      for tensor in tensors_read(stack.pop()):
+        for producer in tensor.inputs:
+          if self.position.get(id(producer), -1) >= low and id(producer) not in found:
+            found.add(id(producer))
+            stack.append(producer)
+    return found
 
-        ONNX Runtime loads no model in which two nodes have one name. So what an edit adds is named here or after a node
-        that it removes, never after a value alone: converters name nodes like their outputs.
-        """
-        found, number = name, 2
-        while found in self._names:
-            found, number = f"{name}_{number}", number + 1
-        self._names.add(found)
-        return found
+  def insert(self, new: gs.Node, before: gs.Node) -> None:
+    """Puts a new node before another. What it reads must be there by then."""
+    self._insert(new, self.position[id(before)])
 
-    def replace(self, old: Sequence[gs.Node], new: gs.Node | Sequence[gs.Node], outputs: Sequence[gs.Tensor]) -> None:
-        """Puts `new`, one node or as many as `old` at most, in the place of `old`; the last takes over their `outputs`.
+  def insert_after(self, new: gs.Node, after: gs.Node) -> None:
+    """Puts a new node right after another."""
+    self._insert(new, self.position[id(after)] + 1)
 
-        Between the first and the last of `old`, what `new` needs moves before it and the rest after it, so nothing
-        that it needs may depend on it.
-        """
-        made = [new] if isinstance(new, gs.Node) else list(new)
-        at = [self.position[id(node)] for node in old]
-        low, high = min(at), max(at)
-        for node in old:
-            self.remove(node)
-        made[-1].outputs.extend(outputs)
-        between = [node for node in self.slots[low : high + 1] if node is not None]
-        needed = set().union(*(self._ancestors(node, low) for node in made))
-        before = [node for node in between if id(node) in needed]
-        after = [node for node in between if id(node) not in needed]
-        ordered = [*before, *made, *after]
-        self.slots[low : high + 1] = ordered + [None] * (high + 1 - low - len(ordered))
-        self.position.update({id(node): low + index for index, node in enumerate(ordered)})
+  def _insert(self, new: gs.Node, at: int) -> None:
+    self.slots.insert(at, new)
+    self.position.update({id(node): at + i for i, node in enumerate(self.slots[at:]) if node is not None})
 
-    def _ancestors(self, node: gs.Node, low: int) -> set[int]:
-        """The ids of the nodes from position `low` on that `node` needs."""
-        found: set[int] = set()
-        stack = [node]
-        while stack:
-            for tensor in tensors_read(stack.pop()):
-                for producer in tensor.inputs:
-                    if self.position.get(id(producer), -1) >= low and id(producer) not in found:
-                        found.add(id(producer))
-                        stack.append(producer)
-        return found
+  def remove(self, node: gs.Node) -> None:
+    """Takes a node out of the graph. Its outputs remain, without a producer."""
+    self.slots[self.position.pop(id(node))] = None
+    _detach(node)
 
-    def insert(self, new: gs.Node, before: gs.Node) -> None:
-        """Puts a new node before another. What it reads must be there by then."""
-        self._insert(new, self.position[id(before)])
+  def add_constant(self, array: npt.NDArray[Any], hint: str) -> gs.Constant:
+    """A new initializer of this graph."""
+    constant = gs.Constant(self.unique(hint), np.ascontiguousarray(array).reshape(array.shape))
+    if "constants" not in vars(self.graph):
+      self.graph.constants = {}
+    self.graph.constants[constant.name] = constant
+    return constant
 
-    def insert_after(self, new: gs.Node, after: gs.Node) -> None:
-        """Puts a new node right after another."""
-        self._insert(new, self.position[id(after)] + 1)
+  def substitute(self, old: gs.Tensor, new: gs.Tensor) -> None:
+    """Makes every node that reads `old`, in bodies too, read `new`."""
+    for node in list(old.outputs):
+      for index, tensor in enumerate(list(node.inputs)):
+        if tensor is old:
+          node.inputs[index] = new
 
-    def _insert(self, new: gs.Node, at: int) -> None:
-        self.slots.insert(at, new)
-        self.position.update({id(node): at + i for i, node in enumerate(self.slots[at:]) if node is not None})
+  def is_output(self, tensor: gs.Tensor) -> bool:
+    """Whether the tensor is an output of this graph or of a body in it."""
+    return id(tensor) in self._outputs
 
-    def remove(self, node: gs.Node) -> None:
-        """Takes a node out of the graph. Its outputs remain, without a producer."""
-        self.slots[self.position.pop(id(node))] = None
-        _detach(node)
-
-    def add_constant(self, array: npt.NDArray[Any], hint: str) -> gs.Constant:
-        """A new initializer of this graph."""
-        constant = gs.Constant(self.unique(hint), np.ascontiguousarray(array).reshape(array.shape))
-        if "constants" not in vars(self.graph):
-            self.graph.constants = {}
-        self.graph.constants[constant.name] = constant
-        return constant
-
-    def substitute(self, old: gs.Tensor, new: gs.Tensor) -> None:
-        """Makes every node that reads `old`, in bodies too, read `new`."""
-        for node in list(old.outputs):
-            for index, tensor in enumerate(list(node.inputs)):
-                if tensor is old:
-                    node.inputs[index] = new
-
-    def is_output(self, tensor: gs.Tensor) -> bool:
-        """Whether the tensor is an output of this graph or of a body in it."""
-        return id(tensor) in self._outputs
-
-    def flush(self) -> None:
-        """Writes the nodes back to the graph."""
-        self.graph.nodes = [node for node in self.slots if node is not None]
+  def flush(self) -> None:
+    """Writes the nodes back to the graph."""
+    self.graph.nodes = [node for node in self.slots if node is not None]
 
 
 def scopes(graph: gs.Graph) -> Iterator[Scope]:
-    """A Scope for the graph and for every body in it, outer before inner; each is flushed when left."""
-    functions = local_functions(graph)
-    names: set[str] = set()
-    for each in all_graphs(graph):
-        names.update(node.name for node in each.nodes)
-        names.update(tensor.name for node in each.nodes for tensor in (*node.inputs, *node.outputs))
-        names.update(tensor.name for tensor in (*each.inputs, *each.outputs))
-        names.update((vars(each).get("constants") or {}).keys())
-    for each in list(all_graphs(graph)):
-        scope = Scope(each, functions, names)
-        yield scope
-        scope.flush()
+  """A Scope for the graph and for every body in it, outer before inner; each is flushed when left."""
+  functions = local_functions(graph)
+  names: set[str] = set()
+  for each in all_graphs(graph):
+    names.update(node.name for node in each.nodes)
+    names.update(tensor.name for node in each.nodes for tensor in (*node.inputs, *node.outputs))
+    names.update(tensor.name for tensor in (*each.inputs, *each.outputs))
+    names.update((vars(each).get("constants") or {}).keys())
+  for each in list(all_graphs(graph)):
+    scope = Scope(each, functions, names)
+    yield scope
+    scope.flush()
 
 
 def _detach(node: gs.Node) -> None:
-    for value in node.attrs.values():
-        if isinstance(value, gs.Graph):
-            for inner in value.nodes:
-                _detach(inner)
-    # graphsurgeon's own clear() compares nodes by value, which takes long where a tensor has many consumers.
-    for tensors, other_end in ((node.inputs, "outputs"), (node.outputs, "inputs")):
-        for tensor in tensors:
-            neighbours = getattr(tensor, other_end)
-            list.pop(neighbours, next(index for index, neighbour in enumerate(neighbours) if neighbour is node))
-        list.clear(tensors)
+  for value in node.attrs.values():
+    if isinstance(value, gs.Graph):
+      for inner in value.nodes:
+        _detach(inner)
+  # graphsurgeon's own clear() compares nodes by value, which takes long where a tensor has many consumers.
+  for tensors, other_end in ((node.inputs, "outputs"), (node.outputs, "inputs")):
+    for tensor in tensors:
+      neighbours = getattr(tensor, other_end)
+      list.pop(neighbours, next(index for index, neighbour in enumerate(neighbours) if neighbour is node))
+    list.clear(tensors)
 
 
 def value_of(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
-    """What a Constant of at most so many elements holds; None for a larger one. gs.Constant.values would decode it."""
-    values = constant._values
-    if values.dtype is None or int(np.prod(values.shape, dtype=object)) > elements:
-        return None
-    if not isinstance(values, LazyValues):
-        return np.asarray(values)
-    return None if is_external(values.tensor) else numpy_helper.to_array(values.tensor)
+  """What a Constant of at most so many elements holds; None for a larger one. gs.Constant.values would decode it."""
+  values = constant._values
+  if values.dtype is None or int(np.prod(values.shape, dtype=object)) > elements:
+    return None
+  if not isinstance(values, LazyValues):
+    return np.asarray(values)
+  return None if is_external(values.tensor) else numpy_helper.to_array(values.tensor)
 
 
 def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
-    """What the operator Constant gives, as `value_of`."""
-    attributes = node.attrs
-    if isinstance(attributes.get("value"), gs.Constant):
-        return value_of(attributes["value"], elements)
-    for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
-        if name in attributes:
-            return np.array(attributes[name], dtype)
-        if f"{name}s" in attributes and len(attributes[f"{name}s"]) <= elements:
-            return np.array(attributes[f"{name}s"], dtype)
-    return None
+  """What the operator Constant gives, as `value_of`."""
+  attributes = node.attrs
+  if isinstance(attributes.get("value"), gs.Constant):
+    return value_of(attributes["value"], elements)
+  for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
+    if name in attributes:
+      return np.array(attributes[name], dtype)
+    if f"{name}s" in attributes and len(attributes[f"{name}s"]) <= elements:
+      return np.array(attributes[f"{name}s"], dtype)
+  return None
 
 
 def known_values(tensor: gs.Tensor, elements: int) -> npt.NDArray[Any] | None:
-    """What a Constant or the output of an operator Constant holds, as `value_of`; None of anything else."""
-    if isinstance(tensor, gs.Constant):
-        return value_of(tensor, elements)
-    maker = tensor.inputs[0] if tensor.inputs else None
-    return held_by(maker, elements) if maker is not None and maker.op == "Constant" else None
+  """What a Constant or the output of an operator Constant holds, as `value_of`; None of anything else."""
+  if isinstance(tensor, gs.Constant):
+    return value_of(tensor, elements)
+  maker = tensor.inputs[0] if tensor.inputs else None
+  return held_by(maker, elements) if maker is not None and maker.op == "Constant" else None

@@ -34,51 +34,51 @@ CARRY = frozenset(_CARRY.split())
 
 
 def shape_values(graph: gs.Graph) -> frozenset[int]:
-    """The ids of the tensors that are arithmetic on shapes, in the graph and its bodies. `graph`: the outermost one.
+  """The ids of the tensors that are arithmetic on shapes, in the graph and its bodies. `graph`: the outermost one.
 
-    Those that come from a Shape, a Size or a loop's counter and condition, and those of at most SMALL elements, integer
-    or bool, that an operator takes a shape, a length or a condition from, or that a loop's body gives out as one.
-    """
-    functions = local_functions(graph)
-    found: set[int] = set()  # what comes from a shape
-    fixed: set[int] = set()  # what comes from constants alone
-    wanted: set[int] = set()  # what is asked for as one
-    nodes: list[tuple[str, gs.Node]] = []
-    for each in all_graphs(graph):
-        for node in each.nodes:
-            standard = (node.domain or "") in DEFAULT_DOMAINS and ("", node.op) not in functions
-            nodes.append((str(node.op) if standard else "", node))
-            if node.op == "Loop" and isinstance(node.attrs.get("body"), gs.Graph):
-                found.update(id(tensor) for tensor in node.attrs["body"].inputs[:2])
-                wanted.update(id(tensor) for tensor in node.attrs["body"].outputs[:1])
-    for op, node in nodes:
-        if op in ("Shape", "Size"):
-            found.update(id(tensor) for tensor in node.outputs)
-        elif _carries(op):
-            given = [t for t in node.inputs if not t.is_empty() and not _is_constant(t) and id(t) not in fixed]
-            data = given[:1] if op in ("Reshape", "Slice", "Gather") else given
-            if all(id(tensor) in found for tensor in data):
-                (found if data else fixed).update(id(tensor) for tensor in node.outputs)
-    for op, node in reversed(nodes):
-        operands = _OPERANDS.get(op, ())
-        asked = [tensor for index, tensor in enumerate(node.inputs) if index in operands]
-        if _carries(op) and any(id(tensor) in wanted for tensor in node.outputs):
-            asked += node.inputs
-        wanted.update(id(tensor) for tensor in asked if _is_small(tensor))
-    return frozenset(found | wanted)
+  Those that come from a Shape, a Size or a loop's counter and condition, and those of at most SMALL elements, integer
+  or bool, that an operator takes a shape, a length or a condition from, or that a loop's body gives out as one.
+  """
+  functions = local_functions(graph)
+  found: set[int] = set()  # what comes from a shape
+  fixed: set[int] = set()  # what comes from constants alone
+  wanted: set[int] = set()  # what is asked for as one
+  nodes: list[tuple[str, gs.Node]] = []
+  for each in all_graphs(graph):
+    for node in each.nodes:
+      standard = (node.domain or "") in DEFAULT_DOMAINS and ("", node.op) not in functions
+      nodes.append((str(node.op) if standard else "", node))
+      if node.op == "Loop" and isinstance(node.attrs.get("body"), gs.Graph):
+        found.update(id(tensor) for tensor in node.attrs["body"].inputs[:2])
+        wanted.update(id(tensor) for tensor in node.attrs["body"].outputs[:1])
+  for op, node in nodes:
+    if op in ("Shape", "Size"):
+      found.update(id(tensor) for tensor in node.outputs)
+    elif _carries(op):
+      given = [t for t in node.inputs if not t.is_empty() and not _is_constant(t) and id(t) not in fixed]
+      data = given[:1] if op in ("Reshape", "Slice", "Gather") else given
+      if all(id(tensor) in found for tensor in data):
+        (found if data else fixed).update(id(tensor) for tensor in node.outputs)
+  for op, node in reversed(nodes):
+    operands = _OPERANDS.get(op, ())
+    asked = [tensor for index, tensor in enumerate(node.inputs) if index in operands]
+    if _carries(op) and any(id(tensor) in wanted for tensor in node.outputs):
+      asked += node.inputs
+    wanted.update(id(tensor) for tensor in asked if _is_small(tensor))
+  return frozenset(found | wanted)
 
 
 def _is_constant(tensor: gs.Tensor) -> bool:
-    return isinstance(tensor, gs.Constant) or any(node.op == "Constant" for node in tensor.inputs)
+  return isinstance(tensor, gs.Constant) or any(node.op == "Constant" for node in tensor.inputs)
 
 
 def _carries(op: str) -> bool:
-    return op in CARRY or (op in OPERATORS and not OPERATORS[op].core)
+  return op in CARRY or (op in OPERATORS and not OPERATORS[op].core)
 
 
 def _is_small(tensor: gs.Tensor) -> bool:
-    """Whether the tensor may be a shape: integers or bools, and few of them as far as is known."""
-    if tensor.dtype is None or tensor.dtype == object or tensor.dtype.kind not in "iub":
-        return False
-    count = element_count(None if tensor.shape is None else tuple(tensor.shape))
-    return count is None or count <= SMALL
+  """Whether the tensor may be a shape: integers or bools, and few of them as far as is known."""
+  if tensor.dtype is None or tensor.dtype == object or tensor.dtype.kind not in "iub":
+    return False
+  count = element_count(None if tensor.shape is None else tuple(tensor.shape))
+  return count is None or count <= SMALL

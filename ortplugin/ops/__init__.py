@@ -20,22 +20,22 @@ from ortplugin.ops.sum_to import OPERATOR as FUSED_SUM_TO
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
 
 OPERATORS: tuple[Operator, ...] = (
-    FUSED_LAYER_NORM,
-    SCATTER_ND,
-    SCATTER_ELEMENTS,
-    UPDATE_SLICE,
-    FUSED_POINTWISE,
-    FUSED_SUM_TO,
-    FUSED_CONV,
-    FUSED_CONV_TRANSPOSE,
-    CONV_GRAD,
-    FUSED_POOL,
-    FUSED_RESIZE,
-    FUSED_MATMUL,
-    FUSED_ATTENTION,
+  FUSED_LAYER_NORM,
+  SCATTER_ND,
+  SCATTER_ELEMENTS,
+  UPDATE_SLICE,
+  FUSED_POINTWISE,
+  FUSED_SUM_TO,
+  FUSED_CONV,
+  FUSED_CONV_TRANSPOSE,
+  CONV_GRAD,
+  FUSED_POOL,
+  FUSED_RESIZE,
+  FUSED_MATMUL,
+  FUSED_ATTENTION,
 )
 
 
 def find(domain: str, name: str) -> Operator | None:
-    """The operator of this domain and name, if it is one of ours."""
-    return next((each for each in OPERATORS if each.domain == domain and each.name == name), None)
+  """The operator of this domain and name, if it is one of ours."""
+  return next((each for each in OPERATORS if each.domain == domain and each.name == name), None)

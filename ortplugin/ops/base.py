@@ -14,31 +14,31 @@ from ortplugin.graph.shapes import TensorType
 
 
 class DeviceVariants(Protocol):
-    """A function whose last argument, the GPU's number, may be left out for the first one."""
+  """A function whose last argument, the GPU's number, may be left out for the first one."""
 
-    def __call__(
-        self, node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int = 0
-    ) -> Sequence[Mapping[str, Any]]:
-        """Sets of attributes."""
+  def __call__(
+    self, node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int = 0
+  ) -> Sequence[Mapping[str, Any]]:
+    """Sets of attributes."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One fused operator. Every function takes the onnx.NodeProto and raises ModelError that names the node."""
+  """One fused operator. Every function takes the onnx.NodeProto and raises ModelError that names the node."""
 
-    name: str
-    domain: str
-    version: int
-    summary: str
-    infer_shapes: Callable[[onnx.NodeProto, Sequence[TensorType]], list[TensorType]]
-    """(node, inputs) -> outputs"""
-    decompose: Callable[[onnx.NodeProto, int], list[onnx.NodeProto]]
-    """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
-    reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
-    """(node, inputs) -> outputs, computed in float64"""
-    variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
-    """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them.
+  name: str
+  domain: str
+  version: int
+  summary: str
+  infer_shapes: Callable[[onnx.NodeProto, Sequence[TensorType]], list[TensorType]]
+  """(node, inputs) -> outputs"""
+  decompose: Callable[[onnx.NodeProto, int], list[onnx.NodeProto]]
+  """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
+  reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
+  """(node, inputs) -> outputs, computed in float64"""
+  variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
+  """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them.
     Of those that set the same attributes it takes the best, and goes on from there with those that set others."""
-    device_variants: DeviceVariants = lambda node, inputs, constant, device_id=0: ()
-    """(node, inputs, whether each is an initializer, the GPU's number) -> more such sets, which only that GPU can
+  device_variants: DeviceVariants = lambda node, inputs, constant, device_id=0: ()
+  """(node, inputs, whether each is an initializer, the GPU's number) -> more such sets, which only that GPU can
     tell"""

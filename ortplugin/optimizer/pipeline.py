@@ -74,47 +74,47 @@ from ortplugin.precision.plan import Request
 
 
 class Stage(Flag):
-    """When a pass runs, besides its place in the order. What has no flag runs in every round.
+  """When a pass runs, besides its place in the order. What has no flag runs in every round.
 
-    BEFORE_PRECISION: before a conversion of precision too, in the model's own dtypes. What these passes compute, they
-    compute with all its bits, and what they fuse takes any dtype and accumulates in float32. The others see the
-    converted model alone.
+  BEFORE_PRECISION: before a conversion of precision too, in the model's own dtypes. What these passes compute, they
+  compute with all its bits, and what they fuse takes any dtype and accumulates in float32. The others see the
+  converted model alone.
 
-    QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
-    other passes.
+  QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
+  other passes.
 
-    TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone.
-    """
+  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone.
+  """
 
-    EVERY_ROUND = 0
-    BEFORE_PRECISION = auto()
-    QUIET_ROUND = auto()
-    TF32 = auto()
-    EXACT = auto()
+  EVERY_ROUND = 0
+  BEFORE_PRECISION = auto()
+  QUIET_ROUND = auto()
+  TF32 = auto()
+  EXACT = auto()
 
 
 @dataclass(frozen=True)
 class Step:
-    """A line of the table; itself a pass."""
+  """A line of the table; itself a pass."""
 
-    rewrite: Pass
-    stage: Stage
-    reason: str
-    """Why it stands where it stands."""
+  rewrite: Pass
+  stage: Stage
+  reason: str
+  """Why it stands where it stands."""
 
-    @property
-    def name(self) -> str:
-        """The pass's."""
-        return self.rewrite.name
+  @property
+  def name(self) -> str:
+    """The pass's."""
+    return self.rewrite.name
 
-    @property
-    def summary(self) -> str:
-        """The pass's."""
-        return self.rewrite.summary
+  @property
+  def summary(self) -> str:
+    """The pass's."""
+    return self.rewrite.summary
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Runs the pass."""
-        return self.rewrite(graph, limit)
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    """Runs the pass."""
+    return self.rewrite(graph, limit)
 
 
 EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT = (
@@ -123,71 +123,71 @@ EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT = (
 
 # Each pass in its place. To add a rewrite, add a line.
 TABLE: tuple[Step, ...] = (
-    Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
-    Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
-    Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
-    Step(DISCARDED_ELEMENTS, BEFORE_PRECISION, "before folding, which leaves a Cast that is not defined"),
-    Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
-    Step(UNIFORM_CONDITIONS, BEFORE_PRECISION, "after folding, which finds masks that forbid nothing"),
-    Step(GATHER_VIEWS, EVERY_ROUND, "after folding, which finds indices"),
-    Step(LATE_EXPAND, EVERY_ROUND, "after conditions, some of which become an Expand; before masks are read"),
-    Step(REPEATED_CONSTANTS, EVERY_ROUND, "after folding, which makes constants of what an exporter repeated"),
-    Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
-    Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
-    Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
-    Step(FOLD_BATCH_NORM, BEFORE_PRECISION, "after folding, for constant factors; before epilogues are drawn in"),
-    Step(FOLD_PAD, BEFORE_PRECISION, "after the batch norm before a Conv, which goes into it only without pads"),
-    Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
-    Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
-    Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
-    Step(NORM_EPILOGUE, EVERY_ROUND, "after the norms, into which it draws what follows them"),
-    Step(EARLY_GATHER, EVERY_ROUND, "after the norms are ours, which it passes; before products are"),
-    Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),
-    Step(UPDATE_SLICE, EVERY_ROUND, "before the other scatters, whose indices shed what shows how long a slice is"),
-    Step(FUSE_SCATTER, EVERY_ROUND, "after the slices, which are scatters too"),
-    Step(SCATTER_TRANSPOSE, EVERY_ROUND, "after the slices and the scatters, since it knows our operators only"),
-    Step(NESTED_SLICES, EVERY_ROUND, "after Transposes between the slices are gone"),
-    Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
-    Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
-    Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
-    Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
-    Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
-    Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
-    Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
-    Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
-    Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),
-    Step(FORBID_TF32, EXACT, "before the layout too"),
-    Step(WINDOWS_LAST, EVERY_ROUND, "just before the layout is chosen, which takes one of its Transposes away"),
-    Step(CHANNELS_LAST, EVERY_ROUND, "before the epilogues, which it lets read what else is NHWC"),
-    Step(POOL_PRECISION, EVERY_ROUND, "of the pools that are NHWC then, before the Casts are drawn into others"),
-    Step(FUSE_RESIZE, QUIET_ROUND, "of the Resizes that stayed NCHW"),
-    Step(MATMUL_TO_CONV, EVERY_ROUND, "once convolutions are NHWC, which it needs beside it"),
-    Step(GEMM_TO_CONV, EVERY_ROUND, "once convolutions are NHWC, which it needs beside it"),
-    Step(IMAGE_INPUT, EVERY_ROUND, "after the layouts are decided, of which it takes a Transpose"),
-    Step(CONV_EPILOGUE, EVERY_ROUND, "before what it draws in is fused on its own"),
-    Step(VECTOR_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which the Reshape after it would keep away"),
-    Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
-    Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
-    Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
-    Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
-    Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
-    Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
-    Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
-    Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
-    Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
-    Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
-    Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
-    Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
-    Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
-    Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
-    Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
-    Step(LONE_POINTWISE, QUIET_ROUND, "last: what found no neighbour"),
+  Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
+  Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
+  Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
+  Step(DISCARDED_ELEMENTS, BEFORE_PRECISION, "before folding, which leaves a Cast that is not defined"),
+  Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
+  Step(UNIFORM_CONDITIONS, BEFORE_PRECISION, "after folding, which finds masks that forbid nothing"),
+  Step(GATHER_VIEWS, EVERY_ROUND, "after folding, which finds indices"),
+  Step(LATE_EXPAND, EVERY_ROUND, "after conditions, some of which become an Expand; before masks are read"),
+  Step(REPEATED_CONSTANTS, EVERY_ROUND, "after folding, which makes constants of what an exporter repeated"),
+  Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
+  Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
+  Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
+  Step(FOLD_BATCH_NORM, BEFORE_PRECISION, "after folding, for constant factors; before epilogues are drawn in"),
+  Step(FOLD_PAD, BEFORE_PRECISION, "after the batch norm before a Conv, which goes into it only without pads"),
+  Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
+  Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
+  Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
+  Step(NORM_EPILOGUE, EVERY_ROUND, "after the norms, into which it draws what follows them"),
+  Step(EARLY_GATHER, EVERY_ROUND, "after the norms are ours, which it passes; before products are"),
+  Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),
+  Step(UPDATE_SLICE, EVERY_ROUND, "before the other scatters, whose indices shed what shows how long a slice is"),
+  Step(FUSE_SCATTER, EVERY_ROUND, "after the slices, which are scatters too"),
+  Step(SCATTER_TRANSPOSE, EVERY_ROUND, "after the slices and the scatters, since it knows our operators only"),
+  Step(NESTED_SLICES, EVERY_ROUND, "after Transposes between the slices are gone"),
+  Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
+  Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
+  Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
+  Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
+  Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
+  Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
+  Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
+  Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
+  Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),
+  Step(FORBID_TF32, EXACT, "before the layout too"),
+  Step(WINDOWS_LAST, EVERY_ROUND, "just before the layout is chosen, which takes one of its Transposes away"),
+  Step(CHANNELS_LAST, EVERY_ROUND, "before the epilogues, which it lets read what else is NHWC"),
+  Step(POOL_PRECISION, EVERY_ROUND, "of the pools that are NHWC then, before the Casts are drawn into others"),
+  Step(FUSE_RESIZE, QUIET_ROUND, "of the Resizes that stayed NCHW"),
+  Step(MATMUL_TO_CONV, EVERY_ROUND, "once convolutions are NHWC, which it needs beside it"),
+  Step(GEMM_TO_CONV, EVERY_ROUND, "once convolutions are NHWC, which it needs beside it"),
+  Step(IMAGE_INPUT, EVERY_ROUND, "after the layouts are decided, of which it takes a Transpose"),
+  Step(CONV_EPILOGUE, EVERY_ROUND, "before what it draws in is fused on its own"),
+  Step(VECTOR_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which the Reshape after it would keep away"),
+  Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
+  Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
+  Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+  Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
+  Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
+  Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
+  Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
+  Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
+  Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
+  Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
+  Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
+  Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
+  Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
+  Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
+  Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
+  Step(LONE_POINTWISE, QUIET_ROUND, "last: what found no neighbour"),
 )
 
 
 def stage_of(step: Pass) -> Stage:
-    """The stage of a line; of a pass that is in no line every round."""
-    return step.stage if isinstance(step, Step) else EVERY_ROUND
+  """The stage of a line; of a pass that is in no line every round."""
+  return step.stage if isinstance(step, Step) else EVERY_ROUND
 
 
 # What runs by default, and what `only` and `skip` choose from.
@@ -195,52 +195,52 @@ PIPELINE: tuple[Pass, ...] = tuple(step for step in TABLE if not stage_of(step) 
 
 # What else can be left out by name, and what it does.
 BESIDES = {
-    INLINE_FUNCTIONS: "calls of local functions become the functions' bodies, before all passes",
-    ALLOW_TF32.name: f"{ALLOW_TF32.summary}, with --precision tf32",
-    FORBID_TF32.name: f"{FORBID_TF32.summary}, with --precision fp32",
+  INLINE_FUNCTIONS: "calls of local functions become the functions' bodies, before all passes",
+  ALLOW_TF32.name: f"{ALLOW_TF32.summary}, with --precision tf32",
+  FORBID_TF32.name: f"{FORBID_TF32.summary}, with --precision fp32",
 }
 LAYOUTS = ("auto", "nchw", "nhwc")
 
 
 def select_passes(
-    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto", tf32: bool | None = None
+  only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto", tf32: bool | None = None
 ) -> tuple[Pass, ...]:
-    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
+  """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
 
-    `skip` may name what stands in BESIDES, too.
+  `skip` may name what stands in BESIDES, too.
 
-    `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
-    bfloat16 and where TF32 is not forbidden; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+  `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
+  bfloat16 and where TF32 is not forbidden; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
 
-    `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
-    """
-    if layout not in LAYOUTS:
-        raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
-    known = [step.name for step in TABLE if not stage_of(step) & (TF32 | EXACT)]
-    chosen = None if only is None else list(only)
-    left_out = list(skip or ())
-    for name in [*(chosen or ()), *(name for name in left_out if name not in BESIDES)]:
-        if name not in known:
-            raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
-    left_out += [CHANNELS_LAST.name, WINDOWS_LAST.name] if layout == "nchw" else []
+  `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
+  """
+  if layout not in LAYOUTS:
+    raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
+  known = [step.name for step in TABLE if not stage_of(step) & (TF32 | EXACT)]
+  chosen = None if only is None else list(only)
+  left_out = list(skip or ())
+  for name in [*(chosen or ()), *(name for name in left_out if name not in BESIDES)]:
+    if name not in known:
+      raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
+  left_out += [CHANNELS_LAST.name, WINDOWS_LAST.name] if layout == "nchw" else []
 
-    def runs(step: Pass) -> bool:
-        stage = stage_of(step)
-        is_chosen = chosen is None or step.name in chosen
-        wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
-        return wanted and step.name not in left_out
+  def runs(step: Pass) -> bool:
+    stage = stage_of(step)
+    is_chosen = chosen is None or step.name in chosen
+    wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
+    return wanted and step.name not in left_out
 
-    return tuple(_in_layout(step, layout) for step in TABLE if runs(step))
+  return tuple(_in_layout(step, layout) for step in TABLE if runs(step))
 
 
 def _in_layout(step: Pass, layout: str) -> Pass:
-    always = isinstance(step, Step) and step.rewrite is CHANNELS_LAST and layout == "nhwc"
-    return replace(step, rewrite=CHANNELS_LAST_ALWAYS) if always else step  # type: ignore[type-var]
+  always = isinstance(step, Step) and step.rewrite is CHANNELS_LAST and layout == "nhwc"
+  return replace(step, rewrite=CHANNELS_LAST_ALWAYS) if always else step  # type: ignore[type-var]
 
 
 def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:
-    """What runs one after the other: passes before a conversion, the conversion, all passes; for TF32 one stage."""
-    if not request.target.sources:
-        return (tuple(passes),)
-    before = tuple(step for step in passes if BEFORE_PRECISION in stage_of(step) and request.target.narrows)
-    return (before, (ConvertPrecision(request, io),), tuple(passes))
+  """What runs one after the other: passes before a conversion, the conversion, all passes; for TF32 one stage."""
+  if not request.target.sources:
+    return (tuple(passes),)
+  before = tuple(step for step in passes if BEFORE_PRECISION in stage_of(step) and request.target.narrows)
+  return (before, (ConvertPrecision(request, io),), tuple(passes))

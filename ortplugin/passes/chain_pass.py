@@ -17,35 +17,35 @@ from ortplugin.passes.members import Member
 
 @dataclass(frozen=True)
 class ChainPass:
-    """A pass that makes each chain part of the operator with which it begins, the last of a graph first.
+  """A pass that makes each chain part of the operator with which it begins, the last of a graph first.
 
-    begins: whether a node is such an operator. chain: its chain, as chain_of has it. draw: replaces the members of one,
-    which leave those values, and returns the node that stands there now.
-    """
+  begins: whether a node is such an operator. chain: its chain, as chain_of has it. draw: replaces the members of one,
+  which leave those values, and returns the node that stands there now.
+  """
 
-    name: str
-    summary: str
-    begins: Callable[[Scope, gs.Node], bool]
-    chain: Callable[[Scope, gs.Node], Chain]
-    draw: Callable[[Scope, list[Member], list[gs.Tensor]], gs.Node]
+  name: str
+  summary: str
+  begins: Callable[[Scope, gs.Node], bool]
+  chain: Callable[[Scope, gs.Node], Chain]
+  draw: Callable[[Scope, list[Member], list[gs.Tensor]], gs.Node]
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Draws into each such operator of the graph and its bodies what it can; at most `limit` of them change."""
-        changes: list[Change] = []
-        misses: list[Missed] = []
-        for scope in scopes(graph):
-            while True:  # the near misses are the last sweep's, which changes nothing
-                before, missed = len(changes), []
-                for node in [each for each in reversed(scope.slots) if each is not None and self.begins(scope, each)]:
-                    if limit is not None and len(changes) >= limit:
-                        break
-                    members, outputs, reasons = self.chain(scope, node)
-                    missed += reasons
-                    if len(members) > 1:
-                        labels = tuple(label(member.node) for member in members)
-                        changes.append(Change(self.name, labels, label(self.draw(scope, members, outputs))))
-                if len(changes) == before or (limit is not None and len(changes) >= limit):
-                    misses += missed
-                    break
-        found = dict.fromkeys(NearMiss(self.name, each.node, each.reason) for each in misses)
-        return PassResult(tuple(changes), tuple(found))
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    """Draws into each such operator of the graph and its bodies what it can; at most `limit` of them change."""
+    changes: list[Change] = []
+    misses: list[Missed] = []
+    for scope in scopes(graph):
+      while True:  # the near misses are the last sweep's, which changes nothing
+        before, missed = len(changes), []
+        for node in [each for each in reversed(scope.slots) if each is not None and self.begins(scope, each)]:
+          if limit is not None and len(changes) >= limit:
+            break
+          members, outputs, reasons = self.chain(scope, node)
+          missed += reasons
+          if len(members) > 1:
+            labels = tuple(label(member.node) for member in members)
+            changes.append(Change(self.name, labels, label(self.draw(scope, members, outputs))))
+        if len(changes) == before or (limit is not None and len(changes) >= limit):
+          misses += missed
+          break
+    found = dict.fromkeys(NearMiss(self.name, each.node, each.reason) for each in misses)
+    return PassResult(tuple(changes), tuple(found))

@@ -15,18 +15,18 @@ from ortplugin.passes.base import Change, NearMiss, PassResult
 
 @dataclass(frozen=True)
 class Applied:
-    """A rewrite was made: the labels of the nodes it replaced, and the node that stands there now, if any."""
+  """A rewrite was made: the labels of the nodes it replaced, and the node that stands there now, if any."""
 
-    nodes: tuple[str, ...]
-    node: gs.Node | None
+  nodes: tuple[str, ...]
+  node: gs.Node | None
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A rewrite nearly was: the label of the node where it failed, and why."""
+  """A rewrite nearly was: the label of the node where it failed, and why."""
 
-    node: str
-    reason: str
+  node: str
+  reason: str
 
 
 Outcome = Applied | Missed | list[Missed] | None
@@ -35,87 +35,87 @@ Rule = Callable[[Scope, gs.Node], Outcome]
 
 @dataclass(frozen=True)
 class RulePass:
-    """A pass made of one rule, which sees one node at a time and may change the graph around it through its Scope."""
+  """A pass made of one rule, which sees one node at a time and may change the graph around it through its Scope."""
 
-    name: str
-    summary: str
-    rule: Rule
+  name: str
+  summary: str
+  rule: Rule
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Applies the rule to the graph and its bodies until it fires no more, or `limit` times."""
-        changes: list[Change] = []
-        misses: list[NearMiss] = []
-        for scope in scopes(graph):
-            misses += self._sweep(scope, changes, limit)
-        return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    """Applies the rule to the graph and its bodies until it fires no more, or `limit` times."""
+    changes: list[Change] = []
+    misses: list[NearMiss] = []
+    for scope in scopes(graph):
+      misses += self._sweep(scope, changes, limit)
+    return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
-    def _sweep(self, scope: Scope, changes: list[Change], limit: int | None) -> list[NearMiss]:
-        """Goes over the nodes until nothing changes; the near misses are the last round's."""
-        while True:
-            before = len(changes)
-            misses: list[NearMiss] = []
-            index = 0
-            while index < len(scope.slots) and (limit is None or len(changes) < limit):
-                node = scope.slots[index]
-                outcome = self.rule(scope, node) if node is not None else None
-                if isinstance(outcome, Applied):
-                    result = label(outcome.node) if outcome.node is not None else ""
-                    changes.append(Change(self.name, outcome.nodes, result))
-                    # The node that stands there now is looked at next: it may take in more.
-                    index = scope.position[id(outcome.node)] if outcome.node is not None else index + 1
-                    continue
-                for missed in outcome if isinstance(outcome, list) else [outcome] if outcome else []:
-                    misses.append(NearMiss(self.name, missed.node, missed.reason))
-                index += 1
-            if len(changes) == before or (limit is not None and len(changes) >= limit):
-                return misses
+  def _sweep(self, scope: Scope, changes: list[Change], limit: int | None) -> list[NearMiss]:
+    """Goes over the nodes until nothing changes; the near misses are the last round's."""
+    while True:
+      before = len(changes)
+      misses: list[NearMiss] = []
+      index = 0
+      while index < len(scope.slots) and (limit is None or len(changes) < limit):
+        node = scope.slots[index]
+        outcome = self.rule(scope, node) if node is not None else None
+        if isinstance(outcome, Applied):
+          result = label(outcome.node) if outcome.node is not None else ""
+          changes.append(Change(self.name, outcome.nodes, result))
+          # The node that stands there now is looked at next: it may take in more.
+          index = scope.position[id(outcome.node)] if outcome.node is not None else index + 1
+          continue
+        for missed in outcome if isinstance(outcome, list) else [outcome] if outcome else []:
+          misses.append(NearMiss(self.name, missed.node, missed.reason))
+        index += 1
+      if len(changes) == before or (limit is not None and len(changes) >= limit):
+        return misses
 
 
 @dataclass(frozen=True)
 class PatternRewrite:
-    """One pattern and what becomes of its matches."""
+  """One pattern and what becomes of its matches."""
 
-    pattern: Pattern
-    check: Callable[[Match, Scope], str | None]
-    """None if the rewrite is sound here, else the reason why not, with the value that failed."""
-    rewrite: Callable[[Match, Scope], gs.Node]
-    """The node that replaces the matched ones, without outputs: it gets the root's first."""
+  pattern: Pattern
+  check: Callable[[Match, Scope], str | None]
+  """None if the rewrite is sound here, else the reason why not, with the value that failed."""
+  rewrite: Callable[[Match, Scope], gs.Node]
+  """The node that replaces the matched ones, without outputs: it gets the root's first."""
 
-    def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
-        """Replaces the first match at this node that has no fault; else says what is wrong with the first one."""
-        missed: Missed | None = None
-        for match in matches(self.pattern, node, scope):
-            reason = self.check(match, scope) or interior_use(match, scope)
-            if reason is None:
-                new = self.rewrite(match, scope)
-                nodes = [*reversed(match.interior), match.root]
-                labels = tuple(label(each) for each in nodes)
-                scope.replace(nodes, new, [node.outputs[0]])
-                return Applied(labels, new)
-            missed = missed or Missed(label(node), reason)
-        return missed
+  def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
+    """Replaces the first match at this node that has no fault; else says what is wrong with the first one."""
+    missed: Missed | None = None
+    for match in matches(self.pattern, node, scope):
+      reason = self.check(match, scope) or interior_use(match, scope)
+      if reason is None:
+        new = self.rewrite(match, scope)
+        nodes = [*reversed(match.interior), match.root]
+        labels = tuple(label(each) for each in nodes)
+        scope.replace(nodes, new, [node.outputs[0]])
+        return Applied(labels, new)
+      missed = missed or Missed(label(node), reason)
+    return missed
 
 
 def interior_use(match: Match, scope: Scope) -> str | None:
-    """Who needs a value that the rewrite would make disappear."""
-    for node in match.interior:
-        for tensor in node.outputs:
-            used = scope.used_beyond(tensor, match.nodes)
-            if used:
-                return f"{used}, so {label(node)} has to stay"
-    return None
+  """Who needs a value that the rewrite would make disappear."""
+  for node in match.interior:
+    for tensor in node.outputs:
+      used = scope.used_beyond(tensor, match.nodes)
+      if used:
+        return f"{used}, so {label(node)} has to stay"
+  return None
 
 
 def first_of(*rules: Rule) -> Rule:
-    """A rule that applies the first of these that fires on a node; near misses are of the first that has any."""
+  """A rule that applies the first of these that fires on a node; near misses are of the first that has any."""
 
-    def rule(scope: Scope, node: gs.Node) -> Outcome:
-        missed: Outcome = None
-        for each in rules:
-            outcome = each(scope, node)
-            if isinstance(outcome, Applied):
-                return outcome
-            missed = missed or outcome
-        return missed
+  def rule(scope: Scope, node: gs.Node) -> Outcome:
+    missed: Outcome = None
+    for each in rules:
+      outcome = each(scope, node)
+      if isinstance(outcome, Applied):
+        return outcome
+      missed = missed or outcome
+    return missed
 
-    return rule
+  return rule

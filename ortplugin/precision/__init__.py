@@ -25,38 +25,38 @@ _FINFO: Any = ml_dtypes.finfo  # NumPy's knows its own dtypes only
 
 @dataclass(frozen=True)
 class Precision:
-    """A target: the dtype that floating operators get, and those that become it."""
+  """A target: the dtype that floating operators get, and those that become it."""
 
-    name: str
-    dtype: Dtype
-    sources: tuple[Dtype, ...]
+  name: str
+  dtype: Dtype
+  sources: tuple[Dtype, ...]
 
-    @property
-    def narrows(self) -> bool:
-        """Whether values lose bits, so that some operators have to stay."""
-        return bool(self.dtype.itemsize < 4)
+  @property
+  def narrows(self) -> bool:
+    """Whether values lose bits, so that some operators have to stay."""
+    return bool(self.dtype.itemsize < 4)
 
-    @property
-    def largest(self) -> float:
-        """The largest finite number of the dtype."""
-        return float(_FINFO(self.dtype).max)
+  @property
+  def largest(self) -> float:
+    """The largest finite number of the dtype."""
+    return float(_FINFO(self.dtype).max)
 
-    @property
-    def epsilon(self) -> float:
-        """The distance from 1 to the next number."""
-        return float(_FINFO(self.dtype).eps)
+  @property
+  def epsilon(self) -> float:
+    """The distance from 1 to the next number."""
+    return float(_FINFO(self.dtype).eps)
 
 
 PRECISIONS: dict[str, Precision] = {
-    "fp16": Precision("fp16", FLOAT16, (FLOAT32, BFLOAT16)),
-    "bf16": Precision("bf16", BFLOAT16, (FLOAT32, FLOAT16)),
-    "fp32": Precision("fp32", FLOAT32, (FLOAT16, BFLOAT16)),
-    "tf32": Precision("tf32", FLOAT32, ()),
+  "fp16": Precision("fp16", FLOAT16, (FLOAT32, BFLOAT16)),
+  "bf16": Precision("bf16", BFLOAT16, (FLOAT32, FLOAT16)),
+  "fp32": Precision("fp32", FLOAT32, (FLOAT16, BFLOAT16)),
+  "tf32": Precision("tf32", FLOAT32, ()),
 }
 
 
 def resolve(name: str) -> Precision:
-    """The precision of this name; UsageError if there is none."""
-    if name not in PRECISIONS:
-        raise UsageError(f"there is no precision '{name}'; choose one of {', '.join(PRECISIONS)}")
-    return PRECISIONS[name]
+  """The precision of this name; UsageError if there is none."""
+  if name not in PRECISIONS:
+    raise UsageError(f"there is no precision '{name}'; choose one of {', '.join(PRECISIONS)}")
+  return PRECISIONS[name]

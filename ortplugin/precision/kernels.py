@@ -27,8 +27,8 @@ _BFLOAT16 = """
     Squeeze Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where
 """
 KERNELS: dict[str, frozenset[str]] = {
-    "float16": frozenset(_FLOAT16.split()),
-    "bfloat16": frozenset(_BFLOAT16.split()),
+  "float16": frozenset(_FLOAT16.split()),
+  "bfloat16": frozenset(_BFLOAT16.split()),
 }
 # What becomes an operator of ours, whatever ONNX Runtime has, and the rewrite that makes it one.
 FUSED_BY = {"Conv": "fuse-conv", "ConvTranspose": "fuse-conv", "LayerNormalization": "fuse-layer-norm"}

@@ -18,65 +18,65 @@ _AXES: Final = re.compile(r"(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*\Z")
 
 
 def sum_axes(text: str) -> tuple[int, ...] | None:
-    """What SumTo's attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
-    if len(text) > 256 or not _AXES.match(text):
-        return None
-    axes = tuple(int(each) for each in text.split(" "))
-    return axes if list(axes) == sorted(set(axes)) and axes[-1] <= MAX_SUM_AXIS else None
+  """What SumTo's attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
+  if len(text) > 256 or not _AXES.match(text):
+    return None
+  axes = tuple(int(each) for each in text.split(" "))
+  return axes if list(axes) == sorted(set(axes)) and axes[-1] <= MAX_SUM_AXIS else None
 
 
 def complete_attributes(
-    op: str, given: Sequence[tuple[str, AttributeValue]], statement: str
+  op: str, given: Sequence[tuple[str, AttributeValue]], statement: str
 ) -> tuple[tuple[str, AttributeValue], ...]:
-    """The attributes in the order of the table, defaults filled in; refuses unknown, repeated and mistyped ones."""
-    spec = OPERATORS.get(op)
-    if spec is None:
-        raise ProgramError(f"statement '{statement}': unknown operator '{op}'")
-    values: dict[str, AttributeValue] = {}
-    for name, value in given:
-        if name not in dict(spec.attributes):
-            raise ProgramError(f"statement '{statement}': {op} has no attribute '{name}'")
-        if name in values:
-            raise ProgramError(f"statement '{statement}': attribute '{name}' is given twice")
-        values[name] = value
-    completed = []
-    for name, default in spec.attributes:
-        value_ = values.get(name, default)
-        if value_ is None:
-            raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
-        _check_attribute(op, name, value_, statement)
-        if ATTRIBUTES[name].kind in ("Axis", "Flag") and value_ == 0:
-            value_ = 0.0  # no -0
-        completed.append((name, as_attribute(value_)))
-    return tuple(completed)
+  """The attributes in the order of the table, defaults filled in; refuses unknown, repeated and mistyped ones."""
+  spec = OPERATORS.get(op)
+  if spec is None:
+    raise ProgramError(f"statement '{statement}': unknown operator '{op}'")
+  values: dict[str, AttributeValue] = {}
+  for name, value in given:
+    if name not in dict(spec.attributes):
+      raise ProgramError(f"statement '{statement}': {op} has no attribute '{name}'")
+    if name in values:
+      raise ProgramError(f"statement '{statement}': attribute '{name}' is given twice")
+    values[name] = value
+  completed = []
+  for name, default in spec.attributes:
+    value_ = values.get(name, default)
+    if value_ is None:
+      raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
+    _check_attribute(op, name, value_, statement)
+    if ATTRIBUTES[name].kind in ("Axis", "Flag") and value_ == 0:
+      value_ = 0.0  # no -0
+    completed.append((name, as_attribute(value_)))
+  return tuple(completed)
 
 
 def _check_attribute(op: str, name: str, value: AttributeValue, statement: str) -> None:
-    def require(good: bool, expected: str) -> None:
-        if not good:
-            raise ProgramError(f"statement '{statement}': {op}'s {name} is {value!r}; it must be {expected}")
+  def require(good: bool, expected: str) -> None:
+    if not good:
+      raise ProgramError(f"statement '{statement}': {op}'s {name} is {value!r}; it must be {expected}")
 
-    kind = ATTRIBUTES[name].kind
-    if kind == "TargetDType":
-        require(value in DTYPES, f"one of {', '.join(DTYPES)}")
-    elif kind in ("Word", "RequiredWord"):
-        words = ATTRIBUTES[name].given
-        require(value in words, " or ".join(f'"{word}"' for word in words))
-    elif kind == "Axes":
-        expected = f'numbers from 0 to {MAX_SUM_AXIS}, ascending, with one space between them, such as "0 2 3"'
-        require(isinstance(value, str) and sum_axes(value) is not None, expected)
-    else:
-        require(not isinstance(value, str), "a number")
-        if kind == "Axis":
-            number = float(value)
-            require(abs(number) <= 1024 and number == int(number), "an integer from -1024 to 1024")
-        elif kind == "Flag":
-            require(value in (0, 1), "0 or 1")
-        elif not isinstance(value, str) and math.isfinite(value):
-            require(math.isfinite(float(as_attribute(value))), "within the range of float")
+  kind = ATTRIBUTES[name].kind
+  if kind == "TargetDType":
+    require(value in DTYPES, f"one of {', '.join(DTYPES)}")
+  elif kind in ("Word", "RequiredWord"):
+    words = ATTRIBUTES[name].given
+    require(value in words, " or ".join(f'"{word}"' for word in words))
+  elif kind == "Axes":
+    expected = f'numbers from 0 to {MAX_SUM_AXIS}, ascending, with one space between them, such as "0 2 3"'
+    require(isinstance(value, str) and sum_axes(value) is not None, expected)
+  else:
+    require(not isinstance(value, str), "a number")
+    if kind == "Axis":
+      number = float(value)
+      require(abs(number) <= 1024 and number == int(number), "an integer from -1024 to 1024")
+    elif kind == "Flag":
+      require(value in (0, 1), "0 or 1")
+    elif not isinstance(value, str) and math.isfinite(value):
+      require(math.isfinite(float(as_attribute(value))), "within the range of float")
 
 
 def as_attribute(value: AttributeValue) -> AttributeValue:
-    """ONNX keeps attributes as 32-bit floats, so a number means the float nearest to its text."""
-    with np.errstate(over="ignore"):
-        return value if isinstance(value, str) else float(np.float32(value))
+  """ONNX keeps attributes as 32-bit floats, so a number means the float nearest to its text."""
+  with np.errstate(over="ignore"):
+    return value if isinstance(value, str) else float(np.float32(value))

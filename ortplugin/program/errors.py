@@ -6,4 +6,4 @@ from ortplugin.errors import ModelError
 
 
 class ProgramError(ModelError):
-    """The text or the parts are no valid pointwise program; the message says where and what was expected."""
+  """The text or the parts are no valid pointwise program; the message says where and what was expected."""

@@ -19,27 +19,27 @@ AttributeValue = float | str
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """One row of the table of operators.
+  """One row of the table of operators.
 
-    `signature` has a letter for each operand and, last, one for the result: T (one of `types`, the same throughout),
-    B (bool), C (the dtype that the attribute `to` names).
-    """
+  `signature` has a letter for each operand and, last, one for the result: T (one of `types`, the same throughout),
+  B (bool), C (the dtype that the attribute `to` names).
+  """
 
-    name: str
-    signature: str
-    attributes: tuple[tuple[str, AttributeValue | None], ...] = ()  # with the default; None: it must be given
-    types: tuple[str, ...] = FLOATING
-    core: bool = False
+  name: str
+  signature: str
+  attributes: tuple[tuple[str, AttributeValue | None], ...] = ()  # with the default; None: it must be given
+  types: tuple[str, ...] = FLOATING
+  core: bool = False
 
-    @property
-    def operands(self) -> str:
-        """A letter for each operand."""
-        return self.signature[:-1]
+  @property
+  def operands(self) -> str:
+    """A letter for each operand."""
+    return self.signature[:-1]
 
-    @property
-    def result(self) -> str:
-        """The result's letter."""
-        return self.signature[-1]
+  @property
+  def result(self) -> str:
+    """The result's letter."""
+    return self.signature[-1]
 
 
 COMPARISONS: Final = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
@@ -54,41 +54,41 @@ _ATTRIBUTE: Final = re.compile(rf', ({"|".join(_KINDS)})\("(\w+)"((?:, [^(),]+)*
 
 @dataclass(frozen=True)
 class AttributeSpec:
-    """One attribute of a row. `kind` and `given`: what operators.def calls it, and gives beside its name."""
+  """One attribute of a row. `kind` and `given`: what operators.def calls it, and gives beside its name."""
 
-    name: str
-    kind: str
-    given: tuple[str, ...]
+  name: str
+  kind: str
+  given: tuple[str, ...]
 
-    @property
-    def default(self) -> AttributeValue | None:
-        """What it is where a text leaves it out; None: it must be given."""
-        if self.kind in _MUST_BE_GIVEN:
-            return None
-        return self.given[0] if self.kind == "Word" else float(self.given[0])
+  @property
+  def default(self) -> AttributeValue | None:
+    """What it is where a text leaves it out; None: it must be given."""
+    if self.kind in _MUST_BE_GIVEN:
+      return None
+    return self.given[0] if self.kind == "Word" else float(self.given[0])
 
 
 def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
-    """The rows of a table in operators.def's form. Raises ValueError that names a line which is none."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line or line.startswith("//"):
-            continue
-        row = _ROW.match(line)
-        if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 2:
-            raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row; the lines above say what one is")
-        macro, name, operands, result, attributes = row.groups()
-        letters = [*operands.split(", "), result]
-        types = set(letters) - {"bool", "to"}
-        if len(types) > 1 or not types <= _TYPES.keys():
-            raise ValueError(f"{TABLE.name}, line {number}: {name} must have one of the types {', '.join(_TYPES)}")
-        signature = "".join({"bool": "B", "to": "C"}.get(letter, "T") for letter in letters)
-        found = tuple(
-            AttributeSpec(attribute, kind, tuple(re.findall(r"[^ \",]+", given)))
-            for kind, attribute, given in _ATTRIBUTE.findall(attributes)
-        )
-        defaults = tuple((each.name, each.default) for each in found)
-        takes = _TYPES[types.pop()] if types else FLOATING
-        yield OperatorSpec(name, signature, defaults, takes, macro == "CORE"), found
+  """The rows of a table in operators.def's form. Raises ValueError that names a line which is none."""
+  for number, line in enumerate(text.splitlines(), 1):
+    if not line or line.startswith("//"):
+      continue
+    row = _ROW.match(line)
+    if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 2:
+      raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row; the lines above say what one is")
+    macro, name, operands, result, attributes = row.groups()
+    letters = [*operands.split(", "), result]
+    types = set(letters) - {"bool", "to"}
+    if len(types) > 1 or not types <= _TYPES.keys():
+      raise ValueError(f"{TABLE.name}, line {number}: {name} must have one of the types {', '.join(_TYPES)}")
+    signature = "".join({"bool": "B", "to": "C"}.get(letter, "T") for letter in letters)
+    found = tuple(
+      AttributeSpec(attribute, kind, tuple(re.findall(r"[^ \",]+", given)))
+      for kind, attribute, given in _ATTRIBUTE.findall(attributes)
+    )
+    defaults = tuple((each.name, each.default) for each in found)
+    takes = _TYPES[types.pop()] if types else FLOATING
+    yield OperatorSpec(name, signature, defaults, takes, macro == "CORE"), found
 
 
 _ROWS: Final = tuple(rows(TABLE.read_text(encoding="ascii")))

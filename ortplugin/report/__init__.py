@@ -67,341 +67,341 @@ PLAIN, TF32, GRAPH, GRAPH_TF32 = "plain", "TF32", "graph", "graph, TF32"  # how 
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output of the optimized model against the original's.
+  """One output of the optimized model against the original's.
 
-    Attributes:
-        name: of the output.
-        passed: whether it agrees within the tolerance of its dtype.
-        max_abs_error: the largest |optimized - original| where both are finite; None if it is not numeric.
-        max_rel_error: the largest |optimized - original| / |original| where the original is not zero; None likewise.
-        message: why it failed, or a remark; empty otherwise.
-    """
+  Attributes:
+      name: of the output.
+      passed: whether it agrees within the tolerance of its dtype.
+      max_abs_error: the largest |optimized - original| where both are finite; None if it is not numeric.
+      max_rel_error: the largest |optimized - original| / |original| where the original is not zero; None likewise.
+      message: why it failed, or a remark; empty otherwise.
+  """
 
-    name: str
-    passed: bool
-    max_abs_error: float | None = None
-    max_rel_error: float | None = None
-    message: str = ""
+  name: str
+  passed: bool
+  max_abs_error: float | None = None
+  max_rel_error: float | None = None
+  message: str = ""
 
 
 @dataclass(frozen=True)
 class InputComparison:
-    """All outputs on one set of inputs."""
+  """All outputs on one set of inputs."""
 
-    name: str  # "generated, batch=2" or the path of the user's file
-    outputs: tuple[OutputComparison, ...]
-    # Or TF32: in a session that may round to it; GRAPH: replays of a CUDA graph; GRAPH_TF32: of such a session.
-    mode: str = PLAIN
+  name: str  # "generated, batch=2" or the path of the user's file
+  outputs: tuple[OutputComparison, ...]
+  # Or TF32: in a session that may round to it; GRAPH: replays of a CUDA graph; GRAPH_TF32: of such a session.
+  mode: str = PLAIN
 
-    @property
-    def passed(self) -> bool:
-        """Whether every output agrees."""
-        return all(output.passed for output in self.outputs)
+  @property
+  def passed(self) -> bool:
+    """Whether every output agrees."""
+    return all(output.passed for output in self.outputs)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Original and optimized in turns. Times are medians of one run."""
+  """Original and optimized in turns. Times are medians of one run."""
 
-    mode: str  # PLAIN or GRAPH
-    original_ms: float
-    optimized_ms: float
-    loses: bool = False  # whether the optimized model is slower, by more than the measurements' error
+  mode: str  # PLAIN or GRAPH
+  original_ms: float
+  optimized_ms: float
+  loses: bool = False  # whether the optimized model is slower, by more than the measurements' error
 
-    def __str__(self) -> str:
-        factor = self.original_ms / max(self.optimized_ms, 1e-9)
-        spread = ", within the measurements' spread" if factor < 0.98 and not self.loses else ""
-        times = f"original {self.original_ms:.3f} ms, optimized {self.optimized_ms:.3f} ms"
-        return f"{times}, {factor:.2f} times as fast{spread}"
+  def __str__(self) -> str:
+    factor = self.original_ms / max(self.optimized_ms, 1e-9)
+    spread = ", within the measurements' spread" if factor < 0.98 and not self.loses else ""
+    times = f"original {self.original_ms:.3f} ms, optimized {self.optimized_ms:.3f} ms"
+    return f"{times}, {factor:.2f} times as fast{spread}"
 
 
 @dataclass(frozen=True)
 class ProviderVerification:
-    """Original against optimized on one execution provider."""
+  """Original against optimized on one execution provider."""
 
-    provider: str
-    inputs: tuple[InputComparison, ...]
-    skipped: str = ""  # why nothing was compared here; empty if it was
-    replays: int = 0  # of CUDA graphs, all of whose outputs were compared
-    graph_skipped: str = ""  # why no graph was replayed, or on some inputs only; empty off CUDA
-    notes: tuple[str, ...] = ()  # what a user should know besides
-    timings: tuple[Timing, ...] = ()  # in each mode in which both ran; of CUDA graphs first
+  provider: str
+  inputs: tuple[InputComparison, ...]
+  skipped: str = ""  # why nothing was compared here; empty if it was
+  replays: int = 0  # of CUDA graphs, all of whose outputs were compared
+  graph_skipped: str = ""  # why no graph was replayed, or on some inputs only; empty off CUDA
+  notes: tuple[str, ...] = ()  # what a user should know besides
+  timings: tuple[Timing, ...] = ()  # in each mode in which both ran; of CUDA graphs first
 
-    @property
-    def original_ms(self) -> float | None:
-        """Of plain runs."""
-        return next((timing.original_ms for timing in self.timings if timing.mode == PLAIN), None)
+  @property
+  def original_ms(self) -> float | None:
+    """Of plain runs."""
+    return next((timing.original_ms for timing in self.timings if timing.mode == PLAIN), None)
 
-    @property
-    def optimized_ms(self) -> float | None:
-        """Of plain runs."""
-        return next((timing.optimized_ms for timing in self.timings if timing.mode == PLAIN), None)
+  @property
+  def optimized_ms(self) -> float | None:
+    """Of plain runs."""
+    return next((timing.optimized_ms for timing in self.timings if timing.mode == PLAIN), None)
 
-    @property
-    def loses(self) -> bool:
-        """Whether the optimized model is slower than the original in a mode."""
-        return any(timing.loses for timing in self.timings)
+  @property
+  def loses(self) -> bool:
+    """Whether the optimized model is slower than the original in a mode."""
+    return any(timing.loses for timing in self.timings)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in the JSON report."""
-        times = {"original_ms": self.original_ms, "optimized_ms": self.optimized_ms}
-        return {**asdict(self), **times, "passed": self.passed}
+  def to_dict(self) -> dict[str, Any]:
+    """As in the JSON report."""
+    times = {"original_ms": self.original_ms, "optimized_ms": self.optimized_ms}
+    return {**asdict(self), **times, "passed": self.passed}
 
-    @property
-    def passed(self) -> bool:
-        """Whether all inputs give the same outputs; true where nothing was compared."""
-        return all(comparison.passed for comparison in self.inputs)
+  @property
+  def passed(self) -> bool:
+    """Whether all inputs give the same outputs; true where nothing was compared."""
+    return all(comparison.passed for comparison in self.inputs)
 
 
 @dataclass(frozen=True)
 class TunedNode:
-    """What was measured for one node.
+  """What was measured for one node.
 
-    Attributes:
-        node: its label.
-        choice: the candidate that stands there now; "" names the node as it was.
-        microseconds: candidate to the time of one run; None where it could not be measured, or was wrong.
-        wrong: candidates that were fastest, but whose outputs are not those of the node as it was.
-    """
+  Attributes:
+      node: its label.
+      choice: the candidate that stands there now; "" names the node as it was.
+      microseconds: candidate to the time of one run; None where it could not be measured, or was wrong.
+      wrong: candidates that were fastest, but whose outputs are not those of the node as it was.
+  """
 
-    node: str
-    choice: str
-    microseconds: dict[str, float | None]
-    wrong: tuple[str, ...] = ()
+  node: str
+  choice: str
+  microseconds: dict[str, float | None]
+  wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A pass that changed outputs and was left out."""
+  """A pass that changed outputs and was left out."""
 
-    rewrite: str
-    nodes: tuple[str, ...]  # labels of the first change by which outputs differed
-    reason: str  # which output differed, where and by how much
+  rewrite: str
+  nodes: tuple[str, ...]  # labels of the first change by which outputs differed
+  reason: str  # which output differed, where and by how much
 
 
 @dataclass(frozen=True)
 class TakenBack:
-    """Passes that made the model slower and were left out."""
+  """Passes that made the model slower and were left out."""
 
-    rewrites: tuple[str, ...]
-    provider: str
-    timings: tuple[Timing, ...]  # with them
+  rewrites: tuple[str, ...]
+  provider: str
+  timings: tuple[Timing, ...]  # with them
 
 
 @dataclass(frozen=True)
 class NodeTime:
-    """One node as ONNX Runtime ran it. Times are medians over the runs, in milliseconds, without those of bodies."""
+  """One node as ONNX Runtime ran it. Times are medians over the runs, in milliseconds, without those of bodies."""
 
-    node: str  # its name there
-    operator: str  # "domain::Type"
-    ms: float
-    bytes: int  # of its outputs
-    origins: tuple[str, ...]  # labels of the model's nodes that it stands for, its output's first; () where it is new
+  node: str  # its name there
+  operator: str  # "domain::Type"
+  ms: float
+  bytes: int  # of its outputs
+  origins: tuple[str, ...]  # labels of the model's nodes that it stands for, its output's first; () where it is new
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Where one model spends its time."""
+  """Where one model spends its time."""
 
-    run_ms: float  # of a whole run
-    runs: int
-    nodes: tuple[NodeTime, ...]  # the slowest first
+  run_ms: float  # of a whole run
+  runs: int
+  nodes: tuple[NodeTime, ...]  # the slowest first
 
-    def to_dict(self, taken: dict[str, str]) -> dict[str, Any]:
-        """Its JSON form. `taken`: labels of nodes of the model to the node of ours in their place."""
-        total = sum(each.ms for each in self.nodes) or 1.0
-        rows: dict[str, Counter[str]] = defaultdict(Counter)
-        nodes, mine = [], 0.0
-        for each in self.nodes:
-            ours = taken[each.origins[0]] if each.origins and taken.keys() >= {*each.origins} else None
-            share = each.ms / total
-            part = share if ours else 0
-            mine += part
-            rows[each.operator].update({"count": 1, "ms": each.ms, "share": share, "taken_share": part})
-            nodes.append({"node": each.node, "operator": each.operator, "ms": round(each.ms, 6),
-                          "share": round(share, 6), "bytes": each.bytes, "taken_by": ours})  # fmt: skip
-        operators = [
-            {"operator": name, **{key: round(value, 6) for key, value in row.items()}} for name, row in rows.items()
-        ]
-        return {
-            "run_ms": round(self.run_ms, 6),
-            "runs": self.runs,
-            "nodes_ms": round(total, 6) if self.nodes else 0,
-            "taken_share": round(mine, 6),
-            "operators": sorted(operators, key=lambda row: -float(row["ms"])),
-            "nodes": nodes[:SLOWEST],
-        }
+  def to_dict(self, taken: dict[str, str]) -> dict[str, Any]:
+    """Its JSON form. `taken`: labels of nodes of the model to the node of ours in their place."""
+    total = sum(each.ms for each in self.nodes) or 1.0
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    nodes, mine = [], 0.0
+    for each in self.nodes:
+      ours = taken[each.origins[0]] if each.origins and taken.keys() >= {*each.origins} else None
+      share = each.ms / total
+      part = share if ours else 0
+      mine += part
+      rows[each.operator].update({"count": 1, "ms": each.ms, "share": share, "taken_share": part})
+      nodes.append({"node": each.node, "operator": each.operator, "ms": round(each.ms, 6),
+                    "share": round(share, 6), "bytes": each.bytes, "taken_by": ours})  # fmt: skip
+    operators = [
+      {"operator": name, **{key: round(value, 6) for key, value in row.items()}} for name, row in rows.items()
+    ]
+    return {
+      "run_ms": round(self.run_ms, 6),
+      "runs": self.runs,
+      "nodes_ms": round(total, 6) if self.nodes else 0,
+      "taken_share": round(mine, 6),
+      "operators": sorted(operators, key=lambda row: -float(row["ms"])),
+      "nodes": nodes[:SLOWEST],
+    }
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where time goes on one provider, by ONNX Runtime's profile."""
+  """Where time goes on one provider, by ONNX Runtime's profile."""
 
-    provider: str
-    inputs: str = ""  # the name of the case
-    original: Timeline | None = None
-    optimized: Timeline | None = None
-    skipped: str = ""  # why nothing was profiled
+  provider: str
+  inputs: str = ""  # the name of the case
+  original: Timeline | None = None
+  optimized: Timeline | None = None
+  skipped: str = ""  # why nothing was profiled
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a model's initializers take."""
+  """What a model's initializers take."""
 
-    weights: int  # how many there are
-    bytes: int
-    dtypes: dict[str, int]  # bytes of each dtype
-    largest: tuple[dict[str, Any], ...]  # name, dtype, shape and bytes
+  weights: int  # how many there are
+  bytes: int
+  dtypes: dict[str, int]  # bytes of each dtype
+  largest: tuple[dict[str, Any], ...]  # name, dtype, shape and bytes
 
 
 @dataclass
 class Report:
-    """What one call of `optimize` did; see the module for the JSON form."""
+  """What one call of `optimize` did; see the module for the JSON form."""
 
-    action: str = "optimize"  # or "restore", "profile"
-    input: str | None = None
-    output: str | None = None
-    before: dict[str, int] = field(default_factory=dict)
-    after: dict[str, int] = field(default_factory=dict)
-    opset: tuple[int, int] | None = None  # of ai.onnx, before and after an upgrade
-    functions: dict[str, int] = field(default_factory=dict)  # calls that became bodies
-    precision: str | None = None  # of a conversion
-    changes: list[Change] = field(default_factory=list)
-    near_misses: list[NearMiss] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    verification: list[ProviderVerification] = field(default_factory=list)
-    tuning: list[TunedNode] = field(default_factory=list)
-    guilty: Change | None = None
-    dropped: list[Dropped] = field(default_factory=list)
-    taken_back: list[TakenBack] = field(default_factory=list)
-    labels_before: frozenset[str] = frozenset()  # of the original's nodes
-    labels_after: frozenset[str] = frozenset()
-    weights_before: Weights | None = None
-    weights_after: Weights | None = None
-    profile: Profile | None = None
+  action: str = "optimize"  # or "restore", "profile"
+  input: str | None = None
+  output: str | None = None
+  before: dict[str, int] = field(default_factory=dict)
+  after: dict[str, int] = field(default_factory=dict)
+  opset: tuple[int, int] | None = None  # of ai.onnx, before and after an upgrade
+  functions: dict[str, int] = field(default_factory=dict)  # calls that became bodies
+  precision: str | None = None  # of a conversion
+  changes: list[Change] = field(default_factory=list)
+  near_misses: list[NearMiss] = field(default_factory=list)
+  seconds: dict[str, float] = field(default_factory=dict)
+  verification: list[ProviderVerification] = field(default_factory=list)
+  tuning: list[TunedNode] = field(default_factory=list)
+  guilty: Change | None = None
+  dropped: list[Dropped] = field(default_factory=list)
+  taken_back: list[TakenBack] = field(default_factory=list)
+  labels_before: frozenset[str] = frozenset()  # of the original's nodes
+  labels_after: frozenset[str] = frozenset()
+  weights_before: Weights | None = None
+  weights_after: Weights | None = None
+  profile: Profile | None = None
 
-    @property
-    def rewrites(self) -> dict[str, int]:
-        """How often each rewrite fired, in the order in which they first did."""
-        return dict(Counter(change.rewrite for change in self.changes))
+  @property
+  def rewrites(self) -> dict[str, int]:
+    """How often each rewrite fired, in the order in which they first did."""
+    return dict(Counter(change.rewrite for change in self.changes))
 
-    @property
-    def converted(self) -> int:
-        """How many operators, inputs and outputs a conversion of precision changed."""
-        return sum(change.rewrite == CONVERSION for change in self.changes)
+  @property
+  def converted(self) -> int:
+    """How many operators, inputs and outputs a conversion of precision changed."""
+    return sum(change.rewrite == CONVERSION for change in self.changes)
 
-    @property
-    def kept(self) -> list[NearMiss]:
-        """The operators that a conversion of precision left in their dtypes, and why."""
-        return [miss for miss in self.near_misses if miss.rewrite == CONVERSION]
+  @property
+  def kept(self) -> list[NearMiss]:
+    """The operators that a conversion of precision left in their dtypes, and why."""
+    return [miss for miss in self.near_misses if miss.rewrite == CONVERSION]
 
-    @property
-    def fused(self) -> int:
-        """How many changes made or extended a fused operator, rather than simplified the graph."""
-        return sum(is_ours(change.result) for change in self.changes)
+  @property
+  def fused(self) -> int:
+    """How many changes made or extended a fused operator, rather than simplified the graph."""
+    return sum(is_ours(change.result) for change in self.changes)
 
-    @property
-    def tuned(self) -> int:
-        """How many nodes --tune changed."""
-        return sum(bool(node.choice) for node in self.tuning)
+  @property
+  def tuned(self) -> int:
+    """How many nodes --tune changed."""
+    return sum(bool(node.choice) for node in self.tuning)
 
-    @property
-    def passed(self) -> bool:
-        """Whether every verification that was made passed."""
-        return all(result.passed for result in self.verification)
+  @property
+  def passed(self) -> bool:
+    """Whether every verification that was made passed."""
+    return all(result.passed for result in self.verification)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON report as Python values."""
-        data: dict[str, Any] = {
-            "version": __version__,
-            "action": self.action,
-            "input": self.input,
-            "output": self.output,
-            "operators": {"before": self.before, "after": self.after},
-            "opset": self.opset,
-            "functions": self.functions,
-            "precision": None
-            if self.precision is None
-            else {"name": self.precision, "converted": self.converted, "kept": len(self.kept)},
-            "rewrites": self.rewrites,
-            "changes": [asdict(change) for change in self.changes],
-            "near_misses": [asdict(miss) for miss in self.near_misses],
-            "fused": self.fused,
-            "seconds": {step: round(value, 6) for step, value in self.seconds.items()},
-            "verification": [result.to_dict() for result in self.verification],
-            "tuning": [asdict(node) for node in self.tuning],
-            "guilty": asdict(self.guilty) if self.guilty is not None else None,
-            "dropped": [asdict(each) for each in self.dropped],
-            "taken_back": [asdict(each) for each in self.taken_back],
-            **self._places(),
-        }
-        return {**data, "next": [{"option": option, "why": why} for option, why in advise(data)]}
+  def to_dict(self) -> dict[str, Any]:
+    """The JSON report as Python values."""
+    data: dict[str, Any] = {
+      "version": __version__,
+      "action": self.action,
+      "input": self.input,
+      "output": self.output,
+      "operators": {"before": self.before, "after": self.after},
+      "opset": self.opset,
+      "functions": self.functions,
+      "precision": None
+      if self.precision is None
+      else {"name": self.precision, "converted": self.converted, "kept": len(self.kept)},
+      "rewrites": self.rewrites,
+      "changes": [asdict(change) for change in self.changes],
+      "near_misses": [asdict(miss) for miss in self.near_misses],
+      "fused": self.fused,
+      "seconds": {step: round(value, 6) for step, value in self.seconds.items()},
+      "verification": [result.to_dict() for result in self.verification],
+      "tuning": [asdict(node) for node in self.tuning],
+      "guilty": asdict(self.guilty) if self.guilty is not None else None,
+      "dropped": [asdict(each) for each in self.dropped],
+      "taken_back": [asdict(each) for each in self.taken_back],
+      **self._places(),
+    }
+    return {**data, "next": [{"option": option, "why": why} for option, why in advise(data)]}
 
-    def _places(self) -> dict[str, Any]:
-        """What the report says by place: regions, memory and time."""
-        regions = find_regions(self.changes, self.labels_before, self.labels_after)
-        taken = {label: region.result for region in regions if is_ours(region.result) for label in region.nodes}
-        ours = {label: label for label in self.labels_after if is_ours(label)}
-        memory: dict[str, Any] = {}
-        times: dict[str, Any] = {}
-        profile = self.profile or Profile("")
-        for when, side, name, line, known in (
-            ("before", self.weights_before, "original", profile.original, taken),
-            ("after", self.weights_after, "optimized", profile.optimized, ours),
-        ):
-            memory[when] = None if side is None else asdict(side)
-            memory[f"written_{when}"] = None if line is None else sum(each.bytes for each in line.nodes)
-            times[name] = None if line is None else line.to_dict(known)
-        about = {"provider": profile.provider, "inputs": profile.inputs, "skipped": profile.skipped}
-        return {
-            "regions": [{"kind": region.kind, "result": region.result, "nodes": region.nodes,
-                         "rewrites": dict(region.rewrites)} for region in regions],
-            "memory": memory,
-            "profile": None if self.profile is None else {**about, **times},
-        }  # fmt: skip
+  def _places(self) -> dict[str, Any]:
+    """What the report says by place: regions, memory and time."""
+    regions = find_regions(self.changes, self.labels_before, self.labels_after)
+    taken = {label: region.result for region in regions if is_ours(region.result) for label in region.nodes}
+    ours = {label: label for label in self.labels_after if is_ours(label)}
+    memory: dict[str, Any] = {}
+    times: dict[str, Any] = {}
+    profile = self.profile or Profile("")
+    for when, side, name, line, known in (
+      ("before", self.weights_before, "original", profile.original, taken),
+      ("after", self.weights_after, "optimized", profile.optimized, ours),
+    ):
+      memory[when] = None if side is None else asdict(side)
+      memory[f"written_{when}"] = None if line is None else sum(each.bytes for each in line.nodes)
+      times[name] = None if line is None else line.to_dict(known)
+    about = {"provider": profile.provider, "inputs": profile.inputs, "skipped": profile.skipped}
+    return {
+        "regions": [{"kind": region.kind, "result": region.result, "nodes": region.nodes,
+                     "rewrites": dict(region.rewrites)} for region in regions],
+        "memory": memory,
+        "profile": None if self.profile is None else {**about, **times},
+    }  # fmt: skip
 
-    def to_json(self) -> str:
-        """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""
-        return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False) + "\n"
+  def to_json(self) -> str:
+    """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""
+    return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+  if isinstance(value, dict):
+    return {str(key): _plain(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  return value
 
 
 def count_operators(model: ModelProto) -> dict[str, int]:
-    """How many nodes of each 'domain::Type' there are, bodies and local functions included, by name."""
-    counts = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model))
-    return dict(sorted(counts.items()))
+  """How many nodes of each 'domain::Type' there are, bodies and local functions included, by name."""
+  counts = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model))
+  return dict(sorted(counts.items()))
 
 
 def node_labels(model: ModelProto) -> frozenset[str]:
-    """Those of every node."""
-    return frozenset(map(node_label, walk_nodes(model)))
+  """Those of every node."""
+  return frozenset(map(node_label, walk_nodes(model)))
 
 
 def node_label(node: NodeProto) -> str:
-    """'name (OpType)' of a node in a file, as `ortplugin.graph.labels` writes it."""
-    first = next((name for name in node.output if name), "")
-    name = node.name or (f"'{first}'" if first else "")
-    return f"{name} ({node.op_type})".lstrip()
+  """'name (OpType)' of a node in a file, as `ortplugin.graph.labels` writes it."""
+  first = next((name for name in node.output if name), "")
+  name = node.name or (f"'{first}'" if first else "")
+  return f"{name} ({node.op_type})".lstrip()
 
 
 def weigh(model: ModelProto) -> Weights:
-    """What the initializers take, those of bodies included."""
-    names = {"float": "float32", "double": "float64"}  # as NumPy has them
-    dtypes: Counter[str] = Counter()
-    found: list[dict[str, Any]] = []
-    for tensor in (tensor for graph in walk_graphs(model.graph) for tensor in graph.initializer):
-        size = byte_count(tensor, f"initializer '{tensor.name}'")
-        dtype = str(TensorProto.DataType.Name(tensor.data_type)).lower()
-        dtypes[names.get(dtype, dtype)] += size
-        found.append({"name": tensor.name, "dtype": names.get(dtype, dtype), "shape": list(tensor.dims), "bytes": size})
-    found.sort(key=lambda each: -each["bytes"])
-    return Weights(len(found), dtypes.total(), dict(sorted(dtypes.items())), tuple(found[:LARGEST]))
+  """What the initializers take, those of bodies included."""
+  names = {"float": "float32", "double": "float64"}  # as NumPy has them
+  dtypes: Counter[str] = Counter()
+  found: list[dict[str, Any]] = []
+  for tensor in (tensor for graph in walk_graphs(model.graph) for tensor in graph.initializer):
+    size = byte_count(tensor, f"initializer '{tensor.name}'")
+    dtype = str(TensorProto.DataType.Name(tensor.data_type)).lower()
+    dtypes[names.get(dtype, dtype)] += size
+    found.append({"name": tensor.name, "dtype": names.get(dtype, dtype), "shape": list(tensor.dims), "bytes": size})
+  found.sort(key=lambda each: -each["bytes"])
+  return Weights(len(found), dtypes.total(), dict(sorted(dtypes.items())), tuple(found[:LARGEST]))

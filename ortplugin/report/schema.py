@@ -8,19 +8,19 @@ Schema = dict[str, Any]
 
 
 def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+  return {"type": "array", "items": items}
 
 
 def _by_name(values: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": values}
+  return {"type": "object", "additionalProperties": values}
 
 
 def _object(**keys: Schema) -> Schema:
-    return {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
+  return {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
 
 
 def _or_null(*schemas: Schema) -> Schema:
-    return {"anyOf": [*schemas, {"type": "null"}]}
+  return {"anyOf": [*schemas, {"type": "null"}]}
 
 
 _S, _N, _I, _B = ({"type": name} for name in ("string", "number", "integer", "boolean"))
@@ -43,32 +43,32 @@ _TIMELINE = _or_null(
 _REGION = _object(kind={"enum": ["fused", "replaced", "removed"]}, result=_S, nodes=_NAMES, rewrites=_COUNTS)
 
 SCHEMA: Schema = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "title": "The report of optimize-model",
-    **_object(
-        version=_S,
-        action={"enum": ["optimize", "restore", "profile"]},
-        input=_or_null(_S),
-        output=_or_null(_S),
-        operators=_object(before=_COUNTS, after=_COUNTS),
-        opset=_or_null(_list(_I)),
-        functions=_COUNTS,
-        precision=_or_null(_object(name=_S, converted=_I, kept=_I)),
-        rewrites=_COUNTS,
-        changes=_list(_CHANGE),
-        near_misses=_list(_object(rewrite=_S, node=_S, reason=_S)),
-        fused=_I,
-        seconds=_by_name(_N),
-        verification=_list(_PROVIDER),
-        tuning=_list(_object(node=_S, choice=_S, microseconds=_by_name(_NUMBER), wrong=_NAMES)),
-        guilty=_or_null(_CHANGE),
-        dropped=_list(_object(rewrite=_S, nodes=_NAMES, reason=_S)),
-        taken_back=_list(_object(rewrites=_NAMES, provider=_S, timings=_TIMINGS)),
-        regions=_list(_REGION),
-        memory=_object(before=_WEIGHTS, after=_WEIGHTS, written_before=_or_null(_I), written_after=_or_null(_I)),
-        profile=_or_null(
-            _object(provider=_S, inputs=_S, skipped=_S, original=_TIMELINE, optimized=_TIMELINE),
-        ),
-        next=_list(_object(option=_S, why=_S)),
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "title": "The report of optimize-model",
+  **_object(
+    version=_S,
+    action={"enum": ["optimize", "restore", "profile"]},
+    input=_or_null(_S),
+    output=_or_null(_S),
+    operators=_object(before=_COUNTS, after=_COUNTS),
+    opset=_or_null(_list(_I)),
+    functions=_COUNTS,
+    precision=_or_null(_object(name=_S, converted=_I, kept=_I)),
+    rewrites=_COUNTS,
+    changes=_list(_CHANGE),
+    near_misses=_list(_object(rewrite=_S, node=_S, reason=_S)),
+    fused=_I,
+    seconds=_by_name(_N),
+    verification=_list(_PROVIDER),
+    tuning=_list(_object(node=_S, choice=_S, microseconds=_by_name(_NUMBER), wrong=_NAMES)),
+    guilty=_or_null(_CHANGE),
+    dropped=_list(_object(rewrite=_S, nodes=_NAMES, reason=_S)),
+    taken_back=_list(_object(rewrites=_NAMES, provider=_S, timings=_TIMINGS)),
+    regions=_list(_REGION),
+    memory=_object(before=_WEIGHTS, after=_WEIGHTS, written_before=_or_null(_I), written_after=_or_null(_I)),
+    profile=_or_null(
+      _object(provider=_S, inputs=_S, skipped=_S, original=_TIMELINE, optimized=_TIMELINE),
     ),
+    next=_list(_object(option=_S, why=_S)),
+  ),
 }

@@ -16,29 +16,29 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Limit:
-    """One line. `command`: what measures it, or for engines.def the test that runs the kernel there."""
+  """One line. `command`: what measures it, or for engines.def the test that runs the kernel there."""
 
-    name: str
-    value: int | float
-    unit: str
-    why: str
-    command: str
+  name: str
+  value: int | float
+  unit: str
+  why: str
+  command: str
 
 
 @dataclass(frozen=True)
 class Target:
-    """One file. `name` and `capability` are of its GPU; empty and None in engines.def, which is of every GPU."""
+  """One file. `name` and `capability` are of its GPU; empty and None in engines.def, which is of every GPU."""
 
-    name: str
-    capability: tuple[int, int] | None
-    limits: Mapping[str, Limit]
+  name: str
+  capability: tuple[int, int] | None
+  limits: Mapping[str, Limit]
 
-    def __getitem__(self, name: str) -> int:
-        """The limit of that name, a whole number. Raises KeyError for an unknown name, TypeError for a fraction."""
-        value = self.limits[name].value
-        if not isinstance(value, int):
-            raise TypeError(f"the limit {name} is {value}, no whole number")
-        return value
+  def __getitem__(self, name: str) -> int:
+    """The limit of that name, a whole number. Raises KeyError for an unknown name, TypeError for a fraction."""
+    value = self.limits[name].value
+    if not isinstance(value, int):
+      raise TypeError(f"the limit {name} is {value}, no whole number")
+    return value
 
 
 FOLDER: Final = Path(__file__).parent
@@ -49,25 +49,25 @@ _LIMIT: Final = re.compile(rf"LIMIT\((\w+), ({_VALUE}),\s+{_STRING},\s+{_STRING}
 
 
 def read(path: Path) -> Target:
-    """The entry in a file of h200.def's form. Raises ValueError that quotes what is no line of it."""
-    text = re.sub(r"^//.*\n", "", path.read_text(encoding="ascii"), flags=re.MULTILINE).strip()
-    name, capability = "", None
-    if head := _TARGET.match(text):
-        name, capability, text = head[1], (int(head[2]), int(head[3])), text[head.end() :]
-    limits: dict[str, Limit] = {}
-    while text:
-        line = _LIMIT.match(text)
-        if line is None or line[1] in limits:
-            what = "stands there twice" if line else "is no limit; the lines above in h200.def say what one is"
-            raise ValueError(f"{path.name}: '{text.partition(chr(10))[0]}' {what}")
-        limits[line[1]] = Limit(line[1], _number(line[2]), *line.groups()[2:])
-        text = text[line.end() :]
-    return Target(name, capability, MappingProxyType(limits))
+  """The entry in a file of h200.def's form. Raises ValueError that quotes what is no line of it."""
+  text = re.sub(r"^//.*\n", "", path.read_text(encoding="ascii"), flags=re.MULTILINE).strip()
+  name, capability = "", None
+  if head := _TARGET.match(text):
+    name, capability, text = head[1], (int(head[2]), int(head[3])), text[head.end() :]
+  limits: dict[str, Limit] = {}
+  while text:
+    line = _LIMIT.match(text)
+    if line is None or line[1] in limits:
+      what = "stands there twice" if line else "is no limit; the lines above in h200.def say what one is"
+      raise ValueError(f"{path.name}: '{text.partition(chr(10))[0]}' {what}")
+    limits[line[1]] = Limit(line[1], _number(line[2]), *line.groups()[2:])
+    text = text[line.end() :]
+  return Target(name, capability, MappingProxyType(limits))
 
 
 def _number(text: str) -> int | float:
-    base, _, shift = text.replace("'", "").replace("LL", "").partition(" << ")
-    return float(base) if "." in base else int(base) << int(shift or 0)
+  base, _, shift = text.replace("'", "").replace("LL", "").partition(" << ")
+  return float(base) if "." in base else int(base) << int(shift or 0)
 
 
 ENGINES: Final = read(FOLDER / "engines.def")

@@ -44,202 +44,202 @@ NOT_CAPTURED = f"{ORIGINAL}is not captured in a CUDA graph, and without one the 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A finding that is to be confirmed, of a seed or a case."""
+  """A finding that is to be confirmed, of a seed or a case."""
 
-    what: int | Case
-    finding: Finding
+  what: int | Case
+  finding: Finding
 
 
 @dataclass
 class _Runs:
-    """What a model gave: for each of the references, the outputs of each run. `captured`: all in CUDA graphs."""
+  """What a model gave: for each of the references, the outputs of each run. `captured`: all in CUDA graphs."""
 
-    outputs: list[list[Outputs]]
-    captured: bool
+  outputs: list[list[Outputs]]
+  captured: bool
 
 
 def is_doubtful(finding: Finding) -> bool:
-    """Whether the GPU has a part in it."""
-    in_optimizer = finding.kind in ("crash", "hang") and "optimize" in finding.message
-    return finding.kind not in ("exception", "again", "restore") and not in_optimizer
+  """Whether the GPU has a part in it."""
+  in_optimizer = finding.kind in ("crash", "hang") and "optimize" in finding.message
+  return finding.kind not in ("exception", "again", "restore") and not in_optimizer
 
 
 def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
-    """The verdict on a case that a first run on the judge's provider found something in."""
-    judge.tell("original")
-    gc.collect()  # of the first run's sessions
-    references = references_of(case)
-    model = _of_onnx_runtime(case.model)
-    provider: Provider | None = judge.provider
-    skipped = False  # whether the original is not captured
-    while provider is not None:
-        plain = provider.plain()
-        here = Judge(provider)  # silent: whatever dies, does so in the stage that is told here
-        faults: dict[str, str] = {}
-        if model is not None:
-            judge.tell(f"{ORIGINAL}{provider.where}")
-            try:
-                original = _runs(provider, model, references)
-            except Exception as error:  # ONNX Runtime's own classes have no common base
-                return Verdict("unfit", f"{ORIGINAL}fails {provider.where}: {one_line(error)[:80]}")
-            if plain is not None and not original.captured:
-                provider, skipped = plain, True
-                continue
-            faults = _faults(here, case, model, references, original)
-            _learn(references, original, faults)
-            _learn_narrow(provider, references)
-        verdict = _optimized(here, judge.tell, case, references, finding, faults, plain is not None)
-        if verdict is None:
-            provider = plain
-            continue
-        if verdict.what == "finding":
-            bare = provider.unoptimized()
-            again = bare and _optimized(Judge(bare), judge.tell, case, references, finding, faults, False)
-            if again is not None and again.what != "finding":  # by each output that the original has right
-                return Verdict("unfit", BY_OPTIMIZATIONS)
-            assert verdict.finding is not None
-            if bare and model is not None and _fails_alike(bare, model, references, verdict.finding):
-                return Verdict("unfit", f"{ORIGINAL}fails alike without ONNX Runtime's own optimizations")
-        return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
-    raise AssertionError("a provider without a CUDA graph gives a verdict")
+  """The verdict on a case that a first run on the judge's provider found something in."""
+  judge.tell("original")
+  gc.collect()  # of the first run's sessions
+  references = references_of(case)
+  model = _of_onnx_runtime(case.model)
+  provider: Provider | None = judge.provider
+  skipped = False  # whether the original is not captured
+  while provider is not None:
+    plain = provider.plain()
+    here = Judge(provider)  # silent: whatever dies, does so in the stage that is told here
+    faults: dict[str, str] = {}
+    if model is not None:
+      judge.tell(f"{ORIGINAL}{provider.where}")
+      try:
+        original = _runs(provider, model, references)
+      except Exception as error:  # ONNX Runtime's own classes have no common base
+        return Verdict("unfit", f"{ORIGINAL}fails {provider.where}: {one_line(error)[:80]}")
+      if plain is not None and not original.captured:
+        provider, skipped = plain, True
+        continue
+      faults = _faults(here, case, model, references, original)
+      _learn(references, original, faults)
+      _learn_narrow(provider, references)
+    verdict = _optimized(here, judge.tell, case, references, finding, faults, plain is not None)
+    if verdict is None:
+      provider = plain
+      continue
+    if verdict.what == "finding":
+      bare = provider.unoptimized()
+      again = bare and _optimized(Judge(bare), judge.tell, case, references, finding, faults, False)
+      if again is not None and again.what != "finding":  # by each output that the original has right
+        return Verdict("unfit", BY_OPTIMIZATIONS)
+      assert verdict.finding is not None
+      if bare and model is not None and _fails_alike(bare, model, references, verdict.finding):
+        return Verdict("unfit", f"{ORIGINAL}fails alike without ONNX Runtime's own optimizations")
+    return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
+  raise AssertionError("a provider without a CUDA graph gives a verdict")
 
 
 def _optimized(
-    judge: Judge,
-    tell: Tell,
-    case: Case,
-    references: Sequence[Reference],
-    finding: Finding,
-    faults: dict[str, str],
-    captured: bool,
+  judge: Judge,
+  tell: Tell,
+  case: Case,
+  references: Sequence[Reference],
+  finding: Finding,
+  faults: dict[str, str],
+  captured: bool,
 ) -> Verdict | None:
-    """The verdict on its runs; None if they should be `captured` and are not."""
-    right = [name for name in references[0].names if name not in faults]
-    by_values = finding.kind in ("values", "form")
-    if faults and (not right or not by_values):  # what it computes may be what it fails by
-        return Verdict("unfit", next(iter(faults.values())))
-    tell("optimize")
-    made, _ = optimize(case)
-    tell("load" if "'load'" in finding.message else "run")  # so that one fault has one signature
-    try:
-        runs = _runs(judge.provider, made, references)
-    except Exception as error:  # ONNX Runtime's own classes have no common base
-        if lethal.of_conv(made, str(error)):
-            return Verdict("unfit", "ONNX Runtime's own Conv in three dimensions")
-        kind = "load" if finding.kind == "load" else "run"
-        return Verdict("finding", finding=Finding(kind, one_line(error)))
-    if captured and not runs.captured:
-        return None
-    for reference, outputs in zip(references, runs.outputs, strict=True):
-        for got in outputs:
-            problem = judge.problem(case, reference, made, got, right)
-            if problem is not None:
-                return Verdict("finding", finding=problem)
-    if faults:
-        return Verdict("unfit", next(iter(faults.values())))
-    for reference, outputs in zip(references, runs.outputs, strict=True):
-        others, reference.others = reference.others, []
-        alone = judge.problem(case, reference, made, outputs[0], right)
-        reference.others = others
-        if alone is not None and others:
-            return Verdict("same", f"by what the original gives {judge.provider.where}")
-    count = sum(len(each) for each in runs.outputs)
-    first = f"{finding.kind}, {finding.message[:300]}"
-    return Verdict("unrepeated", f"{first}, and then right in {count} runs {judge.provider.where}")
+  """The verdict on its runs; None if they should be `captured` and are not."""
+  right = [name for name in references[0].names if name not in faults]
+  by_values = finding.kind in ("values", "form")
+  if faults and (not right or not by_values):  # what it computes may be what it fails by
+    return Verdict("unfit", next(iter(faults.values())))
+  tell("optimize")
+  made, _ = optimize(case)
+  tell("load" if "'load'" in finding.message else "run")  # so that one fault has one signature
+  try:
+    runs = _runs(judge.provider, made, references)
+  except Exception as error:  # ONNX Runtime's own classes have no common base
+    if lethal.of_conv(made, str(error)):
+      return Verdict("unfit", "ONNX Runtime's own Conv in three dimensions")
+    kind = "load" if finding.kind == "load" else "run"
+    return Verdict("finding", finding=Finding(kind, one_line(error)))
+  if captured and not runs.captured:
+    return None
+  for reference, outputs in zip(references, runs.outputs, strict=True):
+    for got in outputs:
+      problem = judge.problem(case, reference, made, got, right)
+      if problem is not None:
+        return Verdict("finding", finding=problem)
+  if faults:
+    return Verdict("unfit", next(iter(faults.values())))
+  for reference, outputs in zip(references, runs.outputs, strict=True):
+    others, reference.others = reference.others, []
+    alone = judge.problem(case, reference, made, outputs[0], right)
+    reference.others = others
+    if alone is not None and others:
+      return Verdict("same", f"by what the original gives {judge.provider.where}")
+  count = sum(len(each) for each in runs.outputs)
+  first = f"{finding.kind}, {finding.message[:300]}"
+  return Verdict("unrepeated", f"{first}, and then right in {count} runs {judge.provider.where}")
 
 
 def _fails_alike(provider: Provider, model: onnx.ModelProto, references: Sequence[Reference], finding: Finding) -> bool:
-    """Whether the original fails as the finding says: a node that ONNX Runtime's optimizations would have removed."""
-    if finding.kind != "run":
-        return False
-    try:
-        _runs(provider, model, references)
-    except Exception as error:  # ONNX Runtime's own classes have no common base
-        return status(error) == status(finding.message)
+  """Whether the original fails as the finding says: a node that ONNX Runtime's optimizations would have removed."""
+  if finding.kind != "run":
     return False
+  try:
+    _runs(provider, model, references)
+  except Exception as error:  # ONNX Runtime's own classes have no common base
+    return status(error) == status(finding.message)
+  return False
 
 
 def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The original without operators of ours, whose faults are findings wherever they are; None if some stay."""
-    if not _has_ours(model):
-        return model
-    try:
-        restored = ortplugin.restore(model)
-    except OrtPluginError:
-        return None
-    return None if _has_ours(restored) else restored
+  """The original without operators of ours, whose faults are findings wherever they are; None if some stay."""
+  if not _has_ours(model):
+    return model
+  try:
+    restored = ortplugin.restore(model)
+  except OrtPluginError:
+    return None
+  return None if _has_ours(restored) else restored
 
 
 def _has_ours(model: onnx.ModelProto) -> bool:
-    return any(node.domain == OURS for node in walk_nodes(model))
+  return any(node.domain == OURS for node in walk_nodes(model))
 
 
 def _runs(provider: Provider, model: onnx.ModelProto, references: Sequence[Reference]) -> _Runs:
-    result = _Runs([[] for _ in references], True)
-    for _ in range(ROUNDS):
-        session = provider.session(model, False)
-        for _ in range(PASSES):
-            for number, reference in enumerate(references):
-                feeds = reference.feeds_of(model)
-                with contextlib.suppress(Exception):  # the model need not run on these
-                    provider.run(session, _other_numbers(feeds, sum(map(len, result.outputs))))
-                result.outputs[number].append(provider.run(session, feeds))
-                result.captured = result.captured and provider.captured
-    return result
+  result = _Runs([[] for _ in references], True)
+  for _ in range(ROUNDS):
+    session = provider.session(model, False)
+    for _ in range(PASSES):
+      for number, reference in enumerate(references):
+        feeds = reference.feeds_of(model)
+        with contextlib.suppress(Exception):  # the model need not run on these
+          provider.run(session, _other_numbers(feeds, sum(map(len, result.outputs))))
+        result.outputs[number].append(provider.run(session, feeds))
+        result.captured = result.captured and provider.captured
+  return result
 
 
 def _other_numbers(feeds: dict[str, Any], number: int) -> dict[str, Any]:
-    """Feeds with other floats, within the range of theirs and in other places: those may be computed from them."""
+  """Feeds with other floats, within the range of theirs and in other places: those may be computed from them."""
 
-    def other(array: Any) -> Any:
-        factor = array.dtype.type(1 / (number + 2))
-        return np.asarray(np.roll(array, number + 1) * factor, array.dtype)
+  def other(array: Any) -> Any:
+    factor = array.dtype.type(1 / (number + 2))
+    return np.asarray(np.roll(array, number + 1) * factor, array.dtype)
 
-    return {name: other(array) if _is_floating(array) else array for name, array in feeds.items()}
+  return {name: other(array) if _is_floating(array) else array for name, array in feeds.items()}
 
 
 def _is_floating(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or "float" in array.dtype.name)
+  return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
 
 def _faults(
-    judge: Judge, case: Case, model: onnx.ModelProto, references: Sequence[Reference], runs: _Runs
+  judge: Judge, case: Case, model: onnx.ModelProto, references: Sequence[Reference], runs: _Runs
 ) -> dict[str, str]:
-    """What is wrong with the original's outputs, by name."""
-    found: dict[str, str] = {}
-    for reference in references:
-        reference.others = []  # nothing that it gave explains what it gives
-    for name in references[0].names:
-        right = steady = True
-        for reference, outputs in zip(references, runs.outputs, strict=True):
-            distinct: list[Outputs] = []
-            for got in outputs:
-                if not any(_same(got[name], each[name]) for each in distinct):
-                    distinct.append(got)
-            steady = steady and len(distinct) == 1
-            right = right and all(judge.problem(case, reference, model, got, [name]) is None for got in distinct)
-        if not right:
-            found[name] = f"{ORIGINAL}is not {'right' if steady else 'steady'} {judge.provider.where}"
-    return found
+  """What is wrong with the original's outputs, by name."""
+  found: dict[str, str] = {}
+  for reference in references:
+    reference.others = []  # nothing that it gave explains what it gives
+  for name in references[0].names:
+    right = steady = True
+    for reference, outputs in zip(references, runs.outputs, strict=True):
+      distinct: list[Outputs] = []
+      for got in outputs:
+        if not any(_same(got[name], each[name]) for each in distinct):
+          distinct.append(got)
+      steady = steady and len(distinct) == 1
+      right = right and all(judge.problem(case, reference, model, got, [name]) is None for got in distinct)
+    if not right:
+      found[name] = f"{ORIGINAL}is not {'right' if steady else 'steady'} {judge.provider.where}"
+  return found
 
 
 def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.dtype.kind != "O":
-        return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
-    return bool(compare("", first, second).passed)
+  if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.dtype.kind != "O":
+    return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+  return bool(compare("", first, second).passed)
 
 
 def _learn(references: Sequence[Reference], runs: _Runs, faults: dict[str, str]) -> None:
-    """What the original gives there, where that is right, is one way to compute it."""
-    for reference, outputs in zip(references, runs.outputs, strict=True):
-        reference.others = [{name: array for name, array in outputs[0].items() if name not in faults}]
+  """What the original gives there, where that is right, is one way to compute it."""
+  for reference, outputs in zip(references, runs.outputs, strict=True):
+    reference.others = [{name: array for name, array in outputs[0].items() if name not in faults}]
 
 
 def _learn_narrow(provider: Provider, references: Sequence[Reference]) -> None:
-    """So is what the original gives in the precision asked for: ONNX Runtime's Conv in three dimensions and 16 bits may
-    lose an infinity."""
-    for reference in references:
-        with contextlib.suppress(Exception):  # it need not run
-            reference.others += reference.in_precision(
-                lambda model, feeds: provider.run(provider.session(model, False), feeds)
-            )
+  """So is what the original gives in the precision asked for: ONNX Runtime's Conv in three dimensions and 16 bits may
+  lose an infinity."""
+  for reference in references:
+    with contextlib.suppress(Exception):  # it need not run
+      reference.others += reference.in_precision(
+        lambda model, feeds: provider.run(provider.session(model, False), feeds)
+      )

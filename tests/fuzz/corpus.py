@@ -33,103 +33,103 @@ PACKED = FOLDER / "earlier.json.xz"
 
 
 def to_text(case: Case, finding: Finding) -> str:
-    """The case with what is wrong with it."""
-    header = {
-        "kind": finding.kind,
-        "guilty": finding.guilty,
-        "message": finding.message,
-        "seed": case.seed,
-        "dtype": case.dtype,
-        "kept": sorted(case.kept & {each.name for each in case.oracle.graph.initializer}),
-        "checks": list(case.checks),
-        "dead": case.dead,
-        "options": case.options,
-    }
-    lines = [f"# {name}: {json.dumps(value)}" for name, value in header.items() if value != USUAL.get(name)]
-    for number, feeds in enumerate(case.feeds):
-        lines += [
-            f"# feed {number} {json.dumps(name)}: {json.dumps(_plain(array), separators=(',', ':'))}"
-            for name, array in feeds.items()
-        ]
-    return "\n".join([*lines, _short(onnx.printer.to_text(case.oracle))]) + "\n"
+  """The case with what is wrong with it."""
+  header = {
+    "kind": finding.kind,
+    "guilty": finding.guilty,
+    "message": finding.message,
+    "seed": case.seed,
+    "dtype": case.dtype,
+    "kept": sorted(case.kept & {each.name for each in case.oracle.graph.initializer}),
+    "checks": list(case.checks),
+    "dead": case.dead,
+    "options": case.options,
+  }
+  lines = [f"# {name}: {json.dumps(value)}" for name, value in header.items() if value != USUAL.get(name)]
+  for number, feeds in enumerate(case.feeds):
+    lines += [
+      f"# feed {number} {json.dumps(name)}: {json.dumps(_plain(array), separators=(',', ':'))}"
+      for name, array in feeds.items()
+    ]
+  return "\n".join([*lines, _short(onnx.printer.to_text(case.oracle))]) + "\n"
 
 
 def _short(text: str) -> str:
-    """A model's text without empty names, types of attributes that their values show, and indentation."""
-    text = re.sub(r'(?<=[\w"]): (ints|strings) = \[(?!\])', " = [", text.replace('[""] ', ""))
-    return re.sub(r'(?m)^ +|(?<=[\w"]): (?:int|string)(?= = )', "", text)
+  """A model's text without empty names, types of attributes that their values show, and indentation."""
+  text = re.sub(r'(?<=[\w"]): (ints|strings) = \[(?!\])', " = [", text.replace('[""] ', ""))
+  return re.sub(r'(?m)^ +|(?<=[\w"]): (?:int|string)(?= = )', "", text)
 
 
 def from_text(text: str) -> Case:
-    """The case of a text that `to_text` made, or that was written by hand in the same form."""
-    header: dict[str, Any] = {**USUAL}
-    feeds: dict[int, dict[str, Array]] = {}
-    lines = text.splitlines()
-    for line in lines:
-        if not line.startswith("# "):
-            continue
-        if line.startswith("# feed "):
-            number, rest = line[len("# feed ") :].split(" ", 1)
-            name, end = json.JSONDecoder().raw_decode(rest)
-            feeds.setdefault(int(number), {})[name] = _array(json.loads(rest[end + 1 :]))
-        else:
-            name, _, value = line[2:].partition(": ")
-            header[name] = json.loads(value)
-    model = onnx.parser.parse_model("\n".join(line for line in lines if not line.startswith("# ")))
-    dtype, kept = header["dtype"], frozenset(header["kept"])
-    half = dtype in HALVES
-    return Case(
-        header["seed"],
-        dtype,
-        narrow_model(model, dtype, kept) if half else model,
-        model if half else None,
-        kept,
-        [feeds[number] for number in sorted(feeds)] or [{}],
-        header["options"],
-        tuple(header["checks"]),
-        header["dead"],
-    )
+  """The case of a text that `to_text` made, or that was written by hand in the same form."""
+  header: dict[str, Any] = {**USUAL}
+  feeds: dict[int, dict[str, Array]] = {}
+  lines = text.splitlines()
+  for line in lines:
+    if not line.startswith("# "):
+      continue
+    if line.startswith("# feed "):
+      number, rest = line[len("# feed ") :].split(" ", 1)
+      name, end = json.JSONDecoder().raw_decode(rest)
+      feeds.setdefault(int(number), {})[name] = _array(json.loads(rest[end + 1 :]))
+    else:
+      name, _, value = line[2:].partition(": ")
+      header[name] = json.loads(value)
+  model = onnx.parser.parse_model("\n".join(line for line in lines if not line.startswith("# ")))
+  dtype, kept = header["dtype"], frozenset(header["kept"])
+  half = dtype in HALVES
+  return Case(
+    header["seed"],
+    dtype,
+    narrow_model(model, dtype, kept) if half else model,
+    model if half else None,
+    kept,
+    [feeds[number] for number in sorted(feeds)] or [{}],
+    header["options"],
+    tuple(header["checks"]),
+    header["dead"],
+  )
 
 
 def _plain(array: Array) -> dict[str, Any]:
-    data = array.reshape(-1).tolist()
-    if array.dtype in (np.float16, np.float32):  # as few digits as tell it from its neighbours
-        data = [float(str(each)) for each in array.reshape(-1)]
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+  data = array.reshape(-1).tolist()
+  if array.dtype in (np.float16, np.float32):  # as few digits as tell it from its neighbours
+    data = [float(str(each)) for each in array.reshape(-1)]
+  return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def _array(plain: dict[str, Any]) -> Array:
-    dtype = helper.tensor_dtype_to_np_dtype(to_onnx(np.dtype(plain["dtype"])))
-    return np.asarray(plain["data"], dtype).reshape(plain["shape"])
+  dtype = helper.tensor_dtype_to_np_dtype(to_onnx(np.dtype(plain["dtype"])))
+  return np.asarray(plain["data"], dtype).reshape(plain["shape"])
 
 
 def corpus() -> dict[str, str]:
-    """The texts by name."""
-    packed: dict[str, str] = json.loads(lzma.decompress(PACKED.read_bytes()))
-    return packed | {path.stem: path.read_text() for path in FOLDER.glob("*.txt")}
+  """The texts by name."""
+  packed: dict[str, str] = json.loads(lzma.decompress(PACKED.read_bytes()))
+  return packed | {path.stem: path.read_text() for path in FOLDER.glob("*.txt")}
 
 
 def pack() -> None:
-    """Moves the texts of the folder into the packed ones."""
-    PACKED.write_bytes(lzma.compress(json.dumps(dict(sorted(corpus().items())), indent=0).encode(), preset=9))
-    for path in FOLDER.glob("*.txt"):
-        path.unlink()
+  """Moves the texts of the folder into the packed ones."""
+  PACKED.write_bytes(lzma.compress(json.dumps(dict(sorted(corpus().items())), indent=0).encode(), preset=9))
+  for path in FOLDER.glob("*.txt"):
+    path.unlink()
 
 
 def open_faults() -> dict[str, str]:
-    """The corpus's cases that fail still, by name, with the reason; a line of open.txt each: 'name: reason'."""
-    lines = (FOLDER.parent / "open.txt").read_text().splitlines()
-    return {name: reason for name, _, reason in (line.partition(": ") for line in lines if line)}
+  """The corpus's cases that fail still, by name, with the reason; a line of open.txt each: 'name: reason'."""
+  lines = (FOLDER.parent / "open.txt").read_text().splitlines()
+  return {name: reason for name, _, reason in (line.partition(": ") for line in lines if line)}
 
 
 def known() -> str:
-    """A regular expression of findings that wait to be mended: known.txt has one on each line; '#' begins a remark."""
-    lines = (line.partition("  #")[0].strip() for line in (FOLDER.parent / "known.txt").read_text().splitlines())
-    return "|".join(f"(?:{line})" for line in lines if line and not line.startswith("#"))
+  """A regular expression of findings that wait to be mended: known.txt has one on each line; '#' begins a remark."""
+  lines = (line.partition("  #")[0].strip() for line in (FOLDER.parent / "known.txt").read_text().splitlines())
+  return "|".join(f"(?:{line})" for line in lines if line and not line.startswith("#"))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--pack"]:
-        pack()
-    else:
-        print("\n".join(corpus()[name] for name in sys.argv[1:]))
+  if sys.argv[1:] == ["--pack"]:
+    pack()
+  else:
+    print("\n".join(corpus()[name] for name in sys.argv[1:]))

@@ -34,82 +34,82 @@ from .worker import main
 
 
 def talk() -> None:
-    """ONNX Runtime's default logger gets an error: there is no such core."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 2, 4
-    options.add_session_config_entry("session.intra_op_thread_affinities", "100000")
-    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (bool x) => (bool y) { y = Not(x) }')
-    onnxruntime.InferenceSession(model.SerializeToString(), options)
+  """ONNX Runtime's default logger gets an error: there is no such core."""
+  options = onnxruntime.SessionOptions()
+  options.intra_op_num_threads, options.log_severity_level = 2, 4
+  options.add_session_config_entry("session.intra_op_thread_affinities", "100000")
+  model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (bool x) => (bool y) { y = Not(x) }')
+  onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
 @dataclass
 class _Session:
-    ort: Any
-    faults: list[list[str]]  # each: fault, and the output if it is one's
-    captured: bool
-    last: dict[str, Any] = field(default_factory=dict)
+  ort: Any
+  faults: list[list[str]]  # each: fault, and the output if it is one's
+  captured: bool
+  last: dict[str, Any] = field(default_factory=dict)
 
 
 class Faulty(Provider):
-    """The CPU provider with faults."""
+  """The CPU provider with faults."""
 
-    is_cpu = False
+  is_cpu = False
 
-    def __init__(self, faults: str, optimize: bool = True) -> None:
-        self.name = faults
-        self._text = faults.split(",")
-        self._optimize = optimize
-        self._graph = "graph" in self._text
-        self._runs = 0
-        self.where = "under a graph" if self._graph else "on the stand-in"
+  def __init__(self, faults: str, optimize: bool = True) -> None:
+    self.name = faults
+    self._text = faults.split(",")
+    self._optimize = optimize
+    self._graph = "graph" in self._text
+    self._runs = 0
+    self.where = "under a graph" if self._graph else "on the stand-in"
 
-    def plain(self) -> Provider | None:
-        """The same without a graph."""
-        without = ",".join(each for each in self._text if each != "graph")
-        return Faulty(without, self._optimize) if self._graph else None
+  def plain(self) -> Provider | None:
+    """The same without a graph."""
+    without = ",".join(each for each in self._text if each != "graph")
+    return Faulty(without, self._optimize) if self._graph else None
 
-    def unoptimized(self) -> Provider | None:
-        """The same without ONNX Runtime's own optimizations."""
-        return Faulty(",".join(self._text), optimize=False) if self._optimize else None
+  def unoptimized(self) -> Provider | None:
+    """The same without ONNX Runtime's own optimizations."""
+    return Faulty(",".join(self._text), optimize=False) if self._optimize else None
 
-    def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
-        """A session with the faults of the model."""
-        nodes = list(walk_nodes(model))
-        known = {node.op_type for node in nodes} | {node.domain for node in nodes}
-        found = []
-        for what, *fault in (each.split(":") for each in self._text if ":" in each):
-            if what in known or (what.isdecimal() and len(nodes) < int(what)):
-                found.append(fault)
-        captured = self._graph and ["open"] not in found
-        dtypes = {each.type.tensor_type.elem_type for each in model.graph.input}
-        others = ("plain/" if captured else "graph/", "bare/" if self._optimize else "fused/")
-        others += () if onnx.TensorProto.FLOAT16 in dtypes else ("half/",)
-        kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(others)]
-        return _Session(super().session(model, False), kept, captured)
+  def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
+    """A session with the faults of the model."""
+    nodes = list(walk_nodes(model))
+    known = {node.op_type for node in nodes} | {node.domain for node in nodes}
+    found = []
+    for what, *fault in (each.split(":") for each in self._text if ":" in each):
+      if what in known or (what.isdecimal() and len(nodes) < int(what)):
+        found.append(fault)
+    captured = self._graph and ["open"] not in found
+    dtypes = {each.type.tensor_type.elem_type for each in model.graph.input}
+    others = ("plain/" if captured else "graph/", "bare/" if self._optimize else "fused/")
+    others += () if onnx.TensorProto.FLOAT16 in dtypes else ("half/",)
+    kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(others)]
+    return _Session(super().session(model, False), kept, captured)
 
-    def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
-        """The outputs, with what is wrong with them."""
-        self._runs += 1
-        self.captured = session.captured
-        right = super().run(session.ort, feeds)
-        made = dict(right)
-        for fault, *only in session.faults:
-            if fault == "lost":
-                raise LostError("CUDA error 700: an illegal memory access (kernel 'k')")
-            if fault == "dies":
-                os._exit(9)
-            if fault == "talks":
-                talk()
-            if fault == "fails":
-                raise RuntimeError("there is no such kernel")
-            for name in only or list(made):
-                if fault == "off" or (fault == "once" and self._runs == 1):
-                    made[name] = right[name] + 1
-                elif fault == "stale":
-                    made[name] = session.last.get(name, right[name])
-        session.last = right
-        return made
+  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+    """The outputs, with what is wrong with them."""
+    self._runs += 1
+    self.captured = session.captured
+    right = super().run(session.ort, feeds)
+    made = dict(right)
+    for fault, *only in session.faults:
+      if fault == "lost":
+        raise LostError("CUDA error 700: an illegal memory access (kernel 'k')")
+      if fault == "dies":
+        os._exit(9)
+      if fault == "talks":
+        talk()
+      if fault == "fails":
+        raise RuntimeError("there is no such kernel")
+      for name in only or list(made):
+        if fault == "off" or (fault == "once" and self._runs == 1):
+          made[name] = right[name] + 1
+        elif fault == "stale":
+          made[name] = session.last.get(name, right[name])
+    session.last = right
+    return made
 
 
 if __name__ == "__main__":
-    main(Faulty)
+  main(Faulty)

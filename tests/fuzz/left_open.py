@@ -23,43 +23,43 @@ CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad", "FusedMatMul")  #
 
 
 def has_convolution(model: onnx.ModelProto) -> bool:
-    """Whether a convolution of ours is in the model."""
-    return any(node.domain == OURS and node.op_type in CONVOLUTIONS for node in walk_nodes(model))
+  """Whether a convolution of ours is in the model."""
+  return any(node.domain == OURS and node.op_type in CONVOLUTIONS for node in walk_nodes(model))
 
 
 def is_special(model: onnx.ModelProto, *values: Mapping[str, Any]) -> bool:
-    """Whether a constant of the model or one of the values is infinite or NaN."""
-    constants = [numpy_helper.to_array(each) for each in model.graph.initializer]
-    for node in walk_nodes(model):
-        constants += [numpy_helper.to_array(each.t) for each in node.attribute if each.HasField("t")]
-    return not all(
-        _finite(each).all() for each in _floating([*constants, *(v for some in values for v in some.values())])
-    )
+  """Whether a constant of the model or one of the values is infinite or NaN."""
+  constants = [numpy_helper.to_array(each) for each in model.graph.initializer]
+  for node in walk_nodes(model):
+    constants += [numpy_helper.to_array(each.t) for each in node.attribute if each.HasField("t")]
+  return not all(
+    _finite(each).all() for each in _floating([*constants, *(v for some in values for v in some.values())])
+  )
 
 
 def without_specials(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """`got`, where either of the two is infinite or NaN with what is wanted instead."""
-    found = dict(got)
-    for name, array in got.items():
-        other = wanted.get(name)
-        if len(list(_floating([array, other]))) < 2 or np.shape(array) != np.shape(other):
-            continue
-        found[name] = np.where(_finite(array) & _finite(other), array, np.asarray(other).astype(array.dtype))
-    return found
+  """`got`, where either of the two is infinite or NaN with what is wanted instead."""
+  found = dict(got)
+  for name, array in got.items():
+    other = wanted.get(name)
+    if len(list(_floating([array, other]))) < 2 or np.shape(array) != np.shape(other):
+      continue
+    found[name] = np.where(_finite(array) & _finite(other), array, np.asarray(other).astype(array.dtype))
+  return found
 
 
 def without_infinities(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """`feeds` with 1 for each element that is infinite or NaN."""
-    return {
-        name: np.where(_finite(array), array, np.ones((), array.dtype)) if list(_floating([array])) else array
-        for name, array in feeds.items()
-    }
+  """`feeds` with 1 for each element that is infinite or NaN."""
+  return {
+    name: np.where(_finite(array), array, np.ones((), array.dtype)) if list(_floating([array])) else array
+    for name, array in feeds.items()
+  }
 
 
 def _floating(values: Iterable[Any]) -> Iterable[np.ndarray[Any, Any]]:
-    """Those that are arrays of floats; those of bfloat16 have a kind of their own."""
-    return (each for each in values if isinstance(each, np.ndarray) and each.dtype.kind in "fV")
+  """Those that are arrays of floats; those of bfloat16 have a kind of their own."""
+  return (each for each in values if isinstance(each, np.ndarray) and each.dtype.kind in "fV")
 
 
 def _finite(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.isfinite(array.astype(np.float64))
+  return np.isfinite(array.astype(np.float64))

@@ -28,112 +28,112 @@ import onnx
 from ortplugin.graph.messages import walk_nodes
 
 _FAULTS = {
-    "GRU": "a GRU of no elements",
-    "LSTM": "an LSTM of no batch",
-    "ConvTranspose": "a ConvTranspose of an empty volume",
-    "InstanceNormalization": "an InstanceNormalization of no pixels in fp16",
-    "RoiAlign": "a RoiAlign of no pixels",
+  "GRU": "a GRU of no elements",
+  "LSTM": "an LSTM of no batch",
+  "ConvTranspose": "a ConvTranspose of an empty volume",
+  "InstanceNormalization": "an InstanceNormalization of no pixels in fp16",
+  "RoiAlign": "a RoiAlign of no pixels",
 }
 
 
 def of_node(op: str, inputs: Sequence[Any]) -> str:
-    """Why ONNX Runtime dies of a node with these inputs; "" if it is not known to."""
-    if op not in _FAULTS or not inputs or not isinstance(inputs[0], np.ndarray):
-        return ""
-    x = inputs[0]
-    taken = op != "InstanceNormalization" or x.dtype == np.float16
-    return _words(op) if taken and 0 in _fatal(op, x.shape) else ""
+  """Why ONNX Runtime dies of a node with these inputs; "" if it is not known to."""
+  if op not in _FAULTS or not inputs or not isinstance(inputs[0], np.ndarray):
+    return ""
+  x = inputs[0]
+  taken = op != "InstanceNormalization" or x.dtype == np.float16
+  return _words(op) if taken and 0 in _fatal(op, x.shape) else ""
 
 
 def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
-    """Why it may die of a model with these feeds: what one of the operators takes is empty, or may be: some feed is."""
-    if all(np.size(each) for each in feeds.values()):
-        return ""
-    nodes = [node for node in walk_nodes(model) if node.op_type in _FAULTS and not _is_flat(node)]
-    shapes = _shapes(model, feeds) if nodes else {}
-    outermost = {node.output[0] for node in model.graph.node if node.output}  # names in bodies may be others' again
-    for node in nodes:
-        shape = shapes.get(node.input[0]) if node.output[0] in outermost else None
-        if shape is None or not {0, None}.isdisjoint(_fatal(node.op_type, shape)):
-            return _words(node.op_type)
+  """Why it may die of a model with these feeds: what one of the operators takes is empty, or may be: some feed is."""
+  if all(np.size(each) for each in feeds.values()):
     return ""
+  nodes = [node for node in walk_nodes(model) if node.op_type in _FAULTS and not _is_flat(node)]
+  shapes = _shapes(model, feeds) if nodes else {}
+  outermost = {node.output[0] for node in model.graph.node if node.output}  # names in bodies may be others' again
+  for node in nodes:
+    shape = shapes.get(node.input[0]) if node.output[0] in outermost else None
+    if shape is None or not {0, None}.isdisjoint(_fatal(node.op_type, shape)):
+      return _words(node.op_type)
+  return ""
 
 
 def _fatal(op: str, shape: Sequence[int | None]) -> Sequence[int | None]:
-    """The lengths of the first input of which none may be 0."""
-    return {
-        "GRU": shape,
-        "LSTM": shape[1:2],
-        "ConvTranspose": shape[2:4] if len(shape) == 5 else (),
-        "InstanceNormalization": shape[2:],
-        "RoiAlign": shape[2:],
-    }[op]
+  """The lengths of the first input of which none may be 0."""
+  return {
+    "GRU": shape,
+    "LSTM": shape[1:2],
+    "ConvTranspose": shape[2:4] if len(shape) == 5 else (),
+    "InstanceNormalization": shape[2:],
+    "RoiAlign": shape[2:],
+  }[op]
 
 
 def _words(op: str) -> str:
-    return f"ONNX Runtime dies of {_FAULTS[op]}"
+  return f"ONNX Runtime dies of {_FAULTS[op]}"
 
 
 def _shapes(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """Of the outermost graph's values, as far as they follow from those of the feeds."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.value_info[:]
-    for value in made.graph.input:
-        kind = value.type.tensor_type
-        if value.name in feeds and value.type.HasField("tensor_type"):
-            dims = [onnx.TensorShapeProto.Dimension(dim_value=n) for n in np.shape(feeds[value.name])]
-            kind.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
-    try:
-        graph = onnx.shape_inference.infer_shapes(made, data_prop=True).graph
-    except Exception:  # onnx raises several classes here
-        return {}
-    kinds = {each.name: each.type.tensor_type for each in [*graph.input, *graph.value_info]}
-    return {
-        name: [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-        for name, kind in kinds.items()
-        if kind.HasField("shape")
-    }
+  """Of the outermost graph's values, as far as they follow from those of the feeds."""
+  made = onnx.ModelProto()
+  made.CopyFrom(model)
+  del made.graph.value_info[:]
+  for value in made.graph.input:
+    kind = value.type.tensor_type
+    if value.name in feeds and value.type.HasField("tensor_type"):
+      dims = [onnx.TensorShapeProto.Dimension(dim_value=n) for n in np.shape(feeds[value.name])]
+      kind.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
+  try:
+    graph = onnx.shape_inference.infer_shapes(made, data_prop=True).graph
+  except Exception:  # onnx raises several classes here
+    return {}
+  kinds = {each.name: each.type.tensor_type for each in [*graph.input, *graph.value_info]}
+  return {
+    name: [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+    for name, kind in kinds.items()
+    if kind.HasField("shape")
+  }
 
 
 def of_rotation(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime's own optimizations may die of a model that was cast to fp16."""
-    nodes = list(walk_nodes(model))
-    casts = any(_casts_to_half(node) for node in nodes)
-    perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose" and node.attribute]
-    rotates = any(len(perm) > 2 and perm[:-2] == list(range(1, len(perm) - 1)) for perm in perms)
-    return casts and rotates and any(node.op_type == "MatMul" for node in nodes)
+  """Whether ONNX Runtime's own optimizations may die of a model that was cast to fp16."""
+  nodes = list(walk_nodes(model))
+  casts = any(_casts_to_half(node) for node in nodes)
+  perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose" and node.attribute]
+  rotates = any(len(perm) > 2 and perm[:-2] == list(range(1, len(perm) - 1)) for perm in perms)
+  return casts and rotates and any(node.op_type == "MatMul" for node in nodes)
 
 
 def of_cubic(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime's own optimizations may draw a Transpose through a cubic Resize, whose run fails then."""
-    nodes = list(walk_nodes(model))
-    cubic = any(node.op_type == "Resize" and any(each.s == b"cubic" for each in node.attribute) for node in nodes)
-    return cubic and any(node.op_type == "Transpose" for node in nodes)
+  """Whether ONNX Runtime's own optimizations may draw a Transpose through a cubic Resize, whose run fails then."""
+  nodes = list(walk_nodes(model))
+  cubic = any(node.op_type == "Resize" and any(each.s == b"cubic" for each in node.attribute) for node in nodes)
+  return cubic and any(node.op_type == "Transpose" for node in nodes)
 
 
 def of_crop(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime's own optimizations may draw a Transpose into a CenterCropPad, whose run fails then."""
-    nodes = list(walk_nodes(model))
-    pads = (node for node in nodes if node.op_type == "CenterCropPad")
-    crops = any(each.name == "axes" for node in pads for each in node.attribute)
-    return crops and any(node.op_type == "Transpose" for node in nodes)
+  """Whether ONNX Runtime's own optimizations may draw a Transpose into a CenterCropPad, whose run fails then."""
+  nodes = list(walk_nodes(model))
+  pads = (node for node in nodes if node.op_type == "CenterCropPad")
+  crops = any(each.name == "axes" for node in pads for each in node.attribute)
+  return crops and any(node.op_type == "Transpose" for node in nodes)
 
 
 def _casts_to_half(node: onnx.NodeProto) -> bool:
-    """Whether it is a Cast to fp16, or has one in its program."""
-    if node.op_type == "Cast":
-        return bool(node.attribute[0].i == onnx.TensorProto.FLOAT16)
-    return any(each.name == "program" and b"Cast<to=float16>" in each.s for each in node.attribute)
+  """Whether it is a Cast to fp16, or has one in its program."""
+  if node.op_type == "Cast":
+    return bool(node.attribute[0].i == onnx.TensorProto.FLOAT16)
+  return any(each.name == "program" and b"Cast<to=float16>" in each.s for each in node.attribute)
 
 
 def of_conv(model: onnx.ModelProto, message: str) -> bool:
-    """Whether a run on a GPU failed by ONNX Runtime's own Conv in three dimensions: in 16 bits it may fail to make its
-    plan, with "Integer overflow" or CUDNN_FE 7, also of shapes that it does in float32."""
-    volumes = (node for node in walk_nodes(model) if (node.domain, node.op_type) == ("", "Conv") and not _is_flat(node))
-    return "while running Conv node" in message and any(True for _ in volumes)
+  """Whether a run on a GPU failed by ONNX Runtime's own Conv in three dimensions: in 16 bits it may fail to make its
+  plan, with "Integer overflow" or CUDNN_FE 7, also of shapes that it does in float32."""
+  volumes = (node for node in walk_nodes(model) if (node.domain, node.op_type) == ("", "Conv") and not _is_flat(node))
+  return "while running Conv node" in message and any(True for _ in volumes)
 
 
 def _is_flat(node: onnx.NodeProto) -> bool:
-    """Whether it is a convolution in one or two dimensions, as its kernel_shape says."""
-    return any(each.name == "kernel_shape" and len(each.ints) < 3 for each in node.attribute)
+  """Whether it is a convolution in one or two dimensions, as its kernel_shape says."""
+  return any(each.name == "kernel_shape" and len(each.ints) < 3 for each in node.attribute)

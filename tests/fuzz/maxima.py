@@ -33,77 +33,77 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProt
 
 
 def propagating(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
-    """The nodes in place of one whose maximum of NaN is open; None for any other, and where the dtype is unknown."""
-    if dtype in FLOATS and node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
-        return _hardmax(node, dtype, name)
-    return _spelled(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
+  """The nodes in place of one whose maximum of NaN is open; None for any other, and where the dtype is unknown."""
+  if dtype in FLOATS and node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
+    return _hardmax(node, dtype, name)
+  return _spelled(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
 
 
 def _hardmax(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
-    yield from _limits(name)
-    yield from _number(node.input[0], name, name)
-    yield helper.make_node("Div", [f"{name}/0", f"{name}/one"], [f"{name}/nothing"])
-    bare, marker = onnx.NodeProto(), onnx.NodeProto()
-    bare.CopyFrom(node)
-    marker.CopyFrom(node)
-    marker.name, marker.op_type = "", "Softmax"
-    bare.output[0], marker.input[0], marker.output[0] = f"{name}/bare", f"{name}/nothing", f"{name}/none"
-    yield from (bare, marker)
-    yield from _times_unit(node, dtype, name)
+  yield from _limits(name)
+  yield from _number(node.input[0], name, name)
+  yield helper.make_node("Div", [f"{name}/0", f"{name}/one"], [f"{name}/nothing"])
+  bare, marker = onnx.NodeProto(), onnx.NodeProto()
+  bare.CopyFrom(node)
+  marker.CopyFrom(node)
+  marker.name, marker.op_type = "", "Softmax"
+  bare.output[0], marker.input[0], marker.output[0] = f"{name}/bare", f"{name}/nothing", f"{name}/none"
+  yield from (bare, marker)
+  yield from _times_unit(node, dtype, name)
 
 
 def _is_open(node: onnx.NodeProto) -> bool:
-    if node.domain not in ("", "ai.onnx"):
-        return False
-    if node.op_type in POOLS:
-        return True
-    reductions = [each.s for each in node.attribute if each.name == "reduction"]
-    return node.op_type in SCATTERS and reductions in ([b"max"], [b"min"])
+  if node.domain not in ("", "ai.onnx"):
+    return False
+  if node.op_type in POOLS:
+    return True
+  reductions = [each.s for each in node.attribute if each.name == "reduction"]
+  return node.op_type in SCATTERS and reductions in ([b"max"], [b"min"])
 
 
 def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
-    """The nodes in place of one."""
-    yield from _limits(name)
-    marks = list(node.input)
-    for index in [0] if node.op_type in POOLS else [0, 2]:
-        at = f"{name}/{index}/is"
-        yield from _number(node.input[index], at, name)
-        yield helper.make_node("Sub", [f"{name}/1", f"{at}/one"], [f"{at}/nan"])
-        marks[index] = f"{at}/nan"
-    bare, marker = onnx.NodeProto(), onnx.NodeProto()
-    bare.CopyFrom(node)
-    marker.CopyFrom(node)
-    marker.name, marker.op_type = "", "ReduceMax" if node.op_type == "ReduceMin" else node.op_type
-    bare.output[0] = f"{name}/bare"
-    del marker.input[:], marker.output[:]
-    marker.input.extend(marks)
-    marker.output.append(f"{name}/any")
-    for attribute in marker.attribute:
-        if attribute.name == "reduction":
-            attribute.s = b"max"
-    yield from (bare, marker)
-    yield helper.make_node("Sub", [f"{name}/1", f"{name}/any"], [f"{name}/none"])
-    yield from _times_unit(node, dtype, name)
+  """The nodes in place of one."""
+  yield from _limits(name)
+  marks = list(node.input)
+  for index in [0] if node.op_type in POOLS else [0, 2]:
+    at = f"{name}/{index}/is"
+    yield from _number(node.input[index], at, name)
+    yield helper.make_node("Sub", [f"{name}/1", f"{at}/one"], [f"{at}/nan"])
+    marks[index] = f"{at}/nan"
+  bare, marker = onnx.NodeProto(), onnx.NodeProto()
+  bare.CopyFrom(node)
+  marker.CopyFrom(node)
+  marker.name, marker.op_type = "", "ReduceMax" if node.op_type == "ReduceMin" else node.op_type
+  bare.output[0] = f"{name}/bare"
+  del marker.input[:], marker.output[:]
+  marker.input.extend(marks)
+  marker.output.append(f"{name}/any")
+  for attribute in marker.attribute:
+    if attribute.name == "reduction":
+      attribute.s = b"max"
+  yield from (bare, marker)
+  yield helper.make_node("Sub", [f"{name}/1", f"{name}/any"], [f"{name}/none"])
+  yield from _times_unit(node, dtype, name)
 
 
 def _limits(name: str) -> Iterator[onnx.NodeProto]:
-    """`name`/0 and `name`/1, of these values."""
-    for value in (0, 1):
-        constant = helper.make_tensor("value", TensorProto.FLOAT, [], [value])
-        yield helper.make_node("Constant", [], [f"{name}/{value}"], value=constant)
+  """`name`/0 and `name`/1, of these values."""
+  for value in (0, 1):
+    constant = helper.make_tensor("value", TensorProto.FLOAT, [], [value])
+    yield helper.make_node("Constant", [], [f"{name}/{value}"], value=constant)
 
 
 def _number(source: str, at: str, name: str) -> Iterator[onnx.NodeProto]:
-    """`at`/one: 1 where the source is a number, else 0. Greater, Less and Or are in every opset, IsNaN from 9 on."""
-    yield helper.make_node("Cast", [source], [f"{at}/float"], to=TensorProto.FLOAT)
-    yield helper.make_node("Greater", [f"{at}/float", f"{name}/0"], [f"{at}/above"])
-    yield helper.make_node("Less", [f"{at}/float", f"{name}/1"], [f"{at}/below"])
-    yield helper.make_node("Or", [f"{at}/above", f"{at}/below"], [f"{at}/number"])
-    yield helper.make_node("Cast", [f"{at}/number"], [f"{at}/one"], to=TensorProto.FLOAT)
+  """`at`/one: 1 where the source is a number, else 0. Greater, Less and Or are in every opset, IsNaN from 9 on."""
+  yield helper.make_node("Cast", [source], [f"{at}/float"], to=TensorProto.FLOAT)
+  yield helper.make_node("Greater", [f"{at}/float", f"{name}/0"], [f"{at}/above"])
+  yield helper.make_node("Less", [f"{at}/float", f"{name}/1"], [f"{at}/below"])
+  yield helper.make_node("Or", [f"{at}/above", f"{at}/below"], [f"{at}/number"])
+  yield helper.make_node("Cast", [f"{at}/number"], [f"{at}/one"], to=TensorProto.FLOAT)
 
 
 def _times_unit(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
-    """The node's value: `name`/bare times `name`/none / `name`/none, which is 1 or NaN."""
-    yield helper.make_node("Div", [f"{name}/none", f"{name}/none"], [f"{name}/factor"])
-    yield helper.make_node("Cast", [f"{name}/factor"], [f"{name}/factor/own"], to=dtype)
-    yield helper.make_node("Mul", [f"{name}/bare", f"{name}/factor/own"], [node.output[0]])
+  """The node's value: `name`/bare times `name`/none / `name`/none, which is 1 or NaN."""
+  yield helper.make_node("Div", [f"{name}/none", f"{name}/none"], [f"{name}/factor"])
+  yield helper.make_node("Cast", [f"{name}/factor"], [f"{name}/factor/own"], to=dtype)
+  yield helper.make_node("Mul", [f"{name}/bare", f"{name}/factor/own"], [node.output[0]])

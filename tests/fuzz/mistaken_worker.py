@@ -7,7 +7,7 @@ import sys
 from .mistakes import plant
 
 if __name__ == "__main__":
-    plant(sys.argv.pop(1))
-    from .worker import main
+  plant(sys.argv.pop(1))
+  from .worker import main
 
-    main()
+  main()

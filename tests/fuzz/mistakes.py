@@ -24,13 +24,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mistake:
-    """`wrong` in place of `right`, which stands once in the module. `what` says what is forgotten."""
+  """`wrong` in place of `right`, which stands once in the module. `what` says what is forgotten."""
 
-    name: str
-    module: str
-    right: str
-    wrong: str
-    what: str
+  name: str
+  module: str
+  right: str
+  wrong: str
+  what: str
 
 
 MISTAKES = (
@@ -111,90 +111,90 @@ MISTAKES = (
 
 
 def source_of(module: str) -> Path:
-    """The file of a module of ortplugin, which is not imported for that."""
-    package = importlib.util.find_spec("ortplugin")
-    assert package is not None
-    folders = [Path(each) for each in package.submodule_search_locations or ()]
-    files = [folder.joinpath(*module.split(".")[1:]).with_suffix(".py") for folder in folders]
-    return next(file for file in files if file.is_file())
+  """The file of a module of ortplugin, which is not imported for that."""
+  package = importlib.util.find_spec("ortplugin")
+  assert package is not None
+  folders = [Path(each) for each in package.submodule_search_locations or ()]
+  files = [folder.joinpath(*module.split(".")[1:]).with_suffix(".py") for folder in folders]
+  return next(file for file in files if file.is_file())
 
 
 def plant(name: str) -> None:
-    """Lets later imports of the module have the mistake."""
-    mistake = next(each for each in MISTAKES if each.name == name)
-    if mistake.module in sys.modules:
-        raise RuntimeError(f"{mistake.module} has been imported already")
-    text = source_of(mistake.module).read_text()
-    if text.count(mistake.right) != 1:
-        raise RuntimeError(f"{mistake.module} has the text {mistake.right!r} {text.count(mistake.right)} times")
-    sys.meta_path.insert(0, _Finder(mistake.module, text.replace(mistake.right, mistake.wrong)))
+  """Lets later imports of the module have the mistake."""
+  mistake = next(each for each in MISTAKES if each.name == name)
+  if mistake.module in sys.modules:
+    raise RuntimeError(f"{mistake.module} has been imported already")
+  text = source_of(mistake.module).read_text()
+  if text.count(mistake.right) != 1:
+    raise RuntimeError(f"{mistake.module} has the text {mistake.right!r} {text.count(mistake.right)} times")
+  sys.meta_path.insert(0, _Finder(mistake.module, text.replace(mistake.right, mistake.wrong)))
 
 
 class _Finder:
-    """Finds one module, whose source is a text."""
+  """Finds one module, whose source is a text."""
 
-    def __init__(self, module: str, text: str) -> None:
-        self._module, self._text = module, text
+  def __init__(self, module: str, text: str) -> None:
+    self._module, self._text = module, text
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """The module's spec; None for any other."""
-        return importlib.machinery.ModuleSpec(name, self) if name == self._module else None  # type: ignore[arg-type]
+  def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+    """The module's spec; None for any other."""
+    return importlib.machinery.ModuleSpec(name, self) if name == self._module else None  # type: ignore[arg-type]
 
-    def create_module(self, spec: object) -> None:
-        """As usual."""
+  def create_module(self, spec: object) -> None:
+    """As usual."""
 
-    def exec_module(self, module: ModuleType) -> None:
-        """Runs the text."""
-        exec(compile(self._text, f"<{self._module} with a mistake>", "exec"), vars(module))
+  def exec_module(self, module: ModuleType) -> None:
+    """Runs the text."""
+    exec(compile(self._text, f"<{self._module} with a mistake>", "exec"), vars(module))
 
 
 def graphs_needed(name: str, graphs: int, jobs: int, first: int = 0) -> tuple[int, str] | None:
-    """(how many graphs it took to find the mistake, as what); None if `graphs` were not enough."""
-    from .worker import Worker
+  """(how many graphs it took to find the mistake, as what); None if `graphs` were not enough."""
+  from .worker import Worker
 
-    found: list[tuple[int, str]] = []
-    seeds, lock = iter(range(first, first + graphs)), threading.Lock()
+  found: list[tuple[int, str]] = []
+  seeds, lock = iter(range(first, first + graphs)), threading.Lock()
 
-    def work() -> None:
-        worker, clean = Worker(mistake=name), Worker()
-        try:
-            while not found:
-                with lock:
-                    seed = next(seeds, None)
-                if seed is None:
-                    return
-                finding = worker.ask(seed).finding
-                if finding is not None and clean.ask(seed).finding is None:
-                    found.append((seed - first + 1, f"{finding.kind}: {finding.message}"))
-        finally:
-            worker.close()
-            clean.close()
+  def work() -> None:
+    worker, clean = Worker(mistake=name), Worker()
+    try:
+      while not found:
+        with lock:
+          seed = next(seeds, None)
+        if seed is None:
+          return
+        finding = worker.ask(seed).finding
+        if finding is not None and clean.ask(seed).finding is None:
+          found.append((seed - first + 1, f"{finding.kind}: {finding.message}"))
+    finally:
+      worker.close()
+      clean.close()
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(work) for _ in range(jobs)]:
-            future.result()
-    return min(found, default=None)
+  with ThreadPoolExecutor(jobs) as pool:
+    for future in [pool.submit(work) for _ in range(jobs)]:
+      future.result()
+  return min(found, default=None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 1 where a mistake is not found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", type=int, default=20_000, help="the most for each (default 20000)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("names", nargs="*", help="some of the mistakes (default: all)")
-    chosen = parser.parse_args(arguments)
-    missed = 0
-    for mistake in MISTAKES:
-        if chosen.names and mistake.name not in chosen.names:
-            continue
-        start = time.monotonic()
-        found = graphs_needed(mistake.name, chosen.graphs, chosen.jobs, chosen.first)
-        after = f"found after {found[0]} graphs, {found[1][:90]}" if found else f"NOT FOUND in {chosen.graphs} graphs"
-        print(f"{mistake.name:22} forgets {mistake.what}: {after} ({time.monotonic() - start:.0f} s)", flush=True)
-        missed += found is None
-    return 1 if missed else 0
+  """The command line; the exit status is 1 where a mistake is not found."""
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--graphs", type=int, default=20_000, help="the most for each (default 20000)")
+  parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+  parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+  parser.add_argument("names", nargs="*", help="some of the mistakes (default: all)")
+  chosen = parser.parse_args(arguments)
+  missed = 0
+  for mistake in MISTAKES:
+    if chosen.names and mistake.name not in chosen.names:
+      continue
+    start = time.monotonic()
+    found = graphs_needed(mistake.name, chosen.graphs, chosen.jobs, chosen.first)
+    after = f"found after {found[0]} graphs, {found[1][:90]}" if found else f"NOT FOUND in {chosen.graphs} graphs"
+    print(f"{mistake.name:22} forgets {mistake.what}: {after} ({time.monotonic() - start:.0f} s)", flush=True)
+    missed += found is None
+  return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+  sys.exit(main())

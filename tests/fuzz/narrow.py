@@ -18,94 +18,94 @@ _TYPED = ("to", "dtype")
 
 
 def narrow_model(model: onnx.ModelProto, dtype: str, kept: Collection[str]) -> onnx.ModelProto:
-    """The model with `dtype` (fp16, bf16) for float32 and float32 for double; `kept`: initializers that stay."""
-    to = {TensorProto.FLOAT: ELEMENTS[dtype], TensorProto.DOUBLE: TensorProto.FLOAT}
-    return _converted(model, to, lambda array: narrow_array(array, dtype), kept)
+  """The model with `dtype` (fp16, bf16) for float32 and float32 for double; `kept`: initializers that stay."""
+  to = {TensorProto.FLOAT: ELEMENTS[dtype], TensorProto.DOUBLE: TensorProto.FLOAT}
+  return _converted(model, to, lambda array: narrow_array(array, dtype), kept)
 
 
 def widen_model(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
-    """The model with double for float32; `kept`: initializers that stay. It need not run: some operators have none."""
-    return _converted(with_tensors(model), {TensorProto.FLOAT: TensorProto.DOUBLE}, _in_double, kept)
+  """The model with double for float32; `kept`: initializers that stay. It need not run: some operators have none."""
+  return _converted(with_tensors(model), {TensorProto.FLOAT: TensorProto.DOUBLE}, _in_double, kept)
 
 
 def with_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with a tensor in each Constant that holds floats, so that it is converted."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for node in walk_nodes(result):
-        for each in node.attribute if node.op_type == "Constant" else ():
-            if each.name in ("value_float", "value_floats"):
-                values = np.asarray(each.f if each.name == "value_float" else list(each.floats), FLOAT)
-                each.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
-    return result
+  """The model with a tensor in each Constant that holds floats, so that it is converted."""
+  result = onnx.ModelProto()
+  result.CopyFrom(model)
+  for node in walk_nodes(result):
+    for each in node.attribute if node.op_type == "Constant" else ():
+      if each.name in ("value_float", "value_floats"):
+        values = np.asarray(each.f if each.name == "value_float" else list(each.floats), FLOAT)
+        each.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+  return result
 
 
 def widen_feeds(feeds: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:
-    """The feeds of the model in double."""
-    return {name: array if name in kept else _in_double(array) for name, array in feeds.items()}
+  """The feeds of the model in double."""
+  return {name: array if name in kept else _in_double(array) for name, array in feeds.items()}
 
 
 def _in_double(array: Any) -> Any:
-    return array.astype(DOUBLE) if array.dtype == FLOAT else array
+  return array.astype(DOUBLE) if array.dtype == FLOAT else array
 
 
 def narrow_feeds(feeds: Mapping[str, Any], dtype: str, kept: Collection[str]) -> dict[str, Any]:
-    """The feeds of the narrow model."""
-    return {name: array if name in kept else narrow_array(array, dtype) for name, array in feeds.items()}
+  """The feeds of the narrow model."""
+  return {name: array if name in kept else narrow_array(array, dtype) for name, array in feeds.items()}
 
 
 def narrow_array(array: Any, dtype: str) -> Any:
-    """An array as the narrow model has it."""
-    if array.dtype == FLOAT:
-        with np.errstate(over="ignore"):
-            return array.astype(HALVES[dtype])
-    return array.astype(FLOAT) if array.dtype == DOUBLE else array
+  """An array as the narrow model has it."""
+  if array.dtype == FLOAT:
+    with np.errstate(over="ignore"):
+      return array.astype(HALVES[dtype])
+  return array.astype(FLOAT) if array.dtype == DOUBLE else array
 
 
 def _converted(
-    model: onnx.ModelProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]
+  model: onnx.ModelProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]
 ) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    _graph(result.graph, to, convert, kept)
-    for function in result.functions:
-        for node in function.node:
-            _node(node, to, convert)
-    return result
+  result = onnx.ModelProto()
+  result.CopyFrom(model)
+  _graph(result.graph, to, convert, kept)
+  for function in result.functions:
+    for node in function.node:
+      _node(node, to, convert)
+  return result
 
 
 def _graph(graph: onnx.GraphProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]) -> None:
-    for value in [*graph.input, *graph.output, *graph.value_info]:
-        if value.name not in kept and value.type.HasField("tensor_type"):
-            tensor = value.type.tensor_type
-            tensor.elem_type = to.get(tensor.elem_type, tensor.elem_type)
-    for tensor in graph.initializer:
-        if tensor.name not in kept:
-            _tensor(tensor, convert)
-    for node in graph.node:
-        _node(node, to, convert)
+  for value in [*graph.input, *graph.output, *graph.value_info]:
+    if value.name not in kept and value.type.HasField("tensor_type"):
+      tensor = value.type.tensor_type
+      tensor.elem_type = to.get(tensor.elem_type, tensor.elem_type)
+  for tensor in graph.initializer:
+    if tensor.name not in kept:
+      _tensor(tensor, convert)
+  for node in graph.node:
+    _node(node, to, convert)
 
 
 def _node(node: onnx.NodeProto, to: dict[int, int], convert: Callable[[Any], Any]) -> None:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            _graph(attribute.g, to, convert, ())
-        elif attribute.type == AttributeProto.TENSOR:
-            _tensor(attribute.t, convert)
-        elif attribute.name in _TYPED and attribute.type == AttributeProto.INT:
-            attribute.i = to.get(attribute.i, attribute.i)
+  for attribute in node.attribute:
+    if attribute.type == AttributeProto.GRAPH:
+      _graph(attribute.g, to, convert, ())
+    elif attribute.type == AttributeProto.TENSOR:
+      _tensor(attribute.t, convert)
+    elif attribute.name in _TYPED and attribute.type == AttributeProto.INT:
+      attribute.i = to.get(attribute.i, attribute.i)
 
 
 def _tensor(tensor: TensorProto, convert: Callable[[Any], Any]) -> None:
-    if tensor.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        name = tensor.name
-        tensor.CopyFrom(numpy_helper.from_array(convert(numpy_helper.to_array(tensor)), name))
+  if tensor.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE):
+    name = tensor.name
+    tensor.CopyFrom(numpy_helper.from_array(convert(numpy_helper.to_array(tensor)), name))
 
 
 def walk(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
-    """The graph and the bodies in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from walk(attribute.g)
+  """The graph and the bodies in it."""
+  yield graph
+  for node in graph.node:
+    for attribute in node.attribute:
+      if attribute.type == AttributeProto.GRAPH:
+        yield from walk(attribute.g)

@@ -43,319 +43,313 @@ POLE = 32.0  # a normal distribution of 256 has none 6 times as large as its med
 MORE_TRIALS = 256  # for integers, truth values, shapes such as Unique's, and what is computed from them: what decides
 # them may be rare
 _DISCONTINUOUS = (
-    *("ArgMax", "ArgMin", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater", "GreaterOrEqual", "GridSample"),
-    *("Hardmax", "Less", "LessOrEqual", "MaxUnpool", "Mod", "NonZero", "QuantizeLinear", "Round", "Shrink", "Sign"),
-    *("Tan", "ThresholdedRelu", "TopK", "Unique"),
+  *("ArgMax", "ArgMin", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater", "GreaterOrEqual", "GridSample"),
+  *("Hardmax", "Less", "LessOrEqual", "MaxUnpool", "Mod", "NonZero", "QuantizeLinear", "Round", "Shrink", "Sign"),
+  *("Tan", "ThresholdedRelu", "TopK", "Unique"),
 )
 _SUMS = (
-    *("Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Einsum", "Gemm", "GlobalAveragePool"),
-    *("InstanceNormalization", "LayerNormalization", "MatMul", "ReduceMean", "ReduceSum", "Sub", "Sum"),
+  *("Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Einsum", "Gemm", "GlobalAveragePool"),
+  *("InstanceNormalization", "LayerNormalization", "MatMul", "ReduceMean", "ReduceSum", "Sub", "Sum"),
 )
 
 
 def quick(wanted: Array, got: Array, dtype: str) -> str:
-    """Why the output does not agree at once; '' if it does. `dtype`: the name of the coarsest that it went through."""
-    if wanted.shape != got.shape:
-        return f"shape {list(got.shape)} for {list(wanted.shape)}"
-    if not is_floating(wanted):
-        return "" if np.array_equal(wanted, got) else _first(wanted, got, wanted != got)
-    want, have = wanted.astype(np.float64), got.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        bad = ~((np.abs(have - want) <= _bound(want, dtype)) | (want == have) | (np.isnan(want) & np.isnan(have)))
-    return _first(want, have, bad) if bad.any() else ""
+  """Why the output does not agree at once; '' if it does. `dtype`: the name of the coarsest that it went through."""
+  if wanted.shape != got.shape:
+    return f"shape {list(got.shape)} for {list(wanted.shape)}"
+  if not is_floating(wanted):
+    return "" if np.array_equal(wanted, got) else _first(wanted, got, wanted != got)
+  want, have = wanted.astype(np.float64), got.astype(np.float64)
+  with np.errstate(invalid="ignore", over="ignore"):
+    bad = ~((np.abs(have - want) <= _bound(want, dtype)) | (want == have) | (np.isnan(want) & np.isnan(have)))
+  return _first(want, have, bad) if bad.any() else ""
 
 
 def is_floating(array: Array) -> bool:
-    """Whether it holds floats."""
-    return array.dtype.kind == "f" or "float" in array.dtype.name
+  """Whether it holds floats."""
+  return array.dtype.kind == "f" or "float" in array.dtype.name
 
 
 def _bound(want: Array, dtype: str) -> Array:
-    finite = np.isfinite(want)
-    magnitude = np.where(finite, np.abs(want), 0)
-    usual = magnitude[magnitude < 1e30]
-    scale = max(float(usual.max()) if usual.size else 0.0, 1e-3)
-    return np.asarray(TOLERANCE[dtype] * (magnitude + scale))
+  finite = np.isfinite(want)
+  magnitude = np.where(finite, np.abs(want), 0)
+  usual = magnitude[magnitude < 1e30]
+  scale = max(float(usual.max()) if usual.size else 0.0, 1e-3)
+  return np.asarray(TOLERANCE[dtype] * (magnitude + scale))
 
 
 def _first(want: Array, have: Array, bad: Array) -> str:
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{int(bad.sum())} of {bad.size} differ, first at {list(at)}: {have[at]:.6g} for {want[at]:.6g}"
+  at = tuple(int(i) for i in np.argwhere(bad)[0])
+  return f"{int(bad.sum())} of {bad.size} differ, first at {list(at)}: {have[at]:.6g} for {want[at]:.6g}"
 
 
 def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
-    """Why the candidates, of which the first is wanted, do not explain the output; '' if they do."""
-    shapes = {each.shape for each in [*candidates, got]}
-    if len(shapes) > 1:
-        decided = len({each.shape for each in candidates}) > 1 and len({len(each) for each in shapes}) == 1
-        if decided and all(
-            len({each[axis] for each in shapes}) == 1 or len({each.shape[axis] for each in candidates}) > 1
-            for axis in range(got.ndim)
-        ):
-            return ""  # dims that rounding decides
-        return f"shape {list(got.shape)} for {list(candidates[0].shape)}"
-    if not is_floating(got) and not is_floating(candidates[0]):
-        low, high = np.min(candidates, axis=0), np.max(candidates, axis=0)
-        bad = (
-            (got < low) | (got > high)
-            if got.dtype.kind != "b"
-            else ~np.any([each == got for each in candidates], axis=0)
-        )
-        return _first(candidates[0], got, bad) if bad.any() else ""
-    have = got.astype(np.float64)
-    good = _good(candidates, have, dtype)
-    return "" if good.all() else _first(candidates[0].astype(np.float64), have, ~good)
+  """Why the candidates, of which the first is wanted, do not explain the output; '' if they do."""
+  shapes = {each.shape for each in [*candidates, got]}
+  if len(shapes) > 1:
+    decided = len({each.shape for each in candidates}) > 1 and len({len(each) for each in shapes}) == 1
+    if decided and all(
+      len({each[axis] for each in shapes}) == 1 or len({each.shape[axis] for each in candidates}) > 1
+      for axis in range(got.ndim)
+    ):
+      return ""  # dims that rounding decides
+    return f"shape {list(got.shape)} for {list(candidates[0].shape)}"
+  if not is_floating(got) and not is_floating(candidates[0]):
+    low, high = np.min(candidates, axis=0), np.max(candidates, axis=0)
+    bad = (got < low) | (got > high) if got.dtype.kind != "b" else ~np.any([each == got for each in candidates], axis=0)
+    return _first(candidates[0], got, bad) if bad.any() else ""
+  have = got.astype(np.float64)
+  good = _good(candidates, have, dtype)
+  return "" if good.all() else _first(candidates[0].astype(np.float64), have, ~good)
 
 
 def is_beside_pole(candidates: Sequence[Array], got: Array, dtype: str) -> bool:
-    """Whether some of what the candidates do not explain may be beside a pole, which more of them would show."""
-    if not is_floating(got) or any(each.shape != got.shape for each in candidates):
-        return False
-    sizes, low, high = _sizes(candidates)
-    wide = (sizes.max(axis=0) > POLE / 4 * np.median(sizes, axis=0)) & (low < 0) & (high > 0)
-    return bool((wide & ~_good(candidates, got.astype(np.float64), dtype)).any())
+  """Whether some of what the candidates do not explain may be beside a pole, which more of them would show."""
+  if not is_floating(got) or any(each.shape != got.shape for each in candidates):
+    return False
+  sizes, low, high = _sizes(candidates)
+  wide = (sizes.max(axis=0) > POLE / 4 * np.median(sizes, axis=0)) & (low < 0) & (high > 0)
+  return bool((wide & ~_good(candidates, got.astype(np.float64), dtype)).any())
 
 
 def _sizes(candidates: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """The magnitudes of finite values, the least and the largest value."""
-    all_of = np.stack([each.astype(np.float64) for each in candidates])
-    return np.where(np.isfinite(all_of), np.abs(all_of), 0), all_of.min(axis=0), all_of.max(axis=0)
+  """The magnitudes of finite values, the least and the largest value."""
+  all_of = np.stack([each.astype(np.float64) for each in candidates])
+  return np.where(np.isfinite(all_of), np.abs(all_of), 0), all_of.min(axis=0), all_of.max(axis=0)
 
 
 def _good(candidates: Sequence[Array], have: Array, dtype: str) -> Array:
-    """Which elements of an output the candidates explain."""
-    all_of = np.stack([each.astype(np.float64) for each in candidates])
-    want = all_of[0]
-    with np.errstate(invalid="ignore", over="ignore"):
-        moves = np.where(np.isfinite(all_of), np.abs(all_of - want), 0)
-        spread = np.where(np.isfinite(moves), moves, 0).max(axis=0)
-        bound = _bound(want, dtype) + SPREAD * spread
-        good = (want == have) | (np.abs(have - want) <= bound)
-        good |= np.any((all_of == have) | (np.isnan(all_of) & np.isnan(have)), axis=0)
-        # Infinite or NaN in some runs and not in others: it may be finite here, too.
-        mixed = ~np.all(np.isfinite(all_of), axis=0) & np.any(np.isfinite(all_of), axis=0)
-        good |= mixed
-        if len(candidates) >= MORE_TRIALS:
-            # Of both signs, and some far larger than most: a pole is among them, near which no size is the largest.
-            sizes, low, high = _sizes(candidates)
-            middle = np.median(sizes, axis=0)
-            good |= (middle > 0) & (sizes.max(axis=0) > POLE * middle) & (low < 0) & (high > 0) & (abs(have) > middle)
-    return good
+  """Which elements of an output the candidates explain."""
+  all_of = np.stack([each.astype(np.float64) for each in candidates])
+  want = all_of[0]
+  with np.errstate(invalid="ignore", over="ignore"):
+    moves = np.where(np.isfinite(all_of), np.abs(all_of - want), 0)
+    spread = np.where(np.isfinite(moves), moves, 0).max(axis=0)
+    bound = _bound(want, dtype) + SPREAD * spread
+    good = (want == have) | (np.abs(have - want) <= bound)
+    good |= np.any((all_of == have) | (np.isnan(all_of) & np.isnan(have)), axis=0)
+    # Infinite or NaN in some runs and not in others: it may be finite here, too.
+    mixed = ~np.all(np.isfinite(all_of), axis=0) & np.any(np.isfinite(all_of), axis=0)
+    good |= mixed
+    if len(candidates) >= MORE_TRIALS:
+      # Of both signs, and some far larger than most: a pole is among them, near which no size is the largest.
+      sizes, low, high = _sizes(candidates)
+      middle = np.median(sizes, axis=0)
+      good |= (middle > 0) & (sizes.max(axis=0) > POLE * middle) & (low < 0) & (high > 0) & (abs(have) > middle)
+  return good
 
 
 def is_discontinuous(model: onnx.ModelProto) -> bool:
-    """Whether a node may turn a difference however small into a large one; a Cast does to integers and truth values."""
-    return any(
-        node.op_type in _DISCONTINUOUS or (node.op_type == "Cast" and node.attribute[0].i not in _FLOATING)
-        for node in walk_nodes(model)
-    )
+  """Whether a node may turn a difference however small into a large one; a Cast does to integers and truth values."""
+  return any(
+    node.op_type in _DISCONTINUOUS or (node.op_type == "Cast" and node.attribute[0].i not in _FLOATING)
+    for node in walk_nodes(model)
+  )
 
 
 def trials(
-    model: onnx.ModelProto,
-    feeds: Mapping[str, Any],
-    dtype: str,
-    names: Sequence[str],
-    seed: int,
-    numbers: range = range(TRIALS),
+  model: onnx.ModelProto,
+  feeds: Mapping[str, Any],
+  dtype: str,
+  names: Sequence[str],
+  seed: int,
+  numbers: range = range(TRIALS),
 ) -> list[dict[str, Any]]:
-    """The outputs of the model in runs in which each value is off by a little; {} for those that fail.
+  """The outputs of the model in runs in which each value is off by a little; {} for those that fail.
 
-    `dtype`: the name of the narrow one that float32 stands for, else "float32".
-    """
-    found = []
-    values = all_values(model, feeds)
-    for number in numbers:
-        rng = np.random.default_rng([seed, number])
-        try:
-            size = 2.0 if number else 0.0  # the first only rounds
-            cancels = number >= TRIALS and number % 8 == 7
-            noisy, given = _noisy(model, feeds, values, dtype, number % 2 == 0, size, rng, cancels)
-            found.append(run(make_session(noisy.SerializeToString()), given, names))
-        except Exception:  # such as an index that lies outside
-            found.append({})
-    return found
+  `dtype`: the name of the narrow one that float32 stands for, else "float32".
+  """
+  found = []
+  values = all_values(model, feeds)
+  for number in numbers:
+    rng = np.random.default_rng([seed, number])
+    try:
+      size = 2.0 if number else 0.0  # the first only rounds
+      cancels = number >= TRIALS and number % 8 == 7
+      noisy, given = _noisy(model, feeds, values, dtype, number % 2 == 0, size, rng, cancels)
+      found.append(run(make_session(noisy.SerializeToString()), given, names))
+    except Exception:  # such as an index that lies outside
+      found.append({})
+  return found
 
 
 def all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Array]:
-    """Each value that nodes of the outermost graph make."""
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    known = {each.name for each in whole.graph.output}
-    for node in whole.graph.node:
-        whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name and name not in known)
-        known.update(node.output)
-    found = run(make_session(whole.SerializeToString()), feeds)
-    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+  """Each value that nodes of the outermost graph make."""
+  whole = onnx.ModelProto()
+  whole.CopyFrom(model)
+  known = {each.name for each in whole.graph.output}
+  for node in whole.graph.node:
+    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name and name not in known)
+    known.update(node.output)
+  found = run(make_session(whole.SerializeToString()), feeds)
+  return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
 def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any], halves: bool = False) -> str:
-    """What in the original has no defined value; '' if nothing is known to. `halves`: float32 stands for float16.
+  """What in the original has no defined value; '' if nothing is known to. `halves`: float32 stands for float16.
 
-    ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
-    is what was in memory before. It does not check either whether the batch of what SkipLayerNormalization adds is its
-    input's. A float that no integer is, cast to one, is anything. A product of so many numbers that those above 1 alone
-    are infinite and those below 1 alone are 0 is 0, infinite or NaN, by their order.
-    """
-    values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
-    values.update(all_values(model, feeds))
-    for node in model.graph.node:
-        if node.op_type == "Concat":
-            axis = next(each.i for each in node.attribute if each.name == "axis")
-            if len({tuple(np.delete(np.shape(values[name]), axis)) for name in node.input if name in values}) > 1:
-                return "the original joins empty tensors that do not fit"
-        if node.op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
-            x, skip = (np.shape(values.get(name)) for name in node.input[:2])
-            if len(x) == len(skip) == 3 and skip[0] not in (1, x[0]):
-                return "the original adds another batch before a layer norm"
-        if node.op_type == "ReduceProd" and is_floating(np.asarray(values.get(node.input[0], 0))):
-            given = np.asarray(values[node.input[0]])
-            sizes = np.log2(np.abs(given[np.isfinite(given) & (given != 0)].astype(np.float64)))
-            most = 16 if halves or given.dtype.itemsize == 2 else 128 if given.dtype == FLOAT else 1024
-            if sizes[sizes > 0].sum() >= most and -sizes[sizes < 0].sum() >= most:
-                return "the original multiplies numbers whose order decides"
-        if node.op_type in ("Cast", "CastLike") and {node.input[0], node.output[0]} <= values.keys():
-            given, made = np.asarray(values[node.input[0]]), np.asarray(values[node.output[0]])
-            if is_floating(given) and made.dtype.kind in "iu":
-                limits = np.iinfo(made.dtype)
-                with np.errstate(over="ignore"):
-                    wide = given.astype(np.float16 if halves and given.dtype == FLOAT else given.dtype).astype(
-                        np.float64
-                    )
-                if not np.all((wide > limits.min - 1.0) & (wide < limits.max + 1.0)):
-                    return "the original casts floats that no integer is"
-    return ""
+  ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
+  is what was in memory before. It does not check either whether the batch of what SkipLayerNormalization adds is its
+  input's. A float that no integer is, cast to one, is anything. A product of so many numbers that those above 1 alone
+  are infinite and those below 1 alone are 0 is 0, infinite or NaN, by their order.
+  """
+  values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
+  values.update(all_values(model, feeds))
+  for node in model.graph.node:
+    if node.op_type == "Concat":
+      axis = next(each.i for each in node.attribute if each.name == "axis")
+      if len({tuple(np.delete(np.shape(values[name]), axis)) for name in node.input if name in values}) > 1:
+        return "the original joins empty tensors that do not fit"
+    if node.op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+      x, skip = (np.shape(values.get(name)) for name in node.input[:2])
+      if len(x) == len(skip) == 3 and skip[0] not in (1, x[0]):
+        return "the original adds another batch before a layer norm"
+    if node.op_type == "ReduceProd" and is_floating(np.asarray(values.get(node.input[0], 0))):
+      given = np.asarray(values[node.input[0]])
+      sizes = np.log2(np.abs(given[np.isfinite(given) & (given != 0)].astype(np.float64)))
+      most = 16 if halves or given.dtype.itemsize == 2 else 128 if given.dtype == FLOAT else 1024
+      if sizes[sizes > 0].sum() >= most and -sizes[sizes < 0].sum() >= most:
+        return "the original multiplies numbers whose order decides"
+    if node.op_type in ("Cast", "CastLike") and {node.input[0], node.output[0]} <= values.keys():
+      given, made = np.asarray(values[node.input[0]]), np.asarray(values[node.output[0]])
+      if is_floating(given) and made.dtype.kind in "iu":
+        limits = np.iinfo(made.dtype)
+        with np.errstate(over="ignore"):
+          wide = given.astype(np.float16 if halves and given.dtype == FLOAT else given.dtype).astype(np.float64)
+        if not np.all((wide > limits.min - 1.0) & (wide < limits.max + 1.0)):
+          return "the original casts floats that no integer is"
+  return ""
 
 
 def _noisy(
-    model: onnx.ModelProto,
-    feeds: Mapping[str, Any],
-    values: Mapping[str, Array],
-    dtype: str,
-    rounds: bool,
-    size: float,
-    rng: np.random.Generator,
-    cancels: bool,
+  model: onnx.ModelProto,
+  feeds: Mapping[str, Any],
+  values: Mapping[str, Array],
+  dtype: str,
+  rounds: bool,
+  size: float,
+  rng: np.random.Generator,
+  cancels: bool,
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    nodes = list(graph.node)
-    del graph.node[:]
-    given = dict(feeds)
-    number = iter(range(10**9))
-    opset = next((each.version for each in model.opset_import if not each.domain), 0)
+  result = onnx.ModelProto()
+  result.CopyFrom(model)
+  graph = result.graph
+  nodes = list(graph.node)
+  del graph.node[:]
+  given = dict(feeds)
+  number = iter(range(10**9))
+  opset = next((each.version for each in model.opset_import if not each.domain), 0)
 
-    def noise(source: str, target: str, array: Array, is_sum: bool = False) -> None:
-        name = f"noise/{next(number)}"
-        unit = UNIT[dtype] if array.dtype == FLOAT else UNIT["float32"] if dtype in ELEMENT else UNIT["float64"]
-        if is_sum and cancels:
-            least = unit * np.max(np.abs(array), where=np.isfinite(array), initial=0)
-            graph.initializer.append(numpy_helper.from_array(np.asarray(least, array.dtype), f"{name}/least"))
-            graph.node.extend([
-                helper.make_node("Abs", [source], [f"{name}/magnitude"]),
-                helper.make_node("Less", [f"{name}/magnitude", f"{name}/least"], [f"{name}/cancels"]),
-                helper.make_node("Not", [f"{name}/cancels"], [f"{name}/stays"]),
-                helper.make_node("Cast", [f"{name}/stays"], [f"{name}/unit"],
-                                 to=helper.np_dtype_to_tensor_dtype(array.dtype)),
-                helper.make_node("Mul", [source, f"{name}/unit"], [f"{name}/sum"]),
-            ])  # fmt: skip
-            source = f"{name}/sum"
-        if size:  # of the value's shape, which another run may find to be another
-            constants = {"size": size * unit, "one": 1.0}
-            made = _random(source, name, opset, float(rng.integers(1, 1 << 20)), array.dtype)
-            for constant, value in constants.items():
-                graph.initializer.append(numpy_helper.from_array(np.asarray(value, array.dtype), f"{name}/{constant}"))
-            made += [
-                helper.make_node("Mul", [f"{name}/random", f"{name}/size"], [f"{name}/small"]),
-                helper.make_node("Add", [f"{name}/small", f"{name}/one"], [f"{name}/factor"]),
-                helper.make_node("Mul", [source, f"{name}/factor"], [f"{name}/moved"]),
-            ]
-            graph.node.extend(made)
-            source = f"{name}/moved"
-        if rounds and array.dtype == FLOAT and dtype == "bfloat16" and opset < 13:  # where no Cast makes it
-            split = numpy_helper.from_array(np.asarray(2.0**16 + 1, array.dtype), f"{name}/split")
-            graph.initializer.append(split)
-            graph.node.append(helper.make_node("Mul", [source, split.name], [f"{name}/large"]))
-            graph.node.append(helper.make_node("Sub", [f"{name}/large", source], [f"{name}/rest"]))
-            graph.node.append(helper.make_node("Sub", [f"{name}/large", f"{name}/rest"], [f"{name}/wide"]))
-            source = f"{name}/wide"
-        elif rounds and array.dtype == FLOAT and dtype in ELEMENT:
-            graph.node.append(helper.make_node("Cast", [source], [f"{name}/rounded"], to=ELEMENT[dtype]))
-            graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [f"{name}/wide"], to=TensorProto.FLOAT))
-            source = f"{name}/wide"
-        graph.node.append(helper.make_node("Identity", [source], [target]))
+  def noise(source: str, target: str, array: Array, is_sum: bool = False) -> None:
+    name = f"noise/{next(number)}"
+    unit = UNIT[dtype] if array.dtype == FLOAT else UNIT["float32"] if dtype in ELEMENT else UNIT["float64"]
+    if is_sum and cancels:
+      least = unit * np.max(np.abs(array), where=np.isfinite(array), initial=0)
+      graph.initializer.append(numpy_helper.from_array(np.asarray(least, array.dtype), f"{name}/least"))
+      graph.node.extend([
+          helper.make_node("Abs", [source], [f"{name}/magnitude"]),
+          helper.make_node("Less", [f"{name}/magnitude", f"{name}/least"], [f"{name}/cancels"]),
+          helper.make_node("Not", [f"{name}/cancels"], [f"{name}/stays"]),
+          helper.make_node("Cast", [f"{name}/stays"], [f"{name}/unit"],
+                           to=helper.np_dtype_to_tensor_dtype(array.dtype)),
+          helper.make_node("Mul", [source, f"{name}/unit"], [f"{name}/sum"]),
+      ])  # fmt: skip
+      source = f"{name}/sum"
+    if size:  # of the value's shape, which another run may find to be another
+      constants = {"size": size * unit, "one": 1.0}
+      made = _random(source, name, opset, float(rng.integers(1, 1 << 20)), array.dtype)
+      for constant, value in constants.items():
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value, array.dtype), f"{name}/{constant}"))
+      made += [
+        helper.make_node("Mul", [f"{name}/random", f"{name}/size"], [f"{name}/small"]),
+        helper.make_node("Add", [f"{name}/small", f"{name}/one"], [f"{name}/factor"]),
+        helper.make_node("Mul", [source, f"{name}/factor"], [f"{name}/moved"]),
+      ]
+      graph.node.extend(made)
+      source = f"{name}/moved"
+    if rounds and array.dtype == FLOAT and dtype == "bfloat16" and opset < 13:  # where no Cast makes it
+      split = numpy_helper.from_array(np.asarray(2.0**16 + 1, array.dtype), f"{name}/split")
+      graph.initializer.append(split)
+      graph.node.append(helper.make_node("Mul", [source, split.name], [f"{name}/large"]))
+      graph.node.append(helper.make_node("Sub", [f"{name}/large", source], [f"{name}/rest"]))
+      graph.node.append(helper.make_node("Sub", [f"{name}/large", f"{name}/rest"], [f"{name}/wide"]))
+      source = f"{name}/wide"
+    elif rounds and array.dtype == FLOAT and dtype in ELEMENT:
+      graph.node.append(helper.make_node("Cast", [source], [f"{name}/rounded"], to=ELEMENT[dtype]))
+      graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [f"{name}/wide"], to=TensorProto.FLOAT))
+      source = f"{name}/wide"
+    graph.node.append(helper.make_node("Identity", [source], [target]))
 
-    defaults = {tensor.name for tensor in graph.initializer}
-    for value in graph.input:
-        array = feeds.get(value.name)
-        if array is not None and array.dtype in (FLOAT, DOUBLE) and value.name not in defaults:
-            own, value.name = value.name, f"{value.name}/given"
-            given[value.name] = array
-            noise(value.name, own, array)
-    if dtype in ELEMENT:  # weights are rounded, too
-        _move_weights(graph, nodes, dtype, noise)
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        fresh = []
-        for index, name in enumerate(node.output):
-            array = values.get(name)
-            if array is not None and array.dtype in (FLOAT, DOUBLE) and not _is_exact(node):
-                copy.output[index] = f"{name}/exact"
-                fresh.append((copy.output[index], name, array, node.op_type in _SUMS))
-        graph.node.append(copy)
-        for each in fresh:
-            noise(*each)
-    del graph.value_info[:]
-    return result, given
+  defaults = {tensor.name for tensor in graph.initializer}
+  for value in graph.input:
+    array = feeds.get(value.name)
+    if array is not None and array.dtype in (FLOAT, DOUBLE) and value.name not in defaults:
+      own, value.name = value.name, f"{value.name}/given"
+      given[value.name] = array
+      noise(value.name, own, array)
+  if dtype in ELEMENT:  # weights are rounded, too
+    _move_weights(graph, nodes, dtype, noise)
+  for node in nodes:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    fresh = []
+    for index, name in enumerate(node.output):
+      array = values.get(name)
+      if array is not None and array.dtype in (FLOAT, DOUBLE) and not _is_exact(node):
+        copy.output[index] = f"{name}/exact"
+        fresh.append((copy.output[index], name, array, node.op_type in _SUMS))
+    graph.node.append(copy)
+    for each in fresh:
+      noise(*each)
+  del graph.value_info[:]
+  return result, given
 
 
 def _random(source: str, name: str, opset: int, seed: float, dtype: np.dtype[Any]) -> list[onnx.NodeProto]:
-    """Nodes that make `name`/random of numbers from -1 to 1, of the shape of `source` and of its dtype.
+  """Nodes that make `name`/random of numbers from -1 to 1, of the shape of `source` and of its dtype.
 
-    ONNX Runtime (1.31) has no RandomUniformLike of opset 22: from there on the numbers are sines of large steps.
-    """
-    if opset < 22:
-        return [helper.make_node("RandomUniformLike", [source], [f"{name}/random"], seed=seed, low=-1.0, high=1.0)]
-    element = helper.np_dtype_to_tensor_dtype(dtype)
-    first = int(seed) % 1000
-    return [
-        helper.make_node("Constant", [], [f"{name}/step"], value_float=12345.678),
-        helper.make_node("Constant", [], [f"{name}/first"], value_int=first),
-        helper.make_node("Constant", [], [f"{name}/next"], value_int=1),
-        helper.make_node("Size", [source], [f"{name}/count"]),
-        helper.make_node("Add", [f"{name}/first", f"{name}/count"], [f"{name}/end"]),
-        helper.make_node("Range", [f"{name}/first", f"{name}/end", f"{name}/next"], [f"{name}/numbers"]),
-        helper.make_node("Cast", [f"{name}/numbers"], [f"{name}/floats"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [f"{name}/floats", f"{name}/step"], [f"{name}/angles"]),
-        helper.make_node("Sin", [f"{name}/angles"], [f"{name}/sines"]),
-        helper.make_node("Cast", [f"{name}/sines"], [f"{name}/row"], to=element),
-        helper.make_node("Shape", [source], [f"{name}/shape"]),
-        helper.make_node("Reshape", [f"{name}/row", f"{name}/shape"], [f"{name}/random"], allowzero=1),
-    ]
+  ONNX Runtime (1.31) has no RandomUniformLike of opset 22: from there on the numbers are sines of large steps.
+  """
+  if opset < 22:
+    return [helper.make_node("RandomUniformLike", [source], [f"{name}/random"], seed=seed, low=-1.0, high=1.0)]
+  element = helper.np_dtype_to_tensor_dtype(dtype)
+  first = int(seed) % 1000
+  return [
+    helper.make_node("Constant", [], [f"{name}/step"], value_float=12345.678),
+    helper.make_node("Constant", [], [f"{name}/first"], value_int=first),
+    helper.make_node("Constant", [], [f"{name}/next"], value_int=1),
+    helper.make_node("Size", [source], [f"{name}/count"]),
+    helper.make_node("Add", [f"{name}/first", f"{name}/count"], [f"{name}/end"]),
+    helper.make_node("Range", [f"{name}/first", f"{name}/end", f"{name}/next"], [f"{name}/numbers"]),
+    helper.make_node("Cast", [f"{name}/numbers"], [f"{name}/floats"], to=TensorProto.FLOAT),
+    helper.make_node("Mul", [f"{name}/floats", f"{name}/step"], [f"{name}/angles"]),
+    helper.make_node("Sin", [f"{name}/angles"], [f"{name}/sines"]),
+    helper.make_node("Cast", [f"{name}/sines"], [f"{name}/row"], to=element),
+    helper.make_node("Shape", [source], [f"{name}/shape"]),
+    helper.make_node("Reshape", [f"{name}/row", f"{name}/shape"], [f"{name}/random"], allowzero=1),
+  ]
 
 
 def _move_weights(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], dtype: str, noise: Callable[..., None]
+  graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], dtype: str, noise: Callable[..., None]
 ) -> None:
-    """Rounds and moves the initializers that only data is computed from and that a conversion to `dtype` rounds."""
-    narrow = helper.tensor_dtype_to_np_dtype(ELEMENT[dtype])
-    lists = {name for node in nodes if node.op_type in ("Resize", "Upsample", "Pad", "Clip") for name in node.input[1:]}
-    given = {each.name for each in graph.input}
-    for tensor in list(graph.initializer):  # noise adds some
-        if tensor.data_type != TensorProto.FLOAT or tensor.name in lists | given:
-            continue
-        values = numpy_helper.to_array(tensor)
-        with np.errstate(over="ignore"):
-            exact = np.array_equal(values.astype(narrow).astype(np.float32), values, equal_nan=True)
-        if not exact:
-            own, tensor.name = tensor.name, f"{tensor.name}/given"
-            noise(tensor.name, own, values)
+  """Rounds and moves the initializers that only data is computed from and that a conversion to `dtype` rounds."""
+  narrow = helper.tensor_dtype_to_np_dtype(ELEMENT[dtype])
+  lists = {name for node in nodes if node.op_type in ("Resize", "Upsample", "Pad", "Clip") for name in node.input[1:]}
+  given = {each.name for each in graph.input}
+  for tensor in list(graph.initializer):  # noise adds some
+    if tensor.data_type != TensorProto.FLOAT or tensor.name in lists | given:
+      continue
+    values = numpy_helper.to_array(tensor)
+    with np.errstate(over="ignore"):
+      exact = np.array_equal(values.astype(narrow).astype(np.float32), values, equal_nan=True)
+    if not exact:
+      own, tensor.name = tensor.name, f"{tensor.name}/given"
+      noise(tensor.name, own, values)
 
 
 def _is_exact(node: onnx.NodeProto) -> bool:
-    """Whether the node's values are no result of rounding: constants, and what only moves values."""
-    moves = ("Constant", "ConstantOfShape", "Range", "EyeLike", "OneHot", "Identity", "Reshape", "Transpose", "Floor",
-             "Ceil", "Round", "Sign")  # fmt: skip
-    return node.op_type in moves or any(each.type == AttributeProto.TENSOR for each in node.attribute)
+  """Whether the node's values are no result of rounding: constants, and what only moves values."""
+  moves = ("Constant", "ConstantOfShape", "Range", "EyeLike", "OneHot", "Identity", "Reshape", "Transpose", "Floor",
+           "Ceil", "Round", "Sign")  # fmt: skip
+  return node.op_type in moves or any(each.type == AttributeProto.TENSOR for each in node.attribute)

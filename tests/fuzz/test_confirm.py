@@ -28,152 +28,152 @@ FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.
 
 
 def case(feeds: int = 2, model: onnx.ModelProto = MODEL) -> Case:
-    return Case(0, "fp32", model, None, frozenset(), FEEDS[:feeds])
+  return Case(0, "fp32", model, None, frozenset(), FEEDS[:feeds])
 
 
 def ask(faults: str, feeds: int = 2, model: onnx.ModelProto = MODEL, **options: str) -> Verdict:
-    worker = Worker(faults, 60, module="fuzz.faulty_worker")
-    try:
-        return worker.ask(replace(case(feeds, model), options=options))
-    finally:
-        worker.close()
+  worker = Worker(faults, 60, module="fuzz.faulty_worker")
+  try:
+    return worker.ask(replace(case(feeds, model), options=options))
+  finally:
+    worker.close()
 
 
 def finding_of(verdict: Verdict) -> Finding:
-    assert verdict.what == "finding", verdict
-    assert verdict.finding is not None
-    return verdict.finding
+  assert verdict.what == "finding", verdict
+  assert verdict.finding is not None
+  return verdict.finding
 
 
 def test_what_is_right_is_the_same() -> None:
-    assert ask("").what == ask("graph").what == "same"
-    assert ask("graph").captured
-    assert not ask("graph,Exp:open,ortplugin:open").captured
+  assert ask("").what == ask("graph").what == "same"
+  assert ask("graph").captured
+  assert not ask("graph,Exp:open,ortplugin:open").captured
 
 
 def test_what_only_the_optimized_model_does_is_a_finding() -> None:
-    assert finding_of(ask("ortplugin:off")).kind == "values"
-    assert finding_of(ask("ortplugin:stale")).kind == "values"
-    found = finding_of(ask("ortplugin:fails"))
-    assert (found.kind, found.message) == ("run", "there is no such kernel")
+  assert finding_of(ask("ortplugin:off")).kind == "values"
+  assert finding_of(ask("ortplugin:stale")).kind == "values"
+  found = finding_of(ask("ortplugin:fails"))
+  assert (found.kind, found.message) == ("run", "there is no such kernel")
 
 
 @pytest.mark.parametrize(
-    ("faults", "reason"),
-    [
-        ("CumSum:off", "the original is not right on the stand-in"),
-        ("CumSum:stale", "the original is not steady on the stand-in"),
-        ("CumSum:fails", "the original fails on the stand-in: there is no such kernel"),
-        ("CumSum:lost", "the original on the stand-in: the process died with status 70"),
-        ("CumSum:dies", "the original on the stand-in: the process died with status 9"),
-        ("graph,CumSum:graph/stale", "the original is not steady under a graph"),
-        ("graph,CumSum:graph/off", "the original is not right under a graph"),
-        ("graph,CumSum:graph/lost", "the original under a graph: the process died with status 70"),
-        ("Exp:off,ortplugin:fails", "the original is not right on the stand-in"),
-        ("Exp:stale,ortplugin:dies", "the original is not steady on the stand-in"),
-    ],
+  ("faults", "reason"),
+  [
+    ("CumSum:off", "the original is not right on the stand-in"),
+    ("CumSum:stale", "the original is not steady on the stand-in"),
+    ("CumSum:fails", "the original fails on the stand-in: there is no such kernel"),
+    ("CumSum:lost", "the original on the stand-in: the process died with status 70"),
+    ("CumSum:dies", "the original on the stand-in: the process died with status 9"),
+    ("graph,CumSum:graph/stale", "the original is not steady under a graph"),
+    ("graph,CumSum:graph/off", "the original is not right under a graph"),
+    ("graph,CumSum:graph/lost", "the original under a graph: the process died with status 70"),
+    ("Exp:off,ortplugin:fails", "the original is not right on the stand-in"),
+    ("Exp:stale,ortplugin:dies", "the original is not steady on the stand-in"),
+  ],
 )
 def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str) -> None:
-    verdict = ask(faults)
-    assert verdict.what == "unfit", verdict
-    assert verdict.message.startswith(reason), verdict
+  verdict = ask(faults)
+  assert verdict.what == "unfit", verdict
+  assert verdict.message.startswith(reason), verdict
 
 
 @pytest.mark.parametrize("fault", ["off", "stale", "fails"])
 def test_what_onnx_runtimes_own_optimizations_do(fault: str) -> None:
-    verdict = ask(f"ortplugin:fused/{fault}")
-    assert (verdict.what, verdict.message) == ("unfit", BY_OPTIMIZATIONS)
-    verdict = ask(f"CumSum:stale:y,ortplugin:fused/{fault}:z")
-    assert verdict.what == "unfit", verdict
-    assert finding_of(ask(f"ortplugin:fused/{fault},ortplugin:off:z")).kind in ("values", "run")
+  verdict = ask(f"ortplugin:fused/{fault}")
+  assert (verdict.what, verdict.message) == ("unfit", BY_OPTIMIZATIONS)
+  verdict = ask(f"CumSum:stale:y,ortplugin:fused/{fault}:z")
+  assert verdict.what == "unfit", verdict
+  assert finding_of(ask(f"ortplugin:fused/{fault},ortplugin:off:z")).kind in ("values", "run")
 
 
 def test_what_the_original_fails_by_without_them() -> None:
-    """They had removed the node that fails in the original."""
-    verdict = ask("ortplugin:fails,CumSum:bare/fails")
-    assert verdict.what == "unfit", verdict
-    assert "fails alike" in verdict.message
-    assert finding_of(ask("ortplugin:fails,CumSum:bare/off")).kind == "run"
+  """They had removed the node that fails in the original."""
+  verdict = ask("ortplugin:fails,CumSum:bare/fails")
+  assert verdict.what == "unfit", verdict
+  assert "fails alike" in verdict.message
+  assert finding_of(ask("ortplugin:fails,CumSum:bare/off")).kind == "run"
 
 
 def test_what_the_original_does_in_the_precision_asked_for() -> None:
-    wrong = "ortplugin:off:z,Sigmoid:half/off:z"
-    assert ask(wrong, precision="fp16").what == "same"
-    assert finding_of(ask(wrong)).kind == finding_of(ask("ortplugin:off:z", precision="fp16")).kind == "values"
+  wrong = "ortplugin:off:z,Sigmoid:half/off:z"
+  assert ask(wrong, precision="fp16").what == "same"
+  assert finding_of(ask(wrong)).kind == finding_of(ask("ortplugin:off:z", precision="fp16")).kind == "values"
 
 
 @pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
 def test_what_ours_do_in_the_original_is_a_finding(faults: str, kind: str) -> None:
-    """It is asked without them."""
-    made, _ = ortplugin.optimize(MODEL)
-    assert any(node.domain == "ortplugin" for node in made.graph.node)
-    assert finding_of(ask(faults, model=made)).kind == kind
-    assert ask("CumSum:off,ortplugin:off:y", model=made).message == "the original is not right on the stand-in"
+  """It is asked without them."""
+  made, _ = ortplugin.optimize(MODEL)
+  assert any(node.domain == "ortplugin" for node in made.graph.node)
+  assert finding_of(ask(faults, model=made)).kind == kind
+  assert ask("CumSum:off,ortplugin:off:y", model=made).message == "the original is not right on the stand-in"
 
 
 def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes() -> None:
-    """A pool's form that propagates NaN is run anew, and that run is right."""
-    model = onnx.parser.parse_model("""
+  """A pool's form that propagates NaN is run anew, and that run is right."""
+  model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 17]>
         model (float[1, 2, 3] x) => (float[1, 2, 1] y, float[1, 2, 3] z)
         { y = GlobalMaxPool(x)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
-    feeds = [{"x": each["x"].reshape(1, 2, 3)} for each in FEEDS]
-    worker = Worker("ortplugin:stale", module="fuzz.faulty_worker")
-    try:
-        assert finding_of(worker.ask(Case(0, "fp32", model, None, frozenset(), feeds))).kind == "values"
-    finally:
-        worker.close()
+  feeds = [{"x": each["x"].reshape(1, 2, 3)} for each in FEEDS]
+  worker = Worker("ortplugin:stale", module="fuzz.faulty_worker")
+  try:
+    assert finding_of(worker.ask(Case(0, "fp32", model, None, frozenset(), feeds))).kind == "values"
+  finally:
+    worker.close()
 
 
 def test_one_feed_is_enough_to_see_what_an_earlier_run_left() -> None:
-    """The run on other numbers before each is what it leaves."""
-    assert ask("CumSum:stale,ortplugin:off:y", 1).message == "the original is not steady on the stand-in"
+  """The run on other numbers before each is what it leaves."""
+  assert ask("CumSum:stale,ortplugin:off:y", 1).message == "the original is not steady on the stand-in"
 
 
 def test_a_finding_counts_by_the_outputs_that_the_original_has_right() -> None:
-    found = finding_of(ask("CumSum:stale:y,ortplugin:off"))
-    assert found.message.startswith("'z': ")
-    assert ask("CumSum:stale:y").what == "unfit"
+  found = finding_of(ask("CumSum:stale:y,ortplugin:off"))
+  assert found.message.startswith("'z': ")
+  assert ask("CumSum:stale:y").what == "unfit"
 
 
 def test_a_process_that_the_optimized_model_ends() -> None:
-    found = finding_of(ask("ortplugin:lost"))
-    assert found.kind == "crash"
-    assert found.message == (
-        "the process died with status 70 in 'run' \"CUDA error 700: an illegal memory access (kernel 'k')\""
-    )
-    assert finding_of(ask("ortplugin:dies")).message == "the process died with status 9 in 'run'"
+  found = finding_of(ask("ortplugin:lost"))
+  assert found.kind == "crash"
+  assert found.message == (
+    "the process died with status 70 in 'run' \"CUDA error 700: an illegal memory access (kernel 'k')\""
+  )
+  assert finding_of(ask("ortplugin:dies")).message == "the process died with status 9 in 'run'"
 
 
 def test_what_does_not_happen_again_is_counted() -> None:
-    verdict = ask("ortplugin:once")
-    assert verdict.what == "unrepeated"
-    assert verdict.message.startswith("values, 'y': 6 of 6 differ"), verdict
-    assert verdict.message.endswith(", and then right in 12 runs on the stand-in"), verdict
+  verdict = ask("ortplugin:once")
+  assert verdict.what == "unrepeated"
+  assert verdict.message.startswith("values, 'y': 6 of 6 differ"), verdict
+  assert verdict.message.endswith(", and then right in 12 runs on the stand-in"), verdict
 
 
 def test_an_original_that_is_not_captured_is_asked_without_a_graph() -> None:
-    found = finding_of(ask("graph,Exp:open,ortplugin:off"))
-    assert found.kind == "values"
-    told = ask("graph,Exp:open,ortplugin:graph/off")
-    assert told.what == "unfit"
-    assert "not captured" in told.message
-    assert finding_of(ask("graph,ortplugin:graph/off")).kind == "values"
-    # Both without a graph, where the optimized model is not captured.
-    assert ask("graph,ortplugin:open,CumSum:plain/stale").message == "the original is not steady on the stand-in"
-    assert finding_of(ask("graph,ortplugin:open,ortplugin:off")).kind == "values"
+  found = finding_of(ask("graph,Exp:open,ortplugin:off"))
+  assert found.kind == "values"
+  told = ask("graph,Exp:open,ortplugin:graph/off")
+  assert told.what == "unfit"
+  assert "not captured" in told.message
+  assert finding_of(ask("graph,ortplugin:graph/off")).kind == "values"
+  # Both without a graph, where the optimized model is not captured.
+  assert ask("graph,ortplugin:open,CumSum:plain/stale").message == "the original is not steady on the stand-in"
+  assert finding_of(ask("graph,ortplugin:open,ortplugin:off")).kind == "values"
 
 
 def test_the_smallest_case_is_a_finding_of_ours_still() -> None:
-    """Models of less than three nodes are not right here as they are: no finding is made as small as that."""
-    worker = Worker("ortplugin:off:z,3:off", module="fuzz.faulty_worker")
-    try:
-        first = replace(case(), checks=("again",))
-        found = finding_of(worker.ask(first))
-        small, finding = Minimiser(lambda each: worker.ask(each).finding, 60).minimise(first, found)
-        assert len(small.model.graph.node) == 3
-        assert not any(node.op_type == "CumSum" for node in small.model.graph.node)
-        assert finding_of(worker.ask(small)).message == finding.message
-        assert find_guilty(small, finding, worker) == "fuse-pointwise"
-    finally:
-        worker.close()
+  """Models of less than three nodes are not right here as they are: no finding is made as small as that."""
+  worker = Worker("ortplugin:off:z,3:off", module="fuzz.faulty_worker")
+  try:
+    first = replace(case(), checks=("again",))
+    found = finding_of(worker.ask(first))
+    small, finding = Minimiser(lambda each: worker.ask(each).finding, 60).minimise(first, found)
+    assert len(small.model.graph.node) == 3
+    assert not any(node.op_type == "CumSum" for node in small.model.graph.node)
+    assert finding_of(worker.ask(small)).message == finding.message
+    assert find_guilty(small, finding, worker) == "fuse-pointwise"
+  finally:
+    worker.close()

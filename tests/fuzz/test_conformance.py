@@ -17,10 +17,10 @@ TODAY = int(time.time() // 86_400) % PARTS
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_conformance(variant: str) -> None:
-    """All that ONNX Runtime runs gives the same when it is optimized."""
-    part, parts = (TODAY, PARTS) if variant != "plain" else (TODAY % 3, 3)
-    verdicts = judge_all(cases(variant, part, parts))
-    assert not wrong(variant, verdicts), f"part {part} of {parts}"
-    same = sum(each.what == "same" for each in verdicts.values())
-    assert same > 0.75 * len(verdicts)
-    assert sum(len(each.rewrites) for each in verdicts.values()) > len(verdicts)
+  """All that ONNX Runtime runs gives the same when it is optimized."""
+  part, parts = (TODAY, PARTS) if variant != "plain" else (TODAY % 3, 3)
+  verdicts = judge_all(cases(variant, part, parts))
+  assert not wrong(variant, verdicts), f"part {part} of {parts}"
+  same = sum(each.what == "same" for each in verdicts.values())
+  assert same > 0.75 * len(verdicts)
+  assert sum(len(each.rewrites) for each in verdicts.values()) > len(verdicts)

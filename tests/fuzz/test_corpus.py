@@ -18,16 +18,16 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    worker = Worker()
-    yield worker
-    worker.close()
+  worker = Worker()
+  yield worker
+  worker.close()
 
 
 @pytest.mark.parametrize("text", CASES)
 def test_corpus(text: str, worker: Worker) -> None:
-    verdict = worker.ask(from_text(text))
-    assert verdict.what == "same", verdict
+  verdict = worker.ask(from_text(text))
+  assert verdict.what == "same", verdict
 
 
 def test_open_faults_have_cases() -> None:
-    assert OPEN.keys() <= corpus().keys()
+  assert OPEN.keys() <= corpus().keys()

@@ -15,37 +15,37 @@ from fuzz.generate import Case
 from fuzz.judge import Judge, Verdict
 
 NODES = {
-    "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
-    "Shrink without attributes": "y = Shrink (x)",
-    "HardSwish": "y = HardSwish (x)",
-    "Gelu": 'y = Gelu <approximate = "tanh"> (x)',
-    "FastGelu": "y = com.microsoft.FastGelu (x)",
-    "FastGelu with a bias": "y = com.microsoft.FastGelu (x, b)",
+  "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
+  "Shrink without attributes": "y = Shrink (x)",
+  "HardSwish": "y = HardSwish (x)",
+  "Gelu": 'y = Gelu <approximate = "tanh"> (x)',
+  "FastGelu": "y = com.microsoft.FastGelu (x)",
+  "FastGelu with a bias": "y = com.microsoft.FastGelu (x, b)",
 }
 
 
 def shrink(x: Any, bias: float, lambd: float) -> Any:
-    bias, lambd = float(np.float32(bias)), float(np.float32(lambd))
-    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0))
+  bias, lambd = float(np.float32(bias)), float(np.float32(lambd))
+  return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0))
 
 
 def gelu(x: Any) -> Any:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+  return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 WANTED = {
-    "Shrink": lambda x: shrink(x, 0.3, 0.7),
-    "Shrink without attributes": lambda x: shrink(x, 0, 0.5),
-    "HardSwish": lambda x: x * np.maximum(0, np.minimum(1, x / 6 + 0.5)),
-    "Gelu": gelu,
-    "FastGelu": gelu,
-    "FastGelu with a bias": lambda x: gelu(x + 1 / 3),
+  "Shrink": lambda x: shrink(x, 0.3, 0.7),
+  "Shrink without attributes": lambda x: shrink(x, 0, 0.5),
+  "HardSwish": lambda x: x * np.maximum(0, np.minimum(1, x / 6 + 0.5)),
+  "Gelu": gelu,
+  "FastGelu": gelu,
+  "FastGelu with a bias": lambda x: gelu(x + 1 / 3),
 }
 
 
 def model_of(nodes: str, dtype: str = "double") -> onnx.ModelProto:
-    opset = 18 if "HardSwish" in nodes else 20  # later ones lack its kernel of double
-    return onnx.parser.parse_model(f"""
+  opset = 18 if "HardSwish" in nodes else 20  # later ones lack its kernel of double
+  return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["": {opset}, "ortplugin": 1, "com.microsoft": 1]>
         model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}>
         {{ {nodes} }}""")
@@ -56,91 +56,91 @@ X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
 
 @pytest.mark.parametrize("name", NODES)
 def test_the_form_is_exact_where_onnx_runtime_is_not(name: str) -> None:
-    with np.errstate(invalid="ignore"):
-        wanted = WANTED[name](X)
-    model = model_of(NODES[name])
-    got = {form: run(make_session(each.SerializeToString()), {"x": X})["y"]
-           for form, each in (("as it is", model), ("in double", in_double(model)))}  # fmt: skip
-    np.testing.assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
-    assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
+  with np.errstate(invalid="ignore"):
+    wanted = WANTED[name](X)
+  model = model_of(NODES[name])
+  got = {form: run(make_session(each.SerializeToString()), {"x": X})["y"]
+         for form, each in (("as it is", model), ("in double", in_double(model)))}  # fmt: skip
+  np.testing.assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
+  assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
 
 
 def test_sigmoid_far_below_zero() -> None:
-    model, x = model_of("y = Sigmoid (x)"), np.array([-40.0, -100.0])
-    got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, in_double(model))]
-    np.testing.assert_array_equal(got[0], 0)  # else the form is no longer needed
-    np.testing.assert_allclose(got[1], np.exp(x), rtol=1e-14)
+  model, x = model_of("y = Sigmoid (x)"), np.array([-40.0, -100.0])
+  got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, in_double(model))]
+  np.testing.assert_array_equal(got[0], 0)  # else the form is no longer needed
+  np.testing.assert_allclose(got[1], np.exp(x), rtol=1e-14)
 
 
 def test_what_stays() -> None:
-    for model in (model_of(NODES["Shrink"], "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
-        assert in_double(model) == model
-    body = model_of(
-        "t = Constant <value = bool {1}> () "
-        "y = If (t) <then_branch = g () => (double[n] z) { z = Shrink (x) }, "
-        "else_branch = h () => (double[n] z) { z = Neg (x) }>"
-    )
-    got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
-    np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
+  for model in (model_of(NODES["Shrink"], "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
+    assert in_double(model) == model
+  body = model_of(
+    "t = Constant <value = bool {1}> () "
+    "y = If (t) <then_branch = g () => (double[n] z) { z = Shrink (x) }, "
+    "else_branch = h () => (double[n] z) { z = Neg (x) }>"
+  )
+  got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
+  np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
 
 
 def judge(original: str, optimized: str, monkeypatch: pytest.MonkeyPatch, x: np.ndarray[Any, Any] = X[:-3]) -> Verdict:
-    names = {"double": "fp64", "float": "fp32"}
-    dtype = "float" if x.dtype == np.float32 else "double"
+  names = {"double": "fp64", "float": "fp32"}
+  dtype = "float" if x.dtype == np.float32 else "double"
 
-    class Report:
-        changes: tuple[Any, ...] = ()
+  class Report:
+    changes: tuple[Any, ...] = ()
 
-    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(optimized, dtype), Report()))
-    return Judge().judge(Case(0, names[dtype], model_of(original, dtype), None, frozenset(), [{"x": x}]))
+  monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(optimized, dtype), Report()))
+  return Judge().judge(Case(0, names[dtype], model_of(original, dtype), None, frozenset(), [{"x": x}]))
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_a_mistake_beside_one_is_found(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is less than a tolerance of float32."""
-    after = NODES[name].replace("y =", "a =") + " f = Constant <value = double {{{}}}> () y = Mul(a, f)"
-    assert judge(after.format(1), after.format(1), monkeypatch).what == "same"
-    assert judge(after.format(1), after.format("1.0000001"), monkeypatch).what == "finding"
+  """It is less than a tolerance of float32."""
+  after = NODES[name].replace("y =", "a =") + " f = Constant <value = double {{{}}}> () y = Mul(a, f)"
+  assert judge(after.format(1), after.format(1), monkeypatch).what == "same"
+  assert judge(after.format(1), after.format("1.0000001"), monkeypatch).what == "finding"
 
 
 def test_what_does_not_load_as_it_is(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("a = Sigmoid(x) y = Mul(a, x)")  # of opset 20
-    broken = model_of("a = Sigmoid(x) y = Mul(a, x)")
-    broken.graph.node[0].op_type = "HardSwish"
-    assert in_double(broken) is not broken
-    run(make_session(in_double(broken).SerializeToString()), {"x": X})
-    monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
-    finding = judge("original", "optimized", monkeypatch).finding
-    assert finding is not None
-    assert finding.kind == "load"
-    assert judge("optimized", "original", monkeypatch).what == "unfit"
+  model = model_of("a = Sigmoid(x) y = Mul(a, x)")  # of opset 20
+  broken = model_of("a = Sigmoid(x) y = Mul(a, x)")
+  broken.graph.node[0].op_type = "HardSwish"
+  assert in_double(broken) is not broken
+  run(make_session(in_double(broken).SerializeToString()), {"x": X})
+  monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
+  finding = judge("original", "optimized", monkeypatch).finding
+  assert finding is not None
+  assert finding.kind == "load"
+  assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
 @pytest.mark.parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
 def test_ours_in_double(library: Any, bias: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
-    ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
-    verdict = judge(NODES["Shrink"], ours, monkeypatch)
-    assert verdict.what == what, verdict
+  program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
+  ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
+  verdict = judge(NODES["Shrink"], ours, monkeypatch)
+  assert verdict.what == what, verdict
 
 
 def erf_gelu(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.array([each / 2 * math.erfc(-each / math.sqrt(2)) for each in x])
+  return np.array([each / 2 * math.erfc(-each / math.sqrt(2)) for each in x])
 
 
 SMALL = {
-    "Sigmoid": ("Sigmoid (x)", "Sigmoid(a)", lambda x: 1 / (1 + np.exp(-x))),
-    "QuickGelu": ("com.microsoft.QuickGelu (x)", "QuickGelu<alpha=1.702>(a)", lambda x: x / (1 + np.exp(-1.702 * x))),
-    "Elu": ("Elu <alpha = 0.5> (x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
-    "Celu": ("Celu <alpha = 0.5> (x)", "Celu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x / 0.5))),
-    "Selu": (
-        "Selu <alpha = 0.5, gamma = 2.0> (x)",
-        "Selu<alpha=0.5, gamma=2>(a)",
-        lambda x: np.where(x > 0, 2 * x, np.expm1(x)),
-    ),
-    "FastGelu": ("com.microsoft.FastGelu (x)", 'Gelu<approximate="tanh">(a)', gelu),
-    "Gelu": ("Gelu (x)", "Gelu(a)", erf_gelu),
-    "com.microsoft.Gelu": ("com.microsoft.Gelu (x)", "Gelu(a)", erf_gelu),
+  "Sigmoid": ("Sigmoid (x)", "Sigmoid(a)", lambda x: 1 / (1 + np.exp(-x))),
+  "QuickGelu": ("com.microsoft.QuickGelu (x)", "QuickGelu<alpha=1.702>(a)", lambda x: x / (1 + np.exp(-1.702 * x))),
+  "Elu": ("Elu <alpha = 0.5> (x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
+  "Celu": ("Celu <alpha = 0.5> (x)", "Celu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x / 0.5))),
+  "Selu": (
+    "Selu <alpha = 0.5, gamma = 2.0> (x)",
+    "Selu<alpha=0.5, gamma=2>(a)",
+    lambda x: np.where(x > 0, 2 * x, np.expm1(x)),
+  ),
+  "FastGelu": ("com.microsoft.FastGelu (x)", 'Gelu<approximate="tanh">(a)', gelu),
+  "Gelu": ("Gelu (x)", "Gelu(a)", erf_gelu),
+  "com.microsoft.Gelu": ("com.microsoft.Gelu (x)", "Gelu(a)", erf_gelu),
 }
 
 
@@ -150,53 +150,53 @@ RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), **dict.fromkeys(("Elu", 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours have them to a few roundings. That ONNX Runtime has not is no finding, and what is wrong by more is one."""
-    node, ours, wanted = SMALL[name]
-    x = np.linspace(*RANGES[name], 30).astype(np.float32)
-    model, form = model_of(f"y = {node}", "float"), through_double(model_of(f"y = {node}", "float"))
-    assert form is not None
-    right = wanted(x.astype(np.float64))
-    got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, form)]
-    np.testing.assert_allclose(got[1], right, rtol=1e-6)
-    assert np.max(np.abs(got[0] / right - 1)) > 1e-3
-    for factor, what in ((1, "same"), (1.5, "finding")):
-        program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
-        verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program = "{program}"> (x)', monkeypatch, x)
-        assert verdict.what == what, verdict
+  """Ours have them to a few roundings. That ONNX Runtime has not is no finding, and what is wrong by more is one."""
+  node, ours, wanted = SMALL[name]
+  x = np.linspace(*RANGES[name], 30).astype(np.float32)
+  model, form = model_of(f"y = {node}", "float"), through_double(model_of(f"y = {node}", "float"))
+  assert form is not None
+  right = wanted(x.astype(np.float64))
+  got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, form)]
+  np.testing.assert_allclose(got[1], right, rtol=1e-6)
+  assert np.max(np.abs(got[0] / right - 1)) > 1e-3
+  for factor, what in ((1, "same"), (1.5, "finding")):
+    program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
+    verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program = "{program}"> (x)', monkeypatch, x)
+    assert verdict.what == what, verdict
 
 
 def test_a_comparison_with_what_it_was_made_of(library: Any) -> None:
-    """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 22]> g (float[N] x) => (bool[N] y) {
+  """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
+  model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 22]> g (float[N] x) => (bool[N] y) {
         a = Celu <alpha = 0.91> (x)  y = GreaterOrEqual (a, x) }""")
-    x = np.linspace(-1e-4, 0, 100).astype(np.float32)
-    assert not run(make_session(model.SerializeToString()), {"x": x})["y"].all()
-    case = Case(0, "fp32", model, None, frozenset(), [{"x": x}], {"only": ["lone-pointwise"]})
-    verdict = Judge().judge(case)
-    assert verdict.what == "same", verdict
-    assert verdict.rewrites
+  x = np.linspace(-1e-4, 0, 100).astype(np.float32)
+  assert not run(make_session(model.SerializeToString()), {"x": x})["y"].all()
+  case = Case(0, "fp32", model, None, frozenset(), [{"x": x}], {"only": ["lone-pointwise"]})
+  verdict = Judge().judge(case)
+  assert verdict.what == "same", verdict
+  assert verdict.rewrites
 
 
 def test_small_values_of_other_dtypes_stay() -> None:
-    assert through_double(model_of("y = Sigmoid(x)")) is None
-    assert through_double(model_of("y = Gelu(x)")) is None
+  assert through_double(model_of("y = Sigmoid(x)")) is None
+  assert through_double(model_of("y = Gelu(x)")) is None
 
 
 def test_small_values_in_a_body_s_own_names() -> None:
-    """Whose dtypes only the body's outputs say."""
-    text = """<ir_version: 7, opset_import: ["": 12]> g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
+  """Whose dtypes only the body's outputs say."""
+  text = """<ir_version: 7, opset_import: ["": 12]> g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
         t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }"""
-    form = through_double(onnx.parser.parse_model(text))
-    assert form is not None
-    feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
-    np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
+  form = through_double(onnx.parser.parse_model(text))
+  assert form is not None
+  feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
+  np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
 
 
 def test_small_values_in_a_local_function() -> None:
-    text = """<ir_version: 9, opset_import: ["": 18, "local": 1]> g (float[2] x) => (float[2] y) { y = local.F(x) }
+  text = """<ir_version: 9, opset_import: ["": 18, "local": 1]> g (float[2] x) => (float[2] y) { y = local.F(x) }
         <domain: "local", opset_import: ["": 18]> F (a) => (c) { b = Neg(a)  c = Sigmoid(b) }"""
-    form = through_double(onnx.parser.parse_model(text))
-    assert form is not None
-    feeds = {"x": np.array([64, 20], np.float32)}
-    np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"], np.exp([-64, -20]), 1e-6)
+  form = through_double(onnx.parser.parse_model(text))
+  assert form is not None
+  feeds = {"x": np.array([64, 20], np.float32)}
+  np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"], np.exp([-64, -20]), 1e-6)

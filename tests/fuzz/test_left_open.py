@@ -40,61 +40,61 @@ ROOTED = onnx.parser.parse_model("""
 
 
 class Gpu(Provider):
-    """Gives `wrong` for some elements of y, by their names in `problem`."""
+  """Gives `wrong` for some elements of y, by their names in `problem`."""
 
-    is_cpu = False
+  is_cpu = False
 
-    def __init__(self, wrong: Mapping[str, float]) -> None:
-        self.wrong = wrong
+  def __init__(self, wrong: Mapping[str, float]) -> None:
+    self.wrong = wrong
 
-    def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
-        outputs = super().run(session, feeds)
-        for name, value in self.wrong.items():
-            outputs["y"].ravel()[int(name[1:])] = value
-        return outputs
+  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+    outputs = super().run(session, feeds)
+    for name, value in self.wrong.items():
+      outputs["y"].ravel()[int(name[1:])] = value
+    return outputs
 
 
 def problem(model: onnx.ModelProto, first: float, when_finite: bool = True, **changes: float) -> Any:
-    """Of outputs that differ from the right ones at the elements `e0`, `e1`, ..
+  """Of outputs that differ from the right ones at the elements `e0`, `e1`, ..
 
-    `when_finite`: they do so on any input, not only on those that are infinite or NaN.
-    """
-    feeds = {"x": np.array([first, 1, 2, 3, -1, -2, -3, 0.5], np.float32).reshape(1, 2, 2, 2)}
-    case = Case(0, "fp32", model, None, frozenset(), [feeds])
-    reference = Reference(case, feeds)
-    got = {name: np.array(value) for name, value in reference.wanted.items()}
-    for name, value in changes.items():
-        got["y"].ravel()[int(name[1:])] = value
-    provider = Gpu(changes if when_finite else {})
-    return Judge(provider).problem(case, reference, ortplugin.optimize(model)[0], got)
+  `when_finite`: they do so on any input, not only on those that are infinite or NaN.
+  """
+  feeds = {"x": np.array([first, 1, 2, 3, -1, -2, -3, 0.5], np.float32).reshape(1, 2, 2, 2)}
+  case = Case(0, "fp32", model, None, frozenset(), [feeds])
+  reference = Reference(case, feeds)
+  got = {name: np.array(value) for name, value in reference.wanted.items()}
+  for name, value in changes.items():
+    got["y"].ravel()[int(name[1:])] = value
+  provider = Gpu(changes if when_finite else {})
+  return Judge(provider).problem(case, reference, ortplugin.optimize(model)[0], got)
 
 
 @pytest.mark.parametrize("first", [np.inf, np.nan])
 def test_only_what_is_not_finite_is_left_open(first: float) -> None:
-    assert problem(MODEL, first) is None
-    assert problem(MODEL, first, e5=np.nan) is None
-    assert problem(MODEL, first, e6=0.75) is not None
+  assert problem(MODEL, first) is None
+  assert problem(MODEL, first, e5=np.nan) is None
+  assert problem(MODEL, first, e6=0.75) is not None
 
 
 def test_what_is_finite_to_begin_with_stays_so() -> None:
-    assert problem(MODEL, 0.0) is None
-    assert problem(MODEL, 0.0, e5=np.nan) is not None
-    assert problem(MODEL, 0.0, e5=0.75) is not None
+  assert problem(MODEL, 0.0) is None
+  assert problem(MODEL, 0.0, e5=np.nan) is not None
+  assert problem(MODEL, 0.0, e5=0.75) is not None
 
 
 def test_other_operators_have_nothing_open() -> None:
-    assert problem(NORM, np.nan) is None
-    assert problem(NORM, np.nan, e5=np.nan) is not None
+  assert problem(NORM, np.nan) is None
+  assert problem(NORM, np.nan, e5=np.nan) is not None
 
 
 @pytest.mark.parametrize("first", [np.inf, np.nan])
 @pytest.mark.parametrize("model", [CLIPPED, ROOTED])
 def test_what_an_operator_made_finite_is_judged_on_finite_inputs(
-    library: Any, model: onnx.ModelProto, first: float
+  library: Any, model: onnx.ModelProto, first: float
 ) -> None:
-    """Behind a Clip an infinity that spread is a 6, as wrong as any other number. A root of -1 elsewhere is NaN."""
-    assert problem(model, first, when_finite=False, e5=0.25) is None
-    assert problem(model, first, when_finite=True, e5=0.25) is not None
-    assert model is ROOTED or problem(model, 0.0, when_finite=False, e5=0.25) is not None
-    assert problem(CLIPPED, first, when_finite=True, e5=np.nan) is None
-    assert problem(CLIPPED, 0.0, when_finite=True, e5=np.nan) is not None
+  """Behind a Clip an infinity that spread is a 6, as wrong as any other number. A root of -1 elsewhere is NaN."""
+  assert problem(model, first, when_finite=False, e5=0.25) is None
+  assert problem(model, first, when_finite=True, e5=0.25) is not None
+  assert model is ROOTED or problem(model, 0.0, when_finite=False, e5=0.25) is not None
+  assert problem(CLIPPED, first, when_finite=True, e5=np.nan) is None
+  assert problem(CLIPPED, 0.0, when_finite=True, e5=np.nan) is not None

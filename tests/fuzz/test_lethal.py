@@ -19,102 +19,102 @@ GRU = "y = GRU <hidden_size = 1> (x, w, r)"
 CONV = "y = ConvTranspose (x, w)"
 LSTM = "y = LSTM <hidden_size = 1> (x, w, r)"
 NODES = {
-    "gru": (GRU, "S, A, C", "1, 3, 1"),
-    "lstm": (LSTM, "S, A, 1", "1, 4, 1"),
-    "conv": (CONV, "1, 2, A, B, C", "2, 1, 2, 2, 2"),
+  "gru": (GRU, "S, A, C", "1, 3, 1"),
+  "lstm": (LSTM, "S, A, 1", "1, 4, 1"),
+  "conv": (CONV, "1, 2, A, B, C", "2, 1, 2, 2, 2"),
 }
 
 
 def model_of(name: str) -> onnx.ModelProto:
-    nodes, x, w = NODES[name]
-    made = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+  nodes, x, w = NODES[name]
+  made = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
-    sizes = [int(each) for each in w.split(", ")]
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(sizes, np.float32), "w"))
-    return made
+  sizes = [int(each) for each in w.split(", ")]
+  made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(sizes, np.float32), "w"))
+  return made
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dies"),
-    [
-        ("gru", (0, 4, 1), True),
-        ("gru", (4, 0, 1), True),
-        ("gru", (2, 4, 0), True),
-        ("gru", (2, 4, 1), False),
-        ("lstm", (4, 0, 1), True),
-        ("lstm", (0, 0, 1), True),
-        ("lstm", (0, 4, 1), False),
-        ("lstm", (2, 4, 1), False),
-        ("conv", (1, 2, 1, 0, 1), True),
-        ("conv", (1, 2, 0, 1, 1), True),
-        ("conv", (1, 2, 1, 1, 1), False),
-        ("conv", (1, 2, 1, 1, 0), False),
-    ],
+  ("name", "shape", "dies"),
+  [
+    ("gru", (0, 4, 1), True),
+    ("gru", (4, 0, 1), True),
+    ("gru", (2, 4, 0), True),
+    ("gru", (2, 4, 1), False),
+    ("lstm", (4, 0, 1), True),
+    ("lstm", (0, 0, 1), True),
+    ("lstm", (0, 4, 1), False),
+    ("lstm", (2, 4, 1), False),
+    ("conv", (1, 2, 1, 0, 1), True),
+    ("conv", (1, 2, 0, 1, 1), True),
+    ("conv", (1, 2, 1, 1, 1), False),
+    ("conv", (1, 2, 1, 1, 0), False),
+  ],
 )
 def test_nodes(library: Any, name: str, shape: tuple[int, ...], dies: bool) -> None:
-    x, w = np.ones(shape, np.float32), np.ones([int(each) for each in NODES[name][2].split(", ")], np.float32)
-    op = NODES[name][0].split()[2]
-    attributes = {"hidden_size": 1} if "hidden" in NODES[name][0] else {}
-    inputs = [x, w, w] if attributes else [x, w]
-    if dies:
-        with pytest.raises(UnfitError, match="ONNX Runtime dies of"):
-            Evaluator().node(op, "", inputs, 1, attributes, 17)
-    else:
-        assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].ndim > 3
+  x, w = np.ones(shape, np.float32), np.ones([int(each) for each in NODES[name][2].split(", ")], np.float32)
+  op = NODES[name][0].split()[2]
+  attributes = {"hidden_size": 1} if "hidden" in NODES[name][0] else {}
+  inputs = [x, w, w] if attributes else [x, w]
+  if dies:
+    with pytest.raises(UnfitError, match="ONNX Runtime dies of"):
+      Evaluator().node(op, "", inputs, 1, attributes, 17)
+  else:
+    assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].ndim > 3
 
 
 @pytest.mark.parametrize(("name", "shape"), [
     ("gru", (0, 4, 1)), ("lstm", (2, 0, 1)), ("conv", (1, 2, 1, 0, 1))
 ])  # fmt: skip
 def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str, shape: tuple[int, ...]) -> None:
-    empty = {"x": np.ones(shape, np.float32)}
-    full = {"x": np.ones([max(1, size) for size in shape], np.float32)}
-    assert (
-        Judge()
-        .judge(Case(0, "fp32", model_of(name), None, frozenset(), [empty]))
-        .message.startswith("ONNX Runtime dies of")
-    )
-    assert Judge().judge(Case(0, "fp32", model_of(name), None, frozenset(), [full, empty])).what == "same"
+  empty = {"x": np.ones(shape, np.float32)}
+  full = {"x": np.ones([max(1, size) for size in shape], np.float32)}
+  assert (
+    Judge()
+    .judge(Case(0, "fp32", model_of(name), None, frozenset(), [empty]))
+    .message.startswith("ONNX Runtime dies of")
+  )
+  assert Judge().judge(Case(0, "fp32", model_of(name), None, frozenset(), [full, empty])).what == "same"
 
 
 @pytest.mark.parametrize(("x", "other", "words"), [
     ((2, 3, 1), 0, ""), ((0, 3, 1), 1, ""), ((2, 0, 1), 1, "ONNX Runtime dies of an LSTM of no batch")
 ])  # fmt: skip
 def test_what_is_empty_beside_it_does_not_count(library: Any, x: tuple[int, ...], other: int, words: str) -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1, 2, 3, 4}> {
         a = Transpose<perm = [1, 0, 2]>(x)  b = Transpose<perm = [1, 0, 2]>(a)  y = LSTM<hidden_size = 1>(b, w, w)
         n = Neg(z) }""")
-    feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
-    assert lethal.of_model(model, feeds) == words
-    if not words:
-        assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [feeds])).what == "same"
+  feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
+  assert lethal.of_model(model, feeds) == words
+  if not words:
+    assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [feeds])).what == "same"
 
 
 def test_a_shape_that_is_not_known_may_be_what_it_dies_of() -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1, 2, 3, 4}> {
         b = Compress<axis = 1>(x, c)  y = LSTM<hidden_size = 1>(b, w, w) }""")
-    feeds = {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)}
-    assert lethal.of_model(model, feeds)
+  feeds = {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)}
+  assert lethal.of_model(model, feeds)
 
 
 def test_no_pixels_in_half(library: Any) -> None:
-    shapes, ones = ((1, 1, 1, 0), (0, 1, 1, 1), (1, 1, 1, 1)), np.ones(1, np.float16)
-    for shape in shapes:
-        inputs = [np.ones(shape, np.float16), ones, ones]
-        assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
-        assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  shapes, ones = ((1, 1, 1, 0), (0, 1, 1, 1), (1, 1, 1, 1)), np.ones(1, np.float16)
+  for shape in shapes:
+    inputs = [np.ones(shape, np.float16), ones, ones]
+    assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
+    assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[N,C,P] x) => (float[N,C,P] y) <float[1] s = {1}> { y = InstanceNormalization (x, s, s) }""")
-    assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
-    assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
+  assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
+  assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
 
 
 def test_regions_of_no_pixels() -> None:
-    """ONNX Runtime reads what is not there, which not every process dies of."""
-    for shape in ((1, 1, 1, 0), (1, 1, 0, 1), (1, 1, 1, 1)):
-        assert bool(lethal.of_node("RoiAlign", [np.ones(shape, np.float32)])) == (0 in shape)
+  """ONNX Runtime reads what is not there, which not every process dies of."""
+  for shape in ((1, 1, 1, 0), (1, 1, 0, 1), (1, 1, 1, 1)):
+    assert bool(lethal.of_node("RoiAlign", [np.ones(shape, np.float32)])) == (0 in shape)
 
 
 @pytest.mark.parametrize(("name", "body"), [
@@ -122,105 +122,105 @@ def test_regions_of_no_pixels() -> None:
     ("float16[2, 2, H] x", "p = Transpose<perm = [1, 0, 2]>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),
 ])  # fmt: skip
 def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library: Any, name: str, body: str) -> None:
-    """It divides by zero in a layout of its own, and dies of a Transpose that it draws into a MatMul in fp16."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+  """It divides by zero in a layout of its own, and dies of a Transpose that it draws into a MatMul in fp16."""
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g ({name}) => (float[?, ?, ?, ?] y) <float16[1, 1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}""")
-    dtype = model.graph.input[0].type.tensor_type.elem_type
-    model.graph.output[0].type.tensor_type.elem_type = dtype
-    shape = (1, 16, 1, 1) if dtype == onnx.TensorProto.FLOAT else (2, 2, 1)
-    x = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(dtype))
-    worker = Worker()
-    verdict = worker.ask(Case(0, "fp32", model, None, frozenset(), [{"x": x}], {}, ("ort",)))
-    worker.close()
-    assert verdict.what == "unfit"
-    assert "own optimizations: the process died" in verdict.message
+  dtype = model.graph.input[0].type.tensor_type.elem_type
+  model.graph.output[0].type.tensor_type.elem_type = dtype
+  shape = (1, 16, 1, 1) if dtype == onnx.TensorProto.FLOAT else (2, 2, 1)
+  x = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+  worker = Worker()
+  verdict = worker.ask(Case(0, "fp32", model, None, frozenset(), [{"x": x}], {}, ("ort",)))
+  worker.close()
+  assert verdict.what == "unfit"
+  assert "own optimizations: the process died" in verdict.message
 
 
 @pytest.mark.parametrize("first", ["Identity", "Relu"])  # the Cast to fp16 is a node, or in a program
 @pytest.mark.parametrize(("perm", "rotates"), [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
 def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool, first: str) -> None:
-    """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+  """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
         {{ a = {first}(x)  t = Transpose<perm = [{perm}]>(a)  y = MatMul(t, w) }}""")
-    options = {"precision": "fp16", "skip": ["matmul-to-fused"]}  # which leaves ONNX Runtime no MatMul to die of
-    case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], options, ("ort",))
-    worker = Worker()
-    assert worker.ask(case).what == "same"
-    worker.close()
-    made, _ = optimize(case)
-    assert lethal.of_rotation(made) == rotates
-    assert not lethal.of_rotation(model)
+  options = {"precision": "fp16", "skip": ["matmul-to-fused"]}  # which leaves ONNX Runtime no MatMul to die of
+  case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], options, ("ort",))
+  worker = Worker()
+  assert worker.ask(case).what == "same"
+  worker.close()
+  made, _ = optimize(case)
+  assert lethal.of_rotation(made) == rotates
+  assert not lethal.of_rotation(model)
 
 
 @pytest.mark.parametrize(("mode", "layout", "cubic"), [
     ("cubic", "nhwc", True), ("linear", "nhwc", False), ("cubic", "nchw", False)
 ])  # fmt: skip
 def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
-    library: Any, mode: str, layout: str, cubic: bool
+  library: Any, mode: str, layout: str, cubic: bool
 ) -> None:
-    """A Transpose before a cubic Resize to one row."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+  """A Transpose before a cubic Resize to one row."""
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
         g (float[1, 2, 3, 3] x) => (float[1, 2, 1, 2] y)
         <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[4] s = {{1, 2, 1, 2}}>
         {{ c = Conv(x, w)  y = Resize<mode = "{mode}">(c, "", "", s) }}""")
-    options = {"layout": layout, "skip": ["fuse-resize"]}
-    case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 2, 3, 3), np.float32)}], options, ("ort",))
-    assert Judge().judge(case).what == "same"
-    made, _ = optimize(case)
-    assert lethal.of_cubic(made) == cubic
-    assert not lethal.of_cubic(model)
+  options = {"layout": layout, "skip": ["fuse-resize"]}
+  case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 2, 3, 3), np.float32)}], options, ("ort",))
+  assert Judge().judge(case).what == "same"
+  made, _ = optimize(case)
+  assert lethal.of_cubic(made) == cubic
+  assert not lethal.of_cubic(model)
 
 
 @pytest.mark.parametrize(("axis", "layout", "crops"), [("-2", "nhwc", True), ("2", "nhwc", True), ("2", "nchw", False)])
 def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: str, crops: bool) -> None:
-    """A Transpose before a CenterCropPad along one axis."""
-    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+  """A Transpose before a CenterCropPad along one axis."""
+  model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
         g (float[1, 2, 5, 6] x) => (float[1, 2, 2, 6] y) <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[1] s = {{2}}>
         {{ c = Conv(x, w)  y = CenterCropPad<axes = [{axis}]>(c, s) }}""")
-    feeds = {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}
-    case = Case(0, "fp32", model, None, frozenset(), [feeds], {"layout": layout}, ("ort",))
-    assert Judge().judge(case).what == "same"
-    made, _ = optimize(case)
-    assert lethal.of_crop(made) == crops
-    assert not lethal.of_crop(model)
+  feeds = {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}
+  case = Case(0, "fp32", model, None, frozenset(), [feeds], {"layout": layout}, ("ort",))
+  assert Judge().judge(case).what == "same"
+  made, _ = optimize(case)
+  assert lethal.of_crop(made) == crops
+  assert not lethal.of_crop(model)
 
 
 def test_an_empty_feed_alone_is_judged() -> None:
-    model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
-    assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
-    for dimensions in (2, 3):
-        whole = model_of("conv")
-        whole.graph.node[0].attribute.append(onnx.helper.make_attribute("kernel_shape", [2] * dimensions))
-        assert bool(lethal.of_model(whole, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})) == (dimensions == 3)
+  model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
+  assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
+  for dimensions in (2, 3):
+    whole = model_of("conv")
+    whole.graph.node[0].attribute.append(onnx.helper.make_attribute("kernel_shape", [2] * dimensions))
+    assert bool(lethal.of_model(whole, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})) == (dimensions == 3)
 
 
 def test_ours_takes_an_empty_volume(library: Any) -> None:
-    made, _ = ortplugin.optimize(model_of("conv"))
-    assert [node.op_type for node in made.graph.node] == ["FusedConvTranspose"]
-    (found,) = make_session(made.SerializeToString()).run(None, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})
-    assert found.shape == (1, 1, 2, 1, 2)
-    assert not found.any()
+  made, _ = ortplugin.optimize(model_of("conv"))
+  assert [node.op_type for node in made.graph.node] == ["FusedConvTranspose"]
+  (found,) = make_session(made.SerializeToString()).run(None, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})
+  assert found.shape == (1, 1, 2, 1, 2)
+  assert not found.any()
 
 
 def test_a_conv_in_three_dimensions_that_fails_on_a_gpu() -> None:
-    def conv(op: str, kernel: list[int]) -> onnx.ModelProto:
-        node = onnx.helper.make_node(op, ["x", "w"], ["y"], kernel_shape=kernel)
-        return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], []))
+  def conv(op: str, kernel: list[int]) -> onnx.ModelProto:
+    node = onnx.helper.make_node(op, ["x", "w"], ["y"], kernel_shape=kernel)
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], []))
 
-    message = "Non-zero status code returned while running Conv node. Name:'' Status Message: Integer overflow"
-    assert lethal.of_conv(conv("Conv", [1, 2, 2]), message)
-    assert not lethal.of_conv(conv("Conv", [2, 2]), message)
-    assert not lethal.of_conv(conv("ConvTranspose", [1, 2, 2]), message)
-    assert not lethal.of_conv(conv("Conv", [1, 2, 2]), message.replace("Conv", "FusedConv"))
+  message = "Non-zero status code returned while running Conv node. Name:'' Status Message: Integer overflow"
+  assert lethal.of_conv(conv("Conv", [1, 2, 2]), message)
+  assert not lethal.of_conv(conv("Conv", [2, 2]), message)
+  assert not lethal.of_conv(conv("ConvTranspose", [1, 2, 2]), message)
+  assert not lethal.of_conv(conv("Conv", [1, 2, 2]), message.replace("Conv", "FusedConv"))
 
 
 @pytest.mark.parametrize(("op", "what"), [("AveragePool", "unfit"), ("MaxPool", "same")])
 def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library: Any, op: str, what: str) -> None:
-    """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
-    model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": 13]>
+  """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
+  model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": 13]>
         g (float[1, 1, n] x) => (float[?, ?, ?] y) <int64[6] pads = {{0, 0, 2, 0, 0, 1}}>
         {{ a = Pad(x, pads) y = {op}<kernel_shape = [3]>(a) }}""")
-    verdict = Judge().judge(Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 1, 0), np.float32)}]))
-    assert verdict.what == what
-    assert ("fails alike" in verdict.message) == (what == "unfit")
+  verdict = Judge().judge(Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 1, 0), np.float32)}]))
+  assert verdict.what == what
+  assert ("fails alike" in verdict.message) == (what == "unfit")

@@ -16,28 +16,28 @@ from fuzz.judge import Judge
 POOL = "y = MaxPool <kernel_shape = [2], strides = [2], pads = [1, 1]> (x)"
 SCATTER = 'y = ScatterElements <axis = 2, reduction = "{}"> (x, i, u)'
 NODES = {
-    "a pool": POOL,
-    "a global pool": "y = GlobalMaxPool (x)",
-    "a scatter's maximum": SCATTER.format("max"),
-    "a scatter's minimum": SCATTER.format("min"),
-    "slices": 'y = ScatterND <reduction = "max"> (x, j, v)',
-    "a minimum": "c = Constant <value = int64[1] {2}> () y = ReduceMin (x, c)",
-    "a one": "y = Hardmax <axis = 2> (x)",
+  "a pool": POOL,
+  "a global pool": "y = GlobalMaxPool (x)",
+  "a scatter's maximum": SCATTER.format("max"),
+  "a scatter's minimum": SCATTER.format("min"),
+  "slices": 'y = ScatterND <reduction = "max"> (x, j, v)',
+  "a minimum": "c = Constant <value = int64[1] {2}> () y = ReduceMin (x, c)",
+  "a one": "y = Hardmax <axis = 2> (x)",
 }
 # NumPy's maximum and minimum propagate NaN.
 WANTED = {
-    "a pool": lambda x: [x[0], np.maximum(x[1], x[2]), x[3]],
-    "a global pool": lambda x: [np.max(x)],
-    "a scatter's maximum": lambda x: [x[0], np.maximum(x[1], 2), np.maximum(x[2], -1), x[3]],
-    "a scatter's minimum": lambda x: [x[0], np.minimum(x[1], 2), np.minimum(x[2], -1), x[3]],
-    "slices": lambda x: np.maximum(x, [3, -3, 3, -3]),
-    "a minimum": lambda x: [np.min(x)],
-    "a one": lambda x: np.full(4, np.nan),
+  "a pool": lambda x: [x[0], np.maximum(x[1], x[2]), x[3]],
+  "a global pool": lambda x: [np.max(x)],
+  "a scatter's maximum": lambda x: [x[0], np.maximum(x[1], 2), np.maximum(x[2], -1), x[3]],
+  "a scatter's minimum": lambda x: [x[0], np.minimum(x[1], 2), np.minimum(x[2], -1), x[3]],
+  "slices": lambda x: np.maximum(x, [3, -3, 3, -3]),
+  "a minimum": lambda x: [np.min(x)],
+  "a one": lambda x: np.full(4, np.nan),
 }
 
 
 def model_of(nodes: str, dtype: str = "float", opset: int = 18) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f"""
+  return onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": {opset}, "ortplugin": 1]>
         model ({dtype}[1, 1, 4] x) => ({dtype}[1, 1, n] y)
             <int64[1, 1, 2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1, 1] j = {{0}},
@@ -46,64 +46,64 @@ def model_of(nodes: str, dtype: str = "float", opset: int = 18) -> onnx.ModelPro
 
 
 def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.asarray(run(make_session(model.SerializeToString()), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
+  return np.asarray(run(make_session(model.SerializeToString()), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")]
+  ("name", "dtype"), [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")]
 )
 def test_nan_propagates(name: str, dtype: str) -> None:
-    model = model_of(NODES[name], dtype)
-    made = definite(model)
-    assert made is not None
-    for place in range(4):
-        x = np.array([-0.0, 1.5, np.inf, -2.5], np.float32 if dtype == "float" else np.float64)
-        assert np.array_equal(result(made, x).view(np.uint8), result(model, x).view(np.uint8))
-        x[place] = np.nan
-        assert np.array_equal(result(made, x), WANTED[name](x), equal_nan=True), place
+  model = model_of(NODES[name], dtype)
+  made = definite(model)
+  assert made is not None
+  for place in range(4):
+    x = np.array([-0.0, 1.5, np.inf, -2.5], np.float32 if dtype == "float" else np.float64)
+    assert np.array_equal(result(made, x).view(np.uint8), result(model, x).view(np.uint8))
+    x[place] = np.nan
+    assert np.array_equal(result(made, x), WANTED[name](x), equal_nan=True), place
 
 
 def test_an_old_opset_and_what_stays() -> None:
-    made = definite(model_of(POOL, opset=7))
-    assert made is not None
-    assert np.isnan(result(made, np.array([1, np.nan, 2, 3], np.float32))[1])
-    assert definite(model_of(SCATTER.format("max"), "int64")) is None
-    assert definite(model_of(SCATTER.format("add"))) is None
-    assert definite(model_of("y = Abs(x)")) is None
+  made = definite(model_of(POOL, opset=7))
+  assert made is not None
+  assert np.isnan(result(made, np.array([1, np.nan, 2, 3], np.float32))[1])
+  assert definite(model_of(SCATTER.format("max"), "int64")) is None
+  assert definite(model_of(SCATTER.format("add"))) is None
+  assert definite(model_of("y = Abs(x)")) is None
 
 
 def test_behind_an_upsample() -> None:
-    """Of which onnx infers no dtype where the shape of what it takes is unknown."""
-    text = """<ir_version: 3, opset_import: ["": 8]> g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
+  """Of which onnx infers no dtype where the shape of what it takes is unknown."""
+  text = """<ir_version: 3, opset_import: ["": 8]> g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
         <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
             c = ConvTranspose <group = 2> (x, a)
             d = Upsample <mode = "nearest", scales = [1.0, 1.0, 1.0, 1.0]> (c)
             y = MaxPool <kernel_shape = [3, 3]> (d) }"""
-    made = definite(onnx.parser.parse_model(text))
-    assert made is not None
-    assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
+  made = definite(onnx.parser.parse_model(text))
+  assert made is not None
+  assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 
 
 def test_behind_an_operator_of_ours() -> None:
-    """onnx does not know the dtype of what it makes."""
-    ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '
-    made = definite(model_of(ours + POOL.replace("(x)", "(q)")))
-    assert made is not None
-    assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
+  """onnx does not know the dtype of what it makes."""
+  ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '
+  made = definite(model_of(ours + POOL.replace("(x)", "(q)")))
+  assert made is not None
+  assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 
 
 @pytest.mark.parametrize(("factor", "what"), [(1.0, "same"), (2.0, "finding")])
 def test_only_nan_is_open(library: Any, monkeypatch: pytest.MonkeyPatch, factor: float, what: str) -> None:
-    """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""
-    nodes = POOL.replace("y =", "p =") + f" f = Constant <value = float {{{factor}}}> () y = Mul(p, f)"
-    fused = nodes.replace("MaxPool <", 'ortplugin.FusedPool <kind = "max", ')
-    feeds = {"x": np.array([1, np.nan, 2, 3], np.float32).reshape(1, 1, 4)}
-    original = POOL.replace("y =", "p =") + " f = Constant <value = float {1.0}> () y = Mul(p, f)"
-    case = Case(0, "fp32", model_of(original), None, frozenset(), [feeds])
+  """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""
+  nodes = POOL.replace("y =", "p =") + f" f = Constant <value = float {{{factor}}}> () y = Mul(p, f)"
+  fused = nodes.replace("MaxPool <", 'ortplugin.FusedPool <kind = "max", ')
+  feeds = {"x": np.array([1, np.nan, 2, 3], np.float32).reshape(1, 1, 4)}
+  original = POOL.replace("y =", "p =") + " f = Constant <value = float {1.0}> () y = Mul(p, f)"
+  case = Case(0, "fp32", model_of(original), None, frozenset(), [feeds])
 
-    class Report:
-        changes: tuple[Any, ...] = ()
+  class Report:
+    changes: tuple[Any, ...] = ()
 
-    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(fused), Report()))
-    verdict = Judge().judge(case)
-    assert verdict.what == what, verdict
+  monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(fused), Report()))
+  verdict = Judge().judge(case)
+  assert verdict.what == what, verdict

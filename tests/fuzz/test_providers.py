@@ -22,129 +22,129 @@ MODEL = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (bool
 
 
 class Session:
-    def __init__(self, graph: bool) -> None:
-        self.graph = graph
+  def __init__(self, graph: bool) -> None:
+    self.graph = graph
 
 
 class Machine:
-    """In place of ONNX Runtime: `errors` by whether a session has a graph, as it is made and as it runs."""
+  """In place of ONNX Runtime: `errors` by whether a session has a graph, as it is made and as it runs."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loading: dict[bool, str] = {}
-        self.running: dict[bool, str] = {}
-        self.sessions: list[weakref.ref[Session]] = []
-        self.runs: list[tuple[bool, int]] = []
-        self.outputs: dict[bool, np.ndarray] = {}
-        monkeypatch.setattr(providers, "_cuda_session", self.session)
-        monkeypatch.setattr(providers, "_on_gpu", self.run)
+  def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    self.loading: dict[bool, str] = {}
+    self.running: dict[bool, str] = {}
+    self.sessions: list[weakref.ref[Session]] = []
+    self.runs: list[tuple[bool, int]] = []
+    self.outputs: dict[bool, np.ndarray] = {}
+    monkeypatch.setattr(providers, "_cuda_session", self.session)
+    monkeypatch.setattr(providers, "_on_gpu", self.run)
 
-    def session(self, data: bytes, graph: bool, optimize: bool) -> Session:
-        self.optimized = optimize
-        assert all(each() is None for each in self.sessions)  # a capture that failed is open as long as its session
-        if graph in self.loading:
-            raise RuntimeError(self.loading[graph])
-        made = Session(graph)
-        self.sessions.append(weakref.ref(made))
-        return made
+  def session(self, data: bytes, graph: bool, optimize: bool) -> Session:
+    self.optimized = optimize
+    assert all(each() is None for each in self.sessions)  # a capture that failed is open as long as its session
+    if graph in self.loading:
+      raise RuntimeError(self.loading[graph])
+    made = Session(graph)
+    self.sessions.append(weakref.ref(made))
+    return made
 
-    def run(self, session: Session, feeds: dict[str, Any], times: int) -> dict[str, Any]:
-        self.runs.append((session.graph, times))
-        if session.graph in self.running:
-            raise RuntimeError(self.running[session.graph])
-        return {"y": self.outputs[session.graph]} if self.outputs else {}
+  def run(self, session: Session, feeds: dict[str, Any], times: int) -> dict[str, Any]:
+    self.runs.append((session.graph, times))
+    if session.graph in self.running:
+      raise RuntimeError(self.running[session.graph])
+    return {"y": self.outputs[session.graph]} if self.outputs else {}
 
 
 def test_a_model_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
-    cuda.run(cuda.session(MODEL, False), {})
-    assert machine.runs == [(True, 2)]  # captured, then replayed
-    assert cuda.captured
+  machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+  cuda.run(cuda.session(MODEL, False), {})
+  assert machine.runs == [(True, 2)]  # captured, then replayed
+  assert cuda.captured
 
 
 @pytest.mark.parametrize("when", ["loading", "running"])
 def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
-    getattr(machine, when)[True] = "this can't be captured"
-    session = cuda.session(MODEL, False)
-    cuda.run(session, {})
-    assert machine.runs[-1] == (False, 1)
-    assert not cuda.captured
-    cuda.run(session, {})  # nor is it tried again
-    assert machine.runs[-2:] == [(False, 1), (False, 1)]
-    assert not cuda.captured
+  machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+  getattr(machine, when)[True] = "this can't be captured"
+  session = cuda.session(MODEL, False)
+  cuda.run(session, {})
+  assert machine.runs[-1] == (False, 1)
+  assert not cuda.captured
+  cuda.run(session, {})  # nor is it tried again
+  assert machine.runs[-2:] == [(False, 1), (False, 1)]
+  assert not cuda.captured
 
 
 def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
-    machine.running[True] = "ortplugin::FusedConv can't be captured"
-    with pytest.raises(RuntimeError, match="FusedConv"):
-        cuda.run(cuda.session(MODEL, False), {})
+  machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+  machine.running[True] = "ortplugin::FusedConv can't be captured"
+  with pytest.raises(RuntimeError, match="FusedConv"):
+    cuda.run(cuda.session(MODEL, False), {})
 
 
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("when", ["loading", "running"])
 def test_a_lost_gpu(monkeypatch: pytest.MonkeyPatch, when: str, graph: bool) -> None:
-    machine, cuda = Machine(monkeypatch), Cuda(graph)
-    getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
-    with pytest.raises(LostError, match="illegal memory access"):
-        cuda.run(cuda.session(MODEL, False), {})
+  machine, cuda = Machine(monkeypatch), Cuda(graph)
+  getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
+  with pytest.raises(LostError, match="illegal memory access"):
+    cuda.run(cuda.session(MODEL, False), {})
 
 
 @pytest.mark.parametrize("when", ["loading", "running"])
 def test_strictly_under_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    machine, cuda = Machine(monkeypatch), Cuda(graph=True, strict=True)
-    getattr(machine, when)[True] = "this can't be captured"
-    with pytest.raises(NotCapturedError):
-        cuda.run(cuda.session(MODEL, False), {})
-    assert [graph for graph, _ in machine.runs] == [True, False] * (when == "running")  # the GPU can still be used
-    assert all(each() is None for each in machine.sessions)  # nothing of the capture is open
+  machine, cuda = Machine(monkeypatch), Cuda(graph=True, strict=True)
+  getattr(machine, when)[True] = "this can't be captured"
+  with pytest.raises(NotCapturedError):
+    cuda.run(cuda.session(MODEL, False), {})
+  assert [graph for graph, _ in machine.runs] == [True, False] * (when == "running")  # the GPU can still be used
+  assert all(each() is None for each in machine.sessions)  # nothing of the capture is open
 
 
 @pytest.mark.parametrize(("graph", "mode"), [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
 def test_one_after_the_other(monkeypatch: pytest.MonkeyPatch, graph: str, mode: str) -> None:
-    """Without a graph and then under one; a finding says where it was seen."""
-    machine, both = Machine(monkeypatch), provider_of("cuda-both")
-    if not graph:
-        machine.loading[True] = "this can't be captured"
-    machine.outputs = {False: np.array(False), True: np.array(graph == "wrong")}
-    if graph == "fails":
-        machine.running[False] = "there is no such kernel"
-    case = Case(0, "fp32", MODEL, None, frozenset(), [{"x": np.array(True)}])
-    verdict = Judge(both).judge(case)
-    assert verdict.captured == (graph in ("right", "wrong"))
-    assert verdict.what == ("finding" if mode else "same")
-    assert (verdict.finding.mode if verdict.finding else "") == mode
+  """Without a graph and then under one; a finding says where it was seen."""
+  machine, both = Machine(monkeypatch), provider_of("cuda-both")
+  if not graph:
+    machine.loading[True] = "this can't be captured"
+  machine.outputs = {False: np.array(False), True: np.array(graph == "wrong")}
+  if graph == "fails":
+    machine.running[False] = "there is no such kernel"
+  case = Case(0, "fp32", MODEL, None, frozenset(), [{"x": np.array(True)}])
+  verdict = Judge(both).judge(case)
+  assert verdict.captured == (graph in ("right", "wrong"))
+  assert verdict.what == ("finding" if mode else "same")
+  assert (verdict.finding.mode if verdict.finding else "") == mode
 
 
 def test_a_capture_that_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run without a graph that CUDA refuses for another's capture: so it will be for all that follow."""
-    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
-    machine.running = dict.fromkeys([True, False], "operation not permitted when stream is capturing")
-    with pytest.raises(LostError, match="capturing"):
-        cuda.run(cuda.session(MODEL, False), {})
+  """A run without a graph that CUDA refuses for another's capture: so it will be for all that follow."""
+  machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+  machine.running = dict.fromkeys([True, False], "operation not permitted when stream is capturing")
+  with pytest.raises(LostError, match="capturing"):
+    cuda.run(cuda.session(MODEL, False), {})
 
 
 def test_modes() -> None:
-    plain = Cuda(graph=True).plain()
-    assert isinstance(plain, Cuda)
-    assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
+  plain = Cuda(graph=True).plain()
+  assert isinstance(plain, Cuda)
+  assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
 
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_without_onnx_runtimes_own_optimizations(monkeypatch: pytest.MonkeyPatch, graph: bool) -> None:
-    machine, cuda = Machine(monkeypatch), Cuda(graph)
-    machine.running[True] = "this can't be captured"  # then it runs without a graph, in the same way
-    bare = cuda.unoptimized()
-    assert isinstance(bare, Cuda)
-    assert bare.unoptimized() is None
-    for provider, optimized in ((cuda, True), (bare, False)):
-        provider.run(provider.session(MODEL, False), {})
-        assert (provider.graph, machine.optimized) == (graph, optimized)
+  machine, cuda = Machine(monkeypatch), Cuda(graph)
+  machine.running[True] = "this can't be captured"  # then it runs without a graph, in the same way
+  bare = cuda.unoptimized()
+  assert isinstance(bare, Cuda)
+  assert bare.unoptimized() is None
+  for provider, optimized in ((cuda, True), (bare, False)):
+    provider.run(provider.session(MODEL, False), {})
+    assert (provider.graph, machine.optimized) == (graph, optimized)
 
 
 def test_a_worker_does_not_print_what_onnx_runtime_says(capfd: pytest.CaptureFixture[str]) -> None:
-    talk = [sys.executable, "-c", "from fuzz.faulty_worker import talk; talk()"]
-    told = subprocess.run(talk, cwd=TESTS, env=environment(), check=True, capture_output=True, text=True)
-    assert "onnxruntime:Default" in told.stderr
-    assert ask("ortplugin:talks").what == "same"
-    assert "onnxruntime" not in capfd.readouterr().err
+  talk = [sys.executable, "-c", "from fuzz.faulty_worker import talk; talk()"]
+  told = subprocess.run(talk, cwd=TESTS, env=environment(), check=True, capture_output=True, text=True)
+  assert "onnxruntime:Default" in told.stderr
+  assert ask("ortplugin:talks").what == "same"
+  assert "onnxruntime" not in capfd.readouterr().err

@@ -13,16 +13,14 @@ from fuzz.evaluate import make_session, run
 @pytest.mark.parametrize("dtype", ["float", "double"])
 @pytest.mark.parametrize("opset", [9, 11, 17])
 def test_negative_zeros(dtype: str, opset: int) -> None:
-    model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": {opset}]>
+  model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": {opset}]>
         model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}""")
-    made = definite(model)
-    assert made is not None
-    values = np.array(
-        [0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 5e-324, -1e-40], "d" if dtype == "double" else "f"
-    )
-    feeds = {"c": np.array([[True], [False]]), "a": np.stack([values, values]), "b": values[::-1].copy()}
-    found = run(make_session(made.SerializeToString()), feeds)["y"]
-    wanted = np.where(feeds["c"], feeds["a"], feeds["b"])
-    assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(wanted)[~np.isnan(wanted)])
+  made = definite(model)
+  assert made is not None
+  values = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 5e-324, -1e-40], "d" if dtype == "double" else "f")
+  feeds = {"c": np.array([[True], [False]]), "a": np.stack([values, values]), "b": values[::-1].copy()}
+  found = run(make_session(made.SerializeToString()), feeds)["y"]
+  wanted = np.where(feeds["c"], feeds["a"], feeds["b"])
+  assert found.dtype == wanted.dtype
+  np.testing.assert_array_equal(found, wanted)
+  np.testing.assert_array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(wanted)[~np.isnan(wanted)])

@@ -16,49 +16,49 @@ from fuzz.zeros import signed
 
 
 def model_of(nodes: str, dtype: str = "float") -> onnx.ModelProto:
-    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+  return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         model ({dtype}[4] x) => ({dtype}[4] y) <{dtype} zero = {{0}}> {{ {nodes} }}""")
 
 
 def bits(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> bytes:
-    return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()  # type: ignore[no-any-return]
+  return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
-    ("node", "dtype"),
-    [*product(["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"], ["float", "double"]), ("Celu(x)", "float")],
+  ("node", "dtype"),
+  [*product(["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"], ["float", "double"]), ("Celu(x)", "float")],
 )
 def test_zeros_alone_have_a_sign(node: str, dtype: str) -> None:
-    x = np.array([-0.0, 2.5, -np.inf, np.nan], "f4" if dtype == "float" else "f8")
-    others = {"Min(x, zero)": [0, 0, -np.inf, np.nan], "Celu(x)": [0, 2.5, -1, np.nan]}
-    values = others.get(node, [0, 2.5, 0, np.nan])
-    for negative in (False, True):
-        made = signed(model_of(f"y = {node}", dtype), negative)
-        assert made is not None
-        wanted = np.array(values, x.dtype)
-        wanted[wanted == 0] = -0.0 if negative else 0.0
-        assert bits(made, x) == wanted.tobytes()
+  x = np.array([-0.0, 2.5, -np.inf, np.nan], "f4" if dtype == "float" else "f8")
+  others = {"Min(x, zero)": [0, 0, -np.inf, np.nan], "Celu(x)": [0, 2.5, -1, np.nan]}
+  values = others.get(node, [0, 2.5, 0, np.nan])
+  for negative in (False, True):
+    made = signed(model_of(f"y = {node}", dtype), negative)
+    assert made is not None
+    wanted = np.array(values, x.dtype)
+    wanted[wanted == 0] = -0.0 if negative else 0.0
+    assert bits(made, x) == wanted.tobytes()
 
 
 def test_what_stays() -> None:
-    assert signed(model_of("y = Abs(x)"), True) is None
-    assert signed(model_of("y = Max(x, zero)", "int64"), True) is None
+  assert signed(model_of("y = Abs(x)"), True) is None
+  assert signed(model_of("y = Max(x, zero)", "int64"), True) is None
 
 
 @pytest.mark.parametrize(("sign", "what"), [("", "same"), ("-", "same"), ("2", "finding")])
 def test_a_case(library: Any, monkeypatch: pytest.MonkeyPatch, sign: str, what: str) -> None:
-    """An infinity behind a division has either sign; a number in its place is a finding."""
-    texts = {
-        "": "a = Abs(b) y = Div(one, a)",
-        "-": "a = Abs(b) c = Neg(a) y = Div(one, c)",
-        "2": "d = Sub(x, x) y = Add(d, one)",
-    }
-    begin = "one = Constant<value = float {1.0}>() b = Relu(x) "
-    case = Case(0, "fp32", model_of(begin + "y = Div(one, b)"), None, frozenset(), [{"x": np.full(4, -0.0, "f4")}])
+  """An infinity behind a division has either sign; a number in its place is a finding."""
+  texts = {
+    "": "a = Abs(b) y = Div(one, a)",
+    "-": "a = Abs(b) c = Neg(a) y = Div(one, c)",
+    "2": "d = Sub(x, x) y = Add(d, one)",
+  }
+  begin = "one = Constant<value = float {1.0}>() b = Relu(x) "
+  case = Case(0, "fp32", model_of(begin + "y = Div(one, b)"), None, frozenset(), [{"x": np.full(4, -0.0, "f4")}])
 
-    class Report:
-        changes: tuple[Any, ...] = ()
+  class Report:
+    changes: tuple[Any, ...] = ()
 
-    made = model_of(begin + texts[sign])
-    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (made, Report()))
-    assert Judge().judge(case).what == what
+  made = model_of(begin + texts[sign])
+  monkeypatch.setattr("fuzz.judge.optimize", lambda case: (made, Report()))
+  assert Judge().judge(case).what == what

@@ -31,156 +31,156 @@ BEFORE = ("start", "generate", "original")  # stages in which only ONNX Runtime 
 
 
 def _write(stream: BinaryIO, thing: Any) -> None:
-    data = pickle.dumps(thing)
-    stream.write(struct.pack("<Q", len(data)) + data)
-    stream.flush()
+  data = pickle.dumps(thing)
+  stream.write(struct.pack("<Q", len(data)) + data)
+  stream.flush()
 
 
 class Worker:
-    """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
+  """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
 
-    def __init__(
-        self, provider: str = "cpu", seconds: float = 60, mistake: str = "", module: str = "fuzz.worker"
-    ) -> None:
-        self.provider = provider
-        self.mistake = mistake
-        self.seconds = seconds
-        self.module = module
-        self.spent: Counter[str] = Counter()  # seconds by stage
-        self._process: subprocess.Popen[bytes] | None = None
-        self._tasks = 0
+  def __init__(
+    self, provider: str = "cpu", seconds: float = 60, mistake: str = "", module: str = "fuzz.worker"
+  ) -> None:
+    self.provider = provider
+    self.mistake = mistake
+    self.seconds = seconds
+    self.module = module
+    self.spent: Counter[str] = Counter()  # seconds by stage
+    self._process: subprocess.Popen[bytes] | None = None
+    self._tasks = 0
 
-    def ask(self, task: int | Case) -> Verdict:
-        """The verdict on a seed or a case. On a GPU a finding is one that the original does not give, too."""
-        verdict = self._ask(task)
-        if self.provider == "cpu" or verdict.finding is None or not is_doubtful(verdict.finding):
-            return verdict
-        return replace(self._ask(Doubt(task, verdict.finding)), rewrites=verdict.rewrites, captured=verdict.captured)
+  def ask(self, task: int | Case) -> Verdict:
+    """The verdict on a seed or a case. On a GPU a finding is one that the original does not give, too."""
+    verdict = self._ask(task)
+    if self.provider == "cpu" or verdict.finding is None or not is_doubtful(verdict.finding):
+      return verdict
+    return replace(self._ask(Doubt(task, verdict.finding)), rewrites=verdict.rewrites, captured=verdict.captured)
 
-    def _ask(self, task: int | Case | Doubt) -> Verdict:
-        if self._process is None or self._tasks >= RENEW:
-            self.close()
-            self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._tasks += 1
-        stage, words, since = "start", "", time.monotonic()
-        try:
-            _write(self._process.stdin, task)
-            end = time.monotonic() + self.seconds
-            while True:
-                kind, value = self._read(end)
-                self.spent[stage] += time.monotonic() - since
-                since = time.monotonic()
-                if kind == "done":
-                    return value  # type: ignore[no-any-return]
-                if kind == "stage":
-                    stage = value
-                else:
-                    words = f' "{value}"'  # its last
-        except TimeoutError:
-            self.close()
-            what = f"it takes more than {self.seconds:g} s"
-            return _unfit(stage, what) or Verdict("finding", finding=Finding("hang", f"{what} to {stage}"))
-        except (EOFError, BrokenPipeError):
-            status = self._process.wait()
-            self.close()
-            what = f"the process died with status {status}"
-            return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'{words}"))
+  def _ask(self, task: int | Case | Doubt) -> Verdict:
+    if self._process is None or self._tasks >= RENEW:
+      self.close()
+      self._start()
+    assert self._process is not None
+    assert self._process.stdin is not None
+    self._tasks += 1
+    stage, words, since = "start", "", time.monotonic()
+    try:
+      _write(self._process.stdin, task)
+      end = time.monotonic() + self.seconds
+      while True:
+        kind, value = self._read(end)
+        self.spent[stage] += time.monotonic() - since
+        since = time.monotonic()
+        if kind == "done":
+          return value  # type: ignore[no-any-return]
+        if kind == "stage":
+          stage = value
+        else:
+          words = f' "{value}"'  # its last
+    except TimeoutError:
+      self.close()
+      what = f"it takes more than {self.seconds:g} s"
+      return _unfit(stage, what) or Verdict("finding", finding=Finding("hang", f"{what} to {stage}"))
+    except (EOFError, BrokenPipeError):
+      status = self._process.wait()
+      self.close()
+      what = f"the process died with status {status}"
+      return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'{words}"))
 
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            self._process = None
+  def close(self) -> None:
+    """Ends the process."""
+    if self._process is not None:
+      self._process.kill()
+      self._process.wait()
+      for pipe in (self._process.stdin, self._process.stdout):
+        if pipe is not None:
+          pipe.close()
+      self._process = None
 
-    def _start(self) -> None:
-        module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else [self.module]
-        command = [sys.executable, "-m", *module, self.provider]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=environment()
-        )
-        self._tasks = 0
+  def _start(self) -> None:
+    module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else [self.module]
+    command = [sys.executable, "-m", *module, self.provider]
+    self._process = subprocess.Popen(
+      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=environment()
+    )
+    self._tasks = 0
 
-    def _read(self, end: float) -> Any:
-        size = struct.unpack("<Q", self._bytes(8, end))[0]
-        return pickle.loads(self._bytes(size, end))
+  def _read(self, end: float) -> Any:
+    size = struct.unpack("<Q", self._bytes(8, end))[0]
+    return pickle.loads(self._bytes(size, end))
 
-    def _bytes(self, count: int, end: float) -> bytes:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        pipe, data = self._process.stdout, b""
-        while len(data) < count:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError
-            part = os.read(pipe.fileno(), count - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
+  def _bytes(self, count: int, end: float) -> bytes:
+    assert self._process is not None
+    assert self._process.stdout is not None
+    pipe, data = self._process.stdout, b""
+    while len(data) < count:
+      left = end - time.monotonic()
+      if left <= 0 or not select.select([pipe], [], [], left)[0]:
+        raise TimeoutError
+      part = os.read(pipe.fileno(), count - len(data))
+      if not part:
+        raise EOFError
+      data += part
+    return data
 
 
 def _unfit(stage: str, what: str) -> Verdict | None:
-    if stage.startswith(ORIGINAL):
-        return Verdict("unfit", f"{stage}: {what}")
-    return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
+  if stage.startswith(ORIGINAL):
+    return Verdict("unfit", f"{stage}: {what}")
+  return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
 
 
 def environment() -> dict[str, str]:
-    """This process's, with its search path, so that both use the same ortplugin."""
-    paths = [str(TESTS), *(path for path in sys.path if path)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+  """This process's, with its search path, so that both use the same ortplugin."""
+  paths = [str(TESTS), *(path for path in sys.path if path)]
+  return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def main(make_provider: Callable[[str], Provider] = provider_of) -> None:
-    """Answers tasks until the pipe is closed."""
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print is no answer
+  """Answers tasks until the pipe is closed."""
+  out = os.fdopen(os.dup(1), "wb", buffering=0)
+  os.dup2(2, 1)  # what libraries print is no answer
 
-    import onnxruntime
+  import onnxruntime
 
-    from .confirm import confirm
-    from .evaluate import Evaluator
-    from .generate import make_case
-    from .judge import Judge
+  from .confirm import confirm
+  from .evaluate import Evaluator
+  from .generate import make_case
+  from .judge import Judge
 
-    onnxruntime.set_default_logger_severity(4)  # what kernels say goes to this logger, not to their session's
-    provider = make_provider(sys.argv[1])
-    if provider.is_cpu:  # a GPU's driver reserves more addresses than there is memory
-        import resource
+  onnxruntime.set_default_logger_severity(4)  # what kernels say goes to this logger, not to their session's
+  provider = make_provider(sys.argv[1])
+  if provider.is_cpu:  # a GPU's driver reserves more addresses than there is memory
+    import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    evaluator = Evaluator()
-    judge = Judge(provider, lambda stage: _write(out, ("stage", stage)))
-    while True:
-        header = sys.stdin.buffer.read(8)
-        if len(header) < 8:
-            return
-        task = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
-        try:
-            judge.tell("generate")
-            what = task.what if isinstance(task, Doubt) else task
-            case = make_case(what, evaluator) if isinstance(what, int) else what
-            if isinstance(task, Doubt):
-                seen = task.finding.mode  # unknown where a process ended
-                for name in [seen] if seen else [mode.name for mode in provider.modes()]:
-                    verdict = confirm(Judge(make_provider(name), judge.tell), case, task.finding)
-                    if verdict.what == "finding":
-                        break
-            else:
-                verdict = judge.judge(case)
-        except LostError as error:
-            _write(out, ("lost", " ".join(str(error).replace('"', "'").split())))
-            os._exit(LOST_STATUS)
-        except Exception as error:  # a defect of the fuzzer, which must be seen
-            verdict = Verdict("broken", "".join(traceback.format_exception(error)))
-        _write(out, ("done", verdict))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+  evaluator = Evaluator()
+  judge = Judge(provider, lambda stage: _write(out, ("stage", stage)))
+  while True:
+    header = sys.stdin.buffer.read(8)
+    if len(header) < 8:
+      return
+    task = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
+    try:
+      judge.tell("generate")
+      what = task.what if isinstance(task, Doubt) else task
+      case = make_case(what, evaluator) if isinstance(what, int) else what
+      if isinstance(task, Doubt):
+        seen = task.finding.mode  # unknown where a process ended
+        for name in [seen] if seen else [mode.name for mode in provider.modes()]:
+          verdict = confirm(Judge(make_provider(name), judge.tell), case, task.finding)
+          if verdict.what == "finding":
+            break
+      else:
+        verdict = judge.judge(case)
+    except LostError as error:
+      _write(out, ("lost", " ".join(str(error).replace('"', "'").split())))
+      os._exit(LOST_STATUS)
+    except Exception as error:  # a defect of the fuzzer, which must be seen
+      verdict = Verdict("broken", "".join(traceback.format_exception(error)))
+    _write(out, ("done", verdict))
 
 
 if __name__ == "__main__":
-    main()
+  main()

@@ -23,27 +23,27 @@ ACTIVATIONS = (
 
 
 def signed(model: onnx.ModelProto, negative: bool) -> onnx.ModelProto | None:
-    """The model in which what is 0 of maxima and minima is -0, or +0; None if it has none."""
+  """The model in which what is 0 of maxima and minima is -0, or +0; None if it has none."""
 
-    def spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
-        is_open = node.op_type in MAXIMA + ACTIVATIONS and node.domain in ("", "ai.onnx") and dtype in FLOATS
-        return _spelled(node, dtype, name, negative) if is_open else None
+  def spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+    is_open = node.op_type in MAXIMA + ACTIVATIONS and node.domain in ("", "ai.onnx") and dtype in FLOATS
+    return _spelled(node, dtype, name, negative) if is_open else None
 
-    return respelled(model, spell)
+  return respelled(model, spell)
 
 
 def _spelled(node: onnx.NodeProto, dtype: int, name: str, negative: bool) -> Iterator[onnx.NodeProto]:
-    """y + 0 is +0 for both zeros; -(-y + 0) is -0."""
-    bare = onnx.NodeProto()
-    bare.CopyFrom(node)
-    bare.output[0] = f"{name}/open"
-    yield bare
-    zero = helper.make_tensor("value", TensorProto.FLOAT, [], [0.0])
-    yield helper.make_node("Constant", [], [f"{name}/zero/float"], value=zero)
-    yield helper.make_node("Cast", [f"{name}/zero/float"], [f"{name}/zero"], to=dtype)
-    if not negative:
-        yield helper.make_node("Add", [bare.output[0], f"{name}/zero"], [node.output[0]])
-        return
-    yield helper.make_node("Neg", [bare.output[0]], [f"{name}/turned"])
-    yield helper.make_node("Add", [f"{name}/turned", f"{name}/zero"], [f"{name}/plus"])
-    yield helper.make_node("Neg", [f"{name}/plus"], [node.output[0]])
+  """y + 0 is +0 for both zeros; -(-y + 0) is -0."""
+  bare = onnx.NodeProto()
+  bare.CopyFrom(node)
+  bare.output[0] = f"{name}/open"
+  yield bare
+  zero = helper.make_tensor("value", TensorProto.FLOAT, [], [0.0])
+  yield helper.make_node("Constant", [], [f"{name}/zero/float"], value=zero)
+  yield helper.make_node("Cast", [f"{name}/zero/float"], [f"{name}/zero"], to=dtype)
+  if not negative:
+    yield helper.make_node("Add", [bare.output[0], f"{name}/zero"], [node.output[0]])
+    return
+  yield helper.make_node("Neg", [bare.output[0]], [f"{name}/turned"])
+  yield helper.make_node("Add", [f"{name}/turned", f"{name}/zero"], [f"{name}/plus"])
+  yield helper.make_node("Neg", [f"{name}/plus"], [node.output[0]])

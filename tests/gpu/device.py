@@ -19,75 +19,75 @@ cupy = pytest.importorskip("cupy")
 
 
 def make(model: bytes, **provider: str) -> Any:
-    """A session in which every node must run on the GPU, and float32 is not rounded to TF32."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    ortplugin.register(options)
-    return ort.InferenceSession(model, options, providers=[(CUDA, {"use_tf32": "0", **provider})], enable_fallback=0)
+  """A session in which every node must run on the GPU, and float32 is not rounded to TF32."""
+  ort = onnxruntime()
+  options = ort.SessionOptions()
+  options.log_severity_level = 4
+  options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+  ortplugin.register(options)
+  return ort.InferenceSession(model, options, providers=[(CUDA, {"use_tf32": "0", **provider})], enable_fallback=0)
 
 
 def host(results: dict[str, Any]) -> list[Array]:
-    return [cupy.asnumpy(array) for array in results.values()]
+  return [cupy.asnumpy(array) for array in results.values()]
 
 
 def run(session: Any, case: Any) -> list[Array]:
-    return host(ortplugin.run(session, case.feeds()))
+  return host(ortplugin.run(session, case.feeds()))
 
 
 def same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> bool:
-    return all((bits(a) == bits(b)).all() for a, b in zip(got, wanted, strict=True))
+  return all((bits(a) == bits(b)).all() for a, b in zip(got, wanted, strict=True))
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a process of its own that imports what this one does."""
-    start = f"import sys; sys.path[:] = {sys.path!r}\n"
-    return subprocess.run(
-        [sys.executable, "-c", start + code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
+  """Runs Python code in a process of its own that imports what this one does."""
+  start = f"import sys; sys.path[:] = {sys.path!r}\n"
+  return subprocess.run(
+    [sys.executable, "-c", start + code],
+    capture_output=True,
+    text=True,
+    timeout=300,
+    env={**os.environ, **environment},
+  )
 
 
 def need_memory(gib: int) -> None:
-    """Skips the test where the GPU has less free memory."""
-    free = (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()) >> 30
-    if free < gib:
-        pytest.skip(f"the GPU has {free} GiB of free memory, this takes {gib}")
+  """Skips the test where the GPU has less free memory."""
+  free = (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()) >> 30
+  if free < gib:
+    pytest.skip(f"the GPU has {free} GiB of free memory, this takes {gib}")
 
 
 def at_offset(array: Array, elements: int) -> Any:
-    """The array on the device, so many elements behind an address that is a multiple of 256."""
-    raw = cupy.empty(array.nbytes + (elements + 1) * array.itemsize, np.uint8)
-    start = elements * array.itemsize
-    raw[start : start + array.nbytes] = cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
+  """The array on the device, so many elements behind an address that is a multiple of 256."""
+  raw = cupy.empty(array.nbytes + (elements + 1) * array.itemsize, np.uint8)
+  start = elements * array.itemsize
+  raw[start : start + array.nbytes] = cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+  return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
 
 
 def keep_busy(times: int) -> Any:
-    """Gives CuPy's current stream work for some 0.1 ms, so many times; the array that it writes last."""
-    busy = cupy.full(1 << 26, 0.5, "float32")
-    for _ in range(times):
-        cupy.sin(busy, out=busy)
-    return busy
+  """Gives CuPy's current stream work for some 0.1 ms, so many times; the array that it writes last."""
+  busy = cupy.full(1 << 26, 0.5, "float32")
+  for _ in range(times):
+    cupy.sin(busy, out=busy)
+  return busy
 
 
 def bind(session: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """A binding of device arrays to a session's inputs and outputs, in their order."""
-    binding = session.io_binding()
-    for put, values, arrays in (
-        (binding.bind_input, session.get_inputs(), inputs),
-        (binding.bind_output, session.get_outputs(), outputs),
-    ):
-        for value, array in zip(values, arrays, strict=True):
-            put(value.name, "cuda", 0, element_type(value.type)[0], list(array.shape), array.data.ptr)
-    return binding
+  """A binding of device arrays to a session's inputs and outputs, in their order."""
+  binding = session.io_binding()
+  for put, values, arrays in (
+    (binding.bind_input, session.get_inputs(), inputs),
+    (binding.bind_output, session.get_outputs(), outputs),
+  ):
+    for value, array in zip(values, arrays, strict=True):
+      put(value.name, "cuda", 0, element_type(value.type)[0], list(array.shape), array.data.ptr)
+  return binding
 
 
 def run_bound(session: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Runs a session on device arrays, after all that CuPy's stream holds."""
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(bind(session, inputs, outputs))
+  """Runs a session on device arrays, after all that CuPy's stream holds."""
+  cupy.cuda.get_current_stream().synchronize()
+  session.run_with_iobinding(bind(session, inputs, outputs))

@@ -9,72 +9,72 @@ import numpy as np
 
 
 class Binding:
-    """An IOBinding that remembers where outputs go."""
+  """An IOBinding that remembers where outputs go."""
 
-    def __init__(self, binding: Any) -> None:
-        self.binding = binding
-        self.outputs: dict[str, tuple[int, list[int], int]] = {}  # element, shape, address
+  def __init__(self, binding: Any) -> None:
+    self.binding = binding
+    self.outputs: dict[str, tuple[int, list[int], int]] = {}  # element, shape, address
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.binding, name)
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.binding, name)
 
-    def bind_output(self, name: str, device: str, number: int, *rest: Any) -> None:
-        self.binding.bind_output(name, device, number, *rest)
-        if rest:
-            self.outputs[name] = rest
+  def bind_output(self, name: str, device: str, number: int, *rest: Any) -> None:
+    self.binding.bind_output(name, device, number, *rest)
+    if rest:
+      self.outputs[name] = rest
 
 
 class Faulty:
-    """A session in which a fault befalls some replays of its graphs; runs without a graph are right.
+  """A session in which a fault befalls some replays of its graphs; runs without a graph are right.
 
-    Args:
-        session: with `enable_cuda_graph` on a stream of the caller's.
-        fault: "late" replays are left out, so that results are those of the replay before; "bit" changes the last bit
-            of a float32 output's first element, behind the replay, on its stream; "value" adds to it.
-        options: those of the CUDA provider.
-    """
+  Args:
+      session: with `enable_cuda_graph` on a stream of the caller's.
+      fault: "late" replays are left out, so that results are those of the replay before; "bit" changes the last bit
+          of a float32 output's first element, behind the replay, on its stream; "value" adds to it.
+      options: those of the CUDA provider.
+  """
 
-    def __init__(self, session: Any, fault: str, options: Mapping[str, str]) -> None:
-        import cupy
+  def __init__(self, session: Any, fault: str, options: Mapping[str, str]) -> None:
+    import cupy
 
-        self.session, self.fault, self.cupy = session, fault, cupy
-        self.stream = cupy.cuda.ExternalStream(int(options["user_compute_stream"]), int(options["device_id"]))
-        self.replays = 0
+    self.session, self.fault, self.cupy = session, fault, cupy
+    self.stream = cupy.cuda.ExternalStream(int(options["user_compute_stream"]), int(options["device_id"]))
+    self.replays = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.session, name)
 
-    def io_binding(self) -> Binding:
-        return Binding(self.session.io_binding())
+  def io_binding(self) -> Binding:
+    return Binding(self.session.io_binding())
 
-    def run_with_iobinding(self, binding: Binding, options: Any) -> None:
-        replayed = options.get_run_config_entry("gpu_graph_id") != "-1"
-        self.replays += replayed
-        # The first one captures; replays that are multiples of 7 go wrong.
-        wrong = replayed and self.replays > 3 and self.replays % 7 == 0
-        if wrong and self.fault == "late":
-            return
-        self.session.run_with_iobinding(binding.binding, options)
-        if wrong:
-            _, _, address = next(iter(binding.outputs.values()))
-            cupy = self.cupy
-            with cupy.cuda.Device(), self.stream:
-                memory = cupy.cuda.UnownedMemory(address, 4, self)
-                if self.fault == "bit":
-                    cupy.ndarray((1,), np.uint32, cupy.cuda.MemoryPointer(memory, 0))[...] ^= np.uint32(1)
-                else:
-                    cupy.ndarray((1,), np.float32, cupy.cuda.MemoryPointer(memory, 0))[...] += np.float32(100)
+  def run_with_iobinding(self, binding: Binding, options: Any) -> None:
+    replayed = options.get_run_config_entry("gpu_graph_id") != "-1"
+    self.replays += replayed
+    # The first one captures; replays that are multiples of 7 go wrong.
+    wrong = replayed and self.replays > 3 and self.replays % 7 == 0
+    if wrong and self.fault == "late":
+      return
+    self.session.run_with_iobinding(binding.binding, options)
+    if wrong:
+      _, _, address = next(iter(binding.outputs.values()))
+      cupy = self.cupy
+      with cupy.cuda.Device(), self.stream:
+        memory = cupy.cuda.UnownedMemory(address, 4, self)
+        if self.fault == "bit":
+          cupy.ndarray((1,), np.uint32, cupy.cuda.MemoryPointer(memory, 0))[...] ^= np.uint32(1)
+        else:
+          cupy.ndarray((1,), np.float32, cupy.cuda.MemoryPointer(memory, 0))[...] += np.float32(100)
 
 
 def planting(
-    make: Callable[..., Any], fault: str, is_guilty: Callable[..., bool] = lambda *given: True
+  make: Callable[..., Any], fault: str, is_guilty: Callable[..., bool] = lambda *given: True
 ) -> Callable[..., Any]:
-    """judge.make_session that makes faulty sessions of the models that `is_guilty` of its arguments."""
+  """judge.make_session that makes faulty sessions of the models that `is_guilty` of its arguments."""
 
-    def planted(side: Any, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
-        session = make(side, provider, tf32, options)
-        if "enable_cuda_graph" not in (options or {}) or not is_guilty(side):
-            return session
-        return Faulty(session, fault, options or {})
+  def planted(side: Any, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
+    session = make(side, provider, tf32, options)
+    if "enable_cuda_graph" not in (options or {}) or not is_guilty(side):
+      return session
+    return Faulty(session, fault, options or {})
 
-    return planted
+  return planted

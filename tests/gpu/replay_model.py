@@ -26,19 +26,19 @@ REPLAYS = 6
 
 
 def main(path: str) -> None:
-    """Exits with a message where a replay differs; raises what a capture that fails raises."""
-    model, report = ortplugin.optimize(path)
-    case = generate(model, CANDIDATES[0])
-    with tempfile.TemporaryDirectory() as folder:
-        side = Side(Path(folder) / "model.onnx", plugin=True)
-        onnx.save(model, side.path)
-        with GraphSession(partial(make_session, side, CUDA, False)) as session:
-            replayed = session.replay([case.feeds, shifted(case.feeds)], REPLAYS)
-    different = sum(replayed.differing(name) for name in replayed.plain[0])
-    print(f"{path}: {report.fused} rewrites, {replayed.count} replays, {different} differ")
-    if different:
-        sys.exit(f"{different} of {replayed.count} replays differ")
+  """Exits with a message where a replay differs; raises what a capture that fails raises."""
+  model, report = ortplugin.optimize(path)
+  case = generate(model, CANDIDATES[0])
+  with tempfile.TemporaryDirectory() as folder:
+    side = Side(Path(folder) / "model.onnx", plugin=True)
+    onnx.save(model, side.path)
+    with GraphSession(partial(make_session, side, CUDA, False)) as session:
+      replayed = session.replay([case.feeds, shifted(case.feeds)], REPLAYS)
+  different = sum(replayed.differing(name) for name in replayed.plain[0])
+  print(f"{path}: {report.fused} rewrites, {replayed.count} replays, {different} differ")
+  if different:
+    sys.exit(f"{different} of {replayed.count} replays differ")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+  main(sys.argv[1])

@@ -23,192 +23,192 @@ cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernels can take.
 CHOSEN = (
-    "merged, float16",
-    "K transposed, of other sizes",
-    "packed, fewer heads, bfloat16",
-    "packed, an axis, double",
-    "mask all, bool of float16, zero",
-    "mask of keys, float of float, zero",
-    "window, 20 by 90, float, alone",
-    "softcap and mask, bfloat16",
-    "large: ViT-B, float16",
-    "large: BERT, float",
-    "large: Llama, bfloat16",
-    "large: Stable Diffusion, float16",
-    "large: decoding, float16",
-    "large: Whisper, float16",
-    "large: lower right, bfloat16",
-    "large: window, float16",
-    "rotary half, 130 rows, 20 pairs of 40, float for bfloat16",
-    "rotary interleaved, everything, float16",
-    "rotary half, channels first",
-    "large: Llama rotated, float16",
-    "large: long and rotated, float16",
-    "large: GPT-2 with a cache, float16",
-    "large: Llama with a cache, bfloat16",
-    "past 1024, 3 queries of 4, interleaved, window, float16",
-    "past 1024, 17 queries of 4, half, causal, float16",
-    "past 7, 1 queries of 4, half, causal, float",
-    "past b s (h d), merged, float16",
+  "merged, float16",
+  "K transposed, of other sizes",
+  "packed, fewer heads, bfloat16",
+  "packed, an axis, double",
+  "mask all, bool of float16, zero",
+  "mask of keys, float of float, zero",
+  "window, 20 by 90, float, alone",
+  "softcap and mask, bfloat16",
+  "large: ViT-B, float16",
+  "large: BERT, float",
+  "large: Llama, bfloat16",
+  "large: Stable Diffusion, float16",
+  "large: decoding, float16",
+  "large: Whisper, float16",
+  "large: lower right, bfloat16",
+  "large: window, float16",
+  "rotary half, 130 rows, 20 pairs of 40, float for bfloat16",
+  "rotary interleaved, everything, float16",
+  "rotary half, channels first",
+  "large: Llama rotated, float16",
+  "large: long and rotated, float16",
+  "large: GPT-2 with a cache, float16",
+  "large: Llama with a cache, bfloat16",
+  "past 1024, 3 queries of 4, interleaved, window, float16",
+  "past 1024, 17 queries of 4, half, causal, float16",
+  "past 7, 1 queries of 4, half, causal, float",
+  "past b s (h d), merged, float16",
 )
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 def test_every_head_size(library: Path, dtype: str) -> None:
-    for size in (
-        *range(1, 34),
-        40,
-        48,
-        56,
-        63,
-        64,
-        65,
-        72,
-        80,
-        88,
-        96,
-        112,
-        120,
-        128,
-        136,
-        160,
-        192,
-        224,
-        248,
-        255,
-        256,
-    ):
-        value = (size * 7) % 256 + 1
-        if size > 1:
-            for rotary in ("half", "interleaved"):
-                case = case_of(f"{rotary}, {size}, {dtype}", dtype, (1, 2, 1, 70, 70, size, size), rotary=rotary,
-                               tables=(("float", dtype)[size % 2], (70, size // 2)))  # fmt: skip
-                check(case, run(make(case.model()), case))
-        for name, value_size in (("the same", size), ("another", value)):
-            case = case_of(f"{name}, {size}, {dtype}", dtype, (1, 2, 1, 70, 67, size, value_size))
-            check(case, run(make(case.model()), case))
-            few = case_of(f"{name}, {size}, {dtype}, a cache", dtype, (1, 2, 1, 1, 301, size, value_size), past=300)
-            check(few, run(make(few.model()), few))
+  for size in (
+    *range(1, 34),
+    40,
+    48,
+    56,
+    63,
+    64,
+    65,
+    72,
+    80,
+    88,
+    96,
+    112,
+    120,
+    128,
+    136,
+    160,
+    192,
+    224,
+    248,
+    255,
+    256,
+  ):
+    value = (size * 7) % 256 + 1
+    if size > 1:
+      for rotary in ("half", "interleaved"):
+        case = case_of(f"{rotary}, {size}, {dtype}", dtype, (1, 2, 1, 70, 70, size, size), rotary=rotary,
+                       tables=(("float", dtype)[size % 2], (70, size // 2)))  # fmt: skip
+        check(case, run(make(case.model()), case))
+    for name, value_size in (("the same", size), ("another", value)):
+      case = case_of(f"{name}, {size}, {dtype}", dtype, (1, 2, 1, 70, 67, size, value_size))
+      check(case, run(make(case.model()), case))
+      few = case_of(f"{name}, {size}, {dtype}, a cache", dtype, (1, 2, 1, 1, 301, size, value_size), past=300)
+      check(few, run(make(few.model()), few))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_cases(library: Path, seed: int) -> None:
-    """Sizes, masks, causality and layouts as they come."""
-    rng = np.random.default_rng(seed)
+  """Sizes, masks, causality and layouts as they come."""
+  rng = np.random.default_rng(seed)
 
-    def one(*of: object) -> object:
-        return of[int(rng.integers(len(of)))]
+  def one(*of: object) -> object:
+    return of[int(rng.integers(len(of)))]
 
-    for number in range(12):
-        layout = one("standard", "merged", "channels first", "K transposed", "sequence first", "one of two")
-        group, kv_heads = int(rng.integers(1, 4)), int(rng.integers(1, 4))
-        queries, keys = int(rng.integers(1, 150)), int(rng.integers(1, 300))
-        size = 8 * int(rng.integers(1, 20)) if number % 2 else int(rng.integers(1, 130))
-        given = dict(one({}, {"causal": "upper_left"}, {"causal": "lower_right", "window": 37}))  # type: ignore[call-overload]
-        dtype = str(one("float16", "bfloat16", "float", "double"))
-        shape = one((queries, keys), (1, 1, 1, keys), (2, 1, queries, keys), (2, group * kv_heads, queries, keys))
-        mask = one(None, ("bool", shape), ("float", shape), (dtype, shape))
-        sizes = (2, group * kv_heads, kv_heads, queries, keys, size, size)
-        case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,  # type: ignore[arg-type]
-                       masked_rows=str(one("nan", "zero")), **given)  # fmt: skip
-        check(case, run(make(case.model()), case))
+  for number in range(12):
+    layout = one("standard", "merged", "channels first", "K transposed", "sequence first", "one of two")
+    group, kv_heads = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    queries, keys = int(rng.integers(1, 150)), int(rng.integers(1, 300))
+    size = 8 * int(rng.integers(1, 20)) if number % 2 else int(rng.integers(1, 130))
+    given = dict(one({}, {"causal": "upper_left"}, {"causal": "lower_right", "window": 37}))  # type: ignore[call-overload]
+    dtype = str(one("float16", "bfloat16", "float", "double"))
+    shape = one((queries, keys), (1, 1, 1, keys), (2, 1, queries, keys), (2, group * kv_heads, queries, keys))
+    mask = one(None, ("bool", shape), ("float", shape), (dtype, shape))
+    sizes = (2, group * kv_heads, kv_heads, queries, keys, size, size)
+    case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,  # type: ignore[arg-type]
+                   masked_rows=str(one("nan", "zero")), **given)  # fmt: skip
+    check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
-    check_repeats(by_name[name])
+  check_repeats(by_name[name])
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
-    """At a multiple of its elements' size, not of 16 bytes: inputs, the output, both."""
-    case = by_name[name]
-    tensors = SimpleNamespace(model=case.model, inputs=lambda: list(case.feeds().values()))  # packed ones once
-    like = OPERATOR.reference(case.node(), case.inputs())
-    offsets = [([1, 2, 3, 5], [0]), ([0], [1]), ([3, 0, 0, 1], [5]), ([0, 0, 0, 1], [0])]
-    check_addresses(tensors, lambda found: check(case, found), offsets, like)
+  """At a multiple of its elements' size, not of 16 bytes: inputs, the output, both."""
+  case = by_name[name]
+  tensors = SimpleNamespace(model=case.model, inputs=lambda: list(case.feeds().values()))  # packed ones once
+  like = OPERATOR.reference(case.node(), case.inputs())
+  offsets = [([1, 2, 3, 5], [0]), ([0], [1]), ([3, 0, 0, 1], [5]), ([0, 0, 0, 1], [0])]
+  check_addresses(tensors, lambda found: check(case, found), offsets, like)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
-    case = by_name[name]
-    check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
+  case = by_name[name]
+  check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
 def test_a_stream_of_the_callers(library: Path) -> None:
-    case = by_name["large: BERT, float"]
-    check_stream(case.model(), trial_of(case, check))
+  case = by_name["large: BERT, float"]
+  check_stream(case.model(), trial_of(case, check))
 
 
 SHAPES = [["b", "s", "c"], ["b", "t", "c"], ["b", "t", "c"]]
 
 
 def sized(name: str, batch: int, queries: int, keys: int) -> Case:
-    return case_of(name, "float16", (batch, 3, queries, keys, 16), "merged", causal="lower_right")
+  return case_of(name, "float16", (batch, 3, queries, keys, 16), "merged", causal="lower_right")
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    session = make(sized("any", 1, 1, 1).model(SHAPES))
-    for sizes in ((2, 5, 7), (1, 65, 130), (0, 1, 1), (2, 0, 4), (2, 3, 0), (2, 5, 7), (64, 300, 300)):
-        case = sized(f"changing {sizes}", *sizes)
-        check(case, run(session, case))
+  session = make(sized("any", 1, 1, 1).model(SHAPES))
+  for sizes in ((2, 5, 7), (1, 65, 130), (0, 1, 1), (2, 0, 4), (2, 3, 0), (2, 5, 7), (64, 300, 300)):
+    case = sized(f"changing {sizes}", *sizes)
+    check(case, run(session, case))
 
 
 def test_a_cache_grows_from_run_to_run(library: Path) -> None:
-    """A prompt, then tokens: what is present is the past of the next run, in one session."""
-    session = make(growing(0, 1).model(GROWING))
-    past = 0
-    given: list[Array] = []
-    for rows in (40, 1, 1, 3, 1, 120, 1):
-        case = growing(past, rows)
-        inputs = [*case.inputs()[:5], *(given or case.inputs()[5:])]
-        found = host(ortplugin.run(session, dict(zip(case.names, inputs, strict=True))))
-        check(case, found, inputs=inputs)
-        past, given = past + rows, found[1:]
+  """A prompt, then tokens: what is present is the past of the next run, in one session."""
+  session = make(growing(0, 1).model(GROWING))
+  past = 0
+  given: list[Array] = []
+  for rows in (40, 1, 1, 3, 1, 120, 1):
+    case = growing(past, rows)
+    inputs = [*case.inputs()[:5], *(given or case.inputs()[5:])]
+    found = host(ortplugin.run(session, dict(zip(case.names, inputs, strict=True))))
+    check(case, found, inputs=inputs)
+    past, given = past + rows, found[1:]
 
 
 def captured() -> tuple[bytes, Trial, Trial]:
-    first, later = (trial_of(sized(f"captured {keys}", 2, 30, keys), check) for keys in (30, 500))
-    return sized("new", 1, 1, 1).model(SHAPES), first, later
+  first, later = (trial_of(sized(f"captured {keys}", 2, 30, keys), check) for keys in (30, 500))
+  return sized("new", 1, 1, 1).model(SHAPES), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    check_capture(captured, "attention")
+  check_capture(captured, "attention")
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Half of them with shapes of their own, half with the same, all new to the session."""
+  """Half of them with shapes of their own, half with the same, all new to the session."""
 
-    def trial(number: int) -> Trial:
-        sizes = (4, 200, 200) if number % 2 else (1 + number, 7 * number + 1, 33)
-        return trial_of(sized(f"thread {number}", *sizes), check)
+  def trial(number: int) -> Trial:
+    sizes = (4, 200, 200) if number % 2 else (1 + number, 7 * number + 1, 33)
+    return trial_of(sized(f"thread {number}", *sizes), check)
 
-    check_threads(sized("threads", 1, 1, 1).model(SHAPES), trial)
+  check_threads(sized("threads", 1, 1, 1).model(SHAPES), trial)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 def test_more_than_two_to_the_31_elements(library: Path, dtype: str) -> None:
-    """Keys and values at the end of packed tensors that are larger; the last elements show."""
-    need_memory(24 if dtype == "float" else 12)
-    batch, keys, heads, size = 3, 1 << 17, 48, 128
-    node = case_of("far", dtype, (batch, heads, heads, 1, keys, size, size), "merged").node()
-    stored = NUMPY_DTYPES[dtype]  # NumPy's own "float" has 64 bits
-    x = cupy.zeros((batch, keys, heads * size), stored)
-    assert x.size > 1 << 31
-    x[-1, -1, -size:] = 1
-    q = cupy.ones((batch, 1, heads * size), stored)
-    q *= 8
-    y = cupy.zeros(q.shape, stored)
-    node.input[:] = ["q", "x", "x"]
-    made = model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])
-    run_bound(make(made), [q, x], [y])
-    # The last key of the last head has the score 8 sqrt(size) and the value 1, all others have 0.
-    last = np.exp(8 * np.sqrt(size))
-    wanted = np.zeros(q.shape)
-    wanted[-1, 0, -size:] = last / (last + keys - 1)
-    np.testing.assert_allclose(cupy.asnumpy(y).astype(np.float64), wanted, 2e-3, 1e-6)
+  """Keys and values at the end of packed tensors that are larger; the last elements show."""
+  need_memory(24 if dtype == "float" else 12)
+  batch, keys, heads, size = 3, 1 << 17, 48, 128
+  node = case_of("far", dtype, (batch, heads, heads, 1, keys, size, size), "merged").node()
+  stored = NUMPY_DTYPES[dtype]  # NumPy's own "float" has 64 bits
+  x = cupy.zeros((batch, keys, heads * size), stored)
+  assert x.size > 1 << 31
+  x[-1, -1, -size:] = 1
+  q = cupy.ones((batch, 1, heads * size), stored)
+  q *= 8
+  y = cupy.zeros(q.shape, stored)
+  node.input[:] = ["q", "x", "x"]
+  made = model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])
+  run_bound(make(made), [q, x], [y])
+  # The last key of the last head has the score 8 sqrt(size) and the value 1, all others have 0.
+  last = np.exp(8 * np.sqrt(size))
+  wanted = np.zeros(q.shape)
+  wanted[-1, 0, -size:] = last / (last + keys - 1)
+  np.testing.assert_allclose(cupy.asnumpy(y).astype(np.float64), wanted, 2e-3, 1e-6)

@@ -49,117 +49,115 @@ BOUNDS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float": 1e-5, "double": 1e-13}
 
 @dataclass(frozen=True)
 class Conv:
-    """A node with its inputs.
+  """A node with its inputs.
 
-    `x`: [N, C, spatial..] whatever the layout. The program's parameter "b" is a bias, "z" has the result's shape, "s"
-    is a scale of each image and channel.
-    """
+  `x`: [N, C, spatial..] whatever the layout. The program's parameter "b" is a bias, "z" has the result's shape, "s"
+  is a scale of each image and channel.
+  """
 
-    program: str
-    dtype: str = "float16"
-    layout: str = "NHWC"
-    x: tuple[int, ...] = (2, 16, 9, 11)
-    filters: int = 24
-    kernel: tuple[int, ...] = (3, 3)
-    group: int = 1
-    constant: bool = True  # W and what is named "b" are initializers
-    attributes: dict[str, Any] = field(default_factory=lambda: {"pads": [1, 1, 1, 1]})
+  program: str
+  dtype: str = "float16"
+  layout: str = "NHWC"
+  x: tuple[int, ...] = (2, 16, 9, 11)
+  filters: int = 24
+  kernel: tuple[int, ...] = (3, 3)
+  group: int = 1
+  constant: bool = True  # W and what is named "b" are initializers
+  attributes: dict[str, Any] = field(default_factory=lambda: {"pads": [1, 1, 1, 1]})
 
-    @property
-    def text(self) -> str:
-        return typed(self.program, self.dtype)
+  @property
+  def text(self) -> str:
+    return typed(self.program, self.dtype)
 
-    def node(self) -> onnx.NodeProto:
-        program = parse(self.text)
-        names = ["x", "w", *(parameter.name for parameter in program.parameters[1:])]
-        return helper.make_node(
-            OPERATOR.name,
-            names,
-            [f"{result.name}_out" for result in program.results],
-            "conv",
-            domain=OPERATOR.domain,
-            program=self.text,
-            layout=self.layout,
-            kernel_shape=list(self.kernel),
-            group=self.group,
-            **self.attributes,
-        )
+  def node(self) -> onnx.NodeProto:
+    program = parse(self.text)
+    names = ["x", "w", *(parameter.name for parameter in program.parameters[1:])]
+    return helper.make_node(
+      OPERATOR.name,
+      names,
+      [f"{result.name}_out" for result in program.results],
+      "conv",
+      domain=OPERATOR.domain,
+      program=self.text,
+      layout=self.layout,
+      kernel_shape=list(self.kernel),
+      group=self.group,
+      **self.attributes,
+    )
 
-    def ordered(self, shape: Shape) -> Shape:
-        return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
+  def ordered(self, shape: Shape) -> Shape:
+    return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
 
-    def shapes(self) -> dict[str, Shape]:
-        """Of every input, as it lies in memory."""
-        w = (self.filters, self.x[1] // self.group, *self.kernel)
-        first = self.attributes.get("input_layout") == "NCHW"
-        found = {"x": self.x if first else self.ordered(self.x), "w": self.ordered(w)}
-        numpy = NUMPY_DTYPES[self.dtype]
-        bare = replace(self, program=BARE)
-        (result,) = OPERATOR.infer_shapes(bare.node(), [TensorType(numpy, shape) for shape in found.values()])
-        assert result.shape is not None
-        full = tuple(int(dim) for dim in result.shape if isinstance(dim, int))
-        ones = (1,) * (len(self.x) - 2)
-        kinds = {"b": self.ordered((1, self.filters, *ones))[1:], "z": full}
-        kinds["s"] = self.ordered((self.x[0], self.filters, *ones))
-        return found | {parameter.name: kinds[parameter.name] for parameter in parse(self.text).parameters[1:]}
+  def shapes(self) -> dict[str, Shape]:
+    """Of every input, as it lies in memory."""
+    w = (self.filters, self.x[1] // self.group, *self.kernel)
+    first = self.attributes.get("input_layout") == "NCHW"
+    found = {"x": self.x if first else self.ordered(self.x), "w": self.ordered(w)}
+    numpy = NUMPY_DTYPES[self.dtype]
+    bare = replace(self, program=BARE)
+    (result,) = OPERATOR.infer_shapes(bare.node(), [TensorType(numpy, shape) for shape in found.values()])
+    assert result.shape is not None
+    full = tuple(int(dim) for dim in result.shape if isinstance(dim, int))
+    ones = (1,) * (len(self.x) - 2)
+    kinds = {"b": self.ordered((1, self.filters, *ones))[1:], "z": full}
+    kinds["s"] = self.ordered((self.x[0], self.filters, *ones))
+    return found | {parameter.name: kinds[parameter.name] for parameter in parse(self.text).parameters[1:]}
 
-    def arrays(self, seed: str = "") -> dict[str, Array]:
-        """Inputs by name; weights are scaled so that results are of the order of one."""
-        rng = np.random.default_rng(zlib.crc32((seed + str(self)).encode()))
-        dtypes = {parameter.name: parameter.dtype for parameter in parse(self.text).parameters}
-        made = {}
-        for name, shape in self.shapes().items():
-            scale = 1 / np.sqrt(np.prod(shape[1:])) if name == "w" else 1
-            made[name] = (rng.standard_normal(shape) * scale).astype(NUMPY_DTYPES[dtypes.get(name, self.dtype)])
-        return made
+  def arrays(self, seed: str = "") -> dict[str, Array]:
+    """Inputs by name; weights are scaled so that results are of the order of one."""
+    rng = np.random.default_rng(zlib.crc32((seed + str(self)).encode()))
+    dtypes = {parameter.name: parameter.dtype for parameter in parse(self.text).parameters}
+    made = {}
+    for name, shape in self.shapes().items():
+      scale = 1 / np.sqrt(np.prod(shape[1:])) if name == "w" else 1
+      made[name] = (rng.standard_normal(shape) * scale).astype(NUMPY_DTYPES[dtypes.get(name, self.dtype)])
+    return made
 
-    def model(self, arrays: dict[str, Array], shapes: dict[str, Sequence[Any]] | None = None) -> bytes:
-        """A model of the node; `shapes` declares other shapes than the arrays have."""
-        program = parse(self.text)
-        fixed = ("w", "b") if self.constant else ()
-        graph = helper.make_graph(
-            [self.node()],
-            "case",
-            [
-                helper.make_tensor_value_info(
-                    name, helper.np_dtype_to_tensor_dtype(a.dtype), (shapes or {}).get(name, a.shape)
-                )
-                for name, a in arrays.items()
-                if name not in fixed
-            ],
-            [helper.make_tensor_value_info(f"{r.name}_out", ONNX_DTYPES[r.dtype], None) for r in program.results],
-            [numpy_helper.from_array(a, name) for name, a in arrays.items() if name in fixed],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+  def model(self, arrays: dict[str, Array], shapes: dict[str, Sequence[Any]] | None = None) -> bytes:
+    """A model of the node; `shapes` declares other shapes than the arrays have."""
+    program = parse(self.text)
+    fixed = ("w", "b") if self.constant else ()
+    graph = helper.make_graph(
+      [self.node()],
+      "case",
+      [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), (shapes or {}).get(name, a.shape))
+        for name, a in arrays.items()
+        if name not in fixed
+      ],
+      [helper.make_tensor_value_info(f"{r.name}_out", ONNX_DTYPES[r.dtype], None) for r in program.results],
+      [numpy_helper.from_array(a, name) for name, a in arrays.items() if name in fixed],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
 
-    def feeds(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        return {name: array for name, array in arrays.items() if not (self.constant and name in ("w", "b"))}
+  def feeds(self, arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array for name, array in arrays.items() if not (self.constant and name in ("w", "b"))}
 
-    def check(self, arrays: dict[str, Array], found: Sequence[Array], bound: float | None = None) -> None:
-        node = self.node()
-        wanted = reference(node, [arrays[name] for name in node.input])
-        assert len(found) == len(wanted)
-        for got, want in zip(found, wanted, strict=True):
-            assert got.dtype == want.dtype
-            assert got.shape == want.shape
-            scale = np.abs(want.astype(np.float64)).max()
-            error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max() / scale
-            assert error < (BOUNDS[self.dtype] if bound is None else bound), f"{self}: {error:.1e}"
+  def check(self, arrays: dict[str, Array], found: Sequence[Array], bound: float | None = None) -> None:
+    node = self.node()
+    wanted = reference(node, [arrays[name] for name in node.input])
+    assert len(found) == len(wanted)
+    for got, want in zip(found, wanted, strict=True):
+      assert got.dtype == want.dtype
+      assert got.shape == want.shape
+      scale = np.abs(want.astype(np.float64)).max()
+      error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max() / scale
+      assert error < (BOUNDS[self.dtype] if bound is None else bound), f"{self}: {error:.1e}"
 
-    def trial(self, seed: str = "", constants: Conv | None = None) -> Trial:
-        """A run whose constants are those of this convolution (or of `constants`) without a seed."""
-        fixed = (constants or self).arrays()
-        arrays = self.arrays(seed) | {name: fixed[name] for name in "wb"}
-        node = self.node()
-        like = reference(node, [arrays[name] for name in node.input])
-        return Trial(self.feeds(arrays), partial(self.check, arrays), like)
+  def trial(self, seed: str = "", constants: Conv | None = None) -> Trial:
+    """A run whose constants are those of this convolution (or of `constants`) without a seed."""
+    fixed = (constants or self).arrays()
+    arrays = self.arrays(seed) | {name: fixed[name] for name in "wb"}
+    node = self.node()
+    like = reference(node, [arrays[name] for name in node.input])
+    return Trial(self.feeds(arrays), partial(self.check, arrays), like)
 
-    def run(self, seed: str = "", **provider: str) -> list[Array]:
-        arrays = self.arrays(seed)
-        found = host(ortplugin.run(make(self.model(arrays), **provider), self.feeds(arrays)))
-        self.check(arrays, found)
-        return found
+  def run(self, seed: str = "", **provider: str) -> list[Array]:
+    arrays = self.arrays(seed)
+    found = host(ortplugin.run(make(self.model(arrays), **provider), self.feeds(arrays)))
+    self.check(arrays, found)
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- parity
@@ -171,15 +169,15 @@ SHARED = [case for case in CASES if case.values != "special"]
 
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: SharedCase) -> None:
-    """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
-    unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
-    expected = expect_shared(case, unit=unit)
-    found = run(make(case.model()), case)
-    for number, result in enumerate(case.program.results):
-        if result.dtype == "bool" and unit > UNIT_ROUNDOFF["float"]:  # comparisons may turn on that rounding
-            assert (found[number] != expected.outputs[number]).mean() < 0.01
-            expected.outputs[number] = expected.wide[number] = found[number]
-    check_shared(case, found, expected)
+  """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
+  unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
+  expected = expect_shared(case, unit=unit)
+  found = run(make(case.model()), case)
+  for number, result in enumerate(case.program.results):
+    if result.dtype == "bool" and unit > UNIT_ROUNDOFF["float"]:  # comparisons may turn on that rounding
+      assert (found[number] != expected.outputs[number]).mean() < 0.01
+      expected.outputs[number] = expected.wide[number] = found[number]
+  check_shared(case, found, expected)
 
 
 # What is small and has its channels last is done by a kernel of ours, if cuDNN is not asked for.
@@ -187,18 +185,18 @@ WAYS = [("NCHW", "auto"), ("NHWC", "auto"), ("NHWC", "fused")]
 
 
 def done_by(conv: Conv, algorithm: str) -> Conv:
-    return replace(conv, attributes={**conv.attributes, "algorithm": algorithm})
+  return replace(conv, attributes={**conv.attributes, "algorithm": algorithm})
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("layout", "algorithm"), WAYS)
 @pytest.mark.parametrize(
-    "program",
-    [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
-    ids=lambda text: text[-40:],
+  "program",
+  [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
+  ids=lambda text: text[-40:],
 )
 def test_every_epilogue(library: Path, program: str, layout: str, algorithm: str, dtype: str) -> None:
-    done_by(Conv(program, dtype, layout), algorithm).run()
+  done_by(Conv(program, dtype, layout), algorithm).run()
 
 
 # Name to attributes of Conv; x has 2 images, 16 channels.
@@ -233,23 +231,23 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("layout", "algorithm"), WAYS)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(library: Path, form: str, layout: str, algorithm: str, dtype: str) -> None:
-    done_by(Conv(RESIDUAL, dtype, layout, **FORMS[form]), algorithm).run()
+  done_by(Conv(RESIDUAL, dtype, layout, **FORMS[form]), algorithm).run()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 def test_weights_that_are_inputs(library: Path, dtype: str) -> None:
-    for form in ("3x3, stride 2", "depthwise", "stem"):
-        for layout in ("NCHW", "NHWC"):
-            Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
+  for form in ("3x3, stride 2", "depthwise", "stem"):
+    for layout in ("NCHW", "NHWC"):
+      Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
 
 
 def error_of(conv: Conv, **provider: str) -> float:
-    """Of a bare float32 convolution, relative to the largest result."""
-    arrays = conv.arrays()
-    (found,) = host(ortplugin.run(make(conv.model(arrays), **provider), conv.feeds(arrays)))
-    node = conv.node()
-    (wanted,) = reference(node, [arrays[name] for name in node.input], rounded=False)
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+  """Of a bare float32 convolution, relative to the largest result."""
+  arrays = conv.arrays()
+  (found,) = host(ortplugin.run(make(conv.model(arrays), **provider), conv.feeds(arrays)))
+  node = conv.node()
+  (wanted,) = reference(node, [arrays[name] for name in node.input], rounded=False)
+  return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -257,67 +255,67 @@ def error_of(conv: Conv, **provider: str) -> float:
 @pytest.mark.parametrize("session", ["0", "1"])
 @pytest.mark.parametrize("said", [None, 0, 1])
 def test_tf32_only_where_it_is_allowed(
-    library: Path, program: str, layout: str, session: str, said: int | None
+  library: Path, program: str, layout: str, session: str, said: int | None
 ) -> None:
-    """By the node, or where it says nothing by the session. 64 channels of 3x3: sums in float32 are off by some 1e-7,
-    products of TF32 by some 1e-4."""
-    conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)
-    if said is not None:
-        conv = replace(conv, attributes={**conv.attributes, "allow_tf32": said})
-    is_allowed = session == "1" if said is None else bool(said)
-    error = error_of(conv, use_tf32=session)
-    assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
+  """By the node, or where it says nothing by the session. 64 channels of 3x3: sums in float32 are off by some 1e-7,
+  products of TF32 by some 1e-4."""
+  conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)
+  if said is not None:
+    conv = replace(conv, attributes={**conv.attributes, "allow_tf32": said})
+  is_allowed = session == "1" if said is None else bool(said)
+  error = error_of(conv, use_tf32=session)
+  assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
 
 
 def test_the_sessions_word_on_tf32_in_a_graph(library: Path) -> None:
-    """Whose kernels were planned when the session was made, before any run could tell."""
-    conv = Conv(RELU, "float", "NHWC", (4, 64, 28, 28), 64)
-    arrays = conv.arrays()
-    model, feeds = conv.model(arrays), conv.feeds(arrays)
-    for word in ("0", "1"):
-        graph = ortplugin.session(model, [("cuda", {"use_tf32": word})], cuda_graph=True)
-        wanted = host(ortplugin.run(make(model, use_tf32=word), feeds))
-        for _ in range(3):
-            assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+  """Whose kernels were planned when the session was made, before any run could tell."""
+  conv = Conv(RELU, "float", "NHWC", (4, 64, 28, 28), 64)
+  arrays = conv.arrays()
+  model, feeds = conv.model(arrays), conv.feeds(arrays)
+  for word in ("0", "1"):
+    graph = ortplugin.session(model, [("cuda", {"use_tf32": word})], cuda_graph=True)
+    wanted = host(ortplugin.run(make(model, use_tf32=word), feeds))
+    for _ in range(3):
+      assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
 
 
 # ------------------------------------------------------------------------------------------------------------ algorithm
 
 
 def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
-    types = [TensorType(array.dtype, array.shape) for array in arrays.values()]
-    constant = [conv.constant and name in ("w", "b") for name in arrays]
-    return [str(each["algorithm"]) for each in device_variants(conv.node(), types, constant)]
+  types = [TensorType(array.dtype, array.shape) for array in arrays.values()]
+  constant = [conv.constant and name in ("w", "b") for name in arrays]
+  return [str(each["algorithm"]) for each in device_variants(conv.node(), types, constant)]
 
 
 @pytest.mark.parametrize("group", [1, 64])
 def test_no_images_have_no_algorithms(library: Path, group: int) -> None:
-    conv = Conv(BARE, x=(0, 64, 14, 14), filters=64, group=group)
-    assert algorithms(conv, conv.arrays()) == []
+  conv = Conv(BARE, x=(0, 64, 14, 14), filters=64, group=group)
+  assert algorithms(conv, conv.arrays()) == []
 
 
 @pytest.mark.parametrize(
-    "conv",
-    [
-        Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64),
-        Conv(RELU, "float", "NCHW", (2, 16, 14, 14), 32),
-        Conv(SILU, x=(2, 64, 14, 14), filters=64, group=64),
-        Conv(BARE, x=(2, 64, 14, 14), filters=64),
-    ],
-    ids=["fp16", "few channels, float", "depthwise", "bare"],
+  "conv",
+  [
+    Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64),
+    Conv(RELU, "float", "NCHW", (2, 16, 14, 14), 32),
+    Conv(SILU, x=(2, 64, 14, 14), filters=64, group=64),
+    Conv(BARE, x=(2, 64, 14, 14), filters=64),
+  ],
+  ids=["fp16", "few channels, float", "depthwise", "bare"],
 )
 def test_every_algorithm(library: Path, conv: Conv) -> None:
-    """What --tune is offered computes the same, and is what it says: nothing warns."""
-    found = algorithms(conv, conv.arrays())
-    assert len(found) > 1
-    for algorithm in found:
-        code = "from gpu.test_conv import *\n"
-        each = done_by(conv, algorithm)
-        each.run()
-        if algorithm in (found[0], found[-1]):
-            done = python(code + f"{each!r}.run()\n")
-            assert done.returncode == 0, done.stderr
-            assert "algorithm" not in done.stderr
+  """What --tune is offered computes the same, and is what it says: nothing warns."""
+  found = algorithms(conv, conv.arrays())
+  assert len(found) > 1
+  for algorithm in found:
+    code = "from gpu.test_conv import *\n"
+    each = done_by(conv, algorithm)
+    each.run()
+    if algorithm in (found[0], found[-1]):
+      done = python(code + f"{each!r}.run()\n")
+      assert done.returncode == 0, done.stderr
+      assert "algorithm" not in done.stderr
 
 
 SIGMOID = "(T c) => (T y) { y = Sigmoid(c) }"
@@ -325,17 +323,17 @@ SHIFTED = "(T c) => (T y) { y = Add(c, 0.25) }"
 ADDED = "(T c, T z) => (T y) { y = Add(c, z) }"
 # x, filters, kernel, more: the image, the result or both have one pixel, in one to three dimensions.
 PIXELS: list[tuple[Shape, int, tuple[int, ...], dict[str, Any]]] = [
-    ((4, 16, 1, 1), 24, (1, 1), {}),
-    ((4, 16, 1, 1), 16, (3, 3), {"attributes": {"pads": [1] * 4}}),
-    ((2, 16, 3, 3), 16, (3, 3), {}),
-    ((2, 16, 1, 1), 8, (1, 1), {"attributes": {"pads": [1] * 4}}),
-    ((4, 1, 3, 3), 16, (3, 3), {}),
-    ((3, 16, 1, 7), 16, (1, 7), {}),
-    ((2, 2, 1), 2, (3,), {"group": 2, "attributes": {"pads": [1, 1]}}),
-    ((2, 1, 1), 2, (1,), {}),
-    ((2, 16, 1), 16, (3,), {"attributes": {"pads": [1, 1]}}),
-    ((2, 6, 1, 1, 1), 4, (1, 1, 1), {}),
-    ((2, 6, 1, 1, 1), 4, (3, 3, 3), {"attributes": {"pads": [1] * 6}}),
+  ((4, 16, 1, 1), 24, (1, 1), {}),
+  ((4, 16, 1, 1), 16, (3, 3), {"attributes": {"pads": [1] * 4}}),
+  ((2, 16, 3, 3), 16, (3, 3), {}),
+  ((2, 16, 1, 1), 8, (1, 1), {"attributes": {"pads": [1] * 4}}),
+  ((4, 1, 3, 3), 16, (3, 3), {}),
+  ((3, 16, 1, 7), 16, (1, 7), {}),
+  ((2, 2, 1), 2, (3,), {"group": 2, "attributes": {"pads": [1, 1]}}),
+  ((2, 1, 1), 2, (1,), {}),
+  ((2, 16, 1), 16, (3,), {"attributes": {"pads": [1, 1]}}),
+  ((2, 6, 1, 1, 1), 4, (1, 1, 1), {}),
+  ((2, 6, 1, 1, 1), 4, (3, 3, 3), {"attributes": {"pads": [1] * 6}}),
 ]
 
 
@@ -343,16 +341,16 @@ PIXELS: list[tuple[Shape, int, tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("program", [BARE, SIGMOID, SHIFTED, ADDED], ids=["bare", "sigmoid", "shifted", "added"])
 @pytest.mark.parametrize("number", range(len(PIXELS)))
 def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: str) -> None:
-    """By every algorithm, with TF32: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
-    x, filters, kernel, more = PIXELS[number]
-    tf32 = {"allow_tf32": 1} if dtype == "float" else {}
-    conv = Conv(program, dtype, "NCHW", x, filters, kernel, **{"attributes": {}} | more)
-    conv = replace(conv, attributes={**conv.attributes, **tf32})
-    arrays = conv.arrays()
-    for algorithm in algorithms(conv, arrays):
-        each = done_by(conv, algorithm)
-        found = host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays)))
-        each.check(arrays, found, 2e-3 if tf32 else None)
+  """By every algorithm, with TF32: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
+  x, filters, kernel, more = PIXELS[number]
+  tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+  conv = Conv(program, dtype, "NCHW", x, filters, kernel, **{"attributes": {}} | more)
+  conv = replace(conv, attributes={**conv.attributes, **tf32})
+  arrays = conv.arrays()
+  for algorithm in algorithms(conv, arrays):
+    each = done_by(conv, algorithm)
+    found = host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays)))
+    each.check(arrays, found, 2e-3 if tf32 else None)
 
 
 # x, filters, kernel, strides, pads: more on one side than on the other.
@@ -363,150 +361,150 @@ def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: st
 @pytest.mark.parametrize("groups", ["one", "two", "channels"])
 @pytest.mark.parametrize("number", range(len(ONE_SIDED)))
 def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, dtype: str) -> None:
-    """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
-    x, filters, kernel, strides, pads = ONE_SIDED[number]
-    group = {"one": 1, "two": 2, "channels": filters}[groups]
-    conv = Conv(BARE, dtype, layout, x, filters, kernel, group, attributes={"pads": pads, "strides": strides})
-    arrays, wrong = conv.arrays(), []
-    for algorithm in ("auto", *algorithms(conv, arrays)):
-        each = done_by(conv, algorithm)
-        try:
-            each.check(arrays, host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))))
-        except AssertionError as error:
-            wrong.append((algorithm, str(error)[-8:]))
-    assert not wrong
+  """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
+  x, filters, kernel, strides, pads = ONE_SIDED[number]
+  group = {"one": 1, "two": 2, "channels": filters}[groups]
+  conv = Conv(BARE, dtype, layout, x, filters, kernel, group, attributes={"pads": pads, "strides": strides})
+  arrays, wrong = conv.arrays(), []
+  for algorithm in ("auto", *algorithms(conv, arrays)):
+    each = done_by(conv, algorithm)
+    try:
+      each.check(arrays, host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))))
+    except AssertionError as error:
+      wrong.append((algorithm, str(error)[-8:]))
+  assert not wrong
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
 def test_a_literal_beside_one_filter(library: Path, layout: str, x: Shape, dtype: str) -> None:
-    """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
-    conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})
-    for algorithm in algorithms(conv, conv.arrays()):
-        done_by(conv, algorithm).run()
+  """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
+  conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})
+  for algorithm in algorithms(conv, conv.arrays()):
+    done_by(conv, algorithm).run()
 
 
 @pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
 def test_an_algorithm_that_is_not_there_is_auto(library: Path, algorithm: str) -> None:
-    conv = done_by(Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64, group=2), algorithm)
-    done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
-    assert done.returncode == 0, done.stderr
-    assert f"node 'conv': the algorithm '{algorithm}' is not used, but auto" in done.stderr
-    assert done.stderr.count("is not used") == 2  # once for each session
+  conv = done_by(Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64, group=2), algorithm)
+  done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
+  assert done.returncode == 0, done.stderr
+  assert f"node 'conv': the algorithm '{algorithm}' is not used, but auto" in done.stderr
+  assert done.stderr.count("is not used") == 2  # once for each session
 
 
 @pytest.mark.parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
 def test_algorithms_that_are_none_are_refused(library: Path, algorithm: str) -> None:
-    conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
-    with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
-        conv.run()
+  conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
+  with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
+    conv.run()
 
 
 # ----------------------------------------------------------------------------------------- shapes, addresses, threads
 
 DYNAMIC = {
-    "NHWC": {"x": ("n", "h", "w", 16), "z": ("n", "p", "q", 24)},
-    "NCHW": {"x": ("n", 16, "h", "w"), "z": ("n", 24, "p", "q")},
+  "NHWC": {"x": ("n", "h", "w", 16), "z": ("n", "p", "q", 24)},
+  "NCHW": {"x": ("n", 16, "h", "w"), "z": ("n", 24, "p", "q")},
 }
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_shapes_may_change_from_run_to_run(library: Path, layout: str, dtype: str) -> None:
-    base = Conv(RESIDUAL, dtype, layout)
-    session = None
-    for sizes in ((2, 9, 11), (1, 9, 11), (5, 30, 7), (0, 9, 11), (64, 9, 11), (2, 9, 11)):
-        conv = replace(base, x=(sizes[0], 16, *sizes[1:]))
-        arrays = conv.arrays("same") | {name: base.arrays("same")[name] for name in "wb"}
-        if session is None:
-            session = make(base.model(arrays, DYNAMIC[layout]))
-        found = host(ortplugin.run(session, conv.feeds(arrays)))
-        if sizes[0] == 0:
-            assert found[0].shape == conv.shapes()["z"]
-        else:
-            conv.check(arrays, found)
+  base = Conv(RESIDUAL, dtype, layout)
+  session = None
+  for sizes in ((2, 9, 11), (1, 9, 11), (5, 30, 7), (0, 9, 11), (64, 9, 11), (2, 9, 11)):
+    conv = replace(base, x=(sizes[0], 16, *sizes[1:]))
+    arrays = conv.arrays("same") | {name: base.arrays("same")[name] for name in "wb"}
+    if session is None:
+      session = make(base.model(arrays, DYNAMIC[layout]))
+    found = host(ortplugin.run(session, conv.feeds(arrays)))
+    if sizes[0] == 0:
+      assert found[0].shape == conv.shapes()["z"]
+    else:
+      conv.check(arrays, found)
 
 
 @pytest.mark.parametrize(
-    "conv",
-    [
-        Conv(RESIDUAL),
-        done_by(Conv(RESIDUAL), "fused"),
-        done_by(Conv(SPLIT), "split"),
-        Conv(SEVERAL, "float", "NCHW"),
-        Conv(RELU, group=16, filters=16),
-        Conv(RELU, "float", "NCHW", (3, 1, 28, 28), 16),
-    ],
-    ids=["few pixels", "fused", "split", "float", "depthwise", "few channels"],
+  "conv",
+  [
+    Conv(RESIDUAL),
+    done_by(Conv(RESIDUAL), "fused"),
+    done_by(Conv(SPLIT), "split"),
+    Conv(SEVERAL, "float", "NCHW"),
+    Conv(RELU, group=16, filters=16),
+    Conv(RELU, "float", "NCHW", (3, 1, 28, 28), 16),
+  ],
+  ids=["few pixels", "fused", "split", "float", "depthwise", "few channels"],
 )
 def test_tensors_may_start_anywhere(library: Path, conv: Conv) -> None:
-    conv = replace(conv, constant=False)
-    arrays = conv.arrays()
-    session = make(conv.model(arrays))
-    for offsets in ((1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 3, 1, 0), (0, 0, 0, 0, 1), (1, 2, 3, 4, 5)):
-        inputs = {n: at_offset(a, o) for (n, a), o in zip(arrays.items(), offsets, strict=False)}
-        blank = [np.zeros_like(a) for a in reference(conv.node(), list(arrays.values()))]
-        outputs = [at_offset(array, offsets[-1]) for array in blank]
-        run_bound(session, list(inputs.values()), outputs)
-        conv.check(arrays, [cupy.asnumpy(array) for array in outputs])
+  conv = replace(conv, constant=False)
+  arrays = conv.arrays()
+  session = make(conv.model(arrays))
+  for offsets in ((1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 3, 1, 0), (0, 0, 0, 0, 1), (1, 2, 3, 4, 5)):
+    inputs = {n: at_offset(a, o) for (n, a), o in zip(arrays.items(), offsets, strict=False)}
+    blank = [np.zeros_like(a) for a in reference(conv.node(), list(arrays.values()))]
+    outputs = [at_offset(array, offsets[-1]) for array in blank]
+    run_bound(session, list(inputs.values()), outputs)
+    conv.check(arrays, [cupy.asnumpy(array) for array in outputs])
 
 
 CHOSEN = {
-    "few pixels": Conv(RESIDUAL, x=(2, 64, 28, 28), filters=64),
-    "fused": done_by(Conv(RESIDUAL, x=(2, 64, 28, 28), filters=64), "fused"),
-    "split": done_by(Conv(SPLIT, x=(2, 64, 28, 28), filters=64), "split"),
-    "scratch": done_by(Conv(WIDENED, x=(2, 64, 28, 28), filters=64), "split"),
-    "channels first": Conv(RESIDUAL, "float16", "NCHW", (2, 64, 28, 28), 64),
-    "float": Conv(RESIDUAL, "float", "NCHW", (2, 64, 28, 28), 64),
-    "few channels": Conv(RESIDUAL, "float", "NCHW", (7, 4, 14, 14), 32),
-    "sixteen channels": done_by(Conv(RESIDUAL, "float", "NCHW", (7, 16, 14, 14), 32), "own"),
-    "depthwise": Conv(SILU, x=(2, 64, 28, 28), filters=64, group=64),
+  "few pixels": Conv(RESIDUAL, x=(2, 64, 28, 28), filters=64),
+  "fused": done_by(Conv(RESIDUAL, x=(2, 64, 28, 28), filters=64), "fused"),
+  "split": done_by(Conv(SPLIT, x=(2, 64, 28, 28), filters=64), "split"),
+  "scratch": done_by(Conv(WIDENED, x=(2, 64, 28, 28), filters=64), "split"),
+  "channels first": Conv(RESIDUAL, "float16", "NCHW", (2, 64, 28, 28), 64),
+  "float": Conv(RESIDUAL, "float", "NCHW", (2, 64, 28, 28), 64),
+  "few channels": Conv(RESIDUAL, "float", "NCHW", (7, 4, 14, 14), 32),
+  "sixteen channels": done_by(Conv(RESIDUAL, "float", "NCHW", (7, 16, 14, 14), 32), "own"),
+  "depthwise": Conv(SILU, x=(2, 64, 28, 28), filters=64, group=64),
 }
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
-    conv = CHOSEN[name]
-    arrays = conv.arrays()
-    session = make(conv.model(arrays))
-    first = host(ortplugin.run(session, conv.feeds(arrays)))
-    for _ in range(100):
-        assert same_bits(host(ortplugin.run(session, conv.feeds(arrays))), first)
-    assert same_bits(conv.run(), first)
+  conv = CHOSEN[name]
+  arrays = conv.arrays()
+  session = make(conv.model(arrays))
+  first = host(ortplugin.run(session, conv.feeds(arrays)))
+  for _ in range(100):
+    assert same_bits(host(ortplugin.run(session, conv.feeds(arrays))), first)
+  assert same_bits(conv.run(), first)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
-    conv = CHOSEN[name]
-    check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+  conv = CHOSEN[name]
+  check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
 
 
 def captured() -> tuple[bytes, Trial, Trial]:
-    base = Conv(RESIDUAL)
-    first, later = (replace(base, x=(images, *base.x[1:])).trial(constants=base) for images in (3, 5))
-    return base.model(base.arrays(), DYNAMIC["NHWC"]), first, later
+  base = Conv(RESIDUAL)
+  first, later = (replace(base, x=(images, *base.x[1:])).trial(constants=base) for images in (3, 5))
+  return base.model(base.arrays(), DYNAMIC["NHWC"]), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    check_capture(captured, "conv")
+  check_capture(captured, "conv")
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Half of them with shapes of their own, half with the same, all new to the session."""
-    base = Conv(RESIDUAL)
+  """Half of them with shapes of their own, half with the same, all new to the session."""
+  base = Conv(RESIDUAL)
 
-    def trial_of(number: int) -> Trial:
-        return replace(base, x=(2 if number % 2 else number + 3, *base.x[1:])).trial(str(number), base)
+  def trial_of(number: int) -> Trial:
+    return replace(base, x=(2 if number % 2 else number + 3, *base.x[1:])).trial(str(number), base)
 
-    check_threads(base.model(base.arrays(), DYNAMIC["NHWC"]), trial_of)
+  check_threads(base.model(base.arrays(), DYNAMIC["NHWC"]), trial_of)
 
 
 def test_threads_make_sessions_at_once(library: Path) -> None:
-    def work(number: int) -> None:
-        for conv in CHOSEN.values():
-            conv.run(str(number % 2))
+  def work(number: int) -> None:
+    for conv in CHOSEN.values():
+      conv.run(str(number % 2))
 
-    in_threads(6, work)
+  in_threads(6, work)
 
 
 # -------------------------------------------------------------------------------------------------------- without cuDNN
@@ -522,21 +520,21 @@ except Exception as error:
 
 
 def hidden(conv: Conv) -> str:
-    """What a run prints where the only cuDNN that may be tried is not there."""
-    done = python(WITHOUT_CUDNN.format(conv=conv), ORTPLUGIN_CUDNN="/nonexistent/libcudnn.so.9")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+  """What a run prints where the only cuDNN that may be tried is not there."""
+  done = python(WITHOUT_CUDNN.format(conv=conv), ORTPLUGIN_CUDNN="/nonexistent/libcudnn.so.9")
+  assert done.returncode == 0, done.stderr
+  return done.stdout
 
 
 def test_without_cudnn_the_node_and_the_package_are_named(library: Path) -> None:
-    message = hidden(done_by(Conv(RESIDUAL), "fused"))
-    assert "node 'conv'" in message
-    assert "nvidia-cudnn" in message
+  message = hidden(done_by(Conv(RESIDUAL), "fused"))
+  assert "node 'conv'" in message
+  assert "nvidia-cudnn" in message
 
 
 def test_without_cudnn_our_own_kernels_run(library: Path) -> None:
-    """Where they are what `auto` takes, and where they are asked for."""
-    # On GPUs without a kernel for few pixels that one is cuDNN's.
-    of_hopper = ["few pixels"] if cupy.cuda.Device().compute_capability == "90" else []
-    for name in ("depthwise", "few channels", "sixteen channels", *of_hopper):
-        assert hidden(CHOSEN[name]) == "ran\n", name
+  """Where they are what `auto` takes, and where they are asked for."""
+  # On GPUs without a kernel for few pixels that one is cuDNN's.
+  of_hopper = ["few pixels"] if cupy.cuda.Device().compute_capability == "90" else []
+  for name in ("depthwise", "few channels", "sixteen channels", *of_hopper):
+    assert hidden(CHOSEN[name]) == "ran\n", name

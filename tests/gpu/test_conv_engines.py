@@ -21,84 +21,84 @@ FLOATS = ["float16", "bfloat16", "float"]
 
 
 def own(conv: Conv) -> Conv:
-    """The same by our engine, which must exist."""
-    assert "own" in algorithms(conv, conv.arrays()), conv
-    return replace(conv, attributes={**conv.attributes, "algorithm": "own"})
+  """The same by our engine, which must exist."""
+  assert "own" in algorithms(conv, conv.arrays()), conv
+  return replace(conv, attributes={**conv.attributes, "algorithm": "own"})
 
 
 def check_infinite(conv: Conv, name: str, element: int, value: float) -> None:
-    """With such a value at that place of an input exactly those results are not finite that depend on it."""
-    arrays = conv.arrays()
-    arrays[name].reshape(-1)[element] = value
-    (found,) = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
-    node = conv.node()
-    with np.errstate(invalid="ignore"):
-        (wanted,) = reference(node, [arrays[each] for each in node.input])
-    assert not np.isfinite(wanted).all()
-    assert np.isfinite(wanted).any()
-    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+  """With such a value at that place of an input exactly those results are not finite that depend on it."""
+  arrays = conv.arrays()
+  arrays[name].reshape(-1)[element] = value
+  (found,) = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+  node = conv.node()
+  with np.errstate(invalid="ignore"):
+    (wanted,) = reference(node, [arrays[each] for each in node.input])
+  assert not np.isfinite(wanted).all()
+  assert np.isfinite(wanted).any()
+  np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
 
 
 def check_maxima_of_nan(conv: Conv) -> None:
-    """With a NaN in X all of them are NaN exactly where the convolution is. `conv` has the program MAXIMA."""
-    arrays = conv.arrays()
-    arrays["x"].reshape(-1)[5] = np.nan
-    found = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
-    node = conv.node()
-    wanted = reference(node, [arrays[each] for each in node.input])
-    for got, want in zip(found, wanted, strict=True):
-        assert np.isnan(want).any()
-        assert not np.isnan(want).all()
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+  """With a NaN in X all of them are NaN exactly where the convolution is. `conv` has the program MAXIMA."""
+  arrays = conv.arrays()
+  arrays["x"].reshape(-1)[5] = np.nan
+  found = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+  node = conv.node()
+  wanted = reference(node, [arrays[each] for each in node.input])
+  for got, want in zip(found, wanted, strict=True):
+    assert np.isnan(want).any()
+    assert not np.isnan(want).all()
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
 
 
 # x, kernel, stride, pads: what no tile divides, pads of all kinds.
 DEPTHWISE = [
-    ((1, 8, 5, 5), 3, 1, [1, 1, 1, 1]),
-    ((2, 20, 9, 13), 3, 1, [1, 1, 1, 1]),
-    ((2, 72, 11, 7), 5, 2, [1, 2, 2, 0]),
-    ((1, 24, 15, 10), 7, 1, [3, 0, 3, 6]),
-    ((2, 136, 8, 8), 3, 2, [0, 0, 1, 1]),
-    ((2, 38, 6, 5), 7, 2, [3, 3, 3, 3]),
-    ((8, 96, 14, 14), 5, 1, [2, 2, 2, 2]),
+  ((1, 8, 5, 5), 3, 1, [1, 1, 1, 1]),
+  ((2, 20, 9, 13), 3, 1, [1, 1, 1, 1]),
+  ((2, 72, 11, 7), 5, 2, [1, 2, 2, 0]),
+  ((1, 24, 15, 10), 7, 1, [3, 0, 3, 6]),
+  ((2, 136, 8, 8), 3, 2, [0, 0, 1, 1]),
+  ((2, 38, 6, 5), 7, 2, [3, 3, 3, 3]),
+  ((8, 96, 14, 14), 5, 1, [2, 2, 2, 2]),
 ]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("x", "kernel", "stride", "pads"), DEPTHWISE)
 def test_depthwise(library: Path, x: tuple[int, ...], kernel: int, stride: int, pads: list[int], dtype: str) -> None:
-    attributes = {"pads": pads, "strides": [stride, stride]}
-    conv = own(Conv(SCALED, dtype, "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes))
-    conv.run()
-    replace(conv, program=SEVERAL, constant=False).run()
+  attributes = {"pads": pads, "strides": [stride, stride]}
+  conv = own(Conv(SCALED, dtype, "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes))
+  conv.run()
+  replace(conv, program=SEVERAL, constant=False).run()
 
 
 @pytest.mark.parametrize(
-    ("x", "kernel", "stride"),
-    [
-        ((8, 32, 112, 112), 3, 1),
-        ((8, 144, 56, 56), 3, 1),
-        ((8, 96, 112, 112), 3, 2),
-        ((8, 240, 28, 28), 5, 1),
-        ((8, 672, 14, 14), 5, 1),
-        ((8, 96, 56, 56), 7, 1),
-    ],
+  ("x", "kernel", "stride"),
+  [
+    ((8, 32, 112, 112), 3, 1),
+    ((8, 144, 56, 56), 3, 1),
+    ((8, 96, 112, 112), 3, 2),
+    ((8, 240, 28, 28), 5, 1),
+    ((8, 672, 14, 14), 5, 1),
+    ((8, 96, 56, 56), 7, 1),
+  ],
 )
 def test_large_images(library: Path, x: tuple[int, ...], kernel: int, stride: int) -> None:
-    """Tiles of up to 28 pixels for each thread."""
-    attributes = {"pads": [kernel // 2] * 4, "strides": [stride, stride]}
-    own(Conv(SILU, "float16", "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes)).run()
+  """Tiles of up to 28 pixels for each thread."""
+  attributes = {"pads": [kernel // 2] * 4, "strides": [stride, stride]}
+  own(Conv(SILU, "float16", "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes)).run()
 
 
 # x, filters, kernel, stride, pads
 STEMS = [
-    ((2, 3, 32, 48), 64, 7, 2, [3, 3, 3, 3]),
-    ((1, 3, 33, 50), 32, 3, 2, [0, 0, 1, 1]),
-    ((2, 3, 40, 24), 96, 4, 4, [0, 0, 0, 0]),
-    ((3, 4, 17, 40), 16, 3, 2, [1, 1, 1, 1]),
-    ((2, 2, 40, 34), 48, 5, 2, [2, 2, 2, 2]),
-    ((1, 1, 44, 60), 32, 5, 2, [2, 2, 2, 2]),
-    ((1, 3, 31, 33), 16, 3, 2, [1, 1, 1, 1]),
+  ((2, 3, 32, 48), 64, 7, 2, [3, 3, 3, 3]),
+  ((1, 3, 33, 50), 32, 3, 2, [0, 0, 1, 1]),
+  ((2, 3, 40, 24), 96, 4, 4, [0, 0, 0, 0]),
+  ((3, 4, 17, 40), 16, 3, 2, [1, 1, 1, 1]),
+  ((2, 2, 40, 34), 48, 5, 2, [2, 2, 2, 2]),
+  ((1, 1, 44, 60), 32, 5, 2, [2, 2, 2, 2]),
+  ((1, 3, 31, 33), 16, 3, 2, [1, 1, 1, 1]),
 ]
 
 
@@ -106,45 +106,45 @@ STEMS = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("x", "filters", "kernel", "stride", "pads"), STEMS)
 def test_stems(
-    library: Path, x: tuple[int, ...], filters: int, kernel: int, stride: int, pads: list[int], dtype: str, image: str
+  library: Path, x: tuple[int, ...], filters: int, kernel: int, stride: int, pads: list[int], dtype: str, image: str
 ) -> None:
-    attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
-    conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
-    pixel = x[1] if image == "NHWC" else 1
-    if stride * pixel % 2 or x[3] * pixel % 2:
-        assert "own" not in algorithms(conv, conv.arrays())  # the tensor cores take elements by two
-        conv.run()
-        return
-    conv = own(conv)
+  attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
+  conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
+  pixel = x[1] if image == "NHWC" else 1
+  if stride * pixel % 2 or x[3] * pixel % 2:
+    assert "own" not in algorithms(conv, conv.arrays())  # the tensor cores take elements by two
     conv.run()
-    replace(conv, program=SEVERAL, constant=False).run()
+    return
+  conv = own(conv)
+  conv.run()
+  replace(conv, program=SEVERAL, constant=False).run()
 
 
 def test_infinite_pixels_stay_where_they_are(library: Path) -> None:
-    for conv in (
-        Conv(RELU, "float16", "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes={"pads": [3] * 4, "strides": [2, 2]}),
-        Conv(RELU, "float16", "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
-    ):
-        check_infinite(own(conv), "x", int(np.prod(conv.x)) // 2, np.inf)
+  for conv in (
+    Conv(RELU, "float16", "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes={"pads": [3] * 4, "strides": [2, 2]}),
+    Conv(RELU, "float16", "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
+  ):
+    check_infinite(own(conv), "x", int(np.prod(conv.x)) // 2, np.inf)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_maxima_of_nan(library: Path, dtype: str) -> None:
-    stem = {"pads": [3] * 4, "strides": [2, 2]}
-    for conv in (
-        Conv(MAXIMA, dtype, "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
-        Conv(MAXIMA, dtype, "NHWC", (3, 130, 1, 1), 77, (1, 1), attributes={}),
-        *([Conv(MAXIMA, dtype, "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes=stem)] if dtype != "float" else []),
-    ):
-        check_maxima_of_nan(own(conv))
+  stem = {"pads": [3] * 4, "strides": [2, 2]}
+  for conv in (
+    Conv(MAXIMA, dtype, "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
+    Conv(MAXIMA, dtype, "NHWC", (3, 130, 1, 1), 77, (1, 1), attributes={}),
+    *([Conv(MAXIMA, dtype, "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes=stem)] if dtype != "float" else []),
+  ):
+    check_maxima_of_nan(own(conv))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
-    ("batch", "channels", "filters"),
-    [(1, 24, 96), (3, 130, 77), (8, 960, 240), (5, 33, 10), (13, 8, 32), (64, 1152, 48), (2, 4608, 33), (1, 1, 1)],
+  ("batch", "channels", "filters"),
+  [(1, 24, 96), (3, 130, 77), (8, 960, 240), (5, 33, 10), (13, 8, 32), (64, 1152, 48), (2, 4608, 33), (1, 1, 1)],
 )
 def test_vectors(library: Path, batch: int, channels: int, filters: int, dtype: str) -> None:
-    conv = own(Conv(SILU, dtype, "NHWC", (batch, channels, 1, 1), filters, (1, 1), attributes={}))
-    conv.run()
-    replace(conv, program=SCALED, constant=False).run()
+  conv = own(Conv(SILU, dtype, "NHWC", (batch, channels, 1, 1), filters, (1, 1), attributes={}))
+  conv.run()
+  replace(conv, program=SCALED, constant=False).run()

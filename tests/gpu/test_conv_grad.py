@@ -16,14 +16,14 @@ from node_cases import UNIT_ROUNDOFF, typed
 import ortplugin
 from gpu.device import make, run
 from gpu.sessions import (
-    Trial,
-    check_addresses,
-    check_capture,
-    check_graph,
-    check_repeats,
-    check_threads,
-    permuted,
-    trial,
+  Trial,
+  check_addresses,
+  check_capture,
+  check_graph,
+  check_repeats,
+  check_threads,
+  permuted,
+  trial,
 )
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
@@ -49,112 +49,112 @@ LARGE_CASES = tuple(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: f"{case.name} {case.attributes}")
 def test_large_tensors(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 CHOSEN = (
-    "large: 3x3, NHWC, float16",
-    "large: stride 2, NCHW, float",
-    "large: few channels, NCHW, float",
-    "large: 3x3, transposed, NHWC, float16",
-    "strided with a rest, NCHW, float",
-    "depthwise, NHWC, float16",
-    "weights in float, float16",
+  "large: 3x3, NHWC, float16",
+  "large: stride 2, NCHW, float",
+  "large: few channels, NCHW, float",
+  "large: 3x3, transposed, NHWC, float16",
+  "strided with a rest, NCHW, float",
+  "depthwise, NHWC, float16",
+  "weights in float, float16",
 )
 chosen = {case.name: case for case in LARGE_CASES if not case.attributes} | by_name
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
-    check_repeats(chosen[name], 30)
+  check_repeats(chosen[name], 30)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
-    case = chosen[name]
-    check_graph(case.model(), permuted(case, check))
+  case = chosen[name]
+  check_graph(case.model(), permuted(case, check))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
-    case = chosen[name]
-    check_addresses(case, lambda found: check(case, found), [([1], [0]), ([0], [1]), ([3], [2])])
+  case = chosen[name]
+  check_addresses(case, lambda found: check(case, found), [([1], [0]), ([0], [1]), ([3], [2])])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_shapes_may_change_from_run_to_run(library: Path, transposed: bool) -> None:
-    some = GEOMETRIES["strided with a rest"]
-    text = typed(RELU, "float")
-    first = Case("first", some, text, transposed=transposed)
-    session = make(first.model([("n", "c", "h", "w"), ("m", "k", 3, 2), (None,) * 4, (None,) * 4]))
-    for batch, size in ((2, (8, 11)), (1, (5, 4)), (0, (8, 11)), (3, (12, 30)), (2, (8, 11))):
-        geometry = Geometry(batch, 4, size, 2, (3, 2), some.strides, pads=some.pads, rest=some.rest)
-        case = Case(f"{batch} of {size}", geometry, text, transposed=transposed)
-        check(case, run(session, case))
+  some = GEOMETRIES["strided with a rest"]
+  text = typed(RELU, "float")
+  first = Case("first", some, text, transposed=transposed)
+  session = make(first.model([("n", "c", "h", "w"), ("m", "k", 3, 2), (None,) * 4, (None,) * 4]))
+  for batch, size in ((2, (8, 11)), (1, (5, 4)), (0, (8, 11)), (3, (12, 30)), (2, (8, 11))):
+    geometry = Geometry(batch, 4, size, 2, (3, 2), some.strides, pads=some.pads, rest=some.rest)
+    case = Case(f"{batch} of {size}", geometry, text, transposed=transposed)
+    check(case, run(session, case))
 
 
 SOME, UNEVEN, FEW = GEOMETRIES["many channels"], GEOMETRIES["asymmetric pads"], Geometry(9, 1, (28, 28), 16, (3, 3))
 OFFERED = (
-    Case("fp16", SOME, typed(RELU, "float16"), layout="NHWC"),
-    Case("dW in float", SOME, typed(RELU, "float16"), layout="NHWC", attributes={"weight_dtype": "float"}),
-    Case("dW in float, bf16", SOME, typed(BARE, "bfloat16"), "dW", "X", attributes={"weight_dtype": "float"}),
-    *(
-        Case(
-            f"dW in float, {channels} to {filters} of {size}, {dtype}, {layout}",
-            Geometry(2, channels, size, filters, (3,) * len(size), pads=(1, 1) * len(size)),
-            typed(BARE, dtype),
-            "dW",
-            "X",
-            layout=layout,
-            attributes={"weight_dtype": "float"},
-        )
-        for channels, filters, size, dtype, layout in (
-            (16, 4, (3,), "bfloat16", "NHWC"),
-            (4, 4, (4,), "float16", "NHWC"),
-            (12, 20, (9,), "float16", "NHWC"),
-            (12, 20, (9, 5), "bfloat16", "NHWC"),
-            (4, 4, (6, 6), "float16", "NHWC"),
-            (36, 20, (8, 8), "float16", "NHWC"),
-            (64, 64, (16,), "float16", "NHWC"),
-            (5, 7, (3, 4), "bfloat16", "NHWC"),
-            (12, 20, (9, 5), "float16", "NCHW"),
-            (4, 4, (3, 4, 3), "float16", "NHWC"),
-            (16, 8, (3, 4, 3), "bfloat16", "NHWC"),
-        )
-    ),
-    Case("transposed", SOME, typed(BARE, "float16"), "dX dW", transposed=True, layout="NHWC"),
-    Case("uneven", UNEVEN, typed(RELU, "float16"), attributes={"weight_dtype": "float"}),
-    Case("groups", GEOMETRIES["groups"], typed(BARE, "bfloat16"), "dX dW", layout="NHWC"),
-    Case("few channels", FEW, typed(RELU, "float")),
-    Case("1-D", GEOMETRIES["1-D"], typed(BARE, "double"), "dX dW"),
+  Case("fp16", SOME, typed(RELU, "float16"), layout="NHWC"),
+  Case("dW in float", SOME, typed(RELU, "float16"), layout="NHWC", attributes={"weight_dtype": "float"}),
+  Case("dW in float, bf16", SOME, typed(BARE, "bfloat16"), "dW", "X", attributes={"weight_dtype": "float"}),
+  *(
+    Case(
+      f"dW in float, {channels} to {filters} of {size}, {dtype}, {layout}",
+      Geometry(2, channels, size, filters, (3,) * len(size), pads=(1, 1) * len(size)),
+      typed(BARE, dtype),
+      "dW",
+      "X",
+      layout=layout,
+      attributes={"weight_dtype": "float"},
+    )
+    for channels, filters, size, dtype, layout in (
+      (16, 4, (3,), "bfloat16", "NHWC"),
+      (4, 4, (4,), "float16", "NHWC"),
+      (12, 20, (9,), "float16", "NHWC"),
+      (12, 20, (9, 5), "bfloat16", "NHWC"),
+      (4, 4, (6, 6), "float16", "NHWC"),
+      (36, 20, (8, 8), "float16", "NHWC"),
+      (64, 64, (16,), "float16", "NHWC"),
+      (5, 7, (3, 4), "bfloat16", "NHWC"),
+      (12, 20, (9, 5), "float16", "NCHW"),
+      (4, 4, (3, 4, 3), "float16", "NHWC"),
+      (16, 8, (3, 4, 3), "bfloat16", "NHWC"),
+    )
+  ),
+  Case("transposed", SOME, typed(BARE, "float16"), "dX dW", transposed=True, layout="NHWC"),
+  Case("uneven", UNEVEN, typed(RELU, "float16"), attributes={"weight_dtype": "float"}),
+  Case("groups", GEOMETRIES["groups"], typed(BARE, "bfloat16"), "dX dW", layout="NHWC"),
+  Case("few channels", FEW, typed(RELU, "float")),
+  Case("1-D", GEOMETRIES["1-D"], typed(BARE, "double"), "dX dW"),
 )
 
 
 def offered(case: Case) -> list[dict[str, Any]]:
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    return OPERATOR.device_variants(case.node(), types, [False] * len(types))
+  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  return OPERATOR.device_variants(case.node(), types, [False] * len(types))
 
 
 @pytest.mark.parametrize("case", OFFERED, ids=lambda case: case.name)
 def test_every_algorithm(library: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
-    """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
-    found = offered(case)
-    names = {"dX": "data_algorithm", "dW": "weight_algorithm"}
-    assert found
-    assert {name for each in found for name in each} <= {names.get(each, "") for each in case.gradients.split()}
-    assert len({str(each) for each in found}) == len(found)
-    if case.name == "few channels":
-        assert {"data_algorithm": "own"} in found
-        assert {"weight_algorithm": "own"} in found
-    for each in found:
-        tuned = replace(case, attributes={**case.attributes, **each})
-        check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[case.gradient.dtype])
-    assert "(ConvGrad)" not in capfd.readouterr().err, "a warning of an algorithm that is not used"
+  """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
+  found = offered(case)
+  names = {"dX": "data_algorithm", "dW": "weight_algorithm"}
+  assert found
+  assert {name for each in found for name in each} <= {names.get(each, "") for each in case.gradients.split()}
+  assert len({str(each) for each in found}) == len(found)
+  if case.name == "few channels":
+    assert {"data_algorithm": "own"} in found
+    assert {"weight_algorithm": "own"} in found
+  for each in found:
+    tuned = replace(case, attributes={**case.attributes, **each})
+    check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[case.gradient.dtype])
+  assert "(ConvGrad)" not in capfd.readouterr().err, "a warning of an algorithm that is not used"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
@@ -163,64 +163,64 @@ def test_every_algorithm(library: Path, capfd: pytest.CaptureFixture[str], case:
 @pytest.mark.parametrize("groups", ["one", "two", "channels"])
 @pytest.mark.parametrize("number", range(len(ONE_SIDED)))
 def test_pads_of_one_side(library: Path, number: int, groups: str, transposed: bool, layout: str, dtype: str) -> None:
-    """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
-    (batch, channels, *size), filters, kernel, strides, pads = ONE_SIDED[number]
-    group = {"one": 1, "two": 2, "channels": channels}[groups]
-    geometry = Geometry(batch, channels, tuple(size), filters, kernel, tuple(strides), (), tuple(pads), group)
-    case, wrong = Case("one-sided", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout), []
-    for each in ({}, *offered(case)):
-        tuned = replace(case, attributes=each)
-        try:
-            check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[dtype])
-        except AssertionError as error:
-            wrong.append((each, str(error)[-80:]))
-    assert not wrong
+  """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
+  (batch, channels, *size), filters, kernel, strides, pads = ONE_SIDED[number]
+  group = {"one": 1, "two": 2, "channels": channels}[groups]
+  geometry = Geometry(batch, channels, tuple(size), filters, kernel, tuple(strides), (), tuple(pads), group)
+  case, wrong = Case("one-sided", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout), []
+  for each in ({}, *offered(case)):
+    tuned = replace(case, attributes=each)
+    try:
+      check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[dtype])
+    except AssertionError as error:
+      wrong.append((each, str(error)[-80:]))
+  assert not wrong
 
 
 def test_the_plans_of_converted_operands_are_offered(library: Path) -> None:
-    """dW in float of float16 is made from float16, or from what it is converted to: by name both are within reach."""
-    in_float = OFFERED[1]
-    types = [TensorType(array.dtype, array.shape) for array in in_float.inputs()]
+  """dW in float of float16 is made from float16, or from what it is converted to: by name both are within reach."""
+  in_float = OFFERED[1]
+  types = [TensorType(array.dtype, array.shape) for array in in_float.inputs()]
 
-    def plans(case: Case) -> set[str]:
-        converted = [TensorType(np.dtype(np.float32), each.shape) for each in types]
-        given = types if case is in_float else converted
-        found = OPERATOR.device_variants(case.node(), given, [False] * len(given))
-        return {each["weight_algorithm"] for each in found if "weight_algorithm" in each} - {"own"}
+  def plans(case: Case) -> set[str]:
+    converted = [TensorType(np.dtype(np.float32), each.shape) for each in types]
+    given = types if case is in_float else converted
+    found = OPERATOR.device_variants(case.node(), given, [False] * len(given))
+    return {each["weight_algorithm"] for each in found if "weight_algorithm" in each} - {"own"}
 
-    float32 = replace(in_float, text=typed(RELU, "float"), attributes={"allow_tf32": 1})
-    assert plans(float32)
-    assert plans(float32) <= plans(in_float)
+  float32 = replace(in_float, text=typed(RELU, "float"), attributes={"allow_tf32": 1})
+  assert plans(float32)
+  assert plans(float32) <= plans(in_float)
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    some = GEOMETRIES["3x3"]
-    text = typed(BARE, "float")
+  some = GEOMETRIES["3x3"]
+  text = typed(BARE, "float")
 
-    def trial_of(number: int) -> Trial:
-        geometry = Geometry(2 + number % 3, some.channels, some.size, some.filters, some.kernel, pads=some.pads)
-        return trial(Case(f"thread {number}", geometry, text), check)
+  def trial_of(number: int) -> Trial:
+    geometry = Geometry(2 + number % 3, some.channels, some.size, some.filters, some.kernel, pads=some.pads)
+    return trial(Case(f"thread {number}", geometry, text), check)
 
-    check_threads(Case("first", some, text).model([None] * 3), trial_of, threads=6)
+  check_threads(Case("first", some, text).model([None] * 3), trial_of, threads=6)
 
 
 def captured() -> tuple[bytes, Trial, Trial]:
-    cases = [
-        Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"))
-        for batch in (2, 5)
-    ]
-    return cases[0].model([None] * 4), trial(cases[0], check), trial(cases[1], check)
+  cases = [
+    Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"))
+    for batch in (2, 5)
+  ]
+  return cases[0].model([None] * 4), trial(cases[0], check), trial(cases[1], check)
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    check_capture(captured, "gradient")
+  check_capture(captured, "gradient")
 
 
 def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
-    case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
-    session = make(case.model([None] * 3))
-    feeds: dict[str, Any] = case.feeds()
-    check(case, run(session, case))
-    with pytest.raises(Exception, match="X and S have different batches"):
-        ortplugin.run(session, {**feeds, "X": np.zeros((5, 3, 7, 9), np.float32)})
-    check(case, run(session, case))
+  case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
+  session = make(case.model([None] * 3))
+  feeds: dict[str, Any] = case.feeds()
+  check(case, run(session, case))
+  with pytest.raises(Exception, match="X and S have different batches"):
+    ortplugin.run(session, {**feeds, "X": np.zeros((5, 3, 7, 9), np.float32)})
+  check(case, run(session, case))

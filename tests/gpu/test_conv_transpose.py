@@ -26,17 +26,17 @@ check = partial(check_exactly, split=True)
 UP = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
 MISH = "(T c, T b, T r) => (T y) { a = Add(c, b) m = Mish(a) y = Sub(m, r) }"
 LARGE_CASES = tuple(
-    Case(f"large: {name}, {layout}, {dtype}", typed(text, dtype), x, w, operands, layout, attributes)
-    for name, text, x, w, operands, attributes in (
-        ("DCGAN", BIAS_RELU, (4, 256, 8, 8), (256, 128, 4, 4), ((128, 1, 1),), UP),
-        ("3x3", BARE, (4, 64, 28, 28), (64, 64, 3, 3), (), {"pads": [1, 1, 1, 1]}),
-        ("1x1 / 2", BARE, (4, 64, 14, 14), (64, 32, 1, 1), (), {"strides": [2, 2], "output_padding": [1, 1]}),
-        ("kernel is stride", BIAS_RELU, (4, 64, 14, 14), (64, 32, 2, 2), ((32, 1, 1),), {"strides": [2, 2]}),
-        ("residual", RESIDUAL, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
-        ("split", MISH, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
-        ("three channels", BIAS_RELU, (4, 64, 32, 32), (64, 3, 4, 4), ((3, 1, 1),), UP),
-    )
-    for layout, dtype in (("NHWC", "float16"), ("NHWC", "bfloat16"), ("NCHW", "float16"), ("NCHW", "float"))
+  Case(f"large: {name}, {layout}, {dtype}", typed(text, dtype), x, w, operands, layout, attributes)
+  for name, text, x, w, operands, attributes in (
+    ("DCGAN", BIAS_RELU, (4, 256, 8, 8), (256, 128, 4, 4), ((128, 1, 1),), UP),
+    ("3x3", BARE, (4, 64, 28, 28), (64, 64, 3, 3), (), {"pads": [1, 1, 1, 1]}),
+    ("1x1 / 2", BARE, (4, 64, 14, 14), (64, 32, 1, 1), (), {"strides": [2, 2], "output_padding": [1, 1]}),
+    ("kernel is stride", BIAS_RELU, (4, 64, 14, 14), (64, 32, 2, 2), ((32, 1, 1),), {"strides": [2, 2]}),
+    ("residual", RESIDUAL, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
+    ("split", MISH, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
+    ("three channels", BIAS_RELU, (4, 64, 32, 32), (64, 3, 4, 4), ((3, 1, 1),), UP),
+  )
+  for layout, dtype in (("NHWC", "float16"), ("NHWC", "bfloat16"), ("NCHW", "float16"), ("NCHW", "float"))
 )
 SHUFFLE = {"algorithm": "shuffle"}
 SHUFFLES = tuple(
@@ -58,112 +58,110 @@ chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
 def test_large_tensors(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("case", SHUFFLES, ids=lambda case: case.name)
 def test_pixel_shuffles(library: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
-    """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
-    check(case, run(make(case.model()), case))
-    assert "shuffle" not in capfd.readouterr().err
+  """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
+  check(case, run(make(case.model()), case))
+  assert "shuffle" not in capfd.readouterr().err
 
 
 def test_what_overlaps_is_not_shuffled(library: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    case = replace(
-        by_name["strided, NHWC, float16"], name="overlap", attributes={**GEOMETRIES["strided"][2], **SHUFFLE}
-    )
-    check(case, run(make(case.model()), case))
-    assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
+  case = replace(by_name["strided, NHWC, float16"], name="overlap", attributes={**GEOMETRIES["strided"][2], **SHUFFLE})
+  check(case, run(make(case.model()), case))
+  assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["DCGAN", "split", "1x1 / 2", "kernel is stride"])
 def test_every_algorithm(library: Path, name: str) -> None:
-    """What --tune is offered computes the same."""
-    case = chosen[f"large: {name}, NHWC, float16"]
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    found = OPERATOR.device_variants(case.node(), types, [False] * len(types))
-    assert found
-    for each in found:
-        tuned = replace(case, attributes={**case.attributes, **each})
-        check(case, run(make(tuned.model()), case))
+  """What --tune is offered computes the same."""
+  case = chosen[f"large: {name}, NHWC, float16"]
+  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  found = OPERATOR.device_variants(case.node(), types, [False] * len(types))
+  assert found
+  for each in found:
+    tuned = replace(case, attributes={**case.attributes, **each})
+    check(case, run(make(tuned.model()), case))
 
 
 SIGMOID, SHIFTED = "(T c) => (T y) { y = Sigmoid(c) }", "(T c) => (T y) { y = Add(c, 0.25) }"
 # Of x, the result or both.
 ONE_PIXEL = tuple(
-    Case(f"{x} by {w}, {dtype}", typed(text, dtype), x, w, (), "NCHW", attributes)
-    for text in (BARE, SIGMOID, SHIFTED)
-    for dtype in ("float16", "bfloat16", "float")
-    for x, w, attributes in (
-        ((4, 16, 1, 1), (16, 24, 1, 1), {}),
-        ((4, 16, 1, 1), (16, 24, 3, 3), {}),
-        ((4, 16, 1, 1), (16, 24, 3, 3), {"pads": [1, 1, 1, 1]}),
-        ((4, 16, 3, 3), (16, 24, 3, 3), {"pads": [2, 2, 2, 2]}),
-        ((4, 16, 1, 1), (16, 1, 4, 4), {"strides": [2, 2]}),
-    )
+  Case(f"{x} by {w}, {dtype}", typed(text, dtype), x, w, (), "NCHW", attributes)
+  for text in (BARE, SIGMOID, SHIFTED)
+  for dtype in ("float16", "bfloat16", "float")
+  for x, w, attributes in (
+    ((4, 16, 1, 1), (16, 24, 1, 1), {}),
+    ((4, 16, 1, 1), (16, 24, 3, 3), {}),
+    ((4, 16, 1, 1), (16, 24, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((4, 16, 3, 3), (16, 24, 3, 3), {"pads": [2, 2, 2, 2]}),
+    ((4, 16, 1, 1), (16, 1, 4, 4), {"strides": [2, 2]}),
+  )
 )
 
 
 @pytest.mark.parametrize("case", ONE_PIXEL, ids=lambda case: f"{case.name}, {case.text}")
 def test_images_of_one_pixel(library: Path, case: Case) -> None:
-    """By every algorithm: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    for each in OPERATOR.device_variants(case.node(), types, [False] * len(types)):
-        tuned = replace(case, attributes={**case.attributes, **each})
-        check(case, run(make(tuned.model()), case))
+  """By every algorithm: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
+  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  for each in OPERATOR.device_variants(case.node(), types, [False] * len(types)):
+    tuned = replace(case, attributes={**case.attributes, **each})
+    check(case, run(make(tuned.model()), case))
 
 
 CHOSEN = (
-    "large: DCGAN, NHWC, float16",
-    "large: residual, NHWC, float16",
-    "large: split, NHWC, float16",
-    "large: 1x1 / 2, NHWC, float16",
-    "large: kernel is stride, NHWC, float16",
-    "large: DCGAN, NCHW, float",
-    "output_padding, NCHW, float",
+  "large: DCGAN, NHWC, float16",
+  "large: residual, NHWC, float16",
+  "large: split, NHWC, float16",
+  "large: 1x1 / 2, NHWC, float16",
+  "large: kernel is stride, NHWC, float16",
+  "large: DCGAN, NCHW, float",
+  "output_padding, NCHW, float",
 )
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
-    """Whatever stood in the output's memory before: nothing of it is read."""
-    # Freed into the pool at once.
-    fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
-    check_repeats(chosen[name], 30, fill)
+  """Whatever stood in the output's memory before: nothing of it is read."""
+  # Freed into the pool at once.
+  fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
+  check_repeats(chosen[name], 30, fill)
 
 
 def test_the_output_is_not_read(library: Path) -> None:
-    case = chosen["large: 1x1 / 2, NHWC, float16"]
-    session, arrays = make(case.model()), case.inputs()
-    (wanted,) = OPERATOR.reference(case.node(), arrays)
-    device = [cupy.asarray(array) for array in arrays]
-    output = cupy.full(wanted.shape, np.nan, wanted.dtype)
-    run_bound(session, device, [output])
-    check(case, [cupy.asnumpy(output)])
+  case = chosen["large: 1x1 / 2, NHWC, float16"]
+  session, arrays = make(case.model()), case.inputs()
+  (wanted,) = OPERATOR.reference(case.node(), arrays)
+  device = [cupy.asarray(array) for array in arrays]
+  output = cupy.full(wanted.shape, np.nan, wanted.dtype)
+  run_bound(session, device, [output])
+  check(case, [cupy.asnumpy(output)])
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
-    case = chosen[name]
-    check_graph(case.model(), permuted(case, check))
+  case = chosen[name]
+  check_graph(case.model(), permuted(case, check))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
-    case = chosen[name]
-    check_addresses(case, lambda found: check(case, found), [([1], [3])])
+  case = chosen[name]
+  check_addresses(case, lambda found: check(case, found), [([1], [3])])
 
 
 @pytest.mark.parametrize("name", ["strided", "output_padding", "SAME_UPPER", "asymmetric pads"])
 def test_shapes_may_change_from_run_to_run(library: Path, name: str) -> None:
-    x, w, attributes = GEOMETRIES[name]
-    first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
-    session = make(first.model([("n", x[1], "h", "w"), w, (1, w[1], 1, 1)]))
-    for shape in (x, (1, x[1], 7, 6), (0, *x[1:]), (4, *x[1:]), x):
-        case = replace(first, name=f"{name} {shape}", x=shape)
-        check(case, run(session, case))
+  x, w, attributes = GEOMETRIES[name]
+  first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
+  session = make(first.model([("n", x[1], "h", "w"), w, (1, w[1], 1, 1)]))
+  for shape in (x, (1, x[1], 7, 6), (0, *x[1:]), (4, *x[1:]), x):
+    case = replace(first, name=f"{name} {shape}", x=shape)
+    check(case, run(session, case))

@@ -12,13 +12,13 @@ from fuzz.worker import Worker
 
 @pytest.fixture(scope="module", params=["cuda", "cuda-graph"])
 def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
-    worker = Worker(request.param, 120)
-    yield worker
-    worker.close()
+  worker = Worker(request.param, 120)
+  yield worker
+  worker.close()
 
 
 @pytest.mark.parametrize("name", sorted(corpus()))
 def test_corpus(library: Path, name: str, worker: Worker) -> None:
-    """Some cannot be compared there: ONNX Runtime lacks a kernel, or the original is not right itself."""
-    verdict = worker.ask(from_text(corpus()[name]))
-    assert verdict.what in ("same", "unfit"), verdict
+  """Some cannot be compared there: ONNX Runtime lacks a kernel, or the original is not right itself."""
+  verdict = worker.ask(from_text(corpus()[name]))
+  assert verdict.what in ("same", "unfit"), verdict

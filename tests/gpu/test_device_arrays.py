@@ -31,160 +31,157 @@ TOLERANCES = {"float16": 5e-3, "bfloat16": 4e-2, "float": 1e-5, "double": 1e-12}
 
 
 def norm_model(dtype: str = "float") -> bytes:
-    """y = LayerNorm(x + r) * g, s = x + r, over rows of 64."""
-    kind = {"float": "FLOAT", "double": "DOUBLE"}.get(dtype, dtype.upper())
-    number = TensorProto.DataType.Value(kind)
-    program = f"""({dtype} x, {dtype} r, {dtype} g) => ({dtype} y, {dtype} s) {{
+  """y = LayerNorm(x + r) * g, s = x + r, over rows of 64."""
+  kind = {"float": "FLOAT", "double": "DOUBLE"}.get(dtype, dtype.upper())
+  number = TensorProto.DataType.Value(kind)
+  program = f"""({dtype} x, {dtype} r, {dtype} g) => ({dtype} y, {dtype} s) {{
       s = Add(x, r)
       n = LayerNormalization<axis=-1, epsilon=1e-05>(s)
       y = Mul(n, g)
     }}"""
-    graph = helper.make_graph(
-        [helper.make_node(OPERATORS[0].name, ["x", "r", "g"], ["y", "s"], "ln", domain="ortplugin", program=program)],
-        "g",
-        [
-            helper.make_tensor_value_info(n, number, shape)
-            for n, shape in (("x", ["n", 64]), ("r", ["n", 64]), ("g", [64]))
-        ],
-        [helper.make_tensor_value_info(name, number, ["n", 64]) for name in ("y", "s")],
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+  graph = helper.make_graph(
+    [helper.make_node(OPERATORS[0].name, ["x", "r", "g"], ["y", "s"], "ln", domain="ortplugin", program=program)],
+    "g",
+    [helper.make_tensor_value_info(n, number, shape) for n, shape in (("x", ["n", 64]), ("r", ["n", 64]), ("g", [64]))],
+    [helper.make_tensor_value_info(name, number, ["n", 64]) for name in ("y", "s")],
+  )
+  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
 
 
 def feeds(rng: np.random.Generator, rows: int, dtype: str = "float") -> dict[str, Any]:
-    """Arrays on the device."""
-    shapes = {"x": (rows, 64), "r": (rows, 64), "g": (64,)}
-    return {name: cupy.asarray(rng.standard_normal(shape).astype(NAMES[dtype])) for name, shape in shapes.items()}
+  """Arrays on the device."""
+  shapes = {"x": (rows, 64), "r": (rows, 64), "g": (64,)}
+  return {name: cupy.asarray(rng.standard_normal(shape).astype(NAMES[dtype])) for name, shape in shapes.items()}
 
 
 def expected(arrays: dict[str, Any]) -> np.ndarray:
-    x, r, g = (cupy.asnumpy(arrays[name]).astype(np.float64) for name in ("x", "r", "g"))
-    s = x + r
-    centred = s - s.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * g
+  x, r, g = (cupy.asnumpy(arrays[name]).astype(np.float64) for name in ("x", "r", "g"))
+  s = x + r
+  centred = s - s.mean(-1, keepdims=True)
+  return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * g
 
 
 def assert_close(got: Any, wanted: np.ndarray, dtype: str = "float") -> None:
-    assert isinstance(got, cupy.ndarray)
-    np.testing.assert_allclose(
-        cupy.asnumpy(got).astype(np.float64),
-        wanted,
-        rtol=TOLERANCES[dtype],
-        atol=TOLERANCES[dtype] * np.abs(wanted).max(),
-    )
+  assert isinstance(got, cupy.ndarray)
+  np.testing.assert_allclose(
+    cupy.asnumpy(got).astype(np.float64),
+    wanted,
+    rtol=TOLERANCES[dtype],
+    atol=TOLERANCES[dtype] * np.abs(wanted).max(),
+  )
 
 
 class Spy:
-    """A session that remembers what is bound."""
+  """A session that remembers what is bound."""
 
-    def __init__(self, session: Any) -> None:
-        self.session = session
-        self.pointers: list[int] = []
+  def __init__(self, session: Any) -> None:
+    self.session = session
+    self.pointers: list[int] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.session, name)
 
-    def io_binding(self) -> Any:
-        binding = self.session.io_binding()
-        bind: Callable[..., None] = binding.bind_input
+  def io_binding(self) -> Any:
+    binding = self.session.io_binding()
+    bind: Callable[..., None] = binding.bind_input
 
-        def bind_input(name: str, *rest: Any) -> None:
-            self.pointers.append(rest[-1])
-            bind(name, *rest)
+    def bind_input(name: str, *rest: Any) -> None:
+      self.pointers.append(rest[-1])
+      bind(name, *rest)
 
-        binding.bind_input = bind_input
-        return binding
+    binding.bind_input = bind_input
+    return binding
 
 
 def test_cuda_comes_first_by_default(library: Path) -> None:
-    assert ortplugin.session(norm_model()).get_providers()[0] == "CUDAExecutionProvider"
-    assert ortplugin.session(norm_model(), ["cpu"]).get_providers() == ["CPUExecutionProvider"]
+  assert ortplugin.session(norm_model()).get_providers()[0] == "CUDAExecutionProvider"
+  assert ortplugin.session(norm_model(), ["cpu"]).get_providers() == ["CPUExecutionProvider"]
 
 
 @pytest.mark.parametrize("dtype", NAMES)
 def test_cupy_arrays_in_and_out(library: Path, rng: np.random.Generator, dtype: str) -> None:
-    arrays = feeds(rng, 5, dtype)
-    result = ortplugin.run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
-    assert list(result) == ["y", "s"]
-    assert result["y"].dtype == arrays["x"].dtype
-    assert_close(result["y"], expected(arrays), dtype)
+  arrays = feeds(rng, 5, dtype)
+  result = ortplugin.run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
+  assert list(result) == ["y", "s"]
+  assert result["y"].dtype == arrays["x"].dtype
+  assert_close(result["y"], expected(arrays), dtype)
 
 
 def test_contiguous_arrays_are_bound_where_they_are(library: Path, rng: np.random.Generator) -> None:
-    spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
-    arrays = feeds(rng, 4)
-    assert_close(ortplugin.run(spy, arrays)["y"], expected(arrays))
-    assert spy.pointers == [array.data.ptr for array in arrays.values()]
+  spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
+  arrays = feeds(rng, 4)
+  assert_close(ortplugin.run(spy, arrays)["y"], expected(arrays))
+  assert spy.pointers == [array.data.ptr for array in arrays.values()]
 
 
 def test_strided_and_host_arrays(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"])
-    arrays = feeds(rng, 6)
-    arrays["x"] = cupy.asarray(rng.standard_normal((64, 6)).astype(np.float32)).T
-    assert not arrays["x"].flags.c_contiguous
-    assert_close(ortplugin.run(session, arrays)["y"], expected(arrays))
-    assert_close(ortplugin.run(session, {n: cupy.asnumpy(a) for n, a in arrays.items()})["y"], expected(arrays))
+  session = ortplugin.session(norm_model(), ["cuda"])
+  arrays = feeds(rng, 6)
+  arrays["x"] = cupy.asarray(rng.standard_normal((64, 6)).astype(np.float32)).T
+  assert not arrays["x"].flags.c_contiguous
+  assert_close(ortplugin.run(session, arrays)["y"], expected(arrays))
+  assert_close(ortplugin.run(session, {n: cupy.asnumpy(a) for n, a in arrays.items()})["y"], expected(arrays))
 
 
 def test_work_of_the_current_stream_is_waited_for(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"])
-    arrays = feeds(rng, 4)
-    large = cupy.ones((4096, 4096), np.float32)
-    with cupy.cuda.Stream(non_blocking=True):
-        for _ in range(20):
-            large = large @ large * 0  # keeps the stream busy while the next line waits in it
-        arrays["x"] += large[0, 0] + 1
-        result = ortplugin.run(session, arrays)["y"]
-    assert_close(result, expected(arrays))
+  session = ortplugin.session(norm_model(), ["cuda"])
+  arrays = feeds(rng, 4)
+  large = cupy.ones((4096, 4096), np.float32)
+  with cupy.cuda.Stream(non_blocking=True):
+    for _ in range(20):
+      large = large @ large * 0  # keeps the stream busy while the next line waits in it
+    arrays["x"] += large[0, 0] + 1
+    result = ortplugin.run(session, arrays)["y"]
+  assert_close(result, expected(arrays))
 
 
 def test_results_outlive_session_and_later_runs(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"])
-    first, second = feeds(rng, 4), feeds(rng, 4)
-    kept = ortplugin.run(session, first)["y"]
-    for _ in range(10):
-        ortplugin.run(session, second)
-    assert_close(kept, expected(first))
-    del session
-    gc.collect()
-    assert_close(kept + 0, expected(first))
+  session = ortplugin.session(norm_model(), ["cuda"])
+  first, second = feeds(rng, 4), feeds(rng, 4)
+  kept = ortplugin.run(session, first)["y"]
+  for _ in range(10):
+    ortplugin.run(session, second)
+  assert_close(kept, expected(first))
+  del session
+  gc.collect()
+  assert_close(kept + 0, expected(first))
 
 
 def test_chosen_outputs_and_empty_rows(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"])
-    assert list(ortplugin.run(session, feeds(rng, 3), ["s"])) == ["s"]
-    assert ortplugin.run(session, feeds(rng, 0))["y"].shape == (0, 64)
+  session = ortplugin.session(norm_model(), ["cuda"])
+  assert list(ortplugin.run(session, feeds(rng, 3), ["s"])) == ["s"]
+  assert ortplugin.run(session, feeds(rng, 0))["y"].shape == (0, 64)
 
 
 @pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "BOOL"])
 def test_dtypes_go_through(library: Path, kind: str) -> None:
-    number = TensorProto.DataType.Value(kind)
-    x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
-    result = ortplugin.run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
-    assert result.dtype == x.dtype
-    assert (result == x).all()
+  number = TensorProto.DataType.Value(kind)
+  x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
+  result = ortplugin.run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
+  assert result.dtype == x.dtype
+  assert (result == x).all()
 
 
 def test_wrong_dtypes_are_refused(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"])
-    arrays = feeds(rng, 3)
-    arrays["x"] = arrays["x"].astype(np.float16)
-    with pytest.raises(UsageError, match="input 'x' is float16, the model wants float32"):
-        ortplugin.run(session, arrays)
+  session = ortplugin.session(norm_model(), ["cuda"])
+  arrays = feeds(rng, 3)
+  arrays["x"] = arrays["x"].astype(np.float16)
+  with pytest.raises(UsageError, match="input 'x' is float16, the model wants float32"):
+    ortplugin.run(session, arrays)
 
 
 def test_torch_tensors_by_dlpack(library: Path, rng: np.random.Generator) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
-    spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
-    arrays = feeds(rng, 4)
-    tensors = {name: torch.from_numpy(cupy.asnumpy(array)).cuda() for name, array in arrays.items()}
-    result = ortplugin.run(spy, tensors)["y"]
-    assert spy.pointers == [tensor.data_ptr() for tensor in tensors.values()]
-    assert_close(result, expected(arrays))
-    assert torch.from_dlpack(result).data_ptr() == result.data.ptr
+  torch = pytest.importorskip("torch")
+  if not torch.cuda.is_available():
+    pytest.skip("this torch has no CUDA")
+  spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
+  arrays = feeds(rng, 4)
+  tensors = {name: torch.from_numpy(cupy.asnumpy(array)).cuda() for name, array in arrays.items()}
+  result = ortplugin.run(spy, tensors)["y"]
+  assert spy.pointers == [tensor.data_ptr() for tensor in tensors.values()]
+  assert_close(result, expected(arrays))
+  assert torch.from_dlpack(result).data_ptr() == result.data.ptr
 
 
 # ------------------------------------------------------------------------------------------------------ CUDA graphs
@@ -192,82 +189,82 @@ def test_torch_tensors_by_dlpack(library: Path, rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("dtype", NAMES)
 def test_replay_equals_a_plain_run(library: Path, rng: np.random.Generator, dtype: str) -> None:
-    plain = ortplugin.session(norm_model(dtype), ["cuda"])
-    graph = ortplugin.session(norm_model(dtype), ["cuda"], cuda_graph=True)
-    for _ in range(4):  # captured once, replayed three times, on new values each time
-        arrays = feeds(rng, 8, dtype)
-        wanted, got = ortplugin.run(plain, arrays), ortplugin.run(graph, arrays)
-        for name in wanted:
-            assert (got[name].view(f"u{got[name].itemsize}") == wanted[name].view(f"u{got[name].itemsize}")).all()
+  plain = ortplugin.session(norm_model(dtype), ["cuda"])
+  graph = ortplugin.session(norm_model(dtype), ["cuda"], cuda_graph=True)
+  for _ in range(4):  # captured once, replayed three times, on new values each time
+    arrays = feeds(rng, 8, dtype)
+    wanted, got = ortplugin.run(plain, arrays), ortplugin.run(graph, arrays)
+    for name in wanted:
+      assert (got[name].view(f"u{got[name].itemsize}") == wanted[name].view(f"u{got[name].itemsize}")).all()
 
 
 def test_a_capture_that_failed_leaves_nothing_behind(library: Path) -> None:
-    """Of a model with a constant output, which ONNX Runtime copies there during the capture."""
-    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y, float[1,1] z)
+  """Of a model with a constant output, which ONNX Runtime copies there during the capture."""
+  text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y, float[1,1] z)
         <float[1] c = {3}, int64[1] i = {0}> { y = Relu(x)  z = Unsqueeze(c, i) }"""
-    model = onnx.parser.parse_model(text).SerializeToString()
-    x = np.array([-1, 2, -3, 4], np.float32)
-    graph, plain = ortplugin.session(model, ["cuda"], cuda_graph=True), ortplugin.session(model, ["cuda"])
-    for _ in range(2):
-        with pytest.raises(Exception, match="captur"):
-            ortplugin.run(graph, {"x": x})
-        assert cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]).tolist() == [0, 2, 0, 4]
-    assert not device._states[graph].graphs
+  model = onnx.parser.parse_model(text).SerializeToString()
+  x = np.array([-1, 2, -3, 4], np.float32)
+  graph, plain = ortplugin.session(model, ["cuda"], cuda_graph=True), ortplugin.session(model, ["cuda"])
+  for _ in range(2):
+    with pytest.raises(Exception, match="captur"):
+      ortplugin.run(graph, {"x": x})
+    assert cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]).tolist() == [0, 2, 0, 4]
+  assert not device._states[graph].graphs
 
 
 def test_two_shapes_have_two_graphs(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
-    addresses: dict[int, set[int]] = {4: set(), 9: set()}
-    for rows in (4, 9, 4, 9, 9, 4):
-        arrays = feeds(rng, rows)
-        result = ortplugin.run(session, arrays)["y"]
-        assert_close(result, expected(arrays))
-        addresses[rows].add(result.data.ptr)
-    assert [len(found) for found in addresses.values()] == [1, 1]
-    assert len(device._states[session].graphs) == 2
+  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  addresses: dict[int, set[int]] = {4: set(), 9: set()}
+  for rows in (4, 9, 4, 9, 9, 4):
+    arrays = feeds(rng, rows)
+    result = ortplugin.run(session, arrays)["y"]
+    assert_close(result, expected(arrays))
+    addresses[rows].add(result.data.ptr)
+  assert [len(found) for found in addresses.values()] == [1, 1]
+  assert len(device._states[session].graphs) == 2
 
 
 def test_results_of_a_graph_are_overwritten_unless_copied(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
-    first, second = feeds(rng, 4), feeds(rng, 4)
-    view = ortplugin.run(session, first)["y"]
-    kept = ortplugin.run(session, first, copy=True)["y"]
-    ortplugin.run(session, second)
-    assert_close(view, expected(second))
-    assert_close(kept, expected(first))
+  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  first, second = feeds(rng, 4), feeds(rng, 4)
+  view = ortplugin.run(session, first)["y"]
+  kept = ortplugin.run(session, first, copy=True)["y"]
+  ortplugin.run(session, second)
+  assert_close(view, expected(second))
+  assert_close(kept, expected(first))
 
 
 def test_the_callers_arrays_are_not_written_to(library: Path, rng: np.random.Generator) -> None:
-    session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
-    first, second = feeds(rng, 4), feeds(rng, 4)
-    before = {name: array.copy() for name, array in first.items()}
-    ortplugin.run(session, first)
-    ortplugin.run(session, second)
-    assert all((before[name] == first[name]).all() for name in first)
+  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  first, second = feeds(rng, 4), feeds(rng, 4)
+  before = {name: array.copy() for name, array in first.items()}
+  ortplugin.run(session, first)
+  ortplugin.run(session, second)
+  assert all((before[name] == first[name]).all() for name in first)
 
 
 def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) -> None:
-    gc.collect()  # of the sessions of other tests
-    session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
-    ortplugin.run(session, feeds(rng, 4), copy=True)
-    count = len(device._states)
-    del session
-    gc.collect()
-    assert len(device._states) == count - 1
+  gc.collect()  # of the sessions of other tests
+  session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
+  ortplugin.run(session, feeds(rng, 4), copy=True)
+  count = len(device._states)
+  del session
+  gc.collect()
+  assert len(device._states) == count - 1
 
 
 # ----------------------------------------------------------------------------------------------------- command line
 
 
 def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ortplugin.cli import main
+  from ortplugin.cli import main
 
-    model = DATA / "bert_torchscript_opset14_fp16.onnx"
-    assert main([str(model), "-o", str(tmp_path / "fast.onnx"), "--provider", "cuda"]) == 0
-    text = capsys.readouterr().out
-    assert "on CUDA" in text
-    assert "times as fast" in text
-    assert onnx.load(tmp_path / "fast.onnx").graph.node
+  model = DATA / "bert_torchscript_opset14_fp16.onnx"
+  assert main([str(model), "-o", str(tmp_path / "fast.onnx"), "--provider", "cuda"]) == 0
+  text = capsys.readouterr().out
+  assert "on CUDA" in text
+  assert "times as fast" in text
+  assert onnx.load(tmp_path / "fast.onnx").graph.node
 
 
 # What LpPool reads is read on the host, as CUDA has no kernel for it; Reshape's shape always is.
@@ -278,35 +275,35 @@ g (float[2,6] x, int64[2] shape, float[1] a) => (float[n,m] y) { v = Reshape(x, 
 
 
 def test_inputs_that_are_read_on_the_host_are_those_of_the_run() -> None:
-    """Binding an input copies what the session reads on the host, so the array must be there by then."""
-    session = ortplugin.session(onnx.parser.parse_model(ON_THE_HOST).SerializeToString(), ["cuda"])
-    for number in range(4000):
-        x, a = float(number % 7 + 1), float(number % 5 + 1)
-        feeds = {"x": np.full((1, 1, 1, 1), x, np.float32), "a": np.full((1, 1, 1), a, np.float32)}
-        assert float(ortplugin.run(session, feeds)["c"].ravel()[0]) == x * a
+  """Binding an input copies what the session reads on the host, so the array must be there by then."""
+  session = ortplugin.session(onnx.parser.parse_model(ON_THE_HOST).SerializeToString(), ["cuda"])
+  for number in range(4000):
+    x, a = float(number % 7 + 1), float(number % 5 + 1)
+    feeds = {"x": np.full((1, 1, 1, 1), x, np.float32), "a": np.full((1, 1, 1), a, np.float32)}
+    assert float(ortplugin.run(session, feeds)["c"].ravel()[0]) == x * a
 
 
 def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
-    model = onnx.parser.parse_model(SHAPED).SerializeToString()
-    session = ortplugin.session(model, ["cuda"], cuda_graph=True)
-    for _ in range(2):
-        for shape in ((2, 6), (3, 4), (12, 1), (3, 4)):
-            x = np.random.default_rng(sum(shape)).standard_normal((2, 6)).astype(np.float32)
-            feeds = {"x": x, "shape": np.array(shape, np.int64), "a": np.ones(1, np.float32)}
-            found = ortplugin.run(session, feeds)["y"]
-            np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
+  model = onnx.parser.parse_model(SHAPED).SerializeToString()
+  session = ortplugin.session(model, ["cuda"], cuda_graph=True)
+  for _ in range(2):
+    for shape in ((2, 6), (3, 4), (12, 1), (3, 4)):
+      x = np.random.default_rng(sum(shape)).standard_normal((2, 6)).astype(np.float32)
+      feeds = {"x": x, "shape": np.array(shape, np.int64), "a": np.ones(1, np.float32)}
+      found = ortplugin.run(session, feeds)["y"]
+      np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
 
 
 def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
-    """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
-    case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])
-    made, _ = optimize(case)
-    feeds, cuda = case.feeds[0], Cuda()  # with one thread: with more, all runs may be right
-    wanted = ortplugin.run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
-    for _ in range(12):
-        session = cuda.session(made, False)
-        assert host_outputs(session.ort)  # bound to the host; whether runs go wrong without that hangs on timing
-        for _ in range(25):
-            found = cuda.run(session, feeds)
-            for name, array in wanted.items():
-                np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-3, err_msg=name)
+  """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
+  case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])
+  made, _ = optimize(case)
+  feeds, cuda = case.feeds[0], Cuda()  # with one thread: with more, all runs may be right
+  wanted = ortplugin.run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
+  for _ in range(12):
+    session = cuda.session(made, False)
+    assert host_outputs(session.ort)  # bound to the host; whether runs go wrong without that hangs on timing
+    for _ in range(25):
+      found = cuda.run(session, feeds)
+      for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-3, err_msg=name)

@@ -31,30 +31,30 @@ SEVERAL = """(T c, T b, T r, float g) => (T y, bool p, float z) {
 
 # x, filters, kernel, attributes: what no tile divides, kernels that strides don't, pads that cut patches.
 SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
-    ((2, 64, 32, 32), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((1, 8, 3, 5), 1, (2, 2), {"strides": [2, 2]}),
-    ((2, 24, 9, 7), 2, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-    ((1, 40, 6, 11), 4, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 0]}),
-    ((2, 16, 5, 6), 3, (3, 2), {"strides": [3, 1], "pads": [1, 0, 0, 1]}),
-    ((1, 32, 4, 4), 3, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
-    ((3, 56, 7, 10), 8, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((1, 128, 13, 9), 5, (2, 3), {"strides": [1, 2], "pads": [1, 0, 0, 0]}),
-    ((2, 16, 10, 100), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((1, 160, 8, 6), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((1, 16, 5, 150), 1, (3, 5), {"strides": [1, 4], "pads": [2, 3, 0, 1], "output_padding": [0, 3]}),
-    ((2, 8, 6, 5), 7, (3, 3), {"pads": [1, 1, 1, 1]}),
-    ((1, 8, 20, 31), 2, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3]}),
-    ((1, 16, 4, 3), 4, (1, 1), {"strides": [2, 2], "output_padding": [1, 1]}),
-    ((9, 32, 1, 1), 3, (4, 4), {}),
+  ((2, 64, 32, 32), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((1, 8, 3, 5), 1, (2, 2), {"strides": [2, 2]}),
+  ((2, 24, 9, 7), 2, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+  ((1, 40, 6, 11), 4, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 0]}),
+  ((2, 16, 5, 6), 3, (3, 2), {"strides": [3, 1], "pads": [1, 0, 0, 1]}),
+  ((1, 32, 4, 4), 3, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
+  ((3, 56, 7, 10), 8, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((1, 128, 13, 9), 5, (2, 3), {"strides": [1, 2], "pads": [1, 0, 0, 0]}),
+  ((2, 16, 10, 100), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((1, 160, 8, 6), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((1, 16, 5, 150), 1, (3, 5), {"strides": [1, 4], "pads": [2, 3, 0, 1], "output_padding": [0, 3]}),
+  ((2, 8, 6, 5), 7, (3, 3), {"pads": [1, 1, 1, 1]}),
+  ((1, 8, 20, 31), 2, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3]}),
+  ((1, 16, 4, 3), 4, (1, 1), {"strides": [2, 2], "output_padding": [1, 1]}),
+  ((9, 32, 1, 1), 3, (4, 4), {}),
 )
 
 
 def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...], first: bool = False) -> Case:
-    x, filters, kernel, attributes = SHAPES[number]
-    more = {"algorithm": "own"} | ({"output_layout": "NCHW"} if first else {})
-    w, constant = (x[1], filters, *kernel), number % 2 == 0
-    name = f"{x} to {filters}, {dtype}, {first}"
-    return Case(name, typed(text, dtype), x, w, operands, "NHWC", attributes | more, constant)
+  x, filters, kernel, attributes = SHAPES[number]
+  more = {"algorithm": "own"} | ({"output_layout": "NCHW"} if first else {})
+  w, constant = (x[1], filters, *kernel), number % 2 == 0
+  name = f"{x} to {filters}, {dtype}, {first}"
+  return Case(name, typed(text, dtype), x, w, operands, "NHWC", attributes | more, constant)
 
 
 NOT_TAKEN = "the algorithm 'own' is not used"  # what the library then says
@@ -64,55 +64,55 @@ NOT_TAKEN = "the algorithm 'own' is not used"  # what the library then says
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 def test_equals_the_reference(
-    library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str, first: bool
+  library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str, first: bool
 ) -> None:
-    filters, batch = SHAPES[number][1], SHAPES[number][0][0]
-    for text, operands in (
-        (BARE, ()),
-        (BIAS_RELU, ((filters, 1, 1),)),
-        (RESIDUAL, ((filters, 1, 1), None)),
-        (SEVERAL, ((filters, 1, 1), None, (batch, 1, 1, 1))),
-    ):
-        case = case_of(number, dtype, text, operands, first)
-        check(case, run(make(case.model()), case))
-    assert NOT_TAKEN not in capfd.readouterr().err
+  filters, batch = SHAPES[number][1], SHAPES[number][0][0]
+  for text, operands in (
+    (BARE, ()),
+    (BIAS_RELU, ((filters, 1, 1),)),
+    (RESIDUAL, ((filters, 1, 1), None)),
+    (SEVERAL, ((filters, 1, 1), None, (batch, 1, 1, 1))),
+  ):
+    case = case_of(number, dtype, text, operands, first)
+    check(case, run(make(case.model()), case))
+  assert NOT_TAKEN not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("attributes", [{"group": 2}, {"dilations": [2, 1]}, {"strides": [5, 5]}])
 def test_others_are_not_taken(library: Path, capfd: pytest.CaptureFixture[str], attributes: dict[str, Any]) -> None:
-    case = case_of(2, "float16", BARE, ())
-    case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
-    check(case, run(make(case.model()), case), split=True)
-    assert NOT_TAKEN in capfd.readouterr().err
+  case = case_of(2, "float16", BARE, ())
+  case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
+  check(case, run(make(case.model()), case), split=True)
+  assert NOT_TAKEN in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
 @pytest.mark.parametrize("number", [0, 2, 3, 5])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_infinite_pixels_stay_where_they_are(library: Path, number: int, dtype: str, first: bool) -> None:
-    case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
-    check_infinite_pixels(case)
+  case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
+  check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
-    check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
+  check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("name", ["own", "fused", "split"])
 @pytest.mark.parametrize("number", [0, 3, 6])
 def test_tensors_may_start_anywhere(library: Path, number: int, name: str) -> None:
-    """Also where the result is turned after cuDNN."""
-    filters = SHAPES[number][1]
-    case = case_of(number, "float16", RESIDUAL, ((filters, 1, 1), None), True)
-    case = replace(case, constant_weights=False, attributes={**case.attributes, "algorithm": name})
-    check_anywhere(case, split=True)
+  """Also where the result is turned after cuDNN."""
+  filters = SHAPES[number][1]
+  case = case_of(number, "float16", RESIDUAL, ((filters, 1, 1), None), True)
+  case = replace(case, constant_weights=False, attributes={**case.attributes, "algorithm": name})
+  check_anywhere(case, split=True)
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])
 def test_a_cuda_graph_gives_the_same_bits(library: Path, number: int) -> None:
-    case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),), True)
-    rng = np.random.default_rng(0)
-    given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]
-    check_graph(case.model(), [Trial(feeds) for feeds in given])
+  case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),), True)
+  rng = np.random.default_rng(0)
+  given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]
+  check_graph(case.model(), [Trial(feeds) for feeds in given])

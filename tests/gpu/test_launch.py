@@ -28,74 +28,74 @@ SHAPES = [(8, 14, 1024, 256), (8, 28, 768, 192), (8, 28, 384, 192), (8, 28, 512,
 
 
 def _model(batch: int, side: int, channels: int, filters: int, before: tuple[str, ...]) -> bytes:
-    """A convolution by cuDNN with a residual that comes through pointwise kernels of ours."""
-    rng = np.random.default_rng(0)
-    nodes, value = [], "r"
-    for number, program in enumerate(before):
-        node = helper.make_node("FusedPointwise", [value], [f"v{number}"], f"pointwise{number}", domain="ortplugin")
-        node.attribute.append(helper.make_attribute("program", program))
-        nodes.append(node)
-        value = f"v{number}"
-    weights = rng.standard_normal((filters, 1, 1, channels)) / np.sqrt(channels)
-    conv = helper.make_node("FusedConv", ["x", "w", value], ["y"], "conv", domain="ortplugin")
-    attributes = {"program": SUM, "layout": "NHWC", "kernel_shape": [1, 1]}
-    conv.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-    image = [batch, side, side]
-    graph = helper.make_graph(
-        [*nodes, conv],
-        "overlap",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [*image, width])
-         for name, width in (("x", channels), ("r", filters))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [*image, filters])],
-        [numpy_helper.from_array(weights.astype(np.float16), "w")],
-    )  # fmt: skip
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+  """A convolution by cuDNN with a residual that comes through pointwise kernels of ours."""
+  rng = np.random.default_rng(0)
+  nodes, value = [], "r"
+  for number, program in enumerate(before):
+    node = helper.make_node("FusedPointwise", [value], [f"v{number}"], f"pointwise{number}", domain="ortplugin")
+    node.attribute.append(helper.make_attribute("program", program))
+    nodes.append(node)
+    value = f"v{number}"
+  weights = rng.standard_normal((filters, 1, 1, channels)) / np.sqrt(channels)
+  conv = helper.make_node("FusedConv", ["x", "w", value], ["y"], "conv", domain="ortplugin")
+  attributes = {"program": SUM, "layout": "NHWC", "kernel_shape": [1, 1]}
+  conv.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+  image = [batch, side, side]
+  graph = helper.make_graph(
+      [*nodes, conv],
+      "overlap",
+      [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [*image, width])
+       for name, width in (("x", channels), ("r", filters))],
+      [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [*image, filters])],
+      [numpy_helper.from_array(weights.astype(np.float16), "w")],
+  )  # fmt: skip
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
 
 
 def _feeds(batch: int, side: int, channels: int, filters: int, count: int) -> list[dict[str, Array]]:
-    rng = np.random.default_rng(1)
-    return [
-        {name: rng.standard_normal((batch, side, side, width)).astype(np.float16)
-         for name, width in (("x", channels), ("r", filters))}
-        for _ in range(count)
-    ]  # fmt: skip
+  rng = np.random.default_rng(1)
+  return [
+      {name: rng.standard_normal((batch, side, side, width)).astype(np.float16)
+       for name, width in (("x", channels), ("r", filters))}
+      for _ in range(count)
+  ]  # fmt: skip
 
 
 @pytest.mark.parametrize("before", [(SLOW,), (SLOW, QUICK), (SLOW, QUICK, QUICK)], ids=["one", "two", "three"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_library_reads_what_was_written(library: Path, shape: tuple[int, ...], before: tuple[str, ...]) -> None:
-    """Replays of one graph on one input after the other: what begins early reads what the last replay left."""
-    model, feeds = _model(*shape, before), _feeds(*shape, 3)
-    plain, graph = make(model), ortplugin.session(model, [("cuda", {"use_tf32": "0"})], cuda_graph=True)
-    wanted = [host(ortplugin.run(plain, each)) for each in feeds]
-    for _ in range(10):
-        for each, outputs in zip(feeds, wanted, strict=True):
-            assert same_bits(host(ortplugin.run(graph, each)), outputs)
+  """Replays of one graph on one input after the other: what begins early reads what the last replay left."""
+  model, feeds = _model(*shape, before), _feeds(*shape, 3)
+  plain, graph = make(model), ortplugin.session(model, [("cuda", {"use_tf32": "0"})], cuda_graph=True)
+  wanted = [host(ortplugin.run(plain, each)) for each in feeds]
+  for _ in range(10):
+    for each, outputs in zip(feeds, wanted, strict=True):
+      assert same_bits(host(ortplugin.run(graph, each)), outputs)
 
 
 @pytest.mark.parametrize("allocates", [False, True], ids=["", "allocates"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_programmatic_edges_join_kernels_of_ours(library: Path, shape: tuple[int, ...], allocates: bool) -> None:
-    """`allocates`: no edge can be removed from a graph that allocates memory, as some operators of ORT's do."""
-    stream = cupy.cuda.Stream(non_blocking=True)
-    session, options = session_on(stream, _model(*shape, (SLOW, QUICK, QUICK)))
-    inputs = [cupy.asarray(array) for array in _feeds(*shape, 1)[0].values()]
-    binding = bind(session, inputs, [cupy.empty((*shape[:1], shape[1], shape[1], shape[3]), np.float16)])
-    cupy.cuda.Device().synchronize()
-    session.run_with_iobinding(binding, options)  # compiles
-    stream.synchronize()
+  """`allocates`: no edge can be removed from a graph that allocates memory, as some operators of ORT's do."""
+  stream = cupy.cuda.Stream(non_blocking=True)
+  session, options = session_on(stream, _model(*shape, (SLOW, QUICK, QUICK)))
+  inputs = [cupy.asarray(array) for array in _feeds(*shape, 1)[0].values()]
+  binding = bind(session, inputs, [cupy.empty((*shape[:1], shape[1], shape[1], shape[3]), np.float16)])
+  cupy.cuda.Device().synchronize()
+  session.run_with_iobinding(binding, options)  # compiles
+  stream.synchronize()
 
-    def run() -> None:
-        memory = cupy.cuda.runtime.mallocAsync(1024, stream.ptr) if allocates else 0
-        session.run_with_iobinding(binding, options)
-        if allocates:
-            cupy.cuda.runtime.freeAsync(memory, stream.ptr)
+  def run() -> None:
+    memory = cupy.cuda.runtime.mallocAsync(1024, stream.ptr) if allocates else 0
+    session.run_with_iobinding(binding, options)
+    if allocates:
+      cupy.cuda.runtime.freeAsync(memory, stream.ptr)
 
-    edges = captured(stream, run)
-    ours = our_kernels()
-    assert any(edge.upstream == "pointwise" and edge.downstream not in ours for edge in edges), edges
-    for edge in edges:
-        assert edge.is_programmatic == (edge.upstream in ours and edge.downstream in ours), edge
-        assert edge.port in ((AT_EXIT, AT_LAUNCH) if edge.is_programmatic else (0,)), edge
-    assert sum(edge.is_programmatic for edge in edges) == 2
+  edges = captured(stream, run)
+  ours = our_kernels()
+  assert any(edge.upstream == "pointwise" and edge.downstream not in ours for edge in edges), edges
+  for edge in edges:
+    assert edge.is_programmatic == (edge.upstream in ours and edge.downstream in ours), edge
+    assert edge.port in ((AT_EXIT, AT_LAUNCH) if edge.is_programmatic else (0,)), edge
+  assert sum(edge.is_programmatic for edge in edges) == 2

@@ -25,33 +25,33 @@ SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(
 
 
 def check(case: Case, found: list[Array], inputs: list[Array] | None = None) -> None:
-    """With a library the value may be rounded to its dtype before the program."""
-    dtype = case.program.parameters[0].dtype
-    unit = max(UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF["float"]) if dtype != "double" else None
-    expected = expect(case, inputs, unit)
-    for number, result in enumerate(case.program.results):
-        if result.dtype == "bool" and dtype in ("float16", "bfloat16"):  # comparisons may turn on that rounding
-            assert (found[number] != expected.outputs[number]).mean() < 0.01
-            expected.outputs[number] = expected.wide[number] = found[number]
-    check_exactly(case, found, expected)
+  """With a library the value may be rounded to its dtype before the program."""
+  dtype = case.program.parameters[0].dtype
+  unit = max(UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF["float"]) if dtype != "double" else None
+  expected = expect(case, inputs, unit)
+  for number, result in enumerate(case.program.results):
+    if result.dtype == "bool" and dtype in ("float16", "bfloat16"):  # comparisons may turn on that rounding
+      assert (found[number] != expected.outputs[number]).mean() < 0.01
+      expected.outputs[number] = expected.wide[number] = found[number]
+  check_exactly(case, found, expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 # BERT's and GPT-2's layers, a decoding step, a head.
 LARGE = [
-    made(f"large: {name}, {dtype}", text, dtype, a, n, constant=True)
-    for name, text, a, n in (
-        ("up", GELU, (8, 128, 768), 3072),
-        ("down", RESIDUAL_RELU, (2, 128, 3072), 768),
-        ("one token", RESIDUAL_RELU, (1, 1, 768), 2304),
-        ("few tokens", SEVERAL, (16, 1, 768), 768),
-        ("odd head", BARE, (1, 64, 768), 5003),
-    )
-    for dtype in ("float16", "bfloat16", "float")
+  made(f"large: {name}, {dtype}", text, dtype, a, n, constant=True)
+  for name, text, a, n in (
+    ("up", GELU, (8, 128, 768), 3072),
+    ("down", RESIDUAL_RELU, (2, 128, 3072), 768),
+    ("one token", RESIDUAL_RELU, (1, 1, 768), 2304),
+    ("few tokens", SEVERAL, (16, 1, 768), 768),
+    ("odd head", BARE, (1, 64, 768), 5003),
+  )
+  for dtype in ("float16", "bfloat16", "float")
 ]
 LARGE += [transposed(case) for case in LARGE]
 large = {case.name: case for case in LARGE}
@@ -59,73 +59,73 @@ large = {case.name: case for case in LARGE}
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 def test_large_tensors(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("algorithm", ["own", "fused", "split"])
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("turned", [False, True])
 def test_operands_inside_the_rows(library: Path, name: str, turned: bool, algorithm: str) -> None:
-    a, n, u, v = INSIDE[name]
-    case = made(f"{name}, {algorithm}", TWO, "float16", a, n, {"u": u, "v": v}, attributes={"algorithm": algorithm})
-    case = transposed(case) if turned else case
-    check(case, run(make(case.model()), case))
+  a, n, u, v = INSIDE[name]
+  case = made(f"{name}, {algorithm}", TWO, "float16", a, n, {"u": u, "v": v}, attributes={"algorithm": algorithm})
+  case = transposed(case) if turned else case
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", ["down, float16", "down, float16, trans_b", "few tokens, bfloat16, trans_b"])
 def test_every_algorithm(library: Path, name: str) -> None:
-    """What --tune is offered computes the same."""
-    case = large[f"large: {name}"]
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    found = OPERATOR.device_variants(case.node(), types, [False, True, *[False] * (len(types) - 2)])
-    assert found
-    for each in found:
-        check(case, run(make(replace(case, attributes=each).model()), case))
+  """What --tune is offered computes the same."""
+  case = large[f"large: {name}"]
+  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  found = OPERATOR.device_variants(case.node(), types, [False, True, *[False] * (len(types) - 2)])
+  assert found
+  for each in found:
+    check(case, run(make(replace(case, attributes=each).model()), case))
 
 
 def test_no_rows_have_no_algorithms(library: Path) -> None:
-    case = made("none", BARE, "float16", (0, 64), 64)
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    assert not OPERATOR.device_variants(case.node(), types, [False, False])
+  case = made("none", BARE, "float16", (0, 64), 64)
+  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  assert not OPERATOR.device_variants(case.node(), types, [False, False])
 
 
 CHOSEN = [
-    large["large: down, float16, trans_b"],
-    large["large: one token, float16, trans_b"],
-    large["large: few tokens, float16"],
-    replace(large["large: up, bfloat16, trans_b"], attributes={"algorithm": "split"}),
-    large["large: up, float"],
-    made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
+  large["large: down, float16, trans_b"],
+  large["large: one token, float16, trans_b"],
+  large["large: few tokens, float16"],
+  replace(large["large: up, bfloat16, trans_b"], attributes={"algorithm": "split"}),
+  large["large: up, float"],
+  made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
 ]
 chosen = pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 
 
 @chosen
 def test_runs_are_bit_identical(library: Path, case: Case) -> None:
-    """Whatever stood in the output's memory before: nothing of it is read."""
-    fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
-    check_repeats(case, 10, fill)
+  """Whatever stood in the output's memory before: nothing of it is read."""
+  fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
+  check_repeats(case, 10, fill)
 
 
 @chosen
 def test_a_cuda_graph_gives_the_same_bits(library: Path, case: Case) -> None:
-    b = case.inputs()[1]
-    check_graph(case.model(), permuted(case, lambda case, found, feeds: check(case, found, [feeds[0], b, *feeds[1:]])
-                                       if case.constant else check(case, found, feeds)))  # fmt: skip
+  b = case.inputs()[1]
+  check_graph(case.model(), permuted(case, lambda case, found, feeds: check(case, found, [feeds[0], b, *feeds[1:]])
+                                     if case.constant else check(case, found, feeds)))  # fmt: skip
 
 
 @chosen
 def test_tensors_may_start_anywhere(library: Path, case: Case) -> None:
-    case = replace(case, constant=False)
-    check_addresses(case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]),
-                                                             ([1, 2, 3, 4], [5])])  # fmt: skip
+  case = replace(case, constant=False)
+  check_addresses(case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]),
+                                                           ([1, 2, 3, 4], [5])])  # fmt: skip
 
 
 def trial(first: Case, batch: int, rows: int) -> Trial:
-    whole = (batch, rows, first.shapes[1][1])
-    shapes = ((batch, rows, first.shapes[0][-1]), *first.shapes[1:3], whole)
-    case = replace(first, name=f"{first.name} {shapes}", shapes=shapes)
-    return Trial(case.feeds(), lambda found: check(case, found), OPERATOR.reference(case.node(), case.inputs()))
+  whole = (batch, rows, first.shapes[1][1])
+  shapes = ((batch, rows, first.shapes[0][-1]), *first.shapes[1:3], whole)
+  case = replace(first, name=f"{first.name} {shapes}", shapes=shapes)
+  return Trial(case.feeds(), lambda found: check(case, found), OPERATOR.reference(case.node(), case.inputs()))
 
 
 CHANGING = made("changing", RESIDUAL_RELU, "float16", (2, 37, 64), 48)
@@ -133,28 +133,28 @@ OPEN = [("n", "s", 64), (64, 48), (48,), ("n", "s", 48)]
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    session = make(CHANGING.model(OPEN))
-    for batch, rows in ((2, 37), (1, 1), (0, 37), (8, 128), (3, 1), (2, 37)):
-        shapes = ((batch, rows, 64), (64, 48), (48,), (batch, rows, 48))
-        case = replace(CHANGING, name=f"changing {shapes}", shapes=shapes)
-        check(case, run(session, case))
+  session = make(CHANGING.model(OPEN))
+  for batch, rows in ((2, 37), (1, 1), (0, 37), (8, 128), (3, 1), (2, 37)):
+    shapes = ((batch, rows, 64), (64, 48), (48,), (batch, rows, 48))
+    case = replace(CHANGING, name=f"changing {shapes}", shapes=shapes)
+    check(case, run(session, case))
 
 
 def captured() -> tuple[bytes, Trial, Trial]:
-    return CHANGING.model(OPEN), trial(CHANGING, 2, 37), trial(CHANGING, 3, 37)
+  return CHANGING.model(OPEN), trial(CHANGING, 2, 37), trial(CHANGING, 3, 37)
 
 
 def test_new_shapes_are_refused_while_a_graph_is_captured(library: Path) -> None:
-    check_capture(captured, "product")
+  check_capture(captured, "product")
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    check_threads(CHANGING.model(OPEN), lambda number: trial(CHANGING, 1 + number, 20 + number))
+  check_threads(CHANGING.model(OPEN), lambda number: trial(CHANGING, 1 + number, 20 + number))
 
 
 def test_bias_relu_has_no_tf32(library: Path) -> None:
-    """Sums of 768 products in float32 are off by some 1e-7, of TF32 by some 1e-4."""
-    case = made("float", BIAS_RELU, "float", (4, 196, 768), 256)
-    (found,) = run(make(case.model()), case)
-    (wanted,) = OPERATOR.reference(case.node(), case.inputs(), rounded=False)  # type: ignore[call-arg]
-    assert np.abs(found - wanted).max() / np.abs(wanted).max() < 5e-6
+  """Sums of 768 products in float32 are off by some 1e-7, of TF32 by some 1e-4."""
+  case = made("float", BIAS_RELU, "float", (4, 196, 768), 256)
+  (found,) = run(make(case.model()), case)
+  (wanted,) = OPERATOR.reference(case.node(), case.inputs(), rounded=False)  # type: ignore[call-arg]
+  assert np.abs(found - wanted).max() / np.abs(wanted).max() < 5e-6

@@ -14,32 +14,32 @@ import pytest
 from node_cases import OPSET, bits, typed
 from onnx import helper
 from pointwise_cases import (
-    CASES,
-    CHAIN,
-    CHANGING,
-    LARGE_CASES,
-    LERP,
-    SUM_RELU,
-    Case,
-    by_name,
-    check,
-    expect,
-    model_of,
-    node_of,
+  CASES,
+  CHAIN,
+  CHANGING,
+  LARGE_CASES,
+  LERP,
+  SUM_RELU,
+  Case,
+  by_name,
+  check,
+  expect,
+  model_of,
+  node_of,
 )
 from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, host, make, need_memory, python, run, run_bound
 from gpu.sessions import (
-    Trial,
-    check_addresses,
-    check_capture,
-    check_graph,
-    check_repeats,
-    check_stream,
-    check_threads,
-    trial,
+  Trial,
+  check_addresses,
+  check_capture,
+  check_graph,
+  check_repeats,
+  check_stream,
+  check_threads,
+  trial,
 )
 from ortplugin.program import ONNX_DTYPES
 
@@ -47,24 +47,24 @@ cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernel can take: vectors of whole rows, across rows, with a tail, of all dtypes.
 CHOSEN = (
-    "sum and Relu, float16",
-    "lerp, scalar weight, double",
-    "lerp, middle broadcast, float16",
-    "lerp, leading broadcast, bfloat16",
-    "outer product, float",
-    "alternating axes, float16",
-    "rank 0, float",
-    "results of all floating dtypes, float16",
-    "a parameter is a result, float16",
-    "integers beside, float",
-    "masked, float16",
-    "whole numbers, int8, normal",
-    "65537 elements, float16",
-    "large: contiguous, float",
-    "large: odd, float16",
-    "large: rows, float16",
-    "large: columns, float",
-    "large: channels, float16",
+  "sum and Relu, float16",
+  "lerp, scalar weight, double",
+  "lerp, middle broadcast, float16",
+  "lerp, leading broadcast, bfloat16",
+  "outer product, float",
+  "alternating axes, float16",
+  "rank 0, float",
+  "results of all floating dtypes, float16",
+  "a parameter is a result, float16",
+  "integers beside, float",
+  "masked, float16",
+  "whole numbers, int8, normal",
+  "65537 elements, float16",
+  "large: contiguous, float",
+  "large: odd, float16",
+  "large: rows, float16",
+  "large: columns, float",
+  "large: channels, float16",
 )
 
 # -------------------------------------------------------------------------------------------------------------- parity
@@ -72,18 +72,18 @@ CHOSEN = (
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 # Shapes of x, a and b against the sizes (n, m, k).
 BROADCASTS = {
-    "contiguous": lambda n, m, k: ((n, m, k), (n, m, k), (n, m, k)),
-    "scalars": lambda n, m, k: ((n, m, k), (), (1,)),
-    "rows": lambda n, m, k: ((n, m, k), (k,), (1, 1, k)),
-    "columns": lambda n, m, k: ((n, m, k), (n, m, 1), (m, 1)),
-    "middle": lambda n, m, k: ((n, m, k), (n, 1, k), (m, 1)),
-    "outer": lambda n, m, k: ((n, 1, 1), (m, 1), (k,)),
-    "ends": lambda n, m, k: ((n, m, k), (n, 1, k), (n, 1, 1)),
+  "contiguous": lambda n, m, k: ((n, m, k), (n, m, k), (n, m, k)),
+  "scalars": lambda n, m, k: ((n, m, k), (), (1,)),
+  "rows": lambda n, m, k: ((n, m, k), (k,), (1, 1, k)),
+  "columns": lambda n, m, k: ((n, m, k), (n, m, 1), (m, 1)),
+  "middle": lambda n, m, k: ((n, m, k), (n, 1, k), (m, 1)),
+  "outer": lambda n, m, k: ((n, 1, 1), (m, 1), (k,)),
+  "ends": lambda n, m, k: ((n, m, k), (n, 1, k), (n, 1, 1)),
 }
 SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (7, 13, 1024), (1, 1, 65537), (67, 61, 49), (257, 4, 2),
          (16, 96, 520))  # fmt: skip
@@ -93,19 +93,19 @@ MADD = "(T x, T a, T b) => (T y, T z) { p = Mul(x, a) y = Add(p, b) z = Sub(y, x
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
 @pytest.mark.parametrize("name", BROADCASTS)
 def test_every_broadcast_of_every_size(library: Path, name: str, dtype: str) -> None:
-    """One session, whose inputs' ranks are not known before they come."""
-    text = typed(MADD, dtype)
-    session = make(model_of(text, [None, None, None]))
-    for sizes in SIZES:
-        case = Case(f"{name} {sizes} {dtype}", text, BROADCASTS[name](*sizes))
-        check(case, run(session, case))
+  """One session, whose inputs' ranks are not known before they come."""
+  text = typed(MADD, dtype)
+  session = make(model_of(text, [None, None, None]))
+  for sizes in SIZES:
+    case = Case(f"{name} {sizes} {dtype}", text, BROADCASTS[name](*sizes))
+    check(case, run(session, case))
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random_broadcasts(library: Path, seed: int) -> None:
-    """Up to six axes, each input without some of them, dtypes mixed."""
-    rng = np.random.default_rng(seed)
-    text = """(float16 x, float y, double z, bool m, int32 i) => (float a, double b, bool c, float16 d) {
+  """Up to six axes, each input without some of them, dtypes mixed."""
+  rng = np.random.default_rng(seed)
+  text = """(float16 x, float y, double z, bool m, int32 i) => (float a, double b, bool c, float16 d) {
       f = Cast<to=float>(x)
       a = Where(m, f, y)
       g = Cast<to=double>(a)
@@ -115,30 +115,30 @@ def test_random_broadcasts(library: Path, seed: int) -> None:
       h = Mul(a, j)
       d = Cast<to=float16>(h)
     }"""
-    session = make(model_of(text, [None] * 5))
-    for number in range(4):
-        full = [int(rng.choice((1, 2, 3, 5, 8, 16, 37))) for _ in range(int(rng.integers(1, 7)))]
-        while np.prod(full) > 200_000:
-            full[int(rng.integers(len(full)))] = 1
-        shapes = []
-        for _ in range(5):
-            shape = [size if rng.random() < 0.6 else 1 for size in full]
-            shapes.append(tuple(shape[int(rng.integers(len(shape) + 1)) :]) if rng.random() < 0.4 else tuple(shape))
-        case = Case(f"random {seed} {number} {shapes}", text, tuple(shapes))
-        check(case, run(session, case))
+  session = make(model_of(text, [None] * 5))
+  for number in range(4):
+    full = [int(rng.choice((1, 2, 3, 5, 8, 16, 37))) for _ in range(int(rng.integers(1, 7)))]
+    while np.prod(full) > 200_000:
+      full[int(rng.integers(len(full)))] = 1
+    shapes = []
+    for _ in range(5):
+      shape = [size if rng.random() < 0.6 else 1 for size in full]
+      shapes.append(tuple(shape[int(rng.integers(len(shape) + 1)) :]) if rng.random() < 0.4 else tuple(shape))
+    case = Case(f"random {seed} {number} {shapes}", text, tuple(shapes))
+    check(case, run(session, case))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
-    check_repeats(by_name[name])
+  check_repeats(by_name[name])
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    """Sizes, and which axes are broadcast."""
-    session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
-    for shapes in (*CHANGING, ((64, 33, 1024), (1, 33, 1), (33, 1024)), CHANGING[0]):
-        case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)
-        check(case, run(session, case))
+  """Sizes, and which axes are broadcast."""
+  session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
+  for shapes in (*CHANGING, ((64, 33, 1024), (1, 33, 1), (33, 1024)), CHANGING[0]):
+    case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)
+    check(case, run(session, case))
 
 
 # ---------------------------------------------------------------------------------------------- addresses, and in place
@@ -147,13 +147,13 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
-    case = by_name[name]
-    expected = expect(case)
-    offsets = [
-        (each if "inputs" in which else [0], each[::-1] if "outputs" in which else [0])
-        for each in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (2,), (4,))
-    ]
-    check_addresses(case, lambda found: check(case, found, expected), offsets, expected.outputs)
+  case = by_name[name]
+  expected = expect(case)
+  offsets = [
+    (each if "inputs" in which else [0], each[::-1] if "outputs" in which else [0])
+    for each in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (2,), (4,))
+  ]
+  check_addresses(case, lambda found: check(case, found, expected), offsets, expected.outputs)
 
 
 CROSSED = "(T x, T r, T c) => (T s, T d) { t = Add(x, r) s = Mul(t, c) d = Sub(x, r) }"
@@ -163,67 +163,67 @@ CROSSED = "(T x, T r, T c) => (T s, T d) { t = Add(x, r) s = Mul(t, c) d = Sub(x
 @pytest.mark.parametrize("dtype", ["float16", "float", "double", "int8"])
 @pytest.mark.parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
 def test_results_may_take_the_place_of_inputs(library: Path, shape: tuple[int, ...], dtype: str, offset: int) -> None:
-    """Each of two results on each of two inputs; the third input is repeated, so that rows are crossed."""
-    text = typed(CROSSED, dtype)
-    case = Case(f"in place {shape} {dtype}", text, (shape, shape, shape[-1:] if len(shape) > 1 else ()))
-    expected, session = expect(case), make(case.model())
-    for order in ((0, 1), (1, 0)):
-        inputs = [at_offset(array, offset) for array in case.inputs()]
-        outputs = [inputs[i] for i in order]
-        run_bound(session, inputs, outputs)
-        check(case, [cupy.asnumpy(array) for array in outputs], expected)
+  """Each of two results on each of two inputs; the third input is repeated, so that rows are crossed."""
+  text = typed(CROSSED, dtype)
+  case = Case(f"in place {shape} {dtype}", text, (shape, shape, shape[-1:] if len(shape) > 1 else ()))
+  expected, session = expect(case), make(case.model())
+  for order in ((0, 1), (1, 0)):
+    inputs = [at_offset(array, offset) for array in case.inputs()]
+    outputs = [inputs[i] for i in order]
+    run_bound(session, inputs, outputs)
+    check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
 def test_swapped_inputs_are_results(library: Path) -> None:
-    text = "(float x, float y) => (float y, float x) { }"
-    case = Case("swapped", text, ((1000,), (1000,)))
-    x, y = (cupy.asarray(array) for array in case.inputs())
-    session = make(case.model())
-    run_bound(session, [x, y], [x, y])
-    wanted = case.inputs()
-    assert (cupy.asnumpy(x) == wanted[1]).all()
-    assert (cupy.asnumpy(y) == wanted[0]).all()
+  text = "(float x, float y) => (float y, float x) { }"
+  case = Case("swapped", text, ((1000,), (1000,)))
+  x, y = (cupy.asarray(array) for array in case.inputs())
+  session = make(case.model())
+  run_bound(session, [x, y], [x, y])
+  wanted = case.inputs()
+  assert (cupy.asnumpy(x) == wanted[1]).all()
+  assert (cupy.asnumpy(y) == wanted[0]).all()
 
 
 def chained(dtype: str, shape: tuple[int, ...], count: int) -> bytes:
-    """A model of nodes that each turn (s, d) into (s + d, s - d); all memory between them may be taken over."""
-    text = typed("(T x, T r) => (T s, T d) { s = Add(x, r) d = Sub(x, r) }", dtype)
-    nodes = [helper.make_node("Neg", [f"n{i}"], [f"{name}0"]) for i, name in enumerate("sd")]
-    for index in range(count):
-        node = node_of(text, f"link{index}")
-        node.input[:] = [f"s{index}", f"d{index}"]
-        node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
-        nodes.append(node)
-    kind = ONNX_DTYPES[dtype]
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info(f"n{i}", kind, shape) for i in (0, 1)],
-        [helper.make_tensor_value_info(f"{name}{count}", kind, shape) for name in "sd"],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+  """A model of nodes that each turn (s, d) into (s + d, s - d); all memory between them may be taken over."""
+  text = typed("(T x, T r) => (T s, T d) { s = Add(x, r) d = Sub(x, r) }", dtype)
+  nodes = [helper.make_node("Neg", [f"n{i}"], [f"{name}0"]) for i, name in enumerate("sd")]
+  for index in range(count):
+    node = node_of(text, f"link{index}")
+    node.input[:] = [f"s{index}", f"d{index}"]
+    node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
+    nodes.append(node)
+  kind = ONNX_DTYPES[dtype]
+  graph = helper.make_graph(
+    nodes,
+    "chain",
+    [helper.make_tensor_value_info(f"n{i}", kind, shape) for i in (0, 1)],
+    [helper.make_tensor_value_info(f"{name}{count}", kind, shape) for name in "sd"],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("length", [5, 70001, 1 << 20])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(
-    library: Path, length: int, dtype: str, cuda_graph: bool
+  library: Path, length: int, dtype: str, cuda_graph: bool
 ) -> None:
-    """Sums and differences of small whole numbers are exact."""
-    count, shape = 4, (2, length)
-    model = chained(dtype, shape, count)
-    session = ortplugin.session(model, ["cuda"], cuda_graph=True) if cuda_graph else make(model)
-    rng = np.random.default_rng(length)
-    numpy = {"float16": np.float16, "float": np.float32}[dtype]
-    for _ in range(3):
-        s, d = (rng.integers(-8, 8, shape).astype(numpy) for _ in range(2))
-        found = host(ortplugin.run(session, {"n0": -s, "n1": -d}))
-        for _ in range(count):
-            s, d = s + d, s - d
-        np.testing.assert_array_equal(found[0], s)
-        np.testing.assert_array_equal(found[1], d)
+  """Sums and differences of small whole numbers are exact."""
+  count, shape = 4, (2, length)
+  model = chained(dtype, shape, count)
+  session = ortplugin.session(model, ["cuda"], cuda_graph=True) if cuda_graph else make(model)
+  rng = np.random.default_rng(length)
+  numpy = {"float16": np.float16, "float": np.float32}[dtype]
+  for _ in range(3):
+    s, d = (rng.integers(-8, 8, shape).astype(numpy) for _ in range(2))
+    found = host(ortplugin.run(session, {"n0": -s, "n1": -d}))
+    for _ in range(count):
+      s, d = s + d, s - d
+    np.testing.assert_array_equal(found[0], s)
+    np.testing.assert_array_equal(found[1], d)
 
 
 # --------------------------------------------------------------------------------------------------- streams and graphs
@@ -231,131 +231,131 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
-    case = by_name[name]
-    check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
+  case = by_name[name]
+  check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
 def test_work_is_on_the_sessions_stream(library: Path) -> None:
-    case = by_name["large: contiguous, float"]
-    check_stream(case.model(), trial(case, check))
+  case = by_name["large: contiguous, float"]
+  check_stream(case.model(), trial(case, check))
 
 
 def captured() -> tuple[bytes, Trial, Trial]:
-    text = typed(SUM_RELU, "float")
-    first, later = (trial(Case(f"captured {rows}", text, ((rows, 8), (rows, 8))), check) for rows in (3, 5))
-    return model_of(text, [("n", 8), ("n", 8)]), first, later
+  text = typed(SUM_RELU, "float")
+  first, later = (trial(Case(f"captured {rows}", text, ((rows, 8), (rows, 8))), check) for rows in (3, 5))
+  return model_of(text, [("n", 8), ("n", 8)]), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    check_capture(captured, "pointwise")
+  check_capture(captured, "pointwise")
 
 
 # -------------------------------------------------------------------------------------------------------------- threads
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Half of them with shapes of their own, half with the same, all new to the session."""
-    text = typed(CHAIN, "float16")
+  """Half of them with shapes of their own, half with the same, all new to the session."""
+  text = typed(CHAIN, "float16")
 
-    def trial_of(number: int) -> Trial:
-        shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 7001)[number // 2 % 4])
-        return trial(Case(f"thread {number}", text, (shape, shape[1:], (shape[0], 1))), check)
+  def trial_of(number: int) -> Trial:
+    shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 7001)[number // 2 % 4])
+    return trial(Case(f"thread {number}", text, (shape, shape[1:], (shape[0], 1))), check)
 
-    check_threads(model_of(text, [None, None, None]), trial_of)
+  check_threads(model_of(text, [None, None, None]), trial_of)
 
 
 def test_threads_make_sessions_at_once(library: Path) -> None:
-    case = by_name["large: columns, float"]
-    expected = expect(case)
+  case = by_name["large: columns, float"]
+  expected = expect(case)
 
-    def work(_: int) -> None:
-        for _ in range(3):
-            check(case, run(make(case.model()), case), expected)
+  def work(_: int) -> None:
+    for _ in range(3):
+      check(case, run(make(case.model()), case), expected)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 def test_shapes_that_broadcast_alike_share_a_kernel(library: Path, tmp_path: Path) -> None:
-    """What differs is an argument, so that a new length compiles nothing."""
-    code = """
+  """What differs is an argument, so that a new length compiles nothing."""
+  code = """
 from gpu.test_pointwise import SUM_RELU, Case, make, model_of, run, typed
 text = typed(SUM_RELU, "float")
 session = make(model_of(text, [("n", "h"), ("h",)]))
 for n, h in ((1000, 1024), (2000, 512), (37, 256)):
     run(session, Case("alike", text, ((n, h), (h,))))
 """
-    done = python(code, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
-    kernels = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert 1 <= len(kernels) <= 3  # of the guess at the session's start, of small and of larger tensors
+  done = python(code, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
+  assert done.returncode == 0, done.stderr
+  kernels = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+  assert 1 <= len(kernels) <= 3  # of the guess at the session's start, of small and of larger tensors
 
 
 # ------------------------------------------------------------------------------------------------------ wrong and large
 
 
 @pytest.mark.parametrize(
-    ("text", "shapes", "words"),
-    [
-        (SUM_RELU, ((2, 3), (2, 4)), r"input 1 \('r'\): the shapes \[2, 4\] and \[2, 3\] do not broadcast"),
-        ("(T x) => (T y) { y = LayerNormalization(x) }", ((2, 3),), "LayerNormalization, which is not pointwise"),
-    ],
+  ("text", "shapes", "words"),
+  [
+    (SUM_RELU, ((2, 3), (2, 4)), r"input 1 \('r'\): the shapes \[2, 4\] and \[2, 3\] do not broadcast"),
+    ("(T x) => (T y) { y = LayerNormalization(x) }", ((2, 3),), "LayerNormalization, which is not pointwise"),
+  ],
 )
 def test_a_wrong_node_is_refused_with_the_session(
-    library: Path, text: str, shapes: Sequence[tuple[int, ...]], words: str
+  library: Path, text: str, shapes: Sequence[tuple[int, ...]], words: str
 ) -> None:
-    with pytest.raises(Exception, match=words) as caught:
-        make(model_of(typed(text, "float16"), shapes))
-    assert "FusedPointwise" in str(caught.value)
-    assert "node 'pointwise'" in str(caught.value)
+  with pytest.raises(Exception, match=words) as caught:
+    make(model_of(typed(text, "float16"), shapes))
+  assert "FusedPointwise" in str(caught.value)
+  assert "node 'pointwise'" in str(caught.value)
 
 
 def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
-    text = typed(SUM_RELU, "float")
-    session = make(model_of(text, [("n", "h"), ("m", "h")]))
-    good = Case("whole", text, ((6, 40), (6, 40)))
-    check(good, run(session, good))
-    with pytest.raises(Exception, match=r"\[5, 40\] and \[6, 40\] do not broadcast"):
-        ortplugin.run(session, {"x": np.ones((6, 40), np.float32), "r": np.ones((5, 40), np.float32)})
-    check(good, run(session, good))
+  text = typed(SUM_RELU, "float")
+  session = make(model_of(text, [("n", "h"), ("m", "h")]))
+  good = Case("whole", text, ((6, 40), (6, 40)))
+  check(good, run(session, good))
+  with pytest.raises(Exception, match=r"\[5, 40\] and \[6, 40\] do not broadcast"):
+    ortplugin.run(session, {"x": np.ones((6, 40), np.float32), "r": np.ones((5, 40), np.float32)})
+  check(good, run(session, good))
 
 
 HUGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "contiguous, a tail": (((1 << 32) + 4321,), ()),
-    "whole rows": (((1 << 31) // 1024 + 77, 1024), (1024,)),
-    "odd rows": (((1 << 31) // 1023 + 77, 1023), (1023,)),
-    "columns of odd rows": (((1 << 31) // 1023 + 77, 1023), ((1 << 31) // 1023 + 77, 1)),
-    "middle": ((3, (1 << 30) // 1024, 1024), (3, 1, 1024)),
+  "contiguous, a tail": (((1 << 32) + 4321,), ()),
+  "whole rows": (((1 << 31) // 1024 + 77, 1024), (1024,)),
+  "odd rows": (((1 << 31) // 1023 + 77, 1023), (1023,)),
+  "columns of odd rows": (((1 << 31) // 1023 + 77, 1023), ((1 << 31) // 1023 + 77, 1)),
+  "middle": ((3, (1 << 30) // 1024, 1024), (3, 1, 1024)),
 }
 
 
 @pytest.mark.parametrize("name", HUGE)
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
-    """Every element is checked; whole numbers wrap."""
-    shape, other = HUGE[name]
-    need_memory(20)
-    text = "(int8 x, int8 b) => (int8 y) { p = Mul(x, 3) y = Add(p, b) }"
-    cupy.random.seed(zlib.crc32(name.encode()))
-    x, y = cupy.empty(shape, np.int8), cupy.zeros(shape, np.int8)
-    words = x.reshape(-1)[: x.size // 8 * 8].view(np.uint64)
-    words[...] = cupy.arange(words.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x.reshape(-1)[words.size * 8 :] = 5
-    b = cupy.random.randint(-100, 100, other, dtype=np.int64).astype(np.int8).reshape(other)
-    session = make(model_of(text, [None, None]))
-    run_bound(session, [x, b], [y])
-    for index in itertools.product(*(range(size) for size in shape[:-2])):
-        rows = shape[-2] if len(shape) > 1 else 1
-        step = 1 << 18 if len(shape) > 1 else 1
-        for first in range(0, rows, step):
-            part = (*index, slice(first, first + step)) if len(shape) > 1 else slice(None)
-            near = cupy.broadcast_to(b, shape)[part]
-            assert bool((y[part] == x[part] * np.int8(3) + near).all()), (name, index, first)
-    del x, y, words, b
-    cupy.get_default_memory_pool().free_all_blocks()
+  """Every element is checked; whole numbers wrap."""
+  shape, other = HUGE[name]
+  need_memory(20)
+  text = "(int8 x, int8 b) => (int8 y) { p = Mul(x, 3) y = Add(p, b) }"
+  cupy.random.seed(zlib.crc32(name.encode()))
+  x, y = cupy.empty(shape, np.int8), cupy.zeros(shape, np.int8)
+  words = x.reshape(-1)[: x.size // 8 * 8].view(np.uint64)
+  words[...] = cupy.arange(words.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+  x.reshape(-1)[words.size * 8 :] = 5
+  b = cupy.random.randint(-100, 100, other, dtype=np.int64).astype(np.int8).reshape(other)
+  session = make(model_of(text, [None, None]))
+  run_bound(session, [x, b], [y])
+  for index in itertools.product(*(range(size) for size in shape[:-2])):
+    rows = shape[-2] if len(shape) > 1 else 1
+    step = 1 << 18 if len(shape) > 1 else 1
+    for first in range(0, rows, step):
+      part = (*index, slice(first, first + step)) if len(shape) > 1 else slice(None)
+      near = cupy.broadcast_to(b, shape)[part]
+      assert bool((y[part] == x[part] * np.int8(3) + near).all()), (name, index, first)
+  del x, y, words, b
+  cupy.get_default_memory_pool().free_all_blocks()
 
 
 def test_values_of_bool_are_true_or_false(library: Path) -> None:
-    text = "(bool m, bool n) => (bool a, bool o, bool x) { a = And(m, n) o = Or(m, n) x = Xor(m, n) }"
-    case = Case("bools", text, ((33, 1000), (1000,)))
-    got = run(make(case.model()), case)
-    check(case, got)
-    assert all(set(np.unique(bits(each))) <= {0, 1} for each in got)
+  text = "(bool m, bool n) => (bool a, bool o, bool x) { a = And(m, n) o = Or(m, n) x = Xor(m, n) }"
+  case = Case("bools", text, ((33, 1000), (1000,)))
+  got = run(make(case.model()), case)
+  check(case, got)
+  assert all(set(np.unique(bits(each))) <= {0, 1} for each in got)

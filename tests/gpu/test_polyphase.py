@@ -34,26 +34,26 @@ SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
 # has them, too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases
 # without taps, and several tiles with some of these.
 SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
-    ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((2, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
-    ((13, 24, 23, 23), 16, (2, 2), {"strides": [2, 2]}),
-    ((8, 16, 23, 23), 16, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((12, 200, 15, 17), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-    ((1, 136, 5, 6), 40, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 0]}),
-    ((40, 16, 40, 40), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-    ((30, 16, 30, 29), 24, (5, 5), {"strides": [3, 3], "pads": [2, 2, 2, 2], "output_padding": [0, 2]}),
-    ((2, 64, 7, 5), 320, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 1]}),
-    ((2, 40, 9, 6), 96, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
-    ((1, 72, 6, 11), 64, (2, 2), {"strides": [3, 4], "output_padding": [2, 1]}),
-    ((2, 128, 8, 7), 48, (3, 4), {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 3, 1, 0]}),
-    ((1, 64, 1, 40), 64, (1, 9), {"strides": [1, 4], "dilations": [1, 3], "pads": [0, 5, 0, 7]}),
-    ((2, 16, 10, 9), 104, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3], "output_padding": [3, 3]}),
-    ((64, 40, 9, 9), 24, (2, 2), {"strides": [3, 3]}),
-    ((32, 136, 9, 9), 136, (5, 5), {"strides": [3, 3], "dilations": [2, 2], "pads": [2, 2, 2, 2]}),
-    ((24, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
-    ((16, 16, 24, 24), 264, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    ((37, 320, 1, 1), 64, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((2, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
+  ((13, 24, 23, 23), 16, (2, 2), {"strides": [2, 2]}),
+  ((8, 16, 23, 23), 16, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((12, 200, 15, 17), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+  ((1, 136, 5, 6), 40, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 0]}),
+  ((40, 16, 40, 40), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+  ((30, 16, 30, 29), 24, (5, 5), {"strides": [3, 3], "pads": [2, 2, 2, 2], "output_padding": [0, 2]}),
+  ((2, 64, 7, 5), 320, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 1]}),
+  ((2, 40, 9, 6), 96, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
+  ((1, 72, 6, 11), 64, (2, 2), {"strides": [3, 4], "output_padding": [2, 1]}),
+  ((2, 128, 8, 7), 48, (3, 4), {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 3, 1, 0]}),
+  ((1, 64, 1, 40), 64, (1, 9), {"strides": [1, 4], "dilations": [1, 3], "pads": [0, 5, 0, 7]}),
+  ((2, 16, 10, 9), 104, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3], "output_padding": [3, 3]}),
+  ((64, 40, 9, 9), 24, (2, 2), {"strides": [3, 3]}),
+  ((32, 136, 9, 9), 136, (5, 5), {"strides": [3, 3], "dilations": [2, 2], "pads": [2, 2, 2, 2]}),
+  ((24, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
+  ((16, 16, 24, 24), 264, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+  ((37, 320, 1, 1), 64, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
 )
 
 # An operand and a result of other sizes than the convolution's.
@@ -69,65 +69,65 @@ SIZES = """(T c, int8 i) => (T y, double z) {
 
 @pytest.fixture(autouse=True)
 def _hopper() -> None:
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("its instructions are Hopper's")
+  if cupy.cuda.Device().compute_capability != "90":
+    pytest.skip("its instructions are Hopper's")
 
 
 def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> Case:
-    x, filters, kernel, attributes = SHAPES[number]
-    w, constant = (x[1], filters, *kernel), number % 2 == 0
-    more = attributes | {"algorithm": "own"}
-    return Case(f"{x} to {filters}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", more, constant)
+  x, filters, kernel, attributes = SHAPES[number]
+  w, constant = (x[1], filters, *kernel), number % 2 == 0
+  more = attributes | {"algorithm": "own"}
+  return Case(f"{x} to {filters}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", more, constant)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", range(len(SHAPES)))
 def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
-    bias, image = (SHAPES[number][1], 1, 1), (SHAPES[number][0][0], 1, 1, 1)
-    rows = case_of(number, dtype, RESIDUAL, (bias, None)).shapes[-1][1]
-    for text, operands in (
-        (BARE, ()),
-        (BIAS_RELU, (bias,)),
-        (RESIDUAL, (bias, None)),
-        (SEVERAL, (bias, None, image, (rows, 1))),
-        (SIZES, (None,)),
-    ):
-        case = case_of(number, dtype, text, operands)
-        check(case, run(make(case.model()), case))
-    assert NOT_TAKEN not in capfd.readouterr().err
+  bias, image = (SHAPES[number][1], 1, 1), (SHAPES[number][0][0], 1, 1, 1)
+  rows = case_of(number, dtype, RESIDUAL, (bias, None)).shapes[-1][1]
+  for text, operands in (
+    (BARE, ()),
+    (BIAS_RELU, (bias,)),
+    (RESIDUAL, (bias, None)),
+    (SEVERAL, (bias, None, image, (rows, 1))),
+    (SIZES, (None,)),
+  ):
+    case = case_of(number, dtype, text, operands)
+    check(case, run(make(case.model()), case))
+  assert NOT_TAKEN not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [1, 9, 10])
 def test_infinite_pixels_stay_where_they_are(library: Path, number: int) -> None:
-    case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
-    check_infinite_pixels(case)
+  case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
+  check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [1, 9, 10])
 def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
-    check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
+  check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("number", [0, 6])
 def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
-    case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
-    check_anywhere(case)
+  case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
+  check_anywhere(case)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_residual_may_be_overwritten(library: Path, number: int) -> None:
-    case = case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None))
-    session, feeds = make(case.model()), {name: cupy.asarray(array) for name, array in case.feeds().items()}
-    place = list(feeds.values())[-1]
-    outputs = [place, cupy.empty_like(place)]
-    run_bound(session, list(feeds.values()), outputs)
-    check(case, host(dict(enumerate(outputs))))
+  case = case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None))
+  session, feeds = make(case.model()), {name: cupy.asarray(array) for name, array in case.feeds().items()}
+  place = list(feeds.values())[-1]
+  outputs = [place, cupy.empty_like(place)]
+  run_bound(session, list(feeds.values()), outputs)
+  check(case, host(dict(enumerate(outputs))))
 
 
 @pytest.mark.parametrize("number", [2, 5])
 def test_a_cuda_graph_gives_the_same_bits(library: Path, number: int) -> None:
-    case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),))
-    rng = np.random.default_rng(0)
-    given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]
-    check_graph(case.model(), [Trial(feeds) for feeds in given])
+  case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),))
+  rng = np.random.default_rng(0)
+  given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]
+  check_graph(case.model(), [Trial(feeds) for feeds in given])

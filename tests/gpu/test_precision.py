@@ -18,23 +18,23 @@ WHERE = {"verify": True, "providers": ["cuda"]}
 
 
 def originals(name: str) -> ModelProto:
-    return build_bert(SMALL, random_weights(0), np.float32) if name == "bert" else randomized(name, logits=True)
+  return build_bert(SMALL, random_weights(0), np.float32) if name == "bert" else randomized(name, logits=True)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
 @pytest.mark.parametrize("name", ["bert", "shufflenet", "squeezenet", "resnet50"])
 def test_converted_models_agree(name: str, precision: str) -> None:
-    model, report = ortplugin.optimize(originals(name), precision=precision, **WHERE)
-    assert report.passed
-    assert report.verification[0].inputs
-    if name == "bert":
-        return  # its arithmetic on shapes runs on the CPU, as in the original
-    make(model.SerializeToString())  # fails where a node is not on the GPU
+  model, report = ortplugin.optimize(originals(name), precision=precision, **WHERE)
+  assert report.passed
+  assert report.verification[0].inputs
+  if name == "bert":
+    return  # its arithmetic on shapes runs on the CPU, as in the original
+  make(model.SerializeToString())  # fails where a node is not on the GPU
 
 
 def test_back_to_float32() -> None:
-    half, _ = ortplugin.optimize(randomized("shufflenet", logits=True), precision="fp16", precision_io=True)
-    restored = ortplugin.restore(half)
-    _, report = ortplugin.optimize(restored, precision="fp32", **WHERE)
-    assert report.passed
-    assert report.converted > 0
+  half, _ = ortplugin.optimize(randomized("shufflenet", logits=True), precision="fp16", precision_io=True)
+  restored = ortplugin.restore(half)
+  _, report = ortplugin.optimize(restored, precision="fp32", **WHERE)
+  assert report.passed
+  assert report.converted > 0

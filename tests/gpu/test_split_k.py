@@ -25,92 +25,90 @@ SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
 # warpgroups, tiles of 32, 64 and 128 filters, tiles that pixels or filters do not fill, chunks that channels do not
 # fill, more blocks than multiprocessors.
 CASES: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
-    ((1, 8, 1, 3), 8, (1, 1), {}),
-    ((1, 64, 7, 7), 64, (3, 3), SAME),
-    ((1, 512, 7, 7), 512, (3, 3), SAME),
-    ((4, 256, 14, 14), 256, (3, 3), SAME),
-    ((8, 512, 7, 7), 512, (3, 3), SAME),
-    ((1, 64, 56, 56), 64, (3, 3), SAME),
-    ((1, 128, 28, 28), 128, (3, 3), SAME),
-    ((3, 72, 9, 11), 40, (3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
-    ((2, 200, 13, 5), 136, (5, 2), {"dilations": [2, 3]}),
-    ((1, 256, 20, 17), 264, (3, 3), {"pads": [2, 2, 2, 2], "dilations": [2, 2]}),
-    ((8, 1024, 14, 14), 2048, (1, 1), {"strides": [2, 2]}),
-    ((1, 2048, 7, 7), 512, (1, 1), {}),
-    ((2, 320, 5, 9), 1280, (1, 1), {"pads": [0, 1, 1, 0]}),
-    ((9, 16, 40, 33), 24, (3, 3), SAME),
-    ((1, 128, 14, 14), 224, (3, 3), {}),
-    ((1, 128, 14, 14), 416, (3, 3), {}),
-    ((1, 192, 5, 5), 32, (1, 1), {}),
-    ((1, 64, 28, 28), 384, (2, 2), {}),
-    ((1, 320, 28, 28), 352, (3, 3), SAME),
+  ((1, 8, 1, 3), 8, (1, 1), {}),
+  ((1, 64, 7, 7), 64, (3, 3), SAME),
+  ((1, 512, 7, 7), 512, (3, 3), SAME),
+  ((4, 256, 14, 14), 256, (3, 3), SAME),
+  ((8, 512, 7, 7), 512, (3, 3), SAME),
+  ((1, 64, 56, 56), 64, (3, 3), SAME),
+  ((1, 128, 28, 28), 128, (3, 3), SAME),
+  ((3, 72, 9, 11), 40, (3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+  ((2, 200, 13, 5), 136, (5, 2), {"dilations": [2, 3]}),
+  ((1, 256, 20, 17), 264, (3, 3), {"pads": [2, 2, 2, 2], "dilations": [2, 2]}),
+  ((8, 1024, 14, 14), 2048, (1, 1), {"strides": [2, 2]}),
+  ((1, 2048, 7, 7), 512, (1, 1), {}),
+  ((2, 320, 5, 9), 1280, (1, 1), {"pads": [0, 1, 1, 0]}),
+  ((9, 16, 40, 33), 24, (3, 3), SAME),
+  ((1, 128, 14, 14), 224, (3, 3), {}),
+  ((1, 128, 14, 14), 416, (3, 3), {}),
+  ((1, 192, 5, 5), 32, (1, 1), {}),
+  ((1, 64, 28, 28), 384, (2, 2), {}),
+  ((1, 320, 28, 28), 352, (3, 3), SAME),
 ]
 
 
 @pytest.fixture(autouse=True)
 def _hopper() -> None:
-    if cupy.cuda.Device().compute_capability != "90":
-        pytest.skip("its instructions are Hopper's")
+  if cupy.cuda.Device().compute_capability != "90":
+    pytest.skip("its instructions are Hopper's")
 
 
 def case(number: int, program: str, dtype: str = "float16") -> Conv:
-    x, filters, kernel, attributes = CASES[number]
-    return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes=attributes))
+  x, filters, kernel, attributes = CASES[number]
+  return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes=attributes))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
-    programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)
-    x, filters, kernel, _ = CASES[number]
-    large = np.prod(x) * filters * np.prod(kernel) > 1 << 28
-    for turn, program in enumerate(programs[number % 2 :: 3] if large else programs):
-        replace(case(number, program, dtype), constant=turn % 2 == 0).run()
-    assert NOT_TAKEN not in capfd.readouterr().err
+  programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)
+  x, filters, kernel, _ = CASES[number]
+  large = np.prod(x) * filters * np.prod(kernel) > 1 << 28
+  for turn, program in enumerate(programs[number % 2 :: 3] if large else programs):
+    replace(case(number, program, dtype), constant=turn % 2 == 0).run()
+  assert NOT_TAKEN not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> None:
-    for number in (1, 7, 8):
-        given = replace(case(number, BARE), constant=False)
-        padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
-        for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
-            check_infinite(given, name, element, value)
+  for number in (1, 7, 8):
+    given = replace(case(number, BARE), constant=False)
+    padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
+    for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
+      check_infinite(given, name, element, value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [1, 7, 8])
 def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
-    check_maxima_of_nan(case(number, MAXIMA, dtype))
+  check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
 @pytest.mark.parametrize("number", [1, 7])
 def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
-    given = replace(case(number, BARE), constant=False)
-    arrays = given.arrays()
-    (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
-    inputs = [at_offset(arrays[each], 1) for each in given.node().input]
-    outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
-    run_bound(make(given.model(arrays)), inputs, outputs)
-    np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
+  given = replace(case(number, BARE), constant=False)
+  arrays = given.arrays()
+  (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
+  inputs = [at_offset(arrays[each], 1) for each in given.node().input]
+  outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
+  run_bound(make(given.model(arrays)), inputs, outputs)
+  np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
 
 
 def test_it_is_taken_where_it_is_fast(library: Path) -> None:
-    """`auto` gives the bits of `own` for few pixels; for many that are no known gain `--tune` times it all the same."""
-    for number in (2, 5, 11):
-        given = case(number, RELU)
-        auto = replace(
-            given, attributes={name: value for name, value in given.attributes.items() if name != "algorithm"}
-        )
-        arrays = given.arrays()
-        found = [host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (given, auto)]
-        assert same_bits(*found)
-    many = Conv(RELU, "float16", "NHWC", (32, 64, 56, 56), 64, (3, 3), attributes=SAME)
-    assert "own" in algorithms(many, many.arrays())
+  """`auto` gives the bits of `own` for few pixels; for many that are no known gain `--tune` times it all the same."""
+  for number in (2, 5, 11):
+    given = case(number, RELU)
+    auto = replace(given, attributes={name: value for name, value in given.attributes.items() if name != "algorithm"})
+    arrays = given.arrays()
+    found = [host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (given, auto)]
+    assert same_bits(*found)
+  many = Conv(RELU, "float16", "NHWC", (32, 64, 56, 56), 64, (3, 3), attributes=SAME)
+  assert "own" in algorithms(many, many.arrays())
 
 
 def test_runs_are_bit_identical(library: Path) -> None:
-    for number in (2, 5, 7):
-        conv = case(number, RELU)
-        assert same_bits(conv.run(), conv.run())
-        check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+  for number in (2, 5, 7):
+    conv = case(number, RELU)
+    assert same_bits(conv.run(), conv.run())
+    check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])

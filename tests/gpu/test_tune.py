@@ -21,75 +21,75 @@ ROWS, UPDATES, WIDTH = 5000, 3000, 64
 
 
 def scatter_model() -> ModelProto:
-    """Rows of a matrix replaced, by the standard's operator."""
-    node = helper.make_node("ScatterND", ["data", "at", "rows"], ["y"], "scatter")
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [
-            helper.make_tensor_value_info("data", TensorProto.FLOAT, [ROWS, WIDTH]),
-            helper.make_tensor_value_info("at", TensorProto.INT64, [UPDATES, 1]),
-            helper.make_tensor_value_info("rows", TensorProto.FLOAT, [UPDATES, WIDTH]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [ROWS, WIDTH])],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+  """Rows of a matrix replaced, by the standard's operator."""
+  node = helper.make_node("ScatterND", ["data", "at", "rows"], ["y"], "scatter")
+  graph = helper.make_graph(
+    [node],
+    "g",
+    [
+      helper.make_tensor_value_info("data", TensorProto.FLOAT, [ROWS, WIDTH]),
+      helper.make_tensor_value_info("at", TensorProto.INT64, [UPDATES, 1]),
+      helper.make_tensor_value_info("rows", TensorProto.FLOAT, [UPDATES, WIDTH]),
+    ],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [ROWS, WIDTH])],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def test_a_scatter(rng: np.random.Generator) -> None:
-    feeds = {
-        "data": rng.standard_normal((ROWS, WIDTH), dtype=np.float32),
-        "at": rng.permutation(ROWS)[:UPDATES, None],
-        "rows": rng.standard_normal((UPDATES, WIDTH), dtype=np.float32),
-    }
-    tuned, report = ortplugin.optimize(scatter_model(), tune=True, verify=True, providers=["cuda"], inputs=feeds)
-    assert report.passed
-    (entry,) = report.tuning
-    times = entry.microseconds
-    assert set(times) == {"", "algorithm=sequential", "algorithm=parallel", "algorithm=sorting", tune.STANDARD}
-    default, standard = times[""], times[tune.STANDARD]
-    assert default is not None
-    assert standard is not None
-    assert default < standard
-    expected = feeds["data"].copy()
-    expected[feeds["at"][:, 0]] = feeds["rows"]
-    session = ortplugin.session(tuned.SerializeToString(), providers=["cuda"])
-    assert (cupy.asnumpy(ortplugin.run(session, feeds)["y"]) == expected).all()
+  feeds = {
+    "data": rng.standard_normal((ROWS, WIDTH), dtype=np.float32),
+    "at": rng.permutation(ROWS)[:UPDATES, None],
+    "rows": rng.standard_normal((UPDATES, WIDTH), dtype=np.float32),
+  }
+  tuned, report = ortplugin.optimize(scatter_model(), tune=True, verify=True, providers=["cuda"], inputs=feeds)
+  assert report.passed
+  (entry,) = report.tuning
+  times = entry.microseconds
+  assert set(times) == {"", "algorithm=sequential", "algorithm=parallel", "algorithm=sorting", tune.STANDARD}
+  default, standard = times[""], times[tune.STANDARD]
+  assert default is not None
+  assert standard is not None
+  assert default < standard
+  expected = feeds["data"].copy()
+  expected[feeds["at"][:, 0]] = feeds["rows"]
+  session = ortplugin.session(tuned.SerializeToString(), providers=["cuda"])
+  assert (cupy.asnumpy(ortplugin.run(session, feeds)["y"]) == expected).all()
 
 
 def conv_model(rng: np.random.Generator) -> ModelProto:
-    """A convolution with bias and Relu, float16."""
-    w = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16)
-    b = rng.standard_normal(64).astype(np.float16)
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["y"], "relu"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, 64, 28, 28])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, 64, 28, 28])],
-        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+  """A convolution with bias and Relu, float16."""
+  w = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16)
+  b = rng.standard_normal(64).astype(np.float16)
+  nodes = [
+    helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
+    helper.make_node("Relu", ["c"], ["y"], "relu"),
+  ]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, 64, 28, 28])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, 64, 28, 28])],
+    [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def test_a_convolution(rng: np.random.Generator) -> None:
-    """cuDNN's plans are timed, and the one that is kept says so in the node and runs without complaint."""
-    model = conv_model(rng)
-    feeds = {"x": rng.standard_normal((2, 64, 28, 28)).astype(np.float16)}
-    tuned, report = ortplugin.optimize(model, tune=True, verify=True, providers=["cuda"], inputs=feeds)
-    assert report.passed
-    (entry,) = (each for each in report.tuning if "(FusedConv)" in each.node)
-    names = [name for name in entry.microseconds if name not in ("", tune.STANDARD)]
-    assert any(name.startswith("algorithm=fused:engine=") for name in names)
-    assert any(name.startswith("algorithm=split:engine=") for name in names)
-    assert all(entry.microseconds[name] is not None for name in names)
-    found = [node for node in tuned.graph.node if node.op_type == "FusedConv"]
-    if entry.choice.startswith("algorithm="):
-        (attribute,) = (each for each in found[0].attribute if each.name == "algorithm")
-        assert f"algorithm={attribute.s.decode()}" == entry.choice
+  """cuDNN's plans are timed, and the one that is kept says so in the node and runs without complaint."""
+  model = conv_model(rng)
+  feeds = {"x": rng.standard_normal((2, 64, 28, 28)).astype(np.float16)}
+  tuned, report = ortplugin.optimize(model, tune=True, verify=True, providers=["cuda"], inputs=feeds)
+  assert report.passed
+  (entry,) = (each for each in report.tuning if "(FusedConv)" in each.node)
+  names = [name for name in entry.microseconds if name not in ("", tune.STANDARD)]
+  assert any(name.startswith("algorithm=fused:engine=") for name in names)
+  assert any(name.startswith("algorithm=split:engine=") for name in names)
+  assert all(entry.microseconds[name] is not None for name in names)
+  found = [node for node in tuned.graph.node if node.op_type == "FusedConv"]
+  if entry.choice.startswith("algorithm="):
+    (attribute,) = (each for each in found[0].attribute if each.name == "algorithm")
+    assert f"algorithm={attribute.s.decode()}" == entry.choice
 
 
 GRADIENTS = (
@@ -103,32 +103,32 @@ GRADIENTS = (
 
 @pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: case.name)
 def test_a_gradient(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
-    """Ways to make dX, then, beside the best of these, ways to make dW; the node says which are kept."""
-    tuned, (entry,) = tune.tune(onnx.load_from_string(case.model()), case.feeds(), CUDA)
-    times = entry.microseconds
-    assert times[""] is not None
-    measured = [name for name in times if times[name] is not None or name in entry.wrong]
-    beside = [name for name in measured if ", " in name]  # a way to make dW, with the dX that was chosen
-    assert sum(name.startswith("data_algorithm=") and ", " not in name for name in measured) > 1
-    assert sum("weight_algorithm=" in name for name in measured) > 1
-    assert len({name.partition(", ")[0] for name in beside}) <= 1
-    (found,) = [node for node in tuned.graph.node if node.op_type == "ConvGrad"] or [None]
-    if entry.choice != tune.STANDARD:
-        assert found is not None
-        given = {each.name: each.s.decode() for each in found.attribute}
-        for choice in filter(None, entry.choice.split(", ")):
-            name, _, text = choice.partition("=")
-            assert given[name] == text
-    if case.name == "a poor choice":
-        assert entry.choice.endswith(("weight_algorithm=own", "weight_algorithm=auto"))  # which is own here
-    session = ortplugin.session(tuned.SerializeToString(), providers=["cuda"])
-    results = ortplugin.run(session, case.feeds())
-    check(case, [cupy.asnumpy(results[name]) for name in case.outputs()], unit=UNIT_ROUNDOFF[case.gradient.dtype])
-    assert "is not used" not in capfd.readouterr().err
+  """Ways to make dX, then, beside the best of these, ways to make dW; the node says which are kept."""
+  tuned, (entry,) = tune.tune(onnx.load_from_string(case.model()), case.feeds(), CUDA)
+  times = entry.microseconds
+  assert times[""] is not None
+  measured = [name for name in times if times[name] is not None or name in entry.wrong]
+  beside = [name for name in measured if ", " in name]  # a way to make dW, with the dX that was chosen
+  assert sum(name.startswith("data_algorithm=") and ", " not in name for name in measured) > 1
+  assert sum("weight_algorithm=" in name for name in measured) > 1
+  assert len({name.partition(", ")[0] for name in beside}) <= 1
+  (found,) = [node for node in tuned.graph.node if node.op_type == "ConvGrad"] or [None]
+  if entry.choice != tune.STANDARD:
+    assert found is not None
+    given = {each.name: each.s.decode() for each in found.attribute}
+    for choice in filter(None, entry.choice.split(", ")):
+      name, _, text = choice.partition("=")
+      assert given[name] == text
+  if case.name == "a poor choice":
+    assert entry.choice.endswith(("weight_algorithm=own", "weight_algorithm=auto"))  # which is own here
+  session = ortplugin.session(tuned.SerializeToString(), providers=["cuda"])
+  results = ortplugin.run(session, case.feeds())
+  check(case, [cupy.asnumpy(results[name]) for name in case.outputs()], unit=UNIT_ROUNDOFF[case.gradient.dtype])
+  assert "is not used" not in capfd.readouterr().err
 
 
 def test_a_transformer() -> None:
-    _, report = ortplugin.optimize(DATA / "bert_dynamo.onnx", tune=True, verify=True, providers=["cuda"])
-    assert report.passed
-    assert report.tuning
-    assert all(entry.microseconds[""] is not None for entry in report.tuning)
+  _, report = ortplugin.optimize(DATA / "bert_dynamo.onnx", tune=True, verify=True, providers=["cuda"])
+  assert report.passed
+  assert report.tuning
+  assert all(entry.microseconds[""] is not None for entry in report.tuning)

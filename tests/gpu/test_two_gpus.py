@@ -40,210 +40,210 @@ GPUS = (0, 1)
 
 
 def network() -> onnx.ModelProto:
-    """Two convolutions, a norm over channels and what is pointwise between: several of our kernels in a row, fp16."""
-    rng = np.random.default_rng(0)
-    tensors = {
-        "w": rng.standard_normal((64, 16, 3, 3)) / 12,
-        "b": rng.standard_normal(64),
-        "v": rng.standard_normal((32, 64, 1, 1)) / 8,
-        "g": rng.standard_normal(28),
-        "h": rng.standard_normal(28),
-    }
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], "relu"),
-        helper.make_node("Conv", ["r", "v"], ["d"], "pointwise"),
-        helper.make_node("Sigmoid", ["d"], ["s"], "sigmoid"),
-        helper.make_node("Mul", ["d", "s"], ["m"], "mul"),
-        helper.make_node("LayerNormalization", ["m", "g", "h"], ["y"], "norm", axis=-1),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2, 16, 28, 28])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2, 32, 28, 28])],
-        [numpy_helper.from_array(value.astype(np.float16), name) for name, value in tensors.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+  """Two convolutions, a norm over channels and what is pointwise between: several of our kernels in a row, fp16."""
+  rng = np.random.default_rng(0)
+  tensors = {
+    "w": rng.standard_normal((64, 16, 3, 3)) / 12,
+    "b": rng.standard_normal(64),
+    "v": rng.standard_normal((32, 64, 1, 1)) / 8,
+    "g": rng.standard_normal(28),
+    "h": rng.standard_normal(28),
+  }
+  nodes = [
+    helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
+    helper.make_node("Relu", ["c"], ["r"], "relu"),
+    helper.make_node("Conv", ["r", "v"], ["d"], "pointwise"),
+    helper.make_node("Sigmoid", ["d"], ["s"], "sigmoid"),
+    helper.make_node("Mul", ["d", "s"], ["m"], "mul"),
+    helper.make_node("LayerNormalization", ["m", "g", "h"], ["y"], "norm", axis=-1),
+  ]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2, 16, 28, 28])],
+    [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2, 32, 28, 28])],
+    [numpy_helper.from_array(value.astype(np.float16), name) for name, value in tensors.items()],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 @pytest.fixture(scope="module")
 def optimized() -> onnx.ModelProto:
-    model, report = ortplugin.optimize(network())
-    assert report.fused
-    return model
+  model, report = ortplugin.optimize(network())
+  assert report.fused
+  return model
 
 
 def image(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((2, 16, 28, 28)).astype(np.float16)
+  return np.random.default_rng(seed).standard_normal((2, 16, 28, 28)).astype(np.float16)
 
 
 def saved(model: onnx.ModelProto, path: Path) -> Side:
-    onnx.save(model, path)
-    return Side(path, any(node.domain == "ortplugin" for node in model.graph.node))
+  onnx.save(model, path)
+  return Side(path, any(node.domain == "ortplugin" for node in model.graph.node))
 
 
 def free(device: int) -> int:
-    with cupy.cuda.Device(device):
-        return int(cupy.cuda.runtime.memGetInfo()[0])
+  with cupy.cuda.Device(device):
+    return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- sessions
 
 
 def test_the_device_is_the_sessions(library: Path, optimized: onnx.ModelProto) -> None:
-    serialized = optimized.SerializeToString()
-    for device in GPUS:
-        session = ortplugin.session(serialized, ["cuda"], device_id=device)
-        assert session.get_provider_options()[CUDA]["device_id"] == str(device)
-        with cupy.cuda.Device(device):
-            result = ortplugin.run(session, {"x": cupy.asarray(image(0))})["y"]
-        assert result.device.id == device
-    with pytest.raises(UsageError, match=f"there is no GPU {gpu_count()}"):
-        ortplugin.session(serialized, ["cuda"], device_id=gpu_count())
-    with pytest.raises(UsageError, match="device_id is 1, the provider's options say 0"):
-        ortplugin.session(serialized, [("cuda", {"device_id": 0})], device_id=1)
-    with cupy.cuda.Device(0):  # before the session is made, which leaves its own GPU current
-        array = cupy.asarray(image(0))
-    with pytest.raises(UsageError, match="is on GPU 0, the session runs on GPU 1"):
-        ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
+  serialized = optimized.SerializeToString()
+  for device in GPUS:
+    session = ortplugin.session(serialized, ["cuda"], device_id=device)
+    assert session.get_provider_options()[CUDA]["device_id"] == str(device)
+    with cupy.cuda.Device(device):
+      result = ortplugin.run(session, {"x": cupy.asarray(image(0))})["y"]
+    assert result.device.id == device
+  with pytest.raises(UsageError, match=f"there is no GPU {gpu_count()}"):
+    ortplugin.session(serialized, ["cuda"], device_id=gpu_count())
+  with pytest.raises(UsageError, match="device_id is 1, the provider's options say 0"):
+    ortplugin.session(serialized, [("cuda", {"device_id": 0})], device_id=1)
+  with cupy.cuda.Device(0):  # before the session is made, which leaves its own GPU current
+    array = cupy.asarray(image(0))
+  with pytest.raises(UsageError, match="is on GPU 0, the session runs on GPU 1"):
+    ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
 
 
 def test_both_at_once(library: Path, optimized: onnx.ModelProto) -> None:
-    """Four threads, two on each GPU, each with a plain session and one with a CUDA graph, on images of their own.
+  """Four threads, two on each GPU, each with a plain session and one with a CUDA graph, on images of their own.
 
-    Graphs are captured one after the other: while one is, CUDA refuses allocations in every thread of the process.
-    """
-    serialized = optimized.SerializeToString()
-    images = [image(seed) for seed in range(8)]
-    with cupy.cuda.Device(0):
-        alone = ortplugin.session(serialized, ["cuda"], device_id=0)
-        wanted = [cupy.asnumpy(ortplugin.run(alone, {"x": cupy.asarray(x)})["y"]) for x in images]
-    same_kind = len({cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in GPUS}) == 1
-    one_by_one, ready = threading.Lock(), threading.Barrier(4)
+  Graphs are captured one after the other: while one is, CUDA refuses allocations in every thread of the process.
+  """
+  serialized = optimized.SerializeToString()
+  images = [image(seed) for seed in range(8)]
+  with cupy.cuda.Device(0):
+    alone = ortplugin.session(serialized, ["cuda"], device_id=0)
+    wanted = [cupy.asnumpy(ortplugin.run(alone, {"x": cupy.asarray(x)})["y"]) for x in images]
+  same_kind = len({cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in GPUS}) == 1
+  one_by_one, ready = threading.Lock(), threading.Barrier(4)
 
-    def work(number: int) -> None:
-        device = GPUS[number % 2]
-        with cupy.cuda.Device(device):
-            with one_by_one:
-                plain = ortplugin.session(serialized, ["cuda"], device_id=device)
-                graph = ortplugin.session(serialized, ["cuda"], cuda_graph=True, device_id=device)
-                arrays = [cupy.asarray(x) for x in images]
-                first = [cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]) for x in arrays]
-                for x in arrays:
-                    ortplugin.run(graph, {"x": x}, copy=True)  # CuPy's and ONNX Runtime's memory grows here
-                cupy.cuda.Device(device).synchronize()
-            ready.wait()
-            for turn in range(100):
-                index = (turn * 3 + number) % len(images)
-                found = ortplugin.run(plain, {"x": arrays[index]})["y"]
-                again = ortplugin.run(graph, {"x": arrays[index]})["y"]
-                assert found.device.id == again.device.id == device
-                assert same_bits([cupy.asnumpy(found), cupy.asnumpy(again)], [first[index]] * 2), (number, turn)
-            for index, values in enumerate(first):
-                if device == 0 or same_kind:
-                    assert same_bits([values], [wanted[index]])
-                else:
-                    np.testing.assert_allclose(values.astype(float), wanted[index].astype(float), rtol=1e-2, atol=1e-2)
+  def work(number: int) -> None:
+    device = GPUS[number % 2]
+    with cupy.cuda.Device(device):
+      with one_by_one:
+        plain = ortplugin.session(serialized, ["cuda"], device_id=device)
+        graph = ortplugin.session(serialized, ["cuda"], cuda_graph=True, device_id=device)
+        arrays = [cupy.asarray(x) for x in images]
+        first = [cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]) for x in arrays]
+        for x in arrays:
+          ortplugin.run(graph, {"x": x}, copy=True)  # CuPy's and ONNX Runtime's memory grows here
+        cupy.cuda.Device(device).synchronize()
+      ready.wait()
+      for turn in range(100):
+        index = (turn * 3 + number) % len(images)
+        found = ortplugin.run(plain, {"x": arrays[index]})["y"]
+        again = ortplugin.run(graph, {"x": arrays[index]})["y"]
+        assert found.device.id == again.device.id == device
+        assert same_bits([cupy.asnumpy(found), cupy.asnumpy(again)], [first[index]] * 2), (number, turn)
+      for index, values in enumerate(first):
+        if device == 0 or same_kind:
+          assert same_bits([values], [wanted[index]])
+        else:
+          np.testing.assert_allclose(values.astype(float), wanted[index].astype(float), rtol=1e-2, atol=1e-2)
 
-    in_threads(4, work)
+  in_threads(4, work)
 
 
 def test_streams_of_both_gpus(library: Path, optimized: onnx.ModelProto, tmp_path: Path) -> None:
-    """Queued replays on the second GPU while the first one is busy, from one thread."""
-    side = saved(optimized, tmp_path / "m.onnx")
-    feeds = {"x": image(3)}
-    with Gpu(0) as other:
-        stream = other.stream()
-        other.disturb(stream, 132, 100_000)
-        with GraphSession(
-            lambda options: judge.make_session(side, CUDA, options=options), 1
-        ) as graphs:  # its context is current now
-            found = graphs.replay([feeds, shifted(feeds)])
-        other.synchronize(stream)
-        other.check()
-    assert found.queued
-    assert found.differing("y") == 0
-    assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
+  """Queued replays on the second GPU while the first one is busy, from one thread."""
+  side = saved(optimized, tmp_path / "m.onnx")
+  feeds = {"x": image(3)}
+  with Gpu(0) as other:
+    stream = other.stream()
+    other.disturb(stream, 132, 100_000)
+    with GraphSession(
+      lambda options: judge.make_session(side, CUDA, options=options), 1
+    ) as graphs:  # its context is current now
+      found = graphs.replay([feeds, shifted(feeds)])
+    other.synchronize(stream)
+    other.check()
+  assert found.queued
+  assert found.differing("y") == 0
+  assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
 
 
 # --------------------------------------------------------------------------------------------------------- verification
 
 
 def test_verification_on_the_second(
-    library: Path, optimized: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+  library: Path, optimized: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = network()
-    devices = []
+  model = network()
+  devices = []
 
-    def make(
-        side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None, real=judge.make_session
-    ) -> Any:
-        session = real(side, provider, tf32, options)
-        devices.append(session.get_provider_options()[CUDA]["device_id"])
-        return session
+  def make(
+    side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None, real=judge.make_session
+  ) -> Any:
+    session = real(side, provider, tf32, options)
+    devices.append(session.get_provider_options()[CUDA]["device_id"])
+    return session
 
-    monkeypatch.setattr(judge, "make_session", make)
-    question = Question(saved(model, tmp_path / "m.onnx"), without_weights(model).SerializeToString(), device_id=1)
-    result = Judge(question).verify(CUDA, saved(optimized, tmp_path / "fast.onnx"), timed=True)
-    assert result.passed
-    assert set(devices) == {"1"}
-    assert {each.mode for each in result.inputs} == {PLAIN, GRAPH}
-    assert result.original_ms is not None
+  monkeypatch.setattr(judge, "make_session", make)
+  question = Question(saved(model, tmp_path / "m.onnx"), without_weights(model).SerializeToString(), device_id=1)
+  result = Judge(question).verify(CUDA, saved(optimized, tmp_path / "fast.onnx"), timed=True)
+  assert result.passed
+  assert set(devices) == {"1"}
+  assert {each.mode for each in result.inputs} == {PLAIN, GRAPH}
+  assert result.original_ms is not None
 
 
 def test_both_verify_at_once(library: Path, tmp_path: Path) -> None:
-    """Each in a process of its own, as `optimize` does it: captures of one are no business of the other."""
-    reports: dict[int, Any] = {}
+  """Each in a process of its own, as `optimize` does it: captures of one are no business of the other."""
+  reports: dict[int, Any] = {}
 
-    def work(number: int) -> None:
-        _, reports[number] = ortplugin.optimize(network(), verify=True, providers=["cuda"], device_id=GPUS[number])
+  def work(number: int) -> None:
+    _, reports[number] = ortplugin.optimize(network(), verify=True, providers=["cuda"], device_id=GPUS[number])
 
-    in_threads(2, work)
-    for report in reports.values():
-        assert report.passed
-        assert report.verification[0].replays > 0
+  in_threads(2, work)
+  for report in reports.values():
+    assert report.passed
+    assert report.verification[0].replays > 0
 
 
 def test_the_command(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = free(0)
-    out = tmp_path / "fast.onnx"
-    assert main([str(BERT), "-o", str(out), "--provider", "cuda", "--device", "1"]) == 0
-    assert "on CUDA" in capsys.readouterr().out
-    assert free(0) > before - 2**28, "GPU 0 was used"
-    assert main([str(out), "-o", str(tmp_path / "back.onnx"), "--restore", "--provider", "cuda", "--device", "1"]) == 0
+  before = free(0)
+  out = tmp_path / "fast.onnx"
+  assert main([str(BERT), "-o", str(out), "--provider", "cuda", "--device", "1"]) == 0
+  assert "on CUDA" in capsys.readouterr().out
+  assert free(0) > before - 2**28, "GPU 0 was used"
+  assert main([str(out), "-o", str(tmp_path / "back.onnx"), "--restore", "--provider", "cuda", "--device", "1"]) == 0
 
 
 # --------------------------------------------------------------------------------------------------------------- tuning
 
 
 def test_tuning_on_the_second(library: Path, optimized: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, real = [], tune.make_session
+  devices, real = [], tune.make_session
 
-    def make(*given: Any, **rest: Any) -> Any:
-        session = real(*given, **rest)
-        devices.append(session.get_provider_options()[CUDA]["device_id"])
-        return session
+  def make(*given: Any, **rest: Any) -> Any:
+    session = real(*given, **rest)
+    devices.append(session.get_provider_options()[CUDA]["device_id"])
+    return session
 
-    monkeypatch.setattr(tune, "make_session", make)
-    feeds = {"x": image(0)}
-    tuned, report = tune.tune(optimized, feeds, CUDA, device_id=1)
-    assert set(devices) == {"1"}
-    assert report
-    assert all(entry.microseconds[""] is not None for entry in report)
-    with cupy.cuda.Device(1):
-        results = [
-            cupy.asnumpy(
-                ortplugin.run(ortplugin.session(each.SerializeToString(), ["cuda"], device_id=1), feeds)["y"]
-            ).astype(float)
-            for each in (optimized, tuned)
-        ]
-    np.testing.assert_allclose(*results, rtol=1e-2, atol=3e-2)
+  monkeypatch.setattr(tune, "make_session", make)
+  feeds = {"x": image(0)}
+  tuned, report = tune.tune(optimized, feeds, CUDA, device_id=1)
+  assert set(devices) == {"1"}
+  assert report
+  assert all(entry.microseconds[""] is not None for entry in report)
+  with cupy.cuda.Device(1):
+    results = [
+      cupy.asnumpy(
+        ortplugin.run(ortplugin.session(each.SerializeToString(), ["cuda"], device_id=1), feeds)["y"]
+      ).astype(float)
+      for each in (optimized, tuned)
+    ]
+  np.testing.assert_allclose(*results, rtol=1e-2, atol=3e-2)
 
 
 def test_the_whole_of_tuning_and_verifying(library: Path) -> None:
-    """In a process of its own, in which nothing has touched GPU 0 before."""
-    code = """
+  """In a process of its own, in which nothing has touched GPU 0 before."""
+  code = """
 from gpu.test_two_gpus import network
 import ortplugin
 _, report = ortplugin.optimize(network(), tune=True, verify=True, providers=["cuda"], device_id=1)
@@ -251,48 +251,48 @@ assert report.passed
 assert report.tuning
 print(report.verification[0].replays, "replays")
 """
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("replays\n")
-    assert not done.stdout.startswith("0 ")
+  done = python(code)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.endswith("replays\n")
+  assert not done.stdout.startswith("0 ")
 
 
 # ----------------------------------------------------------------------------------------------------------- algorithms
 
 
 def test_the_list_of_algorithms(library: Path, optimized: onnx.ModelProto) -> None:
-    """Of every node that has any, on both GPUs from threads at once; equal GPUs offer the same."""
-    initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.graph.initializer}
-    inferred = onnx.shape_inference.infer_shapes(optimized).graph
-    shapes = {value.name: value for value in [*inferred.input, *inferred.value_info]}
-    asked = []
-    for node in optimized.graph.node:
-        operator = find(node.domain, node.op_type)
-        if operator is None or not node.op_type.startswith("FusedConv"):
-            continue
-        types = []
-        for name in node.input:
-            if name in initializers:
-                types.append(TensorType(initializers[name].dtype, initializers[name].shape))
-            else:
-                tensor = shapes[name].type.tensor_type
-                dims = tuple(dim.dim_value for dim in tensor.shape.dim)
-                types.append(TensorType(helper.tensor_dtype_to_np_dtype(tensor.elem_type), dims))
-        asked.append((operator, node, types, [name in initializers for name in node.input]))
-    assert asked
-    found: dict[int, list[Any]] = {}
+  """Of every node that has any, on both GPUs from threads at once; equal GPUs offer the same."""
+  initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.graph.initializer}
+  inferred = onnx.shape_inference.infer_shapes(optimized).graph
+  shapes = {value.name: value for value in [*inferred.input, *inferred.value_info]}
+  asked = []
+  for node in optimized.graph.node:
+    operator = find(node.domain, node.op_type)
+    if operator is None or not node.op_type.startswith("FusedConv"):
+      continue
+    types = []
+    for name in node.input:
+      if name in initializers:
+        types.append(TensorType(initializers[name].dtype, initializers[name].shape))
+      else:
+        tensor = shapes[name].type.tensor_type
+        dims = tuple(dim.dim_value for dim in tensor.shape.dim)
+        types.append(TensorType(helper.tensor_dtype_to_np_dtype(tensor.elem_type), dims))
+    asked.append((operator, node, types, [name in initializers for name in node.input]))
+  assert asked
+  found: dict[int, list[Any]] = {}
 
-    def work(number: int) -> None:
-        found[number] = [
-            operator.device_variants(node, types, constant, GPUS[number]) for operator, node, types, constant in asked
-        ]
+  def work(number: int) -> None:
+    found[number] = [
+      operator.device_variants(node, types, constant, GPUS[number]) for operator, node, types, constant in asked
+    ]
 
-    in_threads(2, work)
-    assert all(found[0])
-    assert all(found[1])
-    names = {cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in GPUS}
-    if len(names) == 1:
-        assert found[0] == found[1]
-    operator, node, types, constant = asked[0]
-    with pytest.raises(ModelError, match="algorithms can't be listed"):
-        operator.device_variants(node, types, constant, gpu_count())
+  in_threads(2, work)
+  assert all(found[0])
+  assert all(found[1])
+  names = {cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in GPUS}
+  if len(names) == 1:
+    assert found[0] == found[1]
+  operator, node, types, constant = asked[0]
+  with pytest.raises(ModelError, match="algorithms can't be listed"):
+    operator.device_variants(node, types, constant, gpu_count())

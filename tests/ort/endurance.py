@@ -35,156 +35,156 @@ from ortplugin.graph.domains import DOMAIN
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.
 CASES = {
-    "attention": (
-        "packed, fewer heads, float16",
-        "K transposed, double",
-        "one of two, float",
-        "channels first, float16",
-        "mask of keys, float of float16, zero",
-        "mask all, bool of float, zero",
-        "window, 20 by 90, float, alone",
-        "softcap and mask, float16",
-        "rotary half, channels first",
-        "rotary interleaved, everything, float16",
-    ),
-    "conv": (
-        "3x3, float",
-        "Gelu, float16",
-        "groups, double",
-        "SAME_UPPER with strides, float, NHWC but X",
-        "1x1, float, NHWC",
-        "1x1 with strides, double, NHWC",
-        "constant weights: normal, stem, float",
-        "constant weights: normal, depthwise, float, NHWC",
-    ),
-    "conv_transpose": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, NHWC, double", "3-D, turned, float"),
-    "conv_grad": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, transposed, NHWC, double", "scaled, float"),
-    "matmul": (
-        "odd, float",
-        "Gelu, float16, trans_b",
-        "inside: five axes, double",
-        "constant weights: aligned, float, trans_b",
-    ),
-    "layer_norm": ("Gelu, float, 256", "bare RMS, double, 33", "three axes, float16"),
-    "pointwise": ("a chain of eight, float16", "integers beside, float", "bits, int64, normal", "16 results, double"),
-    "sum_to": (
-        "lerp, odd gradients, float16",
-        "rows and columns, double",
-        "sums in other dtypes, float",
-        "whole rows, int64, whole range",
-    ),
-    "pool": (
-        "max, ResNet's stem, NCHW, uint8",
-        "average with its padding, odd halves, rounded up, NHWC, float16",
-        "global_average of 13x5, NHWC, float",
-        "linear, half_pixel, (11,) by (23,), NHWC, float16",
-        "linear, align_corners, (7, 10) by (1.5, 0.6), NCHW, float",
-        "round_prefer_floor, half_pixel, (5, 7) by (13, 9), NCHW, double",
-    ),
-    "scatter": (
-        "nd rows, float",
-        "nd add of few, float16",
-        "elements add, axis 1, double",
-        "elements every dtype, axis 1, int16",
-        "slice columns backwards, float",
-        "slice every dtype, gaps, double",
-    ),
+  "attention": (
+    "packed, fewer heads, float16",
+    "K transposed, double",
+    "one of two, float",
+    "channels first, float16",
+    "mask of keys, float of float16, zero",
+    "mask all, bool of float, zero",
+    "window, 20 by 90, float, alone",
+    "softcap and mask, float16",
+    "rotary half, channels first",
+    "rotary interleaved, everything, float16",
+  ),
+  "conv": (
+    "3x3, float",
+    "Gelu, float16",
+    "groups, double",
+    "SAME_UPPER with strides, float, NHWC but X",
+    "1x1, float, NHWC",
+    "1x1 with strides, double, NHWC",
+    "constant weights: normal, stem, float",
+    "constant weights: normal, depthwise, float, NHWC",
+  ),
+  "conv_transpose": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, NHWC, double", "3-D, turned, float"),
+  "conv_grad": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, transposed, NHWC, double", "scaled, float"),
+  "matmul": (
+    "odd, float",
+    "Gelu, float16, trans_b",
+    "inside: five axes, double",
+    "constant weights: aligned, float, trans_b",
+  ),
+  "layer_norm": ("Gelu, float, 256", "bare RMS, double, 33", "three axes, float16"),
+  "pointwise": ("a chain of eight, float16", "integers beside, float", "bits, int64, normal", "16 results, double"),
+  "sum_to": (
+    "lerp, odd gradients, float16",
+    "rows and columns, double",
+    "sums in other dtypes, float",
+    "whole rows, int64, whole range",
+  ),
+  "pool": (
+    "max, ResNet's stem, NCHW, uint8",
+    "average with its padding, odd halves, rounded up, NHWC, float16",
+    "global_average of 13x5, NHWC, float",
+    "linear, half_pixel, (11,) by (23,), NHWC, float16",
+    "linear, align_corners, (7, 10) by (1.5, 0.6), NCHW, float",
+    "round_prefer_floor, half_pixel, (5, 7) by (13, 9), NCHW, double",
+  ),
+  "scatter": (
+    "nd rows, float",
+    "nd add of few, float16",
+    "elements add, axis 1, double",
+    "elements every dtype, axis 1, int16",
+    "slice columns backwards, float",
+    "slice every dtype, gaps, double",
+  ),
 }
 
 
 @cache
 def cases() -> list[Any]:
-    """The cases, of every operator."""
-    found = []
-    for module, names in CASES.items():
-        by_name = {case.name: case for case in __import__(f"{module}_cases").CASES}
-        found += [by_name[name] for name in names]
-    return found
+  """The cases, of every operator."""
+  found = []
+  for module, names in CASES.items():
+    by_name = {case.name: case for case in __import__(f"{module}_cases").CASES}
+    found += [by_name[name] for name in names]
+  return found
 
 
 @cache
 def model() -> bytes:
-    """One model of all the cases, side by side."""
-    models = (onnx.ModelProto.FromString(case.model()) for case in cases())
-    return _beside(onnx.compose.add_prefix(each, f"{number}/") for number, each in enumerate(models))
+  """One model of all the cases, side by side."""
+  models = (onnx.ModelProto.FromString(case.model()) for case in cases())
+  return _beside(onnx.compose.add_prefix(each, f"{number}/") for number, each in enumerate(models))
 
 
 def _beside(models: Iterable[onnx.ModelProto]) -> bytes:
-    """A model of the nodes of all, whose names differ."""
-    whole, *others = models
-    for one in others:
-        for kind in ("node", "input", "output", "initializer", "value_info"):
-            getattr(whole.graph, kind).extend(getattr(one.graph, kind))
-    return whole.SerializeToString()
+  """A model of the nodes of all, whose names differ."""
+  whole, *others = models
+  for one in others:
+    for kind in ("node", "input", "output", "initializer", "value_info"):
+      getattr(whole.graph, kind).extend(getattr(one.graph, kind))
+  return whole.SerializeToString()
 
 
 def feeds(thread: int = 0) -> dict[str, Array]:
-    """What a run is given. `thread`: a number of a thread, which has floats of its own."""
-    rng = np.random.default_rng(thread)
-    given = {}
-    for number, case in enumerate(cases()):
-        for name, array in case.feeds().items():
-            is_moved = thread and array.dtype.kind == "f"
-            given[f"{number}/{name}"] = rng.permutation(array.reshape(-1)).reshape(array.shape) if is_moved else array
-    return given
+  """What a run is given. `thread`: a number of a thread, which has floats of its own."""
+  rng = np.random.default_rng(thread)
+  given = {}
+  for number, case in enumerate(cases()):
+    for name, array in case.feeds().items():
+      is_moved = thread and array.dtype.kind == "f"
+      given[f"{number}/{name}"] = rng.permutation(array.reshape(-1)).reshape(array.shape) if is_moved else array
+  return given
 
 
 def make(made: bytes, threads: int = 1) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(made, options(threads), providers=CPU_ONLY)
+  return onnxruntime.InferenceSession(made, options(threads), providers=CPU_ONLY)
 
 
 def bits(session: onnxruntime.InferenceSession, given: Mapping[str, Array]) -> list[bytes]:
-    """The outputs' bytes."""
-    return [output.tobytes() for output in session.run(None, dict(given))]
+  """The outputs' bytes."""
+  return [output.tobytes() for output in session.run(None, dict(given))]
 
 
 # --------------------------------------------------------------------------------------------- what is to be refused
 
 
 def failing() -> tuple[bytes, list[dict[str, Array]]]:
-    """A model, and feeds that its operators refuse: an index that lies outside, shapes that do not fit."""
-    value = helper.make_tensor_value_info
-    text = "(float c, float b) => (float y) { y = Add(c, b) }"
-    nodes = [
-        helper.make_node("ScatterND", ["x", "i", "u"], ["s"], "scatter", domain=DOMAIN),
-        helper.make_node("FusedConv", ["s", "w", "b"], ["y"], "convolution", domain=DOMAIN, program=text),
-        helper.make_node("FusedPointwise", ["y", "b"], ["z"], "pointwise", domain=DOMAIN, program=text),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "refused",
-        [value(name, onnx.TensorProto.FLOAT, [None] * rank) for name, rank in (("x", 4), ("u", 4), ("w", 4), ("b", 3))]
-        + [value("i", onnx.TensorProto.INT64, [None, None])],
-        [value("z", onnx.TensorProto.FLOAT, None)],
-    )
-    made = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)], ir_version=9
-    )
+  """A model, and feeds that its operators refuse: an index that lies outside, shapes that do not fit."""
+  value = helper.make_tensor_value_info
+  text = "(float c, float b) => (float y) { y = Add(c, b) }"
+  nodes = [
+    helper.make_node("ScatterND", ["x", "i", "u"], ["s"], "scatter", domain=DOMAIN),
+    helper.make_node("FusedConv", ["s", "w", "b"], ["y"], "convolution", domain=DOMAIN, program=text),
+    helper.make_node("FusedPointwise", ["y", "b"], ["z"], "pointwise", domain=DOMAIN, program=text),
+  ]
+  graph = helper.make_graph(
+    nodes,
+    "refused",
+    [value(name, onnx.TensorProto.FLOAT, [None] * rank) for name, rank in (("x", 4), ("u", 4), ("w", 4), ("b", 3))]
+    + [value("i", onnx.TensorProto.INT64, [None, None])],
+    [value("z", onnx.TensorProto.FLOAT, None)],
+  )
+  made = helper.make_model(
+    graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)], ir_version=9
+  )
 
-    def given(index: int, channels: int, bias: int) -> dict[str, Array]:
-        x, w = np.ones((2, 3, 5, 5), "float32"), np.ones((4, channels, 3, 3), "float32")
-        return {"x": x, "u": x[:1], "w": w, "b": np.ones((bias, 1, 1), "float32"), "i": np.array([[index]])}
+  def given(index: int, channels: int, bias: int) -> dict[str, Array]:
+    x, w = np.ones((2, 3, 5, 5), "float32"), np.ones((4, channels, 3, 3), "float32")
+    return {"x": x, "u": x[:1], "w": w, "b": np.ones((bias, 1, 1), "float32"), "i": np.array([[index]])}
 
-    return made.SerializeToString(), [given(2, 3, 4), given(0, 2, 4), given(0, 3, 5)]
+  return made.SerializeToString(), [given(2, 3, 4), given(0, 2, 4), given(0, 3, 5)]
 
 
 def refused_models() -> list[bytes]:
-    """Models whose sessions can't be made for one node behind all the others: its program, dtype or attribute."""
-    texts = ("", "(float x) => (float y) { y = Relu(z) }", "(int32 x) => (int32 y) { y = Exp(x) }")
-    nodes = [
-        helper.make_node(name, ["x"], ["y"], name, domain=DOMAIN, **attributes)
-        for name, attributes in [
-            *(("FusedPointwise", {"program": text}) for text in texts),
-            ("FusedAttention", {"qkv_dtype": "float", "heads": 4, "kv_heads": 3}),
-            ("FusedPool", {"kind": "median"}),
-            ("FusedResize", {"mode": "linear", "scales": [1.0, -2.0]}),
-        ]
+  """Models whose sessions can't be made for one node behind all the others: its program, dtype or attribute."""
+  texts = ("", "(float x) => (float y) { y = Relu(z) }", "(int32 x) => (int32 y) { y = Exp(x) }")
+  nodes = [
+    helper.make_node(name, ["x"], ["y"], name, domain=DOMAIN, **attributes)
+    for name, attributes in [
+      *(("FusedPointwise", {"program": text}) for text in texts),
+      ("FusedAttention", {"qkv_dtype": "float", "heads": 4, "kv_heads": 3}),
+      ("FusedPool", {"kind": "median"}),
+      ("FusedResize", {"mode": "linear", "scales": [1.0, -2.0]}),
     ]
-    found = []
-    for node in nodes:
-        one = model_with([node], [("x", "float", [2, 3, 4, 4])], [("y", "float")])
-        found.append(_beside([onnx.ModelProto.FromString(model()), onnx.ModelProto.FromString(one)]))
-    return found
+  ]
+  found = []
+  for node in nodes:
+    one = model_with([node], [("x", "float", [2, 3, 4, 4])], [("y", "float")])
+    found.append(_beside([onnx.ModelProto.FromString(model()), onnx.ModelProto.FromString(one)]))
+  return found
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -194,113 +194,113 @@ _NAMES = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
 
 
 class _Counts(ctypes.Structure):
-    """glibc's struct mallinfo2 (2.33 or later)."""
+  """glibc's struct mallinfo2 (2.33 or later)."""
 
-    _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
+  _fields_ = [(name, ctypes.c_size_t) for name in _NAMES]
 
 
 _libc = ctypes.CDLL(None)
 
 
 def memory() -> tuple[int, int]:
-    """(resident, allocated): the pages that the process holds, and what of its heap is in use, in bytes.
+  """(resident, allocated): the pages that the process holds, and what of its heap is in use, in bytes.
 
-    The second counts each allocation of C++, and of Python with PYTHONMALLOC=malloc. Pages come and go by many at a
-    time, so the first is coarser, but it knows what is mapped past the heap as well.
-    """
-    gc.collect()
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    counts = _libc.mallinfo2()
-    return resident, counts.uordblks + counts.hblkhd
+  The second counts each allocation of C++, and of Python with PYTHONMALLOC=malloc. Pages come and go by many at a
+  time, so the first is coarser, but it knows what is mapped past the heap as well.
+  """
+  gc.collect()
+  resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+  counts = _libc.mallinfo2()
+  return resident, counts.uordblks + counts.hblkhd
 
 
 PARTS = 10
 
 
 def growth(work: Callable[[], object], times: int, leak: int) -> dict[str, float]:
-    """What the process holds more after the work was done so many times, behind a quarter as many to warm up.
+  """What the process holds more after the work was done so many times, behind a quarter as many to warm up.
 
-    `allocated`: in bytes a time, the median slope between any two of PARTS + 1 marks (Theil and Sen's estimator). A
-    leak grows all the way; a table that doubles does once, and what ONNX Runtime keeps of runs that failed comes and
-    goes. `resident`: in bytes, from the first mark to the last.
-    """
-    _libc.mallinfo2.restype = _Counts
-    _libc.malloc.restype = ctypes.c_void_p
+  `allocated`: in bytes a time, the median slope between any two of PARTS + 1 marks (Theil and Sen's estimator). A
+  leak grows all the way; a table that doubles does once, and what ONNX Runtime keeps of runs that failed comes and
+  goes. `resident`: in bytes, from the first mark to the last.
+  """
+  _libc.mallinfo2.restype = _Counts
+  _libc.malloc.restype = ctypes.c_void_p
 
-    def repeat(count: int) -> tuple[int, int]:
-        for _ in range(count):
-            work()
-            if leak:
-                ctypes.memset(_libc.malloc(leak), 1, leak)
-        return memory()
+  def repeat(count: int) -> tuple[int, int]:
+    for _ in range(count):
+      work()
+      if leak:
+        ctypes.memset(_libc.malloc(leak), 1, leak)
+    return memory()
 
-    each = times // PARTS
-    marks = np.array([repeat(times // 4), *(repeat(each) for _ in range(PARTS))])
-    slopes = [(marks[j, 1] - marks[i, 1]) / (j - i) / each for i, j in combinations(range(PARTS + 1), 2)]
-    return {"resident": int(marks[-1, 0] - marks[0, 0]), "allocated": float(np.median(slopes))}
+  each = times // PARTS
+  marks = np.array([repeat(times // 4), *(repeat(each) for _ in range(PARTS))])
+  slopes = [(marks[j, 1] - marks[i, 1]) / (j - i) / each for i, j in combinations(range(PARTS + 1), 2)]
+  return {"resident": int(marks[-1, 0] - marks[0, 0]), "allocated": float(np.median(slopes))}
 
 
 def raises(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception:  # ONNX Runtime's own classes have no common base
-        return
-    raise AssertionError("it was not refused")
+  try:
+    work()
+  except Exception:  # ONNX Runtime's own classes have no common base
+    return
+  raise AssertionError("it was not refused")
 
 
 # -------------------------------------------------------------------------------------------------------------- modes
 
 
 def runs(times: int, leak: int = 0) -> dict[str, Any]:
-    session, given = make(model()), feeds()
-    wanted, different = bits(session, given), 0
+  session, given = make(model()), feeds()
+  wanted, different = bits(session, given), 0
 
-    def work() -> None:
-        nonlocal different
-        different += bits(session, given) != wanted
+  def work() -> None:
+    nonlocal different
+    different += bits(session, given) != wanted
 
-    return {**growth(work, times, leak), "different": different}
+  return {**growth(work, times, leak), "different": different}
 
 
 def failed(times: int, leak: int = 0) -> dict[str, Any]:
-    made, refused = failing()
-    session = make(made)
+  made, refused = failing()
+  session = make(made)
 
-    def work() -> None:
-        for given in refused:
-            raises(lambda: session.run(None, given))  # noqa: B023, which is called at once
+  def work() -> None:
+    for given in refused:
+      raises(lambda: session.run(None, given))  # noqa: B023, which is called at once
 
-    return growth(work, times, leak)
+  return growth(work, times, leak)
 
 
 def sessions(times: int, leak: int = 0) -> dict[str, Any]:
-    given, wanted = feeds(), bits(make(model()), feeds())
-    different = 0
+  given, wanted = feeds(), bits(make(model()), feeds())
+  different = 0
 
-    def work() -> None:
-        nonlocal different
-        different += bits(make(model()), given) != wanted
+  def work() -> None:
+    nonlocal different
+    different += bits(make(model()), given) != wanted
 
-    return {**growth(work, times, leak), "different": different}
+  return {**growth(work, times, leak), "different": different}
 
 
 def refused(times: int, leak: int = 0) -> dict[str, Any]:
-    made = cycle(refused_models())
-    return growth(lambda: raises(lambda: make(next(made))), times, leak)
+  made = cycle(refused_models())
+  return growth(lambda: raises(lambda: make(next(made))), times, leak)
 
 
 def threads(count: int, times: int) -> dict[str, Any]:
-    given = [feeds(number) for number in range(count)]
-    alone, shared = make(model()), make(model(), 2)
-    wanted = [bits(alone, each) for each in given]
-    different = [0] * count
+  given = [feeds(number) for number in range(count)]
+  alone, shared = make(model()), make(model(), 2)
+  wanted = [bits(alone, each) for each in given]
+  different = [0] * count
 
-    def work(number: int) -> None:
-        for _ in range(times):
-            different[number] += bits(shared, given[number]) != wanted[number]
+  def work(number: int) -> None:
+    for _ in range(times):
+      different[number] += bits(shared, given[number]) != wanted[number]
 
-    in_threads(count, work)
-    return {"different": different, "inputs": len({tuple(each) for each in wanted})}
+  in_threads(count, work)
+  return {"different": different, "inputs": len({tuple(each) for each in wanted})}
 
 
 MODES: dict[str, Callable[..., dict[str, Any]]] = {
@@ -308,4 +308,4 @@ MODES: dict[str, Callable[..., dict[str, Any]]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    print(json.dumps(MODES[sys.argv[1]](*map(int, sys.argv[2:]))))
+  print(json.dumps(MODES[sys.argv[1]](*map(int, sys.argv[2:]))))

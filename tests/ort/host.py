@@ -17,87 +17,85 @@ CPU_ONLY = ["CPUExecutionProvider"]
 
 
 def options(threads: int = 0) -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted. `threads`: 0 is as many as there are cores."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    made.intra_op_num_threads = threads
-    ortplugin.register(made)
-    return made
+  """Registered, and quiet where an error is wanted. `threads`: 0 is as many as there are cores."""
+  made = onnxruntime.SessionOptions()
+  made.log_severity_level = 4
+  made.intra_op_num_threads = threads
+  ortplugin.register(made)
+  return made
 
 
 def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
+  return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
 
 
 def run(session: Any, case: Any) -> list[Array]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+  return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 def run_decomposed(case: ProgramCase) -> tuple[list[Array], float]:
-    """The outputs of a case's decomposition without the library, and the unit roundoff of its coarsest dtype."""
-    model = case.model_of(case.text, case.shapes, case.operator.decompose(case.node(), OPSET))
-    dtypes = set(case.program.dtypes.values())
-    unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
-    return run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), unit
+  """The outputs of a case's decomposition without the library, and the unit roundoff of its coarsest dtype."""
+  model = case.model_of(case.text, case.shapes, case.operator.decompose(case.node(), OPSET))
+  dtypes = set(case.program.dtypes.values())
+  unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
+  return run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), unit
 
 
 def assert_refused(wrong: Any, operator: str) -> None:
-    """`wrong`: has a `model`, the shapes to run it on (`fed`; None: the session is not made), and the message's words.
+  """`wrong`: has a `model`, the shapes to run it on (`fed`; None: the session is not made), and the message's words.
 
-    The message names the node, whose name is "culprit", and its operator.
-    """
-    if wrong.fed is None:
-        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
-            make(wrong.model())
-    else:
-        session = make(wrong.model())
-        feeds = {
-            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
-        }
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            session.run(None, feeds)
-    message = str(caught.value)
-    assert wrong.words in message
-    assert "culprit" in message
-    assert operator in message
+  The message names the node, whose name is "culprit", and its operator.
+  """
+  if wrong.fed is None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
+      make(wrong.model())
+  else:
+    session = make(wrong.model())
+    feeds = {each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)}
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+      session.run(None, feeds)
+  message = str(caught.value)
+  assert wrong.words in message
+  assert "culprit" in message
+  assert operator in message
 
 
 def assert_same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> None:
-    for each, other in zip(got, wanted, strict=True):
-        assert (bits(each) == bits(other)).all()
+  for each, other in zip(got, wanted, strict=True):
+    assert (bits(each) == bits(other)).all()
 
 
 def assert_threads_change_nothing(case: Any, threads: int) -> None:
-    """However many threads work on one run, it gives the same bits."""
-    assert_same_bits(run(make(case.model(), threads), case), run(make(case.model()), case))
+  """However many threads work on one run, it gives the same bits."""
+  assert_same_bits(run(make(case.model(), threads), case), run(make(case.model()), case))
 
 
 def assert_runs_repeat(session: Any, case: Any, check: Callable[[Any, list[Array]], None], times: int = 10) -> None:
-    """The right outputs, and the same bits in each of so many more runs."""
-    first = run(session, case)
-    check(case, first)
-    for _ in range(times):
-        assert_same_bits(run(session, case), first)
+  """The right outputs, and the same bits in each of so many more runs."""
+  first = run(session, case)
+  check(case, first)
+  for _ in range(times):
+    assert_same_bits(run(session, case), first)
 
 
 def assert_sessions_come_and_go(case: Any, check: Callable[..., None], expected: Any, times: int) -> None:
-    """Some sessions stay while others are made and go: all are right. `check`: (case, outputs, expected)."""
-    model = case.model()
-    kept = [make(model) for _ in range(3)]
-    for _ in range(times):
-        session = make(model)
-        check(case, run(session, case), expected)
-        del session
-    gc.collect()
-    for session in kept:
-        check(case, run(session, case), expected)
+  """Some sessions stay while others are made and go: all are right. `check`: (case, outputs, expected)."""
+  model = case.model()
+  kept = [make(model) for _ in range(3)]
+  for _ in range(times):
+    session = make(model)
+    check(case, run(session, case), expected)
+    del session
+  gc.collect()
+  for session in kept:
+    check(case, run(session, case), expected)
 
 
 def assert_runs_or_names_the_node(model: bytes, feeds: dict[str, Array]) -> None:
-    """A session runs it, or ONNX Runtime's message names the node, whose name is "culprit"."""
-    message = "culprit"
-    try:
-        make(model).run(["y"], feeds)
-    except Exception as error:  # ONNX Runtime's own kinds
-        message = str(error)
-    assert "culprit" in message
+  """A session runs it, or ONNX Runtime's message names the node, whose name is "culprit"."""
+  message = "culprit"
+  try:
+    make(model).run(["y"], feeds)
+  except Exception as error:  # ONNX Runtime's own kinds
+    message = str(error)
+  assert "culprit" in message

@@ -42,99 +42,99 @@ for line in sys.stdin:
 
 
 def culprit(
-    operator: str,
-    shapes: Sequence[Any],
-    attributes: Mapping[str, Any],
-    dtypes: Sequence[int] = (),
-    outputs: Sequence[str] = ("y",),
-    inputs: Sequence[str] | None = None,
+  operator: str,
+  shapes: Sequence[Any],
+  attributes: Mapping[str, Any],
+  dtypes: Sequence[int] = (),
+  outputs: Sequence[str] = ("y",),
+  inputs: Sequence[str] | None = None,
 ) -> bytes:
-    """A model of one node named "culprit".
+  """A model of one node named "culprit".
 
-    Its inputs p0, p1, ... are the node's unless other ones are given, and float unless dtypes are. An attribute that is
-    None is left out.
-    """
-    names = [f"p{i}" for i in range(len(shapes))]
-    node = helper.make_node(
-        operator, names if inputs is None else inputs, outputs, "culprit", domain="ortplugin", **attributes
-    )
-    given = zip(names, dtypes or [TensorProto.FLOAT] * len(names), shapes, strict=True)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info(*each) for each in given],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if name],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  Its inputs p0, p1, ... are the node's unless other ones are given, and float unless dtypes are. An attribute that is
+  None is left out.
+  """
+  names = [f"p{i}" for i in range(len(shapes))]
+  node = helper.make_node(
+    operator, names if inputs is None else inputs, outputs, "culprit", domain="ortplugin", **attributes
+  )
+  given = zip(names, dtypes or [TensorProto.FLOAT] * len(names), shapes, strict=True)
+  graph = helper.make_graph(
+    [node],
+    "g",
+    [helper.make_tensor_value_info(*each) for each in given],
+    [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if name],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A node with a program that is refused: words of the message beside the names of operator and node, and when."""
+  """A node with a program that is refused: words of the message beside the names of operator and node, and when."""
 
-    operator: str
-    words: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-    text: str | int | None = "(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }"
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ()
-    dtypes: tuple[int, ...] = ()
-    outputs: tuple[str, ...] = ("y",)
-    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+  operator: str
+  words: str
+  attributes: dict[str, Any] = field(default_factory=dict)
+  text: str | int | None = "(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }"
+  shapes: tuple[tuple[int | str, ...] | None, ...] = ()
+  dtypes: tuple[int, ...] = ()
+  outputs: tuple[str, ...] = ("y",)
+  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
-    def model(self) -> bytes:
-        attributes = {"program": self.text, **self.attributes}
-        return culprit(self.operator, self.shapes, attributes, self.dtypes, self.outputs)
+  def model(self) -> bytes:
+    attributes = {"program": self.text, **self.attributes}
+    return culprit(self.operator, self.shapes, attributes, self.dtypes, self.outputs)
 
 
 def wrong_epilogues(wrong: Callable[..., Wrong]) -> dict[str, Wrong]:
-    """What every product of two floats refuses of the program that follows it. `wrong`: a Wrong with three inputs."""
-    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
-    norm = "(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
-    whole = "(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"
-    residual = "(float c, float b, float r) => (float y) { a = Add(c, b) y = Add(a, r) }"
-    return {
-        "no program": wrong("program", text=None),
-        "a number for a program": wrong("type", text=5),
-        "a norm": wrong("LayerNormalization", text=norm),
-        "no parameter": wrong("numbers alone", text="() => (float y) { y = Relu(1) }"),
-        "a value of integers": wrong("floating", text=whole, dtypes=(TensorProto.INT32,) * 3),
-        "an operand too many": wrong("takes 2 inputs; it has 3", text="(float c) => (float c) {}"),
-        "an operand too few": wrong("takes 4 inputs; it has 3", text=residual),
-        "an output too many": wrong("1 results, the node 2 outputs", outputs=("y", "z")),
-        "weights of another dtype": wrong("input 1 is float16", dtypes=(single, half, single)),
-        "a bias of another dtype": wrong("parameter 'b' is float", dtypes=(single, single, half)),
-        "an algorithm that is a number": wrong("algorithm", {"algorithm": 7}),
-    }
+  """What every product of two floats refuses of the program that follows it. `wrong`: a Wrong with three inputs."""
+  half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+  norm = "(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
+  whole = "(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"
+  residual = "(float c, float b, float r) => (float y) { a = Add(c, b) y = Add(a, r) }"
+  return {
+    "no program": wrong("program", text=None),
+    "a number for a program": wrong("type", text=5),
+    "a norm": wrong("LayerNormalization", text=norm),
+    "no parameter": wrong("numbers alone", text="() => (float y) { y = Relu(1) }"),
+    "a value of integers": wrong("floating", text=whole, dtypes=(TensorProto.INT32,) * 3),
+    "an operand too many": wrong("takes 2 inputs; it has 3", text="(float c) => (float c) {}"),
+    "an operand too few": wrong("takes 4 inputs; it has 3", text=residual),
+    "an output too many": wrong("1 results, the node 2 outputs", outputs=("y", "z")),
+    "weights of another dtype": wrong("input 1 is float16", dtypes=(single, half, single)),
+    "a bias of another dtype": wrong("parameter 'b' is float", dtypes=(single, single, half)),
+    "an algorithm that is a number": wrong("algorithm", {"algorithm": 7}),
+  }
 
 
 def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dict[str, tuple[str, str]]:
-    """(stage, message) of each model by name; it runs on the feeds, unless they are None."""
-    found: dict[str, tuple[str, str]] = {}
-    while left := [name for name in wrong if name not in found]:
-        lines = [json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left]
-        done = python(TRY_EACH, "\n".join(lines))
-        for line in done.stdout.splitlines():
-            name, stage, message = json.loads(line)
-            found[name] = stage, message
-        assert left[0] in found, done.stderr
-    return found
+  """(stage, message) of each model by name; it runs on the feeds, unless they are None."""
+  found: dict[str, tuple[str, str]] = {}
+  while left := [name for name in wrong if name not in found]:
+    lines = [json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left]
+    done = python(TRY_EACH, "\n".join(lines))
+    for line in done.stdout.splitlines():
+      name, stage, message = json.loads(line)
+      found[name] = stage, message
+    assert left[0] in found, done.stderr
+  return found
 
 
 def assert_refused_in_time(refusal: tuple[str, str], *, at_load: bool, words: str, operator: str) -> None:
-    """The message names the node, whose name is "culprit", and its operator, and has the words."""
-    stage, message = refusal
-    assert stage != "began", "the process ended"
-    assert message, "it was accepted"
-    assert stage == ("session" if at_load else "run"), message
-    assert words in message
-    assert "culprit" in message
-    assert operator in message
+  """The message names the node, whose name is "culprit", and its operator, and has the words."""
+  stage, message = refusal
+  assert stage != "began", "the process ended"
+  assert message, "it was accepted"
+  assert stage == ("session" if at_load else "run"), message
+  assert words in message
+  assert "culprit" in message
+  assert operator in message
 
 
 def python(code: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a process of its own that imports what this one does."""
-    start = f"import sys; sys.path[:] = {sys.path!r}\n"
-    return subprocess.run(
-        [sys.executable, "-c", start + code], input=stdin, capture_output=True, text=True, timeout=120, env=env
-    )
+  """Runs Python code in a process of its own that imports what this one does."""
+  start = f"import sys; sys.path[:] = {sys.path!r}\n"
+  return subprocess.run(
+    [sys.executable, "-c", start + code], input=stdin, capture_output=True, text=True, timeout=120, env=env
+  )

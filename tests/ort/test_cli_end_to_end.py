@@ -31,363 +31,363 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def model_of(
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
-    initializers: dict[str, np.ndarray] | None = None,
-    domains: dict[str, int] | None = None,
+  nodes: list[onnx.NodeProto],
+  inputs: dict[str, Any],
+  outputs: dict[str, Any],
+  initializers: dict[str, np.ndarray] | None = None,
+  domains: dict[str, int] | None = None,
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, *described) for name, described in inputs.items()],
-        [helper.make_tensor_value_info(name, *described) for name, described in outputs.items()],
-        [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
-    )
-    imports = [helper.make_opsetid(domain, version) for domain, version in {"": 17, **(domains or {})}.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info(name, *described) for name, described in inputs.items()],
+    [helper.make_tensor_value_info(name, *described) for name, described in outputs.items()],
+    [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
+  )
+  imports = [helper.make_opsetid(domain, version) for domain, version in {"": 17, **(domains or {})}.items()]
+  return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 FLOAT = TensorProto.FLOAT
 
 
 def two_adds() -> onnx.ModelProto:
-    """y = |x| + 1, z = e^x + 1."""
-    return model_of(
-        [
-            helper.make_node("Abs", ["x"], ["a"], "abs"),
-            helper.make_node("Add", ["a", "one"], ["y"], "add_y"),
-            helper.make_node("Exp", ["x"], ["e"], "exp"),
-            helper.make_node("Add", ["e", "one"], ["z"], "add_z"),
-        ],
-        {"x": (FLOAT, ["n", 4])},
-        {"y": (FLOAT, ["n", 4]), "z": (FLOAT, ["n", 4])},
-        {"one": np.float32(1)},
-    )
+  """y = |x| + 1, z = e^x + 1."""
+  return model_of(
+    [
+      helper.make_node("Abs", ["x"], ["a"], "abs"),
+      helper.make_node("Add", ["a", "one"], ["y"], "add_y"),
+      helper.make_node("Exp", ["x"], ["e"], "exp"),
+      helper.make_node("Add", ["e", "one"], ["z"], "add_z"),
+    ],
+    {"x": (FLOAT, ["n", 4])},
+    {"y": (FLOAT, ["n", 4]), "z": (FLOAT, ["n", 4])},
+    {"one": np.float32(1)},
+  )
 
 
 class Rename:
-    """A pass that renames nodes one by one, right or wrong."""
+  """A pass that renames nodes one by one, right or wrong."""
 
-    def __init__(self, name: str, change: Callable[[gs.Node], bool]) -> None:
-        self.name, self.summary, self.change = name, "for a test", change
+  def __init__(self, name: str, change: Callable[[gs.Node], bool]) -> None:
+    self.name, self.summary, self.change = name, "for a test", change
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        changes = []
-        for node in graph.nodes:
-            before = f"{node.name} ({node.op})"
-            if (limit is None or len(changes) < limit) and self.change(node):
-                changes.append(Change(self.name, (before,), f"{node.name} ({node.op})"))
-        return PassResult(tuple(changes), (NearMiss(self.name, "abs (Abs)", "it is no Add"),))
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    changes = []
+    for node in graph.nodes:
+      before = f"{node.name} ({node.op})"
+      if (limit is None or len(changes) < limit) and self.change(node):
+        changes.append(Change(self.name, (before,), f"{node.name} ({node.op})"))
+    return PassResult(tuple(changes), (NearMiss(self.name, "abs (Abs)", "it is no Add"),))
 
 
 def renamed(node: gs.Node) -> bool:
-    if node.name.endswith("_new"):
-        return False
-    node.name += "_new"
-    return True
+  if node.name.endswith("_new"):
+    return False
+  node.name += "_new"
+  return True
 
 
 def broken(node: gs.Node) -> bool:
-    """Turns the second Add into a Sub, which is wrong."""
-    if node.op != "Add" or not node.name.startswith("add_z"):
-        return False
-    node.op = "Sub"
-    return True
+  """Turns the second Add into a Sub, which is wrong."""
+  if node.op != "Add" or not node.name.startswith("add_z"):
+    return False
+  node.op = "Sub"
+  return True
 
 
 def save(model: onnx.ModelProto, path: Path) -> Path:
-    path.write_bytes(model.SerializeToString())
-    return path
+  path.write_bytes(model.SerializeToString())
+  return path
 
 
 # ------------------------------------------------------------------------------------------------------ the main job
 
 
 def test_a_real_model_is_optimized_verified_and_runs(library: Path, tmp_path: Path, run: Run) -> None:
-    out, report_path = tmp_path / "fast.onnx", tmp_path / "report.json"
-    before = BERT.read_bytes()
-    status, text, errors = run(BERT, "-o", out, "--report", report_path)
-    assert (status, errors) == (0, "")
-    assert BERT.read_bytes() == before
-    for words in ("FusedLayerNorm", "fuse-layer-norm", "agrees", "times as fast", f"Wrote {out}", "largest error"):
-        assert words in text
-    report = json.loads(report_path.read_text())
-    assert report["fused"]
-    assert report["output"] == str(out)
-    assert report["guilty"] is None
-    assert report["operators"]["after"]["ortplugin::FusedLayerNorm"] == 5
-    (verification,) = report["verification"]
-    assert verification["passed"]
-    assert verification["provider"] == "CPUExecutionProvider"
-    assert len(verification["inputs"]) == 2  # two sets of sizes, since the model has dynamic dimensions
-    assert verification["original_ms"] > 0
-    assert verification["optimized_ms"] > 0
-    session = ortplugin.session(out, providers=["cpu"])
-    assert session.get_providers() == ["CPUExecutionProvider"]
+  out, report_path = tmp_path / "fast.onnx", tmp_path / "report.json"
+  before = BERT.read_bytes()
+  status, text, errors = run(BERT, "-o", out, "--report", report_path)
+  assert (status, errors) == (0, "")
+  assert BERT.read_bytes() == before
+  for words in ("FusedLayerNorm", "fuse-layer-norm", "agrees", "times as fast", f"Wrote {out}", "largest error"):
+    assert words in text
+  report = json.loads(report_path.read_text())
+  assert report["fused"]
+  assert report["output"] == str(out)
+  assert report["guilty"] is None
+  assert report["operators"]["after"]["ortplugin::FusedLayerNorm"] == 5
+  (verification,) = report["verification"]
+  assert verification["passed"]
+  assert verification["provider"] == "CPUExecutionProvider"
+  assert len(verification["inputs"]) == 2  # two sets of sizes, since the model has dynamic dimensions
+  assert verification["original_ms"] > 0
+  assert verification["optimized_ms"] > 0
+  session = ortplugin.session(out, providers=["cpu"])
+  assert session.get_providers() == ["CPUExecutionProvider"]
 
 
 def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(
-    library: Path, tmp_path: Path, run: Run
+  library: Path, tmp_path: Path, run: Run
 ) -> None:
-    first, second, again = (tmp_path / name for name in ("1.onnx", "2.onnx", "3.onnx"))
-    assert run(BERT, "-o", first)[0] == 0
-    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
-    command = [sys.executable, "-m", "ortplugin.cli", BERT, "-o", second, "--no-verify"]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    assert first.read_bytes() == second.read_bytes()
-    status, text, _ = run(first, "-o", again)
-    assert status == 0
-    assert "Nothing to rewrite: 0 rewrites" in text
-    assert again.read_bytes() == first.read_bytes()
+  first, second, again = (tmp_path / name for name in ("1.onnx", "2.onnx", "3.onnx"))
+  assert run(BERT, "-o", first)[0] == 0
+  environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+  command = [sys.executable, "-m", "ortplugin.cli", BERT, "-o", second, "--no-verify"]
+  subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+  assert first.read_bytes() == second.read_bytes()
+  status, text, _ = run(first, "-o", again)
+  assert status == 0
+  assert "Nothing to rewrite: 0 rewrites" in text
+  assert again.read_bytes() == first.read_bytes()
 
 
 def test_a_model_with_nothing_to_fuse(tmp_path: Path, run: Run) -> None:
-    node = helper.make_node("Softmax", ["x"], ["y"], "softmax")
-    model = model_of([node], {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, {})
-    status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
-    assert status == 0
-    assert "Nothing to rewrite: 0 rewrites" in text
-    assert onnx.load(tmp_path / "out.onnx") == model
+  node = helper.make_node("Softmax", ["x"], ["y"], "softmax")
+  model = model_of([node], {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, {})
+  status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
+  assert status == 0
+  assert "Nothing to rewrite: 0 rewrites" in text
+  assert onnx.load(tmp_path / "out.onnx") == model
 
 
 def test_restore_runs_without_the_library(library: Path, tmp_path: Path, run: Run) -> None:
-    fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
-    assert run(BERT, "-o", fast, "--no-verify")[0] == 0
-    status, text, errors = run("--restore", fast, "-o", plain)
-    assert (status, errors) == (0, "")
-    assert "agrees" in text
-    assert "restore" in text
-    onnxruntime.InferenceSession(plain, providers=["CPUExecutionProvider"])
-    assert "ortplugin" not in {entry.domain for entry in onnx.load(plain).opset_import}
-    status, text, _ = run("--restore", plain, "-o", tmp_path / "same.onnx")
-    assert status == 0
-    assert "Nothing to restore" in text
+  fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
+  assert run(BERT, "-o", fast, "--no-verify")[0] == 0
+  status, text, errors = run("--restore", fast, "-o", plain)
+  assert (status, errors) == (0, "")
+  assert "agrees" in text
+  assert "restore" in text
+  onnxruntime.InferenceSession(plain, providers=["CPUExecutionProvider"])
+  assert "ortplugin" not in {entry.domain for entry in onnx.load(plain).opset_import}
+  status, text, _ = run("--restore", plain, "-o", tmp_path / "same.onnx")
+  assert status == 0
+  assert "Nothing to restore" in text
 
 
 def test_external_data_come_out_as_external_data(library: Path, tmp_path: Path, run: Run) -> None:
-    source = tmp_path / "in.onnx"
-    onnx.save(onnx.load(BERT), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    before = (tmp_path / "weights.bin").read_bytes()
-    (tmp_path / "out").mkdir()
-    status, _, errors = run(source, "-o", tmp_path / "out" / "fast.onnx")
-    assert (status, errors) == (0, "")
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert len(names) == 2
-    assert names[1].startswith("fast.onnx.")
-    assert names[1].endswith(".data")
-    assert (tmp_path / "weights.bin").read_bytes() == before
-    ortplugin.session(tmp_path / "out" / "fast.onnx", providers=["cpu"])
+  source = tmp_path / "in.onnx"
+  onnx.save(onnx.load(BERT), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
+  before = (tmp_path / "weights.bin").read_bytes()
+  (tmp_path / "out").mkdir()
+  status, _, errors = run(source, "-o", tmp_path / "out" / "fast.onnx")
+  assert (status, errors) == (0, "")
+  names = sorted(path.name for path in (tmp_path / "out").iterdir())
+  assert len(names) == 2
+  assert names[1].startswith("fast.onnx.")
+  assert names[1].endswith(".data")
+  assert (tmp_path / "weights.bin").read_bytes() == before
+  ortplugin.session(tmp_path / "out" / "fast.onnx", providers=["cpu"])
 
 
 def test_the_users_inputs_and_shapes(library: Path, tmp_path: Path, run: Run) -> None:
-    names = [value.name for value in onnx.load(BERT).graph.input]
-    np.savez(tmp_path / "data.npz", **{name: np.ones((1, 7), np.int64) for name in names})
-    report = tmp_path / "r.json"
-    arguments = [word for name in names for word in ("--input-shape", f"{name}:1,7")]
-    status, text, errors = run(
-        BERT, "-o", tmp_path / "o.onnx", "--inputs", tmp_path / "data.npz", "--report", report, *arguments
-    )
-    assert (status, errors) == (0, "")
-    assert "data.npz" in text
-    cases = json.loads(report.read_text())["verification"][0]["inputs"]
-    assert next(case["name"] for case in cases) == str(tmp_path / "data.npz")
-    shape = onnx.load(tmp_path / "o.onnx").graph.input[0].type.tensor_type.shape
-    assert [dim.dim_value for dim in shape.dim] == [1, 7]
+  names = [value.name for value in onnx.load(BERT).graph.input]
+  np.savez(tmp_path / "data.npz", **{name: np.ones((1, 7), np.int64) for name in names})
+  report = tmp_path / "r.json"
+  arguments = [word for name in names for word in ("--input-shape", f"{name}:1,7")]
+  status, text, errors = run(
+    BERT, "-o", tmp_path / "o.onnx", "--inputs", tmp_path / "data.npz", "--report", report, *arguments
+  )
+  assert (status, errors) == (0, "")
+  assert "data.npz" in text
+  cases = json.loads(report.read_text())["verification"][0]["inputs"]
+  assert next(case["name"] for case in cases) == str(tmp_path / "data.npz")
+  shape = onnx.load(tmp_path / "o.onnx").graph.input[0].type.tensor_type.shape
+  assert [dim.dim_value for dim in shape.dim] == [1, 7]
 
 
 # ----------------------------------------------------------------------------------------------- verification's verdict
 
 
 def test_a_wrong_rewrite_is_found_named_and_not_written(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+  tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-wrongly", broken)))
-    source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
-    out.write_bytes(b"the old output")
-    status, text, errors = run(source, "-o", out, "--report", report_path)
-    assert status == 1
-    assert errors.count("\n") == 1
-    for words in ("'z'", "fuse-wrongly", "add_z_new (Add)", "--skip fuse-wrongly", "CPU"):
-        assert words in errors
-    assert "differs" in text
-    assert "Wrote" not in text
-    assert out.read_bytes() == b"the old output"
-    report = json.loads(report_path.read_text())
-    assert report["guilty"]["rewrite"] == "fuse-wrongly"
-    assert report["output"] is None
-    outputs = report["verification"][0]["inputs"][0]["outputs"]
-    assert [output["passed"] for output in outputs] == [True, False]
-    status, _, _ = run(source, "-o", out, "--skip", "fuse-wrongly")
-    assert status == 0
-    assert onnx.load(out).graph.node[0].name == "abs_new"
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-wrongly", broken)))
+  source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+  out.write_bytes(b"the old output")
+  status, text, errors = run(source, "-o", out, "--report", report_path)
+  assert status == 1
+  assert errors.count("\n") == 1
+  for words in ("'z'", "fuse-wrongly", "add_z_new (Add)", "--skip fuse-wrongly", "CPU"):
+    assert words in errors
+  assert "differs" in text
+  assert "Wrote" not in text
+  assert out.read_bytes() == b"the old output"
+  report = json.loads(report_path.read_text())
+  assert report["guilty"]["rewrite"] == "fuse-wrongly"
+  assert report["output"] is None
+  outputs = report["verification"][0]["inputs"][0]["outputs"]
+  assert [output["passed"] for output in outputs] == [True, False]
+  status, _, _ = run(source, "-o", out, "--skip", "fuse-wrongly")
+  assert status == 0
+  assert onnx.load(out).graph.node[0].name == "abs_new"
 
 
 def unknown(node: gs.Node) -> bool:
-    if node.op != "Exp":
-        return False
-    node.op = "NobodyHasThis"
-    return True
+  if node.op != "Exp":
+    return False
+  node.op = "NobodyHasThis"
+  return True
 
 
 def test_guilty_rewrites_can_be_dropped(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that makes the model fail to load, one whose outputs differ, and one that is right."""
-    steps = Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken)
-    monkeypatch.setattr(pipeline, "TABLE", steps)
-    source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
-    status, text, errors = run(source, "-o", out, "--drop-guilty", "--report", report_path)
-    assert (status, errors) == (0, "")
-    assert text.count("Left out the pass") == 2
-    report = json.loads(report_path.read_text())
-    assert {each["rewrite"] for each in report["dropped"]} == {"fuse-wrongly", "fuse-into-nothing"}
-    wrong = next(each for each in report["dropped"] if each["rewrite"] == "fuse-wrongly")
-    assert wrong["nodes"] == ["add_z_new (Add)"]
-    assert "'z' differs" in wrong["reason"]
-    assert "--skip" not in wrong["reason"]
-    assert report["guilty"] is None
-    assert set(report["rewrites"]) == {"rename"}
-    assert report["verification"][0]["passed"]
-    names = [node.name for node in onnx.load(out).graph.node]
-    assert all(name.endswith("_new") for name in names)
-    assert {node.op_type for node in onnx.load(out).graph.node} == {node.op_type for node in two_adds().graph.node}
+  """One that makes the model fail to load, one whose outputs differ, and one that is right."""
+  steps = Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken)
+  monkeypatch.setattr(pipeline, "TABLE", steps)
+  source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+  status, text, errors = run(source, "-o", out, "--drop-guilty", "--report", report_path)
+  assert (status, errors) == (0, "")
+  assert text.count("Left out the pass") == 2
+  report = json.loads(report_path.read_text())
+  assert {each["rewrite"] for each in report["dropped"]} == {"fuse-wrongly", "fuse-into-nothing"}
+  wrong = next(each for each in report["dropped"] if each["rewrite"] == "fuse-wrongly")
+  assert wrong["nodes"] == ["add_z_new (Add)"]
+  assert "'z' differs" in wrong["reason"]
+  assert "--skip" not in wrong["reason"]
+  assert report["guilty"] is None
+  assert set(report["rewrites"]) == {"rename"}
+  assert report["verification"][0]["passed"]
+  names = [node.name for node in onnx.load(out).graph.node]
+  assert all(name.endswith("_new") for name in names)
+  assert {node.op_type for node in onnx.load(out).graph.node} == {node.op_type for node in two_adds().graph.node}
 
 
 def test_bodies_of_functions_can_be_to_blame(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int], list[NearMiss]]:
-        result = onnx.ModelProto()
-        result.CopyFrom(model)
-        result.graph.node[0].op_type = "Neg"
-        return result, {"local::f": 2}, []
+  def wrong(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int], list[NearMiss]]:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    result.graph.node[0].op_type = "Neg"
+    return result, {"local::f": 2}, []
 
-    monkeypatch.setattr(api, "inline_functions", wrong)
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-    source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
-    status, _, errors = run(source, "-o", out, "--report", report_path)
-    assert status == 1
-    for words in ("'y' differs", "'inline-functions' of local::f", "--skip inline-functions"):
-        assert words in errors
-    assert json.loads(report_path.read_text())["guilty"]["nodes"] == ["local::f"]
-    status, text, errors = run(source, "-o", out, "--drop-guilty")
-    assert (status, errors) == (0, "")
-    assert "Left out the pass 'inline-functions'" in text
-    assert onnx.load(out).graph.node[0].op_type == "Abs"
+  monkeypatch.setattr(api, "inline_functions", wrong)
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+  source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+  status, _, errors = run(source, "-o", out, "--report", report_path)
+  assert status == 1
+  for words in ("'y' differs", "'inline-functions' of local::f", "--skip inline-functions"):
+    assert words in errors
+  assert json.loads(report_path.read_text())["guilty"]["nodes"] == ["local::f"]
+  status, text, errors = run(source, "-o", out, "--drop-guilty")
+  assert (status, errors) == (0, "")
+  assert "Left out the pass 'inline-functions'" in text
+  assert onnx.load(out).graph.node[0].op_type == "Abs"
 
 
 def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+  tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-into-nothing", unknown)))
-    status, _, errors = run(save(two_adds(), tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
-    assert status == 1
-    assert "fuse-into-nothing" in errors
-    assert "exp_new (Exp)" in errors
-    assert not (tmp_path / "out.onnx").exists()
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-into-nothing", unknown)))
+  status, _, errors = run(save(two_adds(), tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
+  assert status == 1
+  assert "fuse-into-nothing" in errors
+  assert "exp_new (Exp)" in errors
+  assert not (tmp_path / "out.onnx").exists()
 
 
 def test_tolerances_decide(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nudge(node: gs.Node) -> bool:
-        if node.op != "Abs":
-            return False
-        node.op = "Identity"
-        return True
+  def nudge(node: gs.Node) -> bool:
+    if node.op != "Abs":
+      return False
+    node.op = "Identity"
+    return True
 
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("drop-abs", nudge),))
-    source, out = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx"
-    assert run(source, "-o", out)[0] == 1
-    assert run(source, "-o", out, "--atol", "100")[0] == 0
-    assert run(source, "-o", out, "--no-verify")[0] == 0
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("drop-abs", nudge),))
+  source, out = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx"
+  assert run(source, "-o", out)[0] == 1
+  assert run(source, "-o", out, "--atol", "100")[0] == 0
+  assert run(source, "-o", out, "--no-verify")[0] == 0
 
 
 def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-    model = model_of(
-        [helper.make_node("RandomNormalLike", ["x"], ["r"], "random"), helper.make_node("Add", ["x", "r"], ["y"], "a")],
-        {"x": (FLOAT, ["n", 4])},
-        {"y": (FLOAT, ["n", 4])},
-    )
-    report = tmp_path / "r.json"
-    status, _, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report)
-    assert (status, errors) == (0, "")
-    assert "only shape and dtype were compared" in report.read_text()
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+  model = model_of(
+    [helper.make_node("RandomNormalLike", ["x"], ["r"], "random"), helper.make_node("Add", ["x", "r"], ["y"], "a")],
+    {"x": (FLOAT, ["n", 4])},
+    {"y": (FLOAT, ["n", 4])},
+  )
+  report = tmp_path / "r.json"
+  status, _, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report)
+  assert (status, errors) == (0, "")
+  assert "only shape and dtype were compared" in report.read_text()
 
 
 def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-    sequence = helper.make_tensor_sequence_value_info("s", FLOAT, None)
-    mapping = onnx.ValueInfoProto(name="m")
-    inner = mapping.type.sequence_type.elem_type.map_type
-    inner.key_type, inner.value_type.tensor_type.elem_type = TensorProto.INT64, FLOAT
-    model = model_of(
-        [
-            helper.make_node("SequenceConstruct", ["x", "x"], ["s"], "construct"),
-            helper.make_node("ZipMap", ["x"], ["m"], "zip", domain="ai.onnx.ml", classlabels_int64s=[1, 2, 3, 4]),
-        ],
-        {"x": (FLOAT, ["n", 4])},
-        {},
-        domains={"ai.onnx.ml": 3},
-    )
-    model.graph.output.extend([sequence, mapping])
-    status, text, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
-    assert (status, errors) == (0, "")
-    assert text.count("agrees") >= 2
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+  sequence = helper.make_tensor_sequence_value_info("s", FLOAT, None)
+  mapping = onnx.ValueInfoProto(name="m")
+  inner = mapping.type.sequence_type.elem_type.map_type
+  inner.key_type, inner.value_type.tensor_type.elem_type = TensorProto.INT64, FLOAT
+  model = model_of(
+    [
+      helper.make_node("SequenceConstruct", ["x", "x"], ["s"], "construct"),
+      helper.make_node("ZipMap", ["x"], ["m"], "zip", domain="ai.onnx.ml", classlabels_int64s=[1, 2, 3, 4]),
+    ],
+    {"x": (FLOAT, ["n", 4])},
+    {},
+    domains={"ai.onnx.ml": 3},
+  )
+  model.graph.output.extend([sequence, mapping])
+  status, text, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
+  assert (status, errors) == (0, "")
+  assert text.count("agrees") >= 2
 
 
 def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-    kind = TensorProto.BFLOAT16
-    model = model_of(
-        [
-            helper.make_node("Cast", ["x"], ["f"], "up", to=FLOAT),
-            helper.make_node("Cast", ["f"], ["y"], "down", to=kind),
-        ],
-        {"x": (kind, [2, 4])},
-        {"y": (kind, [2, 4])},
-    )
-    np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
-    source = save(model, tmp_path / "in.onnx")
-    status, text, errors = run(source, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "data.npz")
-    assert (status, errors) == (0, "")
-    assert "agrees" in text
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+  kind = TensorProto.BFLOAT16
+  model = model_of(
+    [
+      helper.make_node("Cast", ["x"], ["f"], "up", to=FLOAT),
+      helper.make_node("Cast", ["f"], ["y"], "down", to=kind),
+    ],
+    {"x": (kind, [2, 4])},
+    {"y": (kind, [2, 4])},
+  )
+  np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
+  source = save(model, tmp_path / "in.onnx")
+  status, text, errors = run(source, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "data.npz")
+  assert (status, errors) == (0, "")
+  assert "agrees" in text
 
 
 def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-    model = model_of(
-        [helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")],
-        {"x": (FLOAT, [6]), "shape": (TensorProto.INT64, [2])},
-        {"y": (FLOAT, ["a", "b"])},
-    )
-    source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
-    status, _, errors = run(source, "-o", out)
-    assert status == 1
-    assert errors.count("\n") == 1
-    assert not out.exists()
-    for remedy in ("--inputs", "--input-shape", "--no-verify"):
-        assert remedy in errors
-    np.savez(tmp_path / "data.npz", x=np.ones(6, np.float32), shape=np.int64([2, 3]))
-    assert run(source, "-o", out, "--inputs", tmp_path / "data.npz")[0] == 0
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
+  model = model_of(
+    [helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")],
+    {"x": (FLOAT, [6]), "shape": (TensorProto.INT64, [2])},
+    {"y": (FLOAT, ["a", "b"])},
+  )
+  source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
+  status, _, errors = run(source, "-o", out)
+  assert status == 1
+  assert errors.count("\n") == 1
+  assert not out.exists()
+  for remedy in ("--inputs", "--input-shape", "--no-verify"):
+    assert remedy in errors
+  np.savez(tmp_path / "data.npz", x=np.ones(6, np.float32), shape=np.int64([2, 3]))
+  assert run(source, "-o", out, "--inputs", tmp_path / "data.npz")[0] == 0
 
 
 # ------------------------------------------------------------------------------------------------------ users' mistakes
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
-    "unknown provider": (["{bert}", "-o", "{tmp}/o.onnx", "--provider", "quantum"], 2, "'quantum'"),
-    "missing inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/none.npz"], 2, "does not exist"),
-    "wrong inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/wrong.npz"], 2, "no input 'nobody'"),
+  "unknown provider": (["{bert}", "-o", "{tmp}/o.onnx", "--provider", "quantum"], 2, "'quantum'"),
+  "missing inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/none.npz"], 2, "does not exist"),
+  "wrong inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/wrong.npz"], 2, "no input 'nobody'"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(name: str, tmp_path: Path, run: Run) -> None:
-    check_mistake(MISTAKES[name], BERT, tmp_path, run)
+  check_mistake(MISTAKES[name], BERT, tmp_path, run)
 
 
 def test_cuda_where_there_is_none(tmp_path: Path, run: Run) -> None:
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has a CUDA provider")
-    status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--provider", "cuda")
-    assert status == 1
-    assert errors.count("\n") == 1
-    assert "onnxruntime-gpu" in errors
-    assert not (tmp_path / "o.onnx").exists()
+  if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+    pytest.skip("this ONNX Runtime has a CUDA provider")
+  status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--provider", "cuda")
+  assert status == 1
+  assert errors.count("\n") == 1
+  assert "onnxruntime-gpu" in errors
+  assert not (tmp_path / "o.onnx").exists()

@@ -29,11 +29,11 @@ X, W, PADDED = GEOMETRIES["3x3"]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    session = make(case.model())
-    found = run(session, case)
-    check(case, found)
-    if 0 not in case.shapes[0]:  # which need not be so before the run
-        assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+  session = make(case.model())
+  found = run(session, case)
+  check(case, found)
+  if 0 not in case.shapes[0]:  # which need not be so before the run
+    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
 # ONNX Runtime's Conv refuses dilations beside SAME_LOWER, and weights without channels.
@@ -41,153 +41,153 @@ REFUSED = ("SAME_LOWER, dilated", "no ", "nothing but padding")
 
 # Its Conv on the CPU is of float, and its pointwise operators have no bfloat16.
 DECOMPOSED = [
-    case
-    for case in CASES
-    if case.program.parameters[0].dtype in ("float", "float16") and not case.name.startswith(REFUSED)
+  case
+  for case in CASES
+  if case.program.parameters[0].dtype in ("float", "float16") and not case.name.startswith(REFUSED)
 ]
 
 
 def test_most_cases_have_a_decomposition() -> None:
-    assert len(DECOMPOSED) > 250
+  assert len(DECOMPOSED) > 250
 
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
-    if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
-        return  # float16 overflows between the operators
-    model = model_of(case, nodes=OPERATOR.decompose(case.node(), OPSET))
-    session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
-    unit = 2.0**-11 if case.program.parameters[0].dtype == "float16" else 2.0**-22
-    expected = expect(case, unit=unit)
-    # ONNX Runtime's Sigmoid has an error of its own, relative to 1, which SiLU multiplies by its argument.
-    absolute = 64 * unit if "Sigmoid" in case.text else 0.0
-    check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
+  """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
+  if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
+    return  # float16 overflows between the operators
+  model = model_of(case, nodes=OPERATOR.decompose(case.node(), OPSET))
+  session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
+  unit = 2.0**-11 if case.program.parameters[0].dtype == "float16" else 2.0**-22
+  expected = expect(case, unit=unit)
+  # ONNX Runtime's Sigmoid has an error of its own, relative to 1, which SiLU multiplies by its argument.
+  absolute = 64 * unit if "Sigmoid" in case.text else 0.0
+  check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
 def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
-    """In float, bias and all: both are the same kernel, but for the order of the additions."""
-    x, w, attributes = GEOMETRIES[name]
-    case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
-    arrays = case.inputs()
-    nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("X", FLOAT, x)],
-        [helper.make_tensor_value_info("y", FLOAT, None)],
-        [numpy_helper.from_array(arrays[1], "W"), numpy_helper.from_array(arrays[2].reshape(-1), "bias")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
-    own = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
-    (wanted,) = own.run(None, {"X": arrays[0]})
-    (found,) = run(make(case.model()), case)
-    size = float(np.abs(wanted).max())
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2.0**-20 * max(size, 1.0))
+  """In float, bias and all: both are the same kernel, but for the order of the additions."""
+  x, w, attributes = GEOMETRIES[name]
+  case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
+  arrays = case.inputs()
+  nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("X", FLOAT, x)],
+    [helper.make_tensor_value_info("y", FLOAT, None)],
+    [numpy_helper.from_array(arrays[1], "W"), numpy_helper.from_array(arrays[2].reshape(-1), "bias")],
+  )
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+  own = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
+  (wanted,) = own.run(None, {"X": arrays[0]})
+  (found,) = run(make(case.model()), case)
+  size = float(np.abs(wanted).max())
+  np.testing.assert_allclose(found, wanted, rtol=0, atol=2.0**-20 * max(size, 1.0))
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
 @pytest.mark.parametrize(
-    ("shapes", "attributes", "wanted"),
-    [
-        ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
-        ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], {"pads": [1, 1, 1, 1]}, ["n", 8, "h", "w"]),
-        ([("n", "c", "h", "w"), (8, 6, 3, 1), (8, 1, 1)], {"pads": [1, 0, 1, 0]}, ["n", 8, "h", "w"]),
-        ([("n", 6, "h", 11), (8, 6, 3, 3), (8, 1, 1)], {"strides": [2, 2]}, ["n", 8, None, 5]),
-        ([("n", 6, "h", "w"), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_UPPER"}, ["n", 8, "h", "w"]),
-        (
-            [("n", 6, "h", 11), (8, 6, 2, 2), (8, 1, 1)],
-            {"auto_pad": "SAME_LOWER", "strides": [1, 2]},
-            ["n", 8, "h", 6],
-        ),
-        ([("n", 6, 9, 11), ("m", 6, "k", 3), ("m", 1, 1)], {}, ["n", None, None, 9]),
-        ([("n", 6, 9, 11), ("m", 6, "k", "l"), ("m", 1, 1)], {"kernel_shape": [3, 1]}, ["n", None, 7, 11]),
-        ([None, (8, 6, 3, 3), (8, 1, 1)], {}, [None, 8, None, None]),
-        ([None, None, None], {"strides": [1, 1, 1]}, [None, None, None, None, None]),
-        (
-            [("n", "h", 11, 6), (8, 3, 3, 6), (8,)],
-            {"layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 0, 1, 0]},
-            ["n", "h", 9, 8],
-        ),
-    ],
+  ("shapes", "attributes", "wanted"),
+  [
+    ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
+    ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], {"pads": [1, 1, 1, 1]}, ["n", 8, "h", "w"]),
+    ([("n", "c", "h", "w"), (8, 6, 3, 1), (8, 1, 1)], {"pads": [1, 0, 1, 0]}, ["n", 8, "h", "w"]),
+    ([("n", 6, "h", 11), (8, 6, 3, 3), (8, 1, 1)], {"strides": [2, 2]}, ["n", 8, None, 5]),
+    ([("n", 6, "h", "w"), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_UPPER"}, ["n", 8, "h", "w"]),
+    (
+      [("n", 6, "h", 11), (8, 6, 2, 2), (8, 1, 1)],
+      {"auto_pad": "SAME_LOWER", "strides": [1, 2]},
+      ["n", 8, "h", 6],
+    ),
+    ([("n", 6, 9, 11), ("m", 6, "k", 3), ("m", 1, 1)], {}, ["n", None, None, 9]),
+    ([("n", 6, 9, 11), ("m", 6, "k", "l"), ("m", 1, 1)], {"kernel_shape": [3, 1]}, ["n", None, 7, 11]),
+    ([None, (8, 6, 3, 3), (8, 1, 1)], {}, [None, 8, None, None]),
+    ([None, None, None], {"strides": [1, 1, 1]}, [None, None, None, None, None]),
+    (
+      [("n", "h", 11, 6), (8, 3, 3, 6), (8,)],
+      {"layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 0, 1, 0]},
+      ["n", "h", 9, 8],
+    ),
+  ],
 )
 def test_shapes_are_inferred(
-    library: Path, shapes: Sequence[Any], attributes: dict[str, Any], wanted: list[Any]
+  library: Path, shapes: Sequence[Any], attributes: dict[str, Any], wanted: list[Any]
 ) -> None:
-    for dtype in ("float16", "bfloat16", "float", "double"):
-        case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)), attributes)
-        (output,) = make(case.model(shapes)).get_outputs()
-        assert len(output.shape) == len(wanted)
-        for found, size in zip(output.shape, wanted, strict=True):
-            assert found == size or (size is None and found.startswith("ortplugin_"))
+  for dtype in ("float16", "bfloat16", "float", "double"):
+    case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)), attributes)
+    (output,) = make(case.model(shapes)).get_outputs()
+    assert len(output.shape) == len(wanted)
+    for found, size in zip(output.shape, wanted, strict=True):
+      assert found == size or (size is None and found.startswith("ortplugin_"))
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    text, attributes = typed(RESIDUAL_RELU, "float"), {"pads": [1, 1, 1, 1], "strides": [2, 1]}
-    for declared in (
-        [("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1), ("n", 8, "g", "w")],
-        [("n", "c", "h", "w"), ("m", "d", "k", "l"), ("m2", 1, 1), ("n", "m", "g", "v")],
-        [None, None, None, None],
-    ):
-        case = Case("changing", text, ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (1, 8, 5, 11)), attributes)
-        session = make(case.model(declared))
-        for batch, height, width in ((1, 9, 11), (3, 4, 5), (0, 9, 11), (1, 1, 1), (2, 33, 64)):
-            shapes = ((batch, 6, height, width), (8, 6, 3, 3), (8, 1, 1), (batch, 8, (height + 1) // 2, width))
-            each = replace(case, name=f"changing {batch} {height}", shapes=shapes)
-            check(each, run(session, each))
+  text, attributes = typed(RESIDUAL_RELU, "float"), {"pads": [1, 1, 1, 1], "strides": [2, 1]}
+  for declared in (
+    [("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1), ("n", 8, "g", "w")],
+    [("n", "c", "h", "w"), ("m", "d", "k", "l"), ("m2", 1, 1), ("n", "m", "g", "v")],
+    [None, None, None, None],
+  ):
+    case = Case("changing", text, ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (1, 8, 5, 11)), attributes)
+    session = make(case.model(declared))
+    for batch, height, width in ((1, 9, 11), (3, 4, 5), (0, 9, 11), (1, 1, 1), (2, 33, 64)):
+      shapes = ((batch, 6, height, width), (8, 6, 3, 3), (8, 1, 1), (batch, 8, (height + 1) // 2, width))
+      each = replace(case, name=f"changing {batch} {height}", shapes=shapes)
+      check(each, run(session, each))
 
 
 def test_operands_whose_ranks_are_known_may_still_broadcast(library: Path) -> None:
-    """What looks like a bias or a residual when the session is made may be another thing in a run."""
-    attributes = {"pads": [1, 1, 1, 1]}
-    case = Case(
-        "late", typed(RESIDUAL_RELU, "float"), ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (2, 8, 9, 11)), attributes
-    )
-    session = make(case.model([("n", 6, 9, 11), (8, 6, 3, 3), ("b", 1, 1), ("n2", "m", "h", "w")]))
-    for bias, residual in (
-        ((8, 1, 1), (2, 8, 9, 11)),
-        ((1, 1, 1), (2, 8, 9, 11)),
-        ((8, 1, 1), (1, 8, 9, 11)),
-        ((8, 1, 1), (2, 1, 1, 11)),
-        ((1, 1, 1), (1, 1, 1, 1)),
-    ):
-        each = replace(case, name=f"late {bias} {residual}", shapes=(*case.shapes[:2], bias, residual))
-        check(each, run(session, each))
+  """What looks like a bias or a residual when the session is made may be another thing in a run."""
+  attributes = {"pads": [1, 1, 1, 1]}
+  case = Case(
+    "late", typed(RESIDUAL_RELU, "float"), ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (2, 8, 9, 11)), attributes
+  )
+  session = make(case.model([("n", 6, 9, 11), (8, 6, 3, 3), ("b", 1, 1), ("n2", "m", "h", "w")]))
+  for bias, residual in (
+    ((8, 1, 1), (2, 8, 9, 11)),
+    ((1, 1, 1), (2, 8, 9, 11)),
+    ((8, 1, 1), (1, 8, 9, 11)),
+    ((8, 1, 1), (2, 1, 1, 11)),
+    ((1, 1, 1), (1, 1, 1, 1)),
+  ):
+    each = replace(case, name=f"late {bias} {residual}", shapes=(*case.shapes[:2], bias, residual))
+    check(each, run(session, each))
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_padding_follows_the_shape(library: Path, auto_pad: str) -> None:
-    attributes = {"auto_pad": auto_pad, "strides": [2, 3], "dilations": [1, 2]}
-    case = Case("same", typed(BIAS_RELU, "float"), ((1, 3, 8, 8), (4, 3, 4, 3), (4, 1, 1)), attributes)
-    session = make(case.model([("n", 3, "h", "w"), (4, 3, 4, 3), (4, 1, 1)]))
-    for height in range(1, 9):
-        each = replace(case, name=f"same {height}", shapes=((1, 3, height, 17 - height), *case.shapes[1:]))
-        check(each, run(session, each))
+  attributes = {"auto_pad": auto_pad, "strides": [2, 3], "dilations": [1, 2]}
+  case = Case("same", typed(BIAS_RELU, "float"), ((1, 3, 8, 8), (4, 3, 4, 3), (4, 1, 1)), attributes)
+  session = make(case.model([("n", 3, "h", "w"), (4, 3, 4, 3), (4, 1, 1)]))
+  for height in range(1, 9):
+    each = replace(case, name=f"same {height}", shapes=((1, 3, height, 17 - height), *case.shapes[1:]))
+    check(each, run(session, each))
 
 
 def test_weights_may_change_from_run_to_run(library: Path) -> None:
-    """The weights of an input are never taken for the last run's."""
-    case = by_name["3x3, float16, NHWC"]
-    session = make(case.model())
-    for number in range(3):
-        each = replace(case, name=f"weights {number}")
-        check(each, run(session, each))
+  """The weights of an input are never taken for the last run's."""
+  case = by_name["3x3, float16, NHWC"]
+  session = make(case.model())
+  for number in range(3):
+    each = replace(case, name=f"weights {number}")
+    check(each, run(session, each))
 
 
 def test_weights_that_a_caller_may_override(library: Path) -> None:
-    """An initializer that is a graph input too is no constant: it is read in every run."""
-    case = by_name["constant weights: normal, many channels, float16, NHWC"]
-    model = onnx.load_model_from_string(case.model())
-    x, w, bias = case.inputs()
-    model.graph.input.append(helper.make_tensor_value_info("W", TensorProto.FLOAT16, w.shape))
-    session = make(model.SerializeToString())
-    check(case, session.run(None, case.feeds()))
-    other = (w.astype(np.float64) * 0.5).astype(np.float16)
-    for weights in (other, w, other):
-        check(case, session.run(None, {**case.feeds(), "W": weights}), expect(case, [x, weights, bias]))
+  """An initializer that is a graph input too is no constant: it is read in every run."""
+  case = by_name["constant weights: normal, many channels, float16, NHWC"]
+  model = onnx.load_model_from_string(case.model())
+  x, w, bias = case.inputs()
+  model.graph.input.append(helper.make_tensor_value_info("W", TensorProto.FLOAT16, w.shape))
+  session = make(model.SerializeToString())
+  check(case, session.run(None, case.feeds()))
+  other = (w.astype(np.float64) * 0.5).astype(np.float16)
+  for weights in (other, w, other):
+    check(case, session.run(None, {**case.feeds(), "W": weights}), expect(case, [x, weights, bias]))
 
 
 # -------------------------------------------------------------------------------------------------------- wrong nodes
@@ -245,120 +245,120 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    assert_refused(WRONG[name], "FusedConv")
+  assert_refused(WRONG[name], "FusedConv")
 
 
 def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
-    """The program of tests/tampering.py, as an epilogue: the convolution's value is its first parameter."""
-    x, w = (1, 1, 2, 2), (1, 1, 1, 1)
+  """The program of tests/tampering.py, as an epilogue: the convolution's value is its first parameter."""
+  x, w = (1, 1, 2, 2), (1, 1, 1, 1)
 
-    def model(text: str) -> bytes:
-        node = helper.make_node(
-            "FusedConv", ["x", "w", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", program=text.encode()
-        )
-        graph = helper.make_graph(
-            [node],
-            "g",
-            [helper.make_tensor_value_info("x", FLOAT, x), helper.make_tensor_value_info("w", FLOAT, w),
-             helper.make_tensor_value_info("u", TensorProto.UINT8, x)],
-            [helper.make_tensor_value_info(name, kind, None)
-             for name, kind in (("y", FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
-        )  # fmt: skip
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+  def model(text: str) -> bytes:
+    node = helper.make_node(
+      "FusedConv", ["x", "w", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", program=text.encode()
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, x), helper.make_tensor_value_info("w", FLOAT, w),
+         helper.make_tensor_value_info("u", TensorProto.UINT8, x)],
+        [helper.make_tensor_value_info(name, kind, None)
+         for name, kind in (("y", FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
 
-    make(model(PROGRAM))
-    tried = 0
-    for text in tampered(every=29):
-        tried += 1
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            make(model(text), 1)
-        assert all(word in str(caught.value) for word in ("culprit", "FusedConv", "line")), text
-    assert tried > 100
+  make(model(PROGRAM))
+  tried = 0
+  for text in tampered(every=29):
+    tried += 1
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+      make(model(text), 1)
+    assert all(word in str(caught.value) for word in ("culprit", "FusedConv", "line")), text
+  assert tried > 100
 
 
 # --------------------------------------------------------------------------------------------------- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Each with shapes and values of its own, over and over: the same bits every time."""
-    attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
-    text = typed(BIAS_RELU, "float")
-    first = Case("threads", text, ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
-    session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))
+  """Each with shapes and values of its own, over and over: the same bits every time."""
+  attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
+  text = typed(BIAS_RELU, "float")
+  first = Case("threads", text, ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
+  session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))
 
-    def work(number: int) -> None:
-        case = replace(first, name=f"thread {number}", shapes=((1 + number, 6, 20 + number, 31), *first.shapes[1:]))
-        assert_runs_repeat(session, case, check)
+  def work(number: int) -> None:
+    case = replace(first, name=f"thread {number}", shapes=((1 + number, 6, 20 + number, 31), *first.shapes[1:]))
+    assert_runs_repeat(session, case, check)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 def test_sessions_come_and_go(library: Path) -> None:
-    case = by_name["constant weights: 3x3, float16, NHWC"]
-    assert_sessions_come_and_go(case, check, expect(case), 20)
+  case = by_name["constant weights: 3x3, float16, NHWC"]
+  assert_sessions_come_and_go(case, check, expect(case), 20)
 
 
 def test_a_chain_of_convolutions(library: Path) -> None:
-    """A residual block in float16, channels last: what ONNX Runtime plans between the nodes stays intact."""
-    rng = np.random.default_rng(0)
-    weights = [rng.standard_normal((8, 3, 3, 8)).astype(np.float16) / 8 for _ in range(3)]
-    relu, residual = typed(BIAS_RELU, "float16"), typed(RESIDUAL_RELU, "float16")
-    shared = {"domain": "ortplugin", "layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-    nodes = [
-        helper.make_node("FusedConv", ["x", "w0", "b"], ["h0"], "a", program=relu, **shared),
-        helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
-        helper.make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
-    ]
-    half = TensorProto.FLOAT16
-    bias = rng.standard_normal(8).astype(np.float16)
-    initializers = [numpy_helper.from_array(each, f"w{i}") for i, each in enumerate(weights)]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", half, ["n", 9, 7, 8])],
-        [helper.make_tensor_value_info("y", half, ["n", 9, 7, 8])],
-        [*initializers, numpy_helper.from_array(bias, "b")],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
-    (found,) = session.run(None, {"x": x})
-    values = {"x": x, "b": bias, **{f"w{i}": each for i, each in enumerate(weights)}}
-    for node in nodes:
-        (values[node.output[0]],) = OPERATOR.reference(node, [values[name] for name in node.input])
-    np.testing.assert_allclose(found.astype(np.float64), values["y"].astype(np.float64), rtol=4e-3, atol=4e-3)
+  """A residual block in float16, channels last: what ONNX Runtime plans between the nodes stays intact."""
+  rng = np.random.default_rng(0)
+  weights = [rng.standard_normal((8, 3, 3, 8)).astype(np.float16) / 8 for _ in range(3)]
+  relu, residual = typed(BIAS_RELU, "float16"), typed(RESIDUAL_RELU, "float16")
+  shared = {"domain": "ortplugin", "layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+  nodes = [
+    helper.make_node("FusedConv", ["x", "w0", "b"], ["h0"], "a", program=relu, **shared),
+    helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
+    helper.make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
+  ]
+  half = TensorProto.FLOAT16
+  bias = rng.standard_normal(8).astype(np.float16)
+  initializers = [numpy_helper.from_array(each, f"w{i}") for i, each in enumerate(weights)]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", half, ["n", 9, 7, 8])],
+    [helper.make_tensor_value_info("y", half, ["n", 9, 7, 8])],
+    [*initializers, numpy_helper.from_array(bias, "b")],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
+  (found,) = session.run(None, {"x": x})
+  values = {"x": x, "b": bias, **{f"w{i}": each for i, each in enumerate(weights)}}
+  for node in nodes:
+    (values[node.output[0]],) = OPERATOR.reference(node, [values[name] for name in node.input])
+  np.testing.assert_allclose(found.astype(np.float64), values["y"].astype(np.float64), rtol=4e-3, atol=4e-3)
 
 
 def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path) -> None:
-    """ONNX Runtime computes Conv in float there, and gives a node between two of them float instead of float16."""
-    text = "(float16 c) => (float16 y) { h = Cast<to=float16>(c) y = Relu(h) }"
-    nodes = [
-        helper.make_node("Conv", ["a", "w"], ["x"]),
-        helper.make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
-        helper.make_node("Conv", ["y", "w"], ["z"]),
-    ]
-    half = TensorProto.FLOAT16
-    rng = np.random.default_rng(0)
-    a, w = rng.standard_normal((2, 4, 9, 9)).astype(np.float16), rng.standard_normal((4, 4, 3, 3)).astype(np.float16)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("a", half, ["n", 4, 9, 9]), helper.make_tensor_value_info("w", half, w.shape)],
-        [helper.make_tensor_value_info("z", half, ["n", 4, 3, 3])],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    (z,) = session.run(None, {"a": a, "w": w})
-    wide = a.astype(np.float64)
-    for number in range(3):
-        plain = Case("plain", "(double c) => (double c) {}", (wide.shape, w.shape))
-        (wide,) = OPERATOR.reference(plain.node(), [wide, w.astype(np.float64)])
-        wide = np.maximum(wide, 0) if number == 1 else wide
-    assert z.dtype == np.float16
-    np.testing.assert_allclose(z.astype(np.float64), wide, rtol=2e-2, atol=2e-3 * np.abs(wide).max())
+  """ONNX Runtime computes Conv in float there, and gives a node between two of them float instead of float16."""
+  text = "(float16 c) => (float16 y) { h = Cast<to=float16>(c) y = Relu(h) }"
+  nodes = [
+    helper.make_node("Conv", ["a", "w"], ["x"]),
+    helper.make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
+    helper.make_node("Conv", ["y", "w"], ["z"]),
+  ]
+  half = TensorProto.FLOAT16
+  rng = np.random.default_rng(0)
+  a, w = rng.standard_normal((2, 4, 9, 9)).astype(np.float16), rng.standard_normal((4, 4, 3, 3)).astype(np.float16)
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("a", half, ["n", 4, 9, 9]), helper.make_tensor_value_info("w", half, w.shape)],
+    [helper.make_tensor_value_info("z", half, ["n", 4, 3, 3])],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  (z,) = session.run(None, {"a": a, "w": w})
+  wide = a.astype(np.float64)
+  for number in range(3):
+    plain = Case("plain", "(double c) => (double c) {}", (wide.shape, w.shape))
+    (wide,) = OPERATOR.reference(plain.node(), [wide, w.astype(np.float64)])
+    wide = np.maximum(wide, 0) if number == 1 else wide
+  assert z.dtype == np.float16
+  np.testing.assert_allclose(z.astype(np.float64), wide, rtol=2e-2, atol=2e-3 * np.abs(wide).max())
 
 
 def test_the_model_of_a_case_is_valid() -> None:
-    for case in CASES[::97]:
-        assert onnx.load_model_from_string(case.model()).graph.node[0].op_type == "FusedConv"
+  for case in CASES[::97]:
+    assert onnx.load_model_from_string(case.model()).graph.node[0].op_type == "FusedConv"

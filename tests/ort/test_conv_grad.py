@@ -32,91 +32,91 @@ LARGE_CASES = tuple(
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    session = make(case.model())
-    found = run(session, case)
-    check(case, found)
-    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+  session = make(case.model())
+  found = run(session, case)
+  check(case, found)
+  assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
 def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
-    found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
-    for other in found[1:]:
-        assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
+  found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
+  for other in found[1:]:
+    assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    some = GEOMETRIES["strided with a rest"]
-    for transposed in (False, True):
-        first = Case("first", some, typed(RELU, "float"), transposed=transposed)
-        for declared in (None, [("n", "c", "h", "w"), ("m", "k", 3, 2), (None,) * 4, (None,) * 4], [None] * 4):
-            session = make(first.model(declared))
-            for batch, size in ((2, (8, 11)), (1, (5, 4)), (0, (8, 11)), (3, (12, 30))):
-                if declared is None and (batch, size) != (some.batch, some.size):
-                    continue
-                geometry = Geometry(batch, 4, size, 2, (3, 2), some.strides, pads=some.pads, rest=some.rest)
-                case = Case(f"{batch} of {size}", geometry, typed(RELU, "float"), transposed=transposed)
-                check(case, run(session, case))
+  some = GEOMETRIES["strided with a rest"]
+  for transposed in (False, True):
+    first = Case("first", some, typed(RELU, "float"), transposed=transposed)
+    for declared in (None, [("n", "c", "h", "w"), ("m", "k", 3, 2), (None,) * 4, (None,) * 4], [None] * 4):
+      session = make(first.model(declared))
+      for batch, size in ((2, (8, 11)), (1, (5, 4)), (0, (8, 11)), (3, (12, 30))):
+        if declared is None and (batch, size) != (some.batch, some.size):
+          continue
+        geometry = Geometry(batch, 4, size, 2, (3, 2), some.strides, pads=some.pads, rest=some.rest)
+        case = Case(f"{batch} of {size}", geometry, typed(RELU, "float"), transposed=transposed)
+        check(case, run(session, case))
 
 
 def test_shapes_are_inferred(library: Path) -> None:
-    case = by_name["3x3, NCHW, float"]
-    session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
-    assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
+  case = by_name["3x3, NCHW, float"]
+  session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
+  assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    case = by_name["many channels, NCHW, float"]
-    session = make(case.model())
+  case = by_name["many channels, NCHW, float"]
+  session = make(case.model())
 
-    def work(number: int) -> None:
-        for _ in range(10):
-            check(case, run(session, case))
+  def work(number: int) -> None:
+    for _ in range(10):
+      check(case, run(session, case))
 
-    in_threads(4, work)
+  in_threads(4, work)
 
 
 # ------------------------------------------------------------------------------------------------------- wrong nodes
 
 WRONG: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
-    "the attribute 'kernel_shape' must have 1 to 3 numbers": ({"kernel_shape": None}, None),
-    "gradients='dB dW' must be some of dX, dW, dB, dZ": ({"gradients": "dB dW"}, None),
-    "operands='Y' must be some of X, W": ({"operands": "Y"}, None),
-    "dX needs W": ({"operands": "X"}, None),
-    "layout='NCWH' must be NCHW or NHWC": ({"layout": "NCWH"}, None),
-    "transposed=7 must be 0 to 1": ({"transposed": 7}, None),
-    "group=0 must be 1 to": ({"group": 0}, None),
-    "strides=[0, 1]: each must be 1 to": ({"strides": [0, 1]}, None),
-    "pads=[1, 1] must have 4 numbers": ({"pads": [1, 1]}, None),
-    "weight_dtype='bool' must be": ({"weight_dtype": "bool"}, None),
-    "the program holds a SumTo": ({"program": '(float dz) => (float y) { y = SumTo<axes="0">(dz) }'}, None),
-    "gradients and the program's results after the first are 2 outputs": ({"gradients": "dX dW"}, None),
-    "along spatial axis 0 the sizes 6 and 7 do not belong together": ({}, [None, None, (2, 4, 6, 9)]),
-    "the groups do not divide": ({"group": 3}, None),
+  "the attribute 'kernel_shape' must have 1 to 3 numbers": ({"kernel_shape": None}, None),
+  "gradients='dB dW' must be some of dX, dW, dB, dZ": ({"gradients": "dB dW"}, None),
+  "operands='Y' must be some of X, W": ({"operands": "Y"}, None),
+  "dX needs W": ({"operands": "X"}, None),
+  "layout='NCWH' must be NCHW or NHWC": ({"layout": "NCWH"}, None),
+  "transposed=7 must be 0 to 1": ({"transposed": 7}, None),
+  "group=0 must be 1 to": ({"group": 0}, None),
+  "strides=[0, 1]: each must be 1 to": ({"strides": [0, 1]}, None),
+  "pads=[1, 1] must have 4 numbers": ({"pads": [1, 1]}, None),
+  "weight_dtype='bool' must be": ({"weight_dtype": "bool"}, None),
+  "the program holds a SumTo": ({"program": '(float dz) => (float y) { y = SumTo<axes="0">(dz) }'}, None),
+  "gradients and the program's results after the first are 2 outputs": ({"gradients": "dX dW"}, None),
+  "along spatial axis 0 the sizes 6 and 7 do not belong together": ({}, [None, None, (2, 4, 6, 9)]),
+  "the groups do not divide": ({"group": 3}, None),
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_a_wrong_node_is_refused(library: Path, words: str) -> None:
-    changes, shapes = WRONG[words]
-    case = by_name["3x3, NCHW, float"]
-    given = None if shapes is None else [a if b is None else b for a, b in zip(case.shapes, shapes, strict=True)]
-    model = onnx.load_model_from_string(case.model(given))
-    (node,) = model.graph.node
-    kept = [each for each in node.attribute if each.name not in changes]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in changes.items() if v is not None)
-    with pytest.raises(Exception, match="ConvGrad") as caught:
-        make(model.SerializeToString())
-    assert "node 'gradient'" in str(caught.value)
-    assert words in str(caught.value)
+  changes, shapes = WRONG[words]
+  case = by_name["3x3, NCHW, float"]
+  given = None if shapes is None else [a if b is None else b for a, b in zip(case.shapes, shapes, strict=True)]
+  model = onnx.load_model_from_string(case.model(given))
+  (node,) = model.graph.node
+  kept = [each for each in node.attribute if each.name not in changes]
+  del node.attribute[:]
+  node.attribute.extend(kept)
+  node.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in changes.items() if v is not None)
+  with pytest.raises(Exception, match="ConvGrad") as caught:
+    make(model.SerializeToString())
+  assert "node 'gradient'" in str(caught.value)
+  assert words in str(caught.value)
 
 
 def test_wrong_shapes_of_a_run_leave_the_session_whole(library: Path) -> None:
-    case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
-    session = make(case.model([None] * 3))
-    feeds = case.feeds()
-    with pytest.raises(Exception, match="X and S have different batches"):
-        ortplugin.run(session, {**feeds, "X": np.zeros((5, 3, 7, 9), np.float32)})
-    check(case, run(session, case))
+  case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
+  session = make(case.model([None] * 3))
+  feeds = case.feeds()
+  with pytest.raises(Exception, match="X and S have different batches"):
+    ortplugin.run(session, {**feeds, "X": np.zeros((5, 3, 7, 9), np.float32)})
+  check(case, run(session, case))

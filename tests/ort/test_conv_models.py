@@ -33,108 +33,108 @@ POINTWISE = ("FusedPointwise", "Relu", "Add", "Sub", "Mul", "Div", "HardSwish", 
 
 
 def original_of(name: str) -> onnx.ModelProto:
-    return onnx.load(DATA / f"{name}.onnx")
+  return onnx.load(DATA / f"{name}.onnx")
 
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same in float16 throughout."""
-    for tensor in (
-        *model.graph.initializer,
-        *(a.t for n in model.graph.node for a in n.attribute if a.name == "value"),
-    ):
-        if tensor.data_type == onnx.TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
-    for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
-            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-    return model
+  """The same in float16 throughout."""
+  for tensor in (
+    *model.graph.initializer,
+    *(a.t for n in model.graph.node for a in n.attribute if a.name == "value"),
+  ):
+    if tensor.data_type == onnx.TensorProto.FLOAT:
+      tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+  for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+    if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+      info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+  return model
 
 
 def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
-    """Equal outputs on the CPU provider, without timing."""
-    with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
-        (result,) = verifier.verify(optimized)
-    assert result.passed, result
+  """Equal outputs on the CPU provider, without timing."""
+  with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
+    (result,) = verifier.verify(optimized)
+  assert result.passed, result
 
 
 def apart(model: onnx.ModelProto) -> list[str]:
-    """The pointwise operators that are no part of a convolution or norm."""
-    return [node.op_type for node in model.graph.node if node.op_type in POINTWISE]
+  """The pointwise operators that are no part of a convolution or norm."""
+  return [node.op_type for node in model.graph.node if node.op_type in POINTWISE]
 
 
 def transposes(model: onnx.ModelProto) -> list[tuple[str, str]]:
-    """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
-    makers = {name: node.op_type for node in model.graph.node for name in node.output}
-    readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
-    moved = [node for node in model.graph.node if node.op_type == "Transpose"]
-    return [(makers.get(node.input[0], "graph"), readers.get(node.output[0], "graph")) for node in moved]
+  """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
+  makers = {name: node.op_type for node in model.graph.node for name in node.output}
+  readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
+  moved = [node for node in model.graph.node if node.op_type == "Transpose"]
+  return [(makers.get(node.input[0], "graph"), readers.get(node.output[0], "graph")) for node in moved]
 
 
 def layouts(model: onnx.ModelProto) -> Counter[str]:
-    """The layouts of the convolutions."""
-    found = [next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
-             for node in model.graph.node if node.op_type == "FusedConv"]  # fmt: skip
-    return Counter(found)
+  """The layouts of the convolutions."""
+  found = [next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
+           for node in model.graph.node if node.op_type == "FusedConv"]  # fmt: skip
+  return Counter(found)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_first(name: str, library: Path) -> None:
-    original = original_of(name)
-    optimized, _ = ortplugin.optimize(original, layout="nchw")
-    assert set(layouts(optimized)) == {"NCHW"}
-    if not name.startswith("convnext"):  # whose linear layers are MatMuls of an image with channels last
-        assert len(apart(optimized)) == APART[name.split("_")[0]] + name.startswith("mobilenet")
-        assert not transposes(optimized)
-    verify(original, optimized)
+  original = original_of(name)
+  optimized, _ = ortplugin.optimize(original, layout="nchw")
+  assert set(layouts(optimized)) == {"NCHW"}
+  if not name.startswith("convnext"):  # whose linear layers are MatMuls of an image with channels last
+    assert len(apart(optimized)) == APART[name.split("_")[0]] + name.startswith("mobilenet")
+    assert not transposes(optimized)
+  verify(original, optimized)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_last(name: str, library: Path) -> None:
-    original = original_of(name)
-    optimized, _ = ortplugin.optimize(original, layout="nhwc")
-    check_channels_last(name, original, optimized)
-    verify(original, optimized)
-    again, report = ortplugin.optimize(optimized, layout="nhwc")
-    assert not report.changes
-    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  original = original_of(name)
+  optimized, _ = ortplugin.optimize(original, layout="nhwc")
+  check_channels_last(name, original, optimized)
+  verify(original, optimized)
+  again, report = ortplugin.optimize(optimized, layout="nhwc")
+  assert not report.changes
+  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
 def check_channels_last(name: str, original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
-    """Every convolution, activation and residual sum in one node; no Transpose, before the image either."""
-    assert set(layouts(optimized)) == {"NHWC"}
-    assert len(apart(optimized)) == APART[name.split("_")[0]]
-    assert transposes(optimized) == []
-    linear = sum(node.op_type in ("MatMul", "Gemm") for node in original.graph.node)
-    convolutions = sum(node.op_type == "Conv" for node in original.graph.node)
-    assert layouts(optimized)["NHWC"] == convolutions + linear
+  """Every convolution, activation and residual sum in one node; no Transpose, before the image either."""
+  assert set(layouts(optimized)) == {"NHWC"}
+  assert len(apart(optimized)) == APART[name.split("_")[0]]
+  assert transposes(optimized) == []
+  linear = sum(node.op_type in ("MatMul", "Gemm") for node in original.graph.node)
+  convolutions = sum(node.op_type == "Conv" for node in original.graph.node)
+  assert layouts(optimized)["NHWC"] == convolutions + linear
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_float16_channels_are_last(name: str, library: Path) -> None:
-    original = half(original_of(name))
-    optimized, _ = ortplugin.optimize(original)
-    check_channels_last(name, original, optimized)
-    verify(original, optimized)
-    first, _ = ortplugin.optimize(original, layout="nchw")
-    assert set(layouts(first)) == {"NCHW"}
+  original = half(original_of(name))
+  optimized, _ = ortplugin.optimize(original)
+  check_channels_last(name, original, optimized)
+  verify(original, optimized)
+  first, _ = ortplugin.optimize(original, layout="nchw")
+  assert set(layouts(first)) == {"NCHW"}
 
 
 @pytest.mark.parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
 def test_networks_of_the_onnx_package(name: str, library: Path) -> None:
-    original = randomized(name, logits=True)
-    optimized, _ = ortplugin.optimize(original, layout="nhwc")
-    assert transposes(optimized) == []
-    assert set(layouts(optimized)) == {"NHWC"}
-    verify(original, optimized)
+  original = randomized(name, logits=True)
+  optimized, _ = ortplugin.optimize(original, layout="nhwc")
+  assert transposes(optimized) == []
+  assert set(layouts(optimized)) == {"NHWC"}
+  verify(original, optimized)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_of_them_as_they_are(name: str) -> None:
-    """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""
-    optimized, _ = ortplugin.optimize(path(name), layout="nhwc")
-    assert set(layouts(optimized)) == {"NHWC"}
-    found = Counter(each for each in transposes(optimized) if each[0] != "ConstantOfShape")
-    ends = {pair: count for pair, count in found.items() if not {"LRN", "MaxPool"} & set(pair)}
-    assert ends == dict.fromkeys(FLATTENED.get(name, ()), 1)
-    around_lrn = 4 if name in ("bvlc_alexnet", "inception_v1", "zfnet512") else 0
-    assert sum(found.values()) - sum(ends.values()) == around_lrn
+  """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""
+  optimized, _ = ortplugin.optimize(path(name), layout="nhwc")
+  assert set(layouts(optimized)) == {"NHWC"}
+  found = Counter(each for each in transposes(optimized) if each[0] != "ConstantOfShape")
+  ends = {pair: count for pair, count in found.items() if not {"LRN", "MaxPool"} & set(pair)}
+  assert ends == dict.fromkeys(FLATTENED.get(name, ()), 1)
+  around_lrn = 4 if name in ("bvlc_alexnet", "inception_v1", "zfnet512") else 0
+  assert sum(found.values()) - sum(ends.values()) == around_lrn

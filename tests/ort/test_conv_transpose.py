@@ -19,87 +19,87 @@ from ort.host import CPU_ONLY, make, run
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    session = make(case.model())
-    found = run(session, case)
-    check(case, found)
-    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+  session = make(case.model())
+  found = run(session, case)
+  check(case, found)
+  assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name.endswith(", float") and 0 not in c.x], ids=lambda case: case.name
+  "case", [c for c in CASES if c.name.endswith(", float") and 0 not in c.x], ids=lambda case: case.name
 )
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
-    session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
-    check(case, session.run(None, case.feeds()), unit=2.0**-22)
+  model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
+  session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
+  check(case, session.run(None, case.feeds()), unit=2.0**-22)
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])
 def test_the_number_of_threads_changes_no_bit(library: Path, dtype: str) -> None:
-    case = Case(f"large, {dtype}", typed(RESIDUAL, dtype), (3, 33, 19, 21), (33, 20, 4, 3), ((20, 1, 1), None), "NHWC",
-                {"strides": [2, 2], "pads": [1, 1, 1, 1]})  # fmt: skip
-    found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
-    check(case, found[0])
-    for other in found[1:]:
-        assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
+  case = Case(f"large, {dtype}", typed(RESIDUAL, dtype), (3, 33, 19, 21), (33, 20, 4, 3), ((20, 1, 1), None), "NHWC",
+              {"strides": [2, 2], "pads": [1, 1, 1, 1]})  # fmt: skip
+  found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
+  check(case, found[0])
+  for other in found[1:]:
+    assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("name", ["strided", "output_shape", "SAME_UPPER", "asymmetric pads"])
 def test_shapes_may_change_from_run_to_run(library: Path, name: str) -> None:
-    x, w, attributes = GEOMETRIES[name]
-    first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
-    wanted = attributes.get("output_shape", [])
-    for declared in ([("n", x[1], "h", "w"), w, (1, w[1], 1, 1)], [None] * 3):
-        session = make(first.model(declared))
-        for shape in (x, (1, x[1], 7, 6), (0, *x[1:]), (4, *x[1:])):
-            if wanted and shape[2:] != x[2:]:
-                continue
-            case = Case(f"{name} {shape}", first.text, shape, w, first.operands, "NCHW", attributes)
-            check(case, run(session, case))
+  x, w, attributes = GEOMETRIES[name]
+  first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
+  wanted = attributes.get("output_shape", [])
+  for declared in ([("n", x[1], "h", "w"), w, (1, w[1], 1, 1)], [None] * 3):
+    session = make(first.model(declared))
+    for shape in (x, (1, x[1], 7, 6), (0, *x[1:]), (4, *x[1:])):
+      if wanted and shape[2:] != x[2:]:
+        continue
+      case = Case(f"{name} {shape}", first.text, shape, w, first.operands, "NCHW", attributes)
+      check(case, run(session, case))
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    case = by_name["DCGAN, NHWC, float"]
-    session = make(case.model())
+  case = by_name["DCGAN, NHWC, float"]
+  session = make(case.model())
 
-    def work(number: int) -> None:
-        for _ in range(10):
-            check(case, run(session, case))
+  def work(number: int) -> None:
+    for _ in range(10):
+      check(case, run(session, case))
 
-    in_threads(4, work)
+  in_threads(4, work)
 
 
 # ------------------------------------------------------------------------------------------------------- wrong nodes
 
 WRONG: dict[str, dict[str, Any]] = {
-    "spatial axis 0 of the result would have the size": {"pads": [7, 0, 7, 0]},
-    "strides has 1 numbers": {"strides": [2]},
-    "layout is 'NCWH'": {"layout": "NCWH"},
-    "output_layout is 'NHWC'; with the layout NCHW it must be NCHW": {"output_layout": "NHWC"},
-    "auto_pad is 'SAME'": {"auto_pad": "SAME"},
-    "groups do not divide": {"group": 2},
-    "output_padding is [-1, 0]": {"output_padding": [-1, 0]},
-    "expected '('": {"program": "nonsense"},
+  "spatial axis 0 of the result would have the size": {"pads": [7, 0, 7, 0]},
+  "strides has 1 numbers": {"strides": [2]},
+  "layout is 'NCWH'": {"layout": "NCWH"},
+  "output_layout is 'NHWC'; with the layout NCHW it must be NCHW": {"output_layout": "NHWC"},
+  "auto_pad is 'SAME'": {"auto_pad": "SAME"},
+  "groups do not divide": {"group": 2},
+  "output_padding is [-1, 0]": {"output_padding": [-1, 0]},
+  "expected '('": {"program": "nonsense"},
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_a_wrong_node_is_refused(library: Path, words: str) -> None:
-    model = onnx.load_model_from_string(by_name["strided, NCHW, float"].model())
-    (node,) = model.graph.node
-    kept = [each for each in node.attribute if each.name not in WRONG[words]]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in WRONG[words].items())
-    with pytest.raises(Exception, match="FusedConvTranspose") as caught:
-        make(model.SerializeToString())
-    assert "node 'up'" in str(caught.value)
-    assert words in str(caught.value)
+  model = onnx.load_model_from_string(by_name["strided, NCHW, float"].model())
+  (node,) = model.graph.node
+  kept = [each for each in node.attribute if each.name not in WRONG[words]]
+  del node.attribute[:]
+  node.attribute.extend(kept)
+  node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in WRONG[words].items())
+  with pytest.raises(Exception, match="FusedConvTranspose") as caught:
+    make(model.SerializeToString())
+  assert "node 'up'" in str(caught.value)
+  assert words in str(caught.value)
 
 
 def test_wrong_shapes_of_a_run_leave_the_session_whole(library: Path) -> None:
-    case = by_name["strided, NCHW, float"]
-    session = make(case.model([None] * len(case.shapes)))
-    with pytest.raises(Exception, match="X has 4 channels, W with 1 groups is for 3"):
-        ortplugin.run(session, {**case.feeds(), "X": np.zeros((2, 4, 5, 4), np.float32)})
-    check(case, run(session, case))
+  case = by_name["strided, NCHW, float"]
+  session = make(case.model([None] * len(case.shapes)))
+  with pytest.raises(Exception, match="X has 4 channels, W with 1 groups is for 3"):
+    ortplugin.run(session, {**case.feeds(), "X": np.zeros((2, 4, 5, 4), np.float32)})
+  check(case, run(session, case))

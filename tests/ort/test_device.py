@@ -23,95 +23,95 @@ UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-    made = FakeCupy()
-    monkeypatch.setattr(device, "cupy_module", lambda: made)
-    return made
+  made = FakeCupy()
+  monkeypatch.setattr(device, "cupy_module", lambda: made)
+  return made
 
 
 def session(graph: bool) -> Any:
-    model = onnx.parser.parse_model(MODEL).SerializeToString()
-    return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), {"shape"}, graph)
+  model = onnx.parser.parse_model(MODEL).SerializeToString()
+  return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), {"shape"}, graph)
 
 
 def shape(*sizes: int) -> Any:
-    return np.array(sizes, np.int64)
+  return np.array(sizes, np.int64)
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy: FakeCupy, graph: bool) -> None:
-    made = session(graph)
-    for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
-        cupy.log.clear()
-        found = ortplugin.run(made, {"x": X + number, "shape": shape(*sizes)})["y"]
-        assert np.array_equal(found.array, 2 * (X + number).reshape(sizes))
-        assert "download" not in dict(cupy.log)
-        if not graph or number in (1, 3):  # no graph, or one that is there already and whose buffer holds the shape
-            assert cupy.log == [UP]
-    assert len(made.kept) == (2 if graph else 0)
+  made = session(graph)
+  for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
+    cupy.log.clear()
+    found = ortplugin.run(made, {"x": X + number, "shape": shape(*sizes)})["y"]
+    assert np.array_equal(found.array, 2 * (X + number).reshape(sizes))
+    assert "download" not in dict(cupy.log)
+    if not graph or number in (1, 3):  # no graph, or one that is there already and whose buffer holds the shape
+      assert cupy.log == [UP]
+  assert len(made.kept) == (2 if graph else 0)
 
 
 def test_one_on_the_device_is_read_once_a_run(cupy: FakeCupy) -> None:
-    made = session(True)
-    for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
-        given = cupy.asarray(shape(*sizes))
-        cupy.log.clear()
-        found = ortplugin.run(made, {"x": X + number, "shape": given})["y"]
-        assert np.array_equal(found.array, 2 * (X + number).reshape(sizes))
-        assert cupy.log.count(DOWN) == 1
-    assert len(made.kept) == 2
+  made = session(True)
+  for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
+    given = cupy.asarray(shape(*sizes))
+    cupy.log.clear()
+    found = ortplugin.run(made, {"x": X + number, "shape": given})["y"]
+    assert np.array_equal(found.array, 2 * (X + number).reshape(sizes))
+    assert cupy.log.count(DOWN) == 1
+  assert len(made.kept) == 2
 
 
 def test_a_plain_run_takes_device_arrays_where_they_are(cupy: FakeCupy) -> None:
-    made = session(False)
-    feeds = {"x": cupy.asarray(X), "shape": cupy.asarray(shape(12))}
-    cupy.log.clear()
-    assert np.array_equal(ortplugin.run(made, feeds)["y"].array, 2 * X.ravel())
-    assert cupy.log == []
+  made = session(False)
+  feeds = {"x": cupy.asarray(X), "shape": cupy.asarray(shape(12))}
+  cupy.log.clear()
+  assert np.array_equal(ortplugin.run(made, feeds)["y"].array, 2 * X.ravel())
+  assert cupy.log == []
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_dtypes_are_checked_wherever_the_array_is(cupy: FakeCupy, graph: bool) -> None:
-    for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
-        with pytest.raises(UsageError, match="convert it with"):
-            ortplugin.run(session(graph), wrong)
+  for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
+    with pytest.raises(UsageError, match="convert it with"):
+      ortplugin.run(session(graph), wrong)
 
 
 def test_what_the_host_makes_is_bound_there(cupy: FakeCupy) -> None:
-    """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+  """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
         g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
         { y = Add (x, x)  z = Hardmax (x)  e = Expand (zero, none) }""")
-    host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
-    made = DeviceSession(host, {"z", "e"}, False)
-    found = ortplugin.run(made, {"x": X}, ["z", "e", "y"])
-    assert made.bound == {"z": "cpu", "e": "cpu", "y": "cuda"}
-    assert all(isinstance(each, cupy.ndarray) for each in found.values())
-    assert np.array_equal(found["z"].array, np.eye(6, dtype=np.float32)[[5, 5]])
-    assert found["e"].array.shape == (0,)
-    assert np.array_equal(found["y"].array, 2 * X)
+  host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
+  made = DeviceSession(host, {"z", "e"}, False)
+  found = ortplugin.run(made, {"x": X}, ["z", "e", "y"])
+  assert made.bound == {"z": "cpu", "e": "cpu", "y": "cuda"}
+  assert all(isinstance(each, cupy.ndarray) for each in found.values())
+  assert np.array_equal(found["z"].array, np.eye(6, dtype=np.float32)[[5, 5]])
+  assert found["e"].array.shape == (0,)
+  assert np.array_equal(found["y"].array, 2 * X)
 
 
 def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
-    from ortplugin.session.device import replay
+  from ortplugin.session.device import replay
 
-    made = session(True)
-    replayed = replay(made, {"x": X, "shape": shape(3, 4)})
-    cupy.log.clear()
-    replayed()
-    assert cupy.log == []
+  made = session(True)
+  replayed = replay(made, {"x": X, "shape": shape(3, 4)})
+  cupy.log.clear()
+  replayed()
+  assert cupy.log == []
 
 
 def test_a_capture_that_failed_is_made_again(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = session(True)
-    whole, failures = made.run_with_iobinding, [RuntimeError("not while a stream is captured")]
+  made = session(True)
+  whole, failures = made.run_with_iobinding, [RuntimeError("not while a stream is captured")]
 
-    def run(binding: Any, options: Any) -> None:
-        if options.get_run_config_entry("gpu_graph_id") != "-1" and failures:
-            raise failures.pop()
-        whole(binding, options)
+  def run(binding: Any, options: Any) -> None:
+    if options.get_run_config_entry("gpu_graph_id") != "-1" and failures:
+      raise failures.pop()
+    whole(binding, options)
 
-    monkeypatch.setattr(made, "run_with_iobinding", run)
-    with pytest.raises(RuntimeError, match="captured"):
-        ortplugin.run(made, {"x": X, "shape": shape(3, 4)})
-    assert not device._states[made].graphs
-    assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))
+  monkeypatch.setattr(made, "run_with_iobinding", run)
+  with pytest.raises(RuntimeError, match="captured"):
+    ortplugin.run(made, {"x": X, "shape": shape(3, 4)})
+  assert not device._states[made].graphs
+  assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))

@@ -23,44 +23,44 @@ LIMITS = [("runs", 10_000, 16), ("failed", 10_000, 64), ("sessions", 1_000, 400)
 
 
 def run(mode: str, *numbers: int) -> dict[str, Any]:
-    """What the process prints."""
-    # Malloc alone, from one heap, and without the chunks that a thread keeps for itself, which count as in use.
-    malloc = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-    command = [sys.executable, "-m", "ort.endurance", mode, *map(str, numbers)]
-    done = subprocess.run(
-        command, cwd=TESTS, env={**environment(), **malloc}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+  """What the process prints."""
+  # Malloc alone, from one heap, and without the chunks that a thread keeps for itself, which count as in use.
+  malloc = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+  command = [sys.executable, "-m", "ort.endurance", mode, *map(str, numbers)]
+  done = subprocess.run(
+    command, cwd=TESTS, env={**environment(), **malloc}, capture_output=True, text=True, timeout=300
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  found: dict[str, Any] = json.loads(done.stdout)
+  return found
 
 
 def test_every_operator_takes_part() -> None:
-    nodes = [case.node() for case in cases()]
-    assert {node.domain for node in nodes} == {DOMAIN}
-    assert {node.op_type for node in nodes} == {operator.name for operator in OPERATORS}
+  nodes = [case.node() for case in cases()]
+  assert {node.domain for node in nodes} == {DOMAIN}
+  assert {node.op_type for node in nodes} == {operator.name for operator in OPERATORS}
 
 
 @pytest.mark.parametrize(("mode", "times", "limit"), LIMITS, ids=lambda value: str(value))
 def test_memory_does_not_grow_and_no_bit_changes(library: Any, mode: str, times: int, limit: int) -> None:
-    found = run(mode, times)
-    assert found["allocated"] <= limit, found
-    assert found["resident"] <= RESIDENT, found
-    assert found.get("different", 0) == 0
+  found = run(mode, times)
+  assert found["allocated"] <= limit, found
+  assert found["resident"] <= RESIDENT, found
+  assert found.get("different", 0) == 0
 
 
 @pytest.mark.parametrize(
-    ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
+  ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
 )
 def test_a_small_leak_is_found(library: Any, mode: str, times: int, leak: int) -> None:
-    """Of twice to four times what is allowed, in less time; what ONNX Runtime keeps of failed runs varies most."""
-    assert run(mode, times, leak)["allocated"] > 0.9 * leak
+  """Of twice to four times what is allowed, in less time; what ONNX Runtime keeps of failed runs varies most."""
+  assert run(mode, times, leak)["allocated"] > 0.9 * leak
 
 
 def test_a_leak_shows_in_resident_memory(library: Any) -> None:
-    assert run("failed", 2_000, 4096)["resident"] > RESIDENT
+  assert run("failed", 2_000, 4096)["resident"] > RESIDENT
 
 
 def test_threads_of_one_session_change_no_bit(library: Any) -> None:
-    found = run("threads", 13, 500)
-    assert found == {"different": [0] * 13, "inputs": 13}
+  found = run("threads", 13, 500)
+  assert found == {"different": [0] * 13, "inputs": 13}

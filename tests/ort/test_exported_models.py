@@ -35,156 +35,156 @@ pytestmark = pytest.mark.parametrize("name", sorted(EXPECTED))
 
 
 def original_of(name: str) -> onnx.ModelProto:
-    return onnx.load(DATA / f"{name}.onnx")
+  return onnx.load(DATA / f"{name}.onnx")
 
 
 def feeds_of(name: str, rng: np.random.Generator, rows: int | None = None) -> dict[str, np.ndarray]:
-    """Random inputs as expected.json describes them; `rows` replaces the size of the batch where that is open."""
-    feeds = {}
-    first = {each.name: each.type.tensor_type.shape.dim[0] for each in original_of(name).graph.input}
-    for input_name, spec in EXPECTED[name]["inputs"].items():
-        is_open = bool(rows and first[input_name].dim_param)
-        shape = [rows if is_open else spec["shape"][0], *spec["shape"][1:]]
-        if spec["dtype"] == "index":  # without duplicates
-            values = rng.permutation(spec["high"])[: np.prod(shape)].reshape(shape)
-        elif spec["high"]:
-            values = rng.integers(0, spec["high"], shape)
-            if input_name == "attention_mask":
-                values[:, 0] = 1  # a row that masks everything has no defined attention
-        else:
-            values = rng.standard_normal(shape)
-        feeds[input_name] = values.astype(NUMPY_DTYPES[spec["dtype"]])
-    return feeds
+  """Random inputs as expected.json describes them; `rows` replaces the size of the batch where that is open."""
+  feeds = {}
+  first = {each.name: each.type.tensor_type.shape.dim[0] for each in original_of(name).graph.input}
+  for input_name, spec in EXPECTED[name]["inputs"].items():
+    is_open = bool(rows and first[input_name].dim_param)
+    shape = [rows if is_open else spec["shape"][0], *spec["shape"][1:]]
+    if spec["dtype"] == "index":  # without duplicates
+      values = rng.permutation(spec["high"])[: np.prod(shape)].reshape(shape)
+    elif spec["high"]:
+      values = rng.integers(0, spec["high"], shape)
+      if input_name == "attention_mask":
+        values[:, 0] = 1  # a row that masks everything has no defined attention
+    else:
+      values = rng.standard_normal(shape)
+    feeds[input_name] = values.astype(NUMPY_DTYPES[spec["dtype"]])
+  return feeds
 
 
 def run_plain(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """The model's only output from an ONNX Runtime that has not loaded the library."""
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+  """The model's only output from an ONNX Runtime that has not loaded the library."""
+  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 
 def run_with_library(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    ortplugin.register(options)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+  options = onnxruntime.SessionOptions()
+  ortplugin.register(options)
+  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+  return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
-    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-    assert np.isfinite(wanted).all()
-    rtol, atol = TOLERANCES[dtype]
-    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
+  assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+  assert np.isfinite(wanted).all()
+  rtol, atol = TOLERANCES[dtype]
+  np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
-                yield from nodes_of(body)
+  for node in graph.node:
+    yield node
+    for attribute in node.attribute:
+      for body in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+        yield from nodes_of(body)
 
 
 def fused_norms(model: onnx.ModelProto) -> dict[str, int]:
-    """FusedLayerNorm nodes by the core operator in their program."""
-    counts = {"LayerNormalization": 0, "RMSNormalization": 0}
-    for node in nodes_of(model.graph):
-        if node.op_type == "FusedLayerNorm":
-            program = next(a.s.decode() for a in node.attribute if a.name == "program")
-            for core in counts:
-                counts[core] += f"{core}<" in program or f"{core}(" in program
-    return counts
+  """FusedLayerNorm nodes by the core operator in their program."""
+  counts = {"LayerNormalization": 0, "RMSNormalization": 0}
+  for node in nodes_of(model.graph):
+    if node.op_type == "FusedLayerNorm":
+      program = next(a.s.decode() for a in node.attribute if a.name == "program")
+      for core in counts:
+        counts[core] += f"{core}<" in program or f"{core}(" in program
+  return counts
 
 
 @pytest.fixture(scope="module")
 def optimized_models() -> dict[str, onnx.ModelProto]:
-    return {}
+  return {}
 
 
 @pytest.fixture
 def optimized(name: str, optimized_models: dict[str, onnx.ModelProto]) -> onnx.ModelProto:
-    """The optimized form of tests/data/<name>.onnx, made once."""
-    if name not in optimized_models:
-        optimized_models[name] = ortplugin.optimize(original_of(name))[0]
-    return optimized_models[name]
+  """The optimized form of tests/data/<name>.onnx, made once."""
+  if name not in optimized_models:
+    optimized_models[name] = ortplugin.optimize(original_of(name))[0]
+  return optimized_models[name]
 
 
 def test_every_norm_is_fused(name: str, optimized: onnx.ModelProto) -> None:
-    expected = EXPECTED[name]
-    assert fused_norms(optimized) == {
-        "LayerNormalization": expected["layer_norms"],
-        "RMSNormalization": expected["rms_norms"],
-    }
-    left = [n.name for n in nodes_of(optimized.graph) if n.op_type.endswith("Normalization") and n.domain == ""]
-    assert not left
+  expected = EXPECTED[name]
+  assert fused_norms(optimized) == {
+    "LayerNormalization": expected["layer_norms"],
+    "RMSNormalization": expected["rms_norms"],
+  }
+  left = [n.name for n in nodes_of(optimized.graph) if n.op_type.endswith("Normalization") and n.domain == ""]
+  assert not left
 
 
 def test_every_convolution_is_ours(name: str, optimized: onnx.ModelProto) -> None:
-    before = Counter(node.op_type for node in nodes_of(original_of(name).graph))
-    after = Counter(node.op_type for node in nodes_of(optimized.graph))
-    assert not after["Conv"]
-    # Linear layers of images with channels last are convolutions, too.
-    products = ("MatMul", "Gemm", "FusedMatMul")
-    linear = sum(before[op] - after[op] for op in products) if before["Conv"] else 0
-    assert after["FusedConv"] == before["Conv"] + linear
+  before = Counter(node.op_type for node in nodes_of(original_of(name).graph))
+  after = Counter(node.op_type for node in nodes_of(optimized.graph))
+  assert not after["Conv"]
+  # Linear layers of images with channels last are convolutions, too.
+  products = ("MatMul", "Gemm", "FusedMatMul")
+  linear = sum(before[op] - after[op] for op in products) if before["Conv"] else 0
+  assert after["FusedConv"] == before["Conv"] + linear
 
 
 def test_every_scatter_is_ours(name: str, optimized: onnx.ModelProto) -> None:
-    names = ("ScatterND", "ScatterElements", "UpdateSlice")
-    found = Counter(n.op_type for n in nodes_of(optimized.graph) if n.domain == "ortplugin" and n.op_type in names)
-    assert found == EXPECTED[name].get("scatters", {})
+  names = ("ScatterND", "ScatterElements", "UpdateSlice")
+  found = Counter(n.op_type for n in nodes_of(optimized.graph) if n.domain == "ortplugin" and n.op_type in names)
+  assert found == EXPECTED[name].get("scatters", {})
 
 
 def test_every_pointwise_operator_is_fused_or_has_no_partner(name: str) -> None:
-    """One that is left has no pointwise neighbour, or the report says of each why they are not one."""
-    optimized, report = ortplugin.optimize(original_of(name))
-    graph = import_model(optimized)
-    annotate(graph)
-    on_shapes = shape_values(graph)
-    said = [f"{miss.node}: {miss.reason}" for miss in report.near_misses if miss.rewrite == "fuse-pointwise"]
-    fused = 0
-    for scope in scopes(graph):
-        members, _ = find_members(scope, on_shapes)
-        for member in members.values():
-            fused += member.node.op == "FusedPointwise"
-            for tensor in member.inputs:
-                maker = scope.producer(tensor)
-                if maker is not None and scope.position[id(maker)] in members:
-                    made = [each.name for each in maker.outputs]
-                    assert any(f"'{each}'" in reason for each in made for reason in said), (
-                        f"{label(maker)} and {label(member.node)} are apart, and nothing says why"
-                    )
-    if "scatters" not in EXPECTED[name]:  # a network, not a program of assignments
-        products = ("FusedConv", "FusedMatMul")  # which draw in all that there is
-        assert fused >= 1 or any(node.op_type in products for node in optimized.graph.node)
+  """One that is left has no pointwise neighbour, or the report says of each why they are not one."""
+  optimized, report = ortplugin.optimize(original_of(name))
+  graph = import_model(optimized)
+  annotate(graph)
+  on_shapes = shape_values(graph)
+  said = [f"{miss.node}: {miss.reason}" for miss in report.near_misses if miss.rewrite == "fuse-pointwise"]
+  fused = 0
+  for scope in scopes(graph):
+    members, _ = find_members(scope, on_shapes)
+    for member in members.values():
+      fused += member.node.op == "FusedPointwise"
+      for tensor in member.inputs:
+        maker = scope.producer(tensor)
+        if maker is not None and scope.position[id(maker)] in members:
+          made = [each.name for each in maker.outputs]
+          assert any(f"'{each}'" in reason for each in made for reason in said), (
+            f"{label(maker)} and {label(member.node)} are apart, and nothing says why"
+          )
+  if "scatters" not in EXPECTED[name]:  # a network, not a program of assignments
+    products = ("FusedConv", "FusedMatMul")  # which draw in all that there is
+    assert fused >= 1 or any(node.op_type in products for node in optimized.graph.node)
 
 
 def test_outputs_are_those_of_the_original(
-    name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
+  name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
 ) -> None:
-    feeds = feeds_of(name, rng)
-    assert_close(run_with_library(optimized, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
+  feeds = feeds_of(name, rng)
+  assert_close(run_with_library(optimized, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
 
 
 def test_another_batch_size_where_the_batch_is_open(
-    name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
+  name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
 ) -> None:
-    original = original_of(name)
-    if not original.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
-        assert not optimized.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-        return
-    feeds = feeds_of(name, rng, rows=3)
-    assert_close(run_with_library(optimized, feeds), run_plain(original, feeds), EXPECTED[name]["dtype"])
+  original = original_of(name)
+  if not original.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+    assert not optimized.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    return
+  feeds = feeds_of(name, rng, rows=3)
+  assert_close(run_with_library(optimized, feeds), run_plain(original, feeds), EXPECTED[name]["dtype"])
 
 
 def test_optimizing_again_changes_nothing(name: str, optimized: onnx.ModelProto) -> None:
-    again, _ = ortplugin.optimize(optimized)
-    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  again, _ = ortplugin.optimize(optimized)
+  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
 def test_restored_runs_without_the_library(name: str, optimized: onnx.ModelProto, rng: np.random.Generator) -> None:
-    restored = ortplugin.restore(optimized)
-    assert not [n.name for n in nodes_of(restored.graph) if n.domain == "ortplugin"]
-    onnx.checker.check_model(restored, full_check=True)
-    feeds = feeds_of(name, rng)
-    assert_close(run_plain(restored, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
+  restored = ortplugin.restore(optimized)
+  assert not [n.name for n in nodes_of(restored.graph) if n.domain == "ortplugin"]
+  onnx.checker.check_model(restored, full_check=True)
+  feeds = feeds_of(name, rng)
+  assert_close(run_plain(restored, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])

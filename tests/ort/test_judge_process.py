@@ -33,152 +33,148 @@ from ortplugin.session import CPU
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4,8] x) => (float[4,8] y) { a = Abs(x) y = Neg(a) }"""
 HOW = {
-    "segmentation": "died of SIGSEGV (Segmentation fault)",
-    "abort": "died of SIGABRT (Aborted): terminate called after throwing an instance of 'std::bad_alloc'",
-    "killed": "died of SIGKILL (Killed), as when the machine's memory runs out",
+  "segmentation": "died of SIGSEGV (Segmentation fault)",
+  "abort": "died of SIGABRT (Aborted): terminate called after throwing an instance of 'std::bad_alloc'",
+  "killed": "died of SIGKILL (Killed), as when the machine's memory runs out",
 }
 
 
 def saved(folder: Path, fault: str, name: str = "m.onnx") -> Side:
-    model = onnx.parser.parse_model(MODEL)
-    model.graph.node[0].name, model.graph.node[1].name = "abs", fault
-    onnx.save(model, folder / name)
-    return Side(folder / name, plugin=False)
+  model = onnx.parser.parse_model(MODEL)
+  model.graph.node[0].name, model.graph.node[1].name = "abs", fault
+  onnx.save(model, folder / name)
+  return Side(folder / name, plugin=False)
 
 
 def process(folder: Path, fault: str = "", kind: Any = dying.Dying, **more: Any) -> JudgeProcess:
-    light = without_weights(onnx.parser.parse_model(MODEL)).SerializeToString()
-    return JudgeProcess(Question(saved(folder, fault, "original.onnx"), light), judge=kind, **more)
+  light = without_weights(onnx.parser.parse_model(MODEL)).SerializeToString()
+  return JudgeProcess(Question(saved(folder, fault, "original.onnx"), light), judge=kind, **more)
 
 
 def message(result: ProviderVerification) -> str:
-    """Of the one comparison that failed, or ''."""
-    return next((output.message for each in result.inputs for output in each.outputs if not output.passed), "")
+  """Of the one comparison that failed, or ''."""
+  return next((output.message for each in result.inputs for output in each.outputs if not output.passed), "")
 
 
 @pytest.mark.parametrize("fault", HOW)
 def test_a_death_is_a_failure_of_the_optimized_model(tmp_path: Path, fault: str) -> None:
-    with closing(process(tmp_path)) as judge:
-        judge.load_original(CPU)
-        bad = saved(tmp_path, fault, "bad.onnx")
-        result = judge.verify(CPU, bad, timed=True)
-        assert not result.passed
-        assert message(result) == f"ONNX Runtime {HOW[fault]} while loading the optimized model on CPU"
-        assert result.inputs[0].mode == PLAIN
-        assert not judge.agrees(CPU, bad)
-        assert judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=False).passed, "in another process"
+  with closing(process(tmp_path)) as judge:
+    judge.load_original(CPU)
+    bad = saved(tmp_path, fault, "bad.onnx")
+    result = judge.verify(CPU, bad, timed=True)
+    assert not result.passed
+    assert message(result) == f"ONNX Runtime {HOW[fault]} while loading the optimized model on CPU"
+    assert result.inputs[0].mode == PLAIN
+    assert not judge.agrees(CPU, bad)
+    assert judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=False).passed, "in another process"
 
 
 @pytest.mark.parametrize("fault", HOW)
 def test_a_death_of_the_original_is_an_error_that_says_so(tmp_path: Path, fault: str) -> None:
-    with closing(process(tmp_path, fault)) as judge, pytest.raises(VerificationError) as caught:
-        judge.load_original(CPU)
-    assert f"ONNX Runtime {HOW[fault]} while loading the original on CPU; choose another --provider" in str(
-        caught.value
-    )
+  with closing(process(tmp_path, fault)) as judge, pytest.raises(VerificationError) as caught:
+    judge.load_original(CPU)
+  assert f"ONNX Runtime {HOW[fault]} while loading the original on CPU; choose another --provider" in str(caught.value)
 
 
 def test_what_hangs_is_ended(tmp_path: Path) -> None:
-    with closing(process(tmp_path, seconds=2)) as judge:
-        judge.load_original(CPU)
-        begun = time.monotonic()
-        result = judge.verify(CPU, saved(tmp_path, "hang", "bad.onnx"), timed=False)
-        assert message(result) == "ONNX Runtime took more than 2 s while loading the optimized model on CPU"
-        assert time.monotonic() - begun < 30
+  with closing(process(tmp_path, seconds=2)) as judge:
+    judge.load_original(CPU)
+    begun = time.monotonic()
+    result = judge.verify(CPU, saved(tmp_path, "hang", "bad.onnx"), timed=False)
+    assert message(result) == "ONNX Runtime took more than 2 s while loading the optimized model on CPU"
+    assert time.monotonic() - begun < 30
 
 
 def test_the_time_allowed_grows_with_that_of_the_original(tmp_path: Path) -> None:
-    judge = process(tmp_path)
-    assert judge._limit(None) == judge_process.ORIGINAL_SECONDS
-    step = dying.Step("running the optimized model")
-    assert judge._limit(step) == judge_process.LEAST_SECONDS
-    judge._slowest = 100.0
-    assert judge._limit(step) == 5000.0
+  judge = process(tmp_path)
+  assert judge._limit(None) == judge_process.ORIGINAL_SECONDS
+  step = dying.Step("running the optimized model")
+  assert judge._limit(step) == judge_process.LEAST_SECONDS
+  judge._slowest = 100.0
+  assert judge._limit(step) == 5000.0
 
 
 def test_memory_is_limited(tmp_path: Path) -> None:
-    with closing(process(tmp_path, memory=2**29)) as judge:
-        judge.load_original(CPU)
-        result = judge.verify(CPU, saved(tmp_path, "memory", "bad.onnx"), timed=False)
-        assert (
-            message(result) == "ONNX Runtime took more than 0.5 GB of memory while loading the optimized model on CPU"
-        )
-    assert 2**20 < free_memory() < 2**50
+  with closing(process(tmp_path, memory=2**29)) as judge:
+    judge.load_original(CPU)
+    result = judge.verify(CPU, saved(tmp_path, "memory", "bad.onnx"), timed=False)
+    assert message(result) == "ONNX Runtime took more than 0.5 GB of memory while loading the optimized model on CPU"
+  assert 2**20 < free_memory() < 2**50
 
 
 def test_a_death_in_timing_costs_the_times_only(tmp_path: Path) -> None:
-    with closing(process(tmp_path, kind=dying.DyingInTiming)) as judge:
-        result = judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=True)
-    assert result.passed
-    assert result.original_ms is None
-    (note,) = result.notes
-    assert note.startswith("ONNX Runtime died of SIGABRT")
-    assert note.endswith("while timing on CPU")
+  with closing(process(tmp_path, kind=dying.DyingInTiming)) as judge:
+    result = judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=True)
+  assert result.passed
+  assert result.original_ms is None
+  (note,) = result.notes
+  assert note.startswith("ONNX Runtime died of SIGABRT")
+  assert note.endswith("while timing on CPU")
 
 
 def test_a_death_of_the_originals_graph_is_why_it_is_not_compared(tmp_path: Path) -> None:
-    with closing(process(tmp_path, kind=dying.DyingInGraphs)) as judge:
-        result = judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=False)
-    assert result.passed
-    assert "it has control flow; nor can the original" in result.graph_skipped
+  with closing(process(tmp_path, kind=dying.DyingInGraphs)) as judge:
+    result = judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=False)
+  assert result.passed
+  assert "it has control flow; nor can the original" in result.graph_skipped
 
 
 def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
-    with closing(process(tmp_path, kind=dying.Lost)) as judge:
-        number = judge._child.call("number", seconds=lambda doing: 60)
-        assert number != os.getpid()
-        assert judge._child.call("number", seconds=lambda doing: 60) == number
-        wrong = onnx.parser.parse_model(MODEL.replace("Abs", "Sin"))
-        onnx.save(wrong, tmp_path / "wrong.onnx")
-        assert not judge.agrees(CPU, Side(tmp_path / "wrong.onnx", plugin=False))
-        assert judge._child.call("number", seconds=lambda doing: 60) != number
+  with closing(process(tmp_path, kind=dying.Lost)) as judge:
+    number = judge._child.call("number", seconds=lambda doing: 60)
+    assert number != os.getpid()
+    assert judge._child.call("number", seconds=lambda doing: 60) == number
+    wrong = onnx.parser.parse_model(MODEL.replace("Abs", "Sin"))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    assert not judge.agrees(CPU, Side(tmp_path / "wrong.onnx", plugin=False))
+    assert judge._child.call("number", seconds=lambda doing: 60) != number
 
 
 def test_a_defect_is_no_verdict(tmp_path: Path) -> None:
-    """It comes back as the error that it is, with the traceback of the process, and harms nothing."""
-    with closing(Child(dying.Dying, Question(saved(tmp_path, ""), b""))) as child:
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"TypeError: .*verify") as caught:
-                child.call("verify", seconds=lambda doing: 60)
-        assert "Traceback" in str(caught.value.__cause__)
+  """It comes back as the error that it is, with the traceback of the process, and harms nothing."""
+  with closing(Child(dying.Dying, Question(saved(tmp_path, ""), b""))) as child:
+    for _ in range(2):
+      with pytest.raises(RuntimeError, match=r"TypeError: .*verify") as caught:
+        child.call("verify", seconds=lambda doing: 60)
+    assert "Traceback" in str(caught.value.__cause__)
 
 
 def test_an_object_that_can_not_be_made(tmp_path: Path) -> None:
-    child = Child(dying.Refused, Question(saved(tmp_path, ""), b""))
-    with pytest.raises(UsageError, match="not for you"):
-        child.call("anything", seconds=lambda doing: 60)
-    child.close()
+  child = Child(dying.Refused, Question(saved(tmp_path, ""), b""))
+  with pytest.raises(UsageError, match="not for you"):
+    child.call("anything", seconds=lambda doing: 60)
+  child.close()
 
 
 def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with closing(process(tmp_path)) as judge, pytest.raises(VerificationError, match="ended with status 1"):
-        judge.load_original(CPU)
-    monkeypatch.setattr(sys, "executable", "")
-    with closing(process(tmp_path)) as judge, pytest.raises(Exception, match="optimize-model"):
-        judge.load_original(CPU)
+  monkeypatch.setattr(sys, "executable", "/bin/false")
+  with closing(process(tmp_path)) as judge, pytest.raises(VerificationError, match="ended with status 1"):
+    judge.load_original(CPU)
+  monkeypatch.setattr(sys, "executable", "")
+  with closing(process(tmp_path)) as judge, pytest.raises(Exception, match="optimize-model"):
+    judge.load_original(CPU)
 
 
 def test_warnings_of_the_library_are_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(process(tmp_path)) as judge:
-        assert judge.agrees(CPU, saved(tmp_path, "warning", "good.onnx"))
-    assert capfd.readouterr().err == "ortplugin: a plan is not used\n"
+  with closing(process(tmp_path)) as judge:
+    assert judge.agrees(CPU, saved(tmp_path, "warning", "good.onnx"))
+  assert capfd.readouterr().err == "ortplugin: a plan is not used\n"
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    judge = process(tmp_path)
-    judge.load_original(CPU)
-    child = judge._child._process
-    assert child is not None
-    judge.close()
-    assert child.returncode == 0
-    judge.close()  # once more does nothing
+  judge = process(tmp_path)
+  judge.load_original(CPU)
+  child = judge._child._process
+  assert child is not None
+  judge.close()
+  assert child.returncode == 0
+  judge.close()  # once more does nothing
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
-    """Whatever it is at, as where the parent was killed."""
-    saved(tmp_path, "hang", "bad.onnx")
-    code = f"""
+  """Whatever it is at, as where the parent was killed."""
+  saved(tmp_path, "hang", "bad.onnx")
+  code = f"""
 import sys; sys.path[:] = {sys.path!r}
 import os, threading, time
 from pathlib import Path
@@ -189,22 +185,22 @@ print(judge._child._process.pid, flush=True)
 threading.Timer(1, lambda: os.kill(os.getpid(), 9)).start()
 judge.verify(CPU, Side(Path({str(tmp_path / "bad.onnx")!r}), False), False)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == -9, done.stderr
-    number = int(done.stdout)
-    for _ in range(100):
-        if not Path(f"/proc/{number}").exists() or " Z " in Path(f"/proc/{number}/stat").read_text():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it lives on")
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+  assert done.returncode == -9, done.stderr
+  number = int(done.stdout)
+  for _ in range(100):
+    if not Path(f"/proc/{number}").exists() or " Z " in Path(f"/proc/{number}/stat").read_text():
+      return
+    time.sleep(0.1)
+  raise AssertionError("it lives on")
 
 
 def test_the_callers_program_is_not_run_again(tmp_path: Path) -> None:
-    """A script without `if __name__ == "__main__"`, as most are, verifies as it is."""
-    saved(tmp_path, "")
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"""
+  """A script without `if __name__ == "__main__"`, as most are, verifies as it is."""
+  saved(tmp_path, "")
+  script = tmp_path / "script.py"
+  script.write_text(
+    f"""
 import sys; sys.path[:] = {sys.path!r}
 print("once")
 from ortplugin.check.verify import Verifier
@@ -214,74 +210,74 @@ verifier = Verifier(model, providers=["cpu"])
 print(verifier.verify(model)[0].passed)
 verifier.close()
 """
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "once\nTrue\n"
+  )
+  done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+  assert done.stdout == "once\nTrue\n"
 
 
 def test_inputs_need_no_weights() -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z)'
-        " { y = Gather(table, i) z = Abs(x) }"
-    )
-    table = np.zeros((7, 64), np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
-    light = without_weights(model)
-    assert len(light.SerializeToString()) < 500
-    assert [tensor.name for tensor in light.graph.initializer] == ["table"]
-    for sizes in CANDIDATES:
-        wanted, found = generate(model, sizes), generate(light, sizes)
-        assert wanted.name == found.name
-        assert all((wanted.feeds[name] == found.feeds[name]).all() for name in ("i", "x"))
+  model = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]> g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z)'
+    " { y = Gather(table, i) z = Abs(x) }"
+  )
+  table = np.zeros((7, 64), np.float32)
+  model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+  light = without_weights(model)
+  assert len(light.SerializeToString()) < 500
+  assert [tensor.name for tensor in light.graph.initializer] == ["table"]
+  for sizes in CANDIDATES:
+    wanted, found = generate(model, sizes), generate(light, sizes)
+    assert wanted.name == found.name
+    assert all((wanted.feeds[name] == found.feeds[name]).all() for name in ("i", "x"))
 
 
 # ------------------------------------------------------------------------------------------------ the guilty rewrite
 
 
 class Rename:
-    """A pass that renames the node of one type, after a fault."""
+  """A pass that renames the node of one type, after a fault."""
 
-    summary = "for a test"
+  summary = "for a test"
 
-    def __init__(self, name: str, operator: str, new: str) -> None:
-        self.name, self.operator, self.new = name, operator, new
+  def __init__(self, name: str, operator: str, new: str) -> None:
+    self.name, self.operator, self.new = name, operator, new
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        found = [node for node in graph.nodes if node.op == self.operator and node.name != self.new][:limit]
-        for node in found:
-            node.name = self.new
-        return PassResult(tuple(Change(self.name, (node.op,), node.name) for node in found), ())
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    found = [node for node in graph.nodes if node.op == self.operator and node.name != self.new][:limit]
+    for node in found:
+      node.name = self.new
+    return PassResult(tuple(Change(self.name, (node.op,), node.name) for node in found), ())
 
 
 @pytest.mark.parametrize("fault", ["segmentation", "abort"])
 def test_the_rewrite_that_makes_onnx_runtime_die_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
-    steps = Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)
-    monkeypatch.setattr(pipeline, "TABLE", steps)
-    saved(tmp_path, "neg", "in.onnx")
-    command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]
-    assert main(command) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "from the rewrite 'rename-wrong'" in error
-    assert HOW[fault].partition(":")[0] in error
-    assert "--skip rename-wrong" in error
-    assert main([*command, "--drop-guilty"]) == 0
-    assert onnx.load(tmp_path / "out.onnx").graph.node[0].name == "fine"
+  monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
+  steps = Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)
+  monkeypatch.setattr(pipeline, "TABLE", steps)
+  saved(tmp_path, "neg", "in.onnx")
+  command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]
+  assert main(command) == 1
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1
+  assert "from the rewrite 'rename-wrong'" in error
+  assert HOW[fault].partition(":")[0] in error
+  assert "--skip rename-wrong" in error
+  assert main([*command, "--drop-guilty"]) == 0
+  assert onnx.load(tmp_path / "out.onnx").graph.node[0].name == "fine"
 
 
 def test_an_original_that_makes_onnx_runtime_die(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
-    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
-    saved(tmp_path, "segmentation", "in.onnx")
-    assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "died of SIGSEGV (Segmentation fault) while loading the original on CPU" in error
-    assert "--no-verify" in error
-    assert not (tmp_path / "out.onnx").exists()
-    assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--no-verify"]) == 0
+  monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
+  monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
+  saved(tmp_path, "segmentation", "in.onnx")
+  assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]) == 1
+  error = capsys.readouterr().err
+  assert error.count("\n") == 1
+  assert "died of SIGSEGV (Segmentation fault) while loading the original on CPU" in error
+  assert "--no-verify" in error
+  assert not (tmp_path / "out.onnx").exists()
+  assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--no-verify"]) == 0

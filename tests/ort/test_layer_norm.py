@@ -22,15 +22,15 @@ from threads import in_threads
 
 import ortplugin
 from ort.host import (
-    CPU_ONLY,
-    assert_runs_or_names_the_node,
-    assert_runs_repeat,
-    assert_sessions_come_and_go,
-    assert_threads_change_nothing,
-    make,
-    options,
-    run,
-    run_decomposed,
+  CPU_ONLY,
+  assert_runs_or_names_the_node,
+  assert_runs_repeat,
+  assert_sessions_come_and_go,
+  assert_threads_change_nothing,
+  make,
+  options,
+  run,
+  run_decomposed,
 )
 from ort.refusals import assert_refused_in_time, culprit, python, refusals_of
 from ortplugin.errors import RuntimeMissingError
@@ -41,137 +41,137 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 # Cases whose decomposition can't run or be compared, with the reason.
 NO_DECOMPOSITION = {
-    "Gelu, double, 33": "ONNX Runtime has no Erf of double",
-    **{
-        f"{name}, {dtype}": "an axis from the front has no decomposition without the rank"
-        for name in ("three axes", "two axes", "last axis")
-        for dtype in ("float16", "float")
-    },
-    **{
-        f"one long row{what}, float": "ONNX Runtime's ReduceMean loses three digits over two million elements"
-        for what in ("", ", aligned")
-    },
-    **{
-        case.name: "ONNX Runtime has no pointwise operators of bfloat16"
-        for case in CASES
-        if "bfloat16" in case.name or case.name.startswith("results of all dtypes")
-    },
+  "Gelu, double, 33": "ONNX Runtime has no Erf of double",
+  **{
+    f"{name}, {dtype}": "an axis from the front has no decomposition without the rank"
+    for name in ("three axes", "two axes", "last axis")
+    for dtype in ("float16", "float")
+  },
+  **{
+    f"one long row{what}, float": "ONNX Runtime's ReduceMean loses three digits over two million elements"
+    for what in ("", ", aligned")
+  },
+  **{
+    case.name: "ONNX Runtime has no pointwise operators of bfloat16"
+    for case in CASES
+    if "bfloat16" in case.name or case.name.startswith("results of all dtypes")
+  },
 }
 DECOMPOSED = [case for case in CASES if case.name not in NO_DECOMPOSITION]
 
 
 def test_the_list_of_what_lacks_a_decomposition_is_current() -> None:
-    assert NO_DECOMPOSITION.keys() <= by_name.keys()
-    assert len(DECOMPOSED) > 200
+  assert NO_DECOMPOSITION.keys() <= by_name.keys()
+  assert len(DECOMPOSED) > 200
 
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    """In its own precision: every operator rounds, in float16 too."""
-    found, unit = run_decomposed(case)
-    check(case, found, expect(case, unit=4 * unit))
+  """In its own precision: every operator rounds, in float16 too."""
+  found, unit = run_decomposed(case)
+  check(case, found, expect(case, unit=4 * unit))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 @pytest.mark.parametrize("width", [1, 7, 33, 768, 1023, 5140])
 def test_equals_the_runtimes_own_operator(library: Path, dtype: str, width: int) -> None:
-    case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
-    own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
-    theirs = onnxruntime.InferenceSession(model_of(case.text, case.shapes, [own]), providers=CPU_ONLY)
-    (wanted,), (got,) = run(theirs, case), run(make(case.model()), case)
-    tolerance = {"float16": 4e-3, "float": 2e-5, "double": 1e-12}[dtype]
-    np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
+  case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
+  own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
+  theirs = onnxruntime.InferenceSession(model_of(case.text, case.shapes, [own]), providers=CPU_ONLY)
+  (wanted,), (got,) = run(theirs, case), run(make(case.model()), case)
+  tolerance = {"float16": 4e-3, "float": 2e-5, "double": 1e-12}[dtype]
+  np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
 # ---------------------------------------------------------------------------------------------------- shape inference
 
 
 @pytest.mark.parametrize(
-    ("shapes", "wanted"),
-    [
-        (((4, 7, 32), (32,), (4, 7, 32), (32,), (32,)), [4, 7, 32]),
-        (((1, 7, 32), (32,), (4, 1, 32), (32,), (32,)), [4, 7, 32]),
-        ((("batch", "length", 32), (32,), ("batch", "length", 32), (32,), (32,)), ["batch", "length", 32]),
-        ((("batch", "length", 32), (32,), ("batch", 7, 32), (32,), (32,)), ["batch", 7, 32]),
-        ((("batch", 7, 32), (32,), ("other", 7, 32), (32,), (32,)), [None, 7, 32]),
-        (((None, 7, "width"), ("width",), (None, 7, "width"), (32,), (32,)), [None, 7, "width"]),
-        (((7, 32), (32,), ("batch", 1, 1), (32,), (32,)), ["batch", 7, 32]),
-        (((0, 32), (32,), (1, 32), (32,), (32,)), [0, 32]),
-    ],
+  ("shapes", "wanted"),
+  [
+    (((4, 7, 32), (32,), (4, 7, 32), (32,), (32,)), [4, 7, 32]),
+    (((1, 7, 32), (32,), (4, 1, 32), (32,), (32,)), [4, 7, 32]),
+    ((("batch", "length", 32), (32,), ("batch", "length", 32), (32,), (32,)), ["batch", "length", 32]),
+    ((("batch", "length", 32), (32,), ("batch", 7, 32), (32,), (32,)), ["batch", 7, 32]),
+    ((("batch", 7, 32), (32,), ("other", 7, 32), (32,), (32,)), [None, 7, 32]),
+    (((None, 7, "width"), ("width",), (None, 7, "width"), (32,), (32,)), [None, 7, "width"]),
+    (((7, 32), (32,), ("batch", 1, 1), (32,), (32,)), ["batch", 7, 32]),
+    (((0, 32), (32,), (1, 32), (32,), (32,)), [0, 32]),
+  ],
 )
 def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[Any]) -> None:
-    for dtype in ("float16", "bfloat16", "float", "double"):
-        session = make(model_of(typed(RESIDUAL, dtype), shapes))
-        for output in session.get_outputs():
-            # A dimension that nothing names gets a name that nothing else has.
-            assert len(output.shape) == len(wanted)
-            for found, size in zip(output.shape, wanted, strict=True):
-                assert found == size or (size is None and found.startswith("ortplugin_"))
-            assert element_type(output.type) == element_type(f"tensor({dtype})")
+  for dtype in ("float16", "bfloat16", "float", "double"):
+    session = make(model_of(typed(RESIDUAL, dtype), shapes))
+    for output in session.get_outputs():
+      # A dimension that nothing names gets a name that nothing else has.
+      assert len(output.shape) == len(wanted)
+      for found, size in zip(output.shape, wanted, strict=True):
+        assert found == size or (size is None and found.startswith("ortplugin_"))
+      assert element_type(output.type) == element_type(f"tensor({dtype})")
 
 
 def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
-    for bias in ((8,), None):
-        session = make(model_of(typed(RESIDUAL, "float"), [None, bias, None, None, None]))
-        assert [output.type for output in session.get_outputs()] == ["tensor(float)"] * 2
-        for shape in ((2, 8), (3, 1, 8), (8,)):
-            case = Case(f"unknown {shape}", typed(RESIDUAL, "float"), (shape, (8,), shape, (8,), ()))
-            check(case, run(session, case))
+  for bias in ((8,), None):
+    session = make(model_of(typed(RESIDUAL, "float"), [None, bias, None, None, None]))
+    assert [output.type for output in session.get_outputs()] == ["tensor(float)"] * 2
+    for shape in ((2, 8), (3, 1, 8), (8,)):
+      case = Case(f"unknown {shape}", typed(RESIDUAL, "float"), (shape, (8,), shape, (8,), ()))
+      check(case, run(session, case))
 
 
 def test_unnamed_dimensions_meet_known_ones(library: Path) -> None:
-    """A dimension that inference can't tell must not look like a number to the node behind."""
-    graph = helper.make_graph(
-        [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])],
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 8]),
-            helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 8]),
-        ],
-        [onnx.ValueInfoProto(name="z")],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    assert session.get_outputs()[0].shape == [4, 8]
-    x = np.ones((4, 8), np.float32)
-    assert (session.run(None, {"x": x, "w": x})[0] == 1).all()
+  """A dimension that inference can't tell must not look like a number to the node behind."""
+  graph = helper.make_graph(
+    [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])],
+    "g",
+    [
+      helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 8]),
+      helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 8]),
+    ],
+    [onnx.ValueInfoProto(name="z")],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  assert session.get_outputs()[0].shape == [4, 8]
+  x = np.ones((4, 8), np.float32)
+  assert (session.run(None, {"x": x, "w": x})[0] == 1).all()
 
 
 def test_each_result_has_its_own_dtype(library: Path) -> None:
-    case = by_name["results of all dtypes, float, 256"]
-    found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
-    dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
-    assert found == {name: (f"tensor({dtype})", [3, 7, 256]) for name, dtype in dtypes.items()}
+  case = by_name["results of all dtypes, float, 256"]
+  found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
+  dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
+  assert found == {name: (f"tensor({dtype})", [3, 7, 256]) for name, dtype in dtypes.items()}
 
 
 def test_inferred_shapes_reach_other_nodes(library: Path) -> None:
-    """An output without a declared type, and a node behind ours that needs the shape."""
-    node = Case("", typed(BARE, "float"), ((2, 8),)).node()
-    graph = helper.make_graph(
-        [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-        [onnx.ValueInfoProto(name="shape"), onnx.ValueInfoProto(name="z")],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    assert [(output.type, output.shape) for output in session.get_outputs()] == [
-        ("tensor(int64)", [2]),
-        ("tensor(float)", ["n", 8]),
-    ]
+  """An output without a declared type, and a node behind ours that needs the shape."""
+  node = Case("", typed(BARE, "float"), ((2, 8),)).node()
+  graph = helper.make_graph(
+    [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])],
+    "g",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+    [onnx.ValueInfoProto(name="shape"), onnx.ValueInfoProto(name="z")],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  assert [(output.type, output.shape) for output in session.get_outputs()] == [
+    ("tensor(int64)", [2]),
+    ("tensor(float)", ["n", 8]),
+  ]
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    session = make(model_of(typed(RESIDUAL, "float16"), [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
-    for batch, length, width in ((1, 1, 1), (3, 5, 7), (2, 9, 1023), (3, 5, 7), (0, 4, 8), (1, 2, 70001)):
-        x = (batch, length, width)
-        case = Case(f"changing {x}", typed(RESIDUAL, "float16"), (x, (width,), x, (width,), (width,)))
-        check(case, run(session, case))
+  session = make(model_of(typed(RESIDUAL, "float16"), [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
+  for batch, length, width in ((1, 1, 1), (3, 5, 7), (2, 9, 1023), (3, 5, 7), (0, 4, 8), (1, 2, 70001)):
+    x = (batch, length, width)
+    case = Case(f"changing {x}", typed(RESIDUAL, "float16"), (x, (width,), x, (width,), (width,)))
+    check(case, run(session, case))
 
 
 # -------------------------------------------------------------------------------------------------------- wrong nodes
@@ -179,23 +179,23 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A node that must be refused: when, and words of the message beside the names of operator and node."""
+  """A node that must be refused: when, and words of the message beside the names of operator and node."""
 
-    words: str
-    text: str | int | bytes | None = typed(BARE, "float")
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
-    dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
-    inputs: tuple[str, ...] | None = None  # of the node
-    outputs: tuple[str, ...] = ("y",)
-    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+  words: str
+  text: str | int | bytes | None = typed(BARE, "float")
+  shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
+  dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
+  inputs: tuple[str, ...] | None = None  # of the node
+  outputs: tuple[str, ...] = ("y",)
+  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
-    def model(self) -> bytes:
-        program = {"program": self.text}
-        return culprit("FusedLayerNorm", self.shapes, program, self.dtypes, self.outputs, self.inputs)
+  def model(self) -> bytes:
+    program = {"program": self.text}
+    return culprit("FusedLayerNorm", self.shapes, program, self.dtypes, self.outputs, self.inputs)
 
 
 def bare(core: str) -> str:
-    return f"(float x) => (float y) {{ y = {core} }}"
+  return f"(float x) => (float y) {{ y = {core} }}"
 
 
 SCALED = "(float x, float g) => (float y) { n = LayerNormalization(x) y = Mul(n, g) }"
@@ -272,86 +272,84 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def refusals(library: Path) -> dict[str, tuple[str, str]]:
-    """(stage, message) of every wrong node."""
-    return refusals_of(
-        {
-            name: (each.model(), None if each.fed is None else [("float32", shape, None) for shape in each.fed])
-            for name, each in WRONG.items()
-        }
-    )
+  """(stage, message) of every wrong node."""
+  return refusals_of(
+    {
+      name: (each.model(), None if each.fed is None else [("float32", shape, None) for shape in each.fed])
+      for name, each in WRONG.items()
+    }
+  )
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
-    wrong = WRONG[name]
-    assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator="FusedLayerNorm")
+  wrong = WRONG[name]
+  assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator="FusedLayerNorm")
 
 
 def test_a_good_node_is_accepted() -> None:
-    assert make(Wrong("").model())
+  assert make(Wrong("").model())
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
-    """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
-    text = mangled(by_name["bools computed, float, 256"].text, np.random.default_rng(seed))
-    wrong = Wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
-    model = onnx.load_model_from_string(wrong.model())
-    model.graph.node[0].output.append("e")
-    feeds = {"p0": np.ones((3, 8), np.float32), "p1": np.ones((3, 1), bool), "p2": np.ones(8, np.float32)}
-    assert_runs_or_names_the_node(model.SerializeToString(), feeds)
+  """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
+  text = mangled(by_name["bools computed, float, 256"].text, np.random.default_rng(seed))
+  wrong = Wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
+  model = onnx.load_model_from_string(wrong.model())
+  model.graph.node[0].output.append("e")
+  feeds = {"p0": np.ones((3, 8), np.float32), "p1": np.ones((3, 1), bool), "p2": np.ones(8, np.float32)}
+  assert_runs_or_names_the_node(model.SerializeToString(), feeds)
 
 
 # ------------------------------------------------------------------------------------- threads, processes, surroundings
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Each with shapes and values of its own, over and over: the same bits every time."""
-    text = typed(RESIDUAL, "float")
-    session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
+  """Each with shapes and values of its own, over and over: the same bits every time."""
+  text = typed(RESIDUAL, "float")
+  session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
 
-    def work(number: int) -> None:
-        shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
-        assert_runs_repeat(
-            session, Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:])), check
-        )
+  def work(number: int) -> None:
+    shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
+    assert_runs_repeat(session, Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:])), check)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
-    assert_threads_change_nothing(by_name["bias, residual, sum kept, float16, 1023"], threads)
+  assert_threads_change_nothing(by_name["bias, residual, sum kept, float16, 1023"], threads)
 
 
 def test_options_are_registered_twice_and_by_many_threads(library: Path) -> None:
-    case = by_name["awkward, float"]
-    shared = onnxruntime.SessionOptions()
+  case = by_name["awkward, float"]
+  shared = onnxruntime.SessionOptions()
 
-    def work(_: int) -> None:
-        ortplugin.register(shared)
-        own = onnxruntime.SessionOptions()
-        for _ in range(3):
-            ortplugin.register(own)
-        for chosen in (shared, own):
-            check(case, run(onnxruntime.InferenceSession(case.model(), chosen, providers=CPU_ONLY), case))
+  def work(_: int) -> None:
+    ortplugin.register(shared)
+    own = onnxruntime.SessionOptions()
+    for _ in range(3):
+      ortplugin.register(own)
+    for chosen in (shared, own):
+      check(case, run(onnxruntime.InferenceSession(case.model(), chosen, providers=CPU_ONLY), case))
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 def test_the_library_itself_bears_being_registered_twice(library: Path) -> None:
-    """As any program does it, without `ortplugin.register`."""
-    case = by_name["awkward, float"]
-    made = onnxruntime.SessionOptions()
-    made.register_custom_ops_library(str(library))
-    made.register_custom_ops_library(str(library))
-    ortplugin.register(made)
-    check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
+  """As any program does it, without `ortplugin.register`."""
+  case = by_name["awkward, float"]
+  made = onnxruntime.SessionOptions()
+  made.register_custom_ops_library(str(library))
+  made.register_custom_ops_library(str(library))
+  ortplugin.register(made)
+  check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
 
 
 def test_sessions_come_and_go(library: Path) -> None:
-    case = by_name["bias, residual, sum kept, float, 256"]
-    assert_sessions_come_and_go(case, check, expect(case), 100)
+  case = by_name["bias, residual, sum kept, float, 256"]
+  assert_sessions_come_and_go(case, check, expect(case), 100)
 
 
 SESSION = """
@@ -366,64 +364,64 @@ def session():
 """
 
 ENDINGS = {
-    "everything alive at the exit": "made, options = session()",
-    "options first": "made, options = session(); del options; gc.collect(); del made; gc.collect()",
-    "session first": "made, options = session(); del made; gc.collect(); del options; gc.collect()",
-    "registered, no session": "options = onnxruntime.SessionOptions(); ortplugin.register(options)",
-    "alive in a cycle": "made = session(); loop = [made]; loop.append(loop); del made",
-    "alive in a module": "sys.kept = session()",
-    "alive at the very last": "import atexit; made = session(); atexit.register(lambda x: x[0].get_inputs(), made)",
-    "in a thread": "import threading; t = threading.Thread(target=session); t.start(); t.join()",
-    "a thread at the exit": (
-        "import threading, time; made = session()\n"
-        "def work():\n"
-        "    while True: made[0].run(None, {'x': numpy.ones((2, 8), numpy.float32)})\n"
-        "threading.Thread(target=work, daemon=True).start(); time.sleep(0.05); os._exit(0)"
-    ),
-    "opened by hand before": (
-        "import ctypes; held = ctypes.CDLL(ortplugin.library_path()); made, options = session(); del made, options"
-    ),
-    "closed by hand after": (
-        "import ctypes, _ctypes; held = ctypes.CDLL(ortplugin.library_path()); made, options = session()\n"
-        "del made, options; gc.collect(); _ctypes.dlclose(held._handle)"
-    ),
-    "opened and closed alone": (
-        "import ctypes, _ctypes\n"
-        "for _ in range(3): _ctypes.dlclose(ctypes.CDLL(ortplugin.library_path())._handle)\n"
-        "made, options = session()"
-    ),
+  "everything alive at the exit": "made, options = session()",
+  "options first": "made, options = session(); del options; gc.collect(); del made; gc.collect()",
+  "session first": "made, options = session(); del made; gc.collect(); del options; gc.collect()",
+  "registered, no session": "options = onnxruntime.SessionOptions(); ortplugin.register(options)",
+  "alive in a cycle": "made = session(); loop = [made]; loop.append(loop); del made",
+  "alive in a module": "sys.kept = session()",
+  "alive at the very last": "import atexit; made = session(); atexit.register(lambda x: x[0].get_inputs(), made)",
+  "in a thread": "import threading; t = threading.Thread(target=session); t.start(); t.join()",
+  "a thread at the exit": (
+    "import threading, time; made = session()\n"
+    "def work():\n"
+    "    while True: made[0].run(None, {'x': numpy.ones((2, 8), numpy.float32)})\n"
+    "threading.Thread(target=work, daemon=True).start(); time.sleep(0.05); os._exit(0)"
+  ),
+  "opened by hand before": (
+    "import ctypes; held = ctypes.CDLL(ortplugin.library_path()); made, options = session(); del made, options"
+  ),
+  "closed by hand after": (
+    "import ctypes, _ctypes; held = ctypes.CDLL(ortplugin.library_path()); made, options = session()\n"
+    "del made, options; gc.collect(); _ctypes.dlclose(held._handle)"
+  ),
+  "opened and closed alone": (
+    "import ctypes, _ctypes\n"
+    "for _ in range(3): _ctypes.dlclose(ctypes.CDLL(ortplugin.library_path())._handle)\n"
+    "made, options = session()"
+  ),
 }
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_process_ends_in_any_order(library: Path, ending: str) -> None:
-    model = model_of(typed(BARE, "float"), ((2, 8),))
-    done = python(f"{SESSION}\n{ENDINGS[ending]}\nprint('the end', flush=True)", model.hex() + "\n")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert done.stdout == ("" if "os._exit" in ENDINGS[ending] else "the end\n")
+  model = model_of(typed(BARE, "float"), ((2, 8),))
+  done = python(f"{SESSION}\n{ENDINGS[ending]}\nprint('the end', flush=True)", model.hex() + "\n")
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ""
+  assert done.stdout == ("" if "os._exit" in ENDINGS[ending] else "the end\n")
 
 
 def test_the_library_needs_no_cuda(library: Path) -> None:
-    """Neither loading it nor running on the CPU opens anything of CUDA's."""
-    done = python(
-        f"{SESSION}\nmade = session()\nprint([x for x in open('/proc/self/maps') if 'libcuda' in x or 'nvrtc' in x])",
-        model_of(typed(BARE, "float"), ((2, 8),)).hex() + "\n",
-    )
-    assert done.returncode == 0, done.stderr
-    if not gpu_count():
-        assert done.stdout == "[]\n"
-    linked = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout
-    assert not re.search("cuda|nvrtc|onnxruntime|python", linked)
+  """Neither loading it nor running on the CPU opens anything of CUDA's."""
+  done = python(
+    f"{SESSION}\nmade = session()\nprint([x for x in open('/proc/self/maps') if 'libcuda' in x or 'nvrtc' in x])",
+    model_of(typed(BARE, "float"), ((2, 8),)).hex() + "\n",
+  )
+  assert done.returncode == 0, done.stderr
+  if not gpu_count():
+    assert done.stdout == "[]\n"
+  linked = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout
+  assert not re.search("cuda|nvrtc|onnxruntime|python", linked)
 
 
 @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this ONNX Runtime has the CUDA provider")
 def test_cuda_without_a_cuda_build_is_explained(library: Path) -> None:
-    model = model_of(typed(BARE, "float"), ((2, 8),))
-    with pytest.raises(RuntimeMissingError, match="has no CUDA provider; remove it and install onnxruntime-gpu"):
-        ortplugin.session(model, ["cuda"])
-    # ONNX Runtime itself warns and goes on with what it has.
-    with pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
-        session = onnxruntime.InferenceSession(model, options(), providers=[CUDA, *CPU_ONLY])
-    assert session.get_providers() == CPU_ONLY
-    assert session.run(None, {"x": np.ones((2, 8), np.float32)})[0].shape == (2, 8)
+  model = model_of(typed(BARE, "float"), ((2, 8),))
+  with pytest.raises(RuntimeMissingError, match="has no CUDA provider; remove it and install onnxruntime-gpu"):
+    ortplugin.session(model, ["cuda"])
+  # ONNX Runtime itself warns and goes on with what it has.
+  with pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
+    session = onnxruntime.InferenceSession(model, options(), providers=[CUDA, *CPU_ONLY])
+  assert session.get_providers() == CPU_ONLY
+  assert session.run(None, {"x": np.ones((2, 8), np.float32)})[0].shape == (2, 8)

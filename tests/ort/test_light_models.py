@@ -17,15 +17,15 @@ from ortplugin.cli import main
 # What has to be gone, and what may remain: ConstantOfShape of weights beyond the budget of constant folding (1 MiB).
 GONE = ("Sum", "Unsqueeze", "Dropout", "Mul", "BatchNormalization", "Conv")
 REMAIN = {
-    "bvlc_alexnet": 7,
-    "densenet121": 2,
-    "inception_v1": 7,
-    "inception_v2": 13,
-    "resnet50": 18,
-    "shufflenet": 1,
-    "squeezenet": 1,
-    "vgg19": 15,
-    "zfnet512": 7,
+  "bvlc_alexnet": 7,
+  "densenet121": 2,
+  "inception_v1": 7,
+  "inception_v2": 13,
+  "resnet50": 18,
+  "shufflenet": 1,
+  "squeezenet": 1,
+  "vgg19": 15,
+  "zfnet512": 7,
 }
 # Activations and sums that are no part of a convolution: after BatchNormalizations of what a Concat made in DenseNet,
 # after a Concat in ShuffleNet, after a Gemm in the others.
@@ -38,50 +38,50 @@ POINTWISE = ("FusedPointwise", "Relu", "Add", "Mul")
 
 
 def counts(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
+  return Counter(node.op_type for node in model.graph.node)
 
 
 def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
-    """Equal outputs on the CPU provider, without timing."""
-    with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
-        (result,) = verifier.verify(optimized)
-    assert result.inputs
-    assert result.passed, result
+  """Equal outputs on the CPU provider, without timing."""
+  with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
+    (result,) = verifier.verify(optimized)
+  assert result.inputs
+  assert result.passed, result
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_as_they_are(name: str) -> None:
-    original = onnx.load(path(name))
-    optimized, report = optimize(path(name))
-    assert report.opset == (original.opset_import[0].version, 11)
-    left = counts(optimized)
-    assert not [each for each in GONE if left[each]]
-    assert left["ConstantOfShape"] == REMAIN[name]
-    assert left["FusedConv"] == counts(original)["Conv"] - EQUAL.get(name, 0)
-    assert sum(left[each] for each in POINTWISE) == APART.get(name, 0) + BEHIND_EQUAL.get(name, 0)
-    verify(original, optimized)
+  original = onnx.load(path(name))
+  optimized, report = optimize(path(name))
+  assert report.opset == (original.opset_import[0].version, 11)
+  left = counts(optimized)
+  assert not [each for each in GONE if left[each]]
+  assert left["ConstantOfShape"] == REMAIN[name]
+  assert left["FusedConv"] == counts(original)["Conv"] - EQUAL.get(name, 0)
+  assert sum(left[each] for each in POINTWISE) == APART.get(name, 0) + BEHIND_EQUAL.get(name, 0)
+  verify(original, optimized)
 
 
 # Those whose weights take less than 120 MB; the others have neither normalisations nor sums.
 @pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet"])
 def test_with_random_weights(name: str) -> None:
-    """As they are, all channels of a layer are equal and most outputs 1/1000, which hides mistakes."""
-    original = randomized(name, logits=True)
-    optimized, _ = optimize(original)
-    left = counts(optimized)
-    assert not [each for each in (*GONE, "ConstantOfShape") if left[each]]
-    assert sum(left[each] for each in POINTWISE) == APART.get(name, 0)
-    verify(original, optimized)
-    again, report = optimize(optimized)
-    assert not report.changes
-    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  """As they are, all channels of a layer are equal and most outputs 1/1000, which hides mistakes."""
+  original = randomized(name, logits=True)
+  optimized, _ = optimize(original)
+  left = counts(optimized)
+  assert not [each for each in (*GONE, "ConstantOfShape") if left[each]]
+  assert sum(left[each] for each in POINTWISE) == APART.get(name, 0)
+  verify(original, optimized)
+  again, report = optimize(optimized)
+  assert not report.changes
+  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "out.onnx"
-    assert main([str(path("shufflenet")), "-o", str(output), "--provider", "cpu"]) == 0
-    assert "Upgraded from opset 9 to 11." in capsys.readouterr().out
-    written = onnx.load(output)
-    onnx.checker.check_model(written)
-    assert [each.version for each in written.opset_import if not each.domain] == [11]
-    assert [each.name for each in written.graph.input] == ["gpu_0/data_0"]
+  output = tmp_path / "out.onnx"
+  assert main([str(path("shufflenet")), "-o", str(output), "--provider", "cpu"]) == 0
+  assert "Upgraded from opset 9 to 11." in capsys.readouterr().out
+  written = onnx.load(output)
+  onnx.checker.check_model(written)
+  assert [each.version for each in written.opset_import if not each.domain] == [11]
+  assert [each.name for each in written.graph.input] == ["gpu_0/data_0"]

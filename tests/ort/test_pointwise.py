@@ -13,31 +13,31 @@ import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
 from pointwise_cases import (
-    CASES,
-    CHANGING,
-    LARGE_CASES,
-    LERP,
-    SILU,
-    SUM_RELU,
-    Case,
-    by_name,
-    check,
-    expect,
-    model_of,
-    node_of,
+  CASES,
+  CHANGING,
+  LARGE_CASES,
+  LERP,
+  SILU,
+  SUM_RELU,
+  Case,
+  by_name,
+  check,
+  expect,
+  model_of,
+  node_of,
 )
 from tampering import mangled
 from threads import in_threads
 
 from ort.host import (
-    assert_refused,
-    assert_runs_or_names_the_node,
-    assert_runs_repeat,
-    assert_sessions_come_and_go,
-    assert_threads_change_nothing,
-    make,
-    run,
-    run_decomposed,
+  assert_refused,
+  assert_runs_or_names_the_node,
+  assert_runs_repeat,
+  assert_sessions_come_and_go,
+  assert_threads_change_nothing,
+  make,
+  run,
+  run_decomposed,
 )
 from ort.refusals import culprit
 from ortplugin.program import INTEGERS
@@ -48,97 +48,97 @@ FLOAT = TensorProto.FLOAT
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    check(case, run(make(case.model()), case))
+  check(case, run(make(case.model()), case))
 
 
 def why_no_decomposition(case: Case) -> str:
-    """What ONNX Runtime's own operators lack for a case; '' if nothing."""
-    dtypes = set(case.program.dtypes.values())
-    if "bfloat16" in dtypes:
-        return "ONNX Runtime has no pointwise operators of bfloat16"
-    if dtypes & set(INTEGERS) and not case.name.startswith("integers beside"):
-        return "ONNX Runtime lacks operators of some integers; tests/ort/test_pointwise_property.py has the others"
-    if case.name.startswith(("functions", "channels of images, double")):
-        return "ONNX Runtime lacks some functions of double, and approximates others coarsely"
-    if case.name.startswith("NaN and infinities") and "double" in dtypes and "others" not in case.name:
-        return "ONNX Runtime lacks some functions of double"
-    if case.name.startswith("NaN and infinities") and "float16" in dtypes and "Sign(" in case.text:
-        return "ONNX Runtime's Sign of float16 is a number where x is NaN"
-    return ""
+  """What ONNX Runtime's own operators lack for a case; '' if nothing."""
+  dtypes = set(case.program.dtypes.values())
+  if "bfloat16" in dtypes:
+    return "ONNX Runtime has no pointwise operators of bfloat16"
+  if dtypes & set(INTEGERS) and not case.name.startswith("integers beside"):
+    return "ONNX Runtime lacks operators of some integers; tests/ort/test_pointwise_property.py has the others"
+  if case.name.startswith(("functions", "channels of images, double")):
+    return "ONNX Runtime lacks some functions of double, and approximates others coarsely"
+  if case.name.startswith("NaN and infinities") and "double" in dtypes and "others" not in case.name:
+    return "ONNX Runtime lacks some functions of double"
+  if case.name.startswith("NaN and infinities") and "float16" in dtypes and "Sign(" in case.text:
+    return "ONNX Runtime's Sign of float16 is a number where x is NaN"
+  return ""
 
 
 DECOMPOSED = [case for case in CASES if not why_no_decomposition(case)]
 
 
 def test_most_cases_have_a_decomposition() -> None:
-    assert len(DECOMPOSED) > 100
+  assert len(DECOMPOSED) > 100
 
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    """In its own precision: every operator rounds, in float16 too."""
-    found, unit = run_decomposed(case)
-    if case.name.startswith(("no overflow between", "results of fewer inputs, float16")):
-        return  # float16 rounds, or overflows, in every operator
-    expected = expect(case, unit=4 * unit)
-    # ONNX Runtime's Sigmoid has an error of its own, relative to 1.
-    absolute = 4 * unit if "Sigmoid" in case.text else 0.0
-    check(case, found, replace(expected, slack=[each + absolute for each in expected.slack]))
+  """In its own precision: every operator rounds, in float16 too."""
+  found, unit = run_decomposed(case)
+  if case.name.startswith(("no overflow between", "results of fewer inputs, float16")):
+    return  # float16 rounds, or overflows, in every operator
+  expected = expect(case, unit=4 * unit)
+  # ONNX Runtime's Sigmoid has an error of its own, relative to 1.
+  absolute = 4 * unit if "Sigmoid" in case.text else 0.0
+  check(case, found, replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
 # ----------------------------------------------------------------------------------------------- shapes, and in place
 
 
 @pytest.mark.parametrize(
-    ("shapes", "wanted"),
-    [
-        (((4, 7, 32), (32,)), [4, 7, 32]),
-        (((4, 1, 32), (7, 1)), [4, 7, 32]),
-        ((("batch", 32), ("batch", 32)), ["batch", 32]),
-        ((("batch", 32), ("other", 32)), [None, 32]),
-        ((("batch", 1), (7, 32)), [7, 32]),
-        (((None, "width"), (7, "width")), [7, "width"]),
-        (((0, 5), (1, 5)), [0, 5]),
-    ],
+  ("shapes", "wanted"),
+  [
+    (((4, 7, 32), (32,)), [4, 7, 32]),
+    (((4, 1, 32), (7, 1)), [4, 7, 32]),
+    ((("batch", 32), ("batch", 32)), ["batch", 32]),
+    ((("batch", 32), ("other", 32)), [None, 32]),
+    ((("batch", 1), (7, 32)), [7, 32]),
+    (((None, "width"), (7, "width")), [7, "width"]),
+    (((0, 5), (1, 5)), [0, 5]),
+  ],
 )
 def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[Any]) -> None:
-    for dtype in ("float16", "bfloat16", "float", "double"):
-        (output,) = make(model_of(typed(SUM_RELU, dtype), shapes)).get_outputs()
-        assert len(output.shape) == len(wanted)
-        for found, size in zip(output.shape, wanted, strict=True):
-            assert found == size or (size is None and found.startswith("ortplugin_"))
-        assert element_type(output.type) == element_type(f"tensor({dtype})")
+  for dtype in ("float16", "bfloat16", "float", "double"):
+    (output,) = make(model_of(typed(SUM_RELU, dtype), shapes)).get_outputs()
+    assert len(output.shape) == len(wanted)
+    for found, size in zip(output.shape, wanted, strict=True):
+      assert found == size or (size is None and found.startswith("ortplugin_"))
+    assert element_type(output.type) == element_type(f"tensor({dtype})")
 
 
 # ONNX Runtime shows shape inference a scalar as it shows a tensor of unknown shape: what it makes is not concluded.
 @pytest.mark.parametrize("shapes", [((), ()), ((), (3,))])
 def test_of_a_scalar_no_shape_is_inferred(library: Path, shapes: Sequence[Any]) -> None:
-    case = Case(f"scalar {shapes}", typed(SUM_RELU, "float"), shapes)
-    session = make(case.model())
-    assert session.get_outputs()[0].shape == []
-    check(case, run(session, case))
+  case = Case(f"scalar {shapes}", typed(SUM_RELU, "float"), shapes)
+  session = make(case.model())
+  assert session.get_outputs()[0].shape == []
+  check(case, run(session, case))
 
 
 def test_each_result_has_its_own_dtype(library: Path) -> None:
-    case = by_name["results of all floating dtypes, float"]
-    found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
-    dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
-    assert found == {name: (f"tensor({dtype})", [3, 7, 65]) for name, dtype in dtypes.items()}
+  case = by_name["results of all floating dtypes, float"]
+  found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
+  dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
+  assert found == {name: (f"tensor({dtype})", [3, 7, 65]) for name, dtype in dtypes.items()}
 
 
 def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
-    session = make(model_of(typed(LERP, "float"), [None, None, None]))
-    for shapes in (((2, 8), (8,), ()), ((3, 1, 8), (2, 8), (1,)), ((), (), ())):
-        case = Case(f"unknown {shapes}", typed(LERP, "float"), shapes)
-        check(case, run(session, case))
+  session = make(model_of(typed(LERP, "float"), [None, None, None]))
+  for shapes in (((2, 8), (8,), ()), ((3, 1, 8), (2, 8), (1,)), ((), (), ())):
+    case = Case(f"unknown {shapes}", typed(LERP, "float"), shapes)
+    check(case, run(session, case))
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    """Sizes, and which axes are broadcast."""
-    session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
-    for shapes in (*CHANGING, ((4, 33, 1023), (1, 33, 1), (33, 1023))):
-        case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)
-        check(case, run(session, case))
+  """Sizes, and which axes are broadcast."""
+  session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
+  for shapes in (*CHANGING, ((4, 33, 1023), (1, 33, 1), (33, 1023))):
+    case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)
+    check(case, run(session, case))
 
 
 CHAINED = """
@@ -152,54 +152,54 @@ CHAINED = """
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 @pytest.mark.parametrize("length", [5, 70001])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(library: Path, dtype: str, length: int) -> None:
-    """Both inputs of each node end there, so both outputs may lie on an input, and crosswise. Sums and differences of
-    small whole numbers are exact in every dtype."""
-    text, count = typed(CHAINED, dtype), 4
-    nodes = []
-    for index in range(count):
-        node = node_of(text, f"link{index}")
-        node.input[:] = [f"s{index}", f"d{index}"]
-        node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
-        nodes.append(node)
-    onnx_dtype = {"float16": TensorProto.FLOAT16, "float": FLOAT, "double": TensorProto.DOUBLE}[dtype]
-    info = [[helper.make_tensor_value_info(f"{name}{i}", onnx_dtype, [2, length]) for name in "sd"] for i in (0, count)]
-    entry = [helper.make_node("Neg", ["n0"], ["s0"]), helper.make_node("Neg", ["n1"], ["d0"])]
-    given = [helper.make_tensor_value_info(f"n{i}", onnx_dtype, [2, length]) for i in (0, 1)]
-    inner = [helper.make_tensor_value_info(f"{n}{i}", onnx_dtype, [2, length]) for i in range(count) for n in "sd"]
-    graph = helper.make_graph([*entry, *nodes], "g", given, info[1], value_info=inner)
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    rng = np.random.default_rng(length)
-    numpy = {"float16": np.float16, "float": np.float32, "double": np.float64}[dtype]
-    x, r = (rng.integers(-8, 8, (2, length)).astype(numpy) for _ in range(2))
-    for _ in range(3):
-        found = session.run(None, {"n0": -x, "n1": -r})
-        s, d = x, r
-        for _ in range(count):
-            s, d = s + d, s - d
-        np.testing.assert_array_equal(found[0], s)
-        np.testing.assert_array_equal(found[1], d)
+  """Both inputs of each node end there, so both outputs may lie on an input, and crosswise. Sums and differences of
+  small whole numbers are exact in every dtype."""
+  text, count = typed(CHAINED, dtype), 4
+  nodes = []
+  for index in range(count):
+    node = node_of(text, f"link{index}")
+    node.input[:] = [f"s{index}", f"d{index}"]
+    node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
+    nodes.append(node)
+  onnx_dtype = {"float16": TensorProto.FLOAT16, "float": FLOAT, "double": TensorProto.DOUBLE}[dtype]
+  info = [[helper.make_tensor_value_info(f"{name}{i}", onnx_dtype, [2, length]) for name in "sd"] for i in (0, count)]
+  entry = [helper.make_node("Neg", ["n0"], ["s0"]), helper.make_node("Neg", ["n1"], ["d0"])]
+  given = [helper.make_tensor_value_info(f"n{i}", onnx_dtype, [2, length]) for i in (0, 1)]
+  inner = [helper.make_tensor_value_info(f"{n}{i}", onnx_dtype, [2, length]) for i in range(count) for n in "sd"]
+  graph = helper.make_graph([*entry, *nodes], "g", given, info[1], value_info=inner)
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  rng = np.random.default_rng(length)
+  numpy = {"float16": np.float16, "float": np.float32, "double": np.float64}[dtype]
+  x, r = (rng.integers(-8, 8, (2, length)).astype(numpy) for _ in range(2))
+  for _ in range(3):
+    found = session.run(None, {"n0": -x, "n1": -r})
+    s, d = x, r
+    for _ in range(count):
+      s, d = s + d, s - d
+    np.testing.assert_array_equal(found[0], s)
+    np.testing.assert_array_equal(found[1], d)
 
 
 def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
-    """What a later node or the caller needs must survive a node that could write over it."""
-    silu = node_of(typed(SILU, "float"), "silu")
-    silu.input[0] = "h"
-    nodes = [helper.make_node("Neg", ["x"], ["h"]), silu, helper.make_node("Add", ["h", "y"], ["z"])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", FLOAT, [1000])],
-        [helper.make_tensor_value_info("z", FLOAT, [1000])],
-        value_info=[helper.make_tensor_value_info(name, FLOAT, [1000]) for name in ("h", "y")],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    x = np.linspace(-5, 5, 1000, dtype=np.float32)
-    kept = x.copy()
-    (z,) = session.run(None, {"x": x})
-    np.testing.assert_array_equal(x, kept)
-    np.testing.assert_allclose(z, -x - x / (1 + np.exp(x)), rtol=1e-5, atol=1e-6)
+  """What a later node or the caller needs must survive a node that could write over it."""
+  silu = node_of(typed(SILU, "float"), "silu")
+  silu.input[0] = "h"
+  nodes = [helper.make_node("Neg", ["x"], ["h"]), silu, helper.make_node("Add", ["h", "y"], ["z"])]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", FLOAT, [1000])],
+    [helper.make_tensor_value_info("z", FLOAT, [1000])],
+    value_info=[helper.make_tensor_value_info(name, FLOAT, [1000]) for name in ("h", "y")],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  x = np.linspace(-5, 5, 1000, dtype=np.float32)
+  kept = x.copy()
+  (z,) = session.run(None, {"x": x})
+  np.testing.assert_array_equal(x, kept)
+  np.testing.assert_allclose(z, -x - x / (1 + np.exp(x)), rtol=1e-5, atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------------- wrong nodes
@@ -207,121 +207,117 @@ def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A node that must be refused: when, and words of the message beside the names of operator and node."""
+  """A node that must be refused: when, and words of the message beside the names of operator and node."""
 
-    words: str
-    text: str | int | bytes | None
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
-    dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
-    outputs: tuple[str, ...] = ("y",)
-    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+  words: str
+  text: str | int | bytes | None
+  shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
+  dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
+  outputs: tuple[str, ...] = ("y",)
+  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
-    def model(self) -> bytes:
-        return culprit("FusedPointwise", self.shapes, {"program": self.text}, self.dtypes, self.outputs)
+  def model(self) -> bytes:
+    return culprit("FusedPointwise", self.shapes, {"program": self.text}, self.dtypes, self.outputs)
 
 
 RELU = "(float x) => (float y) { y = Relu(x) }"
 SUM = typed(SUM_RELU, "float")
 UNKNOWN = ("n", "m")
 WRONG = {
-    "no program": Wrong("program", None),
-    "a number for a program": Wrong("type", 5),
-    "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
-    "CUDA after the program": Wrong("found '#'", RELU + '\n#include "/etc/passwd"'),
-    "CUDA for a call": Wrong("'asm'", 'RELU = asm("trap;")'.replace("RELU =", "(float x) => (float y) { y =") + " }"),
-    "CUDA for a dtype": Wrong("line 1, column 2", RELU.replace("(float x", "(int4 x")),
-    "bytes that are no text": Wrong("line 1, column 8", RELU.encode().replace(b"x", b"\xff")),
-    "a text too long": Wrong("70000 characters", "(" * 70000),
-    "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
-    "a norm": Wrong("LayerNormalization", RELU.replace("Relu", "LayerNormalization")),
-    "a sum": Wrong("SumTo", RELU.replace("Relu", 'SumTo<axes="0">')),
-    "an unknown operator": Wrong("'Softmax'", RELU.replace("Relu", "Softmax")),
-    "an unknown attribute": Wrong("'alpha'", RELU.replace("Relu", "Relu<alpha=1>")),
-    "a shift of what has a sign": Wrong(
-        "int32", '(int32 x) => (int32 y) { y = BitShift<direction="LEFT">(x, 1) }', dtypes=(TensorProto.INT32,)
-    ),
-    "a literal beyond the dtype": Wrong(
-        "300", "(uint8 x) => (uint8 y) { y = Add(x, 300) }", dtypes=(TensorProto.UINT8,)
-    ),
-    "mixed dtypes": Wrong("float16", SUM.replace("float r", "float16 r"), ((2,), (2,)), (FLOAT, TensorProto.FLOAT16)),
-    "another dtype": Wrong("is float16 but the program's parameter 'x' is float", RELU, dtypes=(TensorProto.FLOAT16,)),
-    "strings": Wrong("input 0 is string", RELU, dtypes=(TensorProto.STRING,)),
-    "an input too many": Wrong("1 parameters, the node 2 inputs", RELU, ((2, 3), (3,))),
-    "an input too few": Wrong("2 parameters, the node 1 inputs", SUM),
-    "an output too many": Wrong("1 results, the node 2 outputs", RELU, outputs=("y", "z")),
-    "operands that do not broadcast": Wrong("do not broadcast", SUM, ((2, 3), (4,))),
-    "operands that do not broadcast at the run": Wrong(
-        "do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))
-    ),
+  "no program": Wrong("program", None),
+  "a number for a program": Wrong("type", 5),
+  "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  "CUDA after the program": Wrong("found '#'", RELU + '\n#include "/etc/passwd"'),
+  "CUDA for a call": Wrong("'asm'", 'RELU = asm("trap;")'.replace("RELU =", "(float x) => (float y) { y =") + " }"),
+  "CUDA for a dtype": Wrong("line 1, column 2", RELU.replace("(float x", "(int4 x")),
+  "bytes that are no text": Wrong("line 1, column 8", RELU.encode().replace(b"x", b"\xff")),
+  "a text too long": Wrong("70000 characters", "(" * 70000),
+  "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
+  "a norm": Wrong("LayerNormalization", RELU.replace("Relu", "LayerNormalization")),
+  "a sum": Wrong("SumTo", RELU.replace("Relu", 'SumTo<axes="0">')),
+  "an unknown operator": Wrong("'Softmax'", RELU.replace("Relu", "Softmax")),
+  "an unknown attribute": Wrong("'alpha'", RELU.replace("Relu", "Relu<alpha=1>")),
+  "a shift of what has a sign": Wrong(
+    "int32", '(int32 x) => (int32 y) { y = BitShift<direction="LEFT">(x, 1) }', dtypes=(TensorProto.INT32,)
+  ),
+  "a literal beyond the dtype": Wrong("300", "(uint8 x) => (uint8 y) { y = Add(x, 300) }", dtypes=(TensorProto.UINT8,)),
+  "mixed dtypes": Wrong("float16", SUM.replace("float r", "float16 r"), ((2,), (2,)), (FLOAT, TensorProto.FLOAT16)),
+  "another dtype": Wrong("is float16 but the program's parameter 'x' is float", RELU, dtypes=(TensorProto.FLOAT16,)),
+  "strings": Wrong("input 0 is string", RELU, dtypes=(TensorProto.STRING,)),
+  "an input too many": Wrong("1 parameters, the node 2 inputs", RELU, ((2, 3), (3,))),
+  "an input too few": Wrong("2 parameters, the node 1 inputs", SUM),
+  "an output too many": Wrong("1 results, the node 2 outputs", RELU, outputs=("y", "z")),
+  "operands that do not broadcast": Wrong("do not broadcast", SUM, ((2, 3), (4,))),
+  "operands that do not broadcast at the run": Wrong("do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    assert_refused(WRONG[name], "FusedPointwise")
+  assert_refused(WRONG[name], "FusedPointwise")
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
-    """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
-    text = mangled(by_name["comparisons, float"].text, np.random.default_rng(seed))
-    wrong = Wrong("", text, ((3, 8), (8,)), outputs=("y", "g", "e"))
-    model = onnx.load_model_from_string(wrong.model())
-    for output in model.graph.output[1:]:
-        output.type.tensor_type.elem_type = TensorProto.BOOL
-    assert_runs_or_names_the_node(
-        model.SerializeToString(), {"p0": np.ones((3, 8), np.float32), "p1": np.ones(8, np.float32)}
-    )
+  """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
+  text = mangled(by_name["comparisons, float"].text, np.random.default_rng(seed))
+  wrong = Wrong("", text, ((3, 8), (8,)), outputs=("y", "g", "e"))
+  model = onnx.load_model_from_string(wrong.model())
+  for output in model.graph.output[1:]:
+    output.type.tensor_type.elem_type = TensorProto.BOOL
+  assert_runs_or_names_the_node(
+    model.SerializeToString(), {"p0": np.ones((3, 8), np.float32), "p1": np.ones(8, np.float32)}
+  )
 
 
 # ------------------------------------------------------------------------------------------------- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Each with shapes and values of its own, over and over: the same bits every time."""
-    text = typed(LERP, "float")
-    session = make(model_of(text, [("n", "h"), ("n", "h"), ("h",)]))
+  """Each with shapes and values of its own, over and over: the same bits every time."""
+  text = typed(LERP, "float")
+  session = make(model_of(text, [("n", "h"), ("n", "h"), ("h",)]))
 
-    def work(number: int) -> None:
-        shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
-        assert_runs_repeat(session, Case(f"thread {number}", text, (shape, shape, shape[1:])), check)
+  def work(number: int) -> None:
+    shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
+    assert_runs_repeat(session, Case(f"thread {number}", text, (shape, shape, shape[1:])), check)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
-    assert_threads_change_nothing(by_name["large: channels, float16"], threads)
+  assert_threads_change_nothing(by_name["large: channels, float16"], threads)
 
 
 def test_sessions_come_and_go(library: Path) -> None:
-    case = by_name["several results, float"]
-    assert_sessions_come_and_go(case, check, expect(case), 50)
+  case = by_name["several results, float"]
+  assert_sessions_come_and_go(case, check, expect(case), 50)
 
 
 @pytest.mark.parametrize("kind", ["FusedPointwise", "FusedLayerNorm"])
 def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path, kind: str) -> None:
-    """ONNX Runtime computes MatMul in float there, and gives a node between two of them float instead of float16."""
-    body = "y = RMSNormalization(x)" if "Norm" in kind else "s = Sigmoid(x) c = Cast<to=float16>(s) y = Mul(x, c)"
-    text = f"(float16 x) => (float16 y) {{ {body} }}"
-    nodes = [
-        helper.make_node("MatMul", ["a", "w"], ["x"]),
-        helper.make_node(kind, ["x"], ["y"], "between", domain="ortplugin", program=text),
-        helper.make_node("MatMul", ["y", "w"], ["z"]),
-    ]
-    half = TensorProto.FLOAT16
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("a", half, ["n", 8]), helper.make_tensor_value_info("w", half, [8, 8])],
-        [helper.make_tensor_value_info("z", half, ["n", 8])],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
-    rng = np.random.default_rng(0)
-    a, w = (rng.standard_normal((8, 8)).astype(np.float16) for _ in range(2))
-    (z,) = session.run(None, {"a": a, "w": w})
-    x = a.astype(np.float64) @ w
-    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) if "Norm" in kind else x / (1 + np.exp(-x))
-    assert z.dtype == np.float16
-    np.testing.assert_allclose(z.astype(np.float64), y @ w, rtol=2e-2, atol=5e-2)
+  """ONNX Runtime computes MatMul in float there, and gives a node between two of them float instead of float16."""
+  body = "y = RMSNormalization(x)" if "Norm" in kind else "s = Sigmoid(x) c = Cast<to=float16>(s) y = Mul(x, c)"
+  text = f"(float16 x) => (float16 y) {{ {body} }}"
+  nodes = [
+    helper.make_node("MatMul", ["a", "w"], ["x"]),
+    helper.make_node(kind, ["x"], ["y"], "between", domain="ortplugin", program=text),
+    helper.make_node("MatMul", ["y", "w"], ["z"]),
+  ]
+  half = TensorProto.FLOAT16
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("a", half, ["n", 8]), helper.make_tensor_value_info("w", half, [8, 8])],
+    [helper.make_tensor_value_info("z", half, ["n", 8])],
+  )
+  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  rng = np.random.default_rng(0)
+  a, w = (rng.standard_normal((8, 8)).astype(np.float16) for _ in range(2))
+  (z,) = session.run(None, {"a": a, "w": w})
+  x = a.astype(np.float64) @ w
+  y = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) if "Norm" in kind else x / (1 + np.exp(-x))
+  assert z.dtype == np.float16
+  np.testing.assert_allclose(z.astype(np.float64), y @ w, rtol=2e-2, atol=5e-2)

@@ -22,102 +22,102 @@ from ortplugin.program import ProgramError, parse
 
 
 def model_of(program: object, node_type: str = "FusedPointwise") -> onnx.ModelProto:
-    """A node named `culprit` with the program; `program`: the attribute's value, whatever it is."""
-    attributes = {} if program is None else {"program": program}
-    node = helper.make_node(node_type, ["x", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", **attributes)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]),
-         helper.make_tensor_value_info("u", TensorProto.UINT8, [4])],
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in
-         (("y", TensorProto.FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
-    )  # fmt: skip
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+  """A node named `culprit` with the program; `program`: the attribute's value, whatever it is."""
+  attributes = {} if program is None else {"program": program}
+  node = helper.make_node(node_type, ["x", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", **attributes)
+  graph = helper.make_graph(
+      [node],
+      "g",
+      [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]),
+       helper.make_tensor_value_info("u", TensorProto.UINT8, [4])],
+      [helper.make_tensor_value_info(name, kind, None) for name, kind in
+       (("y", TensorProto.FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
+  )  # fmt: skip
+  imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
 @cache
 def quiet() -> onnxruntime.SessionOptions:
-    """Registered, and without ONNX Runtime's log of errors that are wanted."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    ortplugin.register(options)
-    return options
+  """Registered, and without ONNX Runtime's log of errors that are wanted."""
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 4
+  options.intra_op_num_threads = 1
+  ortplugin.register(options)
+  return options
 
 
 def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
+  return onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
 
 
 def refusal(model: onnx.ModelProto) -> str:
-    """What is said to the model; '' if it is accepted."""
-    try:
-        session_of(model)
-    except Exception as error:  # each of ONNX Runtime's errors has a class of its own
-        return str(error)
-    return ""
+  """What is said to the model; '' if it is accepted."""
+  try:
+    session_of(model)
+  except Exception as error:  # each of ONNX Runtime's errors has a class of its own
+    return str(error)
+  return ""
 
 
 def test_the_program_itself_is_accepted(library: Path) -> None:
-    assert refusal(model_of(PROGRAM)) == ""
-    assert str(parse(PROGRAM)) == PROGRAM
-    kinds = {token[0] for token in TOKENS}
-    assert {"float", "x", "=>", "-1", "1000", "0.5", '"tanh"', '"LEFT"', "float16", "255", "<", ">"} <= kinds
+  assert refusal(model_of(PROGRAM)) == ""
+  assert str(parse(PROGRAM)) == PROGRAM
+  kinds = {token[0] for token in TOKENS}
+  assert {"float", "x", "=>", "-1", "1000", "0.5", '"tanh"', '"LEFT"', "float16", "255", "<", ">"} <= kinds
 
 
 def test_no_payload_passes_anywhere(library: Path) -> None:
-    accepted, unclear, tried = [], [], 0
-    for text in tampered(every=7):  # tests/unit has them all
-        tried += 1
-        message = refusal(model_of(text.encode()))
-        if not message:
-            accepted.append(text)
-        elif not all(word in message for word in ("culprit", "FusedPointwise", "line")) or not _is_one_line(message):
-            unclear.append((text, message))
-    assert tried > 600
-    assert not accepted, f"{len(accepted)} of {tried}, the first: {accepted[0]}"
-    assert not unclear, f"{len(unclear)} of {tried}, the first: {unclear[0]}"
+  accepted, unclear, tried = [], [], 0
+  for text in tampered(every=7):  # tests/unit has them all
+    tried += 1
+    message = refusal(model_of(text.encode()))
+    if not message:
+      accepted.append(text)
+    elif not all(word in message for word in ("culprit", "FusedPointwise", "line")) or not _is_one_line(message):
+      unclear.append((text, message))
+  assert tried > 600
+  assert not accepted, f"{len(accepted)} of {tried}, the first: {accepted[0]}"
+  assert not unclear, f"{len(unclear)} of {tried}, the first: {unclear[0]}"
 
 
 def _is_one_line(message: str) -> bool:
-    """No byte of the text reaches the message that would break it up or move a terminal's cursor."""
-    return all(each.isprintable() for each in message.rstrip("\n"))
+  """No byte of the text reaches the message that would break it up or move a terminal's cursor."""
+  return all(each.isprintable() for each in message.rstrip("\n"))
 
 
 def test_the_optimizer_refuses_the_same() -> None:
-    for text in tampered():
-        with pytest.raises(ProgramError):
-            parse(text)
+  for text in tampered():
+    with pytest.raises(ProgramError):
+      parse(text)
 
 
 ATTRIBUTES: dict[str, object] = {
-    "missing": None,
-    "a number": 5,
-    "a fraction": 0.5,
-    "a list of texts": [PROGRAM, PROGRAM],
-    "a list of numbers": [1, 2],
-    "a tensor": helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]),
-    "empty": "",
-    "white space": " \n\t ",
-    "bytes": bytes(range(256)),
+  "missing": None,
+  "a number": 5,
+  "a fraction": 0.5,
+  "a list of texts": [PROGRAM, PROGRAM],
+  "a list of numbers": [1, 2],
+  "a tensor": helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]),
+  "empty": "",
+  "white space": " \n\t ",
+  "bytes": bytes(range(256)),
 }
 
 
 @pytest.mark.parametrize("what", ATTRIBUTES)
 def test_an_attribute_that_is_no_program_is_refused(library: Path, what: str) -> None:
-    model = model_of(ATTRIBUTES[what])
-    assert "culprit" in refusal(model)
-    with pytest.raises(ModelError, match="culprit"):
-        OPERATOR.decompose(model.graph.node[0], 18)
+  model = model_of(ATTRIBUTES[what])
+  assert "culprit" in refusal(model)
+  with pytest.raises(ModelError, match="culprit"):
+    OPERATOR.decompose(model.graph.node[0], 18)
 
 
 def test_values_that_a_tampered_number_cannot_reach(library: Path) -> None:
-    """A number that was changed to another is a program still: it computes with that number, and nothing else."""
-    text = PROGRAM.replace("u, 3", "u, 200").replace("-1, 1000", "-100000, inf")
-    session = session_of(model_of(text))
-    x = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
-    _, z, i = session.run(None, {"x": x, "u": np.arange(4, dtype=np.uint8)})
-    assert z.tolist() == [255] * 4
-    assert i.tolist() == [False, True, False, False]
+  """A number that was changed to another is a program still: it computes with that number, and nothing else."""
+  text = PROGRAM.replace("u, 3", "u, 200").replace("-1, 1000", "-100000, inf")
+  session = session_of(model_of(text))
+  x = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
+  _, z, i = session.run(None, {"x": x, "u": np.arange(4, dtype=np.uint8)})
+  assert z.tolist() == [255] * 4
+  assert i.tolist() == [False, True, False, False]

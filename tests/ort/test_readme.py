@@ -18,38 +18,38 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_options_exist() -> None:
-    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
-    assert len(mentioned) > 8
-    assert mentioned <= known | {"--help"}
+  known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+  mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
+  assert len(mentioned) > 8
+  assert mentioned <= known | {"--help"}
 
 
 def test_the_python_lines_run(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = DATA / "bert_torchscript_opset17_dynamic.onnx"
-    (tmp_path / "model.onnx").write_bytes(source.read_bytes())
-    onnx.save(ortplugin.optimize(source)[0], tmp_path / "fast.onnx")
-    monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    names = {"onnxruntime": onnxruntime, "ortplugin": ortplugin}
-    exec(block, names)
-    assert names["session"].get_outputs()[0].name == "output"
+  source = DATA / "bert_torchscript_opset17_dynamic.onnx"
+  (tmp_path / "model.onnx").write_bytes(source.read_bytes())
+  onnx.save(ortplugin.optimize(source)[0], tmp_path / "fast.onnx")
+  monkeypatch.chdir(tmp_path)
+  (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+  names = {"onnxruntime": onnxruntime, "ortplugin": ortplugin}
+  exec(block, names)
+  assert names["session"].get_outputs()[0].name == "output"
 
 
 def anchors(text: str) -> set[str]:
-    """What links to the headings of a Markdown text end with."""
-    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+  """What links to the headings of a Markdown text end with."""
+  headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+  return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+  "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
 )
 def test_links_and_folders_exist(page: Path) -> None:
-    text = page.read_text()
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        target, _, anchor = link.partition("#")
-        file = page.parent / target if target else page
-        assert file.exists(), link
-        assert not anchor or anchor in anchors(file.read_text()), link
-    for path in re.findall(r"`((?:ortplugin|tests|benchmarks|models|examples)/[\w/.]+)`", text):
-        assert (ROOT / path).exists(), path
+  text = page.read_text()
+  for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    target, _, anchor = link.partition("#")
+    file = page.parent / target if target else page
+    assert file.exists(), link
+    assert not anchor or anchor in anchors(file.read_text()), link
+  for path in re.findall(r"`((?:ortplugin|tests|benchmarks|models|examples)/[\w/.]+)`", text):
+    assert (ROOT / path).exists(), path

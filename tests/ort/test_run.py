@@ -26,115 +26,112 @@ PROGRAM = """(float x, float g) => (float y) {
 
 
 def norm_model() -> bytes:
-    graph = helper.make_graph(
-        [helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=PROGRAM)],
-        "g",
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in (("x", ["n", 8]), ("g", [8]))
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+  graph = helper.make_graph(
+    [helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=PROGRAM)],
+    "g",
+    [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", ["n", 8]), ("g", [8]))],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+  )
+  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
 
 
 def plain_session(model: bytes) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+  return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
 
 def expected_norm(x: np.ndarray) -> np.ndarray:
-    mean = x.mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+  mean = x.mean(-1, keepdims=True)
+  return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
 
 
 def test_a_session_runs_the_plugins_operators(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
-    (tmp_path / "m.onnx").write_bytes(norm_model())
-    x = rng.standard_normal((3, 8)).astype(np.float32)
-    for source in (norm_model(), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
-        session = ortplugin.session(source, providers=["cpu"])
-        assert isinstance(session, onnxruntime.InferenceSession)
-        result = ortplugin.run(session, {"x": x, "g": np.full(8, 2, np.float32)})
-        np.testing.assert_allclose(result["y"], 2 * expected_norm(x), rtol=1e-5, atol=1e-6)
+  (tmp_path / "m.onnx").write_bytes(norm_model())
+  x = rng.standard_normal((3, 8)).astype(np.float32)
+  for source in (norm_model(), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
+    session = ortplugin.session(source, providers=["cpu"])
+    assert isinstance(session, onnxruntime.InferenceSession)
+    result = ortplugin.run(session, {"x": x, "g": np.full(8, 2, np.float32)})
+    np.testing.assert_allclose(result["y"], 2 * expected_norm(x), rtol=1e-5, atol=1e-6)
 
 
 def test_options_can_be_registered_twice_and_shared(library: Path) -> None:
-    options = onnxruntime.SessionOptions()
-    ortplugin.register(options)
-    ortplugin.register(options)
-    for _ in range(2):
-        assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
+  options = onnxruntime.SessionOptions()
+  ortplugin.register(options)
+  ortplugin.register(options)
+  for _ in range(2):
+    assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
 
 
 def test_threads_make_sessions_of_shared_options(library: Path) -> None:
-    options = onnxruntime.SessionOptions()
+  options = onnxruntime.SessionOptions()
 
-    def work(number: int) -> None:
-        session = ortplugin.session(norm_model(), providers=["cpu"], session_options=options)
-        ortplugin.run(session, {"x": np.ones((2, 8), np.float32), "g": np.ones(8, np.float32)})
+  def work(number: int) -> None:
+    session = ortplugin.session(norm_model(), providers=["cpu"], session_options=options)
+    ortplugin.run(session, {"x": np.ones((2, 8), np.float32), "g": np.ones(8, np.float32)})
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 def test_cuda_is_refused_where_there_is_none(library: Path) -> None:
-    if gpu_count() and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        assert "CUDAExecutionProvider" in ortplugin.session(norm_model(), ["cuda"]).get_providers()
-        return
-    with pytest.raises(RuntimeMissingError):
-        ortplugin.session(norm_model(), ["cuda"])
+  if gpu_count() and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+    assert "CUDAExecutionProvider" in ortplugin.session(norm_model(), ["cuda"]).get_providers()
+    return
+  with pytest.raises(RuntimeMissingError):
+    ortplugin.session(norm_model(), ["cuda"])
 
 
 @pytest.mark.parametrize("name", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8", "FLOAT8E4M3FN"])
 def test_every_dtype_goes_through(name: str) -> None:
-    number = TensorProto.DataType.Value(name)
-    x = np.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
-    session = plain_session(identity_model(number, 21))
-    result = ortplugin.run(session, {"x": x})["y"]
-    assert result.dtype == x.dtype
-    assert (result == x).all()
-    assert (ortplugin.run(session, {"x": x.T})["y"] == x.T).all()  # not contiguous
-    assert ortplugin.run(session, {"x": x[:0]})["y"].shape == (0, 3)
+  number = TensorProto.DataType.Value(name)
+  x = np.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
+  session = plain_session(identity_model(number, 21))
+  result = ortplugin.run(session, {"x": x})["y"]
+  assert result.dtype == x.dtype
+  assert (result == x).all()
+  assert (ortplugin.run(session, {"x": x.T})["y"] == x.T).all()  # not contiguous
+  assert ortplugin.run(session, {"x": x[:0]})["y"].shape == (0, 3)
 
 
 def test_strings_go_through() -> None:
-    words = np.array([["a", "b"]], dtype=object)
-    assert (ortplugin.run(plain_session(identity_model(TensorProto.STRING, 21)), {"x": words})["y"] == words).all()
+  words = np.array([["a", "b"]], dtype=object)
+  assert (ortplugin.run(plain_session(identity_model(TensorProto.STRING, 21)), {"x": words})["y"] == words).all()
 
 
 def test_results_are_the_callers_own() -> None:
-    session = plain_session(identity_model(TensorProto.BFLOAT16, 21))
-    kept = ortplugin.run(session, {"x": np.ones((2, 2), ml_dtypes.bfloat16)})["y"]
-    ortplugin.run(session, {"x": np.zeros((2, 2), ml_dtypes.bfloat16)})
-    del session
-    assert kept.astype(float).sum() == 4
+  session = plain_session(identity_model(TensorProto.BFLOAT16, 21))
+  kept = ortplugin.run(session, {"x": np.ones((2, 2), ml_dtypes.bfloat16)})["y"]
+  ortplugin.run(session, {"x": np.zeros((2, 2), ml_dtypes.bfloat16)})
+  del session
+  assert kept.astype(float).sum() == 4
 
 
 @pytest.mark.parametrize(
-    ("feeds", "words"),
-    [
-        ({"x": np.ones((1, 1))}, "input 'x' is float64, the model wants float32"),
-        ({"y": np.ones((1, 1), np.float32)}, "no input 'y'"),
-        ({}, "inputs x are missing"),
-    ],
+  ("feeds", "words"),
+  [
+    ({"x": np.ones((1, 1))}, "input 'x' is float64, the model wants float32"),
+    ({"y": np.ones((1, 1), np.float32)}, "no input 'y'"),
+    ({}, "inputs x are missing"),
+  ],
 )
 def test_wrong_feeds(feeds: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ortplugin.run(plain_session(identity_model(TensorProto.FLOAT, 21)), feeds)
+  with pytest.raises(UsageError, match=words):
+    ortplugin.run(plain_session(identity_model(TensorProto.FLOAT, 21)), feeds)
 
 
 def test_arrays_of_other_libraries() -> None:
-    torch = pytest.importorskip("torch")
-    session = plain_session(identity_model(TensorProto.FLOAT, 21))
-    assert (ortplugin.run(session, {"x": torch.ones(2, 3)})["y"] == 1).all()
-    with pytest.raises(UsageError, match="Tensor that NumPy can't read"):
-        ortplugin.run(session, {"x": torch.ones(2, 3, requires_grad=True)})
+  torch = pytest.importorskip("torch")
+  session = plain_session(identity_model(TensorProto.FLOAT, 21))
+  assert (ortplugin.run(session, {"x": torch.ones(2, 3)})["y"] == 1).all()
+  with pytest.raises(UsageError, match="Tensor that NumPy can't read"):
+    ortplugin.run(session, {"x": torch.ones(2, 3, requires_grad=True)})
 
 
 def test_chosen_outputs() -> None:
-    model = onnx.load_model_from_string(identity_model(TensorProto.FLOAT, 21))
-    model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
-    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", "m"]))
-    session = plain_session(model.SerializeToString())
-    assert list(ortplugin.run(session, {"x": np.ones((1, 1), np.float32)}, ["z"])) == ["z"]
-    with pytest.raises(UsageError, match="no output 'w'"):
-        ortplugin.run(session, {"x": np.ones((1, 1), np.float32)}, ["w"])
+  model = onnx.load_model_from_string(identity_model(TensorProto.FLOAT, 21))
+  model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
+  model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", "m"]))
+  session = plain_session(model.SerializeToString())
+  assert list(ortplugin.run(session, {"x": np.ones((1, 1), np.float32)}, ["z"])) == ["z"]
+  with pytest.raises(UsageError, match="no output 'w'"):
+    ortplugin.run(session, {"x": np.ones((1, 1), np.float32)}, ["w"])

@@ -30,15 +30,15 @@ from ortplugin.session import element_type
 
 
 def run(session: Any, case: Case) -> np.ndarray:
-    (output,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
-    return np.asarray(output)
+  (output,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
+  return np.asarray(output)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    session = make(case.model())
-    assert session.get_outputs()[0].shape == list(case.shapes[0])
-    check(case, run(session, case))
+  session = make(case.model())
+  assert session.get_outputs()[0].shape == list(case.shapes[0])
+  check(case, run(session, case))
 
 
 # ----------------------------------------------------------------------------------- ORT's own operators, as the oracle
@@ -48,161 +48,161 @@ LACKS = ("NOT_IMPLEMENTED", "not supported with Scatter", "type is not supported
 
 
 def theirs(nodes: Sequence[onnx.NodeProto], case: Case) -> np.ndarray | None:
-    """The output of a model of standard nodes, without the library; None where ONNX Runtime lacks a kernel.
+  """The output of a model of standard nodes, without the library; None where ONNX Runtime lacks a kernel.
 
-    One thread: of several updates of one element the last one then stays here too.
-    """
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    made.intra_op_num_threads = 1
-    try:
-        return run(onnxruntime.InferenceSession(case.model(nodes=nodes), made, providers=CPU_ONLY), case)
-    except Exception as error:
-        if any(words in str(error) for words in LACKS):
-            return None
-        raise
+  One thread: of several updates of one element the last one then stays here too.
+  """
+  made = onnxruntime.SessionOptions()
+  made.log_severity_level = 4
+  made.intra_op_num_threads = 1
+  try:
+    return run(onnxruntime.InferenceSession(case.model(nodes=nodes), made, providers=CPU_ONLY), case)
+  except Exception as error:
+    if any(words in str(error) for words in LACKS):
+      return None
+    raise
 
 
 def test_the_decompositions_run_without_the_library() -> None:
-    """Bit for bit, but for 16-bit sums, which ORT rounds at each step or lacks, and the signs of zeros and NaN."""
-    compared: dict[str, int] = {}
-    for case in CASES:
-        if "float8" in case.dtype:  # no standard scatter has it
-            continue
-        operator = find(DOMAIN, case.op)
-        assert operator is not None
-        got = theirs(operator.decompose(case.node(), OPSET), case)
-        if got is None or (case.reduction in ("min", "max") and case.dtype in FLOATING):
-            continue
-        if case.reduction in ("add", "mul") and case.dtype in ("float16", "bfloat16"):
-            continue
-        check(case, got)
-        compared[case.op] = compared.get(case.op, 0) + 1
-    assert compared["ScatterND"] > 80
-    assert compared["ScatterElements"] > 80
-    assert compared["UpdateSlice"] > 60
+  """Bit for bit, but for 16-bit sums, which ORT rounds at each step or lacks, and the signs of zeros and NaN."""
+  compared: dict[str, int] = {}
+  for case in CASES:
+    if "float8" in case.dtype:  # no standard scatter has it
+      continue
+    operator = find(DOMAIN, case.op)
+    assert operator is not None
+    got = theirs(operator.decompose(case.node(), OPSET), case)
+    if got is None or (case.reduction in ("min", "max") and case.dtype in FLOATING):
+      continue
+    if case.reduction in ("add", "mul") and case.dtype in ("float16", "bfloat16"):
+      continue
+    check(case, got)
+    compared[case.op] = compared.get(case.op, 0) + 1
+  assert compared["ScatterND"] > 80
+  assert compared["ScatterElements"] > 80
+  assert compared["UpdateSlice"] > 60
 
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
 @pytest.mark.parametrize("dtype", ["float", "double", "int32", "int64", "uint8"])
 def test_equals_the_runtimes_own_operators(library: Path, dtype: str, reduction: str) -> None:
-    given = {} if reduction == "none" else {"reduction": reduction}
-    values = "near one" if dtype in FLOATING else "bits"
-    compared = 0
-    for case in (
-        nd("own", (17, 5, 33), (40, 2), dtype, "few", values, **given),
-        nd("own rows", (17, 5, 33), (9, 1), dtype, "mixed", values, **given),
-        elements("own", (17, 5, 33), (17, 9, 20), dtype, "mixed", values, axis=1, **given),
-        elements("own line", (301,), (500,), dtype, "mixed", values, axis=-1, **given),
-    ):
-        own = case.node()
-        own.domain = ""
-        wanted = theirs([own], case)
-        if wanted is None:
-            continue
-        got = run(make(case.model()), case)
-        assert (bits(got) == bits(wanted)).all(), case.name
-        compared += 1
-    assert compared >= 2
+  given = {} if reduction == "none" else {"reduction": reduction}
+  values = "near one" if dtype in FLOATING else "bits"
+  compared = 0
+  for case in (
+    nd("own", (17, 5, 33), (40, 2), dtype, "few", values, **given),
+    nd("own rows", (17, 5, 33), (9, 1), dtype, "mixed", values, **given),
+    elements("own", (17, 5, 33), (17, 9, 20), dtype, "mixed", values, axis=1, **given),
+    elements("own line", (301,), (500,), dtype, "mixed", values, axis=-1, **given),
+  ):
+    own = case.node()
+    own.domain = ""
+    wanted = theirs([own], case)
+    if wanted is None:
+      continue
+    got = run(make(case.model()), case)
+    assert (bits(got) == bits(wanted)).all(), case.name
+    compared += 1
+  assert compared >= 2
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_sums_in_any_order_stay_within_their_bound(library: Path, dtype: str) -> None:
-    """deterministic=0 on the CPU takes the same order; the bound is the one that a GPU's atomics are held to."""
-    for case in (
-        nd("loose", (31, 5), (2000, 1), dtype, "few", "spread", reduction="add", deterministic=0),
-        elements("loose", (7, 23), (7, 1000), dtype, "mixed", "spread", axis=1, reduction="add", deterministic=0),
-    ):
-        check_any_order(case, run(make(case.model()), case))
-        check(case, run(make(case.model()), case))
+  """deterministic=0 on the CPU takes the same order; the bound is the one that a GPU's atomics are held to."""
+  for case in (
+    nd("loose", (31, 5), (2000, 1), dtype, "few", "spread", reduction="add", deterministic=0),
+    elements("loose", (7, 23), (7, 1000), dtype, "mixed", "spread", axis=1, reduction="add", deterministic=0),
+  ):
+    check_any_order(case, run(make(case.model()), case))
+    check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "sequential", "parallel", "sorting"])
 def test_the_algorithm_is_the_gpus(library: Path, algorithm: str) -> None:
-    case = by_name["nd add of few, float16"].with_attributes(algorithm=algorithm)
-    check(case, run(make(case.model()), case))
+  case = by_name["nd add of few, float16"].with_attributes(algorithm=algorithm)
+  check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", ["nd many, add, float16", "nd more than a block's worth, float"])
 def test_a_hundred_runs_have_the_same_bits(library: Path, name: str) -> None:
-    case = by_name[name] if name in by_name else next(c for c in CASES if c.name.startswith("many, nd add"))
-    session, feeds = make(case.model()), case.feeds()
-    wanted = expect(case)
-    for _ in range(100):
-        check(case, session.run(None, feeds)[0], wanted)
+  case = by_name[name] if name in by_name else next(c for c in CASES if c.name.startswith("many, nd add"))
+  session, feeds = make(case.model()), case.feeds()
+  wanted = expect(case)
+  for _ in range(100):
+    check(case, session.run(None, feeds)[0], wanted)
 
 
 LARGE = (
-    nd("a million of many", (1 << 20,), (1 << 20, 1)),
-    nd("a million, added", (1 << 19,), (1 << 20, 1), "float", "mixed", "spread", reduction="add"),
-    nd("a million halves, added", (1 << 19,), (1 << 20, 1), "float16", "mixed", "spread", reduction="add"),
-    nd("few of many halves, added", (1 << 22,), (1 << 15, 1), "bfloat16", "mixed", "spread", reduction="add"),
-    nd("rows, added", (1 << 12, 100), (1 << 14, 1), "float", "mixed", "spread", reduction="add"),
-    nd("rows of halves", (1 << 12, 300), (1 << 12, 1), "float16", "mixed", "spread", reduction="add"),
-    nd("three components", (64, 128, 32), (1 << 17, 3), "int16"),
-    nd("wide rows", (999, 256, 7, 7), (49, 1)),
-    elements("columns", (513, 1025), (700, 1025), "float", axis=0),
-    elements("rows of three", (30001, 3), (50001, 3), "double", axis=0),
-    elements("a middle axis", (33, 65, 257), (33, 100, 257), "float", "mixed", "spread", axis=1, reduction="add"),
-    elements("one index a row", (3001, 257), (5001, 257), "float", indices=(5001, 1), axis=0),
-    elements("one index a column", (1025, 513), (1025, 1500), "uint8", indices=(1, 1500), axis=1),
-    window("columns", (3001, 1023), (3001, 300), (-700,), axes=[1], steps=[2]),
-    window("a cache", (8, 16, 1025, 64), (8, 16, 3, 64), (-3,), "float16", axes=[2]),
+  nd("a million of many", (1 << 20,), (1 << 20, 1)),
+  nd("a million, added", (1 << 19,), (1 << 20, 1), "float", "mixed", "spread", reduction="add"),
+  nd("a million halves, added", (1 << 19,), (1 << 20, 1), "float16", "mixed", "spread", reduction="add"),
+  nd("few of many halves, added", (1 << 22,), (1 << 15, 1), "bfloat16", "mixed", "spread", reduction="add"),
+  nd("rows, added", (1 << 12, 100), (1 << 14, 1), "float", "mixed", "spread", reduction="add"),
+  nd("rows of halves", (1 << 12, 300), (1 << 12, 1), "float16", "mixed", "spread", reduction="add"),
+  nd("three components", (64, 128, 32), (1 << 17, 3), "int16"),
+  nd("wide rows", (999, 256, 7, 7), (49, 1)),
+  elements("columns", (513, 1025), (700, 1025), "float", axis=0),
+  elements("rows of three", (30001, 3), (50001, 3), "double", axis=0),
+  elements("a middle axis", (33, 65, 257), (33, 100, 257), "float", "mixed", "spread", axis=1, reduction="add"),
+  elements("one index a row", (3001, 257), (5001, 257), "float", indices=(5001, 1), axis=0),
+  elements("one index a column", (1025, 513), (1025, 1500), "uint8", indices=(1, 1500), axis=1),
+  window("columns", (3001, 1023), (3001, 300), (-700,), axes=[1], steps=[2]),
+  window("a cache", (8, 16, 1025, 64), (8, 16, 3, 64), (-3,), "float16", axes=[2]),
 )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
 def test_large_ones_on_any_number_of_threads(library: Path, case: Case, threads: int) -> None:
-    made = options()
-    made.intra_op_num_threads = threads
-    check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
+  made = options()
+  made.intra_op_num_threads = threads
+  check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Each with shapes and values of its own, over and over."""
-    first = nd("", (8, 8), (4, 1), "float16", "few", "spread", reduction="add")
-    session = make(first.model([("n", "w"), ("k", 1), ("k", "w")]))
+  """Each with shapes and values of its own, over and over."""
+  first = nd("", (8, 8), (4, 1), "float16", "few", "spread", reduction="add")
+  session = make(first.model([("n", "w"), ("k", 1), ("k", "w")]))
 
-    def work(number: int) -> None:
-        rows, width = 5 + 400 * number, (3, 129, 1023, 1)[number % 4]
-        case = nd(f"thread {number}", (rows, width), (3 * rows, 1), "float16", "mixed", "spread", reduction="add")
-        feeds, wanted = case.feeds(), expect(case)
-        for _ in range(8):
-            check(case, session.run(None, feeds)[0], wanted)
+  def work(number: int) -> None:
+    rows, width = 5 + 400 * number, (3, 129, 1023, 1)[number % 4]
+    case = nd(f"thread {number}", (rows, width), (3 * rows, 1), "float16", "mixed", "spread", reduction="add")
+    feeds, wanted = case.feeds(), expect(case)
+    for _ in range(8):
+      check(case, session.run(None, feeds)[0], wanted)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 # ---------------------------------------------------------------------------------------------------- shape inference
 
 
 @pytest.mark.parametrize(
-    ("case", "shapes", "wanted"),
-    [
-        (nd("", (4, 3), (2, 1)), [("n", 3), ("k", 1), ("k", 3)], ["n", 3]),
-        (nd("", (4, 3), (2, 1)), [(4, 3), None, None], [4, 3]),
-        (nd("", (4, 3), (2, 1)), [("n", "n"), (2, 1), None], ["n", "n"]),
-        (elements("", (4, 3), (2, 3)), [("n", "m"), ("k", 1), ("k", "m")], ["n", "m"]),
-        (elements("", (4, 3), (2, 3)), [(4, None), (2, 3), (2, 3)], [4, None]),
-        (window("", (4, 3), (2, 3), (0,), axes=[0]), [("past", 3), ("new", 3), (1,)], ["past", 3]),
-        (window("", (4, 3), (2, 3), (0,), axes=[0]), [(4, 3), ("new", 3), ()], [4, 3]),
-    ],
+  ("case", "shapes", "wanted"),
+  [
+    (nd("", (4, 3), (2, 1)), [("n", 3), ("k", 1), ("k", 3)], ["n", 3]),
+    (nd("", (4, 3), (2, 1)), [(4, 3), None, None], [4, 3]),
+    (nd("", (4, 3), (2, 1)), [("n", "n"), (2, 1), None], ["n", "n"]),
+    (elements("", (4, 3), (2, 3)), [("n", "m"), ("k", 1), ("k", "m")], ["n", "m"]),
+    (elements("", (4, 3), (2, 3)), [(4, None), (2, 3), (2, 3)], [4, None]),
+    (window("", (4, 3), (2, 3), (0,), axes=[0]), [("past", 3), ("new", 3), (1,)], ["past", 3]),
+    (window("", (4, 3), (2, 3), (0,), axes=[0]), [(4, 3), ("new", 3), ()], [4, 3]),
+  ],
 )
 def test_shapes_are_inferred(library: Path, case: Case, shapes: list[Any], wanted: list[Any]) -> None:
-    for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
-        session = make(replace(case, dtype=dtype).model(shapes))
-        (output,) = session.get_outputs()
-        assert len(output.shape) == len(wanted)
-        for found, size in zip(output.shape, wanted, strict=True):
-            assert found == size or (size is None and found.startswith("ortplugin_"))
-        assert element_type(output.type) == element_type(f"tensor({dtype})")
+  for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
+    session = make(replace(case, dtype=dtype).model(shapes))
+    (output,) = session.get_outputs()
+    assert len(output.shape) == len(wanted)
+    for found, size in zip(output.shape, wanted, strict=True):
+      assert found == size or (size is None and found.startswith("ortplugin_"))
+    assert element_type(output.type) == element_type(f"tensor({dtype})")
 
 
 def test_unknown_shapes_are_known_at_the_run(library: Path) -> None:
-    session = make(nd("", (4, 3), (2, 1)).model([None, None, None]))
-    for case in (nd("a", (4, 3), (2, 1)), nd("b", (5, 2, 7), (3, 2, 2)), nd("c", (9,), (1,)), nd("d", (0, 2), (0, 1))):
-        check(case, run(session, case))
+  session = make(nd("", (4, 3), (2, 1)).model([None, None, None]))
+  for case in (nd("a", (4, 3), (2, 1)), nd("b", (5, 2, 7), (3, 2, 2)), nd("c", (9,), (1,)), nd("d", (0, 2), (0, 1))):
+    check(case, run(session, case))
 
 
 # ------------------------------------------------------------------------------------------------------------ in place
@@ -210,81 +210,81 @@ def test_unknown_shapes_are_known_at_the_run(library: Path) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A graph around a scatter: nodes that make 'data' and nodes that use it.
+  """A graph around a scatter: nodes that make 'data' and nodes that use it.
 
-    Data is [rows, 1024] floats. `tensors`: how many of its size ONNX Runtime's memory must hold at once, which is one
-    less where the scatter takes over data's memory. A caller's arrays and initializers lie elsewhere.
-    """
+  Data is [rows, 1024] floats. `tensors`: how many of its size ONNX Runtime's memory must hold at once, which is one
+  less where the scatter takes over data's memory. A caller's arrays and initializers lie elsewhere.
+  """
 
-    before: tuple[tuple[str, ...], ...]  # of each node: operator, inputs, "->", output
-    after: tuple[tuple[str, ...], ...]
-    outputs: tuple[str, ...]
-    tensors: int
-    has_weight: bool = False
-    is_known: bool = True  # whether the shapes are
+  before: tuple[tuple[str, ...], ...]  # of each node: operator, inputs, "->", output
+  after: tuple[tuple[str, ...], ...]
+  outputs: tuple[str, ...]
+  tensors: int
+  has_weight: bool = False
+  is_known: bool = True  # whether the shapes are
 
-    def model(self, rows: int) -> bytes:
-        def node(words: tuple[str, ...]) -> onnx.NodeProto:
-            name = "" if words[0] not in ("ScatterND", "UpdateSlice") else DOMAIN
-            given = {"axes": [0]} if words[0] == "UpdateSlice" else {}
-            return helper.make_node(words[0], words[1:-2], [words[-1]], f"make {words[-1]}", domain=name, **given)
+  def model(self, rows: int) -> bytes:
+    def node(words: tuple[str, ...]) -> onnx.NodeProto:
+      name = "" if words[0] not in ("ScatterND", "UpdateSlice") else DOMAIN
+      given = {"axes": [0]} if words[0] == "UpdateSlice" else {}
+      return helper.make_node(words[0], words[1:-2], [words[-1]], f"make {words[-1]}", domain=name, **given)
 
-        nodes = [node(each) for each in self.before] + [node(each) for each in self.after]
-        size: int | str = rows if self.is_known else "rows"
-        inputs = [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1] if self.before else [size, 1024]),
-            helper.make_tensor_value_info("indices", TensorProto.INT64, [3, 1]),
-            helper.make_tensor_value_info("updates", TensorProto.FLOAT, [3, 1024]),
-        ]
-        constants = [onnx.numpy_helper.from_array(np.array([1], np.int64), "one")]
-        if self.is_known:
-            constants.append(onnx.numpy_helper.from_array(np.array([rows, 1024], np.int64), "shape"))
-        else:
-            inputs.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [2]))
-        if self.has_weight:
-            constants.append(onnx.numpy_helper.from_array(np.ones((rows, 1024), np.float32), "weight"))
-        graph = helper.make_graph(
-            nodes,
-            "g",
-            inputs,
-            [onnx.ValueInfoProto(name=name) for name in self.outputs],
-            constants,
-            value_info=[helper.make_tensor_value_info("y", TensorProto.FLOAT, [size, 1024])],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+    nodes = [node(each) for each in self.before] + [node(each) for each in self.after]
+    size: int | str = rows if self.is_known else "rows"
+    inputs = [
+      helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1] if self.before else [size, 1024]),
+      helper.make_tensor_value_info("indices", TensorProto.INT64, [3, 1]),
+      helper.make_tensor_value_info("updates", TensorProto.FLOAT, [3, 1024]),
+    ]
+    constants = [onnx.numpy_helper.from_array(np.array([1], np.int64), "one")]
+    if self.is_known:
+      constants.append(onnx.numpy_helper.from_array(np.array([rows, 1024], np.int64), "shape"))
+    else:
+      inputs.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [2]))
+    if self.has_weight:
+      constants.append(onnx.numpy_helper.from_array(np.ones((rows, 1024), np.float32), "weight"))
+    graph = helper.make_graph(
+      nodes,
+      "g",
+      inputs,
+      [onnx.ValueInfoProto(name=name) for name in self.outputs],
+      constants,
+      value_info=[helper.make_tensor_value_info("y", TensorProto.FLOAT, [size, 1024])],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
 
-    def feeds(self, rows: int) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(7)
-        x = np.full((1, 1), 0.5, np.float32) if self.before else rng.standard_normal((rows, 1024), np.float32)
-        feeds = {
-            "x": x,
-            "indices": np.array([[1], [rows - 1], [1]], np.int64),
-            "updates": rng.standard_normal((3, 1024), np.float32),
-        }
-        return feeds if self.is_known else {**feeds, "shape": np.array([rows, 1024], np.int64)}
+  def feeds(self, rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    x = np.full((1, 1), 0.5, np.float32) if self.before else rng.standard_normal((rows, 1024), np.float32)
+    feeds = {
+      "x": x,
+      "indices": np.array([[1], [rows - 1], [1]], np.int64),
+      "updates": rng.standard_normal((3, 1024), np.float32),
+    }
+    return feeds if self.is_known else {**feeds, "shape": np.array([rows, 1024], np.int64)}
 
-    def expected(self, rows: int) -> dict[str, np.ndarray]:
-        """The outputs in NumPy."""
-        values: dict[str, np.ndarray] = self.feeds(rows)
-        values |= {"one": np.array([1]), "shape": np.array([rows, 1024]), "weight": np.ones((rows, 1024), np.float32)}
-        for words in (*self.before, *self.after):
-            a = [values[name] for name in words[1:-2]]
-            if words[0] == "ScatterND":
-                out = a[0].copy()
-                out[a[1][:, 0]] = a[2]
-            elif words[0] == "UpdateSlice":
-                out = a[0].copy()
-                out[int(a[2][0]) : int(a[2][0]) + len(a[1])] = a[1]
-            elif words[0] == "Expand":
-                out = np.broadcast_to(a[0], a[1])
-            elif words[0] == "Add":
-                out = a[0] + a[1]
-            else:
-                assert words[0] == "ReduceMax"
-                out = a[0].max(keepdims=True)
-            values[words[-1]] = np.asarray(out)
-        return {name: values[name] for name in self.outputs}
+  def expected(self, rows: int) -> dict[str, np.ndarray]:
+    """The outputs in NumPy."""
+    values: dict[str, np.ndarray] = self.feeds(rows)
+    values |= {"one": np.array([1]), "shape": np.array([rows, 1024]), "weight": np.ones((rows, 1024), np.float32)}
+    for words in (*self.before, *self.after):
+      a = [values[name] for name in words[1:-2]]
+      if words[0] == "ScatterND":
+        out = a[0].copy()
+        out[a[1][:, 0]] = a[2]
+      elif words[0] == "UpdateSlice":
+        out = a[0].copy()
+        out[int(a[2][0]) : int(a[2][0]) + len(a[1])] = a[1]
+      elif words[0] == "Expand":
+        out = np.broadcast_to(a[0], a[1])
+      elif words[0] == "Add":
+        out = a[0] + a[1]
+      else:
+        assert words[0] == "ReduceMax"
+        out = a[0].max(keepdims=True)
+      values[words[-1]] = np.asarray(out)
+    return {name: values[name] for name in self.outputs}
 
 
 MADE = (("Expand", "x", "shape", "->", "data"),)
@@ -372,44 +372,44 @@ ROWS = 2048
 
 @pytest.fixture(scope="module")
 def tensors_held(library: Path) -> dict[str, int]:
-    """Of each place the least number of tensors of data's size in which it runs, with room for a half of one more."""
-    size = ROWS * 1024 * 4
-    held: dict[str, int] = {}
-    for count in range(4):
-        left = [(name, place.model(ROWS).hex()) for name, place in PLACES.items() if name not in held]
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{TRY_IN}"],
-            input=json.dumps([size * count + size // 2, ROWS, left]),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        for line in done.stdout.splitlines():
-            name, message = json.loads(line)
-            assert message == "" or "memory" in message, message
-            if not message:
-                held[name] = count
-    return held
+  """Of each place the least number of tensors of data's size in which it runs, with room for a half of one more."""
+  size = ROWS * 1024 * 4
+  held: dict[str, int] = {}
+  for count in range(4):
+    left = [(name, place.model(ROWS).hex()) for name, place in PLACES.items() if name not in held]
+    done = subprocess.run(
+      [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{TRY_IN}"],
+      input=json.dumps([size * count + size // 2, ROWS, left]),
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+      name, message = json.loads(line)
+      assert message == "" or "memory" in message, message
+      if not message:
+        held[name] = count
+  return held
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_copy_is_made_only_where_it_must(tensors_held: dict[str, int], name: str) -> None:
-    assert tensors_held[name] == PLACES[name].tensors
+  assert tensors_held[name] == PLACES[name].tensors
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_outputs_are_right_in_place_and_out_of_it(library: Path, name: str) -> None:
-    place = PLACES[name]
-    session = make(place.model(37))
-    for _ in range(3):
-        feeds = place.feeds(37)
-        kept = {key: value.copy() for key, value in feeds.items()}
-        outputs = dict(zip((each.name for each in session.get_outputs()), session.run(None, feeds), strict=True))
-        for key, wanted in place.expected(37).items():
-            np.testing.assert_array_equal(outputs[key], wanted, err_msg=key)
-        for key, value in kept.items():  # a caller's arrays are never written to
-            np.testing.assert_array_equal(feeds[key], value)
+  place = PLACES[name]
+  session = make(place.model(37))
+  for _ in range(3):
+    feeds = place.feeds(37)
+    kept = {key: value.copy() for key, value in feeds.items()}
+    outputs = dict(zip((each.name for each in session.get_outputs()), session.run(None, feeds), strict=True))
+    for key, wanted in place.expected(37).items():
+      np.testing.assert_array_equal(outputs[key], wanted, err_msg=key)
+    for key, value in kept.items():  # a caller's arrays are never written to
+      np.testing.assert_array_equal(feeds[key], value)
 
 
 # --------------------------------------------------------------------------------------------- wrong nodes and indices
@@ -420,61 +420,61 @@ AT_RUN = (("a", "b"), ("c", "d"), ("e", "f"))
 
 @dataclass(frozen=True)
 class Wrong:
-    """A node that must be refused: words of the message beside the names of operator and node.
+  """A node that must be refused: words of the message beside the names of operator and node.
 
-    It is refused when the session is made, or at the run where something is `fed`: of each input its shape, a tuple,
-    or its values.
-    """
+  It is refused when the session is made, or at the run where something is `fed`: of each input its shape, a tuple,
+  or its values.
+  """
 
-    words: str
-    op: str = "ScatterND"
-    given: tuple[tuple[str, Any], ...] = ()
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ((4, 3), (2, 1), (2, 3))
-    dtypes: tuple[int, ...] = (F, L, F)
-    fed: tuple[Any, ...] | None = None
-    inputs: tuple[str, ...] | None = None  # of the node
-    outputs: tuple[str, ...] = ("y",)
+  words: str
+  op: str = "ScatterND"
+  given: tuple[tuple[str, Any], ...] = ()
+  shapes: tuple[tuple[int | str, ...] | None, ...] = ((4, 3), (2, 1), (2, 3))
+  dtypes: tuple[int, ...] = (F, L, F)
+  fed: tuple[Any, ...] | None = None
+  inputs: tuple[str, ...] | None = None  # of the node
+  outputs: tuple[str, ...] = ("y",)
 
-    def model(self) -> bytes:
-        names = [f"p{i}" for i in range(len(self.shapes))]
-        inputs = names if self.inputs is None else self.inputs
-        node = helper.make_node(self.op, inputs, self.outputs, "culprit", domain=DOMAIN)
-        for name, value in self.given:
-            kind = onnx.AttributeProto.INTS if value == [] else None
-            node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
-        graph = helper.make_graph(
-            [node],
-            "g",
-            [helper.make_tensor_value_info(*each) for each in zip(names, self.dtypes, self.shapes, strict=True)],
-            [helper.make_tensor_value_info(name, self.dtypes[0], None) for name in self.outputs],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+  def model(self) -> bytes:
+    names = [f"p{i}" for i in range(len(self.shapes))]
+    inputs = names if self.inputs is None else self.inputs
+    node = helper.make_node(self.op, inputs, self.outputs, "culprit", domain=DOMAIN)
+    for name, value in self.given:
+      kind = onnx.AttributeProto.INTS if value == [] else None
+      node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
+    graph = helper.make_graph(
+      [node],
+      "g",
+      [helper.make_tensor_value_info(*each) for each in zip(names, self.dtypes, self.shapes, strict=True)],
+      [helper.make_tensor_value_info(name, self.dtypes[0], None) for name in self.outputs],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
 
-    def feeds(self) -> list[tuple[str, Any, Any]] | None:
-        """(dtype, shape, values or None) of each input."""
-        if self.fed is None:
-            return None
-        return [
-            (helper.tensor_dtype_to_np_dtype(dtype).name, value if isinstance(value, tuple) else np.shape(value),
-             None if isinstance(value, tuple) else np.ravel(value).tolist())
-            for dtype, value in zip(self.dtypes, self.fed, strict=True)
-        ]  # fmt: skip
+  def feeds(self) -> list[tuple[str, Any, Any]] | None:
+    """(dtype, shape, values or None) of each input."""
+    if self.fed is None:
+      return None
+    return [
+        (helper.tensor_dtype_to_np_dtype(dtype).name, value if isinstance(value, tuple) else np.shape(value),
+         None if isinstance(value, tuple) else np.ravel(value).tolist())
+        for dtype, value in zip(self.dtypes, self.fed, strict=True)
+    ]  # fmt: skip
 
 
 def a(**given: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple(given.items())
+  return tuple(given.items())
 
 
 def index(words: str, indices: Any, data: tuple[int, ...], updates: tuple[int, ...], **more: Any) -> Wrong:
-    """An index out of range, in tensors whose shapes are known beforehand."""
-    shape = np.shape(indices)
-    return Wrong(words, shapes=(data, shape, updates), fed=(data, indices, updates), **more)
+  """An index out of range, in tensors whose shapes are known beforehand."""
+  shape = np.shape(indices)
+  return Wrong(words, shapes=(data, shape, updates), fed=(data, indices, updates), **more)
 
 
 def start(words: str, starts: list[int], data: tuple[int, ...], updates: tuple[int, ...], **given: Any) -> Wrong:
-    shapes = (data, updates, (len(starts),))
-    return Wrong(words, "UpdateSlice", a(**given), shapes, (F, F, L), fed=(data, updates, starts))
+  shapes = (data, updates, (len(starts),))
+  return Wrong(words, "UpdateSlice", a(**given), shapes, (F, F, L), fed=(data, updates, starts))
 
 
 ELEMENTS = {"op": "ScatterElements", "shapes": ((4, 3), (2, 3), (2, 3))}
@@ -592,82 +592,82 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def refusals(library: Path) -> dict[str, tuple[str, str]]:
-    """(stage, message) of every wrong node."""
-    return refusals_of({name: (each.model(), each.feeds()) for name, each in WRONG.items()})
+  """(stage, message) of every wrong node."""
+  return refusals_of({name: (each.model(), each.feeds()) for name, each in WRONG.items()})
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_or_index_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
-    wrong = WRONG[name]
-    assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator=wrong.op)
+  wrong = WRONG[name]
+  assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator=wrong.op)
 
 
 def test_good_nodes_are_accepted(library: Path) -> None:
-    assert make(Wrong("").model())
-    assert make(Wrong("", **ELEMENTS).model())
-    assert make(Wrong("", given=a(axes=[0]), **SLICE).model())
+  assert make(Wrong("").model())
+  assert make(Wrong("", **ELEMENTS).model())
+  assert make(Wrong("", given=a(axes=[0]), **SLICE).model())
 
 
 def test_after_an_error_the_next_run_is_right(library: Path) -> None:
-    case = by_name["nd rows, float"]
-    session, feeds = make(case.model()), case.feeds()
-    for _ in range(3):
-        with pytest.raises(Exception, match="index 100 at"):
-            session.run(None, {**feeds, "indices": np.full((7, 1), 100)})
-        check(case, session.run(None, feeds)[0])
+  case = by_name["nd rows, float"]
+  session, feeds = make(case.model()), case.feeds()
+  for _ in range(3):
+    with pytest.raises(Exception, match="index 100 at"):
+      session.run(None, {**feeds, "indices": np.full((7, 1), 100)})
+    check(case, session.run(None, feeds)[0])
 
 
 # ------------------------------------------------------------------------------------------------------- random shapes
 
 
 def random_case(rng: np.random.Generator, number: int) -> Case:
-    """Any operator, shapes whose sizes lie around the kernel's block of 1024 updates, any dtype and reduction."""
-    op = ("ScatterND", "ScatterElements", "UpdateSlice")[int(rng.integers(3))]
-    rank = int(rng.integers(1, 6))
-    sizes = [1, 2, 3, 5, 7, 31, 32, 33, 257, 1023, 1024, 1025]
-    shape: list[int] = []
-    for _ in range(rank):
-        room = 40000 // max(1, int(np.prod(shape)))
-        shape.append(int(rng.choice([size for size in sizes if size <= room])))
-    data = tuple(int(size) for size in rng.permutation(shape))
-    reduction = str(rng.choice(["none", "none", "add", "mul", "min", "max"]))
-    dtype = str(rng.choice(["float16", "bfloat16", "float", "int8", "int64"]))
-    given: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
-    values = "spread" if reduction == "add" and dtype in FLOATING else "near one" if dtype in FLOATING else "bits"
-    kind = str(rng.choice(["mixed", "few", "one", "ends"]))
-    name = f"random {number}"
-    if op == "ScatterND":
-        depth = int(rng.integers(1, rank + 1))
-        width = int(np.prod(data[depth:]))
-        count = int(rng.choice([1, 2, 65, 1024, 1025, 5003]))
-        rows = (min(count, 1 + 200000 // width),) if rng.random() < 0.7 else (2, 3)
-        return nd(name, data, (*rows, depth), dtype, kind, values, **given)
-    if op == "ScatterElements":
-        axis = int(rng.integers(rank))
-        updates = [int(rng.integers(1, size + 1)) if rng.random() < 0.3 else size for size in data]
-        room = 200000 // max(1, int(np.prod([size for i, size in enumerate(updates) if i != axis])))
-        updates[axis] = int(rng.integers(1, max(2, min(room, 3000))))
-        indices = [1 if rng.random() < 0.3 else size for size in updates]
-        axis = axis - rank if rng.random() < 0.5 else axis
-        return elements(
-            name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
-            axis=axis, **given,
-        )  # fmt: skip
-    axes = [int(axis) for axis in rng.permutation(rank)[: int(rng.integers(1, rank + 1))]]
-    updates, starts, steps = [size if rng.random() < 0.7 else 1 for size in data], [], []
-    for axis in axes:
-        size, step = data[axis], int(rng.choice([1, 1, 2, 3, -1, -2]))
-        updates[axis] = int(rng.integers(1, (size - 1) // abs(step) + 2))
-        span = (updates[axis] - 1) * abs(step)
-        first = int(rng.integers(0, size - span)) + (span if step < 0 else 0)
-        starts.append(first - size if rng.random() < 0.5 else first)
-        steps.append(step)
-    return window(name, data, tuple(updates), tuple(starts), dtype, axes=axes, steps=steps)
+  """Any operator, shapes whose sizes lie around the kernel's block of 1024 updates, any dtype and reduction."""
+  op = ("ScatterND", "ScatterElements", "UpdateSlice")[int(rng.integers(3))]
+  rank = int(rng.integers(1, 6))
+  sizes = [1, 2, 3, 5, 7, 31, 32, 33, 257, 1023, 1024, 1025]
+  shape: list[int] = []
+  for _ in range(rank):
+    room = 40000 // max(1, int(np.prod(shape)))
+    shape.append(int(rng.choice([size for size in sizes if size <= room])))
+  data = tuple(int(size) for size in rng.permutation(shape))
+  reduction = str(rng.choice(["none", "none", "add", "mul", "min", "max"]))
+  dtype = str(rng.choice(["float16", "bfloat16", "float", "int8", "int64"]))
+  given: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
+  values = "spread" if reduction == "add" and dtype in FLOATING else "near one" if dtype in FLOATING else "bits"
+  kind = str(rng.choice(["mixed", "few", "one", "ends"]))
+  name = f"random {number}"
+  if op == "ScatterND":
+    depth = int(rng.integers(1, rank + 1))
+    width = int(np.prod(data[depth:]))
+    count = int(rng.choice([1, 2, 65, 1024, 1025, 5003]))
+    rows = (min(count, 1 + 200000 // width),) if rng.random() < 0.7 else (2, 3)
+    return nd(name, data, (*rows, depth), dtype, kind, values, **given)
+  if op == "ScatterElements":
+    axis = int(rng.integers(rank))
+    updates = [int(rng.integers(1, size + 1)) if rng.random() < 0.3 else size for size in data]
+    room = 200000 // max(1, int(np.prod([size for i, size in enumerate(updates) if i != axis])))
+    updates[axis] = int(rng.integers(1, max(2, min(room, 3000))))
+    indices = [1 if rng.random() < 0.3 else size for size in updates]
+    axis = axis - rank if rng.random() < 0.5 else axis
+    return elements(
+        name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
+        axis=axis, **given,
+    )  # fmt: skip
+  axes = [int(axis) for axis in rng.permutation(rank)[: int(rng.integers(1, rank + 1))]]
+  updates, starts, steps = [size if rng.random() < 0.7 else 1 for size in data], [], []
+  for axis in axes:
+    size, step = data[axis], int(rng.choice([1, 1, 2, 3, -1, -2]))
+    updates[axis] = int(rng.integers(1, (size - 1) // abs(step) + 2))
+    span = (updates[axis] - 1) * abs(step)
+    first = int(rng.integers(0, size - span)) + (span if step < 0 else 0)
+    starts.append(first - size if rng.random() < 0.5 else first)
+    steps.append(step)
+  return window(name, data, tuple(updates), tuple(starts), dtype, axes=axes, steps=steps)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_shapes(library: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for number in range(10):
-        case = random_case(rng, 10 * seed + number)
-        check(case, run(make(case.model()), case))
+  rng = np.random.default_rng(seed)
+  for number in range(10):
+    case = random_case(rng, 10 * seed + number)
+    check(case, run(make(case.model()), case))

@@ -20,144 +20,144 @@ from ortplugin.standard import standard_on_cpu
 
 
 def network(dtype: str = "float32", op: str = "Conv") -> onnx.ModelProto:
-    """A convolution, a norm over channels, an activation, a pool; a slice of the image is overwritten first."""
-    rng = np.random.default_rng(0)
-    tensors = {
-        "w": rng.standard_normal((8, 8, 3, 3)) / 8,
-        "g": rng.standard_normal(9),
-        "h": rng.standard_normal(9),
-        "u": rng.standard_normal((1, 8, 9, 9)),
-    }
-    nodes = [
-        helper.make_node("ScatterND", ["x", "i", "u"], ["a"]),
-        helper.make_node(op, ["a", "w"], ["c"], pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("LayerNormalization", ["r", "g", "h"], ["n"]),
-        helper.make_node("Mul", ["n", "n"], ["m"]),
-        helper.make_node("MaxPool", ["m"], ["y"], kernel_shape=[2, 2]),
-    ]
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", kind, ["N", 8, 9, 9])],
-        [helper.make_tensor_value_info("y", kind, ["N", 8, 8, 8])],
-        [numpy_helper.from_array(value.astype(dtype), name) for name, value in tensors.items()]
-        + [numpy_helper.from_array(np.array([[1]]), "i")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+  """A convolution, a norm over channels, an activation, a pool; a slice of the image is overwritten first."""
+  rng = np.random.default_rng(0)
+  tensors = {
+    "w": rng.standard_normal((8, 8, 3, 3)) / 8,
+    "g": rng.standard_normal(9),
+    "h": rng.standard_normal(9),
+    "u": rng.standard_normal((1, 8, 9, 9)),
+  }
+  nodes = [
+    helper.make_node("ScatterND", ["x", "i", "u"], ["a"]),
+    helper.make_node(op, ["a", "w"], ["c"], pads=[1, 1, 1, 1]),
+    helper.make_node("Relu", ["c"], ["r"]),
+    helper.make_node("LayerNormalization", ["r", "g", "h"], ["n"]),
+    helper.make_node("Mul", ["n", "n"], ["m"]),
+    helper.make_node("MaxPool", ["m"], ["y"], kernel_shape=[2, 2]),
+  ]
+  kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", kind, ["N", 8, 9, 9])],
+    [helper.make_tensor_value_info("y", kind, ["N", 8, 8, 8])],
+    [numpy_helper.from_array(value.astype(dtype), name) for name, value in tensors.items()]
+    + [numpy_helper.from_array(np.array([[1]]), "i")],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def ours(model: onnx.ModelProto | bytes) -> set[str]:
-    proto = onnx.load_from_string(model) if isinstance(model, bytes) else model
-    return {node.op_type for node in proto.graph.node if node.domain == DOMAIN}
+  proto = onnx.load_from_string(model) if isinstance(model, bytes) else model
+  return {node.op_type for node in proto.graph.node if node.domain == DOMAIN}
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_what_surrounds_a_convolution_in_float_is_standard(op: str, library: Path, tmp_path: Path) -> None:
-    original = network(op=op)
-    optimized, _ = ortplugin.optimize(original)
-    assert {f"Fused{op}", "FusedLayerNorm", "UpdateSlice"} <= ours(optimized)
-    made = standard_on_cpu(optimized.SerializeToString())
-    assert made is not None
-    assert ours(made) == {"UpdateSlice"}
-    onnx.save(optimized, tmp_path / "m.onnx")
-    assert standard_on_cpu(tmp_path / "m.onnx") is not None
-    feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
-    wanted = ortplugin.session(original.SerializeToString(), ["cpu"]).run(None, feeds)[0]
-    for source in (optimized.SerializeToString(), tmp_path / "m.onnx"):
-        found = ortplugin.session(source, ["cpu"]).run(None, feeds)[0]
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+  original = network(op=op)
+  optimized, _ = ortplugin.optimize(original)
+  assert {f"Fused{op}", "FusedLayerNorm", "UpdateSlice"} <= ours(optimized)
+  made = standard_on_cpu(optimized.SerializeToString())
+  assert made is not None
+  assert ours(made) == {"UpdateSlice"}
+  onnx.save(optimized, tmp_path / "m.onnx")
+  assert standard_on_cpu(tmp_path / "m.onnx") is not None
+  feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
+  wanted = ortplugin.session(original.SerializeToString(), ["cpu"]).run(None, feeds)[0]
+  for source in (optimized.SerializeToString(), tmp_path / "m.onnx"):
+    found = ortplugin.session(source, ["cpu"]).run(None, feeds)[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Average", "Max"])
 def test_a_global_pool_of_known_size_has_a_window(kind: str, library: Path) -> None:
-    """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
-    original = network()
-    del original.graph.node[3:]
-    original.graph.node.append(helper.make_node(f"Global{kind}Pool", ["r"], ["y"]))
-    original.graph.output[0].type.tensor_type.shape.ClearField("dim")
-    optimized, _ = ortplugin.optimize(original)
-    assert "FusedPool" in ours(optimized)
-    made = standard_on_cpu(optimized.SerializeToString())
-    assert made is not None
-    types = [node.op_type for node in onnx.load_from_string(made).graph.node]
-    assert f"{kind}Pool" in types
-    assert f"Reduce{kind.replace('Average', 'Mean')}" not in types
-    feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
-    wanted, found = (ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
-                     for each in (original.SerializeToString(), optimized.SerializeToString()))  # fmt: skip
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+  """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
+  original = network()
+  del original.graph.node[3:]
+  original.graph.node.append(helper.make_node(f"Global{kind}Pool", ["r"], ["y"]))
+  original.graph.output[0].type.tensor_type.shape.ClearField("dim")
+  optimized, _ = ortplugin.optimize(original)
+  assert "FusedPool" in ours(optimized)
+  made = standard_on_cpu(optimized.SerializeToString())
+  assert made is not None
+  types = [node.op_type for node in onnx.load_from_string(made).graph.node]
+  assert f"{kind}Pool" in types
+  assert f"Reduce{kind.replace('Average', 'Mean')}" not in types
+  feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
+  wanted, found = (ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
+                   for each in (original.SerializeToString(), optimized.SerializeToString()))  # fmt: skip
+  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_other_models_stay(library: Path, tmp_path: Path) -> None:
-    optimized, _ = ortplugin.optimize(network())
-    half, _ = ortplugin.optimize(network("float16"))
-    assert "FusedConv" in ours(half)
-    without = onnx.ModelProto()
-    without.CopyFrom(optimized)
-    for node in without.graph.node:
-        if node.op_type == "FusedConv":
-            node.op_type, node.domain = "Conv", ""
-    learning = onnx.ModelProto()
-    learning.CopyFrom(optimized)
-    learning.graph.node.add(op_type="FusedConvGrad", domain=DOMAIN)
-    for model in (network(), half, without, learning):
-        assert standard_on_cpu(model.SerializeToString()) is None
-    onnx.save(optimized, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
-    assert standard_on_cpu(tmp_path / "m.onnx") is None
-    assert ortplugin.session(tmp_path / "m.onnx", ["cpu"])
-    for source in (b"no model", tmp_path / "missing.onnx"):
-        assert standard_on_cpu(source) is None
-        with pytest.raises(Exception, match=r"(?i)protobuf|doesn't exist"):
-            ortplugin.session(source, ["cpu"])
+  optimized, _ = ortplugin.optimize(network())
+  half, _ = ortplugin.optimize(network("float16"))
+  assert "FusedConv" in ours(half)
+  without = onnx.ModelProto()
+  without.CopyFrom(optimized)
+  for node in without.graph.node:
+    if node.op_type == "FusedConv":
+      node.op_type, node.domain = "Conv", ""
+  learning = onnx.ModelProto()
+  learning.CopyFrom(optimized)
+  learning.graph.node.add(op_type="FusedConvGrad", domain=DOMAIN)
+  for model in (network(), half, without, learning):
+    assert standard_on_cpu(model.SerializeToString()) is None
+  onnx.save(optimized, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+  assert standard_on_cpu(tmp_path / "m.onnx") is None
+  assert ortplugin.session(tmp_path / "m.onnx", ["cpu"])
+  for source in (b"no model", tmp_path / "missing.onnx"):
+    assert standard_on_cpu(source) is None
+    with pytest.raises(Exception, match=r"(?i)protobuf|doesn't exist"):
+      ortplugin.session(source, ["cpu"])
 
 
 def test_no_standard_form_at_its_opset(library: Path) -> None:
-    """An average with dilations is none before opset 19."""
-    optimized, _ = ortplugin.optimize(network())
-    attributes = {"kind": "average", "kernel_shape": [2, 2], "dilations": [2, 2]}
-    optimized.graph.node.append(helper.make_node("FusedPool", ["x"], ["z"], domain=DOMAIN, **attributes))
-    assert standard_on_cpu(optimized.SerializeToString()) is None
+  """An average with dilations is none before opset 19."""
+  optimized, _ = ortplugin.optimize(network())
+  attributes = {"kind": "average", "kernel_shape": [2, 2], "dilations": [2, 2]}
+  optimized.graph.node.append(helper.make_node("FusedPool", ["x"], ["z"], domain=DOMAIN, **attributes))
+  assert standard_on_cpu(optimized.SerializeToString()) is None
 
 
 @pytest.mark.parametrize("providers", [["cuda"], ["cpu"]])
 def test_with_a_gpu_or_unasked_the_model_stays(providers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    optimized, _ = ortplugin.optimize(network())
-    given = []
+  optimized, _ = ortplugin.optimize(network())
+  given = []
 
-    def made(source: bytes, *rest: object, providers: list[str], **more: object) -> object:
-        given.append(source)
-        return SimpleNamespace(get_providers=lambda: providers)
+  def made(source: bytes, *rest: object, providers: list[str], **more: object) -> object:
+    given.append(source)
+    return SimpleNamespace(get_providers=lambda: providers)
 
-    monkeypatch.setattr(core, "resolve_provider", {"cuda": core.CUDA, "cpu": core.CPU}.get)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", made)
-    ortplugin.session(optimized.SerializeToString(), providers, restore_on_cpu=providers == ["cuda"])
-    assert ours(given[0]) == ours(optimized)
+  monkeypatch.setattr(core, "resolve_provider", {"cuda": core.CUDA, "cpu": core.CPU}.get)
+  monkeypatch.setattr(onnxruntime, "InferenceSession", made)
+  ortplugin.session(optimized.SerializeToString(), providers, restore_on_cpu=providers == ["cuda"])
+  assert ours(given[0]) == ours(optimized)
 
 
 def test_verification_times_what_a_session_runs(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = network()
-    optimized, _ = ortplugin.optimize(model)
-    sides = []
-    for name, each in (("m", model), ("fast", optimized)):
-        onnx.save(each, tmp_path / f"{name}.onnx")
-        sides.append(judge.Side(tmp_path / f"{name}.onnx", each is optimized))
-    timed = []
+  model = network()
+  optimized, _ = ortplugin.optimize(model)
+  sides = []
+  for name, each in (("m", model), ("fast", optimized)):
+    onnx.save(each, tmp_path / f"{name}.onnx")
+    sides.append(judge.Side(tmp_path / f"{name}.onnx", each is optimized))
+  timed = []
 
-    def runner(session: object, *rest: object) -> object:
-        timed.append(session)
-        return real(session, *rest)
+  def runner(session: object, *rest: object) -> object:
+    timed.append(session)
+    return real(session, *rest)
 
-    real = judge._runner
-    monkeypatch.setattr(judge, "_runner", runner)
-    question = judge.Question(sides[0], without_weights(model).SerializeToString())
-    judged = judge.Judge(question)
-    result = judged.verify(core.CPU, sides[1], timed=True)
-    assert result.passed
-    assert result.optimized_ms is not None
-    made = []
-    monkeypatch.setattr(judge, "standard_on_cpu", lambda path: made.append(path))
-    judged.verify(core.CPU, sides[1], timed=True)
-    assert made == [sides[1].path]  # and the fused model is timed where there is no other
-    assert len(timed) == 4
+  real = judge._runner
+  monkeypatch.setattr(judge, "_runner", runner)
+  question = judge.Question(sides[0], without_weights(model).SerializeToString())
+  judged = judge.Judge(question)
+  result = judged.verify(core.CPU, sides[1], timed=True)
+  assert result.passed
+  assert result.optimized_ms is not None
+  made = []
+  monkeypatch.setattr(judge, "standard_on_cpu", lambda path: made.append(path))
+  judged.verify(core.CPU, sides[1], timed=True)
+  assert made == [sides[1].path]  # and the fused model is timed where there is no other
+  assert len(timed) == 4

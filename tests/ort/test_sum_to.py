@@ -23,12 +23,12 @@ FLOAT = TensorProto.FLOAT
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(library: Path, case: Case) -> None:
-    session = make(case.model())
-    found = run(session, case)
-    check(case, found)
-    # A scalar is shown to shape inference as a tensor of unknown shape: nothing follows from it.
-    wanted = [[] if () in case.shapes else list(each.shape) for each in found]
-    assert [output.shape for output in session.get_outputs()] == wanted
+  session = make(case.model())
+  found = run(session, case)
+  check(case, found)
+  # A scalar is shown to shape inference as a tensor of unknown shape: nothing follows from it.
+  wanted = [[] if () in case.shapes else list(each.shape) for each in found]
+  assert [output.shape for output in session.get_outputs()] == wanted
 
 
 # ONNX Runtime has no pointwise operators of bfloat16, and its sums of integers do not wrap.
@@ -37,43 +37,43 @@ DECOMPOSED = [case for case in CASES if "bfloat16" not in case.program.dtypes.va
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    """In its own precision: every operator rounds, in float16 too."""
-    model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
-    dtypes = set(case.program.dtypes.values())
-    unit = 2.0**-11 if "float16" in dtypes else 2.0**-21 if "float" in dtypes else 2.0**-50
-    check(case, run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), expect(case, unit=unit))
+  """In its own precision: every operator rounds, in float16 too."""
+  model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
+  dtypes = set(case.program.dtypes.values())
+  unit = 2.0**-11 if "float16" in dtypes else 2.0**-21 if "float" in dtypes else 2.0**-50
+  check(case, run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), expect(case, unit=unit))
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
 def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
-    found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
-    for other in found[1:]:
-        assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
+  found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
+  for other in found[1:]:
+    assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
 @pytest.mark.parametrize(
-    ("shapes", "wanted"),
-    [
-        (((4, 3, 6, 8), (3, 1, 8)), ([4, 1, 1, 1], [3, 6, 8])),
-        ((("n", 3, "h", 8), (3, 1, 8)), (["n", 1, 1, 1], [3, "h", 8])),
-        ((("n", 3, "h", 8), ("c", 1, "w")), (["n", 1, 1, 1], [3, "h", 8])),
-    ],
+  ("shapes", "wanted"),
+  [
+    (((4, 3, 6, 8), (3, 1, 8)), ([4, 1, 1, 1], [3, 6, 8])),
+    ((("n", 3, "h", 8), (3, 1, 8)), (["n", 1, 1, 1], [3, "h", 8])),
+    ((("n", 3, "h", 8), ("c", 1, "w")), (["n", 1, 1, 1], [3, "h", 8])),
+  ],
 )
 def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: Sequence[list[Any]]) -> None:
-    session = make(model_of(typed(BOTH, "float"), shapes))
-    assert [output.shape for output in session.get_outputs()] == list(wanted)
+  session = make(model_of(typed(BOTH, "float"), shapes))
+  assert [output.shape for output in session.get_outputs()] == list(wanted)
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
-    text = typed(BOTH, "float")
-    for declared in ([("a", "b", "c", "d"), ("e", "f", "g")], [None, None]):
-        session = make(model_of(text, declared))
-        for shapes in (*CHANGING, ((7, 3, 33, 129), (1, 33, 1))):
-            case = Case(f"changing {shapes}", text, shapes)
-            check(case, run(session, case))
+  text = typed(BOTH, "float")
+  for declared in ([("a", "b", "c", "d"), ("e", "f", "g")], [None, None]):
+    session = make(model_of(text, declared))
+    for shapes in (*CHANGING, ((7, 3, 33, 129), (1, 33, 1))):
+      case = Case(f"changing {shapes}", text, shapes)
+      check(case, run(session, case))
 
 
 # -------------------------------------------------------------------------------------------------------- wrong nodes
@@ -81,78 +81,78 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A node that must be refused: words of the message beside the names of operator and node, and when."""
+  """A node that must be refused: words of the message beside the names of operator and node, and when."""
 
-    words: str
-    text: str | None
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
-    dtype: int = FLOAT
-    outputs: tuple[str, ...] = ("y",)
-    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+  words: str
+  text: str | None
+  shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
+  dtype: int = FLOAT
+  outputs: tuple[str, ...] = ("y",)
+  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
-    def model(self) -> bytes:
-        dtypes = [self.dtype] * len(self.shapes)
-        return culprit("FusedSumTo", self.shapes, {"program": self.text}, dtypes, self.outputs)
+  def model(self) -> bytes:
+    dtypes = [self.dtype] * len(self.shapes)
+    return culprit("FusedSumTo", self.shapes, {"program": self.text}, dtypes, self.outputs)
 
 
 SUM = typed(summed("1"), "float")
 GRADIENT = typed(LERP_GRAD.replace("AXES", "0"), "float")
 WRONG = {
-    "no program": Wrong("program", None),
-    "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
-    "no sum": Wrong("holds no SumTo", "(float x) => (float y) { y = Relu(x) }"),
-    "a norm": Wrong("LayerNormalization", "(float x) => (float y) { y = LayerNormalization(x) }"),
-    "axes that descend": Wrong("1 0", SUM.replace('"1"', '"1 0"')),
-    "CUDA for axes": Wrong("found", SUM.replace('"1"', '"1); asm(""trap;"")"')),
-    "a sum that is computed with": Wrong(
-        "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'
-    ),
-    "a sum of a sum": Wrong(
-        "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = SumTo<axes="1">(s) }'
-    ),
-    "a Cast of a Cast": Wrong(
-        "'y' computes with the sum 'c'",
-        '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }',
-    ),
-    "an axis beyond the rank": Wrong("'y' sums over axis 2", SUM.replace('"1"', '"2"')),
-    "an axis beyond the rank of what is partly known": Wrong(
-        "'y' sums over axis 2", SUM.replace('"1"', '"2"'), (("a", 3),)
-    ),
-    "an axis beyond the rank at the run": Wrong("'y' sums over axis 1", SUM, (None,), fed=((5,),)),
-    "another dtype": Wrong("is float16 but the program's parameter 'x' is float", SUM, dtype=TensorProto.FLOAT16),
-    "an input too many": Wrong("1 parameters, the node 2 inputs", SUM, ((2, 3), (3,))),
-    "an output too many": Wrong("1 results, the node 2 outputs", SUM, outputs=("y", "z")),
-    "operands that do not broadcast": Wrong("do not broadcast", GRADIENT, ((2, 3), (4,)), outputs=("y", "z")),
-    "operands that do not broadcast at the run": Wrong(
-        "do not broadcast", GRADIENT, (("a", "b"), ("c",)), outputs=("y", "z"), fed=((2, 3), (4,))
-    ),
+  "no program": Wrong("program", None),
+  "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  "no sum": Wrong("holds no SumTo", "(float x) => (float y) { y = Relu(x) }"),
+  "a norm": Wrong("LayerNormalization", "(float x) => (float y) { y = LayerNormalization(x) }"),
+  "axes that descend": Wrong("1 0", SUM.replace('"1"', '"1 0"')),
+  "CUDA for axes": Wrong("found", SUM.replace('"1"', '"1); asm(""trap;"")"')),
+  "a sum that is computed with": Wrong(
+    "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'
+  ),
+  "a sum of a sum": Wrong(
+    "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = SumTo<axes="1">(s) }'
+  ),
+  "a Cast of a Cast": Wrong(
+    "'y' computes with the sum 'c'",
+    '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }',
+  ),
+  "an axis beyond the rank": Wrong("'y' sums over axis 2", SUM.replace('"1"', '"2"')),
+  "an axis beyond the rank of what is partly known": Wrong(
+    "'y' sums over axis 2", SUM.replace('"1"', '"2"'), (("a", 3),)
+  ),
+  "an axis beyond the rank at the run": Wrong("'y' sums over axis 1", SUM, (None,), fed=((5,),)),
+  "another dtype": Wrong("is float16 but the program's parameter 'x' is float", SUM, dtype=TensorProto.FLOAT16),
+  "an input too many": Wrong("1 parameters, the node 2 inputs", SUM, ((2, 3), (3,))),
+  "an output too many": Wrong("1 results, the node 2 outputs", SUM, outputs=("y", "z")),
+  "operands that do not broadcast": Wrong("do not broadcast", GRADIENT, ((2, 3), (4,)), outputs=("y", "z")),
+  "operands that do not broadcast at the run": Wrong(
+    "do not broadcast", GRADIENT, (("a", "b"), ("c",)), outputs=("y", "z"), fed=((2, 3), (4,))
+  ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    assert_refused(WRONG[name], "FusedSumTo")
+  assert_refused(WRONG[name], "FusedSumTo")
 
 
 # ------------------------------------------------------------------------------------------------------------ threads
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
-    """Each with shapes and values of its own, over and over: the same bits every time."""
-    text = typed(BOTH, "float")
-    session = make(model_of(text, [("n", "c", "h", "w"), ("c", 1, "w")]))
+  """Each with shapes and values of its own, over and over: the same bits every time."""
+  text = typed(BOTH, "float")
+  session = make(model_of(text, [("n", "c", "h", "w"), ("c", 1, "w")]))
 
-    def work(number: int) -> None:
-        shape = (3 + number, 3, (5, 33, 120, 61)[number % 4], 64 + number)
-        case = Case(f"thread {number}", text, (shape, (3, 1, shape[3])))
-        assert_runs_repeat(session, case, check)
+  def work(number: int) -> None:
+    shape = (3 + number, 3, (5, 33, 120, 61)[number % 4], 64 + number)
+    case = Case(f"thread {number}", text, (shape, (3, 1, shape[3])))
+    assert_runs_repeat(session, case, check)
 
-    in_threads(8, work)
+  in_threads(8, work)
 
 
 def test_runs_are_bit_identical(library: Path) -> None:
-    case = by_name["large: lerp, gradients over other axes, float"]
-    session = make(case.model())
-    wanted = run(session, case)
-    for _ in range(20):
-        assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))
+  case = by_name["large: lerp, gradients over other axes, float"]
+  session = make(case.model())
+  wanted = run(session, case)
+  for _ in range(20):
+    assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))

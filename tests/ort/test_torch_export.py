@@ -23,79 +23,79 @@ functional = torch.nn.functional
 
 
 def check(function: Callable[..., Any], args: Sequence[Any], expected: Counter[str], tolerance: float = 1e-4) -> Any:
-    """Exports, counts our operators, compares with PyTorch before and after the optimizer."""
-    wanted = function(*[each.detach().requires_grad_(each.is_floating_point()) for each in args])
-    model = torch_export.export(function, args)
-    found = Counter(node.op_type for node in model.graph.node if node.domain == "ortplugin")
-    assert found == expected
-    for each in (model, run_passes(model, PIPELINE)[0]):
-        options = onnxruntime.SessionOptions()
-        ortplugin.register(options)
-        session = onnxruntime.InferenceSession(each.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        feeds = {value.name: x.detach().numpy() for value, x in zip(session.get_inputs(), args, strict=True)}
-        for got, want in zip(session.run(None, feeds), wanted, strict=True):
-            np.testing.assert_allclose(got, want.detach().numpy(), rtol=tolerance, atol=tolerance)
-    return model
+  """Exports, counts our operators, compares with PyTorch before and after the optimizer."""
+  wanted = function(*[each.detach().requires_grad_(each.is_floating_point()) for each in args])
+  model = torch_export.export(function, args)
+  found = Counter(node.op_type for node in model.graph.node if node.domain == "ortplugin")
+  assert found == expected
+  for each in (model, run_passes(model, PIPELINE)[0]):
+    options = onnxruntime.SessionOptions()
+    ortplugin.register(options)
+    session = onnxruntime.InferenceSession(each.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {value.name: x.detach().numpy() for value, x in zip(session.get_inputs(), args, strict=True)}
+    for got, want in zip(session.run(None, feeds), wanted, strict=True):
+      np.testing.assert_allclose(got, want.detach().numpy(), rtol=tolerance, atol=tolerance)
+  return model
 
 
 @pytest.mark.parametrize(
-    ("transposed", "groups", "attributes"),
-    [
-        (False, 1, {"stride": 2, "padding": 1}),
-        (False, 2, {"stride": (2, 1), "dilation": (1, 2), "padding": (0, 2)}),
-        (True, 1, {}),
-        (True, 2, {"stride": 2, "padding": 1, "output_padding": 1}),
-    ],
+  ("transposed", "groups", "attributes"),
+  [
+    (False, 1, {"stride": 2, "padding": 1}),
+    (False, 2, {"stride": (2, 1), "dilation": (1, 2), "padding": (0, 2)}),
+    (True, 1, {}),
+    (True, 2, {"stride": 2, "padding": 1, "output_padding": 1}),
+  ],
 )
 def test_gradients_of_convolutions(library: Path, transposed: bool, groups: int, attributes: dict[str, Any]) -> None:
-    torch.manual_seed(1)
-    x, w, b = torch.randn(2, 4, 9, 8), torch.randn(4, 6 // groups, 3, 3), torch.randn(6)
-    if not transposed:
-        w = torch.randn(6, 4 // groups, 3, 3)
-    convolution = functional.conv_transpose2d if transposed else functional.conv2d
+  torch.manual_seed(1)
+  x, w, b = torch.randn(2, 4, 9, 8), torch.randn(4, 6 // groups, 3, 3), torch.randn(6)
+  if not transposed:
+    w = torch.randn(6, 4 // groups, 3, 3)
+  convolution = functional.conv_transpose2d if transposed else functional.conv2d
 
-    def step(x: Any, w: Any, b: Any) -> Any:
-        y = functional.relu(convolution(x, w, b, groups=groups, **attributes))
-        loss = (y * y).mean()
-        return (loss, *torch.autograd.grad(loss, [x, w, b]))
+  def step(x: Any, w: Any, b: Any) -> Any:
+    y = functional.relu(convolution(x, w, b, groups=groups, **attributes))
+    loss = (y * y).mean()
+    return (loss, *torch.autograd.grad(loss, [x, w, b]))
 
-    check(step, (x, w, b), Counter({"ConvGrad": 1}))
+  check(step, (x, w, b), Counter({"ConvGrad": 1}))
 
 
 def test_a_saliency_map(library: Path) -> None:
-    """Only the image's gradient is asked for."""
-    torch.manual_seed(2)
+  """Only the image's gradient is asked for."""
+  torch.manual_seed(2)
 
-    def saliency(x: Any, w: Any) -> Any:
-        score = functional.conv2d(x, w, padding=1).tanh().sum()
-        return torch.autograd.grad(score, [x])
+  def saliency(x: Any, w: Any) -> Any:
+    score = functional.conv2d(x, w, padding=1).tanh().sum()
+    return torch.autograd.grad(score, [x])
 
-    model = check(saliency, (torch.randn(1, 3, 8, 8), torch.randn(5, 3, 3, 3)), Counter({"ConvGrad": 1}))
-    (node,) = [each for each in model.graph.node if each.op_type == "ConvGrad"]
-    assert len(node.output) == 1
+  model = check(saliency, (torch.randn(1, 3, 8, 8), torch.randn(5, 3, 3, 3)), Counter({"ConvGrad": 1}))
+  (node,) = [each for each in model.graph.node if each.op_type == "ConvGrad"]
+  assert len(node.output) == 1
 
 
 def test_lerp_and_its_gradients(library: Path) -> None:
-    torch.manual_seed(3)
+  torch.manual_seed(3)
 
-    def step(x: Any, y: Any, w: Any) -> Any:
-        z = torch.lerp(x, y, w)
-        return (z, *torch.autograd.grad(z.square().sum(), [x, y, w]))
+  def step(x: Any, y: Any, w: Any) -> Any:
+    z = torch.lerp(x, y, w)
+    return (z, *torch.autograd.grad(z.square().sum(), [x, y, w]))
 
-    model = check(step, (torch.randn(4, 1, 5), torch.randn(4, 3, 5), torch.rand(3, 1)), Counter({"FusedPointwise": 1}))
-    optimized, _, _ = run_passes(model, PIPELINE)
-    assert {node.op_type for node in optimized.graph.node} >= {"FusedSumTo"}
+  model = check(step, (torch.randn(4, 1, 5), torch.randn(4, 3, 5), torch.rand(3, 1)), Counter({"FusedPointwise": 1}))
+  optimized, _, _ = run_passes(model, PIPELINE)
+  assert {node.op_type for node in optimized.graph.node} >= {"FusedSumTo"}
 
 
 @pytest.mark.parametrize("weight", [0.25, -1.5])
 def test_lerp_with_a_number(library: Path, weight: float) -> None:
-    def step(x: Any, y: Any) -> Any:
-        return (torch.lerp(x, y, weight),)
+  def step(x: Any, y: Any) -> Any:
+    return (torch.lerp(x, y, weight),)
 
-    check(step, (torch.randn(4, 5), torch.randn(4, 5)), Counter({"FusedPointwise": 1}), 1e-6)
+  check(step, (torch.randn(4, 5), torch.randn(4, 5)), Counter({"FusedPointwise": 1}), 1e-6)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UsageError, match=r"needs torch and onnxscript.*pip install ortplugin\[torch\]"):
-        torch_export.translations()
+  monkeypatch.setitem(sys.modules, "onnxscript", None)
+  with pytest.raises(UsageError, match=r"needs torch and onnxscript.*pip install ortplugin\[torch\]"):
+    torch_export.translations()

@@ -27,175 +27,173 @@ SCATTER = "ScatterElements"
 
 
 def two_scatters() -> tuple[ModelProto, dict[str, Any]]:
-    """Two alike scatters and one of another size, with the operators of the plugin, and inputs."""
-    nodes = [
-        helper.make_node(SCATTER, ["data", "at", "a"], ["first"], "one", domain="ortplugin", axis=0),
-        helper.make_node(SCATTER, ["first", "at", "a"], ["second"], "two", domain="ortplugin", axis=0),
-        helper.make_node(SCATTER, ["second", "at3", "b"], ["y"], "three", domain="ortplugin", axis=0),
-    ]
-    sizes = {"data": [8], "at": [2], "a": [2], "at3": [3], "b": [3]}
-    kinds = {name: TensorProto.INT64 if name.startswith("at") else TensorProto.FLOAT for name in sizes}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, kinds[name], size) for name, size in sizes.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8])],
-    )
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
-    feeds = {
-        "data": np.arange(8, dtype=np.float32),
-        "at": np.array([1, -1]),
-        "a": np.array([10, 11], np.float32),
-        "at3": np.array([0, 1, 2]),
-        "b": np.array([20, 21, 22], np.float32),
-    }
-    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+  """Two alike scatters and one of another size, with the operators of the plugin, and inputs."""
+  nodes = [
+    helper.make_node(SCATTER, ["data", "at", "a"], ["first"], "one", domain="ortplugin", axis=0),
+    helper.make_node(SCATTER, ["first", "at", "a"], ["second"], "two", domain="ortplugin", axis=0),
+    helper.make_node(SCATTER, ["second", "at3", "b"], ["y"], "three", domain="ortplugin", axis=0),
+  ]
+  sizes = {"data": [8], "at": [2], "a": [2], "at3": [3], "b": [3]}
+  kinds = {name: TensorProto.INT64 if name.startswith("at") else TensorProto.FLOAT for name in sizes}
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info(name, kinds[name], size) for name, size in sizes.items()],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8])],
+  )
+  imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
+  feeds = {
+    "data": np.arange(8, dtype=np.float32),
+    "at": np.array([1, -1]),
+    "a": np.array([10, 11], np.float32),
+    "at3": np.array([0, 1, 2]),
+    "b": np.array([20, 21, 22], np.float32),
+  }
+  return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto]], float | None]) -> list[str]:
-    """Replaces the clock; returns the list that collects the names of the measured nodes."""
-    measured: list[str] = []
+  """Replaces the clock; returns the list that collects the names of the measured nodes."""
+  measured: list[str] = []
 
-    def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
-        measured.append(job.node.name)
-        return {name: seconds(job.candidates[name]) for name in names}
+  def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
+    measured.append(job.node.name)
+    return {name: seconds(job.candidates[name]) for name in names}
 
-    monkeypatch.setattr(tune, "_time", time)
-    return measured
+  monkeypatch.setattr(tune, "_time", time)
+  return measured
 
 
 def algorithm(candidate: Sequence[NodeProto]) -> str:
-    """'standard', or what the plugin's node says; 'auto' where it says nothing."""
-    if candidate[-1].domain != "ortplugin":
-        return "standard"
-    return next((a.s.decode() for a in candidate[0].attribute if a.name == "algorithm"), "auto")
+  """'standard', or what the plugin's node says; 'auto' where it says nothing."""
+  if candidate[-1].domain != "ortplugin":
+    return "standard"
+  return next((a.s.decode() for a in candidate[0].attribute if a.name == "algorithm"), "auto")
 
 
 def outputs(model: ModelProto, feeds: Mapping[str, Any]) -> Any:
-    session = ortplugin.session(model.SerializeToString(), providers=["cpu"])
-    return run_on_host(session, feeds, ["y"])["y"]
+  session = ortplugin.session(model.SerializeToString(), providers=["cpu"])
+  return run_on_host(session, feeds, ["y"])["y"]
 
 
 @pytest.mark.parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
 def test_the_fastest_stands_in_the_model(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = two_scatters()
-    measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
-    tuned, report = tune.tune(model, feeds, CPU)
-    found = {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"}
-    assert found == {best}
-    assert [entry.node for entry in report] == [f"{name} ({SCATTER})" for name in ("one", "two", "three")]
-    assert {entry.choice for entry in report} == {
-        {"auto": "", "standard": tune.STANDARD}.get(best, f"algorithm={best}")
-    }
-    assert set(measured) == {"one", "three"}, "alike nodes are measured once"
-    assert (outputs(tuned, feeds) == outputs(model, feeds)).all()
-    assert any(entry.domain == "ortplugin" for entry in tuned.opset_import) == (best != "standard")
-    onnx.checker.check_model(tuned)
+  model, feeds = two_scatters()
+  measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
+  tuned, report = tune.tune(model, feeds, CPU)
+  found = {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"}
+  assert found == {best}
+  assert [entry.node for entry in report] == [f"{name} ({SCATTER})" for name in ("one", "two", "three")]
+  assert {entry.choice for entry in report} == {{"auto": "", "standard": tune.STANDARD}.get(best, f"algorithm={best}")}
+  assert set(measured) == {"one", "three"}, "alike nodes are measured once"
+  assert (outputs(tuned, feeds) == outputs(model, feeds)).all()
+  assert any(entry.domain == "ortplugin" for entry in tuned.opset_import) == (best != "standard")
+  onnx.checker.check_model(tuned)
 
 
 @pytest.mark.parametrize(
-    "others",
-    [
-        pytest.param(0.99, id="too little is gained"),
-        pytest.param(None, id="the others can't be measured"),
-        pytest.param(1.0, id="equally fast"),
-    ],
+  "others",
+  [
+    pytest.param(0.99, id="too little is gained"),
+    pytest.param(None, id="the others can't be measured"),
+    pytest.param(1.0, id="equally fast"),
+  ],
 )
 def test_a_node_stays(others: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = two_scatters()
-    timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else others)
-    tuned, report = tune.tune(model, feeds, CPU)
-    assert tuned == model
-    assert {entry.choice for entry in report} == {""}
+  model, feeds = two_scatters()
+  timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else others)
+  tuned, report = tune.tune(model, feeds, CPU)
+  assert tuned == model
+  assert {entry.choice for entry in report} == {""}
 
 
 def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
-    model, feeds = two_scatters()
+  """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
+  model, feeds = two_scatters()
 
-    def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
-        def measured(name: str) -> float:
-            return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
+  def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
+    def measured(name: str) -> float:
+      return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
 
-        return {name: measured(name) for name in names}
+    return {name: measured(name) for name in names}
 
-    monkeypatch.setattr(tune, "_time", time)
-    tuned, report = tune.tune(model, feeds, CPU)
-    assert tuned == model
-    assert {entry.choice for entry in report} == {""}
-    assert all(set(entry.microseconds.values()) == {1.0} for entry in report)
+  monkeypatch.setattr(tune, "_time", time)
+  tuned, report = tune.tune(model, feeds, CPU)
+  assert tuned == model
+  assert {entry.choice for entry in report} == {""}
+  assert all(set(entry.microseconds.values()) == {1.0} for entry in report)
 
 
 def test_a_node_that_can_not_be_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = two_scatters()
-    timed(monkeypatch, lambda candidate: None if algorithm(candidate) == "auto" else 1.0)
-    assert tune.tune(model, feeds, CPU)[0] == model
+  model, feeds = two_scatters()
+  timed(monkeypatch, lambda candidate: None if algorithm(candidate) == "auto" else 1.0)
+  assert tune.tune(model, feeds, CPU)[0] == model
 
 
 def test_what_gives_other_outputs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = two_scatters()
-    times = {"sorting": 1.0, "parallel": 2.0}
-    timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
-    compared = []
+  model, feeds = two_scatters()
+  times = {"sorting": 1.0, "parallel": 2.0}
+  timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
+  compared = []
 
-    def compare(name: str, expected: Any, actual: Any, tolerance: Any) -> Any:
-        compared.append(name)
-        actual = actual + 1 if len(compared) == 1 else actual
-        return ortplugin.check.compare.compare(name, expected, actual, tolerance)
+  def compare(name: str, expected: Any, actual: Any, tolerance: Any) -> Any:
+    compared.append(name)
+    actual = actual + 1 if len(compared) == 1 else actual
+    return ortplugin.check.compare.compare(name, expected, actual, tolerance)
 
-    monkeypatch.setattr(tune, "compare", compare)
-    tuned, report = tune.tune(model, feeds, CPU)
-    assert [algorithm([node]) for node in tuned.graph.node] == ["parallel", "parallel", "sorting"]
-    assert [entry.wrong for entry in report] == [("algorithm=sorting",)] * 2 + [()]
-    assert report[0].microseconds["algorithm=sorting"] is None
+  monkeypatch.setattr(tune, "compare", compare)
+  tuned, report = tune.tune(model, feeds, CPU)
+  assert [algorithm([node]) for node in tuned.graph.node] == ["parallel", "parallel", "sorting"]
+  assert [entry.wrong for entry in report] == [("algorithm=sorting",)] * 2 + [()]
+  assert report[0].microseconds["algorithm=sorting"] is None
 
 
 def test_outputs_are_compared_without_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
-    model, feeds = two_scatters()
-    node = model.graph.node[0]
-    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
-    graphs = []
+  """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
+  model, feeds = two_scatters()
+  node = model.graph.node[0]
+  job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
+  graphs = []
 
-    def session(model: bytes, providers: Any, *, cuda_graph: bool, **rest: Any) -> Any:
-        assert providers == [(CUDA, {"device_id": "3"})]
-        graphs.append(cuda_graph)
-        return ortplugin.session(model, providers=["cpu"])
+  def session(model: bytes, providers: Any, *, cuda_graph: bool, **rest: Any) -> Any:
+    assert providers == [(CUDA, {"device_id": "3"})]
+    graphs.append(cuda_graph)
+    return ortplugin.session(model, providers=["cpu"])
 
-    monkeypatch.setattr(tune, "make_session", session)
-    monkeypatch.setattr(tune, "_agrees_in_graphs", lambda *rest: True)
-    assert tune._agrees(model, job, "", tune.Place(CUDA, 3))
-    assert graphs == [False, False]
+  monkeypatch.setattr(tune, "make_session", session)
+  monkeypatch.setattr(tune, "_agrees_in_graphs", lambda *rest: True)
+  assert tune._agrees(model, job, "", tune.Place(CUDA, 3))
+  assert graphs == [False, False]
 
 
 def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = two_scatters()
-    node = model.graph.node[0]
-    real, runs = tune.run_on_host, []
+  model, feeds = two_scatters()
+  node = model.graph.node[0]
+  real, runs = tune.run_on_host, []
 
-    def off(session: Any, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        runs.append(names)
-        return {name: array + 0.02 * (len(runs) % 2) for name, array in real(session, feeds, names).items()}
+  def off(session: Any, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    runs.append(names)
+    return {name: array + 0.02 * (len(runs) % 2) for name, array in real(session, feeds, names).items()}
 
-    monkeypatch.setattr(tune, "run_on_host", off)
-    for allowed in (0, 1):
-        allowing = NodeProto()
-        allowing.CopyFrom(node)
-        allowing.attribute.append(helper.make_attribute("allow_tf32", allowed))
-        job = tune._Job(
-            allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output)
-        )
-        assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
+  monkeypatch.setattr(tune, "run_on_host", off)
+  for allowed in (0, 1):
+    allowing = NodeProto()
+    allowing.CopyFrom(node)
+    allowing.attribute.append(helper.make_attribute("allow_tf32", allowed))
+    job = tune._Job(
+      allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output)
+    )
+    assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
 
 
 def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = two_scatters()
-    timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
-    once, _ = tune.tune(model, feeds, CPU)
-    assert tune.tune(once, feeds, CPU)[0] == once
-    timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else 2.0)
-    again, _ = tune.tune(once, feeds, CPU)
-    assert {algorithm([node]) for node in again.graph.node} == {"auto"}
+  model, feeds = two_scatters()
+  timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
+  once, _ = tune.tune(model, feeds, CPU)
+  assert tune.tune(once, feeds, CPU)[0] == once
+  timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else 2.0)
+  again, _ = tune.tune(once, feeds, CPU)
+  assert {algorithm([node]) for node in again.graph.node} == {"auto"}
 
 
 # ------------------------------------------------------------------------------------------- two choices at one node
@@ -204,138 +202,138 @@ DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own
 
 
 def gradient(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProto, dict[str, Any]]:
-    """A gradient whose operator offers ways for dX and for dW, on every provider, and inputs."""
-    ways = [{"data_algorithm": each} for each in DATA_WAYS] + [{"weight_algorithm": each} for each in WEIGHT_WAYS]
-    operator = replace(CONV_GRAD, variants=lambda node: ways)
-    monkeypatch.setattr(tune, "find", lambda domain, name: operator)
-    case = by_name["3x3, NCHW, float"]
-    return onnx.load_from_string(case.model()), case.feeds()
+  """A gradient whose operator offers ways for dX and for dW, on every provider, and inputs."""
+  ways = [{"data_algorithm": each} for each in DATA_WAYS] + [{"weight_algorithm": each} for each in WEIGHT_WAYS]
+  operator = replace(CONV_GRAD, variants=lambda node: ways)
+  monkeypatch.setattr(tune, "find", lambda domain, name: operator)
+  case = by_name["3x3, NCHW, float"]
+  return onnx.load_from_string(case.model()), case.feeds()
 
 
 def ways_of(candidate: Sequence[NodeProto]) -> tuple[str, str] | None:
-    """The algorithms for dX and for dW; None for standard ONNX."""
-    if candidate[-1].domain != "ortplugin":
-        return None
-    given = {each.name: each.s.decode() for each in candidate[0].attribute if each.name.endswith("_algorithm")}
-    return given.get("data_algorithm", "auto"), given.get("weight_algorithm", "auto")
+  """The algorithms for dX and for dW; None for standard ONNX."""
+  if candidate[-1].domain != "ortplugin":
+    return None
+  given = {each.name: each.s.decode() for each in candidate[0].attribute if each.name.endswith("_algorithm")}
+  return given.get("data_algorithm", "auto"), given.get("weight_algorithm", "auto")
 
 
 @pytest.mark.parametrize(
-    ("data", "weight"),
-    [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
+  ("data", "weight"),
+  [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
 )
 def test_the_best_of_each_attribute_stands_in_the_node(data: str, weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, feeds = gradient(monkeypatch)
+  model, feeds = gradient(monkeypatch)
 
-    def seconds(candidate: Sequence[NodeProto]) -> float:
-        ways = ways_of(candidate)
-        return 30.0 if ways is None else 20.0 - 5 * (ways[0] == data) - 2 * (ways[1] == weight)
+  def seconds(candidate: Sequence[NodeProto]) -> float:
+    ways = ways_of(candidate)
+    return 30.0 if ways is None else 20.0 - 5 * (ways[0] == data) - 2 * (ways[1] == weight)
 
-    timed(monkeypatch, seconds)
-    tuned, (entry,) = tune.tune(model, feeds, CPU)
-    assert ways_of(tuned.graph.node) == (data, weight)
-    chosen = {"data_algorithm": data, "weight_algorithm": weight}
-    assert entry.choice == ", ".join(f"{name}={text}" for name, text in chosen.items() if text != "auto")
-    assert len(entry.microseconds) == 1 + len(DATA_WAYS) + len(WEIGHT_WAYS) + 1, "not every combination"
-    assert entry.microseconds[entry.choice] == 13.0
-    for name in ("dX", "dW", "dB"):
-        expected, found = (
-            run_on_host(ortplugin.session(each.SerializeToString(), providers=["cpu"]), feeds, [name])[name]
-            for each in (model, tuned)
-        )
-        assert (expected == found).all()
+  timed(monkeypatch, seconds)
+  tuned, (entry,) = tune.tune(model, feeds, CPU)
+  assert ways_of(tuned.graph.node) == (data, weight)
+  chosen = {"data_algorithm": data, "weight_algorithm": weight}
+  assert entry.choice == ", ".join(f"{name}={text}" for name, text in chosen.items() if text != "auto")
+  assert len(entry.microseconds) == 1 + len(DATA_WAYS) + len(WEIGHT_WAYS) + 1, "not every combination"
+  assert entry.microseconds[entry.choice] == 13.0
+  for name in ("dX", "dW", "dB"):
+    expected, found = (
+      run_on_host(ortplugin.session(each.SerializeToString(), providers=["cpu"]), feeds, [name])[name]
+      for each in (model, tuned)
+    )
+    assert (expected == found).all()
 
 
 def test_a_choice_must_pay_beside_the_ones_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the two halves the time, but together they are no faster than the first."""
-    model, feeds = gradient(monkeypatch)
-    timed(monkeypatch, lambda candidate: 1.0 if "own" in (ways_of(candidate) or ()) else 2.0)
-    tuned, (entry,) = tune.tune(model, feeds, CPU)
-    assert ways_of(tuned.graph.node) == ("own", "auto")
-    assert entry.choice == "data_algorithm=own"
+  """Each of the two halves the time, but together they are no faster than the first."""
+  model, feeds = gradient(monkeypatch)
+  timed(monkeypatch, lambda candidate: 1.0 if "own" in (ways_of(candidate) or ()) else 2.0)
+  tuned, (entry,) = tune.tune(model, feeds, CPU)
+  assert ways_of(tuned.graph.node) == ("own", "auto")
+  assert entry.choice == "data_algorithm=own"
 
 
 def test_a_wrong_choice_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fastest dX is wrong: the next one is taken, and dW is chosen beside that."""
-    model, feeds = gradient(monkeypatch)
-    of_data, of_weight = {"own": 3.0, "engine=2": 4.0}, {"own": 1.0}
+  """The fastest dX is wrong: the next one is taken, and dW is chosen beside that."""
+  model, feeds = gradient(monkeypatch)
+  of_data, of_weight = {"own": 3.0, "engine=2": 4.0}, {"own": 1.0}
 
-    def seconds(candidate: Sequence[NodeProto]) -> float:
-        data, weight = ways_of(candidate) or ("", "")
-        return of_data.get(data, 9.0) + of_weight.get(weight, 9.0)
+  def seconds(candidate: Sequence[NodeProto]) -> float:
+    data, weight = ways_of(candidate) or ("", "")
+    return of_data.get(data, 9.0) + of_weight.get(weight, 9.0)
 
-    timed(monkeypatch, seconds)
-    monkeypatch.setattr(tune, "_agrees", lambda model, job, name, place: "data_algorithm=own" not in name)
-    tuned, (entry,) = tune.tune(model, feeds, CPU)
-    assert ways_of(tuned.graph.node) == ("engine=2", "own")
-    assert entry.wrong == ("data_algorithm=own",)
-    assert entry.microseconds["data_algorithm=own"] is None
+  timed(monkeypatch, seconds)
+  monkeypatch.setattr(tune, "_agrees", lambda model, job, name, place: "data_algorithm=own" not in name)
+  tuned, (entry,) = tune.tune(model, feeds, CPU)
+  assert ways_of(tuned.graph.node) == ("engine=2", "own")
+  assert entry.wrong == ("data_algorithm=own",)
+  assert entry.microseconds["data_algorithm=own"] is None
 
 
 @pytest.mark.parametrize(("standard", "is_taken"), [(4.95, False), (4.5, True)])
 def test_standard_onnx_competes_with_the_chosen(
-    standard: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+  standard: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, feeds = gradient(monkeypatch)
+  model, feeds = gradient(monkeypatch)
 
-    def seconds(candidate: Sequence[NodeProto]) -> float:
-        ways = ways_of(candidate)
-        return standard if ways is None else 5.0 if ways[0] == "own" else 10.0
+  def seconds(candidate: Sequence[NodeProto]) -> float:
+    ways = ways_of(candidate)
+    return standard if ways is None else 5.0 if ways[0] == "own" else 10.0
 
-    timed(monkeypatch, seconds)
-    tuned, (entry,) = tune.tune(model, feeds, CPU)
-    assert entry.choice == (tune.STANDARD if is_taken else "data_algorithm=own")
-    assert ways_of(tuned.graph.node) == (None if is_taken else ("own", "auto"))
+  timed(monkeypatch, seconds)
+  tuned, (entry,) = tune.tune(model, feeds, CPU)
+  assert entry.choice == (tune.STANDARD if is_taken else "data_algorithm=own")
+  assert ways_of(tuned.graph.node) == (None if is_taken else ("own", "auto"))
 
 
 def test_it_measures() -> None:
-    """No clock replaced: every candidate runs here, and the tuned model agrees with the original."""
-    _, report = ortplugin.optimize(
-        DATA / "bert_torchscript_opset17_dynamic.onnx", tune=True, verify=True, providers=["cpu"]
-    )
-    made = {
-        change.result for change in report.changes if change.result.endswith(("(FusedLayerNorm)", "(FusedPointwise)"))
-    }
-    assert {entry.node for entry in report.tuning} == made
-    for entry in report.tuning:
-        assert set(entry.microseconds) == {"", tune.STANDARD}
-        assert all(time is not None and time >= 0 for time in entry.microseconds.values())
-    assert report.passed
-    stayed = [entry.node for entry in report.tuning if not entry.choice]
-    for name in ("FusedLayerNorm", "FusedPointwise"):
-        assert report.after.get(f"ortplugin::{name}", 0) == sum(node.endswith(f"({name})") for node in stayed)
-    assert report.to_dict()["tuning"][0]["node"] == report.tuning[0].node
+  """No clock replaced: every candidate runs here, and the tuned model agrees with the original."""
+  _, report = ortplugin.optimize(
+    DATA / "bert_torchscript_opset17_dynamic.onnx", tune=True, verify=True, providers=["cpu"]
+  )
+  made = {
+    change.result for change in report.changes if change.result.endswith(("(FusedLayerNorm)", "(FusedPointwise)"))
+  }
+  assert {entry.node for entry in report.tuning} == made
+  for entry in report.tuning:
+    assert set(entry.microseconds) == {"", tune.STANDARD}
+    assert all(time is not None and time >= 0 for time in entry.microseconds.values())
+  assert report.passed
+  stayed = [entry.node for entry in report.tuning if not entry.choice]
+  for name in ("FusedLayerNorm", "FusedPointwise"):
+    assert report.after.get(f"ortplugin::{name}", 0) == sum(node.endswith(f"({name})") for node in stayed)
+  assert report.to_dict()["tuning"][0]["node"] == report.tuning[0].node
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "available_providers", lambda: (CPU,))
-    with pytest.raises(UsageError, match=r"NVIDIA GPU.*'cpu'"):
-        ortplugin.optimize(two_scatters()[0], tune=True)
+  monkeypatch.setattr(tuning, "available_providers", lambda: (CPU,))
+  with pytest.raises(UsageError, match=r"NVIDIA GPU.*'cpu'"):
+    ortplugin.optimize(two_scatters()[0], tune=True)
 
 
 def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(model: ModelProto, *rest: object) -> tuple[ModelProto, list[tune.TunedNode]]:
-        tuned = ModelProto()
-        tuned.CopyFrom(model)
-        tuned.graph.node[-1].input[0] = "data"
-        return tuned, [tune.TunedNode("three", "wrong", {})]
+  def wrong(model: ModelProto, *rest: object) -> tuple[ModelProto, list[tune.TunedNode]]:
+    tuned = ModelProto()
+    tuned.CopyFrom(model)
+    tuned.graph.node[-1].input[0] = "data"
+    return tuned, [tune.TunedNode("three", "wrong", {})]
 
-    monkeypatch.setattr(tuning, "tune_nodes", wrong)
-    real = loop.run_passes
+  monkeypatch.setattr(tuning, "tune_nodes", wrong)
+  real = loop.run_passes
 
-    def one_change(model: ModelProto, *rest: Any) -> Any:
-        return real(model, *rest)[0], [Change("nothing", (), "")], []
+  def one_change(model: ModelProto, *rest: Any) -> Any:
+    return real(model, *rest)[0], [Change("nothing", (), "")], []
 
-    monkeypatch.setattr(loop, "run_passes", one_change)
-    model, feeds = two_scatters()
-    with pytest.raises(VerificationError, match="from the tuning on"):
-        ortplugin.optimize(model, tune=True, verify=True, providers=["cpu"], inputs=feeds)
+  monkeypatch.setattr(loop, "run_passes", one_change)
+  model, feeds = two_scatters()
+  with pytest.raises(VerificationError, match="from the tuning on"):
+    ortplugin.optimize(model, tune=True, verify=True, providers=["cpu"], inputs=feeds)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = DATA / "bert_dynamo.onnx", tmp_path / "tuned.onnx"
-    assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu"]) == 0
-    assert "Tuning, microseconds" in capsys.readouterr().out
-    assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu", "--no-verify"]) == 0
-    assert main([str(target), "-o", str(tmp_path / "x.onnx"), "--restore", "--tune"]) == 2
-    assert "--tune" in capsys.readouterr().err
+  source, target = DATA / "bert_dynamo.onnx", tmp_path / "tuned.onnx"
+  assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu"]) == 0
+  assert "Tuning, microseconds" in capsys.readouterr().out
+  assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu", "--no-verify"]) == 0
+  assert main([str(target), "-o", str(tmp_path / "x.onnx"), "--restore", "--tune"]) == 2
+  assert "--tune" in capsys.readouterr().err

@@ -22,23 +22,23 @@ print(json.dumps([status, *(resource.getrusage(who).ru_maxrss << 10
 
 
 def peaks(folder: Path, rows: int) -> tuple[int, int]:
-    """The most memory of the command and of its judge, for a model with an input of rows KiB."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+  """The most memory of the command and of its judge, for a model with an input of rows KiB."""
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
         g (uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{
             z = Identity (x)
             y = Transpose <perm = [1, 0]> (z) }}""")
-    onnx.save(model, folder / "in.onnx")
-    command = [sys.executable, "-c", PEAK, str(folder / "in.onnx"), "-o", str(folder / "out.onnx")]
-    surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300)
-    status, own, judges = json.loads(done.stdout.splitlines()[-1])
-    assert status == 0, done.stderr
-    assert "agrees" in done.stdout
-    return own, judges
+  onnx.save(model, folder / "in.onnx")
+  command = [sys.executable, "-c", PEAK, str(folder / "in.onnx"), "-o", str(folder / "out.onnx")]
+  surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+  done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=300)
+  status, own, judges = json.loads(done.stdout.splitlines()[-1])
+  assert status == 0, done.stderr
+  assert "agrees" in done.stdout
+  return own, judges
 
 
 def test_memory_grows_with_the_inputs_by_a_small_factor(library: Any, tmp_path: Path) -> None:
-    small, large = (peaks(tmp_path, rows) for rows in (1 << 10, 16 << 10))
-    added = 15 << 20
-    assert large[0] - small[0] < added  # the command itself holds none of it
-    assert added < large[1] - small[1] < TIMES * added
+  small, large = (peaks(tmp_path, rows) for rows in (1 << 10, 16 << 10))
+  added = 15 << 20
+  assert large[0] - small[0] < added  # the command itself holds none of it
+  assert added < large[1] - small[1] < TIMES * added

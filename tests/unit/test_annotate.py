@@ -21,46 +21,46 @@ ROUNDS = 20  # far more than the graphs of one test need
 
 @pytest.fixture(autouse=True)
 def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that is gone over again and again fails instead of hanging."""
-    rounds: list[None] = []
-    infer = module._infer
+  """A graph that is gone over again and again fails instead of hanging."""
+  rounds: list[None] = []
+  infer = module._infer
 
-    def counted(*arguments: Any, **named: Any) -> None:
-        rounds.append(None)
-        assert len(rounds) <= ROUNDS, "it goes back and forth"
-        infer(*arguments, **named)
+  def counted(*arguments: Any, **named: Any) -> None:
+    rounds.append(None)
+    assert len(rounds) <= ROUNDS, "it goes back and forth"
+    infer(*arguments, **named)
 
-    monkeypatch.setattr(module, "_infer", counted)
+  monkeypatch.setattr(module, "_infer", counted)
 
 
 def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...] | None]:
-    """The shapes of all values of a graph in ONNX's textual syntax."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
-    graph = import_model(model)
-    annotate(graph)
-    return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
+  """The shapes of all values of a graph in ONNX's textual syntax."""
+  model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+  graph = import_model(model)
+  annotate(graph)
+  return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
 def test_names_of_outputs_give_way_to_lengths() -> None:
-    """Every value is an output whose declared name contradicts what is inferred."""
-    found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
+  """Every value is an output whose declared name contradicts what is inferred."""
+  found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
         <float[2] g = {1, 1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
         v2 = LayerNormalization(v1, g)  v3 = Add(v1, r) }""")
-    assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
+  assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
 
 
 def test_a_name_of_the_input_wins_over_a_declared_length() -> None:
-    """As where a network was exported for one image and its input was opened then."""
-    text = "g (float[N,4] x) => (float[B,4] y) <float[1,4] a> { a = Relu(x)  y = Neg(a) }"
-    assert shapes(text) == {"a": ("N", 4), "y": ("N", 4)}
-    text = """g (float[N,4] x, float[4] s) => (float[B,4] y) <float[1,4] a>
+  """As where a network was exported for one image and its input was opened then."""
+  text = "g (float[N,4] x) => (float[B,4] y) <float[1,4] a> { a = Relu(x)  y = Neg(a) }"
+  assert shapes(text) == {"a": ("N", 4), "y": ("N", 4)}
+  text = """g (float[N,4] x, float[4] s) => (float[B,4] y) <float[1,4] a>
         { a = com.microsoft.SkipLayerNormalization(x, x, s)  y = Neg(a) }"""
-    assert shapes(text)["a"] == ("N", 4)
+  assert shapes(text)["a"] == ("N", 4)
 
 
 def test_what_only_the_model_says_is_taken() -> None:
-    text = "g (float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
-    assert shapes(text)["a"] == (3, 5)
+  text = "g (float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
+  assert shapes(text)["a"] == (3, 5)
 
 
 STALE = """<ir_version: 8, opset_import: ["" : 17]>
@@ -74,60 +74,60 @@ STALE = """<ir_version: 8, opset_import: ["" : 17]>
 
 
 def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says() -> None:
-    """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
-    graph = import_model(onnx.parser.parse_model(STALE))
-    annotate(graph)
-    shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
-    assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
+  """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
+  graph = import_model(onnx.parser.parse_model(STALE))
+  annotate(graph)
+  shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
+  assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 
 
 def test_descriptions_that_are_wrong_go() -> None:
-    made, _, _ = run_passes(onnx.parser.parse_model(STALE), select_passes(only=["fuse-scatter"]))
-    assert [node.domain for node in made.graph.node] == ["", "", "", "ortplugin"]
-    said = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in made.graph.value_info}
-    assert said == {"r": [1, 1, 2]}
+  made, _, _ = run_passes(onnx.parser.parse_model(STALE), select_passes(only=["fuse-scatter"]))
+  assert [node.domain for node in made.graph.node] == ["", "", "", "ortplugin"]
+  said = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in made.graph.value_info}
+  assert said == {"r": [1, 1, 2]}
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_it_ends_whatever_a_model_says_of_its_values(seed: int) -> None:
-    """Also with contradictions in every value, of which some are outputs."""
-    pick = random.Random(seed)
+  """Also with contradictions in every value, of which some are outputs."""
+  pick = random.Random(seed)
 
-    def dims(lengths: str) -> str:
-        return ",".join(pick.choice(lengths) for _ in range(2))
+  def dims(lengths: str) -> str:
+    return ",".join(pick.choice(lengths) for _ in range(2))
 
-    values, nodes = ["x", "r"], []
-    for index in range(pick.randint(3, 7)):
-        a, b = pick.choice(values), pick.choice(values)
-        op = pick.choice([f"com.microsoft.SkipLayerNormalization({a}, {b}, g)", f"LayerNormalization({a}, g)",
-                          f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm = [1, 0]>({a})"])  # fmt: skip
-        values.append(f"v{index}")
-        nodes.append(f"v{index} = {op}")
-    outputs = [each for each in values[2:] if pick.random() < 0.5 or each == values[-1]]
-    told = [f"float[{dims('235BSPQ')}] {each}" for each in values[2:] if each not in outputs and pick.random() < 0.7]
-    told.append("float[2] g = {1, 1}")
-    outer = ", ".join(f"float[{dims('BSPQZKLM')}] {each}" for each in outputs)
-    text = f"g (float[{dims('235BSPQ')}] x, float[{dims('235BSPQ')}] r) => ({outer}) <{', '.join(told)}>"
-    assert shapes(f"{text} {{ {'  '.join(nodes)} }}", pick.choice([13, 17]))
+  values, nodes = ["x", "r"], []
+  for index in range(pick.randint(3, 7)):
+    a, b = pick.choice(values), pick.choice(values)
+    op = pick.choice([f"com.microsoft.SkipLayerNormalization({a}, {b}, g)", f"LayerNormalization({a}, g)",
+                      f"Add({a}, {b})", f"Tanh({a})", f"Transpose<perm = [1, 0]>({a})"])  # fmt: skip
+    values.append(f"v{index}")
+    nodes.append(f"v{index} = {op}")
+  outputs = [each for each in values[2:] if pick.random() < 0.5 or each == values[-1]]
+  told = [f"float[{dims('235BSPQ')}] {each}" for each in values[2:] if each not in outputs and pick.random() < 0.7]
+  told.append("float[2] g = {1, 1}")
+  outer = ", ".join(f"float[{dims('BSPQZKLM')}] {each}" for each in outputs)
+  text = f"g (float[{dims('235BSPQ')}] x, float[{dims('235BSPQ')}] r) => ({outer}) <{', '.join(told)}>"
+  assert shapes(f"{text} {{ {'  '.join(nodes)} }}", pick.choice([13, 17]))
 
 
 def test_a_length_gives_way_to_a_surer_one_only() -> None:
-    tensor = gs.Variable("t", None, (1, None, "N"))
-    certainty = Certainty([])
-    assert certainty.learn(tensor, ("B", 4, "unk__7"), INFERRED)
-    assert tensor.shape == ("B", 4, "N")
-    assert not certainty.learn(tensor, (2, 5, 6), DECLARED)
-    assert tensor.shape == ("B", 4, "N")
-    assert certainty.learn(tensor, (2, 4, 6), PROVED)
-    assert tensor.shape == (2, 4, 6)
-    for level in (DECLARED, INFERRED, PROVED):
-        assert not certainty.learn(tensor, (7, 7, 7), level)
-        assert not certainty.learn(tensor, (7, 7), level)
+  tensor = gs.Variable("t", None, (1, None, "N"))
+  certainty = Certainty([])
+  assert certainty.learn(tensor, ("B", 4, "unk__7"), INFERRED)
+  assert tensor.shape == ("B", 4, "N")
+  assert not certainty.learn(tensor, (2, 5, 6), DECLARED)
+  assert tensor.shape == ("B", 4, "N")
+  assert certainty.learn(tensor, (2, 4, 6), PROVED)
+  assert tensor.shape == (2, 4, 6)
+  for level in (DECLARED, INFERRED, PROVED):
+    assert not certainty.learn(tensor, (7, 7, 7), level)
+    assert not certainty.learn(tensor, (7, 7), level)
 
 
 def test_a_surer_rank_replaces_another() -> None:
-    tensor = gs.Variable("t", None, (1, 2))
-    certainty = Certainty([])
-    assert certainty.learn(tensor, (3,), INFERRED)
-    assert not certainty.learn(tensor, (3, 4), INFERRED)
-    assert tensor.shape == (3,)
+  tensor = gs.Variable("t", None, (1, 2))
+  certainty = Certainty([])
+  assert certainty.learn(tensor, (3,), INFERRED)
+  assert not certainty.learn(tensor, (3, 4), INFERRED)
+  assert tensor.shape == (3,)

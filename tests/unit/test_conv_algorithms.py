@@ -28,59 +28,59 @@ PROGRAM = "(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Relu(v) }"
 
 
 def node_of(**attributes: object) -> onnx.NodeProto:
-    return helper.make_node(
-        "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
-        layout="NHWC", **attributes,
-    )  # fmt: skip
+  return helper.make_node(
+      "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
+      layout="NHWC", **attributes,
+  )  # fmt: skip
 
 
 def types(x: Sequence[int | str | None] | None) -> list[TensorType]:
-    shape = None if x is None else tuple(x)
-    return [TensorType(HALF, shape), TensorType(HALF, (8, 3, 3, 16)), TensorType(HALF, (8,))]
+  shape = None if x is None else tuple(x)
+  return [TensorType(HALF, shape), TensorType(HALF, (8, 3, 3, 16)), TensorType(HALF, (8,))]
 
 
 def test_the_operator_has_them() -> None:
-    operator = find("ortplugin", "FusedConv")
-    assert operator is not None
-    assert operator.device_variants is device_variants
-    assert not operator.variants(node_of())
+  operator = find("ortplugin", "FusedConv")
+  assert operator is not None
+  assert operator.device_variants is device_variants
+  assert not operator.variants(node_of())
 
 
 @pytest.mark.parametrize("x", [None, ("n", 9, 9, 16), (2, None, 9, 16)])
 def test_unknown_shapes_have_none(x: Sequence[int | str | None] | None) -> None:
-    assert device_variants(node_of(), types(x), [False, True, True]) == ()
+  assert device_variants(node_of(), types(x), [False, True, True]) == ()
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
 def test_without_a_gpu_the_node_and_what_lacks_are_named(library: Path) -> None:
-    with pytest.raises(ModelError, match=r"node 'conv7' \(FusedConv\): its algorithms can't be listed: .*libcuda"):
-        device_variants(node_of(), types((2, 9, 9, 16)), [False, True, True])
+  with pytest.raises(ModelError, match=r"node 'conv7' \(FusedConv\): its algorithms can't be listed: .*libcuda"):
+    device_variants(node_of(), types((2, 9, 9, 16)), [False, True, True])
 
 
 def test_a_node_that_is_wrong_is_refused_before() -> None:
-    with pytest.raises(ModelError, match=r"node 'conv7'.*strides"):
-        device_variants(node_of(strides=[1, 2, 3]), types((2, 9, 9, 16)), [False, True, True])
+  with pytest.raises(ModelError, match=r"node 'conv7'.*strides"):
+    device_variants(node_of(strides=[1, 2, 3]), types((2, 9, 9, 16)), [False, True, True])
 
 
 def test_an_answer_of_any_length_comes_whole(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"split:engine={number};k2=1" for number in range(10_000)]
-    asked = []
+  lines = [f"split:engine={number};k2=1" for number in range(10_000)]
+  asked = []
 
-    def answering(text: bytes, device: int, answer: Callable[[bytes], None]) -> int:
-        asked.append((text.decode(), device))
-        answer("".join(f"{line}\n" for line in lines).encode())
-        return 0
+  def answering(text: bytes, device: int, answer: Callable[[bytes], None]) -> int:
+    asked.append((text.decode(), device))
+    answer("".join(f"{line}\n" for line in lines).encode())
+    return 0
 
-    load = ctypes.CDLL
+  load = ctypes.CDLL
 
-    def loaded(path: str) -> object:
-        return SimpleNamespace(OrtPluginListAlgorithms=answering) if path == library_path() else load(path)
+  def loaded(path: str) -> object:
+    return SimpleNamespace(OrtPluginListAlgorithms=answering) if path == library_path() else load(path)
 
-    monkeypatch.setattr(ctypes, "CDLL", loaded)
-    for device in (0, 2):
-        found = device_variants(node_of(strides=[2, 1], group=2), types((2, 9, 9, 16)), [False, True, False], device)
-        assert [each["algorithm"] for each in found] == lines
-    text = f"""FusedConv
+  monkeypatch.setattr(ctypes, "CDLL", loaded)
+  for device in (0, 2):
+    found = device_variants(node_of(strides=[2, 1], group=2), types((2, 9, 9, 16)), [False, True, False], device)
+    assert [each["algorithm"] for each in found] == lines
+  text = f"""FusedConv
 group=2
 kernel_shape=3 3
 layout=NHWC
@@ -89,22 +89,22 @@ strides=2 1
 [2 9 9 16]
 [8 3 3 16] constant
 [8]"""
-    assert asked == [(text, 0), (text, 2)]
+  assert asked == [(text, 0), (text, 2)]
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("FusedPool\n[2]", "'FusedPool' has no algorithms"),
-        ("FusedConv\nstrides", "'strides' is neither an attribute nor a shape"),
-        ("FusedConv\n[2 x]", "'x' is no integer"),
-        ("FusedConv\nstrides=1 1\n[2]", "'program' is missing"),
-        (f"FusedConv\nprogram={PROGRAM}\n[2 9 9 16]", "has 1 inputs"),
-    ],
+  ("text", "reason"),
+  [
+    ("FusedPool\n[2]", "'FusedPool' has no algorithms"),
+    ("FusedConv\nstrides", "'strides' is neither an attribute nor a shape"),
+    ("FusedConv\n[2 x]", "'x' is no integer"),
+    ("FusedConv\nstrides=1 1\n[2]", "'program' is missing"),
+    (f"FusedConv\nprogram={PROGRAM}\n[2 9 9 16]", "has 1 inputs"),
+  ],
 )
 def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=rf"node 'conv7' \(FusedConv\): .*{reason}"):
-        ask(node_of(), text)
+  with pytest.raises(ModelError, match=rf"node 'conv7' \(FusedConv\): .*{reason}"):
+    ask(node_of(), text)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
@@ -113,41 +113,41 @@ GEOMETRY = Geometry(2, 6, (9, 11), 4, (3, 2), (2, 1), (1, 3), (1, 2, 0, 1), grou
 
 
 def gradient(gradients: str = "dX dW dB", operands: str = "X W", **attributes: object) -> Case:
-    return Case("gradient", GEOMETRY, typed(RELU, "float16"), gradients, operands, layout="NHWC", attributes=attributes)
+  return Case("gradient", GEOMETRY, typed(RELU, "float16"), gradients, operands, layout="NHWC", attributes=attributes)
 
 
 def types_of(case: Case) -> list[TensorType]:
-    return [TensorType(HALF, shape) for shape in case.shapes]
+  return [TensorType(HALF, shape) for shape in case.shapes]
 
 
 def listed(case: Case) -> Sequence[object]:
-    return CONV_GRAD.device_variants(case.node(), types_of(case), [False] * len(case.shapes))
+  return CONV_GRAD.device_variants(case.node(), types_of(case), [False] * len(case.shapes))
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
-    """Replaces the library; returns the list that collects what it is asked."""
-    asked: list[str] = []
+  """Replaces the library; returns the list that collects what it is asked."""
+  asked: list[str] = []
 
-    def answer(node: onnx.NodeProto, text: str, device_id: int) -> list[str]:
-        asked.append(text)
-        return list(lines)
+  def answer(node: onnx.NodeProto, text: str, device_id: int) -> list[str]:
+    asked.append(text)
+    return list(lines)
 
-    monkeypatch.setattr(grad_algorithms, "ask", answer)
-    return asked
+  monkeypatch.setattr(grad_algorithms, "ask", answer)
+  return asked
 
 
 def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
-    asked = answering(monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own",
-                      "weight_algorithm=engine=3;k2=1")  # fmt: skip
-    assert listed(case) == [
-        {"data_algorithm": "engine=3;k2=1"},
-        {"weight_algorithm": "auto"},
-        {"weight_algorithm": "own"},
-    ]
-    program = " ".join(str(case.program).splitlines())
-    assert asked == [
-        f"""ConvGrad
+  case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
+  asked = answering(monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own",
+                    "weight_algorithm=engine=3;k2=1")  # fmt: skip
+  assert listed(case) == [
+    {"data_algorithm": "engine=3;k2=1"},
+    {"weight_algorithm": "auto"},
+    {"weight_algorithm": "own"},
+  ]
+  program = " ".join(str(case.program).splitlines())
+  assert asked == [
+    f"""ConvGrad
 allow_tf32=1
 dilations=1 3
 gradients=dX dW dB
@@ -165,42 +165,42 @@ weight_dtype=float
 [4 3 2 3]
 [2 4 11 4]
 [2 4 11 4]"""
-    ]
+  ]
 
 
 @pytest.mark.parametrize(
-    ("gradients", "operands", "names"),
-    [
-        ("dX", "W", {"data_algorithm"}),
-        ("dW dB", "X", {"weight_algorithm"}),
-        ("dX dW", "X W", {"data_algorithm", "weight_algorithm"}),
-    ],
+  ("gradients", "operands", "names"),
+  [
+    ("dX", "W", {"data_algorithm"}),
+    ("dW dB", "X", {"weight_algorithm"}),
+    ("dX dW", "X W", {"data_algorithm", "weight_algorithm"}),
+  ],
 )
 def test_only_gradients_that_are_wanted_have_algorithms(
-    gradients: str, operands: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+  gradients: str, operands: str, names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = answering(monkeypatch, *(f"{name}=own" for name in names))
-    case = gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn")
-    found = listed(case)
-    assert found == [{name: text} for name in sorted(names) for text in ("auto", "own")]
-    assert len(asked) == 1
+  asked = answering(monkeypatch, *(f"{name}=own" for name in names))
+  case = gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn")
+  found = listed(case)
+  assert found == [{name: text} for name in sorted(names) for text in ("auto", "own")]
+  assert len(asked) == 1
 
 
 def test_a_bias_alone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answering(monkeypatch)
-    assert not listed(gradient("dB dZ", ""))
-    assert not asked
+  asked = answering(monkeypatch)
+  assert not listed(gradient("dB dZ", ""))
+  assert not asked
 
 
 def test_gradients_of_unknown_shapes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, asked = gradient(), answering(monkeypatch)
-    for shape in (None, (2, None, "w", 6)):
-        inputs = [TensorType(HALF, shape), *types_of(case)[1:]]
-        assert not CONV_GRAD.device_variants(case.node(), inputs, [False] * 4)
-    assert not asked
+  case, asked = gradient(), answering(monkeypatch)
+  for shape in (None, (2, None, "w", 6)):
+    inputs = [TensorType(HALF, shape), *types_of(case)[1:]]
+    assert not CONV_GRAD.device_variants(case.node(), inputs, [False] * 4)
+  assert not asked
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
 def test_without_a_gpu_the_gradient_is_named(library: Path) -> None:
-    with pytest.raises(ModelError, match=r"node 'gradient' \(ConvGrad\): its algorithms can't be listed: .*libcuda"):
-        listed(gradient())
+  with pytest.raises(ModelError, match=r"node 'gradient' \(ConvGrad\): its algorithms can't be listed: .*libcuda"):
+    listed(gradient())

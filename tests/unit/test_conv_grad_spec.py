@@ -23,35 +23,35 @@ FLOAT = np.dtype(np.float32)
 
 
 def convolved(case: Case, x: Array, w: Array) -> Array:
-    """The convolution of which the case has the gradients, channels first, in float64."""
-    gradient = case.gradient
-    window = Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
-    sizes = case.geometry.shapes(case.transposed)[2][2:]
-    return data_gradient(x, w, sizes, window) if case.transposed else forward(x, w, sizes, window)
+  """The convolution of which the case has the gradients, channels first, in float64."""
+  gradient = case.gradient
+  window = Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
+  sizes = case.geometry.shapes(case.transposed)[2][2:]
+  return data_gradient(x, w, sizes, window) if case.transposed else forward(x, w, sizes, window)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_the_reference_is_the_derivative(name: str, transposed: bool) -> None:
-    """Of sum(dy * Relu(conv(x, w) + b)) by central differences, which for a piecewise quadratic function are exact."""
-    case = Case("derivative", GEOMETRIES[name], typed(RELU, "double"), transposed=transposed)
-    rng = np.random.default_rng(len(name))
-    x, w = (rng.standard_normal(shape) for shape in case.shapes[:2])
-    dy, b = rng.standard_normal(case.shapes[2]), rng.standard_normal(case.geometry.filters)
-    shift = b.reshape(-1, *(1,) * (dy.ndim - 2))
-    y = np.maximum(convolved(case, x, w) + shift, 0)
-    gradients = OPERATOR.reference(case.node(), [x, w, dy, y])
-    step = 1e-7
-    for which, gradient in enumerate(gradients):
-        for at in rng.choice(gradient.size, min(gradient.size, 12), replace=False):
-            values = []
-            for sign in (1, -1):
-                moved = [x.copy(), w.copy(), b.copy()]
-                moved[which].reshape(-1)[at] += sign * step
-                out = convolved(case, moved[0], moved[1]) + moved[2].reshape(shift.shape)
-                values.append(float((dy * np.maximum(out, 0)).sum()))
-            numerical = (values[0] - values[1]) / (2 * step)
-            assert abs(numerical - gradient.reshape(-1)[at]) < 1e-5 * max(1.0, np.abs(gradient).max())
+  """Of sum(dy * Relu(conv(x, w) + b)) by central differences, which for a piecewise quadratic function are exact."""
+  case = Case("derivative", GEOMETRIES[name], typed(RELU, "double"), transposed=transposed)
+  rng = np.random.default_rng(len(name))
+  x, w = (rng.standard_normal(shape) for shape in case.shapes[:2])
+  dy, b = rng.standard_normal(case.shapes[2]), rng.standard_normal(case.geometry.filters)
+  shift = b.reshape(-1, *(1,) * (dy.ndim - 2))
+  y = np.maximum(convolved(case, x, w) + shift, 0)
+  gradients = OPERATOR.reference(case.node(), [x, w, dy, y])
+  step = 1e-7
+  for which, gradient in enumerate(gradients):
+    for at in rng.choice(gradient.size, min(gradient.size, 12), replace=False):
+      values = []
+      for sign in (1, -1):
+        moved = [x.copy(), w.copy(), b.copy()]
+        moved[which].reshape(-1)[at] += sign * step
+        out = convolved(case, moved[0], moved[1]) + moved[2].reshape(shift.shape)
+        values.append(float((dy * np.maximum(out, 0)).sum()))
+      numerical = (values[0] - values[1]) / (2 * step)
+      assert abs(numerical - gradient.reshape(-1)[at]) < 1e-5 * max(1.0, np.abs(gradient).max())
 
 
 # ONNX Runtime has no convolution in double, float16 or bfloat16 on the CPU.
@@ -61,95 +61,95 @@ FLOATS = [case for case in CASES if case.name.endswith(", float") and 0 not in c
 
 @pytest.mark.parametrize("case", FLOATS, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-    model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    check(case, session.run(None, case.feeds()), unit=2.0**-22)
+  model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
+  session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+  check(case, session.run(None, case.feeds()), unit=2.0**-22)
 
 
 @pytest.mark.parametrize("opset", [11, 13, 22])
 def test_the_decomposition_of_other_opsets(opset: int) -> None:
-    case = by_name["groups, transposed, NHWC, float"]
-    model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
-    check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
+  case = by_name["groups, transposed, NHWC, float"]
+  model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
+  check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
 
 
 def shapes_of(case: Case, *shapes: tuple[int | str | None, ...] | None) -> list[Any]:
-    return [each.shape for each in OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, each) for each in shapes])]
+  return [each.shape for each in OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, each) for each in shapes])]
 
 
 def test_shapes_that_are_partly_known() -> None:
-    case = by_name["3x3, NCHW, float"]
-    full = ("N", 4, "H", "W")
-    assert shapes_of(case, ("N", 3, "H", "W"), (4, 3, 3, 3), full) == [("N", 3, "H", "W"), (4, 3, 3, 3), (4,)]
-    assert shapes_of(case, None, None, None) == [None, (None, None, 3, 3), None]
-    assert shapes_of(case, ("N", 3, "H", "W"), None, ("N", None, 7, 9)) == [
-        ("N", 3, "H", "W"),
-        (None, 3, 3, 3),
-        (None,),
-    ]
-    without = by_name["without X, float"]
-    assert shapes_of(without, (2, 4, 3, 2), ("N", 2, 4, None)) == [("N", 4, 7, None)]
+  case = by_name["3x3, NCHW, float"]
+  full = ("N", 4, "H", "W")
+  assert shapes_of(case, ("N", 3, "H", "W"), (4, 3, 3, 3), full) == [("N", 3, "H", "W"), (4, 3, 3, 3), (4,)]
+  assert shapes_of(case, None, None, None) == [None, (None, None, 3, 3), None]
+  assert shapes_of(case, ("N", 3, "H", "W"), None, ("N", None, 7, 9)) == [
+    ("N", 3, "H", "W"),
+    (None, 3, 3, 3),
+    (None,),
+  ]
+  without = by_name["without X, float"]
+  assert shapes_of(without, (2, 4, 3, 2), ("N", 2, 4, None)) == [("N", 4, 7, None)]
 
 
 def node(**changes: Any) -> onnx.NodeProto:
-    """A valid node but for the changes; None removes an attribute."""
-    case = by_name["3x3, NCHW, float"]
-    made = case.node()
-    inputs, outputs = changes.pop("inputs", list(made.input)), changes.pop("outputs", list(made.output))
-    given = {each.name: helper.get_attribute_value(each) for each in made.attribute}
-    attributes = {key: value for key, value in {**given, **changes}.items() if value is not None}
-    return helper.make_node("ConvGrad", inputs, outputs, "gradient", domain=DOMAIN, **attributes)
+  """A valid node but for the changes; None removes an attribute."""
+  case = by_name["3x3, NCHW, float"]
+  made = case.node()
+  inputs, outputs = changes.pop("inputs", list(made.input)), changes.pop("outputs", list(made.output))
+  given = {each.name: helper.get_attribute_value(each) for each in made.attribute}
+  attributes = {key: value for key, value in {**given, **changes}.items() if value is not None}
+  return helper.make_node("ConvGrad", inputs, outputs, "gradient", domain=DOMAIN, **attributes)
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "the attribute 'program' is missing": {"program": None},
-    "expected '('": {"program": "nonsense"},
-    "the program holds a SumTo": {"program": '(float z) => (float y) { y = SumTo<axes="0">(z) }'},
-    "first result must be a floating value": {"program": "(float z) => (bool p) { p = Greater(z, 0) }"},
-    "gradients='dW dX' must be some of": {"gradients": "dW dX"},
-    "gradients='' must name": {"gradients": "", "outputs": []},
-    "operands='Z' must be some of X, W": {"operands": "Z"},
-    "dX needs W": {"operands": "X", "inputs": ["X", "dz"]},
-    "dW needs X": {"operands": "W", "inputs": ["W", "dz"]},
-    "transposed=2 must be 0 to 1": {"transposed": 2},
-    "layout='NWHC' must be": {"layout": "NWHC"},
-    "group=0 must be 1 or more": {"group": 0},
-    "strides=[1, 0] must be integers, each 1 or more": {"strides": [1, 0]},
-    "pads=[1, 1] must have 4 numbers": {"pads": [1, 1]},
-    "'kernel_shape' must have 1 to 3 numbers": {"kernel_shape": None},
-    "weight_dtype='int8' must be one of": {"weight_dtype": "int8"},
-    "2 inputs, but": {"inputs": ["X", "W"]},
-    "1 outputs, but": {"outputs": ["dX"]},
+  "the attribute 'program' is missing": {"program": None},
+  "expected '('": {"program": "nonsense"},
+  "the program holds a SumTo": {"program": '(float z) => (float y) { y = SumTo<axes="0">(z) }'},
+  "first result must be a floating value": {"program": "(float z) => (bool p) { p = Greater(z, 0) }"},
+  "gradients='dW dX' must be some of": {"gradients": "dW dX"},
+  "gradients='' must name": {"gradients": "", "outputs": []},
+  "operands='Z' must be some of X, W": {"operands": "Z"},
+  "dX needs W": {"operands": "X", "inputs": ["X", "dz"]},
+  "dW needs X": {"operands": "W", "inputs": ["W", "dz"]},
+  "transposed=2 must be 0 to 1": {"transposed": 2},
+  "layout='NWHC' must be": {"layout": "NWHC"},
+  "group=0 must be 1 or more": {"group": 0},
+  "strides=[1, 0] must be integers, each 1 or more": {"strides": [1, 0]},
+  "pads=[1, 1] must have 4 numbers": {"pads": [1, 1]},
+  "'kernel_shape' must have 1 to 3 numbers": {"kernel_shape": None},
+  "weight_dtype='int8' must be one of": {"weight_dtype": "int8"},
+  "2 inputs, but": {"inputs": ["X", "W"]},
+  "1 outputs, but": {"outputs": ["dX"]},
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    assert_invalid(node(**WRONG[reason]), reason)
+  assert_invalid(node(**WRONG[reason]), reason)
 
 
 WRONG_SHAPES = {
-    "has another rank": ((2, 3, 7), (4, 3, 3, 3), (2, 4, 7, 9)),
-    "X and S have different batches": ((2, 3, 7, 9), (4, 3, 3, 3), (1, 4, 7, 9)),
-    "W does not have the channels": ((2, 3, 7, 9), (4, 2, 3, 3), (2, 4, 7, 9)),
-    "is not W's": ((2, 3, 7, 9), (4, 3, 3, 1), (2, 4, 7, 9)),
-    "along spatial axis 1 the sizes 8 and 9 do not belong together": ((2, 3, 7, 9), (4, 3, 3, 3), (2, 4, 7, 8)),
+  "has another rank": ((2, 3, 7), (4, 3, 3, 3), (2, 4, 7, 9)),
+  "X and S have different batches": ((2, 3, 7, 9), (4, 3, 3, 3), (1, 4, 7, 9)),
+  "W does not have the channels": ((2, 3, 7, 9), (4, 2, 3, 3), (2, 4, 7, 9)),
+  "is not W's": ((2, 3, 7, 9), (4, 3, 3, 1), (2, 4, 7, 9)),
+  "along spatial axis 1 the sizes 8 and 9 do not belong together": ((2, 3, 7, 9), (4, 3, 3, 3), (2, 4, 7, 8)),
 }
 
 
 @pytest.mark.parametrize("reason", WRONG_SHAPES)
 def test_shapes_that_contradict_each_other(reason: str) -> None:
-    case = by_name["3x3, NCHW, float"]
-    with pytest.raises(ModelError) as caught:
-        OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, shape) for shape in WRONG_SHAPES[reason]])
-    assert reason in str(caught.value)
+  case = by_name["3x3, NCHW, float"]
+  with pytest.raises(ModelError) as caught:
+    OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, shape) for shape in WRONG_SHAPES[reason]])
+  assert reason in str(caught.value)
 
 
 def test_the_check_finds_one_term() -> None:
-    case = Case("check", replace(GEOMETRIES["many channels"], batch=1), typed(BARE, "float"))
-    outputs = [np.array(each) for each in OPERATOR.reference(case.node(), case.inputs())]
+  case = Case("check", replace(GEOMETRIES["many channels"], batch=1), typed(BARE, "float"))
+  outputs = [np.array(each) for each in OPERATOR.reference(case.node(), case.inputs())]
+  check(case, outputs)
+  x, _, dz = case.inputs()
+  outputs[1][3, 5, 1, 1] -= dz[0, 3, 2, 2] * x[0, 5, 2, 2]
+  with pytest.raises(AssertionError, match="dW: 1 of"):
     check(case, outputs)
-    x, _, dz = case.inputs()
-    outputs[1][3, 5, 1, 1] -= dz[0, 3, 2, 2] * x[0, 5, 2, 2]
-    with pytest.raises(AssertionError, match="dW: 1 of"):
-        check(case, outputs)

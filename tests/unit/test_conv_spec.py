@@ -26,39 +26,39 @@ HALF = np.dtype(np.float16)
 
 
 def decomposed(case: Case, opset: int) -> bytes:
-    model = onnx.load_model_from_string(model_of(case, nodes=OPERATOR.decompose(case.node(), opset), opset=opset))
-    del model.opset_import[1:]
-    model.ir_version = 10 if opset >= 21 else 8
-    return bytes(model.SerializeToString())
+  model = onnx.load_model_from_string(model_of(case, nodes=OPERATOR.decompose(case.node(), opset), opset=opset))
+  del model.opset_import[1:]
+  model.ir_version = 10 if opset >= 21 else 8
+  return bytes(model.SerializeToString())
 
 
 # ---------------------------------------------------------------------------------------------------------- reference
 
 
 def test_the_reference_is_the_formula() -> None:
-    case = made("formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2],
-                pads=[1, 0, 2, 1])  # fmt: skip
-    x, w = case.inputs()
-    y = convolution(attributes_of(case.node()), x, w)
-    wanted = np.zeros_like(y)
-    for n, m, i, j in np.ndindex(*y.shape):
-        for c, k, o in np.ndindex(2, 3, 2):
-            row, column = i * 2 + k - 1, j + o * 2
-            if 0 <= row < 6 and 0 <= column < 7:
-                wanted[n, m, i, j] += x[n, m // 3 * 2 + c, row, column] * w[m, c, k, o]
-    np.testing.assert_allclose(y, wanted, rtol=1e-13, atol=1e-13)
+  case = made("formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2],
+              pads=[1, 0, 2, 1])  # fmt: skip
+  x, w = case.inputs()
+  y = convolution(attributes_of(case.node()), x, w)
+  wanted = np.zeros_like(y)
+  for n, m, i, j in np.ndindex(*y.shape):
+    for c, k, o in np.ndindex(2, 3, 2):
+      row, column = i * 2 + k - 1, j + o * 2
+      if 0 <= row < 6 and 0 <= column < 7:
+        wanted[n, m, i, j] += x[n, m // 3 * 2 + c, row, column] * w[m, c, k, o]
+  np.testing.assert_allclose(y, wanted, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(
-    "name", ["3x3", "strides and pads that differ", "depthwise", "1-D", "3-D with strides and groups"]
+  "name", ["3x3", "strides and pads that differ", "depthwise", "1-D", "3-D with strides and groups"]
 )
 def test_channels_last_is_the_same_transposed(name: str) -> None:
-    case = made(name, BARE, "double", *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
-    x, w = case.inputs()
-    y = convolution(attributes_of(case.node()), x, w)
-    other = attributes_of(case.with_layout("NHWC").node())
-    found = convolution(other, np.moveaxis(x, 1, -1), np.moveaxis(w, 1, -1))
-    np.testing.assert_array_equal(np.moveaxis(found, -1, 1), y)
+  case = made(name, BARE, "double", *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
+  x, w = case.inputs()
+  y = convolution(attributes_of(case.node()), x, w)
+  other = attributes_of(case.with_layout("NHWC").node())
+  found = convolution(other, np.moveaxis(x, 1, -1), np.moveaxis(w, 1, -1))
+  np.testing.assert_array_equal(np.moveaxis(found, -1, 1), y)
 
 
 # ------------------------------------------------------------------------------------------------------ decomposition
@@ -66,48 +66,48 @@ def test_channels_last_is_the_same_transposed(name: str) -> None:
 
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
 @pytest.mark.parametrize(
-    "name", ["residual, Relu", "SAME_UPPER with strides", "groups", "Gelu", "the value itself too"]
+  "name", ["residual, Relu", "SAME_UPPER with strides", "groups", "Gelu", "the value itself too"]
 )
 @pytest.mark.parametrize("layout", ["", ", NHWC"])
 def test_the_decomposition_is_the_reference(name: str, layout: str, opset: int) -> None:
-    case = by_name[f"{name}, float{layout}"]
-    session = onnxruntime.InferenceSession(decomposed(case, opset), providers=["CPUExecutionProvider"])
-    check(case, session.run(None, case.feeds()), expect(case, unit=2.0**-22))
+  case = by_name[f"{name}, float{layout}"]
+  session = onnxruntime.InferenceSession(decomposed(case, opset), providers=["CPUExecutionProvider"])
+  check(case, session.run(None, case.feeds()), expect(case, unit=2.0**-22))
 
 
 @pytest.mark.parametrize("name", ["strides and pads that differ", "1-D depthwise", "3-D", "SAME_LOWER, dilated"])
 @pytest.mark.parametrize("layout", ["", ", NHWC"])
 def test_the_decomposition_runs_in_onnxs_own_evaluator(name: str, layout: str) -> None:
-    """In double, which ONNX Runtime's Conv lacks."""
-    case = by_name[f"{name}, double{layout}"]
-    check(case, ReferenceEvaluator(onnx.load_model_from_string(decomposed(case, 18))).run(None, case.feeds()))
+  """In double, which ONNX Runtime's Conv lacks."""
+  case = by_name[f"{name}, double{layout}"]
+  check(case, ReferenceEvaluator(onnx.load_model_from_string(decomposed(case, 18))).run(None, case.feeds()))
 
 
 def operators(text: str, opset: int = 18, **attributes: Any) -> list[str]:
-    inputs = ["X", "W", "b", "r"][: 1 + text.partition("=>")[0].count(",") + 1]
-    outputs = ["y", "z"][: 1 + text.partition("=>")[2].partition("{")[0].count(",")]
-    node = helper.make_node("FusedConv", inputs, outputs, "n", domain=DOMAIN, program=text, **attributes)
-    nodes = OPERATOR.decompose(node, opset)
-    assert set(outputs) <= {name for each in nodes for name in each.output}
-    return [each.op_type for each in nodes]
+  inputs = ["X", "W", "b", "r"][: 1 + text.partition("=>")[0].count(",") + 1]
+  outputs = ["y", "z"][: 1 + text.partition("=>")[2].partition("{")[0].count(",")]
+  node = helper.make_node("FusedConv", inputs, outputs, "n", domain=DOMAIN, program=text, **attributes)
+  nodes = OPERATOR.decompose(node, opset)
+  assert set(outputs) <= {name for each in nodes for name in each.output}
+  return [each.op_type for each in nodes]
 
 
 def test_the_decomposition_is_as_short_as_it_can_be() -> None:
-    last_axis = {"layout": "NHWC", "kernel_shape": [1, 1]}
-    assert operators("(float c) => (float c) {}") == ["Conv"]
-    assert operators("(float c) => (float y, float c) { y = Relu(c) }") == ["Conv", "Relu"]
-    assert operators(typed(RESIDUAL_RELU, "float16")) == ["Conv", "Add", "Add", "Relu"]
-    assert operators("(float c) => (float c) {}", **last_axis) == ["Transpose", "Transpose", "Conv", "Transpose"]
-    assert operators("(bfloat16 c) => (bfloat16 c) {}", 22) == ["Conv"]
-    assert operators("(bfloat16 c) => (bfloat16 c) {}", 21) == ["Cast", "Cast", "Conv", "Cast"]
-    assert operators("(float c, float b) => (float y, float z) { y = Relu(c) z = Neg(b) }") == [
-        "Conv", "Relu", "Neg", "Shape", "Expand",
-    ]  # fmt: skip
+  last_axis = {"layout": "NHWC", "kernel_shape": [1, 1]}
+  assert operators("(float c) => (float c) {}") == ["Conv"]
+  assert operators("(float c) => (float y, float c) { y = Relu(c) }") == ["Conv", "Relu"]
+  assert operators(typed(RESIDUAL_RELU, "float16")) == ["Conv", "Add", "Add", "Relu"]
+  assert operators("(float c) => (float c) {}", **last_axis) == ["Transpose", "Transpose", "Conv", "Transpose"]
+  assert operators("(bfloat16 c) => (bfloat16 c) {}", 22) == ["Conv"]
+  assert operators("(bfloat16 c) => (bfloat16 c) {}", 21) == ["Cast", "Cast", "Conv", "Cast"]
+  assert operators("(float c, float b) => (float y, float z) { y = Relu(c) z = Neg(b) }") == [
+      "Conv", "Relu", "Neg", "Shape", "Expand",
+  ]  # fmt: skip
 
 
 def test_an_old_opset_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-        operators("(float c) => (float c) {}", 10)
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
+    operators("(float c) => (float c) {}", 10)
 
 
 # ----------------------------------------------------------------------------------------------------------- geometry
@@ -115,9 +115,9 @@ def test_an_old_opset_is_refused() -> None:
 
 @pytest.mark.parametrize("case", CASES[::8], ids=lambda case: case.name)
 def test_shapes_are_the_references(case: Case) -> None:
-    types = OPERATOR.infer_shapes(case.node(), [TensorType(each.dtype, each.shape) for each in case.inputs()])
-    found = OPERATOR.reference(case.node(), case.inputs())
-    assert types == [TensorType(each.dtype, each.shape) for each in found]
+  types = OPERATOR.infer_shapes(case.node(), [TensorType(each.dtype, each.shape) for each in case.inputs()])
+  found = OPERATOR.reference(case.node(), case.inputs())
+  assert types == [TensorType(each.dtype, each.shape) for each in found]
 
 
 # What ONNX's shape inference gets wrong or refuses: sizes of zero.
@@ -126,195 +126,195 @@ EMPTY = ("no ", "nothing but padding")
 
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(EMPTY)])
 def test_shapes_are_onnxs(name: str) -> None:
-    x, w, attributes = GEOMETRIES[name]
-    case = made(name, BARE, "float", x, w, **attributes)
-    inferred = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(decomposed(case, 18)), strict_mode=True)
-    wanted = [dim.dim_value for dim in inferred.graph.output[0].type.tensor_type.shape.dim]
-    assert list(out_shape(attributes_of(case.node()), x, w) or ()) == wanted
+  x, w, attributes = GEOMETRIES[name]
+  case = made(name, BARE, "float", x, w, **attributes)
+  inferred = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(decomposed(case, 18)), strict_mode=True)
+  wanted = [dim.dim_value for dim in inferred.graph.output[0].type.tensor_type.shape.dim]
+  assert list(out_shape(attributes_of(case.node()), x, w) or ()) == wanted
 
 
 def shape_of(x: Shape | None, w: Shape | None, op: str = "FusedConv", **attributes: Any) -> Shape | None:
-    node = helper.make_node(op, ["X", "W"], ["Y"], "n", domain=DOMAIN, **attributes)
-    return out_shape(read_attributes(node, op != "FusedConv"), x, w)
+  node = helper.make_node(op, ["X", "W"], ["Y"], "n", domain=DOMAIN, **attributes)
+  return out_shape(read_attributes(node, op != "FusedConv"), x, w)
 
 
 def test_names_and_unknown_sizes_pass_where_they_stay() -> None:
-    assert shape_of(("N", 3, "H", "W"), (8, 3, 3, 3), pads=[1, 1, 1, 1]) == ("N", 8, "H", "W")
-    assert shape_of(("N", 3, "H", "W"), (8, 3, 3, 3)) == ("N", 8, None, None)
-    assert shape_of(("N", 3, "H", None), (8, 3, 3, 3), pads=[1, 0, 1, 0], strides=[2, 1]) == ("N", 8, None, None)
-    assert shape_of((None, "C", "H", 8), ("M", 3, 2, 2), auto_pad="SAME_LOWER") == (None, None, "H", 8)
-    assert shape_of((None, "C", "H", 9), (4, 3, 2, 2), auto_pad="SAME_LOWER", strides=[2, 2]) == (None, 4, None, 5)
-    assert shape_of(None, (4, 3, 2, 2)) == (None, 4, None, None)
-    assert shape_of(None, None, strides=[1]) == (None, None, None)
-    assert shape_of(None, None) is None
-    assert shape_of(("N", "H", "W", 3), (8, 1, 1, 3), layout="NHWC", kernel_shape=[1, 1]) == ("N", "H", "W", 8)
-    assert shape_of((2, 3, 7, 7), (8, 3, "k", None)) == (2, 8, None, None)
+  assert shape_of(("N", 3, "H", "W"), (8, 3, 3, 3), pads=[1, 1, 1, 1]) == ("N", 8, "H", "W")
+  assert shape_of(("N", 3, "H", "W"), (8, 3, 3, 3)) == ("N", 8, None, None)
+  assert shape_of(("N", 3, "H", None), (8, 3, 3, 3), pads=[1, 0, 1, 0], strides=[2, 1]) == ("N", 8, None, None)
+  assert shape_of((None, "C", "H", 8), ("M", 3, 2, 2), auto_pad="SAME_LOWER") == (None, None, "H", 8)
+  assert shape_of((None, "C", "H", 9), (4, 3, 2, 2), auto_pad="SAME_LOWER", strides=[2, 2]) == (None, 4, None, 5)
+  assert shape_of(None, (4, 3, 2, 2)) == (None, 4, None, None)
+  assert shape_of(None, None, strides=[1]) == (None, None, None)
+  assert shape_of(None, None) is None
+  assert shape_of(("N", "H", "W", 3), (8, 1, 1, 3), layout="NHWC", kernel_shape=[1, 1]) == ("N", "H", "W", 8)
+  assert shape_of((2, 3, 7, 7), (8, 3, "k", None)) == (2, 8, None, None)
 
 
 def test_transposed_sizes() -> None:
-    def shape(x: Shape | None, w: Shape | None, **attributes: Any) -> Shape | None:
-        return shape_of(x, w, "FusedConvTranspose", **attributes)
+  def shape(x: Shape | None, w: Shape | None, **attributes: Any) -> Shape | None:
+    return shape_of(x, w, "FusedConvTranspose", **attributes)
 
-    assert shape((2, 3, 7, 7), (3, 4, 3, 3)) == (2, 4, 9, 9)
-    assert shape((2, 3, 7, 7), (3, 4, 3, 3), group=3) == (2, 12, 9, 9)
-    assert shape((2, 3, 7), (3, 4, 4), strides=[2], pads=[1, 1]) == (2, 4, 14)
-    assert shape((2, 3, 7), (3, 4, 3), strides=[2], pads=[1, 1], output_padding=[1]) == (2, 4, 14)
-    assert shape((2, 3, 7), (3, 4, 3), strides=[2], output_shape=[15]) == (2, 4, 15)
-    assert shape((2, 3, "L"), (3, 4, 3), strides=[2], output_shape=[15]) == (2, 4, 15)
-    assert shape((2, 3, 7), (3, 4, 3), strides=[2], auto_pad="SAME_UPPER") == (2, 4, 14)
-    assert shape((2, 3, "L"), (3, 4, 3), pads=[1, 1]) == (2, 4, "L")
-    assert shape((2, 3, "L"), (3, 4, 3), pads=[1, 1], strides=[2]) == (2, 4, None)
+  assert shape((2, 3, 7, 7), (3, 4, 3, 3)) == (2, 4, 9, 9)
+  assert shape((2, 3, 7, 7), (3, 4, 3, 3), group=3) == (2, 12, 9, 9)
+  assert shape((2, 3, 7), (3, 4, 4), strides=[2], pads=[1, 1]) == (2, 4, 14)
+  assert shape((2, 3, 7), (3, 4, 3), strides=[2], pads=[1, 1], output_padding=[1]) == (2, 4, 14)
+  assert shape((2, 3, 7), (3, 4, 3), strides=[2], output_shape=[15]) == (2, 4, 15)
+  assert shape((2, 3, "L"), (3, 4, 3), strides=[2], output_shape=[15]) == (2, 4, 15)
+  assert shape((2, 3, 7), (3, 4, 3), strides=[2], auto_pad="SAME_UPPER") == (2, 4, 14)
+  assert shape((2, 3, "L"), (3, 4, 3), pads=[1, 1]) == (2, 4, "L")
+  assert shape((2, 3, "L"), (3, 4, 3), pads=[1, 1], strides=[2]) == (2, 4, None)
 
 
 def test_padding_is_split_as_onnx_says() -> None:
-    def pads(size: int, kernel: int, stride: int, auto_pad: str, transposed: bool = False) -> tuple[int, int, int]:
-        node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
-        (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
-        return window.pad_begin, window.pad_end, window.out
+  def pads(size: int, kernel: int, stride: int, auto_pad: str, transposed: bool = False) -> tuple[int, int, int]:
+    node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
+    (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
+    return window.pad_begin, window.pad_end, window.out
 
-    assert pads(8, 4, 1, "SAME_UPPER") == (1, 2, 8)
-    assert pads(8, 4, 1, "SAME_LOWER") == (2, 1, 8)
-    assert pads(7, 4, 2, "SAME_UPPER") == (1, 2, 4)
-    assert pads(8, 2, 3, "SAME_UPPER") == (0, 0, 3)
-    assert pads(7, 1, 2, "SAME_UPPER") == (0, 0, 4)
-    assert pads(9, 4, 2, "VALID") == (0, 0, 3)
-    assert pads(4, 3, 2, "SAME_UPPER", True) == (0, 1, 8)
-    assert pads(4, 3, 2, "SAME_LOWER", True) == (1, 0, 8)
-    assert pads(4, 1, 2, "SAME_LOWER", True) == (0, 0, 7)
+  assert pads(8, 4, 1, "SAME_UPPER") == (1, 2, 8)
+  assert pads(8, 4, 1, "SAME_LOWER") == (2, 1, 8)
+  assert pads(7, 4, 2, "SAME_UPPER") == (1, 2, 4)
+  assert pads(8, 2, 3, "SAME_UPPER") == (0, 0, 3)
+  assert pads(7, 1, 2, "SAME_UPPER") == (0, 0, 4)
+  assert pads(9, 4, 2, "VALID") == (0, 0, 3)
+  assert pads(4, 3, 2, "SAME_UPPER", True) == (0, 1, 8)
+  assert pads(4, 3, 2, "SAME_LOWER", True) == (1, 0, 8)
+  assert pads(4, 1, 2, "SAME_LOWER", True) == (0, 0, 7)
 
 
 def test_layouts_are_each_others_inverse() -> None:
-    assert last((2, 3, 4, 5)) == (2, 4, 5, 3)
-    assert first(last((2, 3, 4, 5, 6))) == (2, 3, 4, 5, 6)
-    assert last((2, 3, 4)) == (2, 4, 3)
+  assert last((2, 3, 4, 5)) == (2, 4, 5, 3)
+  assert first(last((2, 3, 4, 5, 6))) == (2, 3, 4, 5, 6)
+  assert last((2, 3, 4)) == (2, 4, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
 
 
 def wrong(
-    program: str | None = typed(BIAS_RELU, "float"), inputs: int = 3, outputs: int = 1, **attributes: Any
+  program: str | None = typed(BIAS_RELU, "float"), inputs: int = 3, outputs: int = 1, **attributes: Any
 ) -> onnx.NodeProto:
-    names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
-    given = attributes if program is None else {"program": program, **attributes}
-    return helper.make_node("FusedConv", *names, "stage2/conv", domain=DOMAIN, **given)
+  names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
+  given = attributes if program is None else {"program": program, **attributes}
+  return helper.make_node("FusedConv", *names, "stage2/conv", domain=DOMAIN, **given)
 
 
 WRONG = {
-    "the attribute 'program' is missing": wrong(None),
-    "expected '('": wrong("nonsense"),
-    "holds a LayerNormalization": wrong("(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"),
-    "must be of a floating dtype": wrong("(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"),
-    "2 inputs, but its program has 3": wrong(inputs=2),
-    "2 outputs, but its program has 1": wrong(outputs=2),
-    "auto_pad is 'SAME'; it must be one of": wrong(auto_pad="SAME"),
-    "the attribute 'auto_pad' has another type": wrong(auto_pad=3),
-    "pads is [1, 1, 1, 1] beside auto_pad VALID": wrong(auto_pad="VALID", pads=[1, 1, 1, 1]),
-    "pads has 2 numbers, [1, 1]; for 2 spatial dimensions it takes 4": wrong(pads=[1, 1], strides=[1, 1]),
-    "pads is [0, -1, 0, 0]": wrong(pads=[0, -1, 0, 0]),
-    "the attribute 'pads' has another type": wrong(pads=[0.5, 0.5]),
-    "strides is [0, 1]": wrong(strides=[0, 1]),
-    "dilations is [1, 0]": wrong(dilations=[1, 0]),
-    "kernel_shape is [0, 3]": wrong(kernel_shape=[0, 3]),
-    "there must be 1 to 3": wrong(strides=[1, 1, 1, 1]),
-    "group is 0": wrong(group=0),
-    "layout is 'CHWN'": wrong(layout="CHWN"),
-    "kernel_shape is missing": wrong(layout="NHWC"),
-    "allow_tf32 must be 0 or 1": wrong(allow_tf32=2),
-    "algorithm must be a string": wrong(algorithm=1),
+  "the attribute 'program' is missing": wrong(None),
+  "expected '('": wrong("nonsense"),
+  "holds a LayerNormalization": wrong("(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"),
+  "must be of a floating dtype": wrong("(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"),
+  "2 inputs, but its program has 3": wrong(inputs=2),
+  "2 outputs, but its program has 1": wrong(outputs=2),
+  "auto_pad is 'SAME'; it must be one of": wrong(auto_pad="SAME"),
+  "the attribute 'auto_pad' has another type": wrong(auto_pad=3),
+  "pads is [1, 1, 1, 1] beside auto_pad VALID": wrong(auto_pad="VALID", pads=[1, 1, 1, 1]),
+  "pads has 2 numbers, [1, 1]; for 2 spatial dimensions it takes 4": wrong(pads=[1, 1], strides=[1, 1]),
+  "pads is [0, -1, 0, 0]": wrong(pads=[0, -1, 0, 0]),
+  "the attribute 'pads' has another type": wrong(pads=[0.5, 0.5]),
+  "strides is [0, 1]": wrong(strides=[0, 1]),
+  "dilations is [1, 0]": wrong(dilations=[1, 0]),
+  "kernel_shape is [0, 3]": wrong(kernel_shape=[0, 3]),
+  "there must be 1 to 3": wrong(strides=[1, 1, 1, 1]),
+  "group is 0": wrong(group=0),
+  "layout is 'CHWN'": wrong(layout="CHWN"),
+  "kernel_shape is missing": wrong(layout="NHWC"),
+  "allow_tf32 must be 0 or 1": wrong(allow_tf32=2),
+  "algorithm must be a string": wrong(algorithm=1),
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    for function in (
-        lambda node: OPERATOR.decompose(node, 18),
-        lambda node: OPERATOR.infer_shapes(node, unknown(node)),
-    ):
-        with pytest.raises(ModelError) as caught:
-            function(WRONG[reason])
-        assert "node 'stage2/conv' (FusedConv)" in str(caught.value)
-        assert reason in str(caught.value)
+  for function in (
+    lambda node: OPERATOR.decompose(node, 18),
+    lambda node: OPERATOR.infer_shapes(node, unknown(node)),
+  ):
+    with pytest.raises(ModelError) as caught:
+      function(WRONG[reason])
+    assert "node 'stage2/conv' (FusedConv)" in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def unknown(node: onnx.NodeProto) -> list[TensorType]:
-    return [TensorType(None, None) for _ in node.input]
+  return [TensorType(None, None) for _ in node.input]
 
 
 SHAPES: dict[str, tuple[dict[str, Any], tuple[Shape, ...]]] = {
-    "X has 7 channels, W with 1 groups is for 6": ({}, ((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "X has 6 channels, W with 2 groups is for 12": ({"group": 2}, ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "8 output channels, which 3 groups do not divide": ({"group": 3}, ((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))),
-    "kernel_shape is [5, 5], but W has the kernel [3, 3]": (
-        {"kernel_shape": [5, 5]},
-        ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)),
-    ),
-    "both must have one rank from 3 to 5": ({}, ((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
-    "the attributes are of 1 spatial dimensions": ({"strides": [1]}, ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "the kernel covers 3 elements of spatial axis 0, whose size with its padding is 2": (
-        {},
-        (("N", 6, 2, "W"), (8, 6, 3, 3), (8, 1, 1)),
-    ),
-    "each of its sizes must be at least 1": ({}, ((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
-    "'b' of shape [8] does not broadcast to [2, 8, 7, 9]": ({}, ((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
-    "'b' of shape [1, 1, 8, 1, 1] does not broadcast": ({}, ((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
+  "X has 7 channels, W with 1 groups is for 6": ({}, ((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "X has 6 channels, W with 2 groups is for 12": ({"group": 2}, ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "8 output channels, which 3 groups do not divide": ({"group": 3}, ((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))),
+  "kernel_shape is [5, 5], but W has the kernel [3, 3]": (
+    {"kernel_shape": [5, 5]},
+    ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)),
+  ),
+  "both must have one rank from 3 to 5": ({}, ((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
+  "the attributes are of 1 spatial dimensions": ({"strides": [1]}, ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "the kernel covers 3 elements of spatial axis 0, whose size with its padding is 2": (
+    {},
+    (("N", 6, 2, "W"), (8, 6, 3, 3), (8, 1, 1)),
+  ),
+  "each of its sizes must be at least 1": ({}, ((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
+  "'b' of shape [8] does not broadcast to [2, 8, 7, 9]": ({}, ((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
+  "'b' of shape [1, 1, 8, 1, 1] does not broadcast": ({}, ((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
 }
 
 
 @pytest.mark.parametrize("reason", SHAPES)
 def test_shapes_that_contradict_are_named(reason: str) -> None:
-    attributes, shapes = SHAPES[reason]
-    with pytest.raises(ModelError) as caught:
-        OPERATOR.infer_shapes(wrong(**attributes), [TensorType(np.dtype(np.float32), shape) for shape in shapes])
-    assert "node 'stage2/conv' (FusedConv)" in str(caught.value)
-    assert reason in str(caught.value)
+  attributes, shapes = SHAPES[reason]
+  with pytest.raises(ModelError) as caught:
+    OPERATOR.infer_shapes(wrong(**attributes), [TensorType(np.dtype(np.float32), shape) for shape in shapes])
+  assert "node 'stage2/conv' (FusedConv)" in str(caught.value)
+  assert reason in str(caught.value)
 
 
 def test_a_dtype_that_contradicts_the_program_is_named() -> None:
-    types = [TensorType(each, None) for each in (np.dtype(np.float32), HALF, None)]
-    with pytest.raises(ModelError, match=r"stage2/conv.*input 1 is float16, the program declares float"):
-        OPERATOR.infer_shapes(wrong(), types)
+  types = [TensorType(each, None) for each in (np.dtype(np.float32), HALF, None)]
+  with pytest.raises(ModelError, match=r"stage2/conv.*input 1 is float16, the program declares float"):
+    OPERATOR.infer_shapes(wrong(), types)
 
 
 # ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case: Case) -> list[Array]:
-    return [np.array(output) for output in expect(case).outputs]
+  return [np.array(output) for output in expect(case).outputs]
 
 
 @pytest.mark.parametrize("case", CASES[::11], ids=lambda case: case.name)
 def test_the_reference_passes(case: Case) -> None:
-    check(case, outputs(case))
+  check(case, outputs(case))
 
 
 def without_a_tap(case: Case) -> list[Array]:
-    x, w, *operands = case.inputs()
-    w[:, 0, 0, 0] = 0
-    return list(OPERATOR.reference(case.node(), [x, w, *operands]))
+  x, w, *operands = case.inputs()
+  w[:, 0, 0, 0] = 0
+  return list(OPERATOR.reference(case.node(), [x, w, *operands]))
 
 
 def rounded_value(case: Case) -> list[Array]:
-    """As if the convolution's value were rounded before the epilogue."""
-    x, w, bias = case.inputs()
-    value = convolution(attributes_of(case.node()), x, w).astype(x.dtype)
-    return [np.maximum(value + bias, 0).astype(x.dtype)]
+  """As if the convolution's value were rounded before the epilogue."""
+  x, w, bias = case.inputs()
+  value = convolution(attributes_of(case.node()), x, w).astype(x.dtype)
+  return [np.maximum(value + bias, 0).astype(x.dtype)]
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("bias, Relu, float", lambda case: [outputs(case)[0][..., 0]], "shape"),
-        ("bias, Relu, float", lambda case: [outputs(case)[0].astype(np.float64)], "is float64 instead of float32"),
-        ("bias, Relu, float", without_a_tap, "differ too much"),
-        ("bias, Relu, float16", without_a_tap, "differ too much"),
-        ("bias, Relu, bfloat16", without_a_tap, "differ too much"),
-        ("bias, Relu, float16", rounded_value, "differ too much"),
-        ("bias, Relu, float", lambda case: [outputs(case)[0] * np.float32(1 + 1e-5)], "differ too much"),
-        ("special, 3x3, float", lambda case: [np.nan_to_num(outputs(case)[0])], "NaN"),
-    ],
+  ("name", "change", "words"),
+  [
+    ("bias, Relu, float", lambda case: [outputs(case)[0][..., 0]], "shape"),
+    ("bias, Relu, float", lambda case: [outputs(case)[0].astype(np.float64)], "is float64 instead of float32"),
+    ("bias, Relu, float", without_a_tap, "differ too much"),
+    ("bias, Relu, float16", without_a_tap, "differ too much"),
+    ("bias, Relu, bfloat16", without_a_tap, "differ too much"),
+    ("bias, Relu, float16", rounded_value, "differ too much"),
+    ("bias, Relu, float", lambda case: [outputs(case)[0] * np.float32(1 + 1e-5)], "differ too much"),
+    ("special, 3x3, float", lambda case: [np.nan_to_num(outputs(case)[0])], "NaN"),
+  ],
 )
 def test_a_wrong_output_fails(name: str, change: Callable[[Case], list[Array]], words: str) -> None:
-    case = by_name[name]
-    with pytest.raises(AssertionError, match=words):
-        check(case, change(case))
+  case = by_name[name]
+  with pytest.raises(AssertionError, match=words):
+    check(case, change(case))

@@ -21,72 +21,72 @@ HALF = np.dtype(np.float16)
 
 
 def test_the_reference_is_the_formula() -> None:
-    case = by_name["1-D, NCHW, double"]
-    x, w, *_ = case.inputs()
-    y = transposed_convolution(attributes_of(case.node()), x, w)
-    wanted = np.zeros_like(y)
-    for o in range(x.shape[2]):
-        for k in range(w.shape[2]):
-            i = o * 2 + k - 2
-            if 0 <= i < y.shape[2]:
-                wanted[:, :, i] += np.einsum("nj,jm->nm", x[:, :, o], w[:, :, k])
-    np.testing.assert_allclose(y, wanted, rtol=1e-12, atol=1e-12)
+  case = by_name["1-D, NCHW, double"]
+  x, w, *_ = case.inputs()
+  y = transposed_convolution(attributes_of(case.node()), x, w)
+  wanted = np.zeros_like(y)
+  for o in range(x.shape[2]):
+    for k in range(w.shape[2]):
+      i = o * 2 + k - 2
+      if 0 <= i < y.shape[2]:
+        wanted[:, :, i] += np.einsum("nj,jm->nm", x[:, :, o], w[:, :, k])
+  np.testing.assert_allclose(y, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("opset", [11, 13, 22])
 @pytest.mark.parametrize(
-    "name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW", "residual, turned", "bare, turned"]
+  "name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW", "residual, turned", "bare, turned"]
 )
 def test_the_decomposition_is_the_reference(name: str, opset: int) -> None:
-    case = by_name[f"{name}, float"]
-    model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
-    check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
+  case = by_name[f"{name}, float"]
+  model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
+  check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
 
 
 def test_the_decomposition_runs_in_onnxs_own_evaluator() -> None:
-    case = by_name["strided, NHWC, double"]
-    model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), 18)))
-    check(case, ReferenceEvaluator(model).run(None, case.feeds()))
+  case = by_name["strided, NHWC, double"]
+  model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), 18)))
+  check(case, ReferenceEvaluator(model).run(None, case.feeds()))
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_shapes_are_onnxs(name: str) -> None:
-    """onnx.shape_inference has the same sizes for the decomposition, where it handles the attributes."""
-    case = by_name[f"{name}, NCHW, float"]
-    model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), 18)))
-    inferred = onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape
-    types = [TensorType(np.dtype(np.float32), shape) for shape in case.shapes]
-    assert [dim.dim_value for dim in inferred.dim] == list(OPERATOR.infer_shapes(case.node(), types)[0].shape or ())
+  """onnx.shape_inference has the same sizes for the decomposition, where it handles the attributes."""
+  case = by_name[f"{name}, NCHW, float"]
+  model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), 18)))
+  inferred = onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape
+  types = [TensorType(np.dtype(np.float32), shape) for shape in case.shapes]
+  assert [dim.dim_value for dim in inferred.dim] == list(OPERATOR.infer_shapes(case.node(), types)[0].shape or ())
 
 
 def test_shapes_that_are_partly_known() -> None:
-    case = by_name["strided, NHWC, float16"]
+  case = by_name["strided, NHWC, float16"]
 
-    def shape(*shapes: tuple[int | str | None, ...] | None) -> Any:
-        return OPERATOR.infer_shapes(case.node(), [TensorType(HALF, each) for each in shapes])[0].shape
+  def shape(*shapes: tuple[int | str | None, ...] | None) -> Any:
+    return OPERATOR.infer_shapes(case.node(), [TensorType(HALF, each) for each in shapes])[0].shape
 
-    assert shape(("N", "H", 4, 3), (3, 3, 3, 4)) == ("N", None, 7, 4)
-    assert shape(None, (3, 3, 3, 4)) == (None, None, None, 4)
+  assert shape(("N", "H", 4, 3), (3, 3, 3, 4)) == ("N", None, 7, 4)
+  assert shape(None, (3, 3, 3, 4)) == (None, None, None, 4)
 
 
 def node(**changes: Any) -> onnx.NodeProto:
-    made = by_name["strided, NCHW, float"].node()
-    inputs = changes.pop("inputs", list(made.input))
-    given = {each.name: helper.get_attribute_value(each) for each in made.attribute}
-    attributes = {key: value for key, value in {**given, **changes}.items() if value is not None}
-    return helper.make_node("FusedConvTranspose", inputs, list(made.output), "up", domain=DOMAIN, **attributes)
+  made = by_name["strided, NCHW, float"].node()
+  inputs = changes.pop("inputs", list(made.input))
+  given = {each.name: helper.get_attribute_value(each) for each in made.attribute}
+  attributes = {key: value for key, value in {**given, **changes}.items() if value is not None}
+  return helper.make_node("FusedConvTranspose", inputs, list(made.output), "up", domain=DOMAIN, **attributes)
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "'program' is missing": {"program": None},
-    "strides has 1 numbers": {"strides": [2]},
-    "layout is 'NCWH'": {"layout": "NCWH"},
-    "pads is [1, 1, 1, 1] beside auto_pad VALID": {"auto_pad": "VALID"},
-    "allow_tf32 must be 0 or 1": {"allow_tf32": 2},
-    "inputs, but": {"inputs": ["X", "W", "Z"]},
+  "'program' is missing": {"program": None},
+  "strides has 1 numbers": {"strides": [2]},
+  "layout is 'NCWH'": {"layout": "NCWH"},
+  "pads is [1, 1, 1, 1] beside auto_pad VALID": {"auto_pad": "VALID"},
+  "allow_tf32 must be 0 or 1": {"allow_tf32": 2},
+  "inputs, but": {"inputs": ["X", "W", "Z"]},
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    assert_invalid(node(**WRONG[reason]), reason)
+  assert_invalid(node(**WRONG[reason]), reason)

@@ -17,63 +17,63 @@ from ortplugin.check.cuda_driver import CudaError, Gpu
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
-    """A driver in host memory in the place of libcuda.so.1."""
-    compiler = shutil.which("cc") or shutil.which("c++")
-    assert compiler is not None, "the library needs a compiler, too"
-    path = tmp_path / "libfake.so"
-    subprocess.run(
-        [compiler, "-x", "c", "-shared", "-fPIC", "-o", path, Path(__file__).parents[1] / "fake_libcuda.c"], check=True
-    )
-    load = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(path) if name == "libcuda.so.1" else name))
-    cuda_driver._driver.cache_clear()
-    yield load(str(path))
-    cuda_driver._driver.cache_clear()
+  """A driver in host memory in the place of libcuda.so.1."""
+  compiler = shutil.which("cc") or shutil.which("c++")
+  assert compiler is not None, "the library needs a compiler, too"
+  path = tmp_path / "libfake.so"
+  subprocess.run(
+    [compiler, "-x", "c", "-shared", "-fPIC", "-o", path, Path(__file__).parents[1] / "fake_libcuda.c"], check=True
+  )
+  load = ctypes.CDLL
+  monkeypatch.setattr(ctypes, "CDLL", lambda name: load(str(path) if name == "libcuda.so.1" else name))
+  cuda_driver._driver.cache_clear()
+  yield load(str(path))
+  cuda_driver._driver.cache_clear()
 
 
 def test_everything_arrives_and_is_given_back(driver: ctypes.CDLL) -> None:
-    values = np.arange(1000, dtype=np.int32)
-    with Gpu(1) as gpu:
-        stream, other = gpu.stream(), gpu.stream()
-        assert stream != other
-        one, two = gpu.allocate(values.nbytes), gpu.allocate(values.nbytes)
-        gpu.upload(one, values)
-        gpu.fill(two, 0xFF, values.nbytes, stream)
-        gpu.copy(two, one, 2000, stream)
-        found = gpu.download(two, values.nbytes).view(np.int32)
-        assert (found[:500] == values[:500]).all()
-        assert (found[500:] == -1).all()
-        assert gpu.free_bytes() == 2**34
-        assert not gpu.is_busy(stream)
-        gpu.disturb(other, 33, 100.0)
-        assert gpu.is_busy(other)
-        gpu.synchronize(other)
-        memory, mask, cycles, blocks, threads = (ctypes.c_uint64 * 5).in_dll(driver, "launched")
-        assert (memory, mask) == (gpu._scratch, 2**23 - 1)
-        assert (cycles, blocks, threads) == (150_000, 33, 128)
-        gpu.release(one)
-        driver.set_capturing(1)
-        gpu.give_up_capture(stream)
-        gpu.give_up_capture(stream)
-        gpu.check()
-        assert driver.open_things() > 0
-    assert driver.open_things() == 0
+  values = np.arange(1000, dtype=np.int32)
+  with Gpu(1) as gpu:
+    stream, other = gpu.stream(), gpu.stream()
+    assert stream != other
+    one, two = gpu.allocate(values.nbytes), gpu.allocate(values.nbytes)
+    gpu.upload(one, values)
+    gpu.fill(two, 0xFF, values.nbytes, stream)
+    gpu.copy(two, one, 2000, stream)
+    found = gpu.download(two, values.nbytes).view(np.int32)
+    assert (found[:500] == values[:500]).all()
+    assert (found[500:] == -1).all()
+    assert gpu.free_bytes() == 2**34
+    assert not gpu.is_busy(stream)
+    gpu.disturb(other, 33, 100.0)
+    assert gpu.is_busy(other)
+    gpu.synchronize(other)
+    memory, mask, cycles, blocks, threads = (ctypes.c_uint64 * 5).in_dll(driver, "launched")
+    assert (memory, mask) == (gpu._scratch, 2**23 - 1)
+    assert (cycles, blocks, threads) == (150_000, 33, 128)
+    gpu.release(one)
+    driver.set_capturing(1)
+    gpu.give_up_capture(stream)
+    gpu.give_up_capture(stream)
+    gpu.check()
+    assert driver.open_things() > 0
+  assert driver.open_things() == 0
 
 
 def test_errors_name_the_call_and_what_the_driver_says(driver: ctypes.CDLL) -> None:
-    with pytest.raises(CudaError, match="cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY"), Gpu(0) as gpu:
-        gpu.allocate(2**40)
-    with pytest.raises(CudaError, match="cuDeviceGet failed on GPU 7: CUDA_ERROR_INVALID_DEVICE"), Gpu(7):
-        pass
-    assert driver.open_things() == 0
+  with pytest.raises(CudaError, match="cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY"), Gpu(0) as gpu:
+    gpu.allocate(2**40)
+  with pytest.raises(CudaError, match="cuDeviceGet failed on GPU 7: CUDA_ERROR_INVALID_DEVICE"), Gpu(7):
+    pass
+  assert driver.open_things() == 0
 
 
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
+  def missing(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    cuda_driver._driver.cache_clear()
-    with pytest.raises(CudaError, match=r"NVIDIA driver can't be loaded: libcuda\.so\.1"), Gpu(0):
-        pass
-    cuda_driver._driver.cache_clear()
+  monkeypatch.setattr(ctypes, "CDLL", missing)
+  cuda_driver._driver.cache_clear()
+  with pytest.raises(CudaError, match=r"NVIDIA driver can't be loaded: libcuda\.so\.1"), Gpu(0):
+    pass
+  cuda_driver._driver.cache_clear()

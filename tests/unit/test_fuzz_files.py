@@ -13,25 +13,25 @@ FUZZER = Path(files.__file__)
 
 
 def test_the_models_are_valid_before_they_are_altered(tmp_path: Path) -> None:
-    assert len(files.models()) == 20
-    for name, data in files.models().items():
-        outcome = files.run_case(data, [], tmp_path)
-        assert (name, outcome.kind, outcome.failure) == (name, "optimized", "")
+  assert len(files.models()) == 20
+  for name, data in files.models().items():
+    outcome = files.run_case(data, [], tmp_path)
+    assert (name, outcome.kind, outcome.failure) == (name, "optimized", "")
 
 
 def test_a_hundred_altered_files_are_refused_or_give_a_valid_model(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, FUZZER, "--count", "100", "--seed", "1", "--out", tmp_path], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "'refused'" in done.stdout
-    assert "'optimized'" in done.stdout
-    assert not list(tmp_path.iterdir())
+  done = subprocess.run(
+    [sys.executable, FUZZER, "--count", "100", "--seed", "1", "--out", tmp_path], capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert "'refused'" in done.stdout
+  assert "'optimized'" in done.stdout
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_case_is_determined_by_seed_and_number() -> None:
-    assert files.altered(3, 14) == files.altered(3, 14)
-    assert len({files.altered(3, number)[1] for number in range(50)}) > 45
+  assert files.altered(3, 14) == files.altered(3, 14)
+  assert len({files.altered(3, number)[1] for number in range(50)}) > 45
 
 
 FAULTS = {
@@ -49,10 +49,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    statement, words = FAULTS[fault]
-    monkeypatch.setattr(files, "SECONDS", 2 if fault == "no end" else 60)
-    monkeypatch.setattr(files, "RESIDENT", 1 << 27)
-    monkeypatch.setattr("ortplugin.optimizer.api.check_result", lambda _: exec(statement))
-    outcome = files.run_case(files.models()["functions"], [], tmp_path)
-    assert outcome.kind == "failed"
-    assert words in outcome.failure
+  statement, words = FAULTS[fault]
+  monkeypatch.setattr(files, "SECONDS", 2 if fault == "no end" else 60)
+  monkeypatch.setattr(files, "RESIDENT", 1 << 27)
+  monkeypatch.setattr("ortplugin.optimizer.api.check_result", lambda _: exec(statement))
+  outcome = files.run_case(files.models()["functions"], [], tmp_path)
+  assert outcome.kind == "failed"
+  assert words in outcome.failure

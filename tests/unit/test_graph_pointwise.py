@@ -19,32 +19,32 @@ SEED = parse("(float seed) => (float seed) {}")
 
 
 def model_of(graph: str, opset: int = 18) -> onnx.ModelProto:
-    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
-    return onnx.parser.parse_model(f"{head} g {graph}")
+  head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
+  return onnx.parser.parse_model(f"{head} g {graph}")
 
 
 def scope_of(model: onnx.ModelProto) -> Scope:
-    graph = import_model(model)
-    annotate(graph)
-    return next(iter(scopes(graph)))
+  graph = import_model(model)
+  annotate(graph)
+  return next(iter(scopes(graph)))
 
 
 def written(model: onnx.ModelProto, **options: tuple[str, ...]) -> Program:
-    """The program of the model's last node, on its own."""
-    scope = scope_of(model)
-    node = [node for node in scope.slots if node is not None][-1]
-    assert is_pointwise(scope, node)
-    writer = Writer(SEED, {}, scope, **options)
-    value = write(writer, node, [tensor.name for tensor in node.inputs])
-    dtype = scope.dtype(node.outputs[0])
-    assert dtype is not None
-    program = Program(tuple(writer.parameters), (Parameter(dtype, value),), tuple(writer.statements))
-    assert [tensor.name for tensor in writer.inputs] == [parameter.name for parameter in program.parameters]
-    return program.renamed({value: "y_"}).renamed({s.name: f"t{i}" for i, s in enumerate(program.statements[:-1])})
+  """The program of the model's last node, on its own."""
+  scope = scope_of(model)
+  node = [node for node in scope.slots if node is not None][-1]
+  assert is_pointwise(scope, node)
+  writer = Writer(SEED, {}, scope, **options)
+  value = write(writer, node, [tensor.name for tensor in node.inputs])
+  dtype = scope.dtype(node.outputs[0])
+  assert dtype is not None
+  program = Program(tuple(writer.parameters), (Parameter(dtype, value),), tuple(writer.statements))
+  assert [tensor.name for tensor in writer.inputs] == [parameter.name for parameter in program.parameters]
+  return program.renamed({value: "y_"}).renamed({s.name: f"t{i}" for i, s in enumerate(program.statements[:-1])})
 
 
 def statements(program: Program) -> list[str]:
-    return [line.strip() for line in str(program).splitlines()[1:-1]]
+  return [line.strip() for line in str(program).splitlines()[1:-1]]
 
 
 F = "(float[4] a, float[4] b, bool[4] c) => (float[4] y)"
@@ -110,22 +110,22 @@ NODES = {
 
 @pytest.mark.parametrize("graph", NODES)
 def test_a_node_becomes_statements(graph: str, rng: np.random.Generator) -> None:
-    model = model_of(graph)
-    program = written(model)
-    assert statements(program) == NODES[graph]
-    if "com.microsoft" in graph:
-        return  # onnx's own evaluator knows none of these
-    feeds = {}
-    for info in model.graph.input:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-        shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
-        numbers = rng.integers(0, 2, shape) if dtype == np.bool_ else rng.integers(1, 6, shape)
-        feeds[info.name] = np.asarray(numbers, dtype)
-    (expected,) = ReferenceEvaluator(model).run(["y"], feeds)
-    found = values(program, [feeds[each.name] for each in program.parameters])["y_"]
-    found = rounded(found, program.results[0].dtype)
-    assert found.dtype == np.asarray(expected).dtype
-    np.testing.assert_allclose(found, expected, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
+  model = model_of(graph)
+  program = written(model)
+  assert statements(program) == NODES[graph]
+  if "com.microsoft" in graph:
+    return  # onnx's own evaluator knows none of these
+  feeds = {}
+  for info in model.graph.input:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+    shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
+    numbers = rng.integers(0, 2, shape) if dtype == np.bool_ else rng.integers(1, 6, shape)
+    feeds[info.name] = np.asarray(numbers, dtype)
+  (expected,) = ReferenceEvaluator(model).run(["y"], feeds)
+  found = values(program, [feeds[each.name] for each in program.parameters])["y_"]
+  found = rounded(found, program.results[0].dtype)
+  assert found.dtype == np.asarray(expected).dtype
+  np.testing.assert_allclose(found, expected, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
 
 
 @pytest.mark.parametrize(("attributes", "limits"), [
@@ -134,8 +134,8 @@ def test_a_node_becomes_statements(graph: str, rng: np.random.Generator) -> None
     ("<min = -1.0, max = 1.5>", "-1, 1.5"),
 ])  # fmt: skip
 def test_the_limits_of_clip_as_attributes(attributes: str, limits: str) -> None:
-    program = written(model_of(f"(float[4] a) => (float[4] y) {{ y = Clip{attributes}(a) }}", opset=6))
-    assert statements(program) == [f"y_ = Clip(a, {limits})"]
+  program = written(model_of(f"(float[4] a) => (float[4] y) {{ y = Clip{attributes}(a) }}", opset=6))
+  assert statements(program) == [f"y_ = Clip(a, {limits})"]
 
 
 NONE = {
@@ -151,9 +151,9 @@ NONE = {
 
 @pytest.mark.parametrize("graph", NONE)
 def test_why_a_node_becomes_none(graph: str) -> None:
-    with pytest.raises(NotPointwiseError) as caught:
-        written(model_of(graph))
-    assert NONE[graph] in str(caught.value)
+  with pytest.raises(NotPointwiseError) as caught:
+    written(model_of(graph))
+  assert NONE[graph] in str(caught.value)
 
 
 @pytest.mark.parametrize(("graph", "reason"), [
@@ -163,12 +163,12 @@ def test_why_a_node_becomes_none(graph: str) -> None:
     ("(float[4] a) => (float[4] y) <double k = {0.1}> { y = Pow(a, k) }", "it takes double; programs know float, bool"),
 ])  # fmt: skip
 def test_an_operator_may_know_fewer_dtypes(graph: str, reason: str) -> None:
-    with pytest.raises(NotPointwiseError) as caught:
-        written(model_of(graph), dtypes=("float", "bool"))
-    assert str(caught.value) == reason
+  with pytest.raises(NotPointwiseError) as caught:
+    written(model_of(graph), dtypes=("float", "bool"))
+  assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize("node", ["Softmax(a)", "LayerNormalization(a, a)", "com.microsoft.SkipLayerNormalization(a)"])
 def test_other_operators_have_no_statement(node: str) -> None:
-    scope = scope_of(model_of(f"(float[4] a) => (float[4] y) {{ y = {node} }}"))
-    assert not is_pointwise(scope, next(node for node in scope.slots if node is not None))
+  scope = scope_of(model_of(f"(float[4] a) => (float[4] y) {{ y = {node} }}"))
+  assert not is_pointwise(scope, next(node for node in scope.slots if node is not None))

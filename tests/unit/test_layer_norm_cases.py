@@ -11,89 +11,89 @@ from node_cases import VALUES, Array, typed
 
 
 def outputs(case: Case) -> list[Array]:
-    """The reference's own outputs, as a kernel would give them."""
-    return [np.array(output) for output in expect(case).outputs]
+  """The reference's own outputs, as a kernel would give them."""
+  return [np.array(output) for output in expect(case).outputs]
 
 
 @pytest.mark.parametrize("case", CASES[::7], ids=lambda case: case.name)
 def test_the_reference_passes(case: Case) -> None:
-    assert check(case, outputs(case)) <= 0
+  assert check(case, outputs(case)) <= 0
 
 
 def test_inputs_are_the_same_every_time() -> None:
-    case = by_name["mask, float16, 1023"]
-    assert all((a == b).all() for a, b in zip(case.inputs(), case.inputs(), strict=True))
-    assert {each.values for each in CASES} == set(VALUES)
+  case = by_name["mask, float16, 1023"]
+  assert all((a == b).all() for a, b in zip(case.inputs(), case.inputs(), strict=True))
+  assert {each.values for each in CASES} == set(VALUES)
 
 
 def at(position: tuple[int, ...], value: float) -> Callable[[Array], Array]:
-    def change(y: Array) -> Array:
-        y[position] = value
-        return y
+  def change(y: Array) -> Array:
+    y[position] = value
+    return y
 
-    return change
+  return change
 
 
 def steps(count: int) -> Callable[[Array], Array]:
-    """One element moved by so many of the dtype's steps."""
+  """One element moved by so many of the dtype's steps."""
 
-    def change(y: Array) -> Array:
-        y.reshape(-1).view(f"i{y.itemsize}")[5] += count
-        return y
+  def change(y: Array) -> Array:
+    y.reshape(-1).view(f"i{y.itemsize}")[5] += count
+    return y
 
-    return change
+  return change
 
 
 WRONG: list[tuple[str, Callable[[Array], Array], str]] = [
-    ("awkward, float", lambda y: y[:, :, :1], "shape"),
-    ("awkward, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
-    ("awkward, float", at((0, 0, 0), np.nan), "NaN"),
-    ("awkward, float", at((2, 6, 255), np.inf), "infinities"),
-    ("awkward, float", at((1, 3, 7), 0.0), "differ too much"),
-    ("awkward, float16", steps(2), "1 of 5376 elements differ too much"),
-    ("width 33, bfloat16", steps(-2), "1 of 1221 elements differ too much"),
-    ("width 33, double", steps(2000), "1 of 1221 elements differ too much"),
-    ("special rows, float", at((0, 1), 0.0), "NaN"),
-    ("special rows, float", lambda y: np.where(np.isnan(y), np.float32(0), y), "NaN"),
-    ("results overflow to infinity", lambda y: -y, "infinities"),
-    ("no rows, float", lambda y: y.reshape(8, 0), "shape"),
+  ("awkward, float", lambda y: y[:, :, :1], "shape"),
+  ("awkward, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
+  ("awkward, float", at((0, 0, 0), np.nan), "NaN"),
+  ("awkward, float", at((2, 6, 255), np.inf), "infinities"),
+  ("awkward, float", at((1, 3, 7), 0.0), "differ too much"),
+  ("awkward, float16", steps(2), "1 of 5376 elements differ too much"),
+  ("width 33, bfloat16", steps(-2), "1 of 1221 elements differ too much"),
+  ("width 33, double", steps(2000), "1 of 1221 elements differ too much"),
+  ("special rows, float", at((0, 1), 0.0), "NaN"),
+  ("special rows, float", lambda y: np.where(np.isnan(y), np.float32(0), y), "NaN"),
+  ("results overflow to infinity", lambda y: -y, "infinities"),
+  ("no rows, float", lambda y: y.reshape(8, 0), "shape"),
 ]
 
 
 @pytest.mark.parametrize(("name", "change", "words"), WRONG)
 def test_a_wrong_output_fails(name: str, change: Callable[[Array], Array], words: str) -> None:
-    case = by_name[name]
-    with pytest.raises(AssertionError, match=words):
-        check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
+  case = by_name[name]
+  with pytest.raises(AssertionError, match=words):
+    check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
 def test_a_wrong_bool_fails() -> None:
-    case = by_name["a bool result, float, 256"]
-    bad, y = outputs(case)
-    with pytest.raises(AssertionError, match="bad"):
-        check(case, [~bad, y])
+  case = by_name["a bool result, float, 256"]
+  bad, y = outputs(case)
+  with pytest.raises(AssertionError, match="bad"):
+    check(case, [~bad, y])
 
 
 @pytest.mark.parametrize("name", ["negative zero", "denormal"])
 def test_exact_results_are_compared_in_bits(name: str) -> None:
-    case = by_name[f"sums of {name}, float"]
-    y, s, z = outputs(case)
-    with pytest.raises(AssertionError, match="differs in bits"):
-        check(case, [y, s + np.float32(0) if name == "negative zero" else s * np.float32(1 + 2**-6), z])
+  case = by_name[f"sums of {name}, float"]
+  y, s, z = outputs(case)
+  with pytest.raises(AssertionError, match="differs in bits"):
+    check(case, [y, s + np.float32(0) if name == "negative zero" else s * np.float32(1 + 2**-6), z])
 
 
 def norm(x: Array, dtype: type, *, mean: bool = True, unbiased: bool = False, one_pass: bool = False) -> Array:
-    """Plausible kernels, in `dtype` throughout."""
-    x = x.astype(dtype)
-    with np.errstate(all="ignore"):
-        m = x.mean(-1, keepdims=True, dtype=dtype) if mean else dtype(0)
-        v = (
-            (x * x).mean(-1, keepdims=True, dtype=dtype) - m * m
-            if one_pass
-            else np.square(x - m).mean(-1, keepdims=True, dtype=dtype)
-        )
-        v = v * dtype(x.shape[-1] / (x.shape[-1] - 1)) if unbiased else v
-        return (x - m) / np.sqrt(v + dtype(1e-5))
+  """Plausible kernels, in `dtype` throughout."""
+  x = x.astype(dtype)
+  with np.errstate(all="ignore"):
+    m = x.mean(-1, keepdims=True, dtype=dtype) if mean else dtype(0)
+    v = (
+      (x * x).mean(-1, keepdims=True, dtype=dtype) - m * m
+      if one_pass
+      else np.square(x - m).mean(-1, keepdims=True, dtype=dtype)
+    )
+    v = v * dtype(x.shape[-1] / (x.shape[-1] - 1)) if unbiased else v
+    return (x - m) / np.sqrt(v + dtype(1e-5))
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def norm(x: Array, dtype: type, *, mean: bool = True, unbiased: bool = False, on
     ],
 )  # fmt: skip
 def test_a_plausible_but_wrong_kernel_fails(values: str, dtype: str, kernel: Callable[[Array], Array]) -> None:
-    case = Case(f"wrong {values} {dtype}", typed(BARE, dtype), ((64, 4096),), values)
-    with pytest.raises(AssertionError):
-        check(case, [kernel(case.inputs()[0])])
+  case = Case(f"wrong {values} {dtype}", typed(BARE, dtype), ((64, 4096),), values)
+  with pytest.raises(AssertionError):
+    check(case, [kernel(case.inputs()[0])])
 
 
 def test_a_good_kernel_passes() -> None:
-    case = Case("good", typed(BARE, "float"), ((64, 4096),), "offset")
-    check(case, [norm(case.inputs()[0], np.float32)])
+  case = Case("good", typed(BARE, "float"), ((64, 4096),), "offset")
+  check(case, [norm(case.inputs()[0], np.float32)])

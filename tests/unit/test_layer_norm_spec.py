@@ -24,44 +24,44 @@ TOLERANCES = {"float16": (2e-3, 2e-3), "float": (1e-5, 1e-5), "double": (1e-12, 
 
 
 def node_of(text: str, name: str = "norm") -> onnx.NodeProto:
-    program = parse(text)
-    return helper.make_node(
-        "FusedLayerNorm",
-        [each.name for each in program.parameters],
-        [each.name for each in program.results],
-        name,
-        domain=DOMAIN,
-        program=str(program),
-    )
+  program = parse(text)
+  return helper.make_node(
+    "FusedLayerNorm",
+    [each.name for each in program.parameters],
+    [each.name for each in program.results],
+    name,
+    domain=DOMAIN,
+    program=str(program),
+  )
 
 
 def run_decomposed(text: str, inputs: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
-    program = parse(text)
-    graph = helper.make_graph(
-        OPERATOR.decompose(node_of(text), opset),
-        "g",
-        [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
-        [
-            helper.make_tensor_value_info(r.name, ONNX_DTYPES[r.dtype], [None] * max(x.ndim for x in inputs.values()))
-            for r in program.results
-        ],
-    )
-    ir = 10 if opset >= 21 else 8
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
-    onnx.checker.check_model(model)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    outputs: list[np.ndarray] = session.run(None, inputs)
-    return outputs
+  program = parse(text)
+  graph = helper.make_graph(
+    OPERATOR.decompose(node_of(text), opset),
+    "g",
+    [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
+    [
+      helper.make_tensor_value_info(r.name, ONNX_DTYPES[r.dtype], [None] * max(x.ndim for x in inputs.values()))
+      for r in program.results
+    ],
+  )
+  ir = 10 if opset >= 21 else 8
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+  onnx.checker.check_model(model)
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 3
+  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+  outputs: list[np.ndarray] = session.run(None, inputs)
+  return outputs
 
 
 def test_the_table() -> None:
-    assert OPERATOR in OPERATORS
-    assert find("ortplugin", "FusedLayerNorm") is OPERATOR
-    assert find("", "FusedLayerNorm") is None
-    others = {"Cast", "Gelu", "BitShift", "LayerNormalization", "RMSNormalization", "SumTo"}
-    assert set(POINTWISE) | others == set(POINTWISE_OPERATORS)
+  assert OPERATOR in OPERATORS
+  assert find("ortplugin", "FusedLayerNorm") is OPERATOR
+  assert find("", "FusedLayerNorm") is None
+  others = {"Cast", "Gelu", "BitShift", "LayerNormalization", "RMSNormalization", "SumTo"}
+  assert set(POINTWISE) | others == set(POINTWISE_OPERATORS)
 
 
 LAYER = """({0} x, {0} residual, {0} gamma, {0} beta) => ({0} y, {0} s) {{
@@ -74,80 +74,80 @@ RMS = "({0} x, {0} gamma) => ({0} y) {{ n = RMSNormalization<axis=-2>(x) y = Mul
 
 
 def some_inputs(text: str, dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    shapes = {"x": (3, 4, 5), "residual": (1, 5), "gamma": (5,), "beta": (4, 1)}
-    return {
-        each.name: (rng.standard_normal(shapes[each.name]) + 0.5).astype(NUMPY_DTYPES[dtype])
-        for each in parse(text).parameters
-    }
+  shapes = {"x": (3, 4, 5), "residual": (1, 5), "gamma": (5,), "beta": (4, 1)}
+  return {
+    each.name: (rng.standard_normal(shapes[each.name]) + 0.5).astype(NUMPY_DTYPES[dtype])
+    for each in parse(text).parameters
+  }
 
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 20, 23])
 @pytest.mark.parametrize("template", [LAYER, RMS])
 def test_the_decomposition_is_the_reference(template: str, opset: int, dtype: str, rng: np.random.Generator) -> None:
-    text = template.format(dtype)
-    inputs = some_inputs(text, dtype, rng)
-    found = run_decomposed(text, inputs, opset)
-    expected = OPERATOR.reference(node_of(text), list(inputs.values()))
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == (3, 4, 5)
-        np.testing.assert_allclose(a, b, *TOLERANCES[dtype])
+  text = template.format(dtype)
+  inputs = some_inputs(text, dtype, rng)
+  found = run_decomposed(text, inputs, opset)
+  expected = OPERATOR.reference(node_of(text), list(inputs.values()))
+  for a, b in zip(found, expected, strict=True):
+    assert a.dtype == b.dtype
+    assert a.shape == (3, 4, 5)
+    np.testing.assert_allclose(a, b, *TOLERANCES[dtype])
 
 
 def test_the_reference_is_the_formula() -> None:
-    """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
-    x = np.array([[1, 2, 3, 4]], np.float64)
-    (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
-    np.testing.assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)
-    (y,) = layer_norm(parse("(double x) => (double y) { y = RMSNormalization<epsilon=0>(x) }"), [x])
-    np.testing.assert_allclose(y, x / np.sqrt(7.5), rtol=1e-15)
-    (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization(x) }"), [np.full((2, 3), 7.0)])
-    assert (y == 0).all()
+  """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
+  x = np.array([[1, 2, 3, 4]], np.float64)
+  (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
+  np.testing.assert_allclose(y, (x - 2.5) / np.sqrt(1.25), rtol=1e-15)
+  (y,) = layer_norm(parse("(double x) => (double y) { y = RMSNormalization<epsilon=0>(x) }"), [x])
+  np.testing.assert_allclose(y, x / np.sqrt(7.5), rtol=1e-15)
+  (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization(x) }"), [np.full((2, 3), 7.0)])
+  assert (y == 0).all()
 
 
 def test_the_reference_agrees_with_onnx_runtime(rng: np.random.Generator) -> None:
-    x = rng.standard_normal((4, 7)).astype(np.float32)
-    gamma = rng.standard_normal(7).astype(np.float32)
-    nodes = [helper.make_node("LayerNormalization", ["x", "gamma"], ["y"], epsilon=1e-3)]
-    values = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [4, 7]), ("gamma", [7]))]
-    graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info("y", 1, [4, 7])])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
-    np.testing.assert_allclose(
-        layer_norm(program, [x, gamma])[0], session.run(None, {"x": x, "gamma": gamma})[0], rtol=1e-5, atol=1e-6
-    )
+  x = rng.standard_normal((4, 7)).astype(np.float32)
+  gamma = rng.standard_normal(7).astype(np.float32)
+  nodes = [helper.make_node("LayerNormalization", ["x", "gamma"], ["y"], epsilon=1e-3)]
+  values = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [4, 7]), ("gamma", [7]))]
+  graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info("y", 1, [4, 7])])
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
+  np.testing.assert_allclose(
+    layer_norm(program, [x, gamma])[0], session.run(None, {"x": x, "gamma": gamma})[0], rtol=1e-5, atol=1e-6
+  )
 
 
 def test_float16_does_not_overflow() -> None:
-    """Squares of 300 overflow float16, as do sums of a long row: reductions run in float32 (ORT 29034)."""
-    x = np.where(np.arange(4096) % 2, 300, -300).astype(np.float16)[None]
-    text = "(float16 x) => (float16 y) { y = RMSNormalization(x) }"
-    np.testing.assert_array_equal(run_decomposed(text, {"x": x}, 17)[0], np.sign(x))
+  """Squares of 300 overflow float16, as do sums of a long row: reductions run in float32 (ORT 29034)."""
+  x = np.where(np.arange(4096) % 2, 300, -300).astype(np.float16)[None]
+  text = "(float16 x) => (float16 y) { y = RMSNormalization(x) }"
+  np.testing.assert_array_equal(run_decomposed(text, {"x": x}, 17)[0], np.sign(x))
 
 
 def test_the_reference_rounds_where_the_language_says() -> None:
-    x = np.array([[1.0, 2.0, 4.0]])
-    third = "(double x) => (double y) { n = RMSNormalization<epsilon=0>(x) h = Cast<to=%s>(n) y = Cast<to=double>(h) }"
-    exact = x / np.sqrt(7)
-    for dtype in ("float16", "bfloat16", "float"):
-        (y,) = layer_norm(parse(third % dtype), [x])
-        np.testing.assert_array_equal(y, exact.astype(NUMPY_DTYPES[dtype]).astype(np.float64))
-    half = parse("(float16 x) => (float16 y) { n = RMSNormalization<epsilon=0>(x) y = Mul(n, 3) }")
-    (unrounded,) = layer_norm(half, [x.astype(np.float16)], rounded=False)
-    np.testing.assert_array_equal(unrounded, exact * 3)
-    (y,) = layer_norm(half, [x.astype(np.float16)])
-    np.testing.assert_array_equal(y, (exact * 3).astype(np.float16))
-    (y,) = layer_norm(parse("(bfloat16 x) => (bfloat16 y) { y = RMSNormalization(x) }"), [x.astype(bfloat16)])
-    assert y.dtype == bfloat16
+  x = np.array([[1.0, 2.0, 4.0]])
+  third = "(double x) => (double y) { n = RMSNormalization<epsilon=0>(x) h = Cast<to=%s>(n) y = Cast<to=double>(h) }"
+  exact = x / np.sqrt(7)
+  for dtype in ("float16", "bfloat16", "float"):
+    (y,) = layer_norm(parse(third % dtype), [x])
+    np.testing.assert_array_equal(y, exact.astype(NUMPY_DTYPES[dtype]).astype(np.float64))
+  half = parse("(float16 x) => (float16 y) { n = RMSNormalization<epsilon=0>(x) y = Mul(n, 3) }")
+  (unrounded,) = layer_norm(half, [x.astype(np.float16)], rounded=False)
+  np.testing.assert_array_equal(unrounded, exact * 3)
+  (y,) = layer_norm(half, [x.astype(np.float16)])
+  np.testing.assert_array_equal(y, (exact * 3).astype(np.float16))
+  (y,) = layer_norm(parse("(bfloat16 x) => (bfloat16 y) { y = RMSNormalization(x) }"), [x.astype(bfloat16)])
+  assert y.dtype == bfloat16
 
 
 def test_results_are_broadcast_to_s(rng: np.random.Generator) -> None:
-    text = "(float x, float b) => (float y, float z) { y = RMSNormalization(x) z = Neg(b) }"
-    x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
-    z = layer_norm(parse(text), [x, b])[1]
-    np.testing.assert_array_equal(z, np.broadcast_to(-b, (2, 3, 4)))
+  text = "(float x, float b) => (float y, float z) { y = RMSNormalization(x) z = Neg(b) }"
+  x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
+  z = layer_norm(parse(text), [x, b])[1]
+  np.testing.assert_array_equal(z, np.broadcast_to(-b, (2, 3, 4)))
 
 
 RANGES = {
@@ -157,113 +157,113 @@ RANGES = {
 
 
 def pointwise_cases() -> list[str]:
-    """The operators on floats; test_pointwise_reference.py has those on integers."""
-    rows = POINTWISE_OPERATORS.items()
-    return [name for name, spec in rows if not spec.core and name != "Cast" and "float" in spec.types]
+  """The operators on floats; test_pointwise_reference.py has those on integers."""
+  rows = POINTWISE_OPERATORS.items()
+  return [name for name, spec in rows if not spec.core and name != "Cast" and "float" in spec.types]
 
 
 @pytest.mark.parametrize("opset", [11, 17, 24])
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
 @pytest.mark.parametrize("op", pointwise_cases())
 def test_every_operator_decomposes_to_its_reference(op: str, dtype: str, opset: int, rng: np.random.Generator) -> None:
-    spec = POINTWISE_OPERATORS[op]
-    letters = spec.operands
-    names = [f"p{i}" for i in range(len(letters))]
-    declared = ", ".join(
-        f"{'bool' if letter == 'B' else dtype} {name}" for letter, name in zip(letters, names, strict=True)
-    )
-    given = "<fmod=1>" if op == "Mod" else ""
-    result = "bool" if spec.result == "B" else dtype
-    program = parse(f"({declared}) => ({result} y) {{ y = {op}{given}({', '.join(names)}) }}")
-    low, high = RANGES.get(op, (-3, 3))
-    inputs = {
-        name: rng.random(24) < 0.5 if letter == "B" else rng.uniform(low, high, 24).astype(NUMPY_DTYPES[dtype])
-        for letter, name in zip(letters, names, strict=True)
-    }
-    if op == "Clip":  # its limits are scalars in ONNX
-        inputs["p1"], inputs["p2"] = (np.asarray(v, NUMPY_DTYPES[dtype]) for v in (-1, 1.5))
-    nodes = to_onnx(program, names, ["y"], opset, "t")
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
-        [helper.make_tensor_value_info("y", ONNX_DTYPES[program.results[0].dtype], [24])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    onnx.checker.check_model(model, full_check=True)
-    from onnx.reference import ReferenceEvaluator
+  spec = POINTWISE_OPERATORS[op]
+  letters = spec.operands
+  names = [f"p{i}" for i in range(len(letters))]
+  declared = ", ".join(
+    f"{'bool' if letter == 'B' else dtype} {name}" for letter, name in zip(letters, names, strict=True)
+  )
+  given = "<fmod=1>" if op == "Mod" else ""
+  result = "bool" if spec.result == "B" else dtype
+  program = parse(f"({declared}) => ({result} y) {{ y = {op}{given}({', '.join(names)}) }}")
+  low, high = RANGES.get(op, (-3, 3))
+  inputs = {
+    name: rng.random(24) < 0.5 if letter == "B" else rng.uniform(low, high, 24).astype(NUMPY_DTYPES[dtype])
+    for letter, name in zip(letters, names, strict=True)
+  }
+  if op == "Clip":  # its limits are scalars in ONNX
+    inputs["p1"], inputs["p2"] = (np.asarray(v, NUMPY_DTYPES[dtype]) for v in (-1, 1.5))
+  nodes = to_onnx(program, names, ["y"], opset, "t")
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
+    [helper.make_tensor_value_info("y", ONNX_DTYPES[program.results[0].dtype], [24])],
+  )
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+  onnx.checker.check_model(model, full_check=True)
+  from onnx.reference import ReferenceEvaluator
 
-    # onnx's own evaluator: ONNX Runtime lacks float16 and double kernels for many of these.
-    (found,) = ReferenceEvaluator(model).run(None, inputs)
-    wide = [each if each.dtype == bool else each.astype(np.float64) for each in inputs.values()]
-    expected = evaluate(program.statements[0], wide)
-    if found.dtype == bool:
-        np.testing.assert_array_equal(found, expected)
-    else:
-        tolerance = {"float16": 1e-2, "float": 1e-5, "double": 1e-6}[dtype]
-        np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
+  # onnx's own evaluator: ONNX Runtime lacks float16 and double kernels for many of these.
+  (found,) = ReferenceEvaluator(model).run(None, inputs)
+  wide = [each if each.dtype == bool else each.astype(np.float64) for each in inputs.values()]
+  expected = evaluate(program.statements[0], wide)
+  if found.dtype == bool:
+    np.testing.assert_array_equal(found, expected)
+  else:
+    tolerance = {"float16": 1e-2, "float": 1e-5, "double": 1e-6}[dtype]
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_nan_is_neither_above_nor_below_a_threshold() -> None:
-    """ONNX defines both by comparisons that NaN fails, and ONNX Runtime computes them so: 0."""
-    nan = np.array([np.nan])
-    for op in ("ThresholdedRelu", "Shrink<bias=1>"):
-        program = parse(f"(double x) => (double y) {{ y = {op}(x) }}")
-        np.testing.assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
+  """ONNX defines both by comparisons that NaN fails, and ONNX Runtime computes them so: 0."""
+  nan = np.array([np.nan])
+  for op in ("ThresholdedRelu", "Shrink<bias=1>"):
+    program = parse(f"(double x) => (double y) {{ y = {op}(x) }}")
+    np.testing.assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
 
 
 def test_shape_inference() -> None:
-    node = node_of(LAYER.format("float16"))
-    half = np.dtype(np.float16)
+  node = node_of(LAYER.format("float16"))
+  half = np.dtype(np.float16)
 
-    def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
-        return OPERATOR.infer_shapes(node, [TensorType(half, shape) for shape in shapes])
+  def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
+    return OPERATOR.infer_shapes(node, [TensorType(half, shape) for shape in shapes])
 
-    known = infer(("N", 4, 8), (8,), (8,), (8,))
-    assert known == [TensorType(half, ("N", 4, 8))] * 2
-    assert infer(("N", 1, 8), (4, 1), (8,), (8,))[0].shape == ("N", 4, 8)
-    assert infer((1, 8), ("N", 8), None, None)[0].shape == ("N", 8)
-    assert infer(("N", 8), ("M", 8), None, None)[0].shape == (None, 8)
-    assert infer(None, (8,), (8,), (8,))[0].shape is None
+  known = infer(("N", 4, 8), (8,), (8,), (8,))
+  assert known == [TensorType(half, ("N", 4, 8))] * 2
+  assert infer(("N", 1, 8), (4, 1), (8,), (8,))[0].shape == ("N", 4, 8)
+  assert infer((1, 8), ("N", 8), None, None)[0].shape == ("N", 8)
+  assert infer(("N", 8), ("M", 8), None, None)[0].shape == (None, 8)
+  assert infer(None, (8,), (8,), (8,))[0].shape is None
 
 
 WRONG = {
-    "the attribute 'program' is missing": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN),
-    "expected '('": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="nonsense"),
-    "a character beyond ASCII": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="é"),
-    "no LayerNormalization or RMSNormalization": helper.make_node(
-        "FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="(float x) => (float y) { y = Relu(x) }"
-    ),
-    "2 inputs, but its program has 1": helper.make_node(
-        "FusedLayerNorm",
-        ["x", "z"],
-        ["y"],
-        "norm",
-        domain=DOMAIN,
-        program="(float x) => (float y) { y = RMSNormalization(x) }",
-    ),
-    "2 outputs, but its program has 1": helper.make_node(
-        "FusedLayerNorm",
-        ["x"],
-        ["y", "z"],
-        "norm",
-        domain=DOMAIN,
-        program="(float x) => (float y) { y = RMSNormalization(x) }",
-    ),
+  "the attribute 'program' is missing": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN),
+  "expected '('": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="nonsense"),
+  "a character beyond ASCII": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="é"),
+  "no LayerNormalization or RMSNormalization": helper.make_node(
+    "FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="(float x) => (float y) { y = Relu(x) }"
+  ),
+  "2 inputs, but its program has 1": helper.make_node(
+    "FusedLayerNorm",
+    ["x", "z"],
+    ["y"],
+    "norm",
+    domain=DOMAIN,
+    program="(float x) => (float y) { y = RMSNormalization(x) }",
+  ),
+  "2 outputs, but its program has 1": helper.make_node(
+    "FusedLayerNorm",
+    ["x"],
+    ["y", "z"],
+    "norm",
+    domain=DOMAIN,
+    program="(float x) => (float y) { y = RMSNormalization(x) }",
+  ),
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    assert_invalid(WRONG[reason], reason)
+  assert_invalid(WRONG[reason], reason)
 
 
 def test_an_old_opset_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-        OPERATOR.decompose(node_of(RMS.format("float")), 10)
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
+    OPERATOR.decompose(node_of(RMS.format("float")), 10)
 
 
 def test_an_axis_from_the_front_is_refused() -> None:
-    text = "(float x) => (float y) { y = RMSNormalization<axis=1>(x) }"
-    with pytest.raises(ModelError, match="axis 1 counts from the front"):
-        OPERATOR.decompose(node_of(text), 17)
+  text = "(float x) => (float y) { y = RMSNormalization<axis=1>(x) }"
+  with pytest.raises(ModelError, match="axis 1 counts from the front"):
+    OPERATOR.decompose(node_of(text), 17)

@@ -16,33 +16,33 @@ CONSTANTS = """int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {2}, int64[1] v0 = {0}
     int64[2,2] table = {1, 2, 3, 4}, int64[3] rest = {0, 0, -1}, int64[4] heads = {0, 0, -1, 4}"""
 # As exporters write x.shape[0] and x.shape[1], as vectors of one element.
 PARTS = (
-    """shape = Shape(x)  n = Gather(shape, i0)  m = Gather(shape, i1)  nn = Unsqueeze(n, v0)  mm = Unsqueeze(m, v0)  """
+  """shape = Shape(x)  n = Gather(shape, i0)  m = Gather(shape, i1)  nn = Unsqueeze(n, v0)  mm = Unsqueeze(m, v0)  """
 )
 
 
 def scope_of(nodes: str) -> tuple[Scope, dict[str, gs.Tensor]]:
-    """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
-    graph = import_model(
-        onnx.parser.parse_model(
-            f"""<ir_version: 8, opset_import: ["" : 18, "ortplugin" : 1]>
+  """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
+  graph = import_model(
+    onnx.parser.parse_model(
+      f"""<ir_version: 8, opset_import: ["" : 18, "ortplugin" : 1]>
             g (float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}"""
-        )
     )
-    annotate(graph)
-    for each in (tensor for node in graph.nodes for tensor in node.outputs):
-        if isinstance(each, gs.Variable) and each.shape is not None and len(each.shape) > 1:
-            each.shape = [None] * len(each.shape)
-    return next(iter(scopes(graph))), graph.tensors()
+  )
+  annotate(graph)
+  for each in (tensor for node in graph.nodes for tensor in node.outputs):
+    if isinstance(each, gs.Variable) and each.shape is not None and len(each.shape) > 1:
+      each.shape = [None] * len(each.shape)
+  return next(iter(scopes(graph))), graph.tensors()
 
 
 def shown(lengths: list[Length] | None) -> list[str]:
-    """A length as text, "?" for one that has no name."""
+  """A length as text, "?" for one that has no name."""
 
-    def names(each: Length) -> list[str]:
-        return [name if isinstance(name, str) and len(name) == 1 else "?" for name in each.names]
+  def names(each: Length) -> list[str]:
+    return [name if isinstance(name, str) and len(name) == 1 else "?" for name in each.names]
 
-    assert lengths is not None
-    return ["*".join(names(each) + [str(each.number)] * (each.number != 1 or not each.names)) for each in lengths]
+  assert lengths is not None
+  return ["*".join(names(each) + [str(each.number)] * (each.number != 1 or not each.names)) for each in lengths]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def shown(lengths: list[Length] | None) -> list[str]:
     }.values(),
 )  # fmt: skip
 def test_lengths(nodes: str, wanted: str) -> None:
-    scope, tensors = scope_of(nodes)
-    assert shown(dims(scope, tensors["y"])) == wanted.split()
+  scope, tensors = scope_of(nodes)
+  assert shown(dims(scope, tensors["y"])) == wanted.split()
 
 
 @pytest.mark.parametrize(
@@ -109,44 +109,44 @@ def test_lengths(nodes: str, wanted: str) -> None:
     }.values(),
 )  # fmt: skip
 def test_same_lengths(nodes: str, axes: list[bool]) -> None:
-    scope, tensors = scope_of(f"{nodes}  y = Add(u, v)")
-    u, v = tensors["u"], tensors["v"]
-    for each in (u, v, *(tensors[name] for name in ("f", "o") if name in tensors)):  # what has no program has no shape
-        each.shape = [None] * 3
-    assert [same_length(scope, u, v, axis) for axis in range(3)] == axes
-    assert same_lengths(scope, u, v) == all(axes)
+  scope, tensors = scope_of(f"{nodes}  y = Add(u, v)")
+  u, v = tensors["u"], tensors["v"]
+  for each in (u, v, *(tensors[name] for name in ("f", "o") if name in tensors)):  # what has no program has no shape
+    each.shape = [None] * 3
+  assert [same_length(scope, u, v, axis) for axis in range(3)] == axes
+  assert same_lengths(scope, u, v) == all(axes)
 
 
 def test_lengths_that_are_told() -> None:
-    scope, tensors = scope_of("y = Relu(x)")
-    told = {id(tensors["x"]): [Length(2), Length(1, ("k",)), Length(4)]}
-    assert shown(dims(scope, tensors["y"], told)) == ["2", "k", "4"]
+  scope, tensors = scope_of("y = Relu(x)")
+  told = {id(tensors["x"]): [Length(2), Length(1, ("k",)), Length(4)]}
+  assert shown(dims(scope, tensors["y"], told)) == ["2", "k", "4"]
 
 
 def test_products() -> None:
-    a, b = Length(2, ("a",)), Length(6, ("b", "a"))
-    assert a.times(b) == Length(12, ("a", "a", "b")) == b.times(a)
-    assert b.over(a) == Length(3, ("b",))
-    assert [a.over(b), Length(3).over(Length(2)), Length(3).over(Length(0))] == [None] * 3
-    assert (a.known, Length(4).known) == (None, 4)
+  a, b = Length(2, ("a",)), Length(6, ("b", "a"))
+  assert a.times(b) == Length(12, ("a", "a", "b")) == b.times(a)
+  assert b.over(a) == Length(3, ("b",))
+  assert [a.over(b), Length(3).over(Length(2)), Length(3).over(Length(0))] == [None] * 3
+  assert (a.known, Length(4).known) == (None, 4)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "wanted"),
-    [
-        ([], Length(1)),
-        ([Length(1), Length(1, ("a",))], Length(1, ("a",))),
-        ([Length(5), Length(1, ("a",)), Length(1, ("b",))], Length(5)),  # those are 1 or 5
-        ([Length(1, ("a",)), Length(1, ("b",))], None),
-    ],
+  ("lengths", "wanted"),
+  [
+    ([], Length(1)),
+    ([Length(1), Length(1, ("a",))], Length(1, ("a",))),
+    ([Length(5), Length(1, ("a",)), Length(1, ("b",))], Length(5)),  # those are 1 or 5
+    ([Length(1, ("a",)), Length(1, ("b",))], None),
+  ],
 )
 def test_broadcast(lengths: list[Length], wanted: Length | None) -> None:
-    assert agreed(lengths) == wanted
+  assert agreed(lengths) == wanted
 
 
 def test_a_cast_may_know_more() -> None:
-    """Of an output that was converted, what the model says of it stands behind the Cast."""
-    scope, tensors = scope_of("j = Concat<axis = 0>(z, z)  n = Cast<to = 10>(j)  y = Relu(n)")
-    assert shown(dims(scope, tensors["j"])) == ["?", "?"]
-    tensors["n"].shape = ["r", 8]
-    assert shown(dims(scope, tensors["j"])) == ["r", "8"]
+  """Of an output that was converted, what the model says of it stands behind the Cast."""
+  scope, tensors = scope_of("j = Concat<axis = 0>(z, z)  n = Cast<to = 10>(j)  y = Relu(n)")
+  assert shown(dims(scope, tensors["j"])) == ["?", "?"]
+  tensors["n"].shape = ["r", 8]
+  assert shown(dims(scope, tensors["j"])) == ["r", "8"]

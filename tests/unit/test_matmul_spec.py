@@ -23,99 +23,99 @@ HALF = np.dtype(np.float16)
 
 
 def node(**changes: Any) -> onnx.NodeProto:
-    inputs = changes.pop("inputs", ["A", "B", "b"])
-    given = {"program": typed(BIAS_RELU, "float16"), "trans_b": 1, **changes}
-    attributes = {name: value for name, value in given.items() if value is not None}
-    return helper.make_node("FusedMatMul", inputs, ["y"], "h0/mlp", domain=DOMAIN, **attributes)
+  inputs = changes.pop("inputs", ["A", "B", "b"])
+  given = {"program": typed(BIAS_RELU, "float16"), "trans_b": 1, **changes}
+  attributes = {name: value for name, value in given.items() if value is not None}
+  return helper.make_node("FusedMatMul", inputs, ["y"], "h0/mlp", domain=DOMAIN, **attributes)
 
 
 def types(*shapes: Shape | None) -> list[TensorType]:
-    return [TensorType(HALF, shape) for shape in shapes]
+  return [TensorType(HALF, shape) for shape in shapes]
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "wanted"),
-    [
-        (("n", None, 8), (6, 8), ("n", None, 6)),
-        (("n", "k"), (6, 8), ("n", 6)),
-        ((8,), (6, "k"), (6,)),
-        ((2, 3, 8), None, (2, 3, None)),
-        (None, (6, 8), None),
-    ],
+  ("a", "b", "wanted"),
+  [
+    (("n", None, 8), (6, 8), ("n", None, 6)),
+    (("n", "k"), (6, 8), ("n", 6)),
+    ((8,), (6, "k"), (6,)),
+    ((2, 3, 8), None, (2, 3, None)),
+    (None, (6, 8), None),
+  ],
 )
 def test_shapes_that_are_partly_known(a: Shape | None, b: Shape | None, wanted: Shape | None) -> None:
-    assert OPERATOR.infer_shapes(node(), types(a, b, (6,)))[0].shape == wanted
+  assert OPERATOR.infer_shapes(node(), types(a, b, (6,)))[0].shape == wanted
 
 
 @pytest.mark.parametrize(
-    ("shapes", "reason"),
-    [
-        (((), (6, 8), (6,)), "A is a scalar"),
-        (((2, 8), (8,), (6,)), "B has the shape [8]; it must have two dimensions"),
-        (((2, 7), (6, 8), (6,)), "its last length must be 8"),
-        (((2, 8), (6, 8), (7,)), "'b' of shape [7] does not broadcast to [2, 6]"),
-    ],
+  ("shapes", "reason"),
+  [
+    (((), (6, 8), (6,)), "A is a scalar"),
+    (((2, 8), (8,), (6,)), "B has the shape [8]; it must have two dimensions"),
+    (((2, 7), (6, 8), (6,)), "its last length must be 8"),
+    (((2, 8), (6, 8), (7,)), "'b' of shape [7] does not broadcast to [2, 6]"),
+  ],
 )
 def test_shapes_that_contradict_each_other(shapes: tuple[Shape, ...], reason: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        OPERATOR.infer_shapes(node(), types(*shapes))
-    assert "node 'h0/mlp' (FusedMatMul): " in str(caught.value)
-    assert reason in str(caught.value)
+  with pytest.raises(ModelError) as caught:
+    OPERATOR.infer_shapes(node(), types(*shapes))
+  assert "node 'h0/mlp' (FusedMatMul): " in str(caught.value)
+  assert reason in str(caught.value)
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "'program' is missing": {"program": None},
-    "trans_b must be 0 or 1": {"trans_b": 2},
-    "algorithm must be a string": {"algorithm": 1},
-    "2 inputs, but its program has 3": {"inputs": ["A", "B"]},
-    "it must be pointwise": {
-        "program": "(float16 c, float16 b) => (float16 y) { n = RMSNormalization(c) y = Add(n, b) }"
-    },
-    "must be of a floating dtype": {"program": "(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"},
+  "'program' is missing": {"program": None},
+  "trans_b must be 0 or 1": {"trans_b": 2},
+  "algorithm must be a string": {"algorithm": 1},
+  "2 inputs, but its program has 3": {"inputs": ["A", "B"]},
+  "it must be pointwise": {
+    "program": "(float16 c, float16 b) => (float16 y) { n = RMSNormalization(c) y = Add(n, b) }"
+  },
+  "must be of a floating dtype": {"program": "(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"},
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    assert_invalid(node(**WRONG[reason]), reason)
+  assert_invalid(node(**WRONG[reason]), reason)
 
 
 @pytest.mark.parametrize("name", ["bias, Relu, bfloat16, trans_b", "bias, Relu, bfloat16"])
 def test_the_decomposition_in_bfloat16_is_valid(name: str) -> None:
-    case = by_name[name]
-    nodes = OPERATOR.decompose(case.node(), 14)
-    assert ("Transpose" in [each.op_type for each in nodes]) == case.trans_b
-    kind = onnx.TensorProto.BFLOAT16
-    inputs = [
-        helper.make_tensor_value_info(each, kind, shape) for each, shape in zip(case.names, case.shapes, strict=True)
-    ]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, (2, 37, 24))])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
-    onnx.checker.check_model(model, full_check=True)
+  case = by_name[name]
+  nodes = OPERATOR.decompose(case.node(), 14)
+  assert ("Transpose" in [each.op_type for each in nodes]) == case.trans_b
+  kind = onnx.TensorProto.BFLOAT16
+  inputs = [
+    helper.make_tensor_value_info(each, kind, shape) for each, shape in zip(case.names, case.shapes, strict=True)
+  ]
+  graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, (2, 37, 24))])
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+  onnx.checker.check_model(model, full_check=True)
 
 
 # --------------------------------------------------------------------------------------------------------- algorithms
 
 
 def test_unknown_shapes_have_no_algorithms() -> None:
-    assert OPERATOR.device_variants(node(), types(("n", 8), (6, 8), (6,)), [False, True, True]) == ()
+  assert OPERATOR.device_variants(node(), types(("n", 8), (6, 8), (6,)), [False, True, True]) == ()
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
 def test_without_a_gpu_the_node_and_what_lacks_are_named(library: Path) -> None:
-    with pytest.raises(ModelError, match=r"node 'h0/mlp' \(FusedMatMul\): its algorithms can't be listed: .*libcuda"):
-        OPERATOR.device_variants(node(), types((2, 8), (6, 8), (6,)), [False, True, True])
+  with pytest.raises(ModelError, match=r"node 'h0/mlp' \(FusedMatMul\): its algorithms can't be listed: .*libcuda"):
+    OPERATOR.device_variants(node(), types((2, 8), (6, 8), (6,)), [False, True, True])
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("FusedMatMul\n[2 8]\n[6 8]", "'program' is missing"),
-        ("FusedMatMul\ntrans_b=2\n[2 8]\n[6 8]", "trans_b is 2"),
-        (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[8 6]", "has 2 inputs"),
-        (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[6 8]\n[6]", r"must be \[.., K\]"),
-    ],
+  ("text", "reason"),
+  [
+    ("FusedMatMul\n[2 8]\n[6 8]", "'program' is missing"),
+    ("FusedMatMul\ntrans_b=2\n[2 8]\n[6 8]", "trans_b is 2"),
+    (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[8 6]", "has 2 inputs"),
+    (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[6 8]\n[6]", r"must be \[.., K\]"),
+  ],
 )
 def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=rf"node 'h0/mlp' \(FusedMatMul\): .*{reason}"):
-        ask(node(), text)
+  with pytest.raises(ModelError, match=rf"node 'h0/mlp' \(FusedMatMul\): .*{reason}"):
+    ask(node(), text)

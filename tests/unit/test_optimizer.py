@@ -25,349 +25,349 @@ from ortplugin.report import CONVERSION, Dropped, Report
 
 @dataclass
 class Replace:
-    """Turns nodes of one type into another."""
+  """Turns nodes of one type into another."""
 
-    name: str
-    old: str
-    new: str
-    calls: int = 0
-    summary: str = "turns one type into another"
+  name: str
+  old: str
+  new: str
+  calls: int = 0
+  summary: str = "turns one type into another"
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        self.calls += 1
-        changes = []
-        for node in graph.nodes:
-            if node.op == self.old and (limit is None or len(changes) < limit):
-                before = f"{node.name} ({node.op})"
-                node.op = self.new
-                changes.append(Change(self.name, (before,), f"{node.name} ({node.op})"))
-        misses = (NearMiss(self.name, "somewhere", "never fits"),) if not changes else ()
-        return PassResult(tuple(changes), misses)
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    self.calls += 1
+    changes = []
+    for node in graph.nodes:
+      if node.op == self.old and (limit is None or len(changes) < limit):
+        before = f"{node.name} ({node.op})"
+        node.op = self.new
+        changes.append(Change(self.name, (before,), f"{node.name} ({node.op})"))
+    misses = (NearMiss(self.name, "somewhere", "never fits"),) if not changes else ()
+    return PassResult(tuple(changes), misses)
 
 
 def chain(*types: str, dims: tuple[Any, ...] = ("n", 4)) -> onnx.ModelProto:
-    """x through unary operators to y."""
-    names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
-    graph = helper.make_graph(
-        [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)],
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  """x through unary operators to y."""
+  names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
+  graph = helper.make_graph(
+    [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)],
+    "chain",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-pointwise")
 
 
 def types_of(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
+  return [node.op_type for node in model.graph.node]
 
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Replace, ...]]:
-    def install(*passes: Any) -> tuple[Any, ...]:
-        monkeypatch.setattr(table, "TABLE", passes)
-        return passes
+  def install(*passes: Any) -> tuple[Any, ...]:
+    monkeypatch.setattr(table, "TABLE", passes)
+    return passes
 
-    return install
+  return install
 
 
 def test_the_real_pipeline_is_well_formed() -> None:
-    names = [step.name for step in optimizer.PIPELINE]
-    assert len(set(names)) == len(names) > 5
-    assert all(step.summary and "\n" not in step.summary for step in optimizer.PIPELINE)
-    assert all(name == name.lower() and " " not in name for name in names)
+  names = [step.name for step in optimizer.PIPELINE]
+  assert len(set(names)) == len(names) > 5
+  assert all(step.summary and "\n" not in step.summary for step in optimizer.PIPELINE)
+  assert all(name == name.lower() and " " not in name for name in names)
 
 
 def test_passes_run_in_order_until_nothing_changes(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    second, first = pipeline(Replace("b", "Exp", "Neg"), Replace("a", "Abs", "Exp"))
-    model, report = ortplugin.optimize(chain("Abs", "Abs"))
-    assert types_of(model) == ["Neg", "Neg"]
-    assert [change.rewrite for change in report.changes] == ["a", "a", "b", "b"]
-    assert report.rewrites == {"a": 2, "b": 2}
-    assert report.fused == 0
-    assert first.calls == second.calls == 3
+  second, first = pipeline(Replace("b", "Exp", "Neg"), Replace("a", "Abs", "Exp"))
+  model, report = ortplugin.optimize(chain("Abs", "Abs"))
+  assert types_of(model) == ["Neg", "Neg"]
+  assert [change.rewrite for change in report.changes] == ["a", "a", "b", "b"]
+  assert report.rewrites == {"a": 2, "b": 2}
+  assert report.fused == 0
+  assert first.calls == second.calls == 3
 
 
 def test_the_last_passes_wait_until_the_others_are_done(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    """What they fuse is hidden from a pass that would take it in a later round."""
-    taker, opener, last = pipeline(Replace("taker", "Exp", "Tanh"), Replace("opener", "Abs", "Exp"), FUSE_POINTWISE)
-    assert last.stage == optimizer.Stage.QUIET_ROUND
-    model, report = ortplugin.optimize(chain("Abs", "Neg", "Softmax", "Neg"))
-    assert types_of(model) == ["FusedPointwise", "Softmax", "Neg"]
-    assert [change.rewrite for change in report.changes] == ["opener", "taker", "fuse-pointwise"]
-    assert (taker.calls, opener.calls) == (4, 4)
+  """What they fuse is hidden from a pass that would take it in a later round."""
+  taker, opener, last = pipeline(Replace("taker", "Exp", "Tanh"), Replace("opener", "Abs", "Exp"), FUSE_POINTWISE)
+  assert last.stage == optimizer.Stage.QUIET_ROUND
+  model, report = ortplugin.optimize(chain("Abs", "Neg", "Softmax", "Neg"))
+  assert types_of(model) == ["FusedPointwise", "Softmax", "Neg"]
+  assert [change.rewrite for change in report.changes] == ["opener", "taker", "fuse-pointwise"]
+  assert (taker.calls, opener.calls) == (4, 4)
 
 
 def test_rounds_are_bounded(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    there, back = pipeline(Replace("there", "Abs", "Exp"), Replace("back", "Exp", "Abs"))
-    ortplugin.optimize(chain("Abs"))
-    assert there.calls == back.calls == optimizer.MAX_ROUNDS
+  there, back = pipeline(Replace("there", "Abs", "Exp"), Replace("back", "Exp", "Abs"))
+  ortplugin.optimize(chain("Abs"))
+  assert there.calls == back.calls == optimizer.MAX_ROUNDS
 
 
 def test_shapes_of_any_number_of_layers_are_folded() -> None:
-    """Each is known once those before it are: a round for each layer, as in an Encodec from TorchScript."""
-    layers = 2 * optimizer.MAX_ROUNDS
-    nodes = "\n".join(
-        f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
+  """Each is known once those before it are: a round for each layer, as in an Encodec from TorchScript."""
+  layers = 2 * optimizer.MAX_ROUNDS
+  nodes = "\n".join(
+    f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
         t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
-        for at in range(layers)
-    )
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+    for at in range(layers)
+  )
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}""")
-    optimized, _ = ortplugin.optimize(model)
-    assert types_of(optimized) == ["Softmax"] * layers
-    assert not ortplugin.optimize(optimized)[1].changes
+  optimized, _ = ortplugin.optimize(model)
+  assert types_of(optimized) == ["Softmax"] * layers
+  assert not ortplugin.optimize(optimized)[1].changes
 
 
 def test_the_input_model_is_not_changed(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    pipeline(Replace("a", "Abs", "Exp"))
-    model = chain("Abs")
-    before = model.SerializeToString()
-    optimized, _ = ortplugin.optimize(model, input_shapes={"x": (3, 4)})
-    assert model.SerializeToString() == before
-    assert types_of(optimized) == ["Exp"]
+  pipeline(Replace("a", "Abs", "Exp"))
+  model = chain("Abs")
+  before = model.SerializeToString()
+  optimized, _ = ortplugin.optimize(model, input_shapes={"x": (3, 4)})
+  assert model.SerializeToString() == before
+  assert types_of(optimized) == ["Exp"]
 
 
 def test_nothing_to_do_gives_the_same_bytes(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    pipeline(Replace("a", "Cos", "Exp"))
-    model = chain("Abs")
-    optimized, report = ortplugin.optimize(model)
-    assert optimized is not model
-    assert optimized.SerializeToString() == model.SerializeToString()
-    assert not report.changes
-    assert report.before == report.after
-    assert report.near_misses == [NearMiss("a", "somewhere", "never fits")]
+  pipeline(Replace("a", "Cos", "Exp"))
+  model = chain("Abs")
+  optimized, report = ortplugin.optimize(model)
+  assert optimized is not model
+  assert optimized.SerializeToString() == model.SerializeToString()
+  assert not report.changes
+  assert report.before == report.after
+  assert report.near_misses == [NearMiss("a", "somewhere", "never fits")]
 
 
 def test_a_limit_makes_the_first_changes(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    pipeline(Replace("a", "Abs", "Exp"), Replace("b", "Exp", "Neg"))
-    model = chain("Abs", "Abs", "Abs")
-    _, everything = ortplugin.optimize(model)
-    for limit in range(len(everything.changes) + 2):
-        _, report = ortplugin.optimize(model, limit=limit)
-        assert report.changes == everything.changes[:limit]
-    with pytest.raises(UsageError, match="-1"):
-        ortplugin.optimize(model, limit=-1)
+  pipeline(Replace("a", "Abs", "Exp"), Replace("b", "Exp", "Neg"))
+  model = chain("Abs", "Abs", "Abs")
+  _, everything = ortplugin.optimize(model)
+  for limit in range(len(everything.changes) + 2):
+    _, report = ortplugin.optimize(model, limit=limit)
+    assert report.changes == everything.changes[:limit]
+  with pytest.raises(UsageError, match="-1"):
+    ortplugin.optimize(model, limit=-1)
 
 
 def test_only_and_skip(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    pipeline(Replace("one", "Abs", "Exp"), Replace("two", "Cos", "Sin"))
-    model = chain("Abs", "Cos")
-    assert types_of(ortplugin.optimize(model, only=["two"])[0]) == ["Abs", "Sin"]
-    assert types_of(ortplugin.optimize(model, skip=["two"])[0]) == ["Exp", "Cos"]
-    assert types_of(ortplugin.optimize(model, only=["two"], skip=["two"])[0]) == ["Abs", "Cos"]
-    assert types_of(ortplugin.optimize(model, only=[])[0]) == ["Abs", "Cos"]
-    for choice in ({"only": ["tow"]}, {"skip": ["tow"]}):
-        with pytest.raises(UsageError, match="no pass 'tow'; did you mean two"):
-            ortplugin.optimize(model, **choice)
+  pipeline(Replace("one", "Abs", "Exp"), Replace("two", "Cos", "Sin"))
+  model = chain("Abs", "Cos")
+  assert types_of(ortplugin.optimize(model, only=["two"])[0]) == ["Abs", "Sin"]
+  assert types_of(ortplugin.optimize(model, skip=["two"])[0]) == ["Exp", "Cos"]
+  assert types_of(ortplugin.optimize(model, only=["two"], skip=["two"])[0]) == ["Abs", "Cos"]
+  assert types_of(ortplugin.optimize(model, only=[])[0]) == ["Abs", "Cos"]
+  for choice in ({"only": ["tow"]}, {"skip": ["tow"]}):
+    with pytest.raises(UsageError, match="no pass 'tow'; did you mean two"):
+      ortplugin.optimize(model, **choice)
 
 
 def test_a_pass_that_fails_is_named(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    class Broken(Replace):
-        def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-            raise ZeroDivisionError("by zero")
+  class Broken(Replace):
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+      raise ZeroDivisionError("by zero")
 
-    pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", ""))
-    with pytest.raises(optimizer.PassError, match="'broken' failed after rewrites by a: by zero; --skip broken"):
-        ortplugin.optimize(chain("Abs"))
+  pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", ""))
+  with pytest.raises(optimizer.PassError, match="'broken' failed after rewrites by a: by zero; --skip broken"):
+    ortplugin.optimize(chain("Abs"))
 
 
 def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    """Such a model is refused with what is wrong with it; on a valid one it is a defect of the pass, as above."""
+  """Such a model is refused with what is wrong with it; on a valid one it is a defect of the pass, as above."""
 
-    class Broken(Replace):
-        def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-            raise IndexError("list index out of range")
+  class Broken(Replace):
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+      raise IndexError("list index out of range")
 
-    pipeline(Broken("broken", "", ""))
-    model = chain("Abs")
-    model.graph.node.append(helper.make_node("Concat", ["x", "x"], ["z"], "bad", axis=7))
-    with pytest.raises(ModelError, match=r"it is not valid ONNX, so that the pass 'broken' fails: .*axis"):
-        ortplugin.optimize(model)
+  pipeline(Broken("broken", "", ""))
+  model = chain("Abs")
+  model.graph.node.append(helper.make_node("Concat", ["x", "x"], ["z"], "bad", axis=7))
+  with pytest.raises(ModelError, match=r"it is not valid ONNX, so that the pass 'broken' fails: .*axis"):
+    ortplugin.optimize(model)
 
 
 def test_an_invalid_result_is_a_defect_not_an_output(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
-    class Disconnects(Replace):
-        def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-            if not graph.nodes[0].inputs:
-                return PassResult(())
-            graph.nodes[0].inputs.clear()
-            return PassResult((Change("cut", ("node0",), ""),))
+  class Disconnects(Replace):
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+      if not graph.nodes[0].inputs:
+        return PassResult(())
+      graph.nodes[0].inputs.clear()
+      return PassResult((Change("cut", ("node0",), ""),))
 
-    pipeline(Disconnects("cut", "", ""))
-    with pytest.raises(RuntimeError, match="defect of ortplugin"):
-        ortplugin.optimize(chain("Abs"))
+  pipeline(Disconnects("cut", "", ""))
+  with pytest.raises(RuntimeError, match="defect of ortplugin"):
+    ortplugin.optimize(chain("Abs"))
 
 
 def test_what_optimize_takes(tmp_path: Path) -> None:
-    model = chain("Softmax")
-    onnx.save(model, tmp_path / "m.onnx")
-    for form in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model):
-        assert types_of(ortplugin.optimize(form)[0]) == ["Softmax"]
-    with pytest.raises(UsageError, match="bytes"):
-        ortplugin.optimize(model.SerializeToString())  # type: ignore[arg-type]
-    model.graph.node[0].input[0] = "nobody"
-    with pytest.raises(ModelError, match="nobody"):
-        ortplugin.optimize(model)
+  model = chain("Softmax")
+  onnx.save(model, tmp_path / "m.onnx")
+  for form in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model):
+    assert types_of(ortplugin.optimize(form)[0]) == ["Softmax"]
+  with pytest.raises(UsageError, match="bytes"):
+    ortplugin.optimize(model.SerializeToString())  # type: ignore[arg-type]
+  model.graph.node[0].input[0] = "nobody"
+  with pytest.raises(ModelError, match="nobody"):
+    ortplugin.optimize(model)
 
 
 def test_weights_in_other_files_must_be_loaded() -> None:
-    model = chain("Abs")
-    tensor = model.graph.initializer.add()
-    tensor.CopyFrom(numpy_helper.from_array(np.ones(3, np.float32), "w"))
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="w.bin")
-    with pytest.raises(ModelError, match="pass the model's path"):
-        ortplugin.optimize(model)
+  model = chain("Abs")
+  tensor = model.graph.initializer.add()
+  tensor.CopyFrom(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+  tensor.ClearField("raw_data")
+  tensor.data_location = TensorProto.EXTERNAL
+  tensor.external_data.add(key="location", value="w.bin")
+  with pytest.raises(ModelError, match="pass the model's path"):
+    ortplugin.optimize(model)
 
 
 def test_guilty_passes_are_dropped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A conversion is not, nor the same pass twice, nor anything where nothing is to blame, as after tuning."""
-    trials = [
-        Report(guilty=Change("fuse-x", ("a (Add)",), "f (F)")),
-        Report(guilty=Change("inline-functions", ("local::f",), "")),
-        Report(guilty=Change("allow-tf32", ("c (Conv)",), "c (Conv)")),
-        Report(guilty=Change(CONVERSION, ("'m' (Mul)",), "")),
-    ]
-    asked: list[tuple[Any, Any]] = []
+  """A conversion is not, nor the same pass twice, nor anything where nothing is to blame, as after tuning."""
+  trials = [
+    Report(guilty=Change("fuse-x", ("a (Add)",), "f (F)")),
+    Report(guilty=Change("inline-functions", ("local::f",), "")),
+    Report(guilty=Change("allow-tf32", ("c (Conv)",), "c (Conv)")),
+    Report(guilty=Change(CONVERSION, ("'m' (Mul)",), "")),
+  ]
+  asked: list[tuple[Any, Any]] = []
 
-    def failing(model: onnx.ModelProto, options: optimizer.Options) -> None:
-        asked.append((options.only, options.skip))
-        error = VerificationError(f"trial {len(asked)}; a remedy")
-        error.report = trials[len(asked) - 1]
-        raise error
+  def failing(model: onnx.ModelProto, options: optimizer.Options) -> None:
+    asked.append((options.only, options.skip))
+    error = VerificationError(f"trial {len(asked)}; a remedy")
+    error.report = trials[len(asked) - 1]
+    raise error
 
-    monkeypatch.setattr(api, "_optimize_once", failing)
-    given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
-    with pytest.raises(VerificationError, match="trial 4") as failed:
-        optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
-    skipped = ("fuse-z", "fuse-x", "inline-functions", "allow-tf32")
-    assert asked == [(("fuse-x", "fuse-y"), skipped[:count]) for count in (1, 2, 3, 4)]
-    assert failed.value.report is not None
-    assert failed.value.report.dropped == [
-        Dropped("fuse-x", ("a (Add)",), "trial 1"),
-        Dropped("inline-functions", ("local::f",), "trial 2"),
-        Dropped("allow-tf32", ("c (Conv)",), "trial 3"),
-    ]
-    asked.clear()
-    with pytest.raises(VerificationError, match="trial 1"):
-        optimizer.optimize(onnx.ModelProto(), skip=["fuse-x"], verify=True, drop_guilty=True)
-    asked.clear()
-    with pytest.raises(VerificationError, match="trial 1"):
-        optimizer.optimize(onnx.ModelProto(), verify=True)
-    asked.clear()
-    trials[0] = Report(functions={"local::f": 1})
-    with pytest.raises(VerificationError, match="trial 1"):
-        optimizer.optimize(onnx.ModelProto(), verify=True, drop_guilty=True)
-    with pytest.raises(UsageError, match="verify=True"):
-        optimizer.optimize(onnx.ModelProto(), drop_guilty=True)
+  monkeypatch.setattr(api, "_optimize_once", failing)
+  given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
+  with pytest.raises(VerificationError, match="trial 4") as failed:
+    optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
+  skipped = ("fuse-z", "fuse-x", "inline-functions", "allow-tf32")
+  assert asked == [(("fuse-x", "fuse-y"), skipped[:count]) for count in (1, 2, 3, 4)]
+  assert failed.value.report is not None
+  assert failed.value.report.dropped == [
+    Dropped("fuse-x", ("a (Add)",), "trial 1"),
+    Dropped("inline-functions", ("local::f",), "trial 2"),
+    Dropped("allow-tf32", ("c (Conv)",), "trial 3"),
+  ]
+  asked.clear()
+  with pytest.raises(VerificationError, match="trial 1"):
+    optimizer.optimize(onnx.ModelProto(), skip=["fuse-x"], verify=True, drop_guilty=True)
+  asked.clear()
+  with pytest.raises(VerificationError, match="trial 1"):
+    optimizer.optimize(onnx.ModelProto(), verify=True)
+  asked.clear()
+  trials[0] = Report(functions={"local::f": 1})
+  with pytest.raises(VerificationError, match="trial 1"):
+    optimizer.optimize(onnx.ModelProto(), verify=True, drop_guilty=True)
+  with pytest.raises(UsageError, match="verify=True"):
+    optimizer.optimize(onnx.ModelProto(), drop_guilty=True)
 
 
 def test_what_is_no_pass_of_the_pipeline_can_be_skipped() -> None:
-    for name in ("inline-functions", "allow-tf32", "forbid-tf32"):
-        assert optimizer.select_passes(skip=[name]) == optimizer.PIPELINE
-        with pytest.raises(UsageError, match="there is no pass"):
-            optimizer.select_passes(only=[name])
+  for name in ("inline-functions", "allow-tf32", "forbid-tf32"):
+    assert optimizer.select_passes(skip=[name]) == optimizer.PIPELINE
+    with pytest.raises(UsageError, match="there is no pass"):
+      optimizer.select_passes(only=[name])
 
 
 def test_progress_is_told() -> None:
-    told: list[str] = []
-    ortplugin.optimize(chain("Abs"), progress=told.append)
-    assert told[0] == "loading"
-    assert optimizer.PIPELINE[0].name in told
+  told: list[str] = []
+  ortplugin.optimize(chain("Abs"), progress=told.append)
+  assert told[0] == "loading"
+  assert optimizer.PIPELINE[0].name in told
 
 
 def test_the_real_pipeline_is_deterministic_and_idempotent() -> None:
-    model = norm_model()
-    first, report = ortplugin.optimize(model)
-    second, _ = ortplugin.optimize(model)
-    assert first.SerializeToString() == second.SerializeToString()
-    assert report.fused >= 1
-    assert report.after["ortplugin::FusedLayerNorm"] == 1
-    again, nothing = ortplugin.optimize(first)
-    assert not nothing.changes
-    assert again.SerializeToString() == first.SerializeToString()
-    names = [(entry.domain, entry.version) for entry in first.opset_import]
-    assert ("ortplugin", 1) in names
+  model = norm_model()
+  first, report = ortplugin.optimize(model)
+  second, _ = ortplugin.optimize(model)
+  assert first.SerializeToString() == second.SerializeToString()
+  assert report.fused >= 1
+  assert report.after["ortplugin::FusedLayerNorm"] == 1
+  again, nothing = ortplugin.optimize(first)
+  assert not nothing.changes
+  assert again.SerializeToString() == first.SerializeToString()
+  names = [(entry.domain, entry.version) for entry in first.opset_import]
+  assert ("ortplugin", 1) in names
 
 
 def test_restore_gives_standard_onnx() -> None:
-    optimized, _ = ortplugin.optimize(norm_model())
-    before = optimized.SerializeToString()
-    restored = ortplugin.restore(optimized)
-    assert optimized.SerializeToString() == before
-    assert not any(node.domain == "ortplugin" for node in restored.graph.node)
-    assert [entry.domain for entry in restored.opset_import] == [""]
-    onnx.checker.check_model(restored, full_check=True)
-    assert ortplugin.restore(norm_model()) == norm_model()
-    optimized.graph.node[0].op_type = "FusedFuture"
-    with pytest.raises(ModelError, match=r"FusedFuture.*upgrade"):
-        ortplugin.restore(optimized)
+  optimized, _ = ortplugin.optimize(norm_model())
+  before = optimized.SerializeToString()
+  restored = ortplugin.restore(optimized)
+  assert optimized.SerializeToString() == before
+  assert not any(node.domain == "ortplugin" for node in restored.graph.node)
+  assert [entry.domain for entry in restored.opset_import] == [""]
+  onnx.checker.check_model(restored, full_check=True)
+  assert ortplugin.restore(norm_model()) == norm_model()
+  optimized.graph.node[0].op_type = "FusedFuture"
+  with pytest.raises(ModelError, match=r"FusedFuture.*upgrade"):
+    ortplugin.restore(optimized)
 
 
 def norm_model() -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node("LayerNormalization", ["x", "g", "b"], ["y"], "ln", axis=-1)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
-        [numpy_helper.from_array(np.ones(8, np.float32), "g"), numpy_helper.from_array(np.zeros(8, np.float32), "b")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  graph = helper.make_graph(
+    [helper.make_node("LayerNormalization", ["x", "g", "b"], ["y"], "ln", axis=-1)],
+    "g",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+    [numpy_helper.from_array(np.ones(8, np.float32), "g"), numpy_helper.from_array(np.zeros(8, np.float32), "b")],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 # ----------------------------------------------------------------------------------------------------- input shapes
 
 
 def dims(value: onnx.ValueInfoProto) -> list[int | str]:
-    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+  return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
 def test_shapes_are_fixed_everywhere() -> None:
-    model = chain("Abs", "Exp")
-    model.graph.value_info.append(helper.make_tensor_value_info("t0", TensorProto.FLOAT, ["n", 4]))
-    fix_input_shapes(model, {"x": (3, 4)})
-    assert [dims(v) for v in (*model.graph.input, *model.graph.value_info, *model.graph.output)] == [[3, 4]] * 3
+  model = chain("Abs", "Exp")
+  model.graph.value_info.append(helper.make_tensor_value_info("t0", TensorProto.FLOAT, ["n", 4]))
+  fix_input_shapes(model, {"x": (3, 4)})
+  assert [dims(v) for v in (*model.graph.input, *model.graph.value_info, *model.graph.output)] == [[3, 4]] * 3
 
 
 def test_outputs_without_a_symbol_are_inferred() -> None:
-    model = chain("Abs")
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "unrelated"
-    fix_input_shapes(model, {"x": (3, 4)})
-    assert dims(model.graph.output[0])[1] == 4
+  model = chain("Abs")
+  model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "unrelated"
+  fix_input_shapes(model, {"x": (3, 4)})
+  assert dims(model.graph.output[0])[1] == 4
 
 
 def test_an_unknown_rank_can_be_fixed() -> None:
-    model = chain("Abs")
-    model.graph.input[0].type.tensor_type.ClearField("shape")
-    fix_input_shapes(model, {"x": (3, 4)})
-    assert dims(model.graph.input[0]) == [3, 4]
+  model = chain("Abs")
+  model.graph.input[0].type.tensor_type.ClearField("shape")
+  fix_input_shapes(model, {"x": (3, 4)})
+  assert dims(model.graph.input[0]) == [3, 4]
 
 
 @pytest.mark.parametrize(
-    ("shapes", "words"),
-    [
-        ({"xx": (3, 4)}, "no input 'xx'; did you mean x"),
-        ({"x": (3,)}, "2 dimensions"),
-        ({"x": (3, 5)}, "is 4 in the model"),
-        ({"x": (-1, 4)}, "negative"),
-        ({"x": (2**62, 4)}, "overflows 63 bits; give smaller sizes"),
-    ],
+  ("shapes", "words"),
+  [
+    ({"xx": (3, 4)}, "no input 'xx'; did you mean x"),
+    ({"x": (3,)}, "2 dimensions"),
+    ({"x": (3, 5)}, "is 4 in the model"),
+    ({"x": (-1, 4)}, "negative"),
+    ({"x": (2**62, 4)}, "overflows 63 bits; give smaller sizes"),
+  ],
 )
 def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        ortplugin.optimize(chain("Abs"), input_shapes=shapes)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+  with pytest.raises(UsageError) as caught:
+    ortplugin.optimize(chain("Abs"), input_shapes=shapes)
+  assert words in str(caught.value)
+  assert "\n" not in str(caught.value)
 
 
 def test_one_symbol_has_one_size() -> None:
-    model = chain("Abs")
-    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"]))
-    with pytest.raises(UsageError, match="'n' would be 3 by input 'x' and 5 by input 'z'"):
-        ortplugin.optimize(model, input_shapes={"x": (3, 4), "z": (5,)})
-    fix_input_shapes(model, {"x": (3, 4)})
-    assert dims(model.graph.input[1]) == [3]
+  model = chain("Abs")
+  model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"]))
+  with pytest.raises(UsageError, match="'n' would be 3 by input 'x' and 5 by input 'z'"):
+    ortplugin.optimize(model, input_shapes={"x": (3, 4), "z": (5,)})
+  fix_input_shapes(model, {"x": (3, 4)})
+  assert dims(model.graph.input[1]) == [3]

@@ -22,54 +22,52 @@ Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x
 
 
 def many(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> onnx.ModelProto:
-    """One model with a node for each case, all of one input and each an output."""
-    nodes, constants = [], []
-    for index, (attributes, inputs) in enumerate(cases):
-        names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
-        constants += [numpy_helper.from_array(each, name) for each, name in zip(inputs, names, strict=True) if name]
-        nodes.append(helper.make_node(op, ["x", *names], [f"y{index}"], f"{index} {attributes}", **attributes))
-    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs, constants
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  """One model with a node for each case, all of one input and each an output."""
+  nodes, constants = [], []
+  for index, (attributes, inputs) in enumerate(cases):
+    names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
+    constants += [numpy_helper.from_array(each, name) for each, name in zip(inputs, names, strict=True) if name]
+    nodes.append(helper.make_node(op, ["x", *names], [f"y{index}"], f"{index} {attributes}", **attributes))
+  outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
+  graph = helper.make_graph(
+    nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs, constants
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> None:
-    """Every shape is known, and it is the one that ONNX Runtime computes."""
-    model = many(op, opset, shape, cases)
-    graph = import_model(model)
-    annotate(graph)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found = session.run(None, {"x": np.zeros(shape, np.float32)})
-    for tensor, value, node in zip(graph.outputs, found, model.graph.node, strict=True):
-        assert tuple(tensor.shape) == value.shape, (shape, node)
+  """Every shape is known, and it is the one that ONNX Runtime computes."""
+  model = many(op, opset, shape, cases)
+  graph = import_model(model)
+  annotate(graph)
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 4
+  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+  found = session.run(None, {"x": np.zeros(shape, np.float32)})
+  for tensor, value, node in zip(graph.outputs, found, model.graph.node, strict=True):
+    assert tuple(tensor.shape) == value.shape, (shape, node)
 
 
 def pools(size: int, dilated: bool) -> Iterator[Case]:
-    for kernel, stride, pad_begin, pad_end, dilation, ceil in product(
-        (2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)
-    ):
-        room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
-        if room > -stride and (dilated or dilation == 1):  # a window wider than the image is one, by rounding to zero
-            attributes = {
-                "kernel_shape": [kernel],
-                "strides": [stride],
-                "ceil_mode": ceil,
-                "pads": [pad_begin, pad_end],
-            }
-            yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
-    for kernel, stride, dilation, ceil, auto_pad in product(
-        (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
-    ):
-        # Where the kernel is shorter than the stride, ONNX Runtime pads with less than nothing, or refuses.
-        room = size - dilation * (kernel - 1) - 1
-        fits = (room >= 0 and kernel >= stride) or (auto_pad == "VALID" and room > (-2 * stride if ceil else -1))
-        if fits and (dilated or dilation == 1):
-            attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "auto_pad": auto_pad}
-            yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
+  for kernel, stride, pad_begin, pad_end, dilation, ceil in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)):
+    room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
+    if room > -stride and (dilated or dilation == 1):  # a window wider than the image is one, by rounding to zero
+      attributes = {
+        "kernel_shape": [kernel],
+        "strides": [stride],
+        "ceil_mode": ceil,
+        "pads": [pad_begin, pad_end],
+      }
+      yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
+  for kernel, stride, dilation, ceil, auto_pad in product(
+    (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
+  ):
+    # Where the kernel is shorter than the stride, ONNX Runtime pads with less than nothing, or refuses.
+    room = size - dilation * (kernel - 1) - 1
+    fits = (room >= 0 and kernel >= stride) or (auto_pad == "VALID" and room > (-2 * stride if ceil else -1))
+    if fits and (dilated or dilation == 1):
+      attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "auto_pad": auto_pad}
+      yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
@@ -79,38 +77,38 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
      ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
 )  # fmt: skip
 def test_pools(op: str, opset: int, size: int) -> None:
-    dilated = (op, opset) not in (("AveragePool", 10), ("AveragePool", 18))
-    assert_as_computed(op, opset, (1, 1, size), list(pools(size, dilated)))
+  dilated = (op, opset) not in (("AveragePool", 10), ("AveragePool", 18))
+  assert_as_computed(op, opset, (1, 1, size), list(pools(size, dilated)))
 
 
 def transposed(size: int) -> Iterator[Case]:
-    for kernel, stride, pad_begin, pad_end, dilation, padding in product(
-        (2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1, 2)
-    ):
-        whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - pad_begin - pad_end
-        if padding < stride and whole > 0:
-            pads = {
-                "pads": [pad_begin, pad_end],
-                "output_padding": [padding],
-                "dilations": [dilation],
-                "strides": [stride],
-            }
-            yield pads, [np.ones((1, 1, kernel), np.float32)]
-    for kernel, stride, dilation, padding, auto_pad in product(
-        (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")
-    ):
-        if padding < stride:
-            same = {"auto_pad": auto_pad, "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
-            yield same, [np.ones((1, 1, kernel), np.float32)]
-    for kernel, stride, shape in product((2, 3), (1, 2), (1, 3, 4)):
-        if shape <= (size - 1) * stride + kernel:
-            yield {"strides": [stride], "output_shape": [shape]}, [np.ones((1, 1, kernel), np.float32)]
+  for kernel, stride, pad_begin, pad_end, dilation, padding in product(
+    (2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1, 2)
+  ):
+    whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - pad_begin - pad_end
+    if padding < stride and whole > 0:
+      pads = {
+        "pads": [pad_begin, pad_end],
+        "output_padding": [padding],
+        "dilations": [dilation],
+        "strides": [stride],
+      }
+      yield pads, [np.ones((1, 1, kernel), np.float32)]
+  for kernel, stride, dilation, padding, auto_pad in product(
+    (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")
+  ):
+    if padding < stride:
+      same = {"auto_pad": auto_pad, "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
+      yield same, [np.ones((1, 1, kernel), np.float32)]
+  for kernel, stride, shape in product((2, 3), (1, 2), (1, 3, 4)):
+    if shape <= (size - 1) * stride + kernel:
+      yield {"strides": [stride], "output_shape": [shape]}, [np.ones((1, 1, kernel), np.float32)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("opset", [11, 22])
 def test_transposed_convolutions(opset: int, size: int) -> None:
-    assert_as_computed("ConvTranspose", opset, (1, 1, size), list(transposed(size)))
+  assert_as_computed("ConvTranspose", opset, (1, 1, size), list(transposed(size)))
 
 
 SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0.1)
@@ -119,17 +117,17 @@ SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0
 @pytest.mark.parametrize("size", [5, 7, 10, 15])
 @pytest.mark.parametrize("opset", [10, 11, 13, 18, 19])
 def test_scales(opset: int, size: int) -> None:
-    cases: list[Case] = []
-    for scale in (each for each in SCALES if each * size >= 1):
-        scales = np.array([1, 1, scale, scale], np.float32)
-        region = np.zeros(0, np.float32) if opset > 11 else np.zeros(8, np.float32)
-        cases.append(({"mode": "nearest"}, [scales] if opset == 10 else [region, scales]))
-        if opset >= 18:
-            cases.append(({"axes": [2, -1]}, [region, scales[2:]]))
-    assert_as_computed("Resize", opset, (1, 1, size, size), cases)
-    if opset == 10:
-        cases = [({}, [np.array([1, 1, scale, scale], np.float32)]) for scale in SCALES if scale >= 1]
-        assert_as_computed("Upsample", 9, (1, 1, size, size), cases)
+  cases: list[Case] = []
+  for scale in (each for each in SCALES if each * size >= 1):
+    scales = np.array([1, 1, scale, scale], np.float32)
+    region = np.zeros(0, np.float32) if opset > 11 else np.zeros(8, np.float32)
+    cases.append(({"mode": "nearest"}, [scales] if opset == 10 else [region, scales]))
+    if opset >= 18:
+      cases.append(({"axes": [2, -1]}, [region, scales[2:]]))
+  assert_as_computed("Resize", opset, (1, 1, size, size), cases)
+  if opset == 10:
+    cases = [({}, [np.array([1, 1, scale, scale], np.float32)]) for scale in SCALES if scale >= 1]
+    assert_as_computed("Upsample", 9, (1, 1, size, size), cases)
 
 
 SLOPES = ((), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1, 1), (2, 1, 1), (4, 1, 2, 1))
@@ -138,55 +136,55 @@ SLOPES = ((), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1, 1), (2, 1, 1), (4, 1, 2
 @pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
 @pytest.mark.parametrize("opset", [7, 9, 16])
 def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
-    """ONNX has a slope broadcast to X alone, and onnx gives PRelu the shape of X."""
-    fit = []
-    for slope in SLOPES:
-        pairs = zip(slope[::-1], shape[::-1], strict=False)
-        fit += [slope] * all(a == b or 1 in (a, b) for a, b in pairs)
-    assert_as_computed("PRelu", opset, shape, [({}, [np.ones(each, np.float32)]) for each in fit])
+  """ONNX has a slope broadcast to X alone, and onnx gives PRelu the shape of X."""
+  fit = []
+  for slope in SLOPES:
+    pairs = zip(slope[::-1], shape[::-1], strict=False)
+    fit += [slope] * all(a == b or 1 in (a, b) for a, b in pairs)
+  assert_as_computed("PRelu", opset, shape, [({}, [np.ones(each, np.float32)]) for each in fit])
 
 
 def test_beside_what_has_no_elements() -> None:
-    """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
         { y = Concat<axis = 1>(e, x, x) }""")
-    graph = import_model(model)
-    annotate(graph)
-    assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+  graph = import_model(model)
+  annotate(graph)
+  assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
+  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
 def test_beside_a_constant_without_elements_that_inference_finds() -> None:
-    """What followed from onnx's shape of the Concat is forgotten, too."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  """What followed from onnx's shape of the Concat is forgotten, too."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[N,2,3] x) => (float[A,B,C] y) {
           s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
           c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
-    graph = import_model(model)
-    annotate(graph)
-    assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+  graph = import_model(model)
+  annotate(graph)
+  assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
+  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
 @pytest.mark.parametrize("where", ["output", "value_info"])
 def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
-    """onnx's inference says it of an Attention on open lengths, and of all behind it."""
-    model = onnx.parser.parse_model("""<ir_version: 12, opset_import: ["" : 25]>
+  """onnx's inference says it of an Attention on open lengths, and of all behind it."""
+  model = onnx.parser.parse_model("""<ir_version: 12, opset_import: ["" : 25]>
         g (float[A,B,N] x) => (float[A,B,C] y)
         { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""")
-    inferred = onnx.shape_inference.infer_shapes(model)
-    (said,) = inferred.graph.value_info
-    if where == "output":
-        model.graph.output[0].type.CopyFrom(said.type)
-    else:
-        model.graph.value_info.append(said)
-    graph = import_model(model)
-    annotate(graph)
-    assert graph.nodes[0].outputs[0].shape == ("A", "B", None)
-    assert 0 not in graph.outputs[0].shape
+  inferred = onnx.shape_inference.infer_shapes(model)
+  (said,) = inferred.graph.value_info
+  if where == "output":
+    model.graph.output[0].type.CopyFrom(said.type)
+  else:
+    model.graph.value_info.append(said)
+  graph = import_model(model)
+  annotate(graph)
+  assert graph.nodes[0].outputs[0].shape == ("A", "B", None)
+  assert 0 not in graph.outputs[0].shape
 
 
 @pytest.mark.parametrize(("q", "v", "wanted"), [
@@ -194,54 +192,54 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
     ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
 def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | None, ...]) -> None:
-    """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
-    heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
-    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 23]>
+  """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
+  heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
+  model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 23]>
         g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
         {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""")
-    graph = import_model(model)
-    annotate(graph)
-    assert graph.nodes[0].outputs[0].shape == wanted
-    assert 0 not in graph.nodes[0].outputs[3].shape
+  graph = import_model(model)
+  annotate(graph)
+  assert graph.nodes[0].outputs[0].shape == wanted
+  assert 0 not in graph.nodes[0].outputs[3].shape
 
 
 def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
-    """That of a Loop's result is."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  """That of a Loop's result is."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
         { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
             { b = Relu(a)  d = Identity(c) }>
           y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
-    made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
-    assert changes
-    assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
+  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+  assert changes
+  assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
 
 
 def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
-    """Without it ONNX Runtime refuses its pads, which are below 0."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  """Without it ONNX Runtime refuses its pads, which are below 0."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
             y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
-    made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
-    assert changes
-    assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
+  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+  assert changes
+  assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
 
 
 @pytest.mark.parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
 def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: str, counts: bool) -> None:
-    """onnx infers one too many along the other, and an operator behind it would be refused at load."""
-    attribute = ", count_include_pad = 1" if counts else ""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+  """onnx infers one too many along the other, and an operator behind it would be refused at load."""
+  attribute = ", count_include_pad = 1" if counts else ""
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
         g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
         {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
            y = LayerNormalization(v, s) }}""")
-    made, _, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
-    assert any(each.name == "ceil_mode" for each in made.graph.node[0].attribute) == counts
-    assert [node.op_type for node in made.graph.node[1:-1]] == ["Reshape"] * counts
-    x = np.arange(15, dtype=np.float32).reshape(1, 1, 3, 5)
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    found = run(session(made.SerializeToString(), ["cpu"]), {"x": x})
-    np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
+  made, _, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
+  assert any(each.name == "ceil_mode" for each in made.graph.node[0].attribute) == counts
+  assert [node.op_type for node in made.graph.node[1:-1]] == ["Reshape"] * counts
+  x = np.arange(15, dtype=np.float32).reshape(1, 1, 3, 5)
+  (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+  found = run(session(made.SerializeToString(), ["cpu"]), {"x": x})
+  np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("node", "size"), [
@@ -249,171 +247,167 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
     ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10),
 ])  # fmt: skip
 def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: int) -> None:
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[1,{size}] x) => (float[A,B] y) <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
         {{ v = {node}  y = LayerNormalization(v, s) }}""")
-    made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
-    assert changes
-    x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    np.testing.assert_allclose(run(session(made.SerializeToString(), ["cpu"]), {"x": x})["y"], wanted, atol=1e-5)
+  made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
+  assert changes
+  x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
+  (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+  np.testing.assert_allclose(run(session(made.SerializeToString(), ["cpu"]), {"x": x})["y"], wanted, atol=1e-5)
 
 
 def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library: Path) -> None:
-    """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z) <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
             p = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)
             z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
-    made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
-    assert [node.op_type for node in made.graph.node] == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
-    (info,) = (each for each in made.graph.value_info if each.name == "n")
-    assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    feeds = {"x": np.ones((1, 10), np.float32), "on": np.array(True)}
-    np.testing.assert_array_equal(run(session(made.SerializeToString(), ["cpu"]), feeds)["z"], np.ones((1, 7)))
+  made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
+  assert [node.op_type for node in made.graph.node] == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
+  (info,) = (each for each in made.graph.value_info if each.name == "n")
+  assert info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+  feeds = {"x": np.ones((1, 10), np.float32), "on": np.array(True)}
+  np.testing.assert_array_equal(run(session(made.SerializeToString(), ["cpu"]), feeds)["z"], np.ones((1, 7)))
 
 
 @pytest.mark.parametrize("length", ["13", "N"])
 def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
-    """No pass may believe it once an operator of ours stands in the way of inference."""
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+  """No pass may believe it once an operator of ours stands in the way of inference."""
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
-    made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
-    assert changes
-    graph = import_model(made)
-    annotate(graph)
-    assert graph.outputs[0].shape == (2, 8)
+  made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+  assert changes
+  graph = import_model(made)
+  annotate(graph)
+  assert graph.outputs[0].shape == (2, 8)
 
 
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
-    """Exporters write names as inference makes them up, and inference counts from 0 again."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+  """Exporters write names as inference makes them up, and inference counts from 0 again."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
         { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
-    graph = import_model(model)
-    for _ in range(2):
-        annotate(graph)
-        assert graph.outputs[0].shape == ("unk__0",)
-        assert graph.nodes[0].outputs[0].shape == graph.nodes[1].outputs[0].shape != ("unk__0",)
+  graph = import_model(model)
+  for _ in range(2):
+    annotate(graph)
+    assert graph.outputs[0].shape == ("unk__0",)
+    assert graph.nodes[0].outputs[0].shape == graph.nodes[1].outputs[0].shape != ("unk__0",)
 
 
 def test_one_sided_spectra() -> None:
-    nodes = [helper.make_node("STFT", ["x", "step", "", "length"], ["y"])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 128, 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.array(8), "step"), numpy_helper.from_array(np.array(16), "length")],
-    )
-    imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-    annotate(imported)
-    assert imported.outputs[0].shape == (1, None, None, 2)
+  nodes = [helper.make_node("STFT", ["x", "step", "", "length"], ["y"])]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 128, 1])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    [numpy_helper.from_array(np.array(8), "step"), numpy_helper.from_array(np.array(16), "length")],
+  )
+  imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+  annotate(imported)
+  assert imported.outputs[0].shape == (1, None, None, 2)
 
 
 def test_in_a_local_function() -> None:
-    """Its body is hidden as well, also where it takes the attribute from its call."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 12, "d" : 1]>
+  """Its body is hidden as well, also where it takes the attribute from its call."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 12, "d" : 1]>
         g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
         <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
         { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""")
-    graph = import_model(model)
-    annotate(graph)
-    assert graph.nodes[0].outputs[0].shape is None
+  graph = import_model(model)
+  annotate(graph)
+  assert graph.nodes[0].outputs[0].shape is None
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("layout", ["auto", "nhwc"])
 def test_what_follows_fits(spatial: int, layout: str) -> None:
-    """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
-    kernel, size = [2] * spatial, [3] * (spatial - 1)
-    pads = [0] * spatial + [1] * spatial
-    pool = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=kernel, strides=kernel, pads=pads, ceil_mode=1)
-    perm = [0, *range(2, spatial + 2), 1]
-    nodes = [pool, helper.make_node("Transpose", ["p"], ["y"], perm=perm)]
-    shape = [2, 1, 3, *size]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * (spatial + 2))],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    optimized, _, _ = run_passes(model, select_passes(layout=layout))
-    assert "Reshape" in [node.op_type for node in optimized.graph.node]
-    feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}
-    both = [
-        onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-        for each in (model, optimized)
-    ]
-    np.testing.assert_array_equal(*both, strict=True)
+  """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
+  kernel, size = [2] * spatial, [3] * (spatial - 1)
+  pads = [0] * spatial + [1] * spatial
+  pool = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=kernel, strides=kernel, pads=pads, ceil_mode=1)
+  perm = [0, *range(2, spatial + 2), 1]
+  nodes = [pool, helper.make_node("Transpose", ["p"], ["y"], perm=perm)]
+  shape = [2, 1, 3, *size]
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * (spatial + 2))],
+  )
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+  optimized, _, _ = run_passes(model, select_passes(layout=layout))
+  assert "Reshape" in [node.op_type for node in optimized.graph.node]
+  feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}
+  both = [
+    onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+    for each in (model, optimized)
+  ]
+  np.testing.assert_array_equal(*both, strict=True)
 
 
 def behind(node: onnx.NodeProto, width: int) -> onnx.ModelProto:
-    """Convolutions around a node that makes p of `before`, of [1,4,width,width]."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, width, width])
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["before"], "before"),
-        node,
-        helper.make_node("Conv", ["p", "w"], ["c"], "c"),
-        helper.make_node("Softmax", ["c"], ["s"], "s", axis=1),
-        helper.make_node("Conv", ["s", "w"], ["d"], "d"),
-        helper.make_node("Softmax", ["d"], ["y"], "y", axis=1),
-    ]
-    constants = {"w": np.ones((4, 4, 1, 1)), "scales": np.array([1, 1, 1.4, 1.4])}
-    initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()]
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  """Convolutions around a node that makes p of `before`, of [1,4,width,width]."""
+  x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, width, width])
+  nodes = [
+    helper.make_node("Conv", ["x", "w"], ["before"], "before"),
+    node,
+    helper.make_node("Conv", ["p", "w"], ["c"], "c"),
+    helper.make_node("Softmax", ["c"], ["s"], "s", axis=1),
+    helper.make_node("Conv", ["s", "w"], ["d"], "d"),
+    helper.make_node("Softmax", ["d"], ["y"], "y", axis=1),
+  ]
+  constants = {"w": np.ones((4, 4, 1, 1)), "scales": np.array([1, 1, 1.4, 1.4])}
+  initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()]
+  y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+  graph = helper.make_graph(nodes, "g", [x], [y], initializers)
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.mark.parametrize(
-    ("width", "is_said"),
-    [
-        (5, False),  # 1.4 times that is 7 in float32, as ONNX Runtime multiplies, and 6.99... as onnx does
-        (4, True),
-    ],
+  ("width", "is_said"),
+  [
+    (5, False),  # 1.4 times that is 7 in float32, as ONNX Runtime multiplies, and 6.99... as onnx does
+    (4, True),
+  ],
 )
 def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width: int, is_said: bool) -> None:
-    """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
-    resize = helper.make_node("Resize", ["before", "", "scales"], ["p"], "p", mode="nearest")
-    made, _, _ = run_passes(behind(resize, width), select_passes(only=["fuse-conv"]))
-    assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
-    said = {each.name for each in made.graph.value_info if each.type.tensor_type.HasField("shape")}
-    assert said == ({"before", "c", "d"} if is_said else {"before"})
+  """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
+  resize = helper.make_node("Resize", ["before", "", "scales"], ["p"], "p", mode="nearest")
+  made, _, _ = run_passes(behind(resize, width), select_passes(only=["fuse-conv"]))
+  assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
+  said = {each.name for each in made.graph.value_info if each.type.tensor_type.HasField("shape")}
+  assert said == ({"before", "c", "d"} if is_said else {"before"})
 
 
 @pytest.mark.parametrize(
-    ("kernel", "width", "stays"),
-    [
-        (1, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
-        (1, 5, False),
-        (2, 5, True),
-    ],
+  ("kernel", "width", "stays"),
+  [
+    (1, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
+    (1, 5, False),
+    (2, 5, True),
+  ],
 )
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: int, stays: bool) -> None:
-    """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
-    pool = helper.make_node(
-        "AveragePool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[kernel] * 2, strides=[2, 2]
-    )
-    model = behind(pool, width)
-    made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
-    (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
-    assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
-    assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
-    x = np.random.default_rng(0).standard_normal((1, 4, width, width)).astype(np.float32)
-    wanted, got = (
-        onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[
-            0
-        ]
-        for each in (model, restore(made))
-    )
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+  """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
+  pool = helper.make_node("AveragePool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[kernel] * 2, strides=[2, 2])
+  model = behind(pool, width)
+  made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+  (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
+  assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
+  assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
+  x = np.random.default_rng(0).standard_normal((1, 4, width, width)).astype(np.float32)
+  wanted, got = (
+    onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    for each in (model, restore(made))
+  )
+  np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_pool_of_open_size_keeps_its_ceil_mode() -> None:
-    pool = helper.make_node("MaxPool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2])
-    model = behind(pool, 4)
-    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "W"
-    made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
-    assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
+  pool = helper.make_node("MaxPool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2])
+  model = behind(pool, 4)
+  model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "W"
+  made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+  assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)

@@ -39,79 +39,79 @@ QUIET_ROUND = _QUIET_ROUND.split()
 
 
 def names(steps: Any) -> list[str]:
-    return [step.name for step in steps]
+  return [step.name for step in steps]
 
 
 def request(precision: str) -> Request:
-    return Request(resolve(precision), frozenset(), {}, frozenset(ORDER))
+  return Request(resolve(precision), frozenset(), {}, frozenset(ORDER))
 
 
 def test_the_order_and_the_stages() -> None:
-    assert names(PIPELINE) == names(select_passes()) == ORDER
-    assert names(step for step in PIPELINE if Stage.BEFORE_PRECISION in stage_of(step)) == BEFORE_PRECISION
-    assert names(step for step in PIPELINE if Stage.QUIET_ROUND in stage_of(step)) == QUIET_ROUND
+  assert names(PIPELINE) == names(select_passes()) == ORDER
+  assert names(step for step in PIPELINE if Stage.BEFORE_PRECISION in stage_of(step)) == BEFORE_PRECISION
+  assert names(step for step in PIPELINE if Stage.QUIET_ROUND in stage_of(step)) == QUIET_ROUND
 
 
 def test_each_line_gives_its_reason() -> None:
-    for step in TABLE:
-        assert isinstance(step, Step)
-        assert step.reason
-        assert step.summary == step.rewrite.summary
+  for step in TABLE:
+    assert isinstance(step, Step)
+    assert step.reason
+    assert step.summary == step.rewrite.summary
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_some_passes_run_before_a_conversion(precision: str) -> None:
-    before, conversion, after = make_stages(select_passes(), request(precision), io=False)
-    assert (names(before), names(conversion), names(after)) == (BEFORE_PRECISION, ["precision"], ORDER)
-    before, _, after = make_stages(select_passes(skip=["fuse-conv"]), request(precision), io=False)
-    assert names(before) == [name for name in BEFORE_PRECISION if name != "fuse-conv"]
-    assert "fuse-conv" not in names(after)
+  before, conversion, after = make_stages(select_passes(), request(precision), io=False)
+  assert (names(before), names(conversion), names(after)) == (BEFORE_PRECISION, ["precision"], ORDER)
+  before, _, after = make_stages(select_passes(skip=["fuse-conv"]), request(precision), io=False)
+  assert names(before) == [name for name in BEFORE_PRECISION if name != "fuse-conv"]
+  assert "fuse-conv" not in names(after)
 
 
 def test_a_conversion_to_more_bits_comes_first() -> None:
-    before, conversion, after = make_stages(select_passes(), request("fp32"), io=False)
-    assert (names(before), names(conversion), names(after)) == ([], ["precision"], ORDER)
+  before, conversion, after = make_stages(select_passes(), request("fp32"), io=False)
+  assert (names(before), names(conversion), names(after)) == ([], ["precision"], ORDER)
 
 
 def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_chosen() -> None:
-    at = ORDER.index("fuse-conv") + 1
-    (stage,) = make_stages(select_passes(tf32=True), request("tf32"), io=False)
-    assert names(stage) == [*ORDER[:at], "allow-tf32", *ORDER[at:]]
-    (stage,) = make_stages(select_passes(skip=["allow-tf32"], tf32=True), request("tf32"), io=False)
-    assert names(stage) == ORDER
-    assert names(select_passes(only=["fuse-conv"], tf32=True)) == ["fuse-conv", "allow-tf32"]
-    assert names(select_passes(tf32=False)) == [*ORDER[:at], "forbid-tf32", *ORDER[at:]]
-    assert names(select_passes(only=["fuse-conv"])) == ["fuse-conv"]
+  at = ORDER.index("fuse-conv") + 1
+  (stage,) = make_stages(select_passes(tf32=True), request("tf32"), io=False)
+  assert names(stage) == [*ORDER[:at], "allow-tf32", *ORDER[at:]]
+  (stage,) = make_stages(select_passes(skip=["allow-tf32"], tf32=True), request("tf32"), io=False)
+  assert names(stage) == ORDER
+  assert names(select_passes(only=["fuse-conv"], tf32=True)) == ["fuse-conv", "allow-tf32"]
+  assert names(select_passes(tf32=False)) == [*ORDER[:at], "forbid-tf32", *ORDER[at:]]
+  assert names(select_passes(only=["fuse-conv"])) == ["fuse-conv"]
 
 
 def test_the_layout_is_that_of_one_pass() -> None:
-    assert names(select_passes(layout="nchw")) == [
-        each for each in ORDER if each not in ("windows-last", "channels-last")
-    ]
-    always = select_passes(layout="nhwc")
-    assert names(always) == ORDER
-    (step,) = [step for step in always if step.name == "channels-last"]
-    assert isinstance(step, Step)
-    assert step.rewrite is CHANNELS_LAST_ALWAYS
-    assert [step for step in always if step.name != "channels-last"] == [
-        step for step in PIPELINE if step.name != "channels-last"
-    ]
+  assert names(select_passes(layout="nchw")) == [
+    each for each in ORDER if each not in ("windows-last", "channels-last")
+  ]
+  always = select_passes(layout="nhwc")
+  assert names(always) == ORDER
+  (step,) = [step for step in always if step.name == "channels-last"]
+  assert isinstance(step, Step)
+  assert step.rewrite is CHANNELS_LAST_ALWAYS
+  assert [step for step in always if step.name != "channels-last"] == [
+    step for step in PIPELINE if step.name != "channels-last"
+  ]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (Options(drop_guilty=True), "verify=True"),
-        (Options(keep_faster=True), "keep_faster goes by"),
-        (Options(precision_io=True), "say to which precision"),
-        (Options(precision_skip=("Add",)), "say to which precision"),
-        (Options(precision="tf32", precision_io=True), "changes no dtype"),
-        (Options(limit=-1), "negative"),
-    ],
+  ("options", "words"),
+  [
+    (Options(drop_guilty=True), "verify=True"),
+    (Options(keep_faster=True), "keep_faster goes by"),
+    (Options(precision_io=True), "say to which precision"),
+    (Options(precision_skip=("Add",)), "say to which precision"),
+    (Options(precision="tf32", precision_io=True), "changes no dtype"),
+    (Options(limit=-1), "negative"),
+  ],
 )
 def test_options_that_contradict_each_other(options: Options, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        options.check()
-    Options().check()
-    Options(keep_faster=False).check()
-    Options(drop_guilty=True, keep_faster=True, verify=True, precision="fp16", precision_io=True, limit=0).check()
+  with pytest.raises(UsageError, match=words):
+    options.check()
+  Options().check()
+  Options(keep_faster=False).check()
+  Options(drop_guilty=True, keep_faster=True, verify=True, precision="fp16", precision_io=True, limit=0).check()

@@ -23,200 +23,200 @@ HALF = np.dtype(np.float16)
 
 
 def run_decomposed(text: str, inputs: list[np.ndarray], opset: int) -> list[np.ndarray]:
-    nodes = OPERATOR.decompose(node_of(text), opset)
-    return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
+  nodes = OPERATOR.decompose(node_of(text), opset)
+  return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
 @pytest.mark.parametrize("name", ["lerp, middle broadcast", "results of fewer inputs", "a chain of eight", "masked"])
 def test_the_decomposition_is_the_reference(name: str, opset: int, dtype: str) -> None:
-    case = by_name[f"{name}, {dtype}"]
-    found = run_decomposed(case.text, case.inputs(), opset)
-    tolerance = {"float": 1e-5, "float16": 2e-2}[dtype]
-    for got, wanted in zip(found, OPERATOR.reference(case.node(), case.inputs()), strict=True):
-        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-        np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
+  case = by_name[f"{name}, {dtype}"]
+  found = run_decomposed(case.text, case.inputs(), opset)
+  tolerance = {"float": 1e-5, "float16": 2e-2}[dtype]
+  for got, wanted in zip(found, OPERATOR.reference(case.node(), case.inputs()), strict=True):
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
 def test_every_result_has_the_shape_of_all_inputs() -> None:
-    """Also where it needs only some of them, or is one of them."""
-    text = "(float x, float a, float b) => (float y, float x, float n) { y = Mul(a, b) n = Neg(b) }"
-    x, a, b = np.float32(3), np.ones((2, 1, 4), np.float32), np.full((5, 1), 2, np.float32)
-    found = run_decomposed(text, [np.asarray(x), a, b], 17)
-    for got, wanted in zip(found, OPERATOR.reference(node_of(text), [np.asarray(x), a, b]), strict=True):
-        assert got.shape == (2, 5, 4)
-        np.testing.assert_array_equal(got, wanted)
-    assert [each.flat[0] for each in found] == [2, 3, -2]
+  """Also where it needs only some of them, or is one of them."""
+  text = "(float x, float a, float b) => (float y, float x, float n) { y = Mul(a, b) n = Neg(b) }"
+  x, a, b = np.float32(3), np.ones((2, 1, 4), np.float32), np.full((5, 1), 2, np.float32)
+  found = run_decomposed(text, [np.asarray(x), a, b], 17)
+  for got, wanted in zip(found, OPERATOR.reference(node_of(text), [np.asarray(x), a, b]), strict=True):
+    assert got.shape == (2, 5, 4)
+    np.testing.assert_array_equal(got, wanted)
+  assert [each.flat[0] for each in found] == [2, 3, -2]
 
 
 def test_what_has_the_shape_already_is_not_expanded() -> None:
-    nodes = OPERATOR.decompose(node_of(typed(LERP, "float")), 17)
-    assert [node.op_type for node in nodes] == ["Constant", "Sub", "Mul", "Mul", "Add"]
-    assert nodes[-1].output == ["z"]
+  nodes = OPERATOR.decompose(node_of(typed(LERP, "float")), 17)
+  assert [node.op_type for node in nodes] == ["Constant", "Sub", "Mul", "Mul", "Add"]
+  assert nodes[-1].output == ["z"]
 
 
 def test_the_decomposition_runs_in_onnxs_own_evaluator() -> None:
-    case = by_name["a chain of eight, double"]
-    model = onnx.load_model_from_string(model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), 18)))
-    check(case, ReferenceEvaluator(model).run(None, case.feeds()))
+  case = by_name["a chain of eight, double"]
+  model = onnx.load_model_from_string(model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), 18)))
+  check(case, ReferenceEvaluator(model).run(None, case.feeds()))
 
 
 def test_the_reference_is_the_formula() -> None:
-    x, y, w = np.array([1.0, 2.0]), np.array([[3.0], [5.0]]), np.array(0.25)
-    (z,) = pointwise(parse(typed(LERP, "double")), [x, y, w])
-    np.testing.assert_array_equal(z, 0.75 * x + 0.25 * y)
-    (silu,) = pointwise(parse(typed(SILU, "float")), [np.array([2.0], np.float32)])
-    assert silu.dtype == np.float32
-    np.testing.assert_allclose(silu, 2 / (1 + np.exp(-2.0)), rtol=1e-7)
+  x, y, w = np.array([1.0, 2.0]), np.array([[3.0], [5.0]]), np.array(0.25)
+  (z,) = pointwise(parse(typed(LERP, "double")), [x, y, w])
+  np.testing.assert_array_equal(z, 0.75 * x + 0.25 * y)
+  (silu,) = pointwise(parse(typed(SILU, "float")), [np.array([2.0], np.float32)])
+  assert silu.dtype == np.float32
+  np.testing.assert_allclose(silu, 2 / (1 + np.exp(-2.0)), rtol=1e-7)
 
 
 def test_the_reference_rounds_where_the_language_says() -> None:
-    x = np.array([60000], np.float16)
-    text = "(float16 x) => (float16 y, float16 t) { t = Mul(x, 1000) y = Div(t, 1000) }"
-    y, t = pointwise(parse(text), [x])
-    assert y == x
-    assert np.isposinf(t)
-    cast = "(float x) => (float y) { h = Cast<to=float16>(x) y = Cast<to=float>(h) }"
-    third = np.array([1 / 3], np.float32)
-    np.testing.assert_array_equal(pointwise(parse(cast), [third])[0], third.astype(np.float16).astype(np.float32))
+  x = np.array([60000], np.float16)
+  text = "(float16 x) => (float16 y, float16 t) { t = Mul(x, 1000) y = Div(t, 1000) }"
+  y, t = pointwise(parse(text), [x])
+  assert y == x
+  assert np.isposinf(t)
+  cast = "(float x) => (float y) { h = Cast<to=float16>(x) y = Cast<to=float>(h) }"
+  third = np.array([1 / 3], np.float32)
+  np.testing.assert_array_equal(pointwise(parse(cast), [third])[0], third.astype(np.float16).astype(np.float32))
 
 
 def test_integers_are_exact_and_wrap() -> None:
-    big = np.array([2**63 - 1, 2**53 + 1], np.int64)
-    (y,) = pointwise(parse("(int64 x) => (int64 y) { y = Add(x, 1) }"), [big])
-    assert y.tolist() == [-(2**63), 2**53 + 2]
-    (z,) = pointwise(parse("(uint8 x) => (uint8 z) { z = Mul(x, 3) }"), [np.array([100], np.uint8)])
-    assert z.tolist() == [44]
+  big = np.array([2**63 - 1, 2**53 + 1], np.int64)
+  (y,) = pointwise(parse("(int64 x) => (int64 y) { y = Add(x, 1) }"), [big])
+  assert y.tolist() == [-(2**63), 2**53 + 2]
+  (z,) = pointwise(parse("(uint8 x) => (uint8 z) { z = Mul(x, 3) }"), [np.array([100], np.uint8)])
+  assert z.tolist() == [44]
 
 
 def test_wrong_inputs_of_the_reference() -> None:
-    program = parse(typed(SUM_RELU, "float"))
-    with pytest.raises(ValueError, match="2 parameters, 1 inputs"):
-        pointwise(program, [np.zeros(3)])
-    with pytest.raises(ValueError, match="broadcast"):
-        pointwise(program, [np.zeros(3), np.zeros(4)])
+  program = parse(typed(SUM_RELU, "float"))
+  with pytest.raises(ValueError, match="2 parameters, 1 inputs"):
+    pointwise(program, [np.zeros(3)])
+  with pytest.raises(ValueError, match="broadcast"):
+    pointwise(program, [np.zeros(3), np.zeros(4)])
 
 
 def test_shape_inference() -> None:
-    node = node_of(typed(SUM_RELU, "float16"))
+  node = node_of(typed(SUM_RELU, "float16"))
 
-    def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
-        return OPERATOR.infer_shapes(node, [TensorType(HALF, shape) for shape in shapes])
+  def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
+    return OPERATOR.infer_shapes(node, [TensorType(HALF, shape) for shape in shapes])
 
-    assert infer(("N", 4, 8), (8,)) == [TensorType(HALF, ("N", 4, 8))]
-    assert infer(("N", 1), (4, 8)) == [TensorType(HALF, (None, 8))] or infer(("N", 1), (4, 8))[0].shape == (4, 8)
-    assert infer((3, 1), (1, 8))[0].shape == (3, 8)
-    assert infer(("N",), ("M",))[0].shape == (None,)
-    assert infer((), ())[0].shape == ()
-    assert infer(None, (8,))[0].shape is None
-    both = node_of("(float x) => (bool b, float y) { b = IsNaN(x) y = Neg(x) }")
-    types = OPERATOR.infer_shapes(both, [TensorType(np.dtype(np.float32), (2,))])
-    assert [each.dtype for each in types] == [np.dtype(np.bool_), np.dtype(np.float32)]
+  assert infer(("N", 4, 8), (8,)) == [TensorType(HALF, ("N", 4, 8))]
+  assert infer(("N", 1), (4, 8)) == [TensorType(HALF, (None, 8))] or infer(("N", 1), (4, 8))[0].shape == (4, 8)
+  assert infer((3, 1), (1, 8))[0].shape == (3, 8)
+  assert infer(("N",), ("M",))[0].shape == (None,)
+  assert infer((), ())[0].shape == ()
+  assert infer(None, (8,))[0].shape is None
+  both = node_of("(float x) => (bool b, float y) { b = IsNaN(x) y = Neg(x) }")
+  types = OPERATOR.infer_shapes(both, [TensorType(np.dtype(np.float32), (2,))])
+  assert [each.dtype for each in types] == [np.dtype(np.bool_), np.dtype(np.float32)]
 
 
 def wrong(inputs: list[str], outputs: list[str], **attributes: str) -> onnx.NodeProto:
-    return helper.make_node("FusedPointwise", inputs, outputs, "chain", domain=DOMAIN, **attributes)
+  return helper.make_node("FusedPointwise", inputs, outputs, "chain", domain=DOMAIN, **attributes)
 
 
 RELU = "(float x) => (float y) { y = Relu(x) }"
 WRONG = {
-    "the attribute 'program' is missing": wrong(["x"], ["y"]),
-    "expected '('": wrong(["x"], ["y"], program="nonsense"),
-    "a character beyond ASCII": wrong(["x"], ["y"], program="é"),
-    "holds a LayerNormalization": wrong(["x"], ["y"], program=RELU.replace("Relu", "LayerNormalization")),
-    "holds a SumTo": wrong(["x"], ["y"], program=RELU.replace("Relu", 'SumTo<axes="0">')),
-    "2 inputs, but its program has 1": wrong(["x", "z"], ["y"], program=RELU),
-    "2 outputs, but its program has 1": wrong(["x"], ["y", "z"], program=RELU),
-    "numbers alone": wrong([], ["y"], program="() => (float y) { y = Add(1, 2) }"),
+  "the attribute 'program' is missing": wrong(["x"], ["y"]),
+  "expected '('": wrong(["x"], ["y"], program="nonsense"),
+  "a character beyond ASCII": wrong(["x"], ["y"], program="é"),
+  "holds a LayerNormalization": wrong(["x"], ["y"], program=RELU.replace("Relu", "LayerNormalization")),
+  "holds a SumTo": wrong(["x"], ["y"], program=RELU.replace("Relu", 'SumTo<axes="0">')),
+  "2 inputs, but its program has 1": wrong(["x", "z"], ["y"], program=RELU),
+  "2 outputs, but its program has 1": wrong(["x"], ["y", "z"], program=RELU),
+  "numbers alone": wrong([], ["y"], program="() => (float y) { y = Add(1, 2) }"),
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    assert_invalid(WRONG[reason], reason)
+  assert_invalid(WRONG[reason], reason)
 
 
 def test_an_old_opset_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-        OPERATOR.decompose(node_of(typed(LERP, "float")), 10)
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
+    OPERATOR.decompose(node_of(typed(LERP, "float")), 10)
 
 
 # ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case: Case) -> list[Array]:
-    """The reference's own outputs, as a kernel would give them."""
-    return [np.array(output) for output in expect(case).outputs]
+  """The reference's own outputs, as a kernel would give them."""
+  return [np.array(output) for output in expect(case).outputs]
 
 
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
 def test_the_reference_passes(case: Case) -> None:
-    check(case, outputs(case))
+  check(case, outputs(case))
 
 
 def test_inputs_are_the_same_every_time() -> None:
-    case = by_name["integers beside, float16"]
-    assert all((a == b).all() for a, b in zip(case.inputs(), case.inputs(), strict=True))
+  case = by_name["integers beside, float16"]
+  assert all((a == b).all() for a, b in zip(case.inputs(), case.inputs(), strict=True))
 
 
 def steps(count: int) -> Callable[[Array], Array]:
-    """One element moved by so many of the dtype's steps."""
+  """One element moved by so many of the dtype's steps."""
 
-    def change(y: Array) -> Array:
-        y.reshape(-1).view(f"i{y.itemsize}")[5] += count
-        return y
+  def change(y: Array) -> Array:
+    y.reshape(-1).view(f"i{y.itemsize}")[5] += count
+    return y
 
-    return change
+  return change
 
 
 def first(value: float) -> Callable[[Array], Array]:
-    def change(y: Array) -> Array:
-        y.reshape(-1)[0] = value
-        return y
+  def change(y: Array) -> Array:
+    y.reshape(-1)[0] = value
+    return y
 
-    return change
+  return change
 
 
 WRONG_OUTPUTS: list[tuple[str, Callable[[Array], Array], str]] = [
-    ("sum and Relu, float", lambda y: y[:, :, :1], "shape"),
-    ("sum and Relu, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
-    ("sum and Relu, float", first(np.nan), "NaN"),
-    ("sum and Relu, float", first(np.inf), "infinities"),
-    ("lerp, scalar weight, float", first(0.0), "1 of 1365 elements differ too much"),
-    ("Silu, float16", steps(2), "1 of 1365 elements differ too much"),
-    ("Silu, bfloat16", steps(-2), "1 of 1365 elements differ too much"),
-    ("Silu, float", steps(300), "1 of 1365 elements differ too much"),
-    ("Silu, double", steps(300), "1 of 1365 elements differ too much"),
-    ("special, float", first(1.0), "result 'y'"),
-    ("exact, normal, float", steps(1), "differs in bits"),
-    ("exact, negative zero, float", lambda y: y + np.float32(0), "differs in bits"),
-    ("whole numbers, int64, whole range", first(7), "result 'a'"),
-    ("empty, float", lambda y: y.reshape(5, 0), "shape"),
-    ("results overflow to infinity, float", lambda y: -y, "infinities"),
+  ("sum and Relu, float", lambda y: y[:, :, :1], "shape"),
+  ("sum and Relu, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
+  ("sum and Relu, float", first(np.nan), "NaN"),
+  ("sum and Relu, float", first(np.inf), "infinities"),
+  ("lerp, scalar weight, float", first(0.0), "1 of 1365 elements differ too much"),
+  ("Silu, float16", steps(2), "1 of 1365 elements differ too much"),
+  ("Silu, bfloat16", steps(-2), "1 of 1365 elements differ too much"),
+  ("Silu, float", steps(300), "1 of 1365 elements differ too much"),
+  ("Silu, double", steps(300), "1 of 1365 elements differ too much"),
+  ("special, float", first(1.0), "result 'y'"),
+  ("exact, normal, float", steps(1), "differs in bits"),
+  ("exact, negative zero, float", lambda y: y + np.float32(0), "differs in bits"),
+  ("whole numbers, int64, whole range", first(7), "result 'a'"),
+  ("empty, float", lambda y: y.reshape(5, 0), "shape"),
+  ("results overflow to infinity, float", lambda y: -y, "infinities"),
 ]
 
 
 @pytest.mark.parametrize(("name", "change", "words"), WRONG_OUTPUTS)
 def test_a_wrong_output_fails(name: str, change: Callable[[Array], Array], words: str) -> None:
-    case = by_name[name]
-    with pytest.raises(AssertionError, match=words):
-        check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
+  case = by_name[name]
+  with pytest.raises(AssertionError, match=words):
+    check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("Silu", np.float16), ("a chain of eight", np.float16)])
 def test_a_kernel_that_computes_in_half_fails(name: str, dtype: type) -> None:
-    """float in, float out, but every value rounded to a narrower dtype on the way."""
-    case = by_name[f"{name}, float"]
-    rounded = [np.asarray(each).astype(dtype).astype(np.float32) for each in outputs(case)]
-    with pytest.raises(AssertionError, match="differ too much"):
-        check(case, rounded)
+  """float in, float out, but every value rounded to a narrower dtype on the way."""
+  case = by_name[f"{name}, float"]
+  rounded = [np.asarray(each).astype(dtype).astype(np.float32) for each in outputs(case)]
+  with pytest.raises(AssertionError, match="differ too much"):
+    check(case, rounded)
 
 
 def test_a_kernel_in_float_passes_and_one_of_a_wrong_formula_fails() -> None:
-    case = by_name["lerp, middle broadcast, float"]
-    x, y, w = case.inputs()
-    check(case, [(np.float32(1) - w) * x + w * y])
-    check(case, [x + w * (y - x)])
-    with pytest.raises(AssertionError, match="differ too much"):
-        check(case, [w * x + (np.float32(1) - w) * y])
+  case = by_name["lerp, middle broadcast, float"]
+  x, y, w = case.inputs()
+  check(case, [(np.float32(1) - w) * x + w * y])
+  check(case, [x + w * (y - x)])
+  with pytest.raises(AssertionError, match="differ too much"):
+    check(case, [w * x + (np.float32(1) - w) * y])

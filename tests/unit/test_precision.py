@@ -28,544 +28,542 @@ FP16 = PRECISIONS["fp16"]
 
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """A node named after its first output; names are separated by blanks, '-' is an input left out."""
-    names = outputs.split()
-    return helper.make_node(op, [name.strip("-") for name in inputs.split()], names, f"make_{names[0]}", **attributes)
+  """A node named after its first output; names are separated by blanks, '-' is an input left out."""
+  names = outputs.split()
+  return helper.make_node(op, [name.strip("-") for name in inputs.split()], names, f"make_{names[0]}", **attributes)
 
 
 def model(
-    nodes: Sequence[onnx.NodeProto],
-    constants: dict[str, Any] | None = None,
-    *,
-    inputs: dict[str, Any] | None = None,
-    outputs: dict[str, Any] | None = None,
-    opset: int = 17,
+  nodes: Sequence[onnx.NodeProto],
+  constants: dict[str, Any] | None = None,
+  *,
+  inputs: dict[str, Any] | None = None,
+  outputs: dict[str, Any] | None = None,
+  opset: int = 17,
 ) -> onnx.ModelProto:
-    """A model; inputs and outputs are name to (dtype, shape), x and y of float32 and [2, 4] by default."""
-    inputs = inputs or {"x": (FLOAT, [2, 4])}
-    outputs = outputs or {"y": (FLOAT, [2, 4])}
-    graph = helper.make_graph(
-        list(nodes),
-        "g",
-        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
-    )
-    result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-    onnx.checker.check_model(result, full_check=True)
-    return result
+  """A model; inputs and outputs are name to (dtype, shape), x and y of float32 and [2, 4] by default."""
+  inputs = inputs or {"x": (FLOAT, [2, 4])}
+  outputs = outputs or {"y": (FLOAT, [2, 4])}
+  graph = helper.make_graph(
+    list(nodes),
+    "g",
+    [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
+    [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
+    [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
+  )
+  result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+  onnx.checker.check_model(result, full_check=True)
+  return result
 
 
 def convert(
-    original: onnx.ModelProto, name: str = "fp16", *, io: bool = False, limit: int | None = None, **request: Any
+  original: onnx.ModelProto, name: str = "fp16", *, io: bool = False, limit: int | None = None, **request: Any
 ) -> tuple[onnx.ModelProto, int, dict[str, str]]:
-    """The conversion alone: the model, how much it changed, and why what stayed did, by node."""
-    graph = import_model(original)
-    annotate(graph)
-    outcome = ConvertPrecision(Request(resolve(name), **request), io)(graph, limit)
-    annotate(graph)
-    result = export_model(graph, original)
-    onnx.checker.check_model(result, full_check=True)
-    again = import_model(result)
-    annotate(again)
-    if limit is None:
-        assert not ConvertPrecision(Request(resolve(name), **request), io)(again).changes
-    return result, len(outcome.changes), {miss.node.split(" (")[0]: miss.reason for miss in outcome.near_misses}
+  """The conversion alone: the model, how much it changed, and why what stayed did, by node."""
+  graph = import_model(original)
+  annotate(graph)
+  outcome = ConvertPrecision(Request(resolve(name), **request), io)(graph, limit)
+  annotate(graph)
+  result = export_model(graph, original)
+  onnx.checker.check_model(result, full_check=True)
+  again = import_model(result)
+  annotate(again)
+  if limit is None:
+    assert not ConvertPrecision(Request(resolve(name), **request), io)(again).changes
+  return result, len(outcome.changes), {miss.node.split(" (")[0]: miss.reason for miss in outcome.near_misses}
 
 
 def ops(model: onnx.ModelProto) -> list[str]:
-    """Operators in order, Casts with what they cast to."""
-    names = {FLOAT: "float", HALF: "half", BFLOAT: "bfloat", DOUBLE: "double"}
-    return [
-        f"Cast>{names.get(each.attribute[0].i, each.attribute[0].i)}" if each.op_type == "Cast" else each.op_type
-        for each in model.graph.node
-    ]
+  """Operators in order, Casts with what they cast to."""
+  names = {FLOAT: "float", HALF: "half", BFLOAT: "bfloat", DOUBLE: "double"}
+  return [
+    f"Cast>{names.get(each.attribute[0].i, each.attribute[0].i)}" if each.op_type == "Cast" else each.op_type
+    for each in model.graph.node
+  ]
 
 
 def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
-    return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+  return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
 
 
 WEIGHT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
 def two_products() -> onnx.ModelProto:
-    nodes = [node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
-    return model(nodes, {"w": WEIGHT})
+  nodes = [node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
+  return model(nodes, {"w": WEIGHT})
 
 
 def test_one_cast_at_each_border_and_constants_converted_once() -> None:
-    result, count, kept = convert(two_products())
-    assert ops(result) == ["Cast>half", "MatMul", "Relu", "MatMul", "Cast>float"]
-    assert (count, kept) == (3, {})
-    assert {name: array.dtype for name, array in initializers(result).items()} == {"w": np.float16}
-    assert [each.name for each in result.graph.output] == ["y"]
-    assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
+  result, count, kept = convert(two_products())
+  assert ops(result) == ["Cast>half", "MatMul", "Relu", "MatMul", "Cast>float"]
+  assert (count, kept) == (3, {})
+  assert {name: array.dtype for name, array in initializers(result).items()} == {"w": np.float16}
+  assert [each.name for each in result.graph.output] == ["y"]
+  assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
 
 
 def test_inputs_and_outputs_too_if_asked() -> None:
-    result, count, _ = convert(two_products(), io=True)
-    assert ops(result) == ["MatMul", "Relu", "MatMul"]
-    assert count == 5
-    assert [each.type.tensor_type.elem_type for each in (*result.graph.input, *result.graph.output)] == [HALF, HALF]
+  result, count, _ = convert(two_products(), io=True)
+  assert ops(result) == ["MatMul", "Relu", "MatMul"]
+  assert count == 5
+  assert [each.type.tensor_type.elem_type for each in (*result.graph.input, *result.graph.output)] == [HALF, HALF]
 
 
 def test_back_to_float32() -> None:
-    half, _, _ = convert(two_products(), io=True)
-    result, _, kept = convert(half, "fp32")
-    assert ops(result) == ["Cast>float", "MatMul", "Relu", "MatMul", "Cast>half"]
-    assert not kept
-    result, _, _ = convert(half, "fp32", io=True)
-    assert ops(result) == ["MatMul", "Relu", "MatMul"]
-    assert initializers(result)["w"].dtype == np.float32
+  half, _, _ = convert(two_products(), io=True)
+  result, _, kept = convert(half, "fp32")
+  assert ops(result) == ["Cast>float", "MatMul", "Relu", "MatMul", "Cast>half"]
+  assert not kept
+  result, _, _ = convert(half, "fp32", io=True)
+  assert ops(result) == ["MatMul", "Relu", "MatMul"]
+  assert initializers(result)["w"].dtype == np.float32
 
 
 def test_bfloat16_where_the_opset_has_it() -> None:
-    result, _, _ = convert(two_products(), "bf16")
-    assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "MatMul", "Cast>float"]
-    old = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, opset=12)
-    result, count, kept = convert(old, "bf16")
-    assert (ops(result), count) == (["MatMul"], 0)
-    assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
+  result, _, _ = convert(two_products(), "bf16")
+  assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "MatMul", "Cast>float"]
+  old = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, opset=12)
+  result, count, kept = convert(old, "bf16")
+  assert (ops(result), count) == (["MatMul"], 0)
+  assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
 
 
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
-    old = model([node("MatMul", "x w", "a"), node("Relu", "a", "y")], {"w": WEIGHT}, opset=opset)
-    result, report = ortplugin.optimize(old, only=[], precision="bf16")
-    assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "Cast>float"]
-    assert (report.opset, result.opset_import[0].version) == ((opset, 13), 13)
-    for other in ("fp16", "tf32"):
-        _, report = ortplugin.optimize(old, only=[], precision=other)
-        assert report.opset in (None, (9, 11))
+  old = model([node("MatMul", "x w", "a"), node("Relu", "a", "y")], {"w": WEIGHT}, opset=opset)
+  result, report = ortplugin.optimize(old, only=[], precision="bf16")
+  assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "Cast>float"]
+  assert (report.opset, result.opset_import[0].version) == ((opset, 13), 13)
+  for other in ("fp16", "tf32"):
+    _, report = ortplugin.optimize(old, only=[], precision=other)
+    assert report.opset in (None, (9, 11))
 
 
 @pytest.mark.parametrize(
-    ("name", "opset", "op", "rewrite", "kept"),
-    [
-        ("bf16", 22, "ConvTranspose", "fuse-conv", True),
-        ("fp16", 17, "ConvTranspose", "fuse-conv", False),
-        ("bf16", 13, "Clip", "lone-pointwise", True),
-        ("bf16", 16, "Clip", "lone-pointwise", True),
-        ("fp16", 13, "Clip", "lone-pointwise", False),
-        ("fp16", 17, "Asin", "lone-pointwise", True),
-    ],
+  ("name", "opset", "op", "rewrite", "kept"),
+  [
+    ("bf16", 22, "ConvTranspose", "fuse-conv", True),
+    ("fp16", 17, "ConvTranspose", "fuse-conv", False),
+    ("bf16", 13, "Clip", "lone-pointwise", True),
+    ("bf16", 16, "Clip", "lone-pointwise", True),
+    ("fp16", 13, "Clip", "lone-pointwise", False),
+    ("fp16", 17, "Asin", "lone-pointwise", True),
+  ],
 )
 def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: str, kept: bool) -> None:
-    """Left out by --only or --skip, it leaves a node that ONNX Runtime's CUDA provider can't run in that dtype."""
-    around = "Conv" if op == "ConvTranspose" else "MatMul"
-    inputs = {"ConvTranspose": "a w", "Clip": "a low"}.get(op, "a")
-    nodes = [node(around, "x w", "a"), node(op, inputs, "b"), node(around, "b w", "y")]
-    shape = (4, 4, 1, 1) if around == "Conv" else (4, 4)
-    constants = {"w": np.full(shape, 0.1, np.float32)} | ({"low": np.float32(0.5)} if op == "Clip" else {})
-    image = (FLOAT, [2, 4, 3, 4])
-    original = model(nodes, constants, inputs={"x": image}, outputs={"y": image}, opset=opset)
-    _, _, found = convert(original, name)
-    assert not found
-    _, _, found = convert(original, name, rewrites=frozenset({"fuse-conv", "lone-pointwise"} - {rewrite}))
-    dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
-    reason = f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
-    assert found == ({"make_b": reason} if kept else {})
-    _, report = ortplugin.optimize(original, skip=[rewrite], precision=name)
-    assert (reason in [each.reason for each in report.near_misses]) is kept
+  """Left out by --only or --skip, it leaves a node that ONNX Runtime's CUDA provider can't run in that dtype."""
+  around = "Conv" if op == "ConvTranspose" else "MatMul"
+  inputs = {"ConvTranspose": "a w", "Clip": "a low"}.get(op, "a")
+  nodes = [node(around, "x w", "a"), node(op, inputs, "b"), node(around, "b w", "y")]
+  shape = (4, 4, 1, 1) if around == "Conv" else (4, 4)
+  constants = {"w": np.full(shape, 0.1, np.float32)} | ({"low": np.float32(0.5)} if op == "Clip" else {})
+  image = (FLOAT, [2, 4, 3, 4])
+  original = model(nodes, constants, inputs={"x": image}, outputs={"y": image}, opset=opset)
+  _, _, found = convert(original, name)
+  assert not found
+  _, _, found = convert(original, name, rewrites=frozenset({"fuse-conv", "lone-pointwise"} - {rewrite}))
+  dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
+  reason = f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
+  assert found == ({"make_b": reason} if kept else {})
+  _, report = ortplugin.optimize(original, skip=[rewrite], precision=name)
+  assert (reason in [each.reason for each in report.near_misses]) is kept
 
 
 def test_a_clip_of_one_element_stays() -> None:
-    """No kernel of ours takes it."""
-    nodes = [node("MatMul", "x w", "a"), node("Clip", "a low", "b"), node("MatMul", "b w", "y")]
-    original = model(nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)},
-                     inputs={"x": (FLOAT, [1, 1])}, outputs={"y": (FLOAT, [1, 1])})  # fmt: skip
-    _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
-    assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
+  """No kernel of ours takes it."""
+  nodes = [node("MatMul", "x w", "a"), node("Clip", "a low", "b"), node("MatMul", "b w", "y")]
+  original = model(nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)},
+                   inputs={"x": (FLOAT, [1, 1])}, outputs={"y": (FLOAT, [1, 1])})  # fmt: skip
+  _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
+  assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
 
 @pytest.mark.parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
 def test_what_only_a_rewrite_can_run_has_a_rank(name: str, op: str) -> None:
-    """No rewrite takes an operator of unknown rank."""
-    inputs = {"x": (FLOAT, [2, 4]), "shape": (TensorProto.INT64, ["rank"])}
-    nodes = [node("MatMul", "x w", "a"), node("Reshape", "a shape", "r"), node(op, "r", "z")]
-    nodes += [node("Reshape", "z flat", "y")]
-    constants = {"w": np.full((4, 4), 0.1, np.float32), "flat": np.array([-1])}
-    original = model(nodes, constants, inputs=inputs, outputs={"y": (FLOAT, [8])})
-    _, _, found = convert(original, name)
-    dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
-    assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
+  """No rewrite takes an operator of unknown rank."""
+  inputs = {"x": (FLOAT, [2, 4]), "shape": (TensorProto.INT64, ["rank"])}
+  nodes = [node("MatMul", "x w", "a"), node("Reshape", "a shape", "r"), node(op, "r", "z")]
+  nodes += [node("Reshape", "z flat", "y")]
+  constants = {"w": np.full((4, 4), 0.1, np.float32), "flat": np.array([-1])}
+  original = model(nodes, constants, inputs=inputs, outputs={"y": (FLOAT, [8])})
+  _, _, found = convert(original, name)
+  dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
+  assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
 
 
 @pytest.mark.parametrize(
-    ("name", "reduction", "rewrites", "kept"),
-    [
-        ("bf16", "min", {"fuse-scatter"}, False),
-        ("bf16", "min", set(), True),
-        ("bf16", "add", set(), True),
-        ("bf16", "none", set(), False),
-        ("fp16", "min", set(), False),
-    ],
+  ("name", "reduction", "rewrites", "kept"),
+  [
+    ("bf16", "min", {"fuse-scatter"}, False),
+    ("bf16", "min", set(), True),
+    ("bf16", "add", set(), True),
+    ("bf16", "none", set(), False),
+    ("fp16", "min", set(), False),
+  ],
 )
 @pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
 def test_a_reduction_in_bfloat16_is_for_our_scatters(
-    op: str, name: str, reduction: str, rewrites: set[str], kept: bool
+  op: str, name: str, reduction: str, rewrites: set[str], kept: bool
 ) -> None:
-    nodes = [node("MatMul", "x w", "a"), node(op, "a i u", "b", reduction=reduction), node("MatMul", "b w", "y")]
-    places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
-    constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
-    original = model(nodes, constants, inputs={"x": (FLOAT, [2, 4])}, outputs={"y": (FLOAT, [2, 4])}, opset=18)
-    _, _, found = convert(original, name, rewrites=frozenset(rewrites))
-    reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
-    assert found == ({"make_b": reason} if kept else {})
+  nodes = [node("MatMul", "x w", "a"), node(op, "a i u", "b", reduction=reduction), node("MatMul", "b w", "y")]
+  places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
+  constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
+  original = model(nodes, constants, inputs={"x": (FLOAT, [2, 4])}, outputs={"y": (FLOAT, [2, 4])}, opset=18)
+  _, _, found = convert(original, name, rewrites=frozenset(rewrites))
+  reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
+  assert found == ({"make_b": reason} if kept else {})
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_the_statistics_of_a_norm_stay(name: str) -> None:
-    """Their dtype is what stash_type says, float32, whatever that of the norm."""
-    nodes = [
-        node("MatMul", "x w", "a"), node("LayerNormalization", "a g", "n mean", axis=1), node("MatMul", "n w", "y"),
-        node("Neg", "mean", "z"),
-    ]  # fmt: skip
-    original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)},
-                     outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])})  # fmt: skip
-    result, _, _ = convert(original, name)
-    inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
-    types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
-    assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
+  """Their dtype is what stash_type says, float32, whatever that of the norm."""
+  nodes = [
+      node("MatMul", "x w", "a"), node("LayerNormalization", "a g", "n mean", axis=1), node("MatMul", "n w", "y"),
+      node("Neg", "mean", "z"),
+  ]  # fmt: skip
+  original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)},
+                   outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])})  # fmt: skip
+  result, _, _ = convert(original, name)
+  inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
+  types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
+  assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
 
 
 @pytest.mark.parametrize(
-    "made", [node("EyeLike", "x", "a", dtype=HALF), node("RandomUniformLike", "x", "a", dtype=HALF, seed=1.0)]
+  "made", [node("EyeLike", "x", "a", dtype=HALF), node("RandomUniformLike", "x", "a", dtype=HALF, seed=1.0)]
 )
 def test_a_dtype_that_an_attribute_says_stays(made: onnx.NodeProto) -> None:
-    original = model([made, node("MatMul", "h a", "b"), node("Cast", "b", "y", to=FLOAT)],
-                     inputs={"x": (FLOAT, [4, 4]), "h": (HALF, [4, 4])}, outputs={"y": (FLOAT, [4, 4])})  # fmt: skip
-    result, _, kept = convert(original, "fp32")
-    assert ops(result) == [made.op_type, "Cast>float", "Cast>float", "MatMul", "Cast>float"]
-    assert kept["make_a"] == "its attribute 'dtype' says its dtype"
+  original = model([made, node("MatMul", "h a", "b"), node("Cast", "b", "y", to=FLOAT)],
+                   inputs={"x": (FLOAT, [4, 4]), "h": (HALF, [4, 4])}, outputs={"y": (FLOAT, [4, 4])})  # fmt: skip
+  result, _, kept = convert(original, "fp32")
+  assert ops(result) == [made.op_type, "Cast>float", "Cast>float", "MatMul", "Cast>float"]
+  assert kept["make_a"] == "its attribute 'dtype' says its dtype"
 
 
 def test_double_stays() -> None:
-    nodes = [node("Relu", "x", "a"), node("Cast", "a", "b", to=FLOAT), node("MatMul", "b w", "y")]
-    result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs={"x": (DOUBLE, [2, 4])}))
-    assert ops(result) == ["Relu", "Cast>half", "MatMul", "Cast>float"]
+  nodes = [node("Relu", "x", "a"), node("Cast", "a", "b", to=FLOAT), node("MatMul", "b w", "y")]
+  result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs={"x": (DOUBLE, [2, 4])}))
+  assert ops(result) == ["Relu", "Cast>half", "MatMul", "Cast>float"]
 
 
 # What stays
 
 
 def test_a_large_initializer_is_named_and_what_follows_stays_too() -> None:
-    nodes = [
-        node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
-        node("MatMul", "d w", "y"),
-    ]  # fmt: skip
-    result, _, kept = convert(model(nodes, {"w": WEIGHT, "large": np.float32(70000)}))
-    assert ops(result) == [
-        "Cast>half",
-        "MatMul",
-        "Cast>float",
-        "Mul",
-        "Add",
-        "Tanh",
-        "Cast>half",
-        "MatMul",
-        "Cast>float",
-    ]
-    assert kept["make_b"] == "the initializer 'large' holds 70000, beyond float16's 65504"
-    assert kept["make_c"] == "it reads what make_b (Mul) makes, which may lie beyond float16"
-    assert initializers(result)["large"] == np.float32(70000)
+  nodes = [
+      node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
+      node("MatMul", "d w", "y"),
+  ]  # fmt: skip
+  result, _, kept = convert(model(nodes, {"w": WEIGHT, "large": np.float32(70000)}))
+  assert ops(result) == [
+    "Cast>half",
+    "MatMul",
+    "Cast>float",
+    "Mul",
+    "Add",
+    "Tanh",
+    "Cast>half",
+    "MatMul",
+    "Cast>float",
+  ]
+  assert kept["make_b"] == "the initializer 'large' holds 70000, beyond float16's 65504"
+  assert kept["make_c"] == "it reads what make_b (Mul) makes, which may lie beyond float16"
+  assert initializers(result)["large"] == np.float32(70000)
 
 
 def test_a_number_that_vanishes_is_named() -> None:
-    nodes = [node("MatMul", "x w", "a"), node("Add", "a tiny", "b"), node("MatMul", "b w", "y")]
-    _, _, kept = convert(model(nodes, {"w": WEIGHT, "tiny": np.float32(1e-9)}))
-    assert kept == {"make_b": "the initializer 'tiny' holds 1e-09, of which float16 keeps 0"}
-    _, _, kept = convert(model(nodes, {"w": WEIGHT, "tiny": np.float32(1e-9)}), "bf16")
-    assert not kept
+  nodes = [node("MatMul", "x w", "a"), node("Add", "a tiny", "b"), node("MatMul", "b w", "y")]
+  _, _, kept = convert(model(nodes, {"w": WEIGHT, "tiny": np.float32(1e-9)}))
+  assert kept == {"make_b": "the initializer 'tiny' holds 1e-09, of which float16 keeps 0"}
+  _, _, kept = convert(model(nodes, {"w": WEIGHT, "tiny": np.float32(1e-9)}), "bf16")
+  assert not kept
 
 
 def test_small_numbers_beside_large_ones_do_not_matter() -> None:
-    weight = WEIGHT.copy()
-    weight[0, 0] = 1e-9
-    assert fault("w", weight, FP16) == ""
-    assert "w" in fault("w", weight * 1e-8, FP16)
-    assert fault("w", np.array([np.inf, -np.inf, np.nan, 1], np.float32), FP16) == ""
-    assert fault("w", np.zeros((0, 4), np.float32), FP16) == ""
+  weight = WEIGHT.copy()
+  weight[0, 0] = 1e-9
+  assert fault("w", weight, FP16) == ""
+  assert "w" in fault("w", weight * 1e-8, FP16)
+  assert fault("w", np.array([np.inf, -np.inf, np.nan, 1], np.float32), FP16) == ""
+  assert fault("w", np.zeros((0, 4), np.float32), FP16) == ""
 
 
 def test_what_masks_are_filled_with_stays_finite() -> None:
-    lowest = np.finfo(np.float32).min
-    assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
-    nodes = [
-        node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
-        node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
-    ]  # fmt: skip
-    inputs = {"x": (FLOAT, [2, 4]), "mask": (TensorProto.INT64, [2, 4])}
-    constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
-    result, _, kept = convert(model(nodes, constants, inputs=inputs))
-    assert not kept
-    assert Counter(ops(result))["Cast>half"] == 2  # of x and of the mask itself
-    assert initializers(result)["lowest"] == np.float16(-32752)
+  lowest = np.finfo(np.float32).min
+  assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
+  nodes = [
+      node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
+      node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
+  ]  # fmt: skip
+  inputs = {"x": (FLOAT, [2, 4]), "mask": (TensorProto.INT64, [2, 4])}
+  constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
+  result, _, kept = convert(model(nodes, constants, inputs=inputs))
+  assert not kept
+  assert Counter(ops(result))["Cast>half"] == 2  # of x and of the mask itself
+  assert initializers(result)["lowest"] == np.float16(-32752)
 
 
 COSTLY = {
-    "exponential": ([node("Exp", "a", "b")], "its results outgrow its inputs"),
-    "power": ([node("Pow", "a two", "b")], "its results outgrow its inputs"),
-    "square": ([node("Mul", "a a", "b")], "it squares"),
-    "sum": ([node("ReduceSum", "a", "r", keepdims=1), node("Mul", "r a", "b")], "it adds up 8000 numbers"),
-    "mean": ([node("ReduceMean", "a", "r", keepdims=1), node("Mul", "r a", "b")], "it adds up 8000 numbers"),
-    "logarithm": ([node("Log", "a", "b")], "small inputs vanish"),
-    "norm": ([node("ReduceL2", "a", "r", keepdims=1), node("Div", "a r", "b")], "it sums squares"),
+  "exponential": ([node("Exp", "a", "b")], "its results outgrow its inputs"),
+  "power": ([node("Pow", "a two", "b")], "its results outgrow its inputs"),
+  "square": ([node("Mul", "a a", "b")], "it squares"),
+  "sum": ([node("ReduceSum", "a", "r", keepdims=1), node("Mul", "r a", "b")], "it adds up 8000 numbers"),
+  "mean": ([node("ReduceMean", "a", "r", keepdims=1), node("Mul", "r a", "b")], "it adds up 8000 numbers"),
+  "logarithm": ([node("Log", "a", "b")], "small inputs vanish"),
+  "norm": ([node("ReduceL2", "a", "r", keepdims=1), node("Div", "a r", "b")], "it sums squares"),
 }
 
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_computes_beyond_the_dtype_stays(name: str) -> None:
-    nodes, reason = COSTLY[name]
-    shape = (FLOAT, [2000, 4])
-    original = model(
-        [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
-        {"w": WEIGHT, "two": np.float32(2)}, inputs={"x": shape}, outputs={"y": shape},
-    )  # fmt: skip
-    result, _, kept = convert(original)
-    first = nodes[0].name
-    assert kept[first] == reason
-    found = ops(result)
-    assert found[0] == "Cast>half"
-    assert found[1] == found[-2] == "MatMul"
-    assert found.count("Cast>float") == 2
-    assert found.count("Cast>half") == 2
+  nodes, reason = COSTLY[name]
+  shape = (FLOAT, [2000, 4])
+  original = model(
+      [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
+      {"w": WEIGHT, "two": np.float32(2)}, inputs={"x": shape}, outputs={"y": shape},
+  )  # fmt: skip
+  result, _, kept = convert(original)
+  first = nodes[0].name
+  assert kept[first] == reason
+  found = ops(result)
+  assert found[0] == "Cast>half"
+  assert found[1] == found[-2] == "MatMul"
+  assert found.count("Cast>float") == 2
+  assert found.count("Cast>half") == 2
 
 
 def test_short_sums_do_not_stay() -> None:
-    original = model([node("MatMul", "x w", "a"), node("ReduceMean", "a", "y", axes=[1], keepdims=0)], {"w": WEIGHT},
-                     outputs={"y": (FLOAT, [2])})  # fmt: skip
-    _, count, kept = convert(original)
-    assert (count, kept) == (2, {})
+  original = model([node("MatMul", "x w", "a"), node("ReduceMean", "a", "y", axes=[1], keepdims=0)], {"w": WEIGHT},
+                   outputs={"y": (FLOAT, [2])})  # fmt: skip
+  _, count, kept = convert(original)
+  assert (count, kept) == (2, {})
 
 
 def test_positions_and_their_sines_stay() -> None:
-    nodes = [
-        node("Cast", "position", "p", to=FLOAT), node("Mul", "p frequency", "angle"), node("Sin", "angle", "s"),
-        node("MatMul", "s w", "y"),
-    ]  # fmt: skip
-    inputs = {"position": (TensorProto.INT64, [2, 4])}
-    frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
-    result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs=inputs))
-    assert ops(result) == ["Cast>float", "Mul", "Sin", "Cast>half", "MatMul", "Cast>float"]
-    assert kept["make_angle"] == "it computes with the integers that make_p (Cast) makes"
+  nodes = [
+      node("Cast", "position", "p", to=FLOAT), node("Mul", "p frequency", "angle"), node("Sin", "angle", "s"),
+      node("MatMul", "s w", "y"),
+  ]  # fmt: skip
+  inputs = {"position": (TensorProto.INT64, [2, 4])}
+  frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
+  result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs=inputs))
+  assert ops(result) == ["Cast>float", "Mul", "Sin", "Cast>half", "MatMul", "Cast>float"]
+  assert kept["make_angle"] == "it computes with the integers that make_p (Cast) makes"
 
 
 def test_measured_activations_decide() -> None:
-    nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Add", "b a", "c"), node("MatMul", "c w", "y")]
-    original = model(nodes, {"w": WEIGHT})
-    _, _, kept = convert(original)
-    assert set(kept) == {"make_b", "make_c", "make_y"}
-    small = dict.fromkeys("xabcy", 3.0)
-    _, _, kept = convert(original, peaks=small)
-    assert set(kept) == {"make_b"}
-    _, _, kept = convert(original, peaks={**small, "c": 1e6})
-    assert set(kept) == {"make_b", "make_c", "make_y"}
-    assert kept["make_y"] == "'c' reaches 1e+06 on the given inputs, beyond float16's 65504 or too near it"
+  nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Add", "b a", "c"), node("MatMul", "c w", "y")]
+  original = model(nodes, {"w": WEIGHT})
+  _, _, kept = convert(original)
+  assert set(kept) == {"make_b", "make_c", "make_y"}
+  small = dict.fromkeys("xabcy", 3.0)
+  _, _, kept = convert(original, peaks=small)
+  assert set(kept) == {"make_b"}
+  _, _, kept = convert(original, peaks={**small, "c": 1e6})
+  assert set(kept) == {"make_b", "make_c", "make_y"}
+  assert kept["make_y"] == "'c' reaches 1e+06 on the given inputs, beyond float16's 65504 or too near it"
 
 
 def test_islands_between_kept_operators_stay() -> None:
-    nodes = [node("Exp", "x", "a"), node("Tanh", "a", "b"), node("Reshape", "b shape", "c"), node("Exp", "c", "y")]
-    result, count, kept = convert(model(nodes, {"shape": np.array([2, 4])}))
-    assert (ops(result), count) == (["Exp", "Tanh", "Reshape", "Exp"], 0)
-    assert kept["make_c"] == "it stands between operators that keep their dtype"
+  nodes = [node("Exp", "x", "a"), node("Tanh", "a", "b"), node("Reshape", "b shape", "c"), node("Exp", "c", "y")]
+  result, count, kept = convert(model(nodes, {"shape": np.array([2, 4])}))
+  assert (ops(result), count) == (["Exp", "Tanh", "Reshape", "Exp"], 0)
+  assert kept["make_c"] == "it stands between operators that keep their dtype"
 
 
 def test_the_user_names_what_stays() -> None:
-    for skip in ({"make_b"}, {"Relu"}):
-        result, _, kept = convert(two_products(), skip=frozenset(skip))
-        assert kept == {"make_b": "asked for with --precision-skip"}
-        assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "Relu", "Cast>half", "MatMul", "Cast>float"]
+  for skip in ({"make_b"}, {"Relu"}):
+    result, _, kept = convert(two_products(), skip=frozenset(skip))
+    assert kept == {"make_b": "asked for with --precision-skip"}
+    assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "Relu", "Cast>half", "MatMul", "Cast>float"]
 
 
 def test_other_domains_and_unknown_dtypes_stay() -> None:
-    original = two_products()
-    original.graph.node[1].domain = "com.example"
-    original.opset_import.append(helper.make_opsetid("com.example", 1))
-    graph = import_model(original)
-    annotate(graph)
-    outcome = ConvertPrecision(Request(FP16))(graph)
-    reasons = {miss.node: miss.reason for miss in outcome.near_misses}
-    assert reasons["make_b (Relu)"] == "the dtype of 'b' is unknown"
-    assert reasons["make_y (MatMul)"] == "the dtype of 'b' is unknown"
+  original = two_products()
+  original.graph.node[1].domain = "com.example"
+  original.opset_import.append(helper.make_opsetid("com.example", 1))
+  graph = import_model(original)
+  annotate(graph)
+  outcome = ConvertPrecision(Request(FP16))(graph)
+  reasons = {miss.node: miss.reason for miss in outcome.near_misses}
+  assert reasons["make_b (Relu)"] == "the dtype of 'b' is unknown"
+  assert reasons["make_y (MatMul)"] == "the dtype of 'b' is unknown"
 
 
 # Casts
 
 
 def test_a_value_is_cast_once_for_all_its_readers() -> None:
-    nodes = [
-        node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
-        node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
-    ]  # fmt: skip
-    result, _, _ = convert(model(nodes, {"w": WEIGHT}))
-    casts = [each for each in result.graph.node if each.op_type == "Cast"]
-    assert len({(each.input[0], each.attribute[0].i) for each in casts}) == len(casts) == 4
+  nodes = [
+      node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
+      node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
+  ]  # fmt: skip
+  result, _, _ = convert(model(nodes, {"w": WEIGHT}))
+  casts = [each for each in result.graph.node if each.op_type == "Cast"]
+  assert len({(each.input[0], each.attribute[0].i) for each in casts}) == len(casts) == 4
 
 
 def test_casts_of_the_model_become_borders_or_nothing() -> None:
-    """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
-    nodes = [
-        node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
-        node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
-    ]  # fmt: skip
-    half = (HALF, [2, 4])
-    original = model(nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half},
-                     outputs={"y": half})  # fmt: skip
-    optimized, _ = ortplugin.optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
-    assert ops(optimized) == ["MatMul", "Mul", "MatMul"]
+  """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
+  nodes = [
+      node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
+      node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
+  ]  # fmt: skip
+  half = (HALF, [2, 4])
+  original = model(nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half},
+                   outputs={"y": half})  # fmt: skip
+  optimized, _ = ortplugin.optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
+  assert ops(optimized) == ["MatMul", "Mul", "MatMul"]
 
 
 def test_an_output_that_is_read_again_keeps_its_name() -> None:
-    nodes = [node("MatMul", "x w", "y"), node("Exp", "y", "z"), node("MatMul", "y w", "t")]
-    both = {name: (FLOAT, [2, 4]) for name in ("y", "z", "t")}
-    for io in (False, True):
-        result, _, _ = convert(model(nodes, {"w": WEIGHT}, outputs=both), io=io)
-        assert [each.name for each in result.graph.output] == ["y", "z", "t"]
-        assert {each.type.tensor_type.elem_type for each in result.graph.output} == {HALF if io else FLOAT}
+  nodes = [node("MatMul", "x w", "y"), node("Exp", "y", "z"), node("MatMul", "y w", "t")]
+  both = {name: (FLOAT, [2, 4]) for name in ("y", "z", "t")}
+  for io in (False, True):
+    result, _, _ = convert(model(nodes, {"w": WEIGHT}, outputs=both), io=io)
+    assert [each.name for each in result.graph.output] == ["y", "z", "t"]
+    assert {each.type.tensor_type.elem_type for each in result.graph.output} == {HALF if io else FLOAT}
 
 
 def test_an_input_that_is_an_output_is_left_alone() -> None:
-    original = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, outputs={"x": (FLOAT, [2, 4]), "y": (FLOAT, [2, 4])})
-    result, _, _ = convert(original, io=True)
-    assert result.graph.input[0].type.tensor_type.elem_type == FLOAT
-    assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
+  original = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, outputs={"x": (FLOAT, [2, 4]), "y": (FLOAT, [2, 4])})
+  result, _, _ = convert(original, io=True)
+  assert result.graph.input[0].type.tensor_type.elem_type == FLOAT
+  assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
 
 
 def test_overridable_initializers_keep_their_dtype() -> None:
-    inputs = {"x": (FLOAT, [2, 4]), "w": (FLOAT, [4, 4])}
-    original = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, inputs=inputs)
-    for io in (False, True):
-        result, _, _ = convert(original, io=io)
-        assert initializers(result)["w"].dtype == np.float32
-        assert {i.name: i.type.tensor_type.elem_type for i in result.graph.input}["w"] == FLOAT
-        assert ops(result).count("Cast>half") == (1 if io else 2)
+  inputs = {"x": (FLOAT, [2, 4]), "w": (FLOAT, [4, 4])}
+  original = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, inputs=inputs)
+  for io in (False, True):
+    result, _, _ = convert(original, io=io)
+    assert initializers(result)["w"].dtype == np.float32
+    assert {i.name: i.type.tensor_type.elem_type for i in result.graph.input}["w"] == FLOAT
+    assert ops(result).count("Cast>half") == (1 if io else 2)
 
 
 def test_a_constant_that_both_sides_read_is_there_twice() -> None:
-    nodes = [node("MatMul", "x w", "a"), node("Add", "a c", "b"), node("Exp", "b", "d"), node("Add", "d c", "e"),
-             node("Tanh", "e", "y")]  # fmt: skip
-    result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": np.ones(4, np.float32)}))
-    assert sorted((name, array.dtype.name) for name, array in initializers(result).items()) == [
-        ("c", "float32"), ("c_2", "float16"), ("w", "float16")]  # fmt: skip
+  nodes = [node("MatMul", "x w", "a"), node("Add", "a c", "b"), node("Exp", "b", "d"), node("Add", "d c", "e"),
+           node("Tanh", "e", "y")]  # fmt: skip
+  result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": np.ones(4, np.float32)}))
+  assert sorted((name, array.dtype.name) for name, array in initializers(result).items()) == [
+      ("c", "float32"), ("c_2", "float16"), ("w", "float16")]  # fmt: skip
 
 
 def test_arguments_of_a_fixed_dtype_stay() -> None:
-    shape = (FLOAT, [1, 1, 4, 4])
-    original = model(
-        [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
-        {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
-        inputs={"x": shape}, outputs={"y": (FLOAT, [1, 1, 8, 8])},
-    )  # fmt: skip
-    result, _, kept = convert(original)
-    assert not kept
-    assert initializers(result)["scales"].dtype == np.float32
+  shape = (FLOAT, [1, 1, 4, 4])
+  original = model(
+      [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
+      {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
+      inputs={"x": shape}, outputs={"y": (FLOAT, [1, 1, 8, 8])},
+  )  # fmt: skip
+  result, _, kept = convert(original)
+  assert not kept
+  assert initializers(result)["scales"].dtype == np.float32
 
 
 def test_bodies_keep_their_dtypes_and_read_what_they_read_before() -> None:
-    value = helper.make_tensor_value_info
-    then = helper.make_graph(
-        [helper.make_node("Mul", ["a", "a"], ["t"], "mul")], "then", [], [value("t", FLOAT, [2, 4])]
-    )
-    other = helper.make_graph([helper.make_node("Relu", ["a"], ["o"], "relu")], "else", [], [value("o", FLOAT, [2, 4])])
-    nodes = [
-        node("MatMul", "x w", "a"),
-        helper.make_node("If", ["c"], ["b"], "choice", then_branch=then, else_branch=other),
-        node("MatMul", "b w", "y"),
-    ]
-    inputs = {"x": (FLOAT, [2, 4]), "c": (TensorProto.BOOL, [])}
-    result, _, kept = convert(model(nodes, {"w": WEIGHT}, inputs=inputs))
-    assert kept == {"choice": "bodies of If, Loop and Scan keep their dtypes"}
-    assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "If", "Cast>half", "MatMul", "Cast>float"]
-    read = {name for a in result.graph.node[3].attribute for each in a.g.node for name in each.input}
-    assert read == {result.graph.node[2].output[0]}
+  value = helper.make_tensor_value_info
+  then = helper.make_graph([helper.make_node("Mul", ["a", "a"], ["t"], "mul")], "then", [], [value("t", FLOAT, [2, 4])])
+  other = helper.make_graph([helper.make_node("Relu", ["a"], ["o"], "relu")], "else", [], [value("o", FLOAT, [2, 4])])
+  nodes = [
+    node("MatMul", "x w", "a"),
+    helper.make_node("If", ["c"], ["b"], "choice", then_branch=then, else_branch=other),
+    node("MatMul", "b w", "y"),
+  ]
+  inputs = {"x": (FLOAT, [2, 4]), "c": (TensorProto.BOOL, [])}
+  result, _, kept = convert(model(nodes, {"w": WEIGHT}, inputs=inputs))
+  assert kept == {"choice": "bodies of If, Loop and Scan keep their dtypes"}
+  assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "If", "Cast>half", "MatMul", "Cast>float"]
+  read = {name for a in result.graph.node[3].attribute for each in a.g.node for name in each.input}
+  assert read == {result.graph.node[2].output[0]}
 
 
 def test_arithmetic_on_shapes_stays_silently() -> None:
-    nodes = [
-        node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
-        node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
-    ]  # fmt: skip
-    original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs={"y": (FLOAT, ["a", "b"])})
-    result, count, kept = convert(original)
-    assert (count, kept) == (2, {})  # MatMul and Tile
-    assert initializers(result)["two"].dtype == np.float32
+  nodes = [
+      node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
+      node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
+  ]  # fmt: skip
+  original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs={"y": (FLOAT, ["a", "b"])})
+  result, count, kept = convert(original)
+  assert (count, kept) == (2, {})  # MatMul and Tile
+  assert initializers(result)["two"].dtype == np.float32
 
 
 # The pipeline
 
 
 def test_a_limit_converts_the_first_operators() -> None:
-    result, count, _ = convert(two_products(), limit=1)
-    assert (count, ops(result)) == (1, ["Cast>half", "MatMul", "Cast>float", "Relu", "MatMul"])
-    _, report = ortplugin.optimize(two_products(), precision="fp16", limit=2)
-    assert report.converted == 2
+  result, count, _ = convert(two_products(), limit=1)
+  assert (count, ops(result)) == (1, ["Cast>half", "MatMul", "Cast>float", "Relu", "MatMul"])
+  _, report = ortplugin.optimize(two_products(), precision="fp16", limit=2)
+  assert report.converted == 2
 
 
 def test_weights_take_norms_in_float32_first() -> None:
-    channels = [np.array([v, 1], np.float32) for v in (3.0, 0.5, 100.0, 0.25)]
-    names = ("scale", "shift", "mean", "variance")
-    kernel = np.ones((2, 2, 1, 1), np.float32)
-    nodes = [node("BatchNormalization", "x scale shift mean variance", "a"), node("Conv", "a w", "y")]
-    shape = (FLOAT, [1, 2, 4, 4])
-    original = model(nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape},
-                     outputs={"y": shape})  # fmt: skip
-    optimized, _ = ortplugin.optimize(original, precision="fp16")
-    assert "BatchNormalization" not in ops(optimized)
-    # In float16 from the start, the norm before a Conv has to stay: its mean times the weights' rounding is too much.
+  channels = [np.array([v, 1], np.float32) for v in (3.0, 0.5, 100.0, 0.25)]
+  names = ("scale", "shift", "mean", "variance")
+  kernel = np.ones((2, 2, 1, 1), np.float32)
+  nodes = [node("BatchNormalization", "x scale shift mean variance", "a"), node("Conv", "a w", "y")]
+  shape = (FLOAT, [1, 2, 4, 4])
+  original = model(nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape},
+                   outputs={"y": shape})  # fmt: skip
+  optimized, _ = ortplugin.optimize(original, precision="fp16")
+  assert "BatchNormalization" not in ops(optimized)
+  # In float16 from the start, the norm before a Conv has to stay: its mean times the weights' rounding is too much.
 
 
 def test_the_same_model_twice_is_the_same(tmp_path: Any) -> None:
-    once, report = ortplugin.optimize(two_products(), precision="fp16")
-    assert report.converted == 3
-    twice, second = ortplugin.optimize(once, precision="fp16")
-    assert not second.changes
-    assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+  once, report = ortplugin.optimize(two_products(), precision="fp16")
+  assert report.converted == 3
+  twice, second = ortplugin.optimize(once, precision="fp16")
+  assert not second.changes
+  assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
 
 
 def test_tf32_is_an_attribute_of_convolutions() -> None:
-    shape = (FLOAT, [1, 2, 4, 4])
-    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
-    original = model(nodes, {"w": np.ones((2, 2, 1, 1), np.float32)}, inputs={"x": shape}, outputs={"y": shape})
-    optimized, report = ortplugin.optimize(original, precision="tf32")
-    assert report.rewrites["allow-tf32"] == 1
-    (fused,) = [each for each in optimized.graph.node if each.op_type == "FusedConv"]
-    assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 1
-    again, second = ortplugin.optimize(optimized, precision="tf32")
-    assert not second.changes
-    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
-    plain, _ = ortplugin.optimize(original)
-    assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
-    exact, report = ortplugin.optimize(optimized, precision="fp32")
-    assert report.rewrites["forbid-tf32"] == 1
-    (fused,) = [each for each in exact.graph.node if each.op_type == "FusedConv"]
-    assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 0
+  shape = (FLOAT, [1, 2, 4, 4])
+  nodes = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
+  original = model(nodes, {"w": np.ones((2, 2, 1, 1), np.float32)}, inputs={"x": shape}, outputs={"y": shape})
+  optimized, report = ortplugin.optimize(original, precision="tf32")
+  assert report.rewrites["allow-tf32"] == 1
+  (fused,) = [each for each in optimized.graph.node if each.op_type == "FusedConv"]
+  assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 1
+  again, second = ortplugin.optimize(optimized, precision="tf32")
+  assert not second.changes
+  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  plain, _ = ortplugin.optimize(original)
+  assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
+  exact, report = ortplugin.optimize(optimized, precision="fp32")
+  assert report.rewrites["forbid-tf32"] == 1
+  (fused,) = [each for each in exact.graph.node if each.op_type == "FusedConv"]
+  assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 0
 
 
 def test_the_report_counts() -> None:
-    nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Tanh", "b", "c"), node("MatMul", "c w", "y")]
-    _, report = ortplugin.optimize(model(nodes, {"w": WEIGHT}), precision="fp16")
-    assert report.to_dict()["precision"] == {"name": "fp16", "converted": 2, "kept": 2}
-    assert NearMiss("precision", "make_b (Exp)", "its results outgrow its inputs") in report.near_misses
-    _, plain = ortplugin.optimize(model(nodes, {"w": WEIGHT}))
-    assert plain.to_dict()["precision"] is None
+  nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Tanh", "b", "c"), node("MatMul", "c w", "y")]
+  _, report = ortplugin.optimize(model(nodes, {"w": WEIGHT}), precision="fp16")
+  assert report.to_dict()["precision"] == {"name": "fp16", "converted": 2, "kept": 2}
+  assert NearMiss("precision", "make_b (Exp)", "its results outgrow its inputs") in report.near_misses
+  _, plain = ortplugin.optimize(model(nodes, {"w": WEIGHT}))
+  assert plain.to_dict()["precision"] is None
 
 
 def test_mistakes() -> None:
-    for arguments, words in (
-        ({"precision": "fp8"}, "there is no precision 'fp8'; choose one of fp16"),
-        ({"precision_io": True}, "say to which precision"),
-        ({"precision_skip": ["Exp"]}, "say to which precision"),
-        ({"precision": "tf32", "precision_io": True}, "changes no dtype"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            ortplugin.optimize(two_products(), **arguments)
+  for arguments, words in (
+    ({"precision": "fp8"}, "there is no precision 'fp8'; choose one of fp16"),
+    ({"precision_io": True}, "say to which precision"),
+    ({"precision_skip": ["Exp"]}, "say to which precision"),
+    ({"precision": "tf32", "precision_io": True}, "changes no dtype"),
+  ):
+    with pytest.raises(UsageError, match=words):
+      ortplugin.optimize(two_products(), **arguments)
 
 
 def test_bfloat16_fills_masks_with_finite_numbers() -> None:
-    lowest = np.array([np.finfo(np.float32).min], np.float32)
-    (value,) = converted(lowest, PRECISIONS["bf16"]).astype(np.float64)
-    assert np.isfinite(value)
-    assert value < -1e38
-    assert not np.isfinite(lowest.astype(ml_dtypes.bfloat16).astype(np.float64)[0])
+  lowest = np.array([np.finfo(np.float32).min], np.float32)
+  (value,) = converted(lowest, PRECISIONS["bf16"]).astype(np.float64)
+  assert np.isfinite(value)
+  assert value < -1e38
+  assert not np.isfinite(lowest.astype(ml_dtypes.bfloat16).astype(np.float64)[0])

@@ -16,221 +16,221 @@ from ortplugin.errors import OrtPluginError, one_line, printable
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.render import print_report
 from ortplugin.report import (
-    CONVERSION,
-    Dropped,
-    InputComparison,
-    OutputComparison,
-    ProviderVerification,
-    Report,
-    TakenBack,
-    Timing,
-    count_operators,
+  CONVERSION,
+  Dropped,
+  InputComparison,
+  OutputComparison,
+  ProviderVerification,
+  Report,
+  TakenBack,
+  Timing,
+  count_operators,
 )
 
 
 def full_report() -> Report:
-    return Report(
-        input="in.onnx",
-        output="out.onnx",
-        before={"ai.onnx::Add": 2, "ai.onnx::LayerNormalization": 1},
-        after={"ai.onnx::Add": 1, "ortplugin::FusedLayerNorm": 1},
-        changes=[
-            Change("remove-identities", ("id (Identity)",), ""),
-            Change("fuse-layer-norm", ("ln (LayerNormalization)", "[bold]add (Add)"), "ln (FusedLayerNorm)"),
-            Change("norm-prologue", ("add (Add)",), "ln (FusedLayerNorm)"),
-        ],
-        near_misses=[NearMiss("fuse-layer-norm", "odd (ReduceMean)", "the axes [1] are not the trailing ones")],
-        seconds={"load": 0.25, "passes": 1.5},
-        verification=[
-            ProviderVerification(
-                "CPUExecutionProvider",
-                (
-                    InputComparison("generated, batch=2", (OutputComparison("y", True, 1e-6, 2e-6),)),
-                    InputComparison("data.npz", (OutputComparison("y", True, float("inf"), None, "a remark"),)),
-                ),
-                timings=(Timing("graph", 1.5, 2.5, True), Timing("plain", 2.0, 1.0)),
-            ),
-            ProviderVerification("CUDAExecutionProvider", (), skipped="no kernels"),
-        ],
-    )
+  return Report(
+    input="in.onnx",
+    output="out.onnx",
+    before={"ai.onnx::Add": 2, "ai.onnx::LayerNormalization": 1},
+    after={"ai.onnx::Add": 1, "ortplugin::FusedLayerNorm": 1},
+    changes=[
+      Change("remove-identities", ("id (Identity)",), ""),
+      Change("fuse-layer-norm", ("ln (LayerNormalization)", "[bold]add (Add)"), "ln (FusedLayerNorm)"),
+      Change("norm-prologue", ("add (Add)",), "ln (FusedLayerNorm)"),
+    ],
+    near_misses=[NearMiss("fuse-layer-norm", "odd (ReduceMean)", "the axes [1] are not the trailing ones")],
+    seconds={"load": 0.25, "passes": 1.5},
+    verification=[
+      ProviderVerification(
+        "CPUExecutionProvider",
+        (
+          InputComparison("generated, batch=2", (OutputComparison("y", True, 1e-6, 2e-6),)),
+          InputComparison("data.npz", (OutputComparison("y", True, float("inf"), None, "a remark"),)),
+        ),
+        timings=(Timing("graph", 1.5, 2.5, True), Timing("plain", 2.0, 1.0)),
+      ),
+      ProviderVerification("CUDAExecutionProvider", (), skipped="no kernels"),
+    ],
+  )
 
 
 def text_of(report: Report, explain: bool = False, width: int = 160) -> str:
-    stream = io.StringIO()
-    print_report(report, Console(file=stream, width=width, highlight=False), explain)
-    return stream.getvalue()
+  stream = io.StringIO()
+  print_report(report, Console(file=stream, width=width, highlight=False), explain)
+  return stream.getvalue()
 
 
 def test_operators_are_counted_in_bodies_and_functions() -> None:
-    body = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["o"])], "b", [], [helper.make_tensor_value_info("o", 1, None)]
-    )
-    graph = helper.make_graph(
-        [
-            helper.make_node("If", ["c"], ["i"], then_branch=body, else_branch=body),
-            helper.make_node("Twice", ["i"], ["y"], domain="local"),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-        [numpy_helper.from_array(np.bool_(True), "c")],
-    )
-    function = helper.make_function(
-        "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
-    )
-    model = helper.make_model(graph, functions=[function])
-    assert count_operators(model) == {"ai.onnx::Add": 1, "ai.onnx::If": 1, "ai.onnx::Relu": 2, "local::Twice": 1}
-    assert count_operators(onnx.ModelProto()) == {}
+  body = helper.make_graph(
+    [helper.make_node("Relu", ["x"], ["o"])], "b", [], [helper.make_tensor_value_info("o", 1, None)]
+  )
+  graph = helper.make_graph(
+    [
+      helper.make_node("If", ["c"], ["i"], then_branch=body, else_branch=body),
+      helper.make_node("Twice", ["i"], ["y"], domain="local"),
+    ],
+    "g",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    [numpy_helper.from_array(np.bool_(True), "c")],
+  )
+  function = helper.make_function(
+    "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
+  )
+  model = helper.make_model(graph, functions=[function])
+  assert count_operators(model) == {"ai.onnx::Add": 1, "ai.onnx::If": 1, "ai.onnx::Relu": 2, "local::Twice": 1}
+  assert count_operators(onnx.ModelProto()) == {}
 
 
 def test_counts() -> None:
-    report = full_report()
-    assert report.rewrites == {"remove-identities": 1, "fuse-layer-norm": 1, "norm-prologue": 1}
-    assert report.fused == 2
-    assert report.passed
+  report = full_report()
+  assert report.rewrites == {"remove-identities": 1, "fuse-layer-norm": 1, "norm-prologue": 1}
+  assert report.fused == 2
+  assert report.passed
 
 
 def test_json_has_the_documented_keys_and_no_others() -> None:
-    data = json.loads(full_report().to_json())
-    assert list(data) == [
-        "version",
-        "action",
-        "input",
-        "output",
-        "operators",
-        "opset",
-        "functions",
-        "precision",
-        "rewrites",
-        "changes",
-        "near_misses",
-        "fused",
-        "seconds",
-        "verification",
-        "tuning",
-        "guilty",
-        "dropped",
-        "taken_back",
-        "regions",
-        "memory",
-        "profile",
-        "next",
-    ]
-    assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
-    assert data["near_misses"] == [
-        {"rewrite": "fuse-layer-norm", "node": "odd (ReduceMean)", "reason": "the axes [1] are not the trailing ones"}
-    ]
-    first = data["verification"][0]
-    assert list(first) == [
-        "provider",
-        "inputs",
-        "skipped",
-        "replays",
-        "graph_skipped",
-        "notes",
-        "timings",
-        "original_ms",
-        "optimized_ms",
-        "passed",
-    ]
-    assert first["timings"][0] == {"mode": "graph", "original_ms": 1.5, "optimized_ms": 2.5, "loses": True}
-    assert (first["original_ms"], data["verification"][1]["original_ms"]) == (2.0, None)
-    assert list(first["inputs"][0]) == ["name", "outputs", "mode"]
-    assert first["passed"] is True
-    assert first["inputs"][0]["outputs"][0]["max_abs_error"] == 1e-6
-    assert first["inputs"][1]["outputs"][0]["max_abs_error"] == "inf"  # JSON has no infinity
-    assert list(first["inputs"][0]["outputs"][0]) == ["name", "passed", "max_abs_error", "max_rel_error", "message"]
-    assert json.loads(Report().to_json())["guilty"] is None
+  data = json.loads(full_report().to_json())
+  assert list(data) == [
+    "version",
+    "action",
+    "input",
+    "output",
+    "operators",
+    "opset",
+    "functions",
+    "precision",
+    "rewrites",
+    "changes",
+    "near_misses",
+    "fused",
+    "seconds",
+    "verification",
+    "tuning",
+    "guilty",
+    "dropped",
+    "taken_back",
+    "regions",
+    "memory",
+    "profile",
+    "next",
+  ]
+  assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
+  assert data["near_misses"] == [
+    {"rewrite": "fuse-layer-norm", "node": "odd (ReduceMean)", "reason": "the axes [1] are not the trailing ones"}
+  ]
+  first = data["verification"][0]
+  assert list(first) == [
+    "provider",
+    "inputs",
+    "skipped",
+    "replays",
+    "graph_skipped",
+    "notes",
+    "timings",
+    "original_ms",
+    "optimized_ms",
+    "passed",
+  ]
+  assert first["timings"][0] == {"mode": "graph", "original_ms": 1.5, "optimized_ms": 2.5, "loses": True}
+  assert (first["original_ms"], data["verification"][1]["original_ms"]) == (2.0, None)
+  assert list(first["inputs"][0]) == ["name", "outputs", "mode"]
+  assert first["passed"] is True
+  assert first["inputs"][0]["outputs"][0]["max_abs_error"] == 1e-6
+  assert first["inputs"][1]["outputs"][0]["max_abs_error"] == "inf"  # JSON has no infinity
+  assert list(first["inputs"][0]["outputs"][0]) == ["name", "passed", "max_abs_error", "max_rel_error", "message"]
+  assert json.loads(Report().to_json())["guilty"] is None
 
 
 def test_text_names_everything() -> None:
-    text = text_of(full_report())
-    for words in ("LayerNormalization", "ortplugin::FusedLayerNorm", "+1", "-1", "fuse-layer-norm", "1.00e-06", "2.00"):
-        assert words in text
-    for words in ("generated, batch=2", "a remark", "no kernels", "2.00 times as fast"):
-        assert words in text
-    assert "CPU, in a CUDA graph: original 1.500 ms, optimized 2.500 ms, 0.60 times as fast" in text
-    assert "trailing" not in text
-    assert "trailing" in text_of(full_report(), explain=True)
+  text = text_of(full_report())
+  for words in ("LayerNormalization", "ortplugin::FusedLayerNorm", "+1", "-1", "fuse-layer-norm", "1.00e-06", "2.00"):
+    assert words in text
+  for words in ("generated, batch=2", "a remark", "no kernels", "2.00 times as fast"):
+    assert words in text
+  assert "CPU, in a CUDA graph: original 1.500 ms, optimized 2.500 ms, 0.60 times as fast" in text
+  assert "trailing" not in text
+  assert "trailing" in text_of(full_report(), explain=True)
 
 
 def test_markup_in_names_is_shown_as_it_is() -> None:
-    report = Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")])
-    text = text_of(report, explain=True)
-    assert "[red]node[/red] (Add)" in text
-    assert "[/] is odd" in text
+  report = Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")])
+  text = text_of(report, explain=True)
+  assert "[red]node[/red] (Add)" in text
+  assert "[/] is odd" in text
 
 
 def test_what_was_tried_is_shown() -> None:
-    times = {"": 3.0, "a=1": 2.0, "a=2": None, "a=3": None}
-    text = text_of(Report(tuning=[TunedNode("n (FusedConv)", "a=1", times, ("a=2",))]))
-    assert "a=1 2.0, a=2 wrong, a=3 not measurable" in text
+  times = {"": 3.0, "a=1": 2.0, "a=2": None, "a=3": None}
+  text = text_of(Report(tuning=[TunedNode("n (FusedConv)", "a=1", times, ("a=2",))]))
+  assert "a=1 2.0, a=2 wrong, a=3 not measurable" in text
 
 
 def test_nothing_to_do_is_said_loudly() -> None:
-    report = Report(before={"ai.onnx::Add": 1}, after={"ai.onnx::Add": 1})
-    assert "Nothing to rewrite: 0 rewrites" in text_of(report)
-    report.changes = [Change("dead-nodes", ("a (Add)",), "")]
-    assert "Nothing was fused" in text_of(report)
-    report.near_misses = full_report().near_misses
-    assert "--explain says why" in text_of(report)
-    assert "Nothing" not in text_of(full_report())
-    text = text_of(Report(taken_back=[TakenBack(("[x]", "b"), "CPUExecutionProvider", (Timing("plain", 1, 4),))]))
-    assert "the passes '[x]', 'b': with them, CPU: original 1.000 ms" in text
-    assert "0.25 times as fast, within the measurements' spread" in text.replace("\n", " ")
-    assert "The original stays" in text
-    assert "Nothing to rewrite" not in text
-    assert "Nothing to restore" in text_of(Report("restore"))
+  report = Report(before={"ai.onnx::Add": 1}, after={"ai.onnx::Add": 1})
+  assert "Nothing to rewrite: 0 rewrites" in text_of(report)
+  report.changes = [Change("dead-nodes", ("a (Add)",), "")]
+  assert "Nothing was fused" in text_of(report)
+  report.near_misses = full_report().near_misses
+  assert "--explain says why" in text_of(report)
+  assert "Nothing" not in text_of(full_report())
+  text = text_of(Report(taken_back=[TakenBack(("[x]", "b"), "CPUExecutionProvider", (Timing("plain", 1, 4),))]))
+  assert "the passes '[x]', 'b': with them, CPU: original 1.000 ms" in text
+  assert "0.25 times as fast, within the measurements' spread" in text.replace("\n", " ")
+  assert "The original stays" in text
+  assert "Nothing to rewrite" not in text
+  assert "Nothing to restore" in text_of(Report("restore"))
 
 
 def test_a_failure_is_shown() -> None:
-    failed = OutputComparison("y", False, 1.0, 1.0, "3 of 4 differ")
-    report = Report(verification=[ProviderVerification("CPUExecutionProvider", (InputComparison("g", (failed,)),))])
-    assert not report.passed
-    assert "differs: 3 of 4 differ" in text_of(report)
+  failed = OutputComparison("y", False, 1.0, 1.0, "3 of 4 differ")
+  report = Report(verification=[ProviderVerification("CPUExecutionProvider", (InputComparison("g", (failed,)),))])
+  assert not report.passed
+  assert "differs: 3 of 4 differ" in text_of(report)
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n"
 
 
 def obeyed(text: str) -> list[str]:
-    """The characters that a terminal might obey, beside those of rich's own lines."""
-    return [each for each in text if not each.isprintable() and each != "\n"]
+  """The characters that a terminal might obey, beside those of rich's own lines."""
+  return [each for each in text if not each.isprintable() and each != "\n"]
 
 
 def test_names_of_a_model_are_shown_escaped() -> None:
-    """Found from outside, 22: every text of a report, whatever a model or an error put there."""
-    name = HOSTILE
-    report = Report(
-        input=name,
-        output=name,
-        before={f"ai.onnx::{name}": 1, f"{name}::x": 1},
-        after={"ortplugin::FusedConv": 1},
-        changes=[Change(name, (name,), name)],
-        near_misses=[NearMiss(name, name, name), NearMiss(CONVERSION, f"{name} ({name})", name)],
-        functions={name: 1},
-        precision="fp16",
-        dropped=[Dropped(name, (name,), name)],
-        tuning=[TunedNode(name, name, {"": 1.0, name: 2.0}, (name,))],
-        verification=[
-            ProviderVerification(
-                "CPUExecutionProvider",
-                (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),),
-            ),
-            ProviderVerification("CUDAExecutionProvider", (), skipped=name),
-        ],
-    )
-    text = text_of(report, explain=True, width=400)
-    assert obeyed(text) == []
-    assert text.count(r"\x1b[2J") >= 12
-    assert r"\u202e" in text
+  """Found from outside, 22: every text of a report, whatever a model or an error put there."""
+  name = HOSTILE
+  report = Report(
+    input=name,
+    output=name,
+    before={f"ai.onnx::{name}": 1, f"{name}::x": 1},
+    after={"ortplugin::FusedConv": 1},
+    changes=[Change(name, (name,), name)],
+    near_misses=[NearMiss(name, name, name), NearMiss(CONVERSION, f"{name} ({name})", name)],
+    functions={name: 1},
+    precision="fp16",
+    dropped=[Dropped(name, (name,), name)],
+    tuning=[TunedNode(name, name, {"": 1.0, name: 2.0}, (name,))],
+    verification=[
+      ProviderVerification(
+        "CPUExecutionProvider",
+        (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),),
+      ),
+      ProviderVerification("CUDAExecutionProvider", (), skipped=name),
+    ],
+  )
+  text = text_of(report, explain=True, width=400)
+  assert obeyed(text) == []
+  assert text.count(r"\x1b[2J") >= 12
+  assert r"\u202e" in text
 
 
 @pytest.mark.parametrize("kind", [OrtPluginError, *OrtPluginError.__subclasses__()])
 def test_errors_hold_no_control_characters(kind: type[OrtPluginError]) -> None:
-    error = kind(f"node '{HOSTILE}' is wrong")
-    assert str(error) == r"node '\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n' is wrong"
-    assert repr(error).isprintable()
-    assert one_line(ValueError(HOSTILE)).isprintable()
-    assert printable("größer als 日本 ✓") == "größer als 日本 ✓"
-    assert printable("\ud800\U000e0001") == r"\ud800\U000e0001"
+  error = kind(f"node '{HOSTILE}' is wrong")
+  assert str(error) == r"node '\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n' is wrong"
+  assert repr(error).isprintable()
+  assert one_line(ValueError(HOSTILE)).isprintable()
+  assert printable("größer als 日本 ✓") == "größer als 日本 ✓"
+  assert printable("\ud800\U000e0001") == r"\ud800\U000e0001"

@@ -18,17 +18,17 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType, find
 from ortplugin.ops.scatter import (
-    ALGORITHMS,
-    ARITHMETIC,
-    DTYPES,
-    SCATTER_ELEMENTS,
-    SCATTER_ND,
-    UPDATE_SLICE,
-    Scatter,
-    attributes_of,
-    decompose,
-    infer_shapes,
-    reference,
+  ALGORITHMS,
+  ARITHMETIC,
+  DTYPES,
+  SCATTER_ELEMENTS,
+  SCATTER_ND,
+  UPDATE_SLICE,
+  Scatter,
+  attributes_of,
+  decompose,
+  infer_shapes,
+  reference,
 )
 from ortplugin.ops.scatter.reference import scatter_elements, scatter_nd, update_slice
 
@@ -38,44 +38,44 @@ OPERATORS = {each.name: each for each in (SCATTER_ND, SCATTER_ELEMENTS, UPDATE_S
 
 
 def fold(reduction: str, old: Any, new: Any) -> Any:
-    """One step of the formula, on numbers of one dtype."""
-    with np.errstate(all="ignore"):
-        if reduction in ("add", "mul"):
-            return old + new if reduction == "add" else old * new
-        if reduction == "none" or new != new:
-            return new
-        if old != old:
-            return old
-        if old == new:  # perhaps zeros of two signs
-            return old if bool(np.signbit(old)) == (reduction == "min") else new
-        return min(old, new) if reduction == "min" else max(old, new)
+  """One step of the formula, on numbers of one dtype."""
+  with np.errstate(all="ignore"):
+    if reduction in ("add", "mul"):
+      return old + new if reduction == "add" else old * new
+    if reduction == "none" or new != new:
+      return new
+    if old != old:
+      return old
+    if old == new:  # perhaps zeros of two signs
+      return old if bool(np.signbit(old)) == (reduction == "min") else new
+    return min(old, new) if reduction == "min" else max(old, new)
 
 
 def by_the_formula(case: Case) -> np.ndarray:
-    """The definition, element by element, in Python."""
-    inputs = case.inputs()
-    data, updates = inputs[0], inputs[INPUTS[case.op].index("updates")]
-    halves = case.reduction != "none" and case.dtype in ("float16", "bfloat16")
-    precise = np.dtype(np.float32) if halves else data.dtype
-    folded: dict[tuple[int, ...], Any] = {}
-    attributes = attributes_of(case.node())
-    for position in itertools.product(*map(range, updates.shape)):
-        at = list(position)
-        if case.op == "ScatterND":
-            depth = inputs[1].shape[-1]
-            of_index = position[: inputs[1].ndim - 1]
-            at = [int(i) for i in inputs[1][of_index]] + list(position[inputs[1].ndim - 1 :])
-            at = [i % size for i, size in zip(at[:depth], data.shape, strict=False)] + at[depth:]
-        elif case.op == "ScatterElements":
-            axis = attributes.axis % data.ndim
-            of_index = tuple(0 if size == 1 else i for i, size in zip(position, inputs[1].shape, strict=True))
-            at[axis] = int(inputs[1][of_index]) % data.shape[axis]
-        old = folded.get(tuple(at), data[tuple(at)].astype(precise))
-        folded[tuple(at)] = fold(attributes.reduction, old, updates[position].astype(precise))
-    out = data.copy()
-    for place, value in folded.items():
-        out[place] = np.asarray(value).astype(data.dtype)
-    return out
+  """The definition, element by element, in Python."""
+  inputs = case.inputs()
+  data, updates = inputs[0], inputs[INPUTS[case.op].index("updates")]
+  halves = case.reduction != "none" and case.dtype in ("float16", "bfloat16")
+  precise = np.dtype(np.float32) if halves else data.dtype
+  folded: dict[tuple[int, ...], Any] = {}
+  attributes = attributes_of(case.node())
+  for position in itertools.product(*map(range, updates.shape)):
+    at = list(position)
+    if case.op == "ScatterND":
+      depth = inputs[1].shape[-1]
+      of_index = position[: inputs[1].ndim - 1]
+      at = [int(i) for i in inputs[1][of_index]] + list(position[inputs[1].ndim - 1 :])
+      at = [i % size for i, size in zip(at[:depth], data.shape, strict=False)] + at[depth:]
+    elif case.op == "ScatterElements":
+      axis = attributes.axis % data.ndim
+      of_index = tuple(0 if size == 1 else i for i, size in zip(position, inputs[1].shape, strict=True))
+      at[axis] = int(inputs[1][of_index]) % data.shape[axis]
+    old = folded.get(tuple(at), data[tuple(at)].astype(precise))
+    folded[tuple(at)] = fold(attributes.reduction, old, updates[position].astype(precise))
+  out = data.copy()
+  for place, value in folded.items():
+    out[place] = np.asarray(value).astype(data.dtype)
+  return out
 
 
 SMALL = [
@@ -88,133 +88,133 @@ SMALL = [
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_the_reference_is_the_formula(case: Case) -> None:
-    """Written twice: vectorised in reference.py, element by element here."""
-    wanted, got = by_the_formula(case), expect(case)
-    assert got.dtype == wanted.dtype
-    same = bits(got) == bits(wanted)
-    if case.reduction != "none" and got.dtype.kind not in "biu":
-        same |= np.isnan(got.astype(np.float64)) & np.isnan(wanted.astype(np.float64))
-    assert same.all()
+  """Written twice: vectorised in reference.py, element by element here."""
+  wanted, got = by_the_formula(case), expect(case)
+  assert got.dtype == wanted.dtype
+  same = bits(got) == bits(wanted)
+  if case.reduction != "none" and got.dtype.kind not in "biu":
+    same |= np.isnan(got.astype(np.float64)) & np.isnan(wanted.astype(np.float64))
+  assert same.all()
 
 
 def test_there_are_enough_small_cases() -> None:
-    assert len(SMALL) > 150
-    assert {case.reduction for case in SMALL} == {"none", "add", "mul", "min", "max"}
+  assert len(SMALL) > 150
+  assert {case.reduction for case in SMALL} == {"none", "add", "mul", "min", "max"}
 
 
 def test_the_last_of_several_updates_stays() -> None:
-    data = np.zeros(3, np.int32)
-    got = scatter_nd(data, np.array([[1], [0], [-2], [1]]), np.array([5, 6, 7, 8], np.int32))
-    np.testing.assert_array_equal(got, [6, 8, 0])
-    assert (data == 0).all()
-    got = scatter_elements(np.zeros((2, 2)), np.array([[1], [1], [0]]), np.array([[1.0, 2], [3, 4], [5, 6]]), 0)
-    np.testing.assert_array_equal(got, [[5, 6], [3, 4]])
+  data = np.zeros(3, np.int32)
+  got = scatter_nd(data, np.array([[1], [0], [-2], [1]]), np.array([5, 6, 7, 8], np.int32))
+  np.testing.assert_array_equal(got, [6, 8, 0])
+  assert (data == 0).all()
+  got = scatter_elements(np.zeros((2, 2)), np.array([[1], [1], [0]]), np.array([[1.0, 2], [3, 4], [5, 6]]), 0)
+  np.testing.assert_array_equal(got, [[5, 6], [3, 4]])
 
 
 def test_a_half_is_rounded_once() -> None:
-    """2048 + 1 in float16 is 2048, whose neighbour is 2050: rounded at each step, a sum of ones never gets anywhere."""
-    for dtype, start in ((np.float16, 2048), (ml_dtypes.bfloat16, 256)):
-        data, ones = np.array([start], dtype), np.ones(64, dtype)
-        got = scatter_nd(data, np.zeros((64, 1), np.int64), ones, "add")
-        assert float(got[0]) == start + 64
-        assert got.dtype == data.dtype
+  """2048 + 1 in float16 is 2048, whose neighbour is 2050: rounded at each step, a sum of ones never gets anywhere."""
+  for dtype, start in ((np.float16, 2048), (ml_dtypes.bfloat16, 256)):
+    data, ones = np.array([start], dtype), np.ones(64, dtype)
+    got = scatter_nd(data, np.zeros((64, 1), np.int64), ones, "add")
+    assert float(got[0]) == start + 64
+    assert got.dtype == data.dtype
 
 
 def test_sums_are_in_the_order_of_the_updates() -> None:
-    data, updates = np.zeros(1, np.float32), np.array([1e8, 1, -1e8, 1], np.float32)
-    zeros = np.zeros((4, 1), np.int64)
-    assert scatter_nd(data, zeros, updates, "add")[0] == 1  # the first 1 is lost in 1e8
-    assert scatter_nd(data, zeros, updates[[0, 2, 1, 3]], "add")[0] == 2
-    assert scatter_nd(data, zeros, updates, "add", wide=True)[0] == 2  # in float64
-    assert scatter_nd(data, zeros, updates, "add", wide=True).dtype == np.float64
+  data, updates = np.zeros(1, np.float32), np.array([1e8, 1, -1e8, 1], np.float32)
+  zeros = np.zeros((4, 1), np.int64)
+  assert scatter_nd(data, zeros, updates, "add")[0] == 1  # the first 1 is lost in 1e8
+  assert scatter_nd(data, zeros, updates[[0, 2, 1, 3]], "add")[0] == 2
+  assert scatter_nd(data, zeros, updates, "add", wide=True)[0] == 2  # in float64
+  assert scatter_nd(data, zeros, updates, "add", wide=True).dtype == np.float64
 
 
 def test_integers_wrap() -> None:
-    for dtype in (np.int8, np.uint8, np.int64, np.uint64):
-        most = np.iinfo(dtype).max
-        got = scatter_nd(np.array([most], dtype), np.zeros((1, 1), np.int64), np.array([3], dtype), "add")
-        assert got[0] == np.iinfo(dtype).min + 2
-        got = scatter_nd(np.array([most], dtype), np.zeros((1, 1), np.int64), np.array([2], dtype), "mul")
-        assert int(got[0]) % 2**8 == 254
+  for dtype in (np.int8, np.uint8, np.int64, np.uint64):
+    most = np.iinfo(dtype).max
+    got = scatter_nd(np.array([most], dtype), np.zeros((1, 1), np.int64), np.array([3], dtype), "add")
+    assert got[0] == np.iinfo(dtype).min + 2
+    got = scatter_nd(np.array([most], dtype), np.zeros((1, 1), np.int64), np.array([2], dtype), "mul")
+    assert int(got[0]) % 2**8 == 254
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_minimum_and_maximum_are_ieee_754s(dtype: Any) -> None:
-    def fold(old: float, new: float, reduction: str) -> np.ndarray:
-        return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
+  def fold(old: float, new: float, reduction: str) -> np.ndarray:
+    return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
 
-    for old, new in itertools.permutations((0.0, -0.0)):
-        assert np.signbit(fold(old, new, "min").astype(np.float64))
-        assert not np.signbit(fold(old, new, "max").astype(np.float64))
-    for other in (1.0, np.inf, -np.inf, np.nan):
-        for reduction in ("min", "max"):
-            for got in (
-                fold(np.nan, other, reduction),
-                fold(other, np.nan, reduction),
-                fold(-np.nan, other, reduction),
-            ):
-                assert bits(got)[0] == bits(np.array([np.nan], dtype))[0]
-    assert fold(-np.inf, 3, "min") == -np.inf
-    assert fold(-np.inf, 3, "max") == 3
+  for old, new in itertools.permutations((0.0, -0.0)):
+    assert np.signbit(fold(old, new, "min").astype(np.float64))
+    assert not np.signbit(fold(old, new, "max").astype(np.float64))
+  for other in (1.0, np.inf, -np.inf, np.nan):
+    for reduction in ("min", "max"):
+      for got in (
+        fold(np.nan, other, reduction),
+        fold(other, np.nan, reduction),
+        fold(-np.nan, other, reduction),
+      ):
+        assert bits(got)[0] == bits(np.array([np.nan], dtype))[0]
+  assert fold(-np.inf, 3, "min") == -np.inf
+  assert fold(-np.inf, 3, "max") == 3
 
 
 def test_elements_without_an_update_keep_their_bits() -> None:
-    """A signalling NaN too, which arithmetic would quieten."""
-    data = np.array([0x7C01, 0x7C01, 0x0001], np.uint16).view(np.float16)
-    got = scatter_nd(data, np.array([[1]]), np.array([1], np.float16), "add")
-    assert bits(got)[0] == 0x7C01
-    assert bits(got)[2] == 1
+  """A signalling NaN too, which arithmetic would quieten."""
+  data = np.array([0x7C01, 0x7C01, 0x0001], np.uint16).view(np.float16)
+  got = scatter_nd(data, np.array([[1]]), np.array([1], np.float16), "add")
+  assert bits(got)[0] == 0x7C01
+  assert bits(got)[2] == 1
 
 
 def test_a_slice() -> None:
-    data = np.arange(10)
-    np.testing.assert_array_equal(
-        update_slice(data, np.array([-1, -2, -3]), np.array([-2]), [0], [-4]), [-3, 1, 2, 3, -2, 5, 6, 7, -1, 9]
-    )
-    got = update_slice(np.zeros((3, 4)), np.ones((1, 2)), np.array([1, 2]), [0, 1])
-    np.testing.assert_array_equal(got, [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
-    got = update_slice(np.zeros((3, 4)), np.array([[1], [2], [3]]), np.array(3), [1])
-    np.testing.assert_array_equal(got[:, 3], [1, 2, 3])
+  data = np.arange(10)
+  np.testing.assert_array_equal(
+    update_slice(data, np.array([-1, -2, -3]), np.array([-2]), [0], [-4]), [-3, 1, 2, 3, -2, 5, 6, 7, -1, 9]
+  )
+  got = update_slice(np.zeros((3, 4)), np.ones((1, 2)), np.array([1, 2]), [0, 1])
+  np.testing.assert_array_equal(got, [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
+  got = update_slice(np.zeros((3, 4)), np.array([[1], [2], [3]]), np.array(3), [1])
+  np.testing.assert_array_equal(got[:, 3], [1, 2, 3])
 
 
 def test_what_a_gpu_does_with_invalid_indices() -> None:
-    data, updates = np.zeros(4), np.array([1.0, 2, 3, 4])
-    indices = np.array([4, -5, 3, -4])
-    np.testing.assert_array_equal(scatter_nd(data, indices[:, None], updates, skip_invalid=True), [4, 0, 0, 3])
-    np.testing.assert_array_equal(scatter_elements(data, indices, updates, skip_invalid=True), [4, 0, 0, 3])
-    np.testing.assert_array_equal(update_slice(data, updates[:3], np.array([2]), [0], skip_invalid=True), [0, 0, 1, 2])
-    np.testing.assert_array_equal(update_slice(data, updates[:2], np.array([-5]), [0], skip_invalid=True), [2, 0, 0, 0])
+  data, updates = np.zeros(4), np.array([1.0, 2, 3, 4])
+  indices = np.array([4, -5, 3, -4])
+  np.testing.assert_array_equal(scatter_nd(data, indices[:, None], updates, skip_invalid=True), [4, 0, 0, 3])
+  np.testing.assert_array_equal(scatter_elements(data, indices, updates, skip_invalid=True), [4, 0, 0, 3])
+  np.testing.assert_array_equal(update_slice(data, updates[:3], np.array([2]), [0], skip_invalid=True), [0, 0, 1, 2])
+  np.testing.assert_array_equal(update_slice(data, updates[:2], np.array([-5]), [0], skip_invalid=True), [2, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: scatter_nd(np.zeros(4), np.array([[0], [4]]), np.zeros(2)), r"index 4 at 1 of \(2, 1\)"),
-        (lambda: scatter_nd(np.zeros((4, 3)), np.array([[0, -4]]), np.zeros(1)), "index -4 at 1 .* from -3 to 2"),
-        (lambda: scatter_nd(np.zeros(()), np.zeros((1, 0), int), np.zeros(1)), "don't index data"),
-        (lambda: scatter_nd(np.zeros((4, 3)), np.array([[0]]), np.zeros((1, 4))), "need"),
-        (lambda: scatter_elements(np.zeros(4), np.array([-5]), np.zeros(1)), "index -5 at 0"),
-        (lambda: scatter_elements(np.zeros(4), np.array([0]), np.zeros(1), 1), "axis 1"),
-        (lambda: scatter_elements(np.zeros(4), np.array([[0]]), np.zeros(1)), "rank"),
-        (lambda: scatter_elements(np.zeros((4, 3)), np.zeros((2, 3), int), np.zeros((1, 3))), "broadcast"),
-        (lambda: scatter_elements(np.zeros((4, 3)), np.zeros((2, 4), int), np.zeros((2, 4))), "too large"),
-        (lambda: update_slice(np.zeros(4), np.zeros(2), np.array([3]), [0]), "2 elements from 3 at step 1"),
-        (lambda: update_slice(np.zeros(4), np.zeros(5), np.array([0]), [0]), "beyond axis 0"),
-        (lambda: update_slice(np.zeros(4), np.zeros(2), np.array([0, 0]), [0]), "equally many"),
-        (lambda: update_slice(np.zeros((4, 3)), np.zeros((2, 2)), np.array([0]), [0]), "broadcast"),
-        (lambda: update_slice(np.zeros((4, 3)), np.zeros(3), np.array([0]), [0]), "updates of the shape"),
-    ],
+  ("call", "words"),
+  [
+    (lambda: scatter_nd(np.zeros(4), np.array([[0], [4]]), np.zeros(2)), r"index 4 at 1 of \(2, 1\)"),
+    (lambda: scatter_nd(np.zeros((4, 3)), np.array([[0, -4]]), np.zeros(1)), "index -4 at 1 .* from -3 to 2"),
+    (lambda: scatter_nd(np.zeros(()), np.zeros((1, 0), int), np.zeros(1)), "don't index data"),
+    (lambda: scatter_nd(np.zeros((4, 3)), np.array([[0]]), np.zeros((1, 4))), "need"),
+    (lambda: scatter_elements(np.zeros(4), np.array([-5]), np.zeros(1)), "index -5 at 0"),
+    (lambda: scatter_elements(np.zeros(4), np.array([0]), np.zeros(1), 1), "axis 1"),
+    (lambda: scatter_elements(np.zeros(4), np.array([[0]]), np.zeros(1)), "rank"),
+    (lambda: scatter_elements(np.zeros((4, 3)), np.zeros((2, 3), int), np.zeros((1, 3))), "broadcast"),
+    (lambda: scatter_elements(np.zeros((4, 3)), np.zeros((2, 4), int), np.zeros((2, 4))), "too large"),
+    (lambda: update_slice(np.zeros(4), np.zeros(2), np.array([3]), [0]), "2 elements from 3 at step 1"),
+    (lambda: update_slice(np.zeros(4), np.zeros(5), np.array([0]), [0]), "beyond axis 0"),
+    (lambda: update_slice(np.zeros(4), np.zeros(2), np.array([0, 0]), [0]), "equally many"),
+    (lambda: update_slice(np.zeros((4, 3)), np.zeros((2, 2)), np.array([0]), [0]), "broadcast"),
+    (lambda: update_slice(np.zeros((4, 3)), np.zeros(3), np.array([0]), [0]), "updates of the shape"),
+  ],
 )
 def test_the_reference_refuses(call: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call()
+  with pytest.raises(ValueError, match=words):
+    call()
 
 
 # ------------------------------------------------------------------------------------------------------ decomposition
 
 DECOMPOSED = [
-    *(case for case in SMALL if case.dtype in ("float", "int64", "bool")),
-    *(case for case in CASES if case.op == "UpdateSlice" and case.dtype == "float" and case.shapes[0] != (7, 70001)),
+  *(case for case in SMALL if case.dtype in ("float", "int64", "bool")),
+  *(case for case in CASES if case.op == "UpdateSlice" and case.dtype == "float" and case.shapes[0] != (7, 70001)),
 ]
 NEEDED = {"none": 11, "add": 16, "mul": 16, "min": 18, "max": 18}
 
@@ -222,179 +222,179 @@ NEEDED = {"none": 11, "add": 16, "mul": 16, "min": 18, "max": 18}
 @pytest.mark.parametrize("opset", range(11, 25))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_decomposition_is_the_reference_at_every_opset(opset: int) -> None:
-    """In onnx's own evaluator, whose scatters go through the updates one by one."""
-    checked = 0
-    for case in DECOMPOSED:
-        if opset < NEEDED[case.reduction] or any(0 in shape for shape in case.shapes):
-            continue
-        nodes = decompose(case.node(), opset)
-        graph = helper.make_graph(
-            nodes,
-            "g",
-            [
-                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype][0], shape)
-                for name, dtype, shape in zip(INPUTS[case.op], case.dtypes, case.shapes, strict=True)
-            ],
-            [helper.make_tensor_value_info("y", ONNX_DTYPES[case.dtype][0], case.shapes[0])],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-        onnx.checker.check_model(model, full_check=True)
-        if case.dtype == "float" and case.reduction in ("min", "max"):
-            continue  # NaN is the evaluator's own
-        (got,) = ReferenceEvaluator(model).run(None, case.feeds())
-        np.testing.assert_array_equal(got, expect(case), err_msg=case.name)  # it moves NaN as any NaN
-        checked += 1
-    assert checked > 50
+  """In onnx's own evaluator, whose scatters go through the updates one by one."""
+  checked = 0
+  for case in DECOMPOSED:
+    if opset < NEEDED[case.reduction] or any(0 in shape for shape in case.shapes):
+      continue
+    nodes = decompose(case.node(), opset)
+    graph = helper.make_graph(
+      nodes,
+      "g",
+      [
+        helper.make_tensor_value_info(name, ONNX_DTYPES[dtype][0], shape)
+        for name, dtype, shape in zip(INPUTS[case.op], case.dtypes, case.shapes, strict=True)
+      ],
+      [helper.make_tensor_value_info("y", ONNX_DTYPES[case.dtype][0], case.shapes[0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    if case.dtype == "float" and case.reduction in ("min", "max"):
+      continue  # NaN is the evaluator's own
+    (got,) = ReferenceEvaluator(model).run(None, case.feeds())
+    np.testing.assert_array_equal(got, expect(case), err_msg=case.name)  # it moves NaN as any NaN
+    checked += 1
+  assert checked > 50
 
 
 @pytest.mark.parametrize("name", ["nd add of few, float", "elements max, axis 1, float"])
 def test_a_reduction_needs_its_opset(name: str) -> None:
-    case = by_name[name]
-    needed = NEEDED[case.reduction]
-    assert decompose(case.node(), needed)
-    with pytest.raises(ModelError, match=f"'scatter'.*'{case.reduction}' needs opset {needed}.*has {needed - 1}"):
-        decompose(case.node(), needed - 1)
+  case = by_name[name]
+  needed = NEEDED[case.reduction]
+  assert decompose(case.node(), needed)
+  with pytest.raises(ModelError, match=f"'scatter'.*'{case.reduction}' needs opset {needed}.*has {needed - 1}"):
+    decompose(case.node(), needed - 1)
 
 
 @pytest.mark.parametrize("case", [nd("", (4, 3), (2, 1)), window("", (4, 3), (2, 3), (0,), axes=[0])])
 def test_an_old_opset_is_refused(case: Case) -> None:
-    with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-        decompose(case.node(), 10)
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
+    decompose(case.node(), 10)
 
 
 def test_what_only_our_operators_have_is_left_out() -> None:
-    case = nd("", (4, 3), (2, 1), unique=1, deterministic=0, algorithm="sorting", reduction="add")
-    (node,) = decompose(case.node(), 18)
-    assert {attribute.name for attribute in node.attribute} == {"reduction"}
+  case = nd("", (4, 3), (2, 1), unique=1, deterministic=0, algorithm="sorting", reduction="add")
+  (node,) = decompose(case.node(), 18)
+  assert {attribute.name for attribute in node.attribute} == {"reduction"}
 
 
 # ------------------------------------------------------------------------------------------- attributes, dtypes, shapes
 
 
 def test_attributes_have_defaults() -> None:
-    assert attributes_of(nd("", (4,), (2, 1)).node()) == Scatter()
-    full = nd("", (4,), (2, 1), reduction="mul", algorithm="parallel", unique=1, deterministic=0)
-    assert attributes_of(full.node()) == Scatter("mul", "parallel", True, False)
-    assert attributes_of(elements("", (4, 3), (2, 3), axis=-1).node()) == Scatter(axis=-1)
-    slab = window("", (4, 3), (2, 3), (0, 0), axes=[1, 0])
-    assert attributes_of(slab.node()) == Scatter(axes=(1, 0), steps=(1, 1))
+  assert attributes_of(nd("", (4,), (2, 1)).node()) == Scatter()
+  full = nd("", (4,), (2, 1), reduction="mul", algorithm="parallel", unique=1, deterministic=0)
+  assert attributes_of(full.node()) == Scatter("mul", "parallel", True, False)
+  assert attributes_of(elements("", (4, 3), (2, 3), axis=-1).node()) == Scatter(axis=-1)
+  slab = window("", (4, 3), (2, 3), (0, 0), axes=[1, 0])
+  assert attributes_of(slab.node()) == Scatter(axes=(1, 0), steps=(1, 1))
 
 
 def node_of(op: str, inputs: int = 3, outputs: int = 1, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(
-        op, [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)], "culprit", domain=DOMAIN, **attributes
-    )
+  return helper.make_node(
+    op, [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)], "culprit", domain=DOMAIN, **attributes
+  )
 
 
 WRONG = {
-    "it has 2 inputs and 1 outputs": node_of("ScatterND", inputs=2),
-    "it has 3 inputs and 2 outputs": node_of("UpdateSlice", outputs=2, axes=[0]),
-    "reduction is 'sum', but must be one of": node_of("ScatterND", reduction="sum"),
-    "algorithm is 'fast', but must be one of": node_of("ScatterElements", algorithm="fast"),
-    "unique is 2, but must be 0 or 1": node_of("ScatterND", unique=2),
-    "deterministic is -1, but must be 0 or 1": node_of("ScatterND", deterministic=-1),
-    "no attribute 'axis'": node_of("ScatterND", axis=0),
-    "no attribute 'reducton'; did you mean reduction?": node_of("ScatterND", reducton="add"),
-    "no attribute 'reduction'": node_of("UpdateSlice", axes=[0], reduction="add"),
-    "'axis' is STRING instead of INT": node_of("ScatterElements", axis="0"),
-    "'reduction' is INT instead of STRING": node_of("ScatterND", reduction=1),
-    "'axes' is INT instead of INTS": node_of("UpdateSlice", axes=0),
-    "'axes' is missing or empty": node_of("UpdateSlice"),
-    "axes are [-1]": node_of("UpdateSlice", axes=[-1]),
-    "axes are [1, 1]": node_of("UpdateSlice", axes=[1, 1]),
-    "steps are [1], but must be 2 numbers": node_of("UpdateSlice", axes=[0, 1], steps=[1]),
-    "steps are [0]": node_of("UpdateSlice", axes=[0], steps=[0]),
+  "it has 2 inputs and 1 outputs": node_of("ScatterND", inputs=2),
+  "it has 3 inputs and 2 outputs": node_of("UpdateSlice", outputs=2, axes=[0]),
+  "reduction is 'sum', but must be one of": node_of("ScatterND", reduction="sum"),
+  "algorithm is 'fast', but must be one of": node_of("ScatterElements", algorithm="fast"),
+  "unique is 2, but must be 0 or 1": node_of("ScatterND", unique=2),
+  "deterministic is -1, but must be 0 or 1": node_of("ScatterND", deterministic=-1),
+  "no attribute 'axis'": node_of("ScatterND", axis=0),
+  "no attribute 'reducton'; did you mean reduction?": node_of("ScatterND", reducton="add"),
+  "no attribute 'reduction'": node_of("UpdateSlice", axes=[0], reduction="add"),
+  "'axis' is STRING instead of INT": node_of("ScatterElements", axis="0"),
+  "'reduction' is INT instead of STRING": node_of("ScatterND", reduction=1),
+  "'axes' is INT instead of INTS": node_of("UpdateSlice", axes=0),
+  "'axes' is missing or empty": node_of("UpdateSlice"),
+  "axes are [-1]": node_of("UpdateSlice", axes=[-1]),
+  "axes are [1, 1]": node_of("UpdateSlice", axes=[1, 1]),
+  "steps are [1], but must be 2 numbers": node_of("UpdateSlice", axes=[0, 1], steps=[1]),
+  "steps are [0]": node_of("UpdateSlice", axes=[0], steps=[0]),
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    node = WRONG[reason]
-    operator = find(DOMAIN, node.op_type)
-    assert operator is OPERATORS[node.op_type]
-    with pytest.raises(ModelError) as caught:
-        operator.decompose(node, 18)
-    assert f"node 'culprit' ({node.op_type})" in str(caught.value)
-    assert reason in str(caught.value)
-    with pytest.raises(ModelError):
-        operator.infer_shapes(node, [TensorType(None, None)] * 3)
+  node = WRONG[reason]
+  operator = find(DOMAIN, node.op_type)
+  assert operator is OPERATORS[node.op_type]
+  with pytest.raises(ModelError) as caught:
+    operator.decompose(node, 18)
+  assert f"node 'culprit' ({node.op_type})" in str(caught.value)
+  assert reason in str(caught.value)
+  with pytest.raises(ModelError):
+    operator.infer_shapes(node, [TensorType(None, None)] * 3)
 
 
 FLOAT, HALF, LONG, INT, TEXT = (np.dtype(name) for name in ("float32", "float16", "int64", "int32", "O"))
 
 
 @pytest.mark.parametrize(
-    ("node", "dtypes", "rank", "words"),
-    [
-        (node_of("ScatterND"), (FLOAT, LONG, HALF), None, "data is float32, but updates are float16"),
-        (node_of("ScatterND"), (FLOAT, INT, FLOAT), None, "indices are int32, but must be int64"),
-        (node_of("ScatterElements"), (FLOAT, FLOAT, FLOAT), None, "indices are float32, but must be int64 or int32"),
-        (node_of("UpdateSlice", axes=[0]), (FLOAT, FLOAT, INT), None, "starts are int32"),
-        (node_of("ScatterND"), (TEXT, LONG, TEXT), None, "data is object, which the operator lacks"),
-        (node_of("ScatterND"), (np.dtype(ml_dtypes.int4), LONG, None), None, "data is int4, which the operator lacks"),
-        (node_of("ScatterND", reduction="add"), (np.dtype(bool), LONG, None), None, "bool has no reduction 'add'"),
-        (node_of("ScatterND", reduction="max"), (np.dtype(np.complex64), LONG, None), None, "complex64 has no"),
-        (node_of("ScatterElements", axis=2), (FLOAT, LONG, FLOAT), 2, "axis 2 is out of range for data of rank 2"),
-        (node_of("ScatterElements", axis=-3), (FLOAT, LONG, FLOAT), 2, "axis -3 is out of range"),
-        (node_of("UpdateSlice", axes=[0, 2]), (FLOAT, FLOAT, LONG), 2, r"axes are \[0, 2\], but data has rank 2"),
-        (node_of("ScatterND"), (FLOAT, LONG, FLOAT), 0, "data is a scalar"),
-    ],
+  ("node", "dtypes", "rank", "words"),
+  [
+    (node_of("ScatterND"), (FLOAT, LONG, HALF), None, "data is float32, but updates are float16"),
+    (node_of("ScatterND"), (FLOAT, INT, FLOAT), None, "indices are int32, but must be int64"),
+    (node_of("ScatterElements"), (FLOAT, FLOAT, FLOAT), None, "indices are float32, but must be int64 or int32"),
+    (node_of("UpdateSlice", axes=[0]), (FLOAT, FLOAT, INT), None, "starts are int32"),
+    (node_of("ScatterND"), (TEXT, LONG, TEXT), None, "data is object, which the operator lacks"),
+    (node_of("ScatterND"), (np.dtype(ml_dtypes.int4), LONG, None), None, "data is int4, which the operator lacks"),
+    (node_of("ScatterND", reduction="add"), (np.dtype(bool), LONG, None), None, "bool has no reduction 'add'"),
+    (node_of("ScatterND", reduction="max"), (np.dtype(np.complex64), LONG, None), None, "complex64 has no"),
+    (node_of("ScatterElements", axis=2), (FLOAT, LONG, FLOAT), 2, "axis 2 is out of range for data of rank 2"),
+    (node_of("ScatterElements", axis=-3), (FLOAT, LONG, FLOAT), 2, "axis -3 is out of range"),
+    (node_of("UpdateSlice", axes=[0, 2]), (FLOAT, FLOAT, LONG), 2, r"axes are \[0, 2\], but data has rank 2"),
+    (node_of("ScatterND"), (FLOAT, LONG, FLOAT), 0, "data is a scalar"),
+  ],
 )
 def test_wrong_dtypes_and_ranks_are_named(node: onnx.NodeProto, dtypes: Any, rank: int | None, words: str) -> None:
-    shapes = [None if rank is None else (None,) * rank, None, None]
-    with pytest.raises(ModelError, match=words) as caught:
-        infer_shapes(node, [TensorType(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
-    assert "culprit" in str(caught.value)
+  shapes = [None if rank is None else (None,) * rank, None, None]
+  with pytest.raises(ModelError, match=words) as caught:
+    infer_shapes(node, [TensorType(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
+  assert "culprit" in str(caught.value)
 
 
 def test_the_output_is_like_data() -> None:
-    for node in (node_of("ScatterND"), node_of("ScatterElements"), node_of("UpdateSlice", axes=[0])):
-        unknown = TensorType(None, None)
-        given = TensorType(HALF, ("batch", 3, None))
-        assert infer_shapes(node, [given, unknown, unknown]) == [given]
-        assert infer_shapes(node, [unknown, unknown, unknown]) == [unknown]
-    known = [TensorType(None, (4,)), TensorType(LONG, None), TensorType(HALF, None)]
-    assert infer_shapes(node_of("ScatterND"), known) == [TensorType(HALF, (4,))]
+  for node in (node_of("ScatterND"), node_of("ScatterElements"), node_of("UpdateSlice", axes=[0])):
+    unknown = TensorType(None, None)
+    given = TensorType(HALF, ("batch", 3, None))
+    assert infer_shapes(node, [given, unknown, unknown]) == [given]
+    assert infer_shapes(node, [unknown, unknown, unknown]) == [unknown]
+  known = [TensorType(None, (4,)), TensorType(LONG, None), TensorType(HALF, None)]
+  assert infer_shapes(node_of("ScatterND"), known) == [TensorType(HALF, (4,))]
 
 
 def test_every_dtype_is_there() -> None:
-    named = {dtype for _, dtype in ONNX_DTYPES.values()}
-    assert named | {np.dtype(np.complex64), np.dtype(np.complex128)} == set(DTYPES)
-    assert set(ARITHMETIC) < set(DTYPES)
-    for dtype in map(np.dtype, (np.complex64, np.complex128)):
-        data, updates = np.arange(4).astype(dtype) * 1j, np.array([5 + 6j], dtype)
-        (got,) = reference(node_of("ScatterND"), [data, np.array([[-1]]), updates])
-        np.testing.assert_array_equal(got, [0, 1j, 2j, 5 + 6j])
-        assert got.dtype == dtype
+  named = {dtype for _, dtype in ONNX_DTYPES.values()}
+  assert named | {np.dtype(np.complex64), np.dtype(np.complex128)} == set(DTYPES)
+  assert set(ARITHMETIC) < set(DTYPES)
+  for dtype in map(np.dtype, (np.complex64, np.complex128)):
+    data, updates = np.arange(4).astype(dtype) * 1j, np.array([5 + 6j], dtype)
+    (got,) = reference(node_of("ScatterND"), [data, np.array([[-1]]), updates])
+    np.testing.assert_array_equal(got, [0, 1j, 2j, 5 + 6j])
+    assert got.dtype == dtype
 
 
 def test_the_forms_of_the_kernel_are_variants() -> None:
-    """All but the node's own."""
-    for operator in (SCATTER_ND, SCATTER_ELEMENTS):
-        for own in ("auto", "sorting"):
-            found = [dict(each) for each in operator.variants(node_of(operator.name, algorithm=own))]
-            assert {each["algorithm"] for each in found} == set(ALGORITHMS) - {own}
-            for each in found:
-                attributes_of(node_of(operator.name, **each))
-        assert operator.variants(node_of(operator.name)) == operator.variants(node_of(operator.name, algorithm="auto"))
+  """All but the node's own."""
+  for operator in (SCATTER_ND, SCATTER_ELEMENTS):
+    for own in ("auto", "sorting"):
+      found = [dict(each) for each in operator.variants(node_of(operator.name, algorithm=own))]
+      assert {each["algorithm"] for each in found} == set(ALGORITHMS) - {own}
+      for each in found:
+        attributes_of(node_of(operator.name, **each))
+    assert operator.variants(node_of(operator.name)) == operator.variants(node_of(operator.name, algorithm="auto"))
 
 
 def test_the_decomposition_of_an_unknown_rank_has_no_rank() -> None:
-    """One model of a slice serves every rank: nothing in it was made from a shape."""
-    node = node_of("UpdateSlice", axes=[0], steps=[2])
-    nodes = decompose(node, 17)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("x0", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("x1", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("x2", TensorProto.INT64, None),
-        ],
-        [helper.make_tensor_value_info("y0", TensorProto.FLOAT, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    for data, updates in (((7,), (3,)), ((7, 2), (3, 1)), ((7, 2, 3), (3, 2, 1))):
-        feeds = {"x0": np.zeros(data, np.float32), "x1": np.ones(updates, np.float32), "x2": np.array([-6])}
-        (got,) = ReferenceEvaluator(model).run(None, feeds)
-        np.testing.assert_array_equal(got, reference(node, list(feeds.values()))[0])
+  """One model of a slice serves every rank: nothing in it was made from a shape."""
+  node = node_of("UpdateSlice", axes=[0], steps=[2])
+  nodes = decompose(node, 17)
+  graph = helper.make_graph(
+    nodes,
+    "g",
+    [
+      helper.make_tensor_value_info("x0", TensorProto.FLOAT, None),
+      helper.make_tensor_value_info("x1", TensorProto.FLOAT, None),
+      helper.make_tensor_value_info("x2", TensorProto.INT64, None),
+    ],
+    [helper.make_tensor_value_info("y0", TensorProto.FLOAT, None)],
+  )
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  for data, updates in (((7,), (3,)), ((7, 2), (3, 1)), ((7, 2, 3), (3, 2, 1))):
+    feeds = {"x0": np.zeros(data, np.float32), "x1": np.ones(updates, np.float32), "x2": np.array([-6])}
+    (got,) = ReferenceEvaluator(model).run(None, feeds)
+    np.testing.assert_array_equal(got, reference(node, list(feeds.values()))[0])

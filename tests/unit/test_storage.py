@@ -27,261 +27,261 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
 
 def small_model(weight: np.ndarray = WEIGHT, opset: int = 17) -> onnx.ModelProto:
-    """y = x @ w + b with a weight of 4 kB."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"), helper.make_node("Add", ["m", "b"], ["y"], "add")],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32])],
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.ones(32, np.float32), "b")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  """y = x @ w + b with a weight of 4 kB."""
+  graph = helper.make_graph(
+    [helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"), helper.make_node("Add", ["m", "b"], ["y"], "add")],
+    "small",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32])],
+    [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.ones(32, np.float32), "b")],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def write(path: Path, model: onnx.ModelProto) -> Path:
-    path.write_bytes(model.SerializeToString())
-    return path
+  path.write_bytes(model.SerializeToString())
+  return path
 
 
 def external_model(folder: Path, **entries: str) -> Path:
-    """A model whose weight lies in weights.bin, with its external_data entries overridden; None removes one."""
-    (folder / "weights.bin").write_bytes(WEIGHT.tobytes())
-    model = small_model()
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in {"location": "weights.bin", "offset": "0", "length": str(WEIGHT.nbytes), **entries}.items():
-        tensor.external_data.add(key=key, value=value)
-    return write(folder / "model.onnx", model)
+  """A model whose weight lies in weights.bin, with its external_data entries overridden; None removes one."""
+  (folder / "weights.bin").write_bytes(WEIGHT.tobytes())
+  model = small_model()
+  tensor = model.graph.initializer[0]
+  tensor.ClearField("raw_data")
+  tensor.data_location = TensorProto.EXTERNAL
+  for key, value in {"location": "weights.bin", "offset": "0", "length": str(WEIGHT.nbytes), **entries}.items():
+    tensor.external_data.add(key=key, value=value)
+  return write(folder / "model.onnx", model)
 
 
 def refused(path: Path, *words: str) -> str:
-    with pytest.raises(OrtPluginError) as caught:
-        storage.load_model(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    for word in words:
-        assert word in text
-    return text
+  with pytest.raises(OrtPluginError) as caught:
+    storage.load_model(path)
+  text = str(caught.value)
+  assert "\n" not in text
+  for word in words:
+    assert word in text
+  return text
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
 def test_a_good_model_is_read_as_it_is(tmp_path: Path) -> None:
-    model = small_model()
-    assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
+  model = small_model()
+  assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
 
 
 def test_missing_empty_and_foreign_files(tmp_path: Path) -> None:
-    refused(tmp_path / "none.onnx", "does not exist")
-    (tmp_path / "empty.onnx").write_bytes(b"")
-    refused(tmp_path / "empty.onnx", "is empty")
-    refused(tmp_path, "not a regular file")
-    for name, data in {
-        "text.onnx": b"hello, world\n" * 10,
-        "png.onnx": b"\x89PNG\r\n\x1a\n" + bytes(100),
-        "zip.onnx": b"PK\x03\x04" + bytes(100),
-        "zeros.onnx": bytes(1000),
-    }.items():
-        (tmp_path / name).write_bytes(data)
-        refused(tmp_path / name, name)
+  refused(tmp_path / "none.onnx", "does not exist")
+  (tmp_path / "empty.onnx").write_bytes(b"")
+  refused(tmp_path / "empty.onnx", "is empty")
+  refused(tmp_path, "not a regular file")
+  for name, data in {
+    "text.onnx": b"hello, world\n" * 10,
+    "png.onnx": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "zip.onnx": b"PK\x03\x04" + bytes(100),
+    "zeros.onnx": bytes(1000),
+  }.items():
+    (tmp_path / name).write_bytes(data)
+    refused(tmp_path / name, name)
 
 
 def test_a_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.onnx")
-    refused(tmp_path / "pipe.onnx", "not a regular file")
+  os.mkfifo(tmp_path / "pipe.onnx")
+  refused(tmp_path / "pipe.onnx", "not a regular file")
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    data = small_model().SerializeToString()
-    path = tmp_path / "cut.onnx"
-    lengths = sorted({*range(1, 64), *range(64, len(data), 97), *range(len(data) - 64, len(data))})
-    for length in lengths:
-        path.write_bytes(data[:length])
-        with pytest.raises(ModelError):
-            storage.load_model(path)
+  data = small_model().SerializeToString()
+  path = tmp_path / "cut.onnx"
+  lengths = sorted({*range(1, 64), *range(64, len(data), 97), *range(len(data) - 64, len(data))})
+  for length in lengths:
+    path.write_bytes(data[:length])
+    with pytest.raises(ModelError):
+      storage.load_model(path)
 
 
 def test_every_truncation_of_our_own_output_is_refused(tmp_path: Path) -> None:
-    whole, path = tmp_path / "whole.onnx", tmp_path / "cut.onnx"
-    storage.save_model(small_model(), whole)
-    data = whole.read_bytes()
-    for length in [*range(1, len(data), 53), len(data) - 1]:
-        path.write_bytes(data[:length])
-        with pytest.raises(ModelError):
-            storage.load_model(path)
+  whole, path = tmp_path / "whole.onnx", tmp_path / "cut.onnx"
+  storage.save_model(small_model(), whole)
+  data = whole.read_bytes()
+  for length in [*range(1, len(data), 53), len(data) - 1]:
+    path.write_bytes(data[:length])
+    with pytest.raises(ModelError):
+      storage.load_model(path)
 
 
 def test_altered_bytes_never_give_a_traceback(tmp_path: Path, rng: np.random.Generator) -> None:
-    data = small_model(WEIGHT[:2, :2]).SerializeToString()
-    path = tmp_path / "altered.onnx"
-    for _ in range(1000):
-        altered = bytearray(data)
-        for position in rng.integers(0, len(data), 3):
-            altered[position] = rng.integers(0, 256)
-        path.write_bytes(altered)
-        with suppress(OrtPluginError):  # some changes leave a valid model
-            storage.load_model(path)
+  data = small_model(WEIGHT[:2, :2]).SerializeToString()
+  path = tmp_path / "altered.onnx"
+  for _ in range(1000):
+    altered = bytearray(data)
+    for position in rng.integers(0, len(data), 3):
+      altered[position] = rng.integers(0, 256)
+    path.write_bytes(altered)
+    with suppress(OrtPluginError):  # some changes leave a valid model
+      storage.load_model(path)
 
 
 @pytest.mark.parametrize(
-    ("location", "words"),
-    [
-        ("/etc/passwd", "relative path"),
-        ("../weights.bin", "relative path"),
-        ("sub/../../weights.bin", "relative path"),
-        ("..\\weights.bin", "relative path"),
-        ("", "relative path"),
-        (".", "relative path"),
-        ("nothing.bin", "not there"),
-        ("folder", "not a regular file"),
-        ("symlink.bin", "symbolic link"),
-        ("linked/weights.bin", "symbolic link"),
-        ("hardlink.bin", "hard link"),
-        ("weights.bin/x", "can't be opened"),
-        ("pipe", "not a regular file"),
-    ],
+  ("location", "words"),
+  [
+    ("/etc/passwd", "relative path"),
+    ("../weights.bin", "relative path"),
+    ("sub/../../weights.bin", "relative path"),
+    ("..\\weights.bin", "relative path"),
+    ("", "relative path"),
+    (".", "relative path"),
+    ("nothing.bin", "not there"),
+    ("folder", "not a regular file"),
+    ("symlink.bin", "symbolic link"),
+    ("linked/weights.bin", "symbolic link"),
+    ("hardlink.bin", "hard link"),
+    ("weights.bin/x", "can't be opened"),
+    ("pipe", "not a regular file"),
+  ],
 )
 def test_external_data_stay_in_the_folder(tmp_path: Path, location: str, words: str) -> None:
-    folder, outside = tmp_path / "model", tmp_path / "outside"
-    folder.mkdir()
-    outside.mkdir()
-    (outside / "weights.bin").write_bytes(WEIGHT.tobytes())
-    (folder / "folder").mkdir()
-    os.mkfifo(folder / "pipe")
-    (folder / "symlink.bin").symlink_to(outside / "weights.bin")
-    (folder / "linked").symlink_to(outside)
-    os.link(outside / "weights.bin", folder / "hardlink.bin")
-    refused(external_model(folder, location=location), words, "'w'")
+  folder, outside = tmp_path / "model", tmp_path / "outside"
+  folder.mkdir()
+  outside.mkdir()
+  (outside / "weights.bin").write_bytes(WEIGHT.tobytes())
+  (folder / "folder").mkdir()
+  os.mkfifo(folder / "pipe")
+  (folder / "symlink.bin").symlink_to(outside / "weights.bin")
+  (folder / "linked").symlink_to(outside)
+  os.link(outside / "weights.bin", folder / "hardlink.bin")
+  refused(external_model(folder, location=location), words, "'w'")
 
 
 @pytest.mark.parametrize(
-    ("entries", "words"),
-    [
-        ({"offset": "-1"}, "offset"),
-        ({"offset": "1"}, "weights.bin"),
-        ({"offset": str(2**62)}, "weights.bin"),
-        ({"offset": str(2**64)}, "offset"),
-        ({"offset": "1e3"}, "offset"),
-        ({"length": "-4096"}, "length"),
-        ({"length": "4095"}, "4095"),
-        ({"length": str(2**62)}, "needs 4096"),
-        ({"length": "٤٠٩٦"}, "length"),
-        ({"length": ""}, "length"),
-    ],
+  ("entries", "words"),
+  [
+    ({"offset": "-1"}, "offset"),
+    ({"offset": "1"}, "weights.bin"),
+    ({"offset": str(2**62)}, "weights.bin"),
+    ({"offset": str(2**64)}, "offset"),
+    ({"offset": "1e3"}, "offset"),
+    ({"length": "-4096"}, "length"),
+    ({"length": "4095"}, "4095"),
+    ({"length": str(2**62)}, "needs 4096"),
+    ({"length": "٤٠٩٦"}, "length"),
+    ({"length": ""}, "length"),
+  ],
 )
 def test_external_offsets_and_lengths(tmp_path: Path, entries: dict[str, str], words: str) -> None:
-    refused(external_model(tmp_path, **entries), words, "'w'")
+  refused(external_model(tmp_path, **entries), words, "'w'")
 
 
 def test_good_external_data_are_read(tmp_path: Path) -> None:
-    stored = storage.load(external_model(tmp_path, location="./weights.bin"))
-    assert stored.data_files == (tmp_path / "weights.bin",)
-    assert stored.proto == small_model()
+  stored = storage.load(external_model(tmp_path, location="./weights.bin"))
+  assert stored.data_files == (tmp_path / "weights.bin",)
+  assert stored.proto == small_model()
 
 
 def test_external_data_that_share_a_file_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_OVERLAP_FLOOR", 0)
-    model = onnx.load(external_model(tmp_path), load_external_data=False)
-    for index in range(20):
-        copy = model.graph.initializer.add()
-        copy.CopyFrom(model.graph.initializer[0])
-        copy.name = f"w{index}"
-    refused(write(tmp_path / "model.onnx", model), "16 times")
+  monkeypatch.setattr(storage, "_OVERLAP_FLOOR", 0)
+  model = onnx.load(external_model(tmp_path), load_external_data=False)
+  for index in range(20):
+    copy = model.graph.initializer.add()
+    copy.CopyFrom(model.graph.initializer[0])
+    copy.name = f"w{index}"
+  refused(write(tmp_path / "model.onnx", model), "16 times")
 
 
 @pytest.mark.parametrize(
-    ("dims", "words"),
-    [
-        ([2**40, 2**40], "overflows"),
-        ([2**31, 2**31, 4], "overflows"),
-        ([2**33], "bytes"),
-        ([-1, 32], "negative"),
-        ([32, 33], "bytes"),
-    ],
+  ("dims", "words"),
+  [
+    ([2**40, 2**40], "overflows"),
+    ([2**31, 2**31, 4], "overflows"),
+    ([2**33], "bytes"),
+    ([-1, 32], "negative"),
+    ([32, 33], "bytes"),
+  ],
 )
 @pytest.mark.parametrize("external", [False, True])
 def test_a_tiny_file_that_asks_for_a_huge_tensor(tmp_path: Path, dims: list[int], words: str, external: bool) -> None:
-    path = external_model(tmp_path) if external else write(tmp_path / "model.onnx", small_model())
-    model = onnx.load(path, load_external_data=False)
-    tensor = model.graph.initializer[0]
-    del tensor.dims[:]
-    tensor.dims.extend(dims)
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, limits[1]))  # allocating what it asks for would fail
-    try:
-        refused(write(path, model), words, "'w'")
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+  path = external_model(tmp_path) if external else write(tmp_path / "model.onnx", small_model())
+  model = onnx.load(path, load_external_data=False)
+  tensor = model.graph.initializer[0]
+  del tensor.dims[:]
+  tensor.dims.extend(dims)
+  limits = resource.getrlimit(resource.RLIMIT_AS)
+  used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+  resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, limits[1]))  # allocating what it asks for would fail
+  try:
+    refused(write(path, model), words, "'w'")
+  finally:
+    resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_a_sparse_file_larger_than_memory(tmp_path: Path) -> None:
-    path = external_model(tmp_path)
-    os.truncate(tmp_path / "weights.bin", 2**43)  # takes no space on the disk
-    model = onnx.load(path, load_external_data=False)
-    tensor = model.graph.initializer[0]
-    tensor.dims[0], tensor.dims[1] = 2**20, 2**21
-    tensor.external_data[2].value = str(2**43)
-    refused(write(path, model), "memory")
+  path = external_model(tmp_path)
+  os.truncate(tmp_path / "weights.bin", 2**43)  # takes no space on the disk
+  model = onnx.load(path, load_external_data=False)
+  tensor = model.graph.initializer[0]
+  tensor.dims[0], tensor.dims[1] = 2**20, 2**21
+  tensor.external_data[2].value = str(2**43)
+  refused(write(path, model), "memory")
 
 
 def test_typed_data_of_the_wrong_length(tmp_path: Path) -> None:
-    model = small_model()
-    tensor = model.graph.initializer[1]
-    tensor.ClearField("raw_data")
-    tensor.float_data.extend([1.0] * 31)
-    refused(write(tmp_path / "m.onnx", model), "needs 32 values and holds 31")
+  model = small_model()
+  tensor = model.graph.initializer[1]
+  tensor.ClearField("raw_data")
+  tensor.float_data.extend([1.0] * 31)
+  refused(write(tmp_path / "m.onnx", model), "needs 32 values and holds 31")
 
 
 def test_data_in_attributes_are_checked_too(tmp_path: Path) -> None:
-    model = small_model()
-    value = numpy_helper.from_array(np.ones(4, np.float32), "v")
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], "constant", value=value))
-    model.graph.node[0].attribute[0].t.dims[0] = 2**60
-    refused(write(tmp_path / "m.onnx", model), "'constant' (Constant)")
+  model = small_model()
+  value = numpy_helper.from_array(np.ones(4, np.float32), "v")
+  model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], "constant", value=value))
+  model.graph.node[0].attribute[0].t.dims[0] = 2**60
+  refused(write(tmp_path / "m.onnx", model), "'constant' (Constant)")
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        pytest.param(lambda m: setattr(m, "ir_version", 99), "upgrade onnx", id="new IR"),
-        pytest.param(lambda m: setattr(m, "ir_version", 1), "IR version 1", id="old IR"),
-        pytest.param(lambda m: setattr(m.opset_import[0], "version", 999), "opset 999", id="new opset"),
-        pytest.param(lambda m: setattr(m.opset_import[0], "version", 0), "opset 0", id="opset 0"),
-        pytest.param(lambda m: setattr(m.graph.node[1], "domain", "x.y"), "x.y", id="domain without import"),
-        pytest.param(lambda m: m.graph.node[1].output.__setitem__(0, "m"), "SSA", id="not SSA"),
-        pytest.param(lambda m: m.graph.initializer.append(m.graph.initializer[0]), "'w'", id="two initializers"),
-        pytest.param(lambda m: m.graph.node[0].input.__setitem__(0, "nobody"), "nobody", id="undefined"),
-        pytest.param(lambda m: m.graph.node[0].input.__setitem__(0, "y"), "'matmul' (MatMul) ->", id="cycle"),
-        pytest.param(lambda m: m.graph.node[0].attribute.add(name="a", type=1, f=1.0), "attribute", id="attribute"),
-    ],
+  ("damage", "words"),
+  [
+    pytest.param(lambda m: setattr(m, "ir_version", 99), "upgrade onnx", id="new IR"),
+    pytest.param(lambda m: setattr(m, "ir_version", 1), "IR version 1", id="old IR"),
+    pytest.param(lambda m: setattr(m.opset_import[0], "version", 999), "opset 999", id="new opset"),
+    pytest.param(lambda m: setattr(m.opset_import[0], "version", 0), "opset 0", id="opset 0"),
+    pytest.param(lambda m: setattr(m.graph.node[1], "domain", "x.y"), "x.y", id="domain without import"),
+    pytest.param(lambda m: m.graph.node[1].output.__setitem__(0, "m"), "SSA", id="not SSA"),
+    pytest.param(lambda m: m.graph.initializer.append(m.graph.initializer[0]), "'w'", id="two initializers"),
+    pytest.param(lambda m: m.graph.node[0].input.__setitem__(0, "nobody"), "nobody", id="undefined"),
+    pytest.param(lambda m: m.graph.node[0].input.__setitem__(0, "y"), "'matmul' (MatMul) ->", id="cycle"),
+    pytest.param(lambda m: m.graph.node[0].attribute.add(name="a", type=1, f=1.0), "attribute", id="attribute"),
+  ],
 )
 def test_invalid_structure(tmp_path: Path, damage: Callable[[onnx.ModelProto], object], words: str) -> None:
-    model = small_model()
-    damage(model)
-    refused(write(tmp_path / "m.onnx", model), words)
+  model = small_model()
+  damage(model)
+  refused(write(tmp_path / "m.onnx", model), words)
 
 
 def test_unknown_operators_pass(tmp_path: Path) -> None:
-    model = small_model()
-    model.graph.node[1].op_type = "NobodyKnows"  # as SimplifiedLayerNormalization of ONNX Runtime
-    model.opset_import.add(domain="com.example", version=3)
-    model.graph.node[0].domain = "com.example"
-    assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
+  model = small_model()
+  model.graph.node[1].op_type = "NobodyKnows"  # as SimplifiedLayerNormalization of ONNX Runtime
+  model.opset_import.add(domain="com.example", version=3)
+  model.graph.node[0].domain = "com.example"
+  assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
 
 
 def test_large_models_are_checked_without_serialising_their_weights() -> None:
-    model = small_model()
-    model.graph.initializer[0].raw_data = bytes(2**28)
-    model.graph.initializer[0].dims[0] = 2**21
-    model.graph.node[0].op_type = "Identity"
-    del model.graph.node[0].input[1:]
-    start = time.perf_counter()
-    assert check_tensors(model) == 2**28 + 128
-    check_structure(model)
-    assert time.perf_counter() - start < 2
+  model = small_model()
+  model.graph.initializer[0].raw_data = bytes(2**28)
+  model.graph.initializer[0].dims[0] = 2**21
+  model.graph.node[0].op_type = "Identity"
+  del model.graph.node[0].input[1:]
+  start = time.perf_counter()
+  assert check_tensors(model) == 2**28 + 128
+  check_structure(model)
+  assert time.perf_counter() - start < 2
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -289,201 +289,201 @@ def test_large_models_are_checked_without_serialising_their_weights() -> None:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_what_is_written_is_what_is_read(tmp_path: Path, external: bool) -> None:
-    model, path = small_model(), tmp_path / "out.onnx"
-    before = model.SerializeToString()
-    storage.save_model(model, path, external=external)
-    assert model.SerializeToString() == before
-    assert storage.load_model(path) == model
-    theirs = onnx.load(path)  # onnx's own reader agrees
-    for tensor in theirs.graph.initializer:
-        tensor.ClearField("data_location")
-    assert theirs == model
-    assert [p.suffix for p in sorted(tmp_path.iterdir())] == ([".onnx", ".data"] if external else [".onnx"])
+  model, path = small_model(), tmp_path / "out.onnx"
+  before = model.SerializeToString()
+  storage.save_model(model, path, external=external)
+  assert model.SerializeToString() == before
+  assert storage.load_model(path) == model
+  theirs = onnx.load(path)  # onnx's own reader agrees
+  for tensor in theirs.graph.initializer:
+    tensor.ClearField("data_location")
+  assert theirs == model
+  assert [p.suffix for p in sorted(tmp_path.iterdir())] == ([".onnx", ".data"] if external else [".onnx"])
 
 
 @pytest.mark.parametrize("external", [False, True])
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path, external: bool) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        storage.save_model(small_model(), tmp_path / name / "out.onnx", external=external)
-    first, second = (sorted((tmp_path / name).iterdir()) for name in ("a", "b"))
-    assert [p.name for p in first] == [p.name for p in second]
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+    storage.save_model(small_model(), tmp_path / name / "out.onnx", external=external)
+  first, second = (sorted((tmp_path / name).iterdir()) for name in ("a", "b"))
+  assert [p.name for p in first] == [p.name for p in second]
+  assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
 def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "PROTOBUF_LIMIT", 4000)
-    path = tmp_path / "out.onnx"
-    storage.save_model(small_model(), path)
-    (data,) = tmp_path.glob("out.onnx.*.data")
-    assert data.stat().st_size == WEIGHT.nbytes
-    assert path.stat().st_size < 4000
-    assert storage.load(path).data_files == (data,)
-    assert storage.load_model(path) == small_model()
-    with pytest.raises(StorageError, match="external data"):
-        storage.save_model(small_model(), path, external=False)
+  monkeypatch.setattr(storage, "PROTOBUF_LIMIT", 4000)
+  path = tmp_path / "out.onnx"
+  storage.save_model(small_model(), path)
+  (data,) = tmp_path.glob("out.onnx.*.data")
+  assert data.stat().st_size == WEIGHT.nbytes
+  assert path.stat().st_size < 4000
+  assert storage.load(path).data_files == (data,)
+  assert storage.load_model(path) == small_model()
+  with pytest.raises(StorageError, match="external data"):
+    storage.save_model(small_model(), path, external=False)
 
 
 def test_weights_in_bodies_go_to_the_second_file_too(tmp_path: Path) -> None:
-    body = helper.make_graph(
-        [helper.make_node("Add", ["x", "inner"], ["o"])],
-        "body",
-        [],
-        [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(WEIGHT, "inner")],
-    )
-    other = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["p"])], "other", [], [helper.make_tensor_value_info("p", 1, None)]
-    )
-    graph = helper.make_graph(
-        [helper.make_node("If", ["c"], ["y"], "if", then_branch=body, else_branch=other)],
-        "g",
-        [helper.make_tensor_value_info("x", 1, [32, 32]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
-        [helper.make_tensor_value_info("y", 1, [32, 32])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    storage.save_model(model, tmp_path / "out.onnx", external=True)
-    (data,) = tmp_path.glob("*.data")
-    assert data.read_bytes() == WEIGHT.tobytes()
-    assert storage.load_model(tmp_path / "out.onnx") == model
+  body = helper.make_graph(
+    [helper.make_node("Add", ["x", "inner"], ["o"])],
+    "body",
+    [],
+    [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
+    [numpy_helper.from_array(WEIGHT, "inner")],
+  )
+  other = helper.make_graph(
+    [helper.make_node("Identity", ["x"], ["p"])], "other", [], [helper.make_tensor_value_info("p", 1, None)]
+  )
+  graph = helper.make_graph(
+    [helper.make_node("If", ["c"], ["y"], "if", then_branch=body, else_branch=other)],
+    "g",
+    [helper.make_tensor_value_info("x", 1, [32, 32]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
+    [helper.make_tensor_value_info("y", 1, [32, 32])],
+  )
+  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  storage.save_model(model, tmp_path / "out.onnx", external=True)
+  (data,) = tmp_path.glob("*.data")
+  assert data.read_bytes() == WEIGHT.tobytes()
+  assert storage.load_model(tmp_path / "out.onnx") == model
 
 
 def test_the_output_must_not_be_the_input(tmp_path: Path) -> None:
-    source = write(tmp_path / "in.onnx", small_model())
-    (tmp_path / "sym.onnx").symlink_to(source)
-    os.link(source, tmp_path / "hard.onnx")
-    (tmp_path / "sub").mkdir()
-    before = source.read_bytes()
-    for name in ("in.onnx", "sym.onnx", "hard.onnx", "sub/../in.onnx"):
-        with pytest.raises(UsageError, match="is the input"):
-            storage.save_model(small_model(), tmp_path / name, protect=[source])
-    assert source.read_bytes() == before
+  source = write(tmp_path / "in.onnx", small_model())
+  (tmp_path / "sym.onnx").symlink_to(source)
+  os.link(source, tmp_path / "hard.onnx")
+  (tmp_path / "sub").mkdir()
+  before = source.read_bytes()
+  for name in ("in.onnx", "sym.onnx", "hard.onnx", "sub/../in.onnx"):
+    with pytest.raises(UsageError, match="is the input"):
+      storage.save_model(small_model(), tmp_path / name, protect=[source])
+  assert source.read_bytes() == before
 
 
 def test_a_symbolic_link_is_no_output(tmp_path: Path) -> None:
-    (tmp_path / "target.onnx").write_bytes(b"old")
-    (tmp_path / "link.onnx").symlink_to(tmp_path / "target.onnx")
-    (tmp_path / "loop.onnx").symlink_to(tmp_path / "loop.onnx")
-    for name in ("link.onnx", "loop.onnx"):
-        with pytest.raises(UsageError, match="symbolic link"):
-            storage.save_model(small_model(), tmp_path / name)
-    assert (tmp_path / "target.onnx").read_bytes() == b"old"
+  (tmp_path / "target.onnx").write_bytes(b"old")
+  (tmp_path / "link.onnx").symlink_to(tmp_path / "target.onnx")
+  (tmp_path / "loop.onnx").symlink_to(tmp_path / "loop.onnx")
+  for name in ("link.onnx", "loop.onnx"):
+    with pytest.raises(UsageError, match="symbolic link"):
+      storage.save_model(small_model(), tmp_path / name)
+  assert (tmp_path / "target.onnx").read_bytes() == b"old"
 
 
 def test_a_hard_linked_old_output_is_replaced_not_written_through(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"precious")
-    os.link(tmp_path / "other", tmp_path / "out.onnx")
-    storage.save_model(small_model(), tmp_path / "out.onnx")
-    assert (tmp_path / "other").read_bytes() == b"precious"
-    assert storage.load_model(tmp_path / "out.onnx") == small_model()
+  (tmp_path / "other").write_bytes(b"precious")
+  os.link(tmp_path / "other", tmp_path / "out.onnx")
+  storage.save_model(small_model(), tmp_path / "out.onnx")
+  assert (tmp_path / "other").read_bytes() == b"precious"
+  assert storage.load_model(tmp_path / "out.onnx") == small_model()
 
 
 def test_bad_outputs(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path, words in {
-        tmp_path: "is a folder",
-        tmp_path / "no" / "out.onnx": "does not exist",
-        tmp_path / "pipe": "not a regular file",
-        Path("/dev/null"): "not a regular file",
-    }.items():
-        with pytest.raises(UsageError, match=words):
-            storage.check_output(path)
+  os.mkfifo(tmp_path / "pipe")
+  for path, words in {
+    tmp_path: "is a folder",
+    tmp_path / "no" / "out.onnx": "does not exist",
+    tmp_path / "pipe": "not a regular file",
+    Path("/dev/null"): "not a regular file",
+  }.items():
+    with pytest.raises(UsageError, match=words):
+      storage.check_output(path)
 
 
 def test_an_output_that_cannot_be_examined(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="can't be examined: File name too long"):
-        storage.check_output(tmp_path / ("n" * 300))
+  with pytest.raises(StorageError, match="can't be examined: File name too long"):
+    storage.check_output(tmp_path / ("n" * 300))
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output is there; old data files may stay."""
+  """The output is there; old data files may stay."""
 
-    def refuse(_: object) -> None:
-        raise PermissionError(13, "Permission denied")
+  def refuse(_: object) -> None:
+    raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    storage.save_model(small_model(), tmp_path / "m.onnx")
-    monkeypatch.undo()
-    assert storage.load_model(tmp_path / "m.onnx") == small_model()
+  monkeypatch.setattr(os, "scandir", refuse)
+  storage.save_model(small_model(), tmp_path / "m.onnx")
+  monkeypatch.undo()
+  assert storage.load_model(tmp_path / "m.onnx") == small_model()
 
 
 def test_the_inputs_data_file_is_never_overwritten(tmp_path: Path) -> None:
-    """The output's data file would have the name of the input's."""
-    storage.save_model(small_model(), tmp_path / "m.onnx", external=True)
-    (data,) = tmp_path.glob("*.data")
-    source = tmp_path / "copy.onnx"
-    os.rename(tmp_path / "m.onnx", source)  # refers to m.onnx.<digest>.data
-    stored, before = storage.load(source), data.read_bytes()
-    with pytest.raises(UsageError, match="is the input"):
-        storage.save_model(stored.proto, tmp_path / "m.onnx", protect=stored.files, external=True)
-    other = small_model(WEIGHT + 1)
-    storage.save_model(other, tmp_path / "m.onnx", protect=stored.files, external=True)
-    assert data.read_bytes() == before
-    assert storage.load_model(source) == small_model()
-    assert storage.load_model(tmp_path / "m.onnx") == other
+  """The output's data file would have the name of the input's."""
+  storage.save_model(small_model(), tmp_path / "m.onnx", external=True)
+  (data,) = tmp_path.glob("*.data")
+  source = tmp_path / "copy.onnx"
+  os.rename(tmp_path / "m.onnx", source)  # refers to m.onnx.<digest>.data
+  stored, before = storage.load(source), data.read_bytes()
+  with pytest.raises(UsageError, match="is the input"):
+    storage.save_model(stored.proto, tmp_path / "m.onnx", protect=stored.files, external=True)
+  other = small_model(WEIGHT + 1)
+  storage.save_model(other, tmp_path / "m.onnx", protect=stored.files, external=True)
+  assert data.read_bytes() == before
+  assert storage.load_model(source) == small_model()
+  assert storage.load_model(tmp_path / "m.onnx") == other
 
 
 def test_a_new_version_removes_the_old_versions_data(tmp_path: Path) -> None:
-    path = tmp_path / "out.onnx"
-    (tmp_path / "out.onnx.data").write_bytes(b"not ours")
-    storage.save_model(small_model(), path, external=True)
-    storage.save_model(small_model(WEIGHT + 1), path, external=True)
-    assert len(list(tmp_path.glob("out.onnx.*.data"))) == 1
-    storage.save_model(small_model(), path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
+  path = tmp_path / "out.onnx"
+  (tmp_path / "out.onnx.data").write_bytes(b"not ours")
+  storage.save_model(small_model(), path, external=True)
+  storage.save_model(small_model(WEIGHT + 1), path, external=True)
+  assert len(list(tmp_path.glob("out.onnx.*.data"))) == 1
+  storage.save_model(small_model(), path)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
 
 
 def test_the_data_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+  storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
+  (data,) = tmp_path.glob("*.data")
+  data.rename(tmp_path / "elsewhere")
+  data.symlink_to(tmp_path / "elsewhere")
+  with pytest.raises(UsageError, match="symbolic link"):
     storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
-    (data,) = tmp_path.glob("*.data")
-    data.rename(tmp_path / "elsewhere")
-    data.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="symbolic link"):
-        storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path: Path, umask: int, mode: int) -> None:
-    old = os.umask(umask)
-    try:
-        storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
-        assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {mode}
-        os.chmod(tmp_path / "out.onnx", 0o640)
-        storage.save_model(small_model(), tmp_path / "out.onnx")
-        assert stat.S_IMODE((tmp_path / "out.onnx").stat().st_mode) == 0o640
-    finally:
-        os.umask(old)
+  old = os.umask(umask)
+  try:
+    storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {mode}
+    os.chmod(tmp_path / "out.onnx", 0o640)
+    storage.save_model(small_model(), tmp_path / "out.onnx")
+    assert stat.S_IMODE((tmp_path / "out.onnx").stat().st_mode) == 0o640
+  finally:
+    os.umask(old)
 
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("limit", [0, 100, 3000, 4100])
 def test_a_full_disk_leaves_the_old_output_whole(tmp_path: Path, external: bool, limit: int) -> None:
-    path = tmp_path / "out.onnx"
-    storage.save_model(small_model(), path, external=external)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    new = small_model(np.arange(4096, dtype=np.float32).reshape(32, 128))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        with pytest.raises(StorageError, match="nothing was changed; free some space") as caught:
-            storage.save_model(new, path, external=external)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "\n" not in str(caught.value)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+  path = tmp_path / "out.onnx"
+  storage.save_model(small_model(), path, external=external)
+  before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+  new = small_model(np.arange(4096, dtype=np.float32).reshape(32, 128))
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+  try:
+    with pytest.raises(StorageError, match="nothing was changed; free some space") as caught:
+      storage.save_model(new, path, external=external)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert "\n" not in str(caught.value)
+  assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_an_interruption_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+  def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", interrupt)
-    for external in (False, True):
-        with pytest.raises(KeyboardInterrupt):
-            storage.save_model(small_model(), tmp_path / "out.onnx", external=external)
-        assert not list(tmp_path.iterdir())
+  monkeypatch.setattr(os, "fsync", interrupt)
+  for external in (False, True):
+    with pytest.raises(KeyboardInterrupt):
+      storage.save_model(small_model(), tmp_path / "out.onnx", external=external)
+    assert not list(tmp_path.iterdir())
 
 
 KILLED = """
@@ -512,21 +512,21 @@ KILLED = """
 
 @pytest.mark.parametrize("external", [False, True])
 def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path: Path, external: bool) -> None:
-    """SIGKILL before each flush and each rename: the output is a whole model at every moment."""
-    path = tmp_path / "out.onnx"
-    old, new = small_model(), small_model(np.full((32, 64), 7, np.float32))
-    finished = 0
-    for moment in range(1, 12):
-        for leftover in tmp_path.iterdir():
-            leftover.unlink()
-        storage.save_model(old, path, external=external)
-        arguments = [str(Path(__file__).parent), str(path), str(external), str(moment)]
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), *arguments], check=False)
-        assert done.returncode in (-signal.SIGKILL, 0)
-        found = storage.load_model(path)
-        assert found in (old, new)
-        finished += done.returncode == 0
-        if done.returncode == 0:
-            assert found == new
-            assert not list(tmp_path.glob(".*.tmp"))
-    assert 1 <= finished < 9  # some moments killed it, and the last ones came after its end
+  """SIGKILL before each flush and each rename: the output is a whole model at every moment."""
+  path = tmp_path / "out.onnx"
+  old, new = small_model(), small_model(np.full((32, 64), 7, np.float32))
+  finished = 0
+  for moment in range(1, 12):
+    for leftover in tmp_path.iterdir():
+      leftover.unlink()
+    storage.save_model(old, path, external=external)
+    arguments = [str(Path(__file__).parent), str(path), str(external), str(moment)]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), *arguments], check=False)
+    assert done.returncode in (-signal.SIGKILL, 0)
+    found = storage.load_model(path)
+    assert found in (old, new)
+    finished += done.returncode == 0
+    if done.returncode == 0:
+      assert found == new
+      assert not list(tmp_path.glob(".*.tmp"))
+  assert 1 <= finished < 9  # some moments killed it, and the last ones came after its end

@@ -23,175 +23,175 @@ HALF = np.dtype(np.float16)
 
 
 def run_decomposed(text: str, inputs: list[Array], opset: int) -> list[Array]:
-    nodes = OPERATOR.decompose(node_of(text), opset)
-    return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
+  nodes = OPERATOR.decompose(node_of(text), opset)
+  return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 @pytest.mark.parametrize("opset", [11, 12, 13, 17, 18, 22, 24])
 @pytest.mark.parametrize(
-    "name", ["bias of NCHW", "lerp, gradients over other axes", "what broadcasts is summed over", "Relu and bias"]
+  "name", ["bias of NCHW", "lerp, gradients over other axes", "what broadcasts is summed over", "Relu and bias"]
 )
 def test_the_decomposition_is_the_reference(name: str, opset: int, dtype: str) -> None:
-    case = by_name[f"{name}, {dtype}"]
-    found = run_decomposed(case.text, case.inputs(), opset)
-    check(case, found, expect(case, unit={"float": 2.0**-22, "float16": 2.0**-11}[dtype]))
+  case = by_name[f"{name}, {dtype}"]
+  found = run_decomposed(case.text, case.inputs(), opset)
+  check(case, found, expect(case, unit={"float": 2.0**-22, "float16": 2.0**-11}[dtype]))
 
 
 def test_a_value_that_is_smaller_is_repeated_before_it_is_summed() -> None:
-    text = '(float x, float r) => (float y, float r, float x) { y = SumTo<axes="0 1", keepdims=0>(r) }'
-    x, r = np.zeros((5, 1), np.float32), np.arange(3, dtype=np.float32)
-    for found in (run_decomposed(text, [x, r], 17), OPERATOR.reference(node_of(text), [x, r])):
-        assert [each.shape for each in found] == [(), (5, 3), (5, 3)]
-        assert found[0] == 15
+  text = '(float x, float r) => (float y, float r, float x) { y = SumTo<axes="0 1", keepdims=0>(r) }'
+  x, r = np.zeros((5, 1), np.float32), np.arange(3, dtype=np.float32)
+  for found in (run_decomposed(text, [x, r], 17), OPERATOR.reference(node_of(text), [x, r])):
+    assert [each.shape for each in found] == [(), (5, 3), (5, 3)]
+    assert found[0] == 15
 
 
 def test_the_decomposition_is_one_reduction() -> None:
-    nodes = OPERATOR.decompose(node_of(typed(summed("0 2"), "float")), 18)
-    assert [node.op_type for node in nodes] == ["Constant", "ReduceSum"]
-    assert nodes[-1].output == ["y"]
-    nodes = OPERATOR.decompose(node_of(typed(summed("0 2"), "float16")), 18)
-    assert [node.op_type for node in nodes] == ["Cast", "Constant", "ReduceSum", "Cast"]
+  nodes = OPERATOR.decompose(node_of(typed(summed("0 2"), "float")), 18)
+  assert [node.op_type for node in nodes] == ["Constant", "ReduceSum"]
+  assert nodes[-1].output == ["y"]
+  nodes = OPERATOR.decompose(node_of(typed(summed("0 2"), "float16")), 18)
+  assert [node.op_type for node in nodes] == ["Cast", "Constant", "ReduceSum", "Cast"]
 
 
 def test_the_decomposition_runs_in_onnxs_own_evaluator() -> None:
-    case = by_name["lerp, gradients, double"]
-    model = onnx.load_model_from_string(model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), 18)))
-    check(case, ReferenceEvaluator(model).run(None, case.feeds()))
+  case = by_name["lerp, gradients, double"]
+  model = onnx.load_model_from_string(model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), 18)))
+  check(case, ReferenceEvaluator(model).run(None, case.feeds()))
 
 
 def test_the_reference_is_the_formula() -> None:
-    dout, w = np.arange(24.0).reshape(2, 3, 4), np.array([[0.25], [0.5], [1.0]])
-    dx, dy = sum_to(parse(typed(LERP_GRAD.replace("AXES", "1 2"), "double")), [dout, w])
-    np.testing.assert_array_equal(dx, ((1 - w) * dout).sum((1, 2), keepdims=True))
-    np.testing.assert_array_equal(dy, w * dout)
+  dout, w = np.arange(24.0).reshape(2, 3, 4), np.array([[0.25], [0.5], [1.0]])
+  dx, dy = sum_to(parse(typed(LERP_GRAD.replace("AXES", "1 2"), "double")), [dout, w])
+  np.testing.assert_array_equal(dx, ((1 - w) * dout).sum((1, 2), keepdims=True))
+  np.testing.assert_array_equal(dy, w * dout)
 
 
 def test_integers_wrap() -> None:
-    x = np.array([2**31 - 1, 2, 5], np.int32)
-    (y,) = sum_to(parse(typed(summed("0", 0), "int32")), [x])
-    assert (y.dtype, y.tolist()) == (np.dtype(np.int32), -(2**31) + 6)
-    (z,) = sum_to(parse(typed(summed("0", 0), "uint64")), [np.array([2**64 - 1, 3], np.uint64)])
-    assert z.tolist() == 2
+  x = np.array([2**31 - 1, 2, 5], np.int32)
+  (y,) = sum_to(parse(typed(summed("0", 0), "int32")), [x])
+  assert (y.dtype, y.tolist()) == (np.dtype(np.int32), -(2**31) + 6)
+  (z,) = sum_to(parse(typed(summed("0", 0), "uint64")), [np.array([2**64 - 1, 3], np.uint64)])
+  assert z.tolist() == 2
 
 
 def test_a_sum_beyond_float16_is_infinite_unless_it_is_cast() -> None:
-    text = '(float16 x) => (float16 y, float z) { y = SumTo<axes="0">(x) z = Cast<to=float>(y) }'
-    y, z = sum_to(parse(text), [np.full(100, 1000, np.float16)])
-    assert np.isposinf(y).all()
-    assert z.tolist() == [100000.0]
+  text = '(float16 x) => (float16 y, float z) { y = SumTo<axes="0">(x) z = Cast<to=float>(y) }'
+  y, z = sum_to(parse(text), [np.full(100, 1000, np.float16)])
+  assert np.isposinf(y).all()
+  assert z.tolist() == [100000.0]
 
 
 def test_wrong_inputs_of_the_reference() -> None:
-    program = parse(typed(BOTH, "float"))
-    with pytest.raises(ValueError, match="2 parameters, 1 inputs"):
-        sum_to(program, [np.zeros((1, 1, 1, 1))])
-    with pytest.raises(ValueError, match="broadcast"):
-        sum_to(program, [np.zeros((1, 1, 1, 3)), np.zeros(4)])
+  program = parse(typed(BOTH, "float"))
+  with pytest.raises(ValueError, match="2 parameters, 1 inputs"):
+    sum_to(program, [np.zeros((1, 1, 1, 1))])
+  with pytest.raises(ValueError, match="broadcast"):
+    sum_to(program, [np.zeros((1, 1, 1, 3)), np.zeros(4)])
 
 
 def test_shape_inference() -> None:
-    node = node_of(typed(BOTH, "float16"))
-    full = ("N", 3, 6, "W")
-    types = OPERATOR.infer_shapes(node, [TensorType(HALF, full), TensorType(HALF, (3, 1, "W"))])
-    assert types == [TensorType(HALF, ("N", 1, 1, 1)), TensorType(HALF, (3, 6, "W"))]
-    assert [each.shape for each in OPERATOR.infer_shapes(node, [TensorType(HALF, None)] * 2)] == [None, None]
-    both = node_of('(float x) => (double d, float y, bool b) { b = IsNaN(x) y = SumTo<axes="0">(x) '
-                   "d = Cast<to=double>(y) }")  # fmt: skip
-    types = OPERATOR.infer_shapes(both, [TensorType(np.dtype(np.float32), (4, "M"))])
-    assert [each.shape for each in types] == [(1, "M"), (1, "M"), (4, "M")]
-    assert [each.dtype for each in types] == [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.bool_)]
+  node = node_of(typed(BOTH, "float16"))
+  full = ("N", 3, 6, "W")
+  types = OPERATOR.infer_shapes(node, [TensorType(HALF, full), TensorType(HALF, (3, 1, "W"))])
+  assert types == [TensorType(HALF, ("N", 1, 1, 1)), TensorType(HALF, (3, 6, "W"))]
+  assert [each.shape for each in OPERATOR.infer_shapes(node, [TensorType(HALF, None)] * 2)] == [None, None]
+  both = node_of('(float x) => (double d, float y, bool b) { b = IsNaN(x) y = SumTo<axes="0">(x) '
+                 "d = Cast<to=double>(y) }")  # fmt: skip
+  types = OPERATOR.infer_shapes(both, [TensorType(np.dtype(np.float32), (4, "M"))])
+  assert [each.shape for each in types] == [(1, "M"), (1, "M"), (4, "M")]
+  assert [each.dtype for each in types] == [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.bool_)]
 
 
 def wrong(program: str, inputs: int = 1, outputs: int = 1) -> onnx.NodeProto:
-    names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
-    return helper.make_node("FusedSumTo", *names, "gradient", domain=DOMAIN, program=program)
+  names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
+  return helper.make_node("FusedSumTo", *names, "gradient", domain=DOMAIN, program=program)
 
 
 SUM = typed(summed("1"), "float")
 WRONG = {
-    "expected '('": wrong("nonsense"),
-    "the program holds no SumTo": wrong("(float x) => (float y) { y = Relu(x) }"),
-    "holds a LayerNormalization": wrong("(float x) => (float y) { y = LayerNormalization(x) }"),
-    "'y' computes with the sum 's'": wrong('(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'),
-    "'y' computes with the sum 'y2'": wrong(
-        '(float x) => (float y2, float y) { y2 = SumTo<axes="0">(x) y = SumTo<axes="1">(y2) }', outputs=2
-    ),
-    "'c' computes with the sum 's'": wrong(
-        '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }'
-    ),
-    "2 inputs, but its program has 1": wrong(SUM, inputs=2),
-    "2 outputs, but its program has 1": wrong(SUM, outputs=2),
+  "expected '('": wrong("nonsense"),
+  "the program holds no SumTo": wrong("(float x) => (float y) { y = Relu(x) }"),
+  "holds a LayerNormalization": wrong("(float x) => (float y) { y = LayerNormalization(x) }"),
+  "'y' computes with the sum 's'": wrong('(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'),
+  "'y' computes with the sum 'y2'": wrong(
+    '(float x) => (float y2, float y) { y2 = SumTo<axes="0">(x) y = SumTo<axes="1">(y2) }', outputs=2
+  ),
+  "'c' computes with the sum 's'": wrong(
+    '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }'
+  ),
+  "2 inputs, but its program has 1": wrong(SUM, inputs=2),
+  "2 outputs, but its program has 1": wrong(SUM, outputs=2),
 }
 
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    assert_invalid(WRONG[reason], reason)
+  assert_invalid(WRONG[reason], reason)
 
 
 def test_an_axis_beyond_the_rank_is_named() -> None:
-    with pytest.raises(ModelError, match=r"node 'gradient' .*'y' sums over axis 1, but"):
-        OPERATOR.infer_shapes(wrong(SUM), [TensorType(np.dtype(np.float32), (3,))])
+  with pytest.raises(ModelError, match=r"node 'gradient' .*'y' sums over axis 1, but"):
+    OPERATOR.infer_shapes(wrong(SUM), [TensorType(np.dtype(np.float32), (3,))])
 
 
 def test_an_old_opset_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-        OPERATOR.decompose(node_of(SUM), 10)
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
+    OPERATOR.decompose(node_of(SUM), 10)
 
 
 # ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case: Case) -> list[Array]:
-    return [np.array(output) for output in expect(case).outputs]
+  return [np.array(output) for output in expect(case).outputs]
 
 
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
 def test_the_reference_passes(case: Case) -> None:
-    check(case, outputs(case))
+  check(case, outputs(case))
 
 
 def first(value: float) -> Callable[[Array], Array]:
-    def change(y: Array) -> Array:
-        y.reshape(-1)[0] = value
-        return y
+  def change(y: Array) -> Array:
+    y.reshape(-1)[0] = value
+    return y
 
-    return change
+  return change
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("rows, float", lambda y: y[:, 0], "shape"),
-        ("rows, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
-        ("special rows, rows, float", first(1.0), "NaN"),
-        ("whole rows, int32, normal", first(1), "result 'y'"),
-        ("three columns, float", lambda y: y * np.float32(1 + 1e-6), "differ too much"),
-    ],
+  ("name", "change", "words"),
+  [
+    ("rows, float", lambda y: y[:, 0], "shape"),
+    ("rows, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
+    ("special rows, rows, float", first(1.0), "NaN"),
+    ("whole rows, int32, normal", first(1), "result 'y'"),
+    ("three columns, float", lambda y: y * np.float32(1 + 1e-6), "differ too much"),
+  ],
 )
 def test_a_wrong_output_fails(name: str, change: Callable[[Array], Array], words: str) -> None:
-    case = by_name[name]
-    with pytest.raises(AssertionError, match=words):
-        check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
+  case = by_name[name]
+  with pytest.raises(AssertionError, match=words):
+    check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
 @pytest.mark.parametrize("name", ["rows, float", "columns, float", "bias of NHWC, float"])
 @pytest.mark.parametrize("kept", [slice(1, None), slice(0, -1)])
 def test_one_element_less_fails(name: str, kept: slice) -> None:
-    case = by_name[name]
-    (x,) = case.inputs()
-    axis = {"rows, float": 1}.get(name, 0)
-    less = np.moveaxis(np.moveaxis(x, axis, 0)[kept], 0, axis)
-    with pytest.raises(AssertionError, match="differ too much"):
-        check(case, sum_to(case.program, [less]))
+  case = by_name[name]
+  (x,) = case.inputs()
+  axis = {"rows, float": 1}.get(name, 0)
+  less = np.moveaxis(np.moveaxis(x, axis, 0)[kept], 0, axis)
+  with pytest.raises(AssertionError, match="differ too much"):
+    check(case, sum_to(case.program, [less]))
 
 
 def test_a_sum_in_float16_fails() -> None:
-    case = by_name["three columns, float16"]
-    (x,) = case.inputs()
-    total = np.zeros((1, 3), np.float16)
-    for row in x:
-        total = total + row
-    with pytest.raises(AssertionError, match="differ too much"):
-        check(case, [total])
+  case = by_name["three columns, float16"]
+  (x,) = case.inputs()
+  total = np.zeros((1, 3), np.float16)
+  for row in x:
+    total = total + row
+  with pytest.raises(AssertionError, match="differ too much"):
+    check(case, [total])

@@ -20,26 +20,24 @@ ROWS = "g (float[2,8] x) => (float[A,B] y) "
 
 
 def parse(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+  return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
 
 
 def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
-    import onnxruntime
+  import onnxruntime
 
-    given = {each.name for each in model.graph.initializer}
-    feeds = {}
-    for each in model.graph.input:
-        if each.name not in given:
-            dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
-            shape = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
-            feeds[each.name] = (rng.integers(0, 2, shape) if dtype.kind in "ib" else rng.standard_normal(shape)).astype(
-                dtype
-            )
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    outputs: list[np.ndarray[Any, Any]] = session.run(None, feeds)
-    return outputs
+  given = {each.name for each in model.graph.initializer}
+  feeds = {}
+  for each in model.graph.input:
+    if each.name not in given:
+      dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+      shape = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+      feeds[each.name] = (rng.integers(0, 2, shape) if dtype.kind in "ib" else rng.standard_normal(shape)).astype(dtype)
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 4
+  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+  outputs: list[np.ndarray[Any, Any]] = session.run(None, feeds)
+  return outputs
 
 
 @pytest.mark.parametrize("ir", [3, 8])
@@ -85,15 +83,15 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
     ],
 )  # fmt: skip
 def test_computes_the_same(opset: int, text: str, ir: int, rng: np.random.Generator) -> None:
-    original = parse(text, opset, ir)
-    upgraded = upgrade(original)
-    assert {each.domain: each.version for each in upgraded.opset_import} == {"": 11, "com.microsoft": 1}
-    state = rng.bit_generator.state
-    expected = run(original, rng)
-    rng.bit_generator.state = state
-    for a, b in zip(expected, run(upgraded, rng), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+  original = parse(text, opset, ir)
+  upgraded = upgrade(original)
+  assert {each.domain: each.version for each in upgraded.opset_import} == {"": 11, "com.microsoft": 1}
+  state = rng.bit_generator.state
+  expected = run(original, rng)
+  rng.bit_generator.state = state
+  for a, b in zip(expected, run(upgraded, rng), strict=True):
+    assert a.dtype == b.dtype
+    np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
 NEEDED_BY_BFLOAT16 = [
@@ -113,27 +111,27 @@ NEEDED_BY_BFLOAT16 = [
 
 @pytest.mark.parametrize(("opset", "text"), NEEDED_BY_BFLOAT16)
 def test_computes_the_same_for_bfloat16(opset: int, text: str, rng: np.random.Generator) -> None:
-    original = parse(text, opset)
-    upgraded = upgrade(original, BFLOAT16_OPSET)
-    version = 14 if "Softmax" in text else 13  # whose Reshape may have a length of 0
-    assert {each.domain: each.version for each in upgraded.opset_import} == {"": version, "com.microsoft": 1}
-    state = rng.bit_generator.state
-    expected = run(original, rng)
-    rng.bit_generator.state = state
-    for a, b in zip(expected, run(upgraded, rng), strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+  original = parse(text, opset)
+  upgraded = upgrade(original, BFLOAT16_OPSET)
+  version = 14 if "Softmax" in text else 13  # whose Reshape may have a length of 0
+  assert {each.domain: each.version for each in upgraded.opset_import} == {"": version, "com.microsoft": 1}
+  state = rng.bit_generator.state
+  expected = run(original, rng)
+  rng.bit_generator.state = state
+  for a, b in zip(expected, run(upgraded, rng), strict=True):
+    np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (2, 3, 0), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_softmax_of_no_elements(axis: int, shape: tuple[int, ...]) -> None:
-    original = parse(f"g (float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis = {axis}> (x) }}", 9)
-    x = np.ones(shape, np.float32)
-    import onnxruntime
+  original = parse(f"g (float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis = {axis}> (x) }}", 9)
+  x = np.ones(shape, np.float32)
+  import onnxruntime
 
-    for each in (original, upgrade(original, BFLOAT16_OPSET)):
-        session = onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
-        assert session.run(None, {"x": x})[0].shape == shape
+  for each in (original, upgrade(original, BFLOAT16_OPSET)):
+    session = onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": x})[0].shape == shape
 
 
 # With their dtypes: ONNX Runtime has no Clip of double before opset 12.
@@ -158,71 +156,69 @@ def test_a_softmax_of_no_elements(axis: int, shape: tuple[int, ...]) -> None:
     ],
 )  # fmt: skip
 def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
-    dtype: str, opset: int, nodes: str, rng: np.random.Generator
+  dtype: str, opset: int, nodes: str, rng: np.random.Generator
 ) -> None:
-    text = f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}"
-    original = parse(text, opset)
-    upgraded = upgrade(original)
-    for _ in range(8):  # so that both branches run
-        state = rng.bit_generator.state
-        expected = run(original, rng)[0]
-        rng.bit_generator.state = state
-        np.testing.assert_array_equal(run(upgraded, rng)[0], expected)
+  text = f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}"
+  original = parse(text, opset)
+  upgraded = upgrade(original)
+  for _ in range(8):  # so that both branches run
+    state = rng.bit_generator.state
+    expected = run(original, rng)[0]
+    rng.bit_generator.state = state
+    np.testing.assert_array_equal(run(upgraded, rng)[0], expected)
 
 
 def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
-    """Before IR version 4 they had to be; with a later version a caller could override them."""
-    text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> {
+  """Before IR version 4 they had to be; with a later version a caller could override them."""
+  text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> {
         a = Mul (x, w)  y = Clip<min = 0.0> (a) }"""
-    upgraded = upgrade(parse(text, 9, ir=3))
-    assert [each.name for each in upgraded.graph.input] == ["x"]
-    assert upgraded.ir_version >= 4
-    kept = upgrade(parse(text, 9, ir=4))
-    assert [each.name for each in kept.graph.input] == ["x", "w"]
+  upgraded = upgrade(parse(text, 9, ir=3))
+  assert [each.name for each in upgraded.graph.input] == ["x"]
+  assert upgraded.ir_version >= 4
+  kept = upgrade(parse(text, 9, ir=4))
+  assert [each.name for each in kept.graph.input] == ["x", "w"]
 
 
 def test_bodies_that_use_one_name_twice(rng: np.random.Generator) -> None:
-    """The conversion renames the output of an Upsample."""
-    branch = (
-        '() => (float[A,B,C,D] p) { q = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  p = Neg (q) }'
-    )
-    other = "() => (float[A,B,C,D] p) { q = Relu (x)  p = Upsample<scales = [1.0, 1.0, 2.0, 3.0]> (q) }"
-    head = IMAGE.replace("(float", "(bool c, float", 1)
-    text = f"{head} {{ y = If (c) <then_branch = a {branch}, else_branch = b {other}> }}"
-    original = parse(text, 8)
-    upgraded = upgrade(original)
-    for _ in range(8):  # so that both branches run
-        state = rng.bit_generator.state
-        expected = run(original, rng)[0]
-        rng.bit_generator.state = state
-        np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+  """The conversion renames the output of an Upsample."""
+  branch = '() => (float[A,B,C,D] p) { q = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  p = Neg (q) }'
+  other = "() => (float[A,B,C,D] p) { q = Relu (x)  p = Upsample<scales = [1.0, 1.0, 2.0, 3.0]> (q) }"
+  head = IMAGE.replace("(float", "(bool c, float", 1)
+  text = f"{head} {{ y = If (c) <then_branch = a {branch}, else_branch = b {other}> }}"
+  original = parse(text, 8)
+  upgraded = upgrade(original)
+  for _ in range(8):  # so that both branches run
+    state = rng.bit_generator.state
+    expected = run(original, rng)[0]
+    rng.bit_generator.state = state
+    np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_large_weights_and_descriptions_are_kept() -> None:
-    model = parse("g (float[N,512] x) => (float[N,512] y) { a = MatMul (x, w)  y = Clip<max = 6.0> (a) }", 9)
-    weight = onnx.numpy_helper.from_array(np.arange(512 * 512, dtype=np.float32).reshape(512, 512), "w")
-    model.graph.initializer.append(weight)
-    model.doc_string, model.graph.doc_string, model.producer_name = "model", "graph", "producer"
-    for node in model.graph.node:
-        node.name, node.doc_string = f"{node.op_type} node", f"what {node.op_type} is"
-        node.metadata_props.add(key="a", value="b")
-    before = model.SerializeToString(deterministic=True)
-    upgraded = upgrade(model)
-    assert model.SerializeToString(deterministic=True) == before
-    assert upgraded.graph.initializer[0] == weight
-    assert (upgraded.doc_string, upgraded.graph.doc_string, upgraded.producer_name) == ("model", "graph", "producer")
-    assert [node.op_type for node in upgraded.graph.node if node.op_type != "Constant"] == ["MatMul", "Clip"]
-    for node in upgraded.graph.node:
-        if node.op_type != "Constant":
-            assert (node.name, node.doc_string) == (f"{node.op_type} node", f"what {node.op_type} is")
-            assert len(node.metadata_props) == 1
-    assert [each.name for each in upgraded.graph.input] == ["x"]
+  model = parse("g (float[N,512] x) => (float[N,512] y) { a = MatMul (x, w)  y = Clip<max = 6.0> (a) }", 9)
+  weight = onnx.numpy_helper.from_array(np.arange(512 * 512, dtype=np.float32).reshape(512, 512), "w")
+  model.graph.initializer.append(weight)
+  model.doc_string, model.graph.doc_string, model.producer_name = "model", "graph", "producer"
+  for node in model.graph.node:
+    node.name, node.doc_string = f"{node.op_type} node", f"what {node.op_type} is"
+    node.metadata_props.add(key="a", value="b")
+  before = model.SerializeToString(deterministic=True)
+  upgraded = upgrade(model)
+  assert model.SerializeToString(deterministic=True) == before
+  assert upgraded.graph.initializer[0] == weight
+  assert (upgraded.doc_string, upgraded.graph.doc_string, upgraded.producer_name) == ("model", "graph", "producer")
+  assert [node.op_type for node in upgraded.graph.node if node.op_type != "Constant"] == ["MatMul", "Clip"]
+  for node in upgraded.graph.node:
+    if node.op_type != "Constant":
+      assert (node.name, node.doc_string) == (f"{node.op_type} node", f"what {node.op_type} is")
+      assert len(node.metadata_props) == 1
+  assert [each.name for each in upgraded.graph.input] == ["x"]
 
 
 @pytest.mark.parametrize("opset", [11, 17])
 def test_a_newer_model_is_left_alone(opset: int) -> None:
-    model = parse("g (float[3] x) => (float[3] y) { y = Relu (x) }", opset)
-    assert upgrade(model) is model
+  model = parse("g (float[3] x) => (float[3] y) { y = Relu (x) }", opset)
+  assert upgrade(model) is model
 
 
 @pytest.mark.parametrize(
@@ -244,71 +240,71 @@ def test_a_newer_model_is_left_alone(opset: int) -> None:
     ],
 )  # fmt: skip
 def test_refused(opset: int, text: str, fragment: str) -> None:
-    with pytest.raises(ModelError, match="export the model again with opset 11 or later") as caught:
-        upgrade(parse(text, opset))
-    assert fragment in str(caught.value)
+  with pytest.raises(ModelError, match="export the model again with opset 11 or later") as caught:
+    upgrade(parse(text, opset))
+  assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize("opset", [10, 11])
 def test_a_mask_that_becomes_true(opset: int, rng: np.random.Generator) -> None:
-    """Outside of training ONNX Runtime's Dropout gives a mask of false before opset 12 and of true from there on."""
-    original = parse("g (float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }", opset)
-    assert not run(original, rng)[1].any()
-    assert upgrade(original, 11).graph.node[0].op_type == "Dropout"
-    with pytest.raises(ModelError, match=r"the mask of node '' \(Dropout\), false before opset 12"):
-        upgrade(original, BFLOAT16_OPSET)
-    unread = parse("g (float[2,3] x) => (float[2,3] y) { y, m = Dropout (x) }", opset)
-    assert upgrade(unread, BFLOAT16_OPSET).graph.node[-1].op_type == "Dropout"  # behind its ratio
+  """Outside of training ONNX Runtime's Dropout gives a mask of false before opset 12 and of true from there on."""
+  original = parse("g (float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }", opset)
+  assert not run(original, rng)[1].any()
+  assert upgrade(original, 11).graph.node[0].op_type == "Dropout"
+  with pytest.raises(ModelError, match=r"the mask of node '' \(Dropout\), false before opset 12"):
+    upgrade(original, BFLOAT16_OPSET)
+  unread = parse("g (float[2,3] x) => (float[2,3] y) { y, m = Dropout (x) }", opset)
+  assert upgrade(unread, BFLOAT16_OPSET).graph.node[-1].op_type == "Dropout"  # behind its ratio
 
 
 def test_refused_in_opset_13() -> None:
-    words = "from opset 11 to 13, which bfloat16 needs: node '' .Hardmax. .* again with opset 13 or later"
-    with pytest.raises(ModelError, match=words):
-        optimize(parse(ROWS + "{ a = Relu (x)  y = Hardmax (a) }", 11), precision="bf16")
+  words = "from opset 11 to 13, which bfloat16 needs: node '' .Hardmax. .* again with opset 13 or later"
+  with pytest.raises(ModelError, match=words):
+    optimize(parse(ROWS + "{ a = Relu (x)  y = Hardmax (a) }", 11), precision="bf16")
 
 
 def test_where_nothing_is_rewritten_the_model_is_as_it_was() -> None:
-    model = parse("g (float[3] x) => (float[3] y) { y = Softmax (x) }", 9, ir=3)
-    optimized, report = optimize(model)
-    assert report.opset is None
-    assert optimized.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
+  model = parse("g (float[3] x) => (float[3] y) { y = Softmax (x) }", 9, ir=3)
+  optimized, report = optimize(model)
+  assert report.opset is None
+  assert optimized.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
 
 
 def test_the_report_says_so_and_the_original_is_what_is_compared_with() -> None:
-    model = parse("g (float[3] x) => (float[3] y) { a = Identity (x)  b = Clip<max = 0.1> (a)  y = Neg (b) }", 9, ir=3)
-    optimized, report = optimize(model, verify=True, providers=["cpu"])
-    assert report.opset == (9, 11)
-    assert report.to_dict()["opset"] == (9, 11)
-    assert report.passed
-    assert report.verification
-    assert optimized.opset_import[0].version == 11
+  model = parse("g (float[3] x) => (float[3] y) { a = Identity (x)  b = Clip<max = 0.1> (a)  y = Neg (b) }", 9, ir=3)
+  optimized, report = optimize(model, verify=True, providers=["cpu"])
+  assert report.opset == (9, 11)
+  assert report.to_dict()["opset"] == (9, 11)
+  assert report.passed
+  assert report.verification
+  assert optimized.opset_import[0].version == 11
 
 
 def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As onnx.version_converter alone would make it: half a pixel beside."""
-    import ortplugin.model.upgrade
-    from ortplugin.errors import VerificationError
+  """As onnx.version_converter alone would make it: half a pixel beside."""
+  import ortplugin.model.upgrade
+  from ortplugin.errors import VerificationError
 
-    monkeypatch.setattr(ortplugin.model.upgrade, "_put_resize_right", lambda *arguments: None)
-    model = parse(IMAGE + '{ a = Identity (x)  y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (a) }', 8)
-    with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
-        optimize(model, verify=True, providers=["cpu"])
+  monkeypatch.setattr(ortplugin.model.upgrade, "_put_resize_right", lambda *arguments: None)
+  model = parse(IMAGE + '{ a = Identity (x)  y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (a) }', 8)
+  with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
+    optimize(model, verify=True, providers=["cpu"])
 
 
 @pytest.mark.parametrize("name", ["y", "softmax", ""])
 def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, rng: np.random.Generator) -> None:
-    """As where nodes are named like their outputs: two of one name ONNX Runtime does not load."""
-    model = parse(IMAGE + "{ y = Softmax<axis = 1> (x) }", 9)
-    model.graph.node[0].name, model.graph.node[0].doc_string = name, "kept"
-    upgraded = upgrade(model, BFLOAT16_OPSET)
-    assert len(upgraded.graph.node) > 1
-    if name:
-        assert [each.op_type for each in upgraded.graph.node if each.name] == ["Softmax"]
-        assert [each.doc_string for each in upgraded.graph.node if each.name] == ["kept"]
-    state = rng.bit_generator.state
-    expected = run(model, rng)[0]
-    rng.bit_generator.state = state
-    np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+  """As where nodes are named like their outputs: two of one name ONNX Runtime does not load."""
+  model = parse(IMAGE + "{ y = Softmax<axis = 1> (x) }", 9)
+  model.graph.node[0].name, model.graph.node[0].doc_string = name, "kept"
+  upgraded = upgrade(model, BFLOAT16_OPSET)
+  assert len(upgraded.graph.node) > 1
+  if name:
+    assert [each.op_type for each in upgraded.graph.node if each.name] == ["Softmax"]
+    assert [each.doc_string for each in upgraded.graph.node if each.name] == ["kept"]
+  state = rng.bit_generator.state
+  expected = run(model, rng)[0]
+  rng.bit_generator.state = state
+  np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("body", "kept"), [
@@ -324,12 +320,12 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
      " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
 ])  # fmt: skip
 def test_names_of_lengths_that_a_slice_does_not_keep(body: str, kept: set[str]) -> None:
-    model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
+  model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
         g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
         <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""")
-    said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
-    model.graph.value_info.append(said)
-    made = upgrade(model).graph
-    dims = {each.name: each.type.tensor_type.shape.dim for each in (*made.input, *made.output, *made.value_info)}
-    assert {name for name in ("x", "d", "y") if dims[name][1].dim_param == "batch"} == kept
-    assert all(dims[name][0].dim_value == 3 for name in ("x", "d", "y"))
+  said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
+  model.graph.value_info.append(said)
+  made = upgrade(model).graph
+  dims = {each.name: each.type.tensor_type.shape.dim for each in (*made.input, *made.output, *made.value_info)}
+  assert {name for name in ("x", "d", "y") if dims[name][1].dim_param == "batch"} == kept
+  assert all(dims[name][0].dim_value == 3 for name in ("x", "d", "y"))

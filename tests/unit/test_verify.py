@@ -26,7 +26,7 @@ FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
 def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
-    return compare("y", expected, actual, Tolerance(**tolerance)).passed
+  return compare("y", expected, actual, Tolerance(**tolerance)).passed
 
 
 # ------------------------------------------------------------------------------------------------------- comparator
@@ -34,506 +34,506 @@ def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_equal_outputs_agree(dtype: type) -> None:
-    values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e-6], dtype)
-    result = compare("y", values, values.copy())
-    assert result.passed
-    assert result.max_abs_error == 0
-    assert result.max_rel_error == 0
-    assert result.message == ""
+  values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e-6], dtype)
+  result = compare("y", values, values.copy())
+  assert result.passed
+  assert result.max_abs_error == 0
+  assert result.max_rel_error == 0
+  assert result.message == ""
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
-    ("expected", "actual"),
-    [
-        ([1, np.nan], [1, 2]),  # a missing NaN, which ONNX Runtime's own comparator once let pass
-        ([1, 2], [1, np.nan]),
-        ([np.nan, 1], [1, np.nan]),
-        ([np.nan, np.nan], [np.nan, 0]),
-        ([np.inf, 1], [-np.inf, 1]),
-        ([np.inf, 1], [60000, 1]),
-        ([60000, 1], [np.inf, 1]),
-        ([np.inf, 1], [np.nan, 1]),
-        ([-np.inf, 1], [1, -np.inf]),
-        ([1, 2], [1, 3]),
-        ([0, 0], [0, 0.5]),
-        ([1, 1], [-1, 1]),
-    ],
+  ("expected", "actual"),
+  [
+    ([1, np.nan], [1, 2]),  # a missing NaN, which ONNX Runtime's own comparator once let pass
+    ([1, 2], [1, np.nan]),
+    ([np.nan, 1], [1, np.nan]),
+    ([np.nan, np.nan], [np.nan, 0]),
+    ([np.inf, 1], [-np.inf, 1]),
+    ([np.inf, 1], [60000, 1]),
+    ([60000, 1], [np.inf, 1]),
+    ([np.inf, 1], [np.nan, 1]),
+    ([-np.inf, 1], [1, -np.inf]),
+    ([1, 2], [1, 3]),
+    ([0, 0], [0, 0.5]),
+    ([1, 1], [-1, 1]),
+  ],
 )
 def test_different_outputs_fail(dtype: type, expected: list[float], actual: list[float]) -> None:
-    result = compare("y", np.array(expected, dtype), np.array(actual, dtype))
-    assert not result.passed
-    assert result.message
+  result = compare("y", np.array(expected, dtype), np.array(actual, dtype))
+  assert not result.passed
+  assert result.message
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_one_wrong_element_among_many_fails(dtype: type, rng: np.random.Generator) -> None:
-    values = rng.standard_normal((64, 256)).astype(dtype)
-    wrong = values.copy()
-    wrong[17, 99] += np.asarray(4, dtype)
-    result = compare("y", values, wrong)
-    assert not result.passed
-    assert "[17, 99]" in result.message
-    assert result.max_abs_error is not None
-    assert 3.5 < result.max_abs_error < 4.5
+  values = rng.standard_normal((64, 256)).astype(dtype)
+  wrong = values.copy()
+  wrong[17, 99] += np.asarray(4, dtype)
+  result = compare("y", values, wrong)
+  assert not result.passed
+  assert "[17, 99]" in result.message
+  assert result.max_abs_error is not None
+  assert 3.5 < result.max_abs_error < 4.5
 
 
 @pytest.mark.parametrize(
-    ("dtype", "fine", "wrong"),
-    [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
+  ("dtype", "fine", "wrong"),
+  [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
 )
 def test_rounding_noise_agrees_and_more_fails(dtype: type, fine: float, wrong: float, rng: np.random.Generator) -> None:
-    """Noise as a fraction of the largest value."""
-    values = rng.standard_normal(1000)
-    noise = rng.uniform(-1, 1, 1000) * np.abs(values).max()
-    assert passed(values.astype(dtype), (values + fine * noise).astype(dtype))
-    assert not passed(values.astype(dtype), (values + wrong * noise).astype(dtype))
+  """Noise as a fraction of the largest value."""
+  values = rng.standard_normal(1000)
+  noise = rng.uniform(-1, 1, 1000) * np.abs(values).max()
+  assert passed(values.astype(dtype), (values + fine * noise).astype(dtype))
+  assert not passed(values.astype(dtype), (values + wrong * noise).astype(dtype))
 
 
 def test_an_error_is_measured_against_the_outputs_scale() -> None:
-    assert passed(np.float32([1000, 0]), np.float32([1000, 0.05]))
-    assert not passed(np.float32([1, 0]), np.float32([1, 0.05]))
+  assert passed(np.float32([1000, 0]), np.float32([1000, 0.05]))
+  assert not passed(np.float32([1, 0]), np.float32([1, 0.05]))
 
 
 def test_the_filling_of_a_mask_does_not_widen_the_tolerance() -> None:
-    for dtype in (np.float16, np.float32, ml_dtypes.bfloat16):
-        lowest = ml_dtypes.finfo(dtype).min
-        expected = np.array([lowest, 1.0, 2.0]).astype(dtype)
-        actual = np.array([lowest, 1.0, 3.0]).astype(dtype)
-        assert not passed(expected, actual)
+  for dtype in (np.float16, np.float32, ml_dtypes.bfloat16):
+    lowest = ml_dtypes.finfo(dtype).min
+    expected = np.array([lowest, 1.0, 2.0]).astype(dtype)
+    actual = np.array([lowest, 1.0, 3.0]).astype(dtype)
+    assert not passed(expected, actual)
 
 
 def test_shape_and_dtype_must_be_the_same() -> None:
-    ones = np.ones((2, 3), np.float32)
-    assert "shape" in compare("y", ones, ones.reshape(3, 2)).message
-    assert "shape" in compare("y", ones, np.ones((1, 2, 3), np.float32)).message
-    assert "shape" in compare("y", np.float32(1), np.ones(1, np.float32)).message
-    assert "dtype" in compare("y", ones, ones.astype(np.float64)).message
-    assert "dtype" in compare("y", ones.astype(np.int32), ones.astype(np.int64)).message
-    assert not passed(np.ones((0, 3), np.float32), np.ones((0, 4), np.float32))
+  ones = np.ones((2, 3), np.float32)
+  assert "shape" in compare("y", ones, ones.reshape(3, 2)).message
+  assert "shape" in compare("y", ones, np.ones((1, 2, 3), np.float32)).message
+  assert "shape" in compare("y", np.float32(1), np.ones(1, np.float32)).message
+  assert "dtype" in compare("y", ones, ones.astype(np.float64)).message
+  assert "dtype" in compare("y", ones.astype(np.int32), ones.astype(np.int64)).message
+  assert not passed(np.ones((0, 3), np.float32), np.ones((0, 4), np.float32))
 
 
 def test_empty_outputs_agree() -> None:
-    assert passed(np.ones((0, 3), np.float32), np.ones((0, 3), np.float32))
-    assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
+  assert passed(np.ones((0, 3), np.float32), np.ones((0, 3), np.float32))
+  assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
 def test_integers_and_booleans_must_be_equal(dtype: type) -> None:
-    values = np.array([0, 1, 1], dtype)
-    assert passed(values, values.copy())
-    result = compare("y", values, np.array([0, 1, 0], dtype), Tolerance(10, 10))  # no tolerance holds for them
-    assert not result.passed
-    assert "[2]" in result.message
+  values = np.array([0, 1, 1], dtype)
+  assert passed(values, values.copy())
+  result = compare("y", values, np.array([0, 1, 0], dtype), Tolerance(10, 10))  # no tolerance holds for them
+  assert not result.passed
+  assert "[2]" in result.message
 
 
 def test_integers_beyond_the_precision_of_a_double() -> None:
-    big = np.array([2**62], np.int64)
-    result = compare("y", big, -big - 1)
-    assert not result.passed
-    assert result.max_abs_error == float(2**63 + 1)
-    assert not passed(big, big + 1)
+  big = np.array([2**62], np.int64)
+  result = compare("y", big, -big - 1)
+  assert not result.passed
+  assert result.max_abs_error == float(2**63 + 1)
+  assert not passed(big, big + 1)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
 def test_what_lies_beyond_the_first_block_is_compared(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
-    monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
-    values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
-    assert passed(values, values.copy())
-    wrong = values.copy()
-    wrong[2, 3], wrong[8, 9] = values[2, 3] + 1, values[8, 9] + 3
-    result = compare("y", values, wrong)
-    assert not result.passed
-    assert result.max_abs_error == 3
-    assert result.message.startswith("2 of 99 differ")
-    assert ("[8, 9]" if np.dtype(dtype).kind != "i" and np.dtype(dtype).kind != "u" else "[2, 3]") in result.message
-    if np.dtype(dtype).kind in "iu":
-        return
-    for value, words in ((np.nan, "1 NaN are expected, got 2"), (-np.inf, "1 -Inf are expected, got 2")):
-        expected, found = values.copy(), values.copy()
-        expected[0, 0] = found[0, 0] = value
-        assert passed(expected, found)
-        found[7, 1] = value
-        assert compare("y", expected, found).message.startswith(f"{words}; first difference at [7, 1]")
-    large = values.copy()
-    large[8, 10] = 1000  # the scale of the first block, too
-    close = large.copy()
-    close[0, 0] += np.asarray(0.03, dtype)
-    assert passed(large, close) == (dtype != np.float64)
+  """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
+  monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
+  values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
+  assert passed(values, values.copy())
+  wrong = values.copy()
+  wrong[2, 3], wrong[8, 9] = values[2, 3] + 1, values[8, 9] + 3
+  result = compare("y", values, wrong)
+  assert not result.passed
+  assert result.max_abs_error == 3
+  assert result.message.startswith("2 of 99 differ")
+  assert ("[8, 9]" if np.dtype(dtype).kind != "i" and np.dtype(dtype).kind != "u" else "[2, 3]") in result.message
+  if np.dtype(dtype).kind in "iu":
+    return
+  for value, words in ((np.nan, "1 NaN are expected, got 2"), (-np.inf, "1 -Inf are expected, got 2")):
+    expected, found = values.copy(), values.copy()
+    expected[0, 0] = found[0, 0] = value
+    assert passed(expected, found)
+    found[7, 1] = value
+    assert compare("y", expected, found).message.startswith(f"{words}; first difference at [7, 1]")
+  large = values.copy()
+  large[8, 10] = 1000  # the scale of the first block, too
+  close = large.copy()
+  close[0, 0] += np.asarray(0.03, dtype)
+  assert passed(large, close) == (dtype != np.float64)
 
 
 def test_comparing_takes_little_memory_besides() -> None:
-    """Copies in float64, masks and lists of integers took 60 times an output of uint8."""
-    rng = np.random.default_rng(0)
-    for one, other in (
-        (rng.integers(0, 255, 2**24, np.uint8), rng.integers(0, 255, 2**24, np.uint8)),
-        (rng.standard_normal(2**22, np.float32), rng.standard_normal(2**22, np.float32)),
-    ):
-        tracemalloc.start()
-        compare("y", one, other)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 2**25
+  """Copies in float64, masks and lists of integers took 60 times an output of uint8."""
+  rng = np.random.default_rng(0)
+  for one, other in (
+    (rng.integers(0, 255, 2**24, np.uint8), rng.integers(0, 255, 2**24, np.uint8)),
+    (rng.standard_normal(2**22, np.float32), rng.standard_normal(2**22, np.float32)),
+  ):
+    tracemalloc.start()
+    compare("y", one, other)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**25
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 def test_the_largest_difference_of_integers_is_exact(dtype: type) -> None:
-    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    expected, actual = np.array([1, low, high, 5], dtype), np.array([1, high, low, 3], dtype)
-    assert compare("y", expected, actual).max_abs_error == float(int(high) - int(low))
+  low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+  expected, actual = np.array([1, low, high, 5], dtype), np.array([1, high, low, 3], dtype)
+  assert compare("y", expected, actual).max_abs_error == float(int(high) - int(low))
 
 
 def test_strings_must_be_equal() -> None:
-    words = np.array(["a", "b"], dtype=object)
-    assert passed(words, np.array(["a", "b"]))
-    assert not passed(words, np.array(["a", "c"], dtype=object))
+  words = np.array(["a", "b"], dtype=object)
+  assert passed(words, np.array(["a", "b"]))
+  assert not passed(words, np.array(["a", "c"], dtype=object))
 
 
 def test_sequences_and_maps() -> None:
-    first, second = np.float32([1, 2]), np.int64([3])
-    assert passed([first, second], [first.copy(), second.copy()])
-    assert not passed([first, second], [first])
-    assert not passed([first], first)
-    assert not passed([first, second], [first, second + 1])
-    assert passed([{"a": 1.0}], [{"a": 1.0}])
-    assert not passed([{"a": 1.0}], [{"b": 1.0}])
-    assert not passed([{1: 1.0, 2: 0.5}], [{1: 1.0, 2: 0.75}])
-    assert passed(None, None)
-    assert not passed(None, first)
-    assert not passed(first, None)
+  first, second = np.float32([1, 2]), np.int64([3])
+  assert passed([first, second], [first.copy(), second.copy()])
+  assert not passed([first, second], [first])
+  assert not passed([first], first)
+  assert not passed([first, second], [first, second + 1])
+  assert passed([{"a": 1.0}], [{"a": 1.0}])
+  assert not passed([{"a": 1.0}], [{"b": 1.0}])
+  assert not passed([{1: 1.0, 2: 0.5}], [{1: 1.0, 2: 0.75}])
+  assert passed(None, None)
+  assert not passed(None, first)
+  assert not passed(first, None)
 
 
 def test_complex_numbers() -> None:
-    values = np.array([1 + 1j, 2 - 1j], np.complex64)
-    assert passed(values, values.copy())
-    assert not passed(values, values.conj())
+  values = np.array([1 + 1j, 2 - 1j], np.complex64)
+  assert passed(values, values.copy())
+  assert not passed(values, values.conj())
 
 
 def test_the_users_tolerances_replace_the_defaults() -> None:
-    expected, actual = np.float32([100, 1]), np.float32([101, 1])
-    assert not passed(expected, actual)
-    assert passed(expected, actual, rtol=0.02)
-    assert passed(expected, actual, atol=1.5)
-    assert not passed(expected, np.nextafter(expected, np.float32(1e9)), rtol=0, atol=0)
-    assert passed(expected, expected.copy(), rtol=0, atol=0)
+  expected, actual = np.float32([100, 1]), np.float32([101, 1])
+  assert not passed(expected, actual)
+  assert passed(expected, actual, rtol=0.02)
+  assert passed(expected, actual, atol=1.5)
+  assert not passed(expected, np.nextafter(expected, np.float32(1e9)), rtol=0, atol=0)
+  assert passed(expected, expected.copy(), rtol=0, atol=0)
 
 
 def test_nothing_finite_is_remarked_upon() -> None:
-    result = compare("y", np.float32([np.nan, np.nan]), np.float32([np.nan, np.nan]))
-    assert result.passed
-    assert "no element is finite" in result.message
+  result = compare("y", np.float32([np.nan, np.nan]), np.float32([np.nan, np.nan]))
+  assert result.passed
+  assert "no element is finite" in result.message
 
 
 def test_random_outputs_are_compared_by_form() -> None:
-    one, other = np.zeros(3, np.float32), np.ones(3, np.float32)
-    assert compare_form("y", one, other).passed
-    assert "other values" in compare_form("y", one, other).message
-    assert not compare_form("y", one, np.ones(4, np.float32)).passed
+  one, other = np.zeros(3, np.float32), np.ones(3, np.float32)
+  assert compare_form("y", one, other).passed
+  assert "other values" in compare_form("y", one, other).message
+  assert not compare_form("y", one, np.ones(4, np.float32)).passed
 
 
 @pytest.mark.parametrize("guilty", [1, 2, 7, 99, 100])
 def test_bisection_finds_the_first_change_that_fails(guilty: int) -> None:
-    asked: list[int] = []
+  asked: list[int] = []
 
-    def passes_with(limit: int) -> bool:
-        asked.append(limit)
-        return limit < guilty
+  def passes_with(limit: int) -> bool:
+    asked.append(limit)
+    return limit < guilty
 
-    assert find_guilty(100, passes_with) == guilty
-    assert len(asked) <= 9
+  assert find_guilty(100, passes_with) == guilty
+  assert len(asked) <= 9
 
 
 def test_bisection_when_nothing_is_to_blame() -> None:
-    assert find_guilty(10, lambda limit: False) is None
+  assert find_guilty(10, lambda limit: False) is None
 
 
 def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[float] = []
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
-    fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
-    found = timing.time_in_turns(fast, slow, GRAPH)
-    assert (found.mode, found.loses) == (GRAPH, True)
-    assert (found.original_ms, found.optimized_ms) == pytest.approx((4, 6))
-    assert calls.count(0.004) == calls.count(0.006) >= 50
-    assert calls[-4:] in ([0.004, 0.006, 0.006, 0.004], [0.006, 0.004, 0.004, 0.006])
-    assert not timing.time_in_turns(slow, fast).loses
-    calls.clear()
-    assert timing.time_in_turns(tiny, fast).original_ms == pytest.approx(0.5)
-    assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
+  calls: list[float] = []
+  monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
+  fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
+  found = timing.time_in_turns(fast, slow, GRAPH)
+  assert (found.mode, found.loses) == (GRAPH, True)
+  assert (found.original_ms, found.optimized_ms) == pytest.approx((4, 6))
+  assert calls.count(0.004) == calls.count(0.006) >= 50
+  assert calls[-4:] in ([0.004, 0.006, 0.006, 0.004], [0.006, 0.004, 0.004, 0.006])
+  assert not timing.time_in_turns(slow, fast).loses
+  calls.clear()
+  assert timing.time_in_turns(tiny, fast).original_ms == pytest.approx(0.5)
+  assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
 
 
 @pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
 def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], loses: bool) -> None:
-    assert timing.is_loss([(1.0, each) for each in optimized]) == loses
+  assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
 
 # ----------------------------------------------------------------------------------------------------------- inputs
 
 
 def model_of(
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[str],
-    initializers: dict[str, np.ndarray] | None = None,
+  nodes: list[onnx.NodeProto],
+  inputs: list[onnx.ValueInfoProto],
+  outputs: list[str],
+  initializers: dict[str, np.ndarray] | None = None,
 ) -> onnx.ModelProto:
-    tensors = [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()]
-    values = [onnx.ValueInfoProto(name=name) for name in outputs]
-    graph = helper.make_graph(nodes, "g", inputs, values, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  tensors = [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()]
+  values = [onnx.ValueInfoProto(name=name) for name in outputs]
+  graph = helper.make_graph(nodes, "g", inputs, values, tensors)
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def ints(name: str, shape: list[int | str] | None = None) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.INT64, shape if shape is not None else ["batch", "seq"])
+  return helper.make_tensor_value_info(name, TensorProto.INT64, shape if shape is not None else ["batch", "seq"])
 
 
 def floats(name: str, shape: list[int | str | None]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+  return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def test_indices_stay_within_their_table() -> None:
-    table = np.zeros((7, 300), np.float32)
-    model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [ints("i", [50, 50])], ["y"], {"t": table})
-    values = generate(model, SIZES).feeds["i"]
-    assert values.dtype == np.int64
-    assert values.min() == 0
-    assert values.max() == 6
+  table = np.zeros((7, 300), np.float32)
+  model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [ints("i", [50, 50])], ["y"], {"t": table})
+  values = generate(model, SIZES).feeds["i"]
+  assert values.dtype == np.int64
+  assert values.min() == 0
+  assert values.max() == 6
 
 
 def test_indices_are_distinct_where_they_can_be() -> None:
-    """A scatter that meets an element twice may give what it likes."""
-    inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]>'
-        f"g ({inputs}) => (float[20,4] y, float[20,4] z) "
-        "{ y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b) }"
-    )
-    feeds = generate(model, CANDIDATES[0]).feeds
-    rows, at = feeds["rows"], feeds["at"]
-    assert len(set(rows.flat)) == 15
-    assert 0 <= rows.min() <= rows.max() < 20
-    assert set(at.flat) == set(range(20)), "30 do not fit in 20: each occurs"
-    assert all(len(set(at[first : first + 20, column])) == 20 for first in range(11) for column in range(4))
+  """A scatter that meets an element twice may give what it likes."""
+  inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
+  model = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]>'
+    f"g ({inputs}) => (float[20,4] y, float[20,4] z) "
+    "{ y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b) }"
+  )
+  feeds = generate(model, CANDIDATES[0]).feeds
+  rows, at = feeds["rows"], feeds["at"]
+  assert len(set(rows.flat)) == 15
+  assert 0 <= rows.min() <= rows.max() < 20
+  assert set(at.flat) == set(range(20)), "30 do not fit in 20: each occurs"
+  assert all(len(set(at[first : first + 20, column])) == 20 for first in range(11) for column in range(4))
 
 
 def test_indices_are_traced_through_arithmetic_and_bodies() -> None:
-    """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
-    body = helper.make_graph(
-        [helper.make_node("Gather", ["t", "moved"], ["o"], axis=0)], "body", [], [onnx.ValueInfoProto(name="o")]
-    )
-    nodes = [
-        helper.make_node("Cast", ["i"], ["c"], to=TensorProto.INT64),
-        helper.make_node("Unsqueeze", ["c", "axis"], ["u"]),
-        helper.make_node("Add", ["two", "u"], ["moved"]),
-        helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body),
-    ]
-    model = model_of(
-        nodes,
-        [helper.make_tensor_value_info("i", TensorProto.INT32, [40, 40])],
-        ["y"],
-        {"t": np.zeros((10, 4), np.float32), "axis": np.int64([0]), "two": np.int64(2), "flag": np.bool_(True)},
-    )
-    values = generate(model, SIZES).feeds["i"]
-    assert values.dtype == np.int32
-    assert values.min() == 0
-    assert values.max() == 7
+  """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
+  body = helper.make_graph(
+    [helper.make_node("Gather", ["t", "moved"], ["o"], axis=0)], "body", [], [onnx.ValueInfoProto(name="o")]
+  )
+  nodes = [
+    helper.make_node("Cast", ["i"], ["c"], to=TensorProto.INT64),
+    helper.make_node("Unsqueeze", ["c", "axis"], ["u"]),
+    helper.make_node("Add", ["two", "u"], ["moved"]),
+    helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body),
+  ]
+  model = model_of(
+    nodes,
+    [helper.make_tensor_value_info("i", TensorProto.INT32, [40, 40])],
+    ["y"],
+    {"t": np.zeros((10, 4), np.float32), "axis": np.int64([0]), "two": np.int64(2), "flag": np.bool_(True)},
+  )
+  values = generate(model, SIZES).feeds["i"]
+  assert values.dtype == np.int32
+  assert values.min() == 0
+  assert values.max() == 7
 
 
 def test_the_smallest_table_and_the_given_axis_decide() -> None:
-    nodes = [
-        helper.make_node("Gather", ["a", "i"], ["x"], axis=1),
-        helper.make_node("Sub", ["i", "one"], ["j"]),
-        helper.make_node("GatherElements", ["b", "j"], ["y"], axis=0),
-    ]
-    tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
-    values = generate(model_of(nodes, [ints("i", [60, 60])], ["x", "y"], tables), SIZES).feeds["i"]
-    assert values.min() == 1
-    assert values.max() == 5
+  nodes = [
+    helper.make_node("Gather", ["a", "i"], ["x"], axis=1),
+    helper.make_node("Sub", ["i", "one"], ["j"]),
+    helper.make_node("GatherElements", ["b", "j"], ["y"], axis=0),
+  ]
+  tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
+  values = generate(model_of(nodes, [ints("i", [60, 60])], ["x", "y"], tables), SIZES).feeds["i"]
+  assert values.min() == 1
+  assert values.max() == 5
 
 
 def test_a_table_of_unknown_length_gets_its_first_entry() -> None:
-    model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [floats("t", ["n", 4]), ints("i")], ["y"])
-    assert generate(model, SIZES).feeds["i"].max() == 0
+  model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [floats("t", ["n", 4]), ints("i")], ["y"])
+  assert generate(model, SIZES).feeds["i"].max() == 0
 
 
 def test_masks_have_no_empty_row() -> None:
-    nodes = [helper.make_node("Cast", ["attention_mask"], ["y"], to=1)]
-    mask = generate(model_of(nodes, [ints("attention_mask", [40, 12])], ["y"]), SIZES).feeds["attention_mask"]
-    assert set(np.unique(mask)) == {0, 1}
-    assert (mask[:, :6] == 1).all()
-    assert (np.diff(mask, axis=1) <= 0).all()
+  nodes = [helper.make_node("Cast", ["attention_mask"], ["y"], to=1)]
+  mask = generate(model_of(nodes, [ints("attention_mask", [40, 12])], ["y"]), SIZES).feeds["attention_mask"]
+  assert set(np.unique(mask)) == {0, 1}
+  assert (mask[:, :6] == 1).all()
+  assert (np.diff(mask, axis=1) <= 0).all()
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        TensorProto.FLOAT16,
-        TensorProto.BFLOAT16,
-        TensorProto.DOUBLE,
-        TensorProto.BOOL,
-        TensorProto.STRING,
-        TensorProto.UINT8,
-        TensorProto.INT8,
-        TensorProto.COMPLEX64,
-        TensorProto.FLOAT8E4M3FN,
-    ],
+  "dtype",
+  [
+    TensorProto.FLOAT16,
+    TensorProto.BFLOAT16,
+    TensorProto.DOUBLE,
+    TensorProto.BOOL,
+    TensorProto.STRING,
+    TensorProto.UINT8,
+    TensorProto.INT8,
+    TensorProto.COMPLEX64,
+    TensorProto.FLOAT8E4M3FN,
+  ],
 )
 def test_every_dtype(dtype: int) -> None:
-    model = model_of(
-        [helper.make_node("Identity", ["x"], ["y"])], [helper.make_tensor_value_info("x", dtype, [2, 3, 4])], ["y"]
-    )
-    value = generate(model, SIZES).feeds["x"]
-    assert value.shape == (2, 3, 4)
-    assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
+  model = model_of(
+    [helper.make_node("Identity", ["x"], ["y"])], [helper.make_tensor_value_info("x", dtype, [2, 3, 4])], ["y"]
+  )
+  value = generate(model, SIZES).feeds["x"]
+  assert value.shape == (2, 3, 4)
+  assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
 
 
 def test_dynamic_dimensions_agree_across_inputs() -> None:
-    inputs = [
-        ints("input_ids", ["batch_size", "sequence_length"]),
-        ints("mask", ["batch_size", "past_sequence_length + sequence_length"]),
-        floats("past", ["batch_size", 4, "past_sequence_length", 8]),
-        floats("pixels", [None, 3, None, None]),
-        floats("odd", ["2*sequence_length", "sequence_length // 3", "import os"]),
-    ]
-    model = model_of([helper.make_node("Identity", ["past"], ["y"])], inputs, ["y"])
-    case = generate(model, SIZES)
-    assert {name: value.shape for name, value in case.feeds.items()} == {
-        "input_ids": (2, 16),
-        "mask": (2, 19),
-        "past": (2, 4, 3, 8),
-        "pixels": (2, 3, 64, 64),
-        "odd": (32, 5, 4),
-    }
-    assert "batch_size=2" in case.name
-    fixed = generate(model, SIZES, {"input_ids": (5, 7)})
-    assert fixed.feeds["mask"].shape == (5, 10)
-    assert fixed.feeds["past"].shape[0] == 5
+  inputs = [
+    ints("input_ids", ["batch_size", "sequence_length"]),
+    ints("mask", ["batch_size", "past_sequence_length + sequence_length"]),
+    floats("past", ["batch_size", 4, "past_sequence_length", 8]),
+    floats("pixels", [None, 3, None, None]),
+    floats("odd", ["2*sequence_length", "sequence_length // 3", "import os"]),
+  ]
+  model = model_of([helper.make_node("Identity", ["past"], ["y"])], inputs, ["y"])
+  case = generate(model, SIZES)
+  assert {name: value.shape for name, value in case.feeds.items()} == {
+    "input_ids": (2, 16),
+    "mask": (2, 19),
+    "past": (2, 4, 3, 8),
+    "pixels": (2, 3, 64, 64),
+    "odd": (32, 5, 4),
+  }
+  assert "batch_size=2" in case.name
+  fixed = generate(model, SIZES, {"input_ids": (5, 7)})
+  assert fixed.feeds["mask"].shape == (5, 10)
+  assert fixed.feeds["past"].shape[0] == 5
 
 
 def test_inputs_are_the_same_each_time_and_differ_by_seed() -> None:
-    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [8]), floats("z", [8])], ["y"])
-    first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
-    assert (first.feeds["x"] == again.feeds["x"]).all()
-    assert (first.feeds["x"] != other.feeds["x"]).any()
-    assert (first.feeds["x"] != first.feeds["z"]).any()
+  model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [8]), floats("z", [8])], ["y"])
+  first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
+  assert (first.feeds["x"] == again.feeds["x"]).all()
+  assert (first.feeds["x"] != other.feeds["x"]).any()
+  assert (first.feeds["x"] != first.feeds["z"]).any()
 
 
 def test_initializers_are_not_fed() -> None:
-    model = model_of(
-        [helper.make_node("Add", ["x", "w"], ["y"])], [floats("x", [3]), floats("w", [3])], ["y"], {"w": np.ones(3)}
-    )
-    assert [value.name for value in required_inputs(model)] == ["x"]
+  model = model_of(
+    [helper.make_node("Add", ["x", "w"], ["y"])], [floats("x", [3]), floats("w", [3])], ["y"], {"w": np.ones(3)}
+  )
+  assert [value.name for value in required_inputs(model)] == ["x"]
 
 
 def test_absurd_shapes_are_refused_before_allocating() -> None:
-    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [2**31, 2**31])], ["y"])
-    with pytest.raises(UsageError, match="too large"):
-        generate(model, SIZES)
+  model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [2**31, 2**31])], ["y"])
+  with pytest.raises(UsageError, match="too large"):
+    generate(model, SIZES)
 
 
 def test_an_input_without_a_shape_asks_for_one() -> None:
-    value = onnx.ValueInfoProto(name="x")
-    value.type.tensor_type.elem_type = TensorProto.FLOAT
-    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [value], ["y"])
-    with pytest.raises(UsageError, match="--input-shape x:"):
-        generate(model, SIZES)
-    assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
+  value = onnx.ValueInfoProto(name="x")
+  value.type.tensor_type.elem_type = TensorProto.FLOAT
+  model = model_of([helper.make_node("Identity", ["x"], ["y"])], [value], ["y"])
+  with pytest.raises(UsageError, match="--input-shape x:"):
+    generate(model, SIZES)
+  assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
 
 
 def test_sequences_are_generated_and_optional_inputs_left_out() -> None:
-    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
-    optional = onnx.ValueInfoProto(name="o")
-    optional.type.optional_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
-    model = model_of([helper.make_node("SequenceAt", ["s", "zero"], ["y"])], [sequence, optional], ["y"],
-                     {"zero": np.int64(0)})  # fmt: skip
-    feeds = generate(model, SIZES).feeds
-    assert list(feeds) == ["s"]
-    assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
+  sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
+  optional = onnx.ValueInfoProto(name="o")
+  optional.type.optional_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+  model = model_of([helper.make_node("SequenceAt", ["s", "zero"], ["y"])], [sequence, optional], ["y"],
+                   {"zero": np.int64(0)})  # fmt: skip
+  feeds = generate(model, SIZES).feeds
+  assert list(feeds) == ["s"]
+  assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
 
 
 def test_candidates_differ() -> None:
-    assert len(set(CANDIDATES)) == len(CANDIDATES)
+  assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
 # -------------------------------------------------------------------------------------------------- the user's inputs
 
 
 def two_inputs() -> onnx.ModelProto:
-    return model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", ["n", 3]), ints("i")], ["y"])
+  return model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", ["n", 3]), ints("i")], ["y"])
 
 
 def test_npz_files_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "data.npz"
-    np.savez(path, x=np.ones((4, 3), np.float32), i=np.ones((1, 2), np.int64))
-    case = load_inputs(path, two_inputs())
-    assert case.name == str(path)
-    assert case.feeds["x"].shape == (4, 3)
+  path = tmp_path / "data.npz"
+  np.savez(path, x=np.ones((4, 3), np.float32), i=np.ones((1, 2), np.int64))
+  case = load_inputs(path, two_inputs())
+  assert case.name == str(path)
+  assert case.feeds["x"].shape == (4, 3)
 
 
 def test_npz_files_keep_bfloat16(tmp_path: Path) -> None:
-    values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
-    np.savez(tmp_path / "data.npz", x=values)
-    model = model_of(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [2, 3])],
-        ["y"],
-    )
-    assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
+  values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+  np.savez(tmp_path / "data.npz", x=values)
+  model = model_of(
+    [helper.make_node("Identity", ["x"], ["y"])],
+    [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [2, 3])],
+    ["y"],
+  )
+  assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
-    [
-        ({"x": np.ones((4, 3))}, "float64"),
-        ({"x": np.ones((4, 4), np.float32)}, "shape"),
-        ({"x": np.ones(3, np.float32)}, "shape"),
-        ({"x": np.ones((4, 3), np.float32)}, "'i' is missing"),
-        ({"xx": np.ones(3)}, "did you mean x"),
-    ],
+  ("arrays", "words"),
+  [
+    ({"x": np.ones((4, 3))}, "float64"),
+    ({"x": np.ones((4, 4), np.float32)}, "shape"),
+    ({"x": np.ones(3, np.float32)}, "shape"),
+    ({"x": np.ones((4, 3), np.float32)}, "'i' is missing"),
+    ({"xx": np.ones(3)}, "did you mean x"),
+  ],
 )
 def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
-    np.savez(tmp_path / "data.npz", **arrays)
-    with pytest.raises(UsageError) as caught:
-        load_inputs(tmp_path / "data.npz", two_inputs())
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+  np.savez(tmp_path / "data.npz", **arrays)
+  with pytest.raises(UsageError) as caught:
+    load_inputs(tmp_path / "data.npz", two_inputs())
+  assert words in str(caught.value)
+  assert "\n" not in str(caught.value)
 
 
 def test_a_small_file_with_large_arrays_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "data.npz"
-    np.savez_compressed(path, x=np.zeros((2**18, 3), np.float32), i=np.ones((1, 2), np.int64))
-    assert path.stat().st_size < 2**14
-    monkeypatch.setattr("ortplugin.check.inputs.free_memory", lambda: 4 * 2**20)
-    with pytest.raises(UsageError, match="too much for this machine's memory"):
-        load_inputs(path, two_inputs())
-    monkeypatch.undo()
-    assert load_inputs(path, two_inputs()).feeds["x"].shape == (2**18, 3)
+  path = tmp_path / "data.npz"
+  np.savez_compressed(path, x=np.zeros((2**18, 3), np.float32), i=np.ones((1, 2), np.int64))
+  assert path.stat().st_size < 2**14
+  monkeypatch.setattr("ortplugin.check.inputs.free_memory", lambda: 4 * 2**20)
+  with pytest.raises(UsageError, match="too much for this machine's memory"):
+    load_inputs(path, two_inputs())
+  monkeypatch.undo()
+  assert load_inputs(path, two_inputs()).feeds["x"].shape == (2**18, 3)
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.npz")
-    for path in (tmp_path, tmp_path / "pipe.npz"):
-        with pytest.raises(UsageError, match="no regular file"):
-            load_inputs(path, two_inputs())
+  os.mkfifo(tmp_path / "pipe.npz")
+  for path in (tmp_path, tmp_path / "pipe.npz"):
+    with pytest.raises(UsageError, match="no regular file"):
+      load_inputs(path, two_inputs())
 
 
 def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
-    class Bomb:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (Path(tmp_path / "exploded").touch, ())
+  class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+      return (Path(tmp_path / "exploded").touch, ())
 
-    np.savez(tmp_path / "data.npz", x=np.array([Bomb()], dtype=object))
-    with pytest.raises(UsageError, match="without Python objects"):
-        load_inputs(tmp_path / "data.npz", two_inputs())
-    assert not (tmp_path / "exploded").exists()
+  np.savez(tmp_path / "data.npz", x=np.array([Bomb()], dtype=object))
+  with pytest.raises(UsageError, match="without Python objects"):
+    load_inputs(tmp_path / "data.npz", two_inputs())
+  assert not (tmp_path / "exploded").exists()
 
 
 def test_files_that_are_no_npz(tmp_path: Path) -> None:
-    (tmp_path / "text.npz").write_text("hello")
-    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04")
-    np.save(tmp_path / "one.npy", np.ones(3))
-    for name in ("text.npz", "cut.npz", "one.npy", "none.npz"):
-        with pytest.raises(UsageError) as caught:
-            load_inputs(tmp_path / name, two_inputs())
-        assert name in str(caught.value)
-        assert "\n" not in str(caught.value)
+  (tmp_path / "text.npz").write_text("hello")
+  (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04")
+  np.save(tmp_path / "one.npy", np.ones(3))
+  for name in ("text.npz", "cut.npz", "one.npy", "none.npz"):
+    with pytest.raises(UsageError) as caught:
+      load_inputs(tmp_path / name, two_inputs())
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)

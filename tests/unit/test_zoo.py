@@ -32,55 +32,55 @@ ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "c
 
 
 def test_every_line_of_the_tables_is_a_case_of_its_own() -> None:
-    listed = (zoo_networks.TORCHVISION + zoo_networks.TIMM).split()
-    assert len(zoo_networks.CASES) == len(listed) + 2 * len(zoo_networks.TRANSFORMERS)
+  listed = (zoo_networks.TORCHVISION + zoo_networks.TIMM).split()
+  assert len(zoo_networks.CASES) == len(listed) + 2 * len(zoo_networks.TRANSFORMERS)
 
 
 def test_there_are_enough_architectures_in_both_sizes() -> None:
-    cases = zoo_networks.CASES.values()
-    assert len({case.name.split("@")[0].split(" (")[0] for case in cases}) >= 80
-    assert {case.library for case in cases} == {"torchvision", "timm", "transformers"}
-    sizes = [case.size for case in cases]
-    assert sizes.count("small") == sizes.count("usual") == len(sizes) / 2
+  cases = zoo_networks.CASES.values()
+  assert len({case.name.split("@")[0].split(" (")[0] for case in cases}) >= 80
+  assert {case.library for case in cases} == {"torchvision", "timm", "transformers"}
+  sizes = [case.size for case in cases]
+  assert sizes.count("small") == sizes.count("usual") == len(sizes) / 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "name", "shape"),
-    [
-        ("small", "resnet18", "resnet18@96*4", (4, 3, 96, 96)),
-        ("usual", "resnet50", "resnet50@224", (8, 3, 224, 224)),
-        ("usual", "fcn_resnet50*4", "fcn_resnet50@224", (4, 3, 224, 224)),
-        ("small", "vit_b_32!", "vit_b_32@96*4", (4, 3, 96, 96)),
-        ("small", "r3d_18@56*2", "r3d_18@56*2", (2, 3, 8, 56, 56)),
-    ],
+  ("kind", "text", "name", "shape"),
+  [
+    ("small", "resnet18", "resnet18@96*4", (4, 3, 96, 96)),
+    ("usual", "resnet50", "resnet50@224", (8, 3, 224, 224)),
+    ("usual", "fcn_resnet50*4", "fcn_resnet50@224", (4, 3, 224, 224)),
+    ("small", "vit_b_32!", "vit_b_32@96*4", (4, 3, 96, 96)),
+    ("small", "r3d_18@56*2", "r3d_18@56*2", (2, 3, 8, 56, 56)),
+  ],
 )
 def test_what_a_name_of_the_tables_says(kind: str, text: str, name: str, shape: tuple[int, ...]) -> None:
-    case = zoo_networks.image_case("torchvision", kind, text)
-    assert case.name == name
-    assert [each.shape for each in case.inputs] == [shape]
-    assert case.build.args == (name.split("@")[0], 96 if "!" in text else 0)  # type: ignore[attr-defined]
+  case = zoo_networks.image_case("torchvision", kind, text)
+  assert case.name == name
+  assert [each.shape for each in case.inputs] == [shape]
+  assert case.build.args == (name.split("@")[0], 96 if "!" in text else 0)  # type: ignore[attr-defined]
 
 
 def test_a_sweep_sees_every_network_once_before_one_twice() -> None:
-    every = zoo.jobs()
-    count = len(zoo_networks.CASES)
-    assert len(set(every)) == len(every) == 4 * count
-    for start in range(0, len(every), count):
-        assert {job.case for job in every[start : start + count]} == set(zoo_networks.CASES)
+  every = zoo.jobs()
+  count = len(zoo_networks.CASES)
+  assert len(set(every)) == len(every) == 4 * count
+  for start in range(0, len(every), count):
+    assert {job.case for job in every[start : start + count]} == set(zoo_networks.CASES)
 
 
 def test_parts_are_all_rows_once() -> None:
-    parts = [job for number in (1, 2, 3) for job in zoo.jobs("resnet", part=f"{number}/3")]
-    assert sorted(parts, key=str) == sorted(zoo.jobs("resnet"), key=str)
+  parts = [job for number in (1, 2, 3) for job in zoo.jobs("resnet", part=f"{number}/3")]
+  assert sorted(parts, key=str) == sorted(zoo.jobs("resnet"), key=str)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
+  ("given", "message"),
+  [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
 )
 def test_what_names_no_rows_is_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(SystemExit, match=message):
-        zoo.jobs(**given)
+  with pytest.raises(SystemExit, match=message):
+    zoo.jobs(**given)
 
 
 # ---------------------------------------------------------------------------------------------------------- judgement
@@ -91,44 +91,44 @@ LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
 
 
 @pytest.mark.parametrize(
-    ("row", "verdict"),
-    [
-        (HALF, "right"),
-        (HALF | {"error": 0.99 * LIMIT}, "right"),
-        (HALF | {"error": 1.01 * LIMIT}, "wrong"),
-        (HALF | {"error": float("inf")}, "wrong"),
-        (HALF | {"error": float("nan")}, "wrong"),
-        (HALF | {"differed": 1}, "wrong"),
-        (HALF | {"modes": 1e-6}, "wrong"),
-        (HALF | {"differed": 1, "differed_ort": 5}, "not judged"),
-        # ONNX Runtime errs as much with the original; or less, and then it is ours.
-        (HALF | {"error": 0.5, "error_ort": 0.5}, "not judged"),
-        (HALF | {"error": 0.5, "error_ort": 0.1}, "wrong"),
-        (HALF | {"error": 0.5, "error_ort": 1e-3}, "wrong"),
-        # The exported model computed in float32 is the nearer reference.
-        (HALF | {"error": 0.5, "error_exported": 0.99 * LIMIT}, "right"),
-        (HALF | {"error": 0.5, "error_exported": 1.01 * LIMIT}, "wrong"),
-        (HALF | {"uncaptured": "why"}, "fails"),
-        (HALF | {"uncaptured": "why", "ort_uncaptured": "why"}, "right"),
-        (HALF | {"ort_uncaptured": "why"}, "right"),
-        (SINGLE, "right"),
-        (SINGLE | {"error": 1e-3}, "wrong"),
-        (SINGLE | {"error_tf32": 1e-2}, "wrong"),
-        ({"precision": "fp32", "error": 1e-6, "error_ort": 1e-6}, "right"),
-        ({"precision": "fp32", "error_ort": 1e-6}, "not judged"),
-        # The exporter wrote another network.
-        ({"precision": "fp32", "error": 0.28, "error_ort": 0.28}, "not judged"),
-    ],
+  ("row", "verdict"),
+  [
+    (HALF, "right"),
+    (HALF | {"error": 0.99 * LIMIT}, "right"),
+    (HALF | {"error": 1.01 * LIMIT}, "wrong"),
+    (HALF | {"error": float("inf")}, "wrong"),
+    (HALF | {"error": float("nan")}, "wrong"),
+    (HALF | {"differed": 1}, "wrong"),
+    (HALF | {"modes": 1e-6}, "wrong"),
+    (HALF | {"differed": 1, "differed_ort": 5}, "not judged"),
+    # ONNX Runtime errs as much with the original; or less, and then it is ours.
+    (HALF | {"error": 0.5, "error_ort": 0.5}, "not judged"),
+    (HALF | {"error": 0.5, "error_ort": 0.1}, "wrong"),
+    (HALF | {"error": 0.5, "error_ort": 1e-3}, "wrong"),
+    # The exported model computed in float32 is the nearer reference.
+    (HALF | {"error": 0.5, "error_exported": 0.99 * LIMIT}, "right"),
+    (HALF | {"error": 0.5, "error_exported": 1.01 * LIMIT}, "wrong"),
+    (HALF | {"uncaptured": "why"}, "fails"),
+    (HALF | {"uncaptured": "why", "ort_uncaptured": "why"}, "right"),
+    (HALF | {"ort_uncaptured": "why"}, "right"),
+    (SINGLE, "right"),
+    (SINGLE | {"error": 1e-3}, "wrong"),
+    (SINGLE | {"error_tf32": 1e-2}, "wrong"),
+    ({"precision": "fp32", "error": 1e-6, "error_ort": 1e-6}, "right"),
+    ({"precision": "fp32", "error_ort": 1e-6}, "not judged"),
+    # The exporter wrote another network.
+    ({"precision": "fp32", "error": 0.28, "error_ort": 0.28}, "not judged"),
+  ],
 )
 def test_the_rule(row: dict[str, Any], verdict: str) -> None:
-    found, why = judge(row)
-    assert found == verdict
-    assert bool(why) == (verdict != "right")
+  found, why = judge(row)
+  assert found == verdict
+  assert bool(why) == (verdict != "right")
 
 
 def test_the_exported_model_in_float32() -> None:
-    # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
-    model = onnx.parser.parse_model("""
+  # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
+  model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 20]>
         g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872, 49152}, int64[1] n = {2}> {
             k = Constant <value = float16[1] {14336}> ()
@@ -142,278 +142,278 @@ def test_the_exported_model_in_float32() -> None:
                 else_branch = e () => (float16[2] b) { b = Mul (more, k) }
             >
         }""")
-    wide = in_float32(model)
-    onnx.checker.check_model(wide, full_check=True)
-    assert "float16" not in onnx.printer.to_text(wide)
-    feeds = {"x": np.array([1, 2], np.float32), "c": np.array(False)}
-    session = make_session(wide.SerializeToString(), Setting("cpu"), plugin=False)
-    np.testing.assert_array_equal(session.run(None, feeds)[0], np.array([1.25, 0], np.float32))
+  wide = in_float32(model)
+  onnx.checker.check_model(wide, full_check=True)
+  assert "float16" not in onnx.printer.to_text(wide)
+  feeds = {"x": np.array([1, 2], np.float32), "c": np.array(False)}
+  session = make_session(wide.SerializeToString(), Setting("cpu"), plugin=False)
+  np.testing.assert_array_equal(session.run(None, feeds)[0], np.array([1.25, 0], np.float32))
 
 
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
 def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], None]) -> None:
-    """Measures nothing: what happens is in the name of the case."""
-    if job.case == "right":
-        tell({"stage": "times", "failing": ""})
-        tell({"error": 0.5, "process": os.getpid()})
-        tell({"verdict": "right"})
-    elif job.case == "dies":
-        tell({"stage": "optimized", "failing": "fails"})
-        print("some last words", flush=True)
-        os.kill(os.getpid(), signal.SIGSEGV)
-    elif job.case.startswith("once: "):
-        if not (mark := Path(job.case.removeprefix("once: "))).exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGABRT)
-        tell({"verdict": "right"})
-    elif job.case == "dies late":
-        tell({"error_torch": 1e-3, "error_ort": 1e-3, "error": 0.5})
-        tell({"stage": "times", "failing": ""})
-        os._exit(3)
-    else:
-        tell({"stage": "export", "failing": "no export"})
-        time.sleep(60)
+  """Measures nothing: what happens is in the name of the case."""
+  if job.case == "right":
+    tell({"stage": "times", "failing": ""})
+    tell({"error": 0.5, "process": os.getpid()})
+    tell({"verdict": "right"})
+  elif job.case == "dies":
+    tell({"stage": "optimized", "failing": "fails"})
+    print("some last words", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+  elif job.case.startswith("once: "):
+    if not (mark := Path(job.case.removeprefix("once: "))).exists():
+      mark.touch()
+      os.kill(os.getpid(), signal.SIGABRT)
+    tell({"verdict": "right"})
+  elif job.case == "dies late":
+    tell({"error_torch": 1e-3, "error_ort": 1e-3, "error": 0.5})
+    tell({"stage": "times", "failing": ""})
+    os._exit(3)
+  else:
+    tell({"stage": "export", "failing": "no export"})
+    time.sleep(60)
 
 
 def _swept(*cases: str, **given: Any) -> dict[str, dict[str, Any]]:
-    todo = [Job(case, "fp16", "dynamo") for case in cases]
-    given = {"workers": 2, "limit": 20, "seconds": 300} | given
-    rows = zoo.sweep(todo, Setting("cpu"), function=_pretend, **given)
-    return {row["case"]: row for row in rows}
+  todo = [Job(case, "fp16", "dynamo") for case in cases]
+  given = {"workers": 2, "limit": 20, "seconds": 300} | given
+  rows = zoo.sweep(todo, Setting("cpu"), function=_pretend, **given)
+  return {row["case"]: row for row in rows}
 
 
 def test_a_process_that_dies_is_a_row_and_the_others_go_on() -> None:
-    rows = _swept("dies", "right", "dies late", workers=1)
-    assert rows["right"]["verdict"] == "right"
-    assert not {"stage", "failing"} & rows["right"].keys()
-    assert rows["dies"]["verdict"] == "fails"
-    assert rows["dies"]["why"] == "died in 'optimized': SIGSEGV; some last words"
-    # What it had found is judged.
-    assert rows["dies late"]["verdict"] == "wrong"
-    assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
+  rows = _swept("dies", "right", "dies late", workers=1)
+  assert rows["right"]["verdict"] == "right"
+  assert not {"stage", "failing"} & rows["right"].keys()
+  assert rows["dies"]["verdict"] == "fails"
+  assert rows["dies"]["why"] == "died in 'optimized': SIGSEGV; some last words"
+  # What it had found is judged.
+  assert rows["dies late"]["verdict"] == "wrong"
+  assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
 
 
 def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path: Path) -> None:
-    case = f"once: {tmp_path / 'mark'}"
-    rows = _swept(case, "right")
-    assert list(rows) == ["right", case]
-    assert rows[case]["verdict"] == "right"
-    assert rows[case]["first"] == "not run: died in 'start': SIGABRT"
-    assert "measured again, because: `not run: died in 'start': SIGABRT`" in "".join(
-        zoo._problems({"a network": [rows[case] | {"case": "a network"}]})
-    )
+  case = f"once: {tmp_path / 'mark'}"
+  rows = _swept(case, "right")
+  assert list(rows) == ["right", case]
+  assert rows[case]["verdict"] == "right"
+  assert rows[case]["first"] == "not run: died in 'start': SIGABRT"
+  assert "measured again, because: `not run: died in 'start': SIGABRT`" in "".join(
+    zoo._problems({"a network": [rows[case] | {"case": "a network"}]})
+  )
 
 
 def test_what_waits_for_its_second_measurement_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "SECOND_WORKERS", 0)
-    assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
+  monkeypatch.setattr(zoo, "SECOND_WORKERS", 0)
+  assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
 
 
 def test_a_row_that_takes_too_long_is_ended() -> None:
-    rows = _swept("sleeps", "right", workers=2, limit=5)
-    assert rows["right"]["verdict"] == "right"
-    assert rows["sleeps"]["verdict"] == "no export"
-    assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
+  rows = _swept("sleeps", "right", workers=2, limit=5)
+  assert rows["right"]["verdict"] == "right"
+  assert rows["sleeps"]["verdict"] == "no export"
+  assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
 
 
 def test_a_sweep_ends_in_time_without_what_is_not_done() -> None:
-    begun = time.monotonic()
-    assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)
-    assert time.monotonic() - begun < 45  # and not the minute that they sleep
+  begun = time.monotonic()
+  assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)
+  assert time.monotonic() - begun < 45  # and not the minute that they sleep
 
 
 def test_a_process_takes_one_row_after_the_other() -> None:
-    todo = [Job("right", precision, "dynamo") for precision in ("fp16", "fp32")]
-    rows = list(zoo.sweep(todo, Setting("cpu"), workers=1, limit=20, seconds=300, function=_pretend))
-    assert len(rows) == 2
-    assert rows[0]["process"] == rows[1]["process"] != os.getpid()
+  todo = [Job("right", precision, "dynamo") for precision in ("fp16", "fp32")]
+  rows = list(zoo.sweep(todo, Setting("cpu"), workers=1, limit=20, seconds=300, function=_pretend))
+  assert len(rows) == 2
+  assert rows[0]["process"] == rows[1]["process"] != os.getpid()
 
 
 def test_who_times_is_alone_and_not_kept_waiting(tmp_path: Path) -> None:
-    order: list[str] = []
-    held, waits = threading.Event(), threading.Event()
+  order: list[str] = []
+  held, waits = threading.Event(), threading.Event()
 
-    def check() -> None:
-        with Gate(tmp_path).shared():
-            held.set()
-            waits.wait(20)
-            time.sleep(0.3)
-            order.append("first check ends")
+  def check() -> None:
+    with Gate(tmp_path).shared():
+      held.set()
+      waits.wait(20)
+      time.sleep(0.3)
+      order.append("first check ends")
 
-    def measure() -> None:
-        with Gate(tmp_path).alone():
-            order.append("times")
-            time.sleep(0.3)
-            order.append("times ends")
+  def measure() -> None:
+    with Gate(tmp_path).alone():
+      order.append("times")
+      time.sleep(0.3)
+      order.append("times ends")
 
-    def check_later() -> None:
-        with Gate(tmp_path).shared():
-            order.append("second check")
+  def check_later() -> None:
+    with Gate(tmp_path).shared():
+      order.append("second check")
 
-    threads = [threading.Thread(target=target) for target in (check, measure, check_later)]
-    threads[0].start()
-    assert held.wait(20)
-    for thread in threads[1:]:
-        thread.start()
-        time.sleep(0.2)
-    waits.set()
-    for thread in threads:
-        thread.join(20)
-    assert order == ["first check ends", "times", "times ends", "second check"]
+  threads = [threading.Thread(target=target) for target in (check, measure, check_later)]
+  threads[0].start()
+  assert held.wait(20)
+  for thread in threads[1:]:
+    thread.start()
+    time.sleep(0.2)
+  waits.set()
+  for thread in threads:
+    thread.join(20)
+  assert order == ["first check ends", "times", "times ends", "second check"]
 
 
 def test_those_who_check_share_the_gpu(tmp_path: Path) -> None:
-    with Gate(tmp_path).shared(), Gate(tmp_path).shared():
-        pass
+  with Gate(tmp_path).shared(), Gate(tmp_path).shared():
+    pass
 
 
 # ------------------------------------------------------------------------------------------------- record and table
 
 
 def _row(case: str, precision: str = "fp16", exporter: str = "dynamo", **values: Any) -> dict[str, Any]:
-    errors = {"error_torch": 1e-3} if precision == "fp16" else {}
-    row = {"case": case, "precision": precision, "exporter": exporter, **errors, "error_ort": 1e-3, "error": 1.5e-3,
-           "before": 49, "after": 24, "differed": 0, "us": 100.0, "us_ort": 250.0}  # fmt: skip
-    return row | values
+  errors = {"error_torch": 1e-3} if precision == "fp16" else {}
+  row = {"case": case, "precision": precision, "exporter": exporter, **errors, "error_ort": 1e-3, "error": 1.5e-3,
+         "before": 49, "after": 24, "differed": 0, "us": 100.0, "us_ort": 250.0}  # fmt: skip
+  return row | values
 
 
 SMALL, USUAL, THIRD = list(zoo_networks.CASES)[:3]
 
 
 def test_the_table_has_wrong_networks_first_and_reasons_once() -> None:
-    rows = [
-        _row(SMALL),
-        _row(SMALL, "fp32", us=50.0, us_ort=200.0),
-        _row(SMALL, exporter="torchscript", before=69, us=125.0),
-        _row(USUAL, verdict="wrong", why="3 of 100 replays differ", differed=3),
-        {"case": THIRD, "precision": "fp16", "exporter": "dynamo", "verdict": "no export", "why": "no `aten::x`"},
-        {"case": THIRD, "precision": "fp32", "exporter": "dynamo", "verdict": "no export", "why": "no `aten::x`"},
-        {"case": "of another list", "precision": "fp16", "exporter": "dynamo", "verdict": "right"},
-    ]
-    lines = zoo.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
-    assert [line.split("|")[1].strip() for line in lines[2:4]] == [f"**{USUAL}**", SMALL]
-    cells = [cell.strip() for cell in lines[3].split("|")[2:-1]]
-    assert cells == ["49 → 24", "1.0e-03", "1.0e-03", "1.5e-03", "1.0e-03", "1.5e-03", "0 / 300",
-                     "250", "100", "200", "50", "69 → 24; 2.00 times ORT"]  # fmt: skip
-    assert lines[2].split("|")[8].strip() == "3 / 100"
-    text = "\n".join(lines)
-    assert "6 rows of 3 networks: 3 right, 2 no export, 1 wrong." in text
-    assert text.count("aten::x") == 1
-    assert f"- no export: `no 'aten::x'`: {THIRD}" in lines
-    assert f"- **wrong**: `3 of 100 replays differ`: {USUAL}" in lines
-    assert text.index("**wrong**") < text.index("- no export")
-    assert "of another list" not in text
+  rows = [
+    _row(SMALL),
+    _row(SMALL, "fp32", us=50.0, us_ort=200.0),
+    _row(SMALL, exporter="torchscript", before=69, us=125.0),
+    _row(USUAL, verdict="wrong", why="3 of 100 replays differ", differed=3),
+    {"case": THIRD, "precision": "fp16", "exporter": "dynamo", "verdict": "no export", "why": "no `aten::x`"},
+    {"case": THIRD, "precision": "fp32", "exporter": "dynamo", "verdict": "no export", "why": "no `aten::x`"},
+    {"case": "of another list", "precision": "fp16", "exporter": "dynamo", "verdict": "right"},
+  ]
+  lines = zoo.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
+  assert [line.split("|")[1].strip() for line in lines[2:4]] == [f"**{USUAL}**", SMALL]
+  cells = [cell.strip() for cell in lines[3].split("|")[2:-1]]
+  assert cells == ["49 → 24", "1.0e-03", "1.0e-03", "1.5e-03", "1.0e-03", "1.5e-03", "0 / 300",
+                   "250", "100", "200", "50", "69 → 24; 2.00 times ORT"]  # fmt: skip
+  assert lines[2].split("|")[8].strip() == "3 / 100"
+  text = "\n".join(lines)
+  assert "6 rows of 3 networks: 3 right, 2 no export, 1 wrong." in text
+  assert text.count("aten::x") == 1
+  assert f"- no export: `no 'aten::x'`: {THIRD}" in lines
+  assert f"- **wrong**: `3 of 100 replays differ`: {USUAL}" in lines
+  assert text.index("**wrong**") < text.index("- no export")
+  assert "of another list" not in text
 
 
 def test_the_docs_have_the_ends_of_the_table() -> None:
-    cases = list(zoo_networks.CASES)[:7]
-    times = (100.0, 50.0, 400.0, 200.0, 90.0)
-    rows = [_row(case, us=us) for case, us in zip(cases, times, strict=False)]
-    rows += [_row(cases[1], "fp32", us=10.0), _row(cases[4], "fp32", us=99.0), _row(cases[0], "fp32", us=50.0)]
-    rows += [_row(cases[5], verdict="wrong", why="so"), _row(cases[6], verdict="wrong", why="so")]
-    rows += [{"case": case, "precision": "fp32", "exporter": "dynamo", "verdict": verdict, "why": "no"}
-             for case in cases[2:4] for verdict in ("no export", "not judged")]  # fmt: skip
-    whole = zoo.table({"environment": ENVIRONMENT, "rows": rows})
-    text = zoo.table({"environment": ENVIRONMENT, "rows": rows}, 1)
-    shown = [line.split("|")[1].strip(" *") for line in text.split("\n")[2:] if line.startswith("|")]
-    assert shown == [*cases[5:], *(cases[at] for at in (1, 2, 4))]  # of fp16 at 1 and 2, of fp32 at 1 and 4
-    assert "prints all" in text
-    assert "prints all" not in whole
-    assert f"- **wrong**: `so`: {cases[5]}, {cases[6]}" in text
-    assert f"- not judged: `no`: {cases[2]} (fp32 dynamo), and 1 more" in text
-    assert "- no export" not in text
-    assert f"- no export: `no`: {cases[2]} (fp32 dynamo), {cases[3]} (fp32 dynamo)" in whole
-    means = [line for line in text.split("\n") if "geometric means" in line]
-    assert means[0].startswith(next(line for line in whole.split("\n") if "geometric means" in line))
+  cases = list(zoo_networks.CASES)[:7]
+  times = (100.0, 50.0, 400.0, 200.0, 90.0)
+  rows = [_row(case, us=us) for case, us in zip(cases, times, strict=False)]
+  rows += [_row(cases[1], "fp32", us=10.0), _row(cases[4], "fp32", us=99.0), _row(cases[0], "fp32", us=50.0)]
+  rows += [_row(cases[5], verdict="wrong", why="so"), _row(cases[6], verdict="wrong", why="so")]
+  rows += [{"case": case, "precision": "fp32", "exporter": "dynamo", "verdict": verdict, "why": "no"}
+           for case in cases[2:4] for verdict in ("no export", "not judged")]  # fmt: skip
+  whole = zoo.table({"environment": ENVIRONMENT, "rows": rows})
+  text = zoo.table({"environment": ENVIRONMENT, "rows": rows}, 1)
+  shown = [line.split("|")[1].strip(" *") for line in text.split("\n")[2:] if line.startswith("|")]
+  assert shown == [*cases[5:], *(cases[at] for at in (1, 2, 4))]  # of fp16 at 1 and 2, of fp32 at 1 and 4
+  assert "prints all" in text
+  assert "prints all" not in whole
+  assert f"- **wrong**: `so`: {cases[5]}, {cases[6]}" in text
+  assert f"- not judged: `no`: {cases[2]} (fp32 dynamo), and 1 more" in text
+  assert "- no export" not in text
+  assert f"- no export: `no`: {cases[2]} (fp32 dynamo), {cases[3]} (fp32 dynamo)" in whole
+  means = [line for line in text.split("\n") if "geometric means" in line]
+  assert means[0].startswith(next(line for line in whole.split("\n") if "geometric means" in line))
 
 
 def test_a_time_without_a_graph_has_a_star_and_is_no_ratio() -> None:
-    rows = [_row(SMALL, ort_uncaptured="Concat", sessions="differ"), _row(USUAL, us=100.0, us_ort=130.0)]
-    text = zoo.table({"environment": ENVIRONMENT, "rows": rows})
-    assert "| 250* | 100 |" in text
-    assert "1.30 in fp16 (slowest 1.30)" in text
-    assert f"- ORT's original not captured: `Concat`: {SMALL}" in text
-    assert f"- right, but: `sessions without a graph differ in bits`: {SMALL}" in text
+  rows = [_row(SMALL, ort_uncaptured="Concat", sessions="differ"), _row(USUAL, us=100.0, us_ort=130.0)]
+  text = zoo.table({"environment": ENVIRONMENT, "rows": rows})
+  assert "| 250* | 100 |" in text
+  assert "1.30 in fp16 (slowest 1.30)" in text
+  assert f"- ORT's original not captured: `Concat`: {SMALL}" in text
+  assert f"- right, but: `sessions without a graph differ in bits`: {SMALL}" in text
 
 
 def test_parts_merge_and_say_their_commits(tmp_path: Path) -> None:
-    first = {"environment": ENVIRONMENT, "rows": [_row(SMALL), _row(USUAL)]}
-    second = {"environment": ENVIRONMENT | {"commit": "b" * 40}, "rows": [_row(USUAL, us=90.0), _row(THIRD)]}
-    paths = [timing.write("zoo", record, tmp_path / name) for name, record in (("a", first), ("b", second))]
-    merged = zoo.merge(paths)
-    assert [(row["case"], row["us"], row.get("commit", "")[:1]) for row in merged["rows"]] == [
-        (SMALL, 100.0, "a"), (USUAL, 90.0, ""), (THIRD, 100.0, "")]  # fmt: skip
-    assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
+  first = {"environment": ENVIRONMENT, "rows": [_row(SMALL), _row(USUAL)]}
+  second = {"environment": ENVIRONMENT | {"commit": "b" * 40}, "rows": [_row(USUAL, us=90.0), _row(THIRD)]}
+  paths = [timing.write("zoo", record, tmp_path / name) for name, record in (("a", first), ("b", second))]
+  merged = zoo.merge(paths)
+  assert [(row["case"], row["us"], row.get("commit", "")[:1]) for row in merged["rows"]] == [
+      (SMALL, 100.0, "a"), (USUAL, 90.0, ""), (THIRD, 100.0, "")]  # fmt: skip
+  assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
 
 
 def test_errors_of_others_are_kept_once() -> None:
-    """Of the exporter that the table shows, where that has any; of what is not right all."""
-    rows = [_row(SMALL), _row(SMALL, exporter="torchscript", error_exported=1e-3), _row(USUAL, exporter="torchscript"),
-            _row(THIRD), _row(THIRD, exporter="torchscript", verdict="wrong"),
-            _row(SMALL, "fp32", "torchscript")]  # fmt: skip
-    kept = {(row["case"], row["precision"], row["exporter"]): row for row in zoo.in_order(rows)}
-    assert [name for name, row in kept.items() if "error_ort" not in row] == [(SMALL, "fp16", "torchscript")]
-    assert {"error", "error_exported"} <= kept[SMALL, "fp16", "torchscript"].keys()
+  """Of the exporter that the table shows, where that has any; of what is not right all."""
+  rows = [_row(SMALL), _row(SMALL, exporter="torchscript", error_exported=1e-3), _row(USUAL, exporter="torchscript"),
+          _row(THIRD), _row(THIRD, exporter="torchscript", verdict="wrong"),
+          _row(SMALL, "fp32", "torchscript")]  # fmt: skip
+  kept = {(row["case"], row["precision"], row["exporter"]): row for row in zoo.in_order(rows)}
+  assert [name for name, row in kept.items() if "error_ort" not in row] == [(SMALL, "fp16", "torchscript")]
+  assert {"error", "error_exported"} <= kept[SMALL, "fp16", "torchscript"].keys()
 
 
 def test_what_is_measured_again() -> None:
-    todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
-    known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
+  todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
+  known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
 
-    def names(**given: bool) -> list[str]:
-        return [job.case for job in zoo.chosen(todo, known, **given)]
+  def names(**given: bool) -> list[str]:
+    return [job.case for job in zoo.chosen(todo, known, **given)]
 
-    assert names(missing=False, bad=False) == [SMALL, USUAL, THIRD, "new"]
-    assert names(missing=True, bad=False) == ["new", USUAL]
-    assert names(missing=False, bad=True) == [THIRD]
-    assert names(missing=True, bad=True) == ["new", THIRD, USUAL]
+  assert names(missing=False, bad=False) == [SMALL, USUAL, THIRD, "new"]
+  assert names(missing=True, bad=False) == ["new", USUAL]
+  assert names(missing=False, bad=True) == [THIRD]
+  assert names(missing=True, bad=True) == ["new", THIRD, USUAL]
 
 
 def test_rows_are_short(tmp_path: Path) -> None:
-    row = zoo.compact(_row(SMALL, error=0.00123456, us=1234.56, verdict="right", seconds=12))
-    assert not {"verdict", "seconds"} & row.keys()
-    assert zoo.verdict(row) == "right"
-    assert zoo.compact(_row(SMALL, verdict="wrong"))["verdict"] == "wrong"
-    assert (row["error"], row["us"]) == (0.0012, 1235.0)
-    whole = [
-        _row(job.case, job.precision, job.exporter)
-        | ({"error_tf32": 1e-3, "error_tf32_ort": 1e-3} if job.precision == "fp32" else {})
-        for job in zoo.jobs()
-    ]
-    path = timing.write("zoo", {"environment": ENVIRONMENT, "rows": whole}, tmp_path, columns=True)
-    assert path.stat().st_size < 100_000
-    assert timing.read(path)["rows"] == whole
+  row = zoo.compact(_row(SMALL, error=0.00123456, us=1234.56, verdict="right", seconds=12))
+  assert not {"verdict", "seconds"} & row.keys()
+  assert zoo.verdict(row) == "right"
+  assert zoo.compact(_row(SMALL, verdict="wrong"))["verdict"] == "wrong"
+  assert (row["error"], row["us"]) == (0.0012, 1235.0)
+  whole = [
+    _row(job.case, job.precision, job.exporter)
+    | ({"error_tf32": 1e-3, "error_tf32_ort": 1e-3} if job.precision == "fp32" else {})
+    for job in zoo.jobs()
+  ]
+  path = timing.write("zoo", {"environment": ENVIRONMENT, "rows": whole}, tmp_path, columns=True)
+  assert path.stat().st_size < 100_000
+  assert timing.read(path)["rows"] == whole
 
 
 def test_the_docs_have_a_place_for_the_table() -> None:
-    assert "<!-- benchmark:zoo -->" in timing.BENCHMARKS.read_text()
+  assert "<!-- benchmark:zoo -->" in timing.BENCHMARKS.read_text()
 
 
 def test_a_sweep_in_two_parts_fills_one_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- benchmark:zoo -->\n<!-- /benchmark -->\nafter\n")
-    monkeypatch.setattr(timing, "README", page)
-    monkeypatch.setattr(timing, "BENCHMARKS", page)
-    monkeypatch.setattr(timing, "environment", lambda commit: ENVIRONMENT)
-    asked: list[list[Job]] = []
+  page = tmp_path / "page.md"
+  page.write_text("before\n<!-- benchmark:zoo -->\n<!-- /benchmark -->\nafter\n")
+  monkeypatch.setattr(timing, "README", page)
+  monkeypatch.setattr(timing, "BENCHMARKS", page)
+  monkeypatch.setattr(timing, "environment", lambda commit: ENVIRONMENT)
+  asked: list[list[Job]] = []
 
-    def pretend(todo: list[Job], setting: Setting, **given: float) -> Any:
-        asked.append(todo)
-        for number, job in enumerate(todo[:2]):  # the time is over
-            yield _row(job.case, job.precision, job.exporter, verdict=("right", "again")[number], seconds=1)
+  def pretend(todo: list[Job], setting: Setting, **given: float) -> Any:
+    asked.append(todo)
+    for number, job in enumerate(todo[:2]):  # the time is over
+      yield _row(job.case, job.precision, job.exporter, verdict=("right", "again")[number], seconds=1)
 
-    monkeypatch.setattr(zoo, "sweep", pretend)
-    for more in ([], ["--missing"]):
-        given = ["--cases", f"{SMALL},{USUAL}", "--exporter", "dynamo", "--out", str(tmp_path), "--readme", *more]
-        monkeypatch.setattr(sys, "argv", ["zoo.py", *given])
-        zoo.main()
-    assert asked[1] == asked[0][1:]
-    rows = timing.read(tmp_path / "zoo.json.xz")["rows"]
-    assert {Job(*(row[key] for key in zoo.KEYS)) for row in rows} == set(asked[0][:2])
-    assert "before\n" in page.read_text()
-    assert f"| {USUAL} |" in page.read_text()
-    assert f"[1 of {len(asked[0])}, " in capsys.readouterr().out
+  monkeypatch.setattr(zoo, "sweep", pretend)
+  for more in ([], ["--missing"]):
+    given = ["--cases", f"{SMALL},{USUAL}", "--exporter", "dynamo", "--out", str(tmp_path), "--readme", *more]
+    monkeypatch.setattr(sys, "argv", ["zoo.py", *given])
+    zoo.main()
+  assert asked[1] == asked[0][1:]
+  rows = timing.read(tmp_path / "zoo.json.xz")["rows"]
+  assert {Job(*(row[key] for key in zoo.KEYS)) for row in rows} == set(asked[0][:2])
+  assert "before\n" in page.read_text()
+  assert f"| {USUAL} |" in page.read_text()
+  assert f"[1 of {len(asked[0])}, " in capsys.readouterr().out

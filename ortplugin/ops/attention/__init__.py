@@ -67,156 +67,156 @@ MOST_HEAD_SIZE = 256
 
 
 def _agreed(where: str, dims: Sequence[tuple[str, Dim]]) -> Dim:
-    """The size that all have, as far as it is known. Raises ModelError where two differ."""
-    lengths: dict[int, str] = {}
-    for name, dim in dims:
-        if isinstance(dim, int):
-            lengths.setdefault(dim, name)
-    if len(lengths) > 1:
-        said = " and ".join(f"{name} is {dim}" for dim, name in lengths.items())
-        raise ModelError(f"{where}: the shapes do not fit each other: {said}")
-    return next(iter(lengths), None) or next((dim for _, dim in dims if dim is not None), None)
+  """The size that all have, as far as it is known. Raises ModelError where two differ."""
+  lengths: dict[int, str] = {}
+  for name, dim in dims:
+    if isinstance(dim, int):
+      lengths.setdefault(dim, name)
+  if len(lengths) > 1:
+    said = " and ".join(f"{name} is {dim}" for dim, name in lengths.items())
+    raise ModelError(f"{where}: the shapes do not fit each other: {said}")
+  return next(iter(lengths), None) or next((dim for _, dim in dims if dim is not None), None)
 
 
 def _check_dtypes(attention: Attention, inputs: Sequence[TensorType]) -> None:
-    """Raises ModelError where an input has another dtype than the node says."""
-    kinds = {"the mask": "mask_dtype", "cos": "rotary_dtype", "sin": "rotary_dtype"}
-    for name, x in zip(attention.input_names, inputs, strict=True):
-        attribute = kinds.get(name, "qkv_dtype")
-        dtype = getattr(attention, attribute)
-        if x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
-            raise ModelError(f"{attention.where}: {name} is {x.dtype}, but {attribute} is '{dtype}'; cast it")
+  """Raises ModelError where an input has another dtype than the node says."""
+  kinds = {"the mask": "mask_dtype", "cos": "rotary_dtype", "sin": "rotary_dtype"}
+  for name, x in zip(attention.input_names, inputs, strict=True):
+    attribute = kinds.get(name, "qkv_dtype")
+    dtype = getattr(attention, attribute)
+    if x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
+      raise ModelError(f"{attention.where}: {name} is {x.dtype}, but {attribute} is '{dtype}'; cast it")
 
 
 def _check_mask(where: str, mask: Shape, target: Shape) -> None:
-    fits = len(mask) <= 4 and all(
-        dim == 1 or dim == goal or not (isinstance(dim, int) and isinstance(goal, int))
-        for dim, goal in zip(reversed(mask), reversed(target), strict=False)
-    )
-    if not fits:
-        raise ModelError(f"{where}: the mask's shape {show(mask)} does not broadcast to {show(target)}")
+  fits = len(mask) <= 4 and all(
+    dim == 1 or dim == goal or not (isinstance(dim, int) and isinstance(goal, int))
+    for dim, goal in zip(reversed(mask), reversed(target), strict=False)
+  )
+  if not fits:
+    raise ModelError(f"{where}: the mask's shape {show(mask)} does not broadcast to {show(target)}")
 
 
 def _check_tables(where: str, cos: Shape, sin: Shape, batch: Dim, rows: Dim, head: Dim) -> None:
-    """Raises ModelError where cos and sin are no tables of so many rows for each batch or all, and for this head."""
+  """Raises ModelError where cos and sin are no tables of so many rows for each batch or all, and for this head."""
 
-    def differ(a: Dim, b: Dim) -> bool:
-        return isinstance(a, int) and isinstance(b, int) and a != b
+  def differ(a: Dim, b: Dim) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a != b
 
-    if len(cos) not in (2, 3) or len(cos) != len(sin) or any(map(differ, cos, sin)):
-        raise ModelError(
-            f"{where}: cos is {show(cos)} and sin {show(sin)}, but both are of one shape, [s, R / 2] or [b, s, R / 2]"
-        )
-    for table in (cos, sin):
-        if differ(table[-2], rows) or (len(table) == 3 and table[0] != 1 and differ(table[0], batch)):
-            raise ModelError(f"{where}: cos is {show(table)}, but b of Q is {batch} and s of Q and K is {rows}")
-        pairs = table[-1]
-        if isinstance(pairs, int) and (pairs < 1 or (isinstance(head, int) and 2 * pairs > head)):
-            raise ModelError(f"{where}: cos has {pairs} columns, but must have 1 to {head} / 2, half the head size")
+  if len(cos) not in (2, 3) or len(cos) != len(sin) or any(map(differ, cos, sin)):
+    raise ModelError(
+      f"{where}: cos is {show(cos)} and sin {show(sin)}, but both are of one shape, [s, R / 2] or [b, s, R / 2]"
+    )
+  for table in (cos, sin):
+    if differ(table[-2], rows) or (len(table) == 3 and table[0] != 1 and differ(table[0], batch)):
+      raise ModelError(f"{where}: cos is {show(table)}, but b of Q is {batch} and s of Q and K is {rows}")
+    pairs = table[-1]
+    if isinstance(pairs, int) and (pairs < 1 or (isinstance(head, int) and 2 * pairs > head)):
+      raise ModelError(f"{where}: cos has {pairs} columns, but must have 1 to {head} / 2, half the head size")
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Q's dtype, and the shapes of Y and of what is present, as far as those of the inputs tell."""
-    return _infer_shapes(attributes_of(node), [inputs[number] for number in given_inputs(node)])
+  """Q's dtype, and the shapes of Y and of what is present, as far as those of the inputs tell."""
+  return _infer_shapes(attributes_of(node), [inputs[number] for number in given_inputs(node)])
 
 
 def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """The same of the inputs alone, without what an empty name stands for."""
-    _check_dtypes(attention, inputs)
-    where, given = attention.where, dict(zip(attention.input_names, inputs, strict=True))
-    layouts = {"Q": attention.q, "K": attention.k, "V": attention.v}
-    if attention.past is not None:
-        layouts |= {"past_key": attention.past, "past_value": attention.past}
-    found = {}
-    for name, layout in layouts.items():
-        shape = given[name].shape
-        heads = attention.heads if name == "Q" else attention.kv_heads
-        try:
-            found[name] = Sizes(None, None, None) if shape is None else sizes(layout, heads, shape)
-        except ValueError as error:
-            raise ModelError(f"{where}: {name}: {error}") from error
-    q, k, v = found["Q"], found["K"], found["V"]
-    batch = _agreed(where, [(f"b of {name}", each.b) for name, each in found.items()])
-    added = keys = _agreed(where, [("s of K", k.s), ("s of V", v.s)])
-    head = _agreed(where, [(f"d of {name}", found[name].d) for name in ("Q", "K", "past_key") if name in found])
-    value = _agreed(where, [(f"d of {name}", found[name].d) for name in ("V", "past_value") if name in found])
-    if attention.past is not None:
-        past = _agreed(where, [(f"s of {name}", found[name].s) for name in ("past_key", "past_value")])
-        keys = past + added if isinstance(past, int) and isinstance(added, int) else None
-    for name, size in (("K", head), ("V", value)):
-        if isinstance(size, int) and not 1 <= size <= MOST_HEAD_SIZE:
-            raise ModelError(f"{where}: the head size, d of {name}, is {size}, but must be from 1 to {MOST_HEAD_SIZE}")
-    if attention.mask_dtype and inputs[3].shape is not None:
-        _check_mask(where, inputs[3].shape, (batch, attention.heads, q.s, keys))
-    if attention.rotary_dtype:
-        rows = _agreed(where, [("s of Q", q.s), ("s of K, which is rotated as Q is,", added)])
-        cos, sin = given["cos"].shape, given["sin"].shape
-        if cos is not None and sin is not None:
-            _check_tables(where, cos, sin, batch, rows, head)
-    shapes: list[Shape | None] = [shape_of(attention.y, attention.heads, Sizes(batch, q.s, value))]
-    if attention.past is not None:
-        shapes += [shape_of(attention.past, attention.kv_heads, Sizes(batch, keys, d)) for d in (head, value)]
-    if all(given[name].shape is None for name in found):
-        shapes = [None] * len(shapes)
-    return [TensorType(NUMPY_DTYPES[attention.qkv_dtype], shape) for shape in shapes]
+  """The same of the inputs alone, without what an empty name stands for."""
+  _check_dtypes(attention, inputs)
+  where, given = attention.where, dict(zip(attention.input_names, inputs, strict=True))
+  layouts = {"Q": attention.q, "K": attention.k, "V": attention.v}
+  if attention.past is not None:
+    layouts |= {"past_key": attention.past, "past_value": attention.past}
+  found = {}
+  for name, layout in layouts.items():
+    shape = given[name].shape
+    heads = attention.heads if name == "Q" else attention.kv_heads
+    try:
+      found[name] = Sizes(None, None, None) if shape is None else sizes(layout, heads, shape)
+    except ValueError as error:
+      raise ModelError(f"{where}: {name}: {error}") from error
+  q, k, v = found["Q"], found["K"], found["V"]
+  batch = _agreed(where, [(f"b of {name}", each.b) for name, each in found.items()])
+  added = keys = _agreed(where, [("s of K", k.s), ("s of V", v.s)])
+  head = _agreed(where, [(f"d of {name}", found[name].d) for name in ("Q", "K", "past_key") if name in found])
+  value = _agreed(where, [(f"d of {name}", found[name].d) for name in ("V", "past_value") if name in found])
+  if attention.past is not None:
+    past = _agreed(where, [(f"s of {name}", found[name].s) for name in ("past_key", "past_value")])
+    keys = past + added if isinstance(past, int) and isinstance(added, int) else None
+  for name, size in (("K", head), ("V", value)):
+    if isinstance(size, int) and not 1 <= size <= MOST_HEAD_SIZE:
+      raise ModelError(f"{where}: the head size, d of {name}, is {size}, but must be from 1 to {MOST_HEAD_SIZE}")
+  if attention.mask_dtype and inputs[3].shape is not None:
+    _check_mask(where, inputs[3].shape, (batch, attention.heads, q.s, keys))
+  if attention.rotary_dtype:
+    rows = _agreed(where, [("s of Q", q.s), ("s of K, which is rotated as Q is,", added)])
+    cos, sin = given["cos"].shape, given["sin"].shape
+    if cos is not None and sin is not None:
+      _check_tables(where, cos, sin, batch, rows, head)
+  shapes: list[Shape | None] = [shape_of(attention.y, attention.heads, Sizes(batch, q.s, value))]
+  if attention.past is not None:
+    shapes += [shape_of(attention.past, attention.kv_heads, Sizes(batch, keys, d)) for d in (head, value)]
+  if all(given[name].shape is None for name in found):
+    shapes = [None] * len(shapes)
+  return [TensorType(NUMPY_DTYPES[attention.qkv_dtype], shape) for shape in shapes]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
 
-    Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
-    """
-    inputs = [node.input[number] for number in given_inputs(node)]
-    return decomposed(attributes_of(node), inputs, node.output, opset)
+  Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
+  """
+  inputs = [node.input[number] for number in given_inputs(node)]
+  return decomposed(attributes_of(node), inputs, node.output, opset)
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; `rounded`: Y in Q's dtype. See reference.py.
+  """The outputs in NumPy, computed in float64; `rounded`: Y in Q's dtype. See reference.py.
 
-    What is rotated is rounded to Q's dtype in either case, so that present_key and present_value have that dtype.
-    """
-    attention = attributes_of(node)
-    inputs = [inputs[number] for number in given_inputs(node)]
-    _infer_shapes(attention, [TensorType(x.dtype, x.shape) for x in inputs])
-    q, k, v = operands(attention, inputs)
-    present = [] if attention.past is None else [numpy_reference.laid_out(x, attention.past) for x in (k, v)]
-    y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention))
-    laid_out = numpy_reference.laid_out(y, attention.y)
-    with np.errstate(over="ignore"):
-        return [laid_out.astype(inputs[0].dtype) if rounded else laid_out, *present]
+  What is rotated is rounded to Q's dtype in either case, so that present_key and present_value have that dtype.
+  """
+  attention = attributes_of(node)
+  inputs = [inputs[number] for number in given_inputs(node)]
+  _infer_shapes(attention, [TensorType(x.dtype, x.shape) for x in inputs])
+  q, k, v = operands(attention, inputs)
+  present = [] if attention.past is None else [numpy_reference.laid_out(x, attention.past) for x in (k, v)]
+  y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention))
+  laid_out = numpy_reference.laid_out(y, attention.y)
+  with np.errstate(over="ignore"):
+    return [laid_out.astype(inputs[0].dtype) if rounded else laid_out, *present]
 
 
 def operands(attention: Attention, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-    """Q, K and V [b, h, s, d] as the products read them: rotated, with the rows of the past in front."""
-    heads = (attention.heads, attention.kv_heads, attention.kv_heads)
-    found = [
-        numpy_reference.view(x, layout, count)
-        for x, layout, count in zip(inputs, (attention.q, attention.k, attention.v), heads, strict=False)
-    ]
-    if attention.rotary_dtype:
-        cos, sin = (inputs[attention.input(name)] for name in ("cos", "sin"))
-        found[:2] = [numpy_reference.rotated(x, cos, sin, attention.rotary) for x in found[:2]]
-    if attention.past is not None:
-        past = [numpy_reference.view(x, attention.past, attention.kv_heads) for x in inputs[-2:]]
-        found[1:] = [np.concatenate(pair, axis=2) for pair in zip(past, found[1:], strict=True)]
-    return found
+  """Q, K and V [b, h, s, d] as the products read them: rotated, with the rows of the past in front."""
+  heads = (attention.heads, attention.kv_heads, attention.kv_heads)
+  found = [
+    numpy_reference.view(x, layout, count)
+    for x, layout, count in zip(inputs, (attention.q, attention.k, attention.v), heads, strict=False)
+  ]
+  if attention.rotary_dtype:
+    cos, sin = (inputs[attention.input(name)] for name in ("cos", "sin"))
+    found[:2] = [numpy_reference.rotated(x, cos, sin, attention.rotary) for x in found[:2]]
+  if attention.past is not None:
+    past = [numpy_reference.view(x, attention.past, attention.kv_heads) for x in inputs[-2:]]
+    found[1:] = [np.concatenate(pair, axis=2) for pair in zip(past, found[1:], strict=True)]
+  return found
 
 
 def scores_of(attention: Attention) -> numpy_reference.Scores:
-    """What reference.py needs to know of a node."""
-    return numpy_reference.Scores(
-        attention.scale, attention.softcap, attention.causal, attention.window, attention.masked_rows == "zero"
-    )
+  """What reference.py needs to know of a node."""
+  return numpy_reference.Scores(
+    attention.scale, attention.softcap, attention.causal, attention.window, attention.masked_rows == "zero"
+  )
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="attention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="attention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
 )

@@ -59,49 +59,49 @@ ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides
 
 
 def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
-    """The node's attributes of Conv and its layout, checked. Raises ModelError that names the node."""
-    check_attributes(node)
-    return read_attributes(node)
+  """The node's attributes of Conv and its layout, checked. Raises ModelError that names the node."""
+  check_attributes(node)
+  return read_attributes(node)
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    return read_epilogue(node, own_inputs=2)
+  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  return read_epilogue(node, own_inputs=2)
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Every output's dtype as declared and the convolution's shape, None where the inputs' shapes do not tell."""
-    attributes, program = attributes_of(node), program_of(node)
+  """Every output's dtype as declared and the convolution's shape, None where the inputs' shapes do not tell."""
+  attributes, program = attributes_of(node), program_of(node)
 
-    def shape(x: Shape | None, w: Shape | None) -> Shape | None:
-        return out_shape(attributes, x, w)
+  def shape(x: Shape | None, w: Shape | None) -> Shape | None:
+    return out_shape(attributes, x, w)
 
-    return infer_results(node, program, inputs, shape)
+  return infer_results(node, program, inputs, shape)
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
 
-    A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
-    then done in float.
-    """
-    return decompose_around(node, attributes_of(node), program_of(node), opset, "Conv", ATTRIBUTES)
+  A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
+  then done in float.
+  """
+  return decompose_around(node, attributes_of(node), program_of(node), opset, "Conv", ATTRIBUTES)
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; see reference.py."""
-    return reference_module.conv(attributes_of(node), program_of(node), inputs, rounded)
+  """The outputs in NumPy, computed in float64; see reference.py."""
+  return reference_module.conv(attributes_of(node), program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="a convolution with bias, activation, residual and whatever else is pointwise, in NCHW or NHWC",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
-    device_variants=device_variants,
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="a convolution with bias, activation, residual and whatever else is pointwise, in NCHW or NHWC",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
+  device_variants=device_variants,
 )

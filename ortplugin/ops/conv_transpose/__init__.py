@@ -46,52 +46,52 @@ ATTRIBUTES = (
 
 
 def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
-    """The node's attributes of ConvTranspose and its layout, checked. Raises ModelError that names the node."""
-    check_attributes(node)
-    return read_attributes(node, transposed=True)
+  """The node's attributes of ConvTranspose and its layout, checked. Raises ModelError that names the node."""
+  check_attributes(node)
+  return read_attributes(node, transposed=True)
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    return read_epilogue(node, own_inputs=2)
+  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  return read_epilogue(node, own_inputs=2)
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Every output's dtype as declared and the result's shape, None where the inputs' shapes do not tell."""
-    attributes, program = attributes_of(node), program_of(node)
+  """Every output's dtype as declared and the result's shape, None where the inputs' shapes do not tell."""
+  attributes, program = attributes_of(node), program_of(node)
 
-    def shape(x: Shape | None, w: Shape | None) -> Shape | None:
-        return out_shape(attributes, x, w)
+  def shape(x: Shape | None, w: Shape | None) -> Shape | None:
+    return out_shape(attributes, x, w)
 
-    results = infer_results(node, program, inputs, shape)
-    if attributes.output_layout == attributes.layout:
-        return results
-    return [TensorType(each.dtype, None if each.shape is None else first(each.shape)) for each in results]
+  results = infer_results(node, program, inputs, shape)
+  if attributes.output_layout == attributes.layout:
+    return results
+  return [TensorType(each.dtype, None if each.shape is None else first(each.shape)) for each in results]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
 
-    A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
-    bfloat16: it is then done in float.
-    """
-    return decompose_around(node, attributes_of(node), program_of(node), opset, "ConvTranspose", ATTRIBUTES)
+  A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
+  bfloat16: it is then done in float.
+  """
+  return decompose_around(node, attributes_of(node), program_of(node), opset, "ConvTranspose", ATTRIBUTES)
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; see reference.py."""
-    return reference_module.conv_transpose(attributes_of(node), program_of(node), inputs, rounded)
+  """The outputs in NumPy, computed in float64; see reference.py."""
+  return reference_module.conv_transpose(attributes_of(node), program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
-    device_variants=partial(device_variants, transposed=True),
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
+  device_variants=partial(device_variants, transposed=True),
 )

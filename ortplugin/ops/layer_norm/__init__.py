@@ -39,63 +39,63 @@ NAME = "FusedLayerNorm"
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    program = read_program(node)
-    if program.core is None or program.core.op not in ("LayerNormalization", "RMSNormalization"):
-        raise ModelError(f"node '{node.name}' ({NAME}): the program holds no LayerNormalization or RMSNormalization")
-    return program
+  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  program = read_program(node)
+  if program.core is None or program.core.op not in ("LayerNormalization", "RMSNormalization"):
+    raise ModelError(f"node '{node.name}' ({NAME}): the program holds no LayerNormalization or RMSNormalization")
+  return program
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
-    program = program_of(node)
-    prologue = program.prologue
-    shapes = [
-        tensor.shape for parameter, tensor in zip(program.parameters, inputs, strict=True) if parameter.name in prologue
-    ]
-    shape = broadcast(shapes)
-    return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
+  """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
+  program = program_of(node)
+  prologue = program.prologue
+  shapes = [
+    tensor.shape for parameter, tensor in zip(program.parameters, inputs, strict=True) if parameter.name in prologue
+  ]
+  shape = broadcast(shapes)
+  return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
-    return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
 
 
 def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
-    """The normalisation itself, in float32 (double in double): ReduceMean, Sub, Mul, ReduceMean, Add, Sqrt, Div."""
-    axis = int(statement.number("axis"))
-    if axis >= 0:
-        raise ModelError(
-            f"'{output}': axis {axis} counts from the front, which has no decomposition without the rank; "
-            "write it as a negative number"
-        )
-    axes = list(range(axis, 0))
-    wide = dtype if dtype == "double" else "float"
-    s = x if dtype == wide else builder.cast(x, wide)
-    centred = builder.op("Sub", s, builder.mean(s, axes)) if statement.op == "LayerNormalization" else s
-    variance = builder.mean(builder.op("Mul", centred, centred), axes)
-    epsilon = builder.constant(statement.number("epsilon"), wide)
-    deviation = builder.op("Sqrt", builder.op("Add", variance, epsilon))
-    if dtype == wide:
-        builder.op("Div", centred, deviation, output=output)
-    else:
-        builder.cast(builder.op("Div", centred, deviation), dtype, output)
+  """The normalisation itself, in float32 (double in double): ReduceMean, Sub, Mul, ReduceMean, Add, Sqrt, Div."""
+  axis = int(statement.number("axis"))
+  if axis >= 0:
+    raise ModelError(
+      f"'{output}': axis {axis} counts from the front, which has no decomposition without the rank; "
+      "write it as a negative number"
+    )
+  axes = list(range(axis, 0))
+  wide = dtype if dtype == "double" else "float"
+  s = x if dtype == wide else builder.cast(x, wide)
+  centred = builder.op("Sub", s, builder.mean(s, axes)) if statement.op == "LayerNormalization" else s
+  variance = builder.mean(builder.op("Mul", centred, centred), axes)
+  epsilon = builder.constant(statement.number("epsilon"), wide)
+  deviation = builder.op("Sqrt", builder.op("Add", variance, epsilon))
+  if dtype == wide:
+    builder.op("Div", centred, deviation, output=output)
+  else:
+    builder.cast(builder.op("Div", centred, deviation), dtype, output)
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; see reference.py."""
-    return reference_module.layer_norm(program_of(node), inputs, rounded)
+  """The outputs in NumPy, computed in float64; see reference.py."""
+  return reference_module.layer_norm(program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="layer or RMS normalisation with pointwise prologue and epilogue",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="layer or RMS normalisation with pointwise prologue and epilogue",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
 )

@@ -43,79 +43,79 @@ NAME = "FusedMatMul"
 
 
 def trans_b_of(node: onnx.NodeProto) -> bool:
-    """The node's `trans_b`; its other attributes but the program are checked too. Raises ModelError that names it."""
-    check_attributes(node)
-    for each in node.attribute:
-        if each.name == "trans_b":
-            if each.type != onnx.AttributeProto.INT or each.i not in (0, 1):
-                raise ModelError(f"node '{node.name}' ({node.op_type}): trans_b must be 0 or 1")
-            return bool(each.i)
-    return False
+  """The node's `trans_b`; its other attributes but the program are checked too. Raises ModelError that names it."""
+  check_attributes(node)
+  for each in node.attribute:
+    if each.name == "trans_b":
+      if each.type != onnx.AttributeProto.INT or each.i not in (0, 1):
+        raise ModelError(f"node '{node.name}' ({node.op_type}): trans_b must be 0 or 1")
+      return bool(each.i)
+  return False
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    return read_epilogue(node, own_inputs=2)
+  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  return read_epilogue(node, own_inputs=2)
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Every output's dtype as declared and the product's shape, None where the inputs' shapes do not tell."""
-    trans_b, program = trans_b_of(node), program_of(node)
+  """Every output's dtype as declared and the product's shape, None where the inputs' shapes do not tell."""
+  trans_b, program = trans_b_of(node), program_of(node)
 
-    def shape(a: Shape | None, b: Shape | None) -> Shape | None:
-        where = f"node '{node.name}' ({node.op_type})"
-        if a == ():
-            raise ModelError(f"{where}: A is a scalar; it must have one dimension at least, the last of length K")
-        if b is not None and len(b) != 2:
-            raise ModelError(f"{where}: B has the shape {show(b)}; it must have two dimensions")
-        n, k = (None, None) if b is None else b if trans_b else (b[1], b[0])
-        if a is not None and isinstance(a[-1], int) and isinstance(k, int) and a[-1] != k:
-            raise ModelError(f"{where}: A has the shape {show(a)}; with B {show(b)} its last length must be {k}")
-        return None if a is None else (*a[:-1], n)
+  def shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    where = f"node '{node.name}' ({node.op_type})"
+    if a == ():
+      raise ModelError(f"{where}: A is a scalar; it must have one dimension at least, the last of length K")
+    if b is not None and len(b) != 2:
+      raise ModelError(f"{where}: B has the shape {show(b)}; it must have two dimensions")
+    n, k = (None, None) if b is None else b if trans_b else (b[1], b[0])
+    if a is not None and isinstance(a[-1], int) and isinstance(k, int) and a[-1] != k:
+      raise ModelError(f"{where}: A has the shape {show(a)}; with B {show(b)} its last length must be {k}")
+    return None if a is None else (*a[:-1], n)
 
-    return infer_results(node, program, inputs, shape)
+  return infer_results(node, program, inputs, shape)
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
 
-    A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 there is no bfloat16.)
-    """
-    trans_b, program = trans_b_of(node), program_of(node)
-    prefix = f"{node.output[0]}/unfused"
-    builder = Builder(opset, f"{prefix}/product")
-    a, b, *operands = node.input
-    value = program.parameters[0]
-    if trans_b:
-        b = builder.op("Transpose", b, perm=[1, 0])
-    outputs = {each.name: output for each, output in zip(program.results, node.output, strict=True)}
-    result = outputs.get(value.name, f"{prefix}/value")
-    builder.op("MatMul", a, b, output=result)
-    return builder.nodes + to_onnx(program, [result, *operands], node.output, opset, prefix, whole=value.name)
+  A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 there is no bfloat16.)
+  """
+  trans_b, program = trans_b_of(node), program_of(node)
+  prefix = f"{node.output[0]}/unfused"
+  builder = Builder(opset, f"{prefix}/product")
+  a, b, *operands = node.input
+  value = program.parameters[0]
+  if trans_b:
+    b = builder.op("Transpose", b, perm=[1, 0])
+  outputs = {each.name: output for each, output in zip(program.results, node.output, strict=True)}
+  result = outputs.get(value.name, f"{prefix}/value")
+  builder.op("MatMul", a, b, output=result)
+  return builder.nodes + to_onnx(program, [result, *operands], node.output, opset, prefix, whole=value.name)
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; see reference.py."""
-    return reference_module.matmul(trans_b_of(node), program_of(node), inputs, rounded)
+  """The outputs in NumPy, computed in float64; see reference.py."""
+  return reference_module.matmul(trans_b_of(node), program_of(node), inputs, rounded)
 
 
 def device_variants(
-    node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int = 0
+  node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int = 0
 ) -> Sequence[Mapping[str, Any]]:
-    """{"algorithm": text} for each one that a GPU offers for inputs of these shapes; none where one is unknown."""
-    infer_shapes(node, inputs)
-    return variants_of(node, inputs, constant, device_id)
+  """{"algorithm": text} for each one that a GPU offers for inputs of these shapes; none where one is unknown."""
+  infer_shapes(node, inputs)
+  return variants_of(node, inputs, constant, device_id)
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="a matrix product with bias, activation, residual and whatever else is pointwise",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
-    device_variants=device_variants,
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="a matrix product with bias, activation, residual and whatever else is pointwise",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
+  device_variants=device_variants,
 )

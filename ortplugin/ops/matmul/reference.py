@@ -16,18 +16,18 @@ from ortplugin.program import Program
 
 
 def product(trans_b: bool, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The product alone; `trans_b`: B is [N, K]."""
-    wide = np.asarray(b).astype(np.float64)
-    with np.errstate(all="ignore"):
-        return np.asarray(np.asarray(a).astype(np.float64) @ (wide.T if trans_b else wide))
+  """The product alone; `trans_b`: B is [N, K]."""
+  wide = np.asarray(b).astype(np.float64)
+  with np.errstate(all="ignore"):
+    return np.asarray(np.asarray(a).astype(np.float64) @ (wide.T if trans_b else wide))
 
 
 def matmul(
-    trans_b: bool, program: Program, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  trans_b: bool, program: Program, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs of a FusedMatMul: A, B and the program's other parameters to one array for each result.
+  """The outputs of a FusedMatMul: A, B and the program's other parameters to one array for each result.
 
-    `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding.
-    """
-    a, b, *operands = inputs
-    return epilogue(program, product(trans_b, a, b), operands, rounded)
+  `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding.
+  """
+  a, b, *operands = inputs
+  return epilogue(program, product(trans_b, a, b), operands, rounded)

@@ -35,40 +35,40 @@ NAME = "FusedPointwise"
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    program = read_program(node)
-    if program.core is not None:
-        raise ModelError(f"node '{node.name}' ({NAME}): the program holds a {program.core.op}; it must be pointwise")
-    if not program.parameters:
-        raise ModelError(f"node '{node.name}' ({NAME}): the program has no parameters")
-    return program
+  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  program = read_program(node)
+  if program.core is not None:
+    raise ModelError(f"node '{node.name}' ({NAME}): the program holds a {program.core.op}; it must be pointwise")
+  if not program.parameters:
+    raise ModelError(f"node '{node.name}' ({NAME}): the program has no parameters")
+  return program
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
-    program = program_of(node)
-    shape = broadcast([tensor.shape for tensor in inputs])
-    return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
+  """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
+  program = program_of(node)
+  shape = broadcast([tensor.shape for tensor in inputs])
+  return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
-    return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused")
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused")
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; see reference.py."""
-    return reference_module.pointwise(program_of(node), inputs, rounded)
+  """The outputs in NumPy, computed in float64; see reference.py."""
+  return reference_module.pointwise(program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="any chain of pointwise operators, with broadcasting",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="any chain of pointwise operators, with broadcasting",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
 )

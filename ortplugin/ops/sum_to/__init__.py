@@ -45,110 +45,110 @@ _WIDE = {"float16": "float", "bfloat16": "float", "uint32": "int64", "uint64": "
 
 
 def program_of(node: onnx.NodeProto) -> Program:
-    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    program = read_program(node)
-    reason = why_no_sum(program)
-    if reason:
-        raise ModelError(f"node '{node.name}' ({NAME}): {reason}")
-    return program
+  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+  program = read_program(node)
+  reason = why_no_sum(program)
+  if reason:
+    raise ModelError(f"node '{node.name}' ({NAME}): {reason}")
+  return program
 
 
 def why_no_sum(program: Program) -> str | None:
-    """Why the program is none of this operator; None if it is one."""
-    if not program.cores:
-        return "the program holds no SumTo"
-    other = next((each for each in program.cores if each.op != "SumTo"), None)
-    if other is not None:
-        return f"the program holds a {other.op}, which another fused operator has"
-    if not program.parameters:
-        return "the program has no parameters, so its results have no shape"
-    results = {each.name for each in program.results}
-    ends = {each.name for each in program.cores}
-    for statement in program.statements:
-        used = ends.intersection(statement.names)
-        if used and (statement.op != "Cast" or statement.name not in results or not _is_sum(program, statement)):
-            return f"'{statement.name}' computes with the sum '{min(used)}'; only a Cast that is a result may"
-        if used:
-            ends.add(statement.name)
-    return None
+  """Why the program is none of this operator; None if it is one."""
+  if not program.cores:
+    return "the program holds no SumTo"
+  other = next((each for each in program.cores if each.op != "SumTo"), None)
+  if other is not None:
+    return f"the program holds a {other.op}, which another fused operator has"
+  if not program.parameters:
+    return "the program has no parameters, so its results have no shape"
+  results = {each.name for each in program.results}
+  ends = {each.name for each in program.cores}
+  for statement in program.statements:
+    used = ends.intersection(statement.names)
+    if used and (statement.op != "Cast" or statement.name not in results or not _is_sum(program, statement)):
+      return f"'{statement.name}' computes with the sum '{min(used)}'; only a Cast that is a result may"
+    if used:
+      ends.add(statement.name)
+  return None
 
 
 def _is_sum(program: Program, cast: Statement) -> bool:
-    maker = program.statement(cast.names[0])
-    return maker is not None and maker.op == "SumTo"
+  maker = program.statement(cast.names[0])
+  return maker is not None and maker.op == "SumTo"
 
 
 def sum_of(program: Program, result: str) -> Statement | None:
-    """The SumTo that the result is, or is a Cast of; None for a result of the shape S."""
-    statement = program.statement(result)
-    if statement is not None and statement.op == "Cast":
-        maker = program.statement(statement.names[0])
-        statement = maker if maker is not None and maker.op == "SumTo" else statement
-    return statement if statement is not None and statement.op == "SumTo" else None
+  """The SumTo that the result is, or is a Cast of; None for a result of the shape S."""
+  statement = program.statement(result)
+  if statement is not None and statement.op == "Cast":
+    maker = program.statement(statement.names[0])
+    statement = maker if maker is not None and maker.op == "SumTo" else statement
+  return statement if statement is not None and statement.op == "SumTo" else None
 
 
 def axes_of(statement: Statement) -> tuple[tuple[int, ...], bool]:
-    """The axes of a SumTo, ascending, and whether they stay with length 1."""
-    axes = sum_axes(str(statement.attribute("axes")))
-    assert axes is not None  # or the program could not be
-    return axes, statement.number("keepdims") == 1
+  """The axes of a SumTo, ascending, and whether they stay with length 1."""
+  axes = sum_axes(str(statement.attribute("axes")))
+  assert axes is not None  # or the program could not be
+  return axes, statement.number("keepdims") == 1
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Every output's dtype as declared, and its shape, None where the inputs' shapes do not tell."""
-    program = program_of(node)
-    whole = broadcast([tensor.shape for tensor in inputs])
-    types = []
-    for result in program.results:
-        statement = sum_of(program, result.name)
-        shape = whole
-        if statement is not None and whole is not None:
-            axes, keepdims = axes_of(statement)
-            if axes[-1] >= len(whole):
-                raise ModelError(
-                    f"node '{node.name}' ({NAME}): '{statement.name}' sums over axis {axes[-1]}, but the inputs "
-                    f"broadcast to {len(whole)} dimensions"
-                )
-            shape = summed_shape(whole, axes, keepdims)
-        types.append(TensorType(NUMPY_DTYPES[result.dtype], shape))
-    return types
+  """Every output's dtype as declared, and its shape, None where the inputs' shapes do not tell."""
+  program = program_of(node)
+  whole = broadcast([tensor.shape for tensor in inputs])
+  types = []
+  for result in program.results:
+    statement = sum_of(program, result.name)
+    shape = whole
+    if statement is not None and whole is not None:
+      axes, keepdims = axes_of(statement)
+      if axes[-1] >= len(whole):
+        raise ModelError(
+          f"node '{node.name}' ({NAME}): '{statement.name}' sums over axis {axes[-1]}, but the inputs "
+          f"broadcast to {len(whole)} dimensions"
+        )
+      shape = summed_shape(whole, axes, keepdims)
+    types.append(TensorType(NUMPY_DTYPES[result.dtype], shape))
+  return types
 
 
 def summed_shape(whole: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
-    """What a sum over `axes` leaves of the shape."""
-    if keepdims:
-        return tuple(1 if axis in axes else dim for axis, dim in enumerate(whole))
-    return tuple(dim for axis, dim in enumerate(whole) if axis not in axes)
+  """What a sum over `axes` leaves of the shape."""
+  if keepdims:
+    return tuple(1 if axis in axes else dim for axis, dim in enumerate(whole))
+  return tuple(dim for axis, dim in enumerate(whole) if axis not in axes)
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
-    return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
+  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
 
 
 def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
-    """A SumTo as ReduceSum: of 16-bit floats in float32."""
-    axes, keepdims = axes_of(statement)
-    wide = _WIDE.get(dtype)
-    if wide is None:
-        builder.sum(x, axes, keepdims, output)
-    else:
-        builder.cast(builder.sum(builder.cast(x, wide), axes, keepdims), dtype, output)
+  """A SumTo as ReduceSum: of 16-bit floats in float32."""
+  axes, keepdims = axes_of(statement)
+  wide = _WIDE.get(dtype)
+  if wide is None:
+    builder.sum(x, axes, keepdims, output)
+  else:
+    builder.cast(builder.sum(builder.cast(x, wide), axes, keepdims), dtype, output)
 
 
 def reference(
-    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The outputs in NumPy, computed in float64; see reference.py."""
-    return reference_module.sum_to(program_of(node), inputs, rounded)
+  """The outputs in NumPy, computed in float64; see reference.py."""
+  return reference_module.sum_to(program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
-    name=NAME,
-    domain=DOMAIN,
-    version=1,
-    summary="sums over axes of what pointwise operators compute, and such values, in one pass",
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=reference,
+  name=NAME,
+  domain=DOMAIN,
+  version=1,
+  summary="sums over axes of what pointwise operators compute, and such values, in one pass",
+  infer_shapes=infer_shapes,
+  decompose=decompose,
+  reference=reference,
 )

@@ -24,64 +24,64 @@ from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
 
 def draw_in(scope: Scope, node: gs.Node) -> Outcome:
-    """Lets one attention read and write its cache."""
-    if not is_attention(scope, node) or number_of_past(node) or "rotary" in node.attrs:
-        return None
-    found = [scope.producer(tensor) for tensor in node.inputs[1:3]]
-    key, value = (each if each is not None and scope.op(each) == "Concat" else None for each in found)
-    if key is None and value is None:
-        return None
-    if key is None or value is None or key is value:
-        other = node.inputs[2 if value is None else 1]
-        return Missed(label(node), f"'{other.name}' is no cache of its own, unlike the other one of K and V")
-    reason = _why_not(scope, node, key, value)
-    if reason:
-        return Missed(label(node), reason)
-    layout, attributes = layout_at(node, 1), dict(node.attrs)
-    if str(layout) != layouts.STANDARD:
-        attributes["past_layout"] = str(layout)
-    inputs = [node.inputs[0], key.inputs[1], value.inputs[1], *node.inputs[3:], key.inputs[0], value.inputs[0]]
-    new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
-    labels: tuple[str, ...] = (label(key), label(value))
-    scope.replace([key, value, node], new, [*node.outputs, key.outputs[0], value.outputs[0]])
-    views: dict[int, gs.Node] = {}
-    for index in (1, 2):
-        given = dims(scope, new.inputs[index])
-        sizes = None if given is None else sizes_of(layout, given, int(new.attrs["kv_heads"]))
-        if sizes is not None:
-            views |= {id(each): each for each in read_farther(scope, new, index, new.inputs[index], sizes)}
-    labels = (*labels, *(label(each) for each in views.values()))
-    remove_unused(scope, views.values())
-    return Applied(labels, new)
+  """Lets one attention read and write its cache."""
+  if not is_attention(scope, node) or number_of_past(node) or "rotary" in node.attrs:
+    return None
+  found = [scope.producer(tensor) for tensor in node.inputs[1:3]]
+  key, value = (each if each is not None and scope.op(each) == "Concat" else None for each in found)
+  if key is None and value is None:
+    return None
+  if key is None or value is None or key is value:
+    other = node.inputs[2 if value is None else 1]
+    return Missed(label(node), f"'{other.name}' is no cache of its own, unlike the other one of K and V")
+  reason = _why_not(scope, node, key, value)
+  if reason:
+    return Missed(label(node), reason)
+  layout, attributes = layout_at(node, 1), dict(node.attrs)
+  if str(layout) != layouts.STANDARD:
+    attributes["past_layout"] = str(layout)
+  inputs = [node.inputs[0], key.inputs[1], value.inputs[1], *node.inputs[3:], key.inputs[0], value.inputs[0]]
+  new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
+  labels: tuple[str, ...] = (label(key), label(value))
+  scope.replace([key, value, node], new, [*node.outputs, key.outputs[0], value.outputs[0]])
+  views: dict[int, gs.Node] = {}
+  for index in (1, 2):
+    given = dims(scope, new.inputs[index])
+    sizes = None if given is None else sizes_of(layout, given, int(new.attrs["kv_heads"]))
+    if sizes is not None:
+      views |= {id(each): each for each in read_farther(scope, new, index, new.inputs[index], sizes)}
+  labels = (*labels, *(label(each) for each in views.values()))
+  remove_unused(scope, views.values())
+  return Applied(labels, new)
 
 
 def _why_not(scope: Scope, node: gs.Node, key: gs.Node, value: gs.Node) -> str | None:
-    """Why K and V are no past rows and new ones; None if they are."""
-    layout = layout_at(node, 1)
-    if layout_at(node, 2) != layout:
-        return f"the caches of K and V lie in different ways, '{layout}' and '{layout_at(node, 2)}'"
-    try:
-        layouts.parse(str(layout), is_output=True)
-    except ValueError as error:
-        return f"the cache lies as '{layout}': {error}"
-    along = [number for number, axis in enumerate(layout.axes) if [atom.name for atom in axis] == ["s"]]
-    given = dims(scope, node.inputs[0])
-    rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))
-    for concat in (key, value):
-        if [int(concat.attrs.get("axis", 0)) % len(layout.axes)] != along or len(concat.inputs) != 2:
-            return f"{label(concat)} is none of two tensors along the sequence of '{layout}'"
-        added = dims(scope, concat.inputs[1])
-        if rows is None or added is None or added[along[0]] != rows["s"]:
-            shapes = f"{show(scope.shape(concat.inputs[1]))} and {show(scope.shape(node.inputs[0]))}"
-            return f"'{concat.inputs[1].name}' is not known to have a row for each query: {shapes}"
-        for tensor in (node.inputs[0], *node.inputs[3:], *key.inputs, *value.inputs):
-            if scope.depends_on(tensor, concat):
-                return f"'{tensor.name}' is made of what {label(concat)} joins"
-    past = [dims(scope, concat.inputs[0]) for concat in (key, value)]
-    if past[0] is None or past[1] is None or past[0][along[0]] != past[1][along[0]]:
-        shapes = " and ".join(show(scope.shape(concat.inputs[0])) for concat in (key, value))
-        return f"the caches are not known to have as many rows: {shapes}"
-    return None
+  """Why K and V are no past rows and new ones; None if they are."""
+  layout = layout_at(node, 1)
+  if layout_at(node, 2) != layout:
+    return f"the caches of K and V lie in different ways, '{layout}' and '{layout_at(node, 2)}'"
+  try:
+    layouts.parse(str(layout), is_output=True)
+  except ValueError as error:
+    return f"the cache lies as '{layout}': {error}"
+  along = [number for number, axis in enumerate(layout.axes) if [atom.name for atom in axis] == ["s"]]
+  given = dims(scope, node.inputs[0])
+  rows = None if given is None else sizes_of(layout_at(node, 0), given, int(node.attrs["heads"]))
+  for concat in (key, value):
+    if [int(concat.attrs.get("axis", 0)) % len(layout.axes)] != along or len(concat.inputs) != 2:
+      return f"{label(concat)} is none of two tensors along the sequence of '{layout}'"
+    added = dims(scope, concat.inputs[1])
+    if rows is None or added is None or added[along[0]] != rows["s"]:
+      shapes = f"{show(scope.shape(concat.inputs[1]))} and {show(scope.shape(node.inputs[0]))}"
+      return f"'{concat.inputs[1].name}' is not known to have a row for each query: {shapes}"
+    for tensor in (node.inputs[0], *node.inputs[3:], *key.inputs, *value.inputs):
+      if scope.depends_on(tensor, concat):
+        return f"'{tensor.name}' is made of what {label(concat)} joins"
+  past = [dims(scope, concat.inputs[0]) for concat in (key, value)]
+  if past[0] is None or past[1] is None or past[0][along[0]] != past[1][along[0]]:
+    shapes = " and ".join(show(scope.shape(concat.inputs[0])) for concat in (key, value))
+    return f"the caches are not known to have as many rows: {shapes}"
+  return None
 
 
 ATTENTION_CACHE = RulePass("attention-cache", "a cache of keys and values becomes part of FusedAttention", draw_in)

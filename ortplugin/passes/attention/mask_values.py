@@ -25,48 +25,48 @@ Array = npt.NDArray[Any]
 
 
 def without_repeats(values: Array) -> Array:
-    """The values with length 1 along axes along which they are the same."""
-    for axis in range(values.ndim):
-        first = values.take([0], axis) if values.shape[axis] > 1 else values
-        if first is not values and (values == first).all():
-            values = first
-    return values
+  """The values with length 1 along axes along which they are the same."""
+  for axis in range(values.ndim):
+    first = values.take([0], axis) if values.shape[axis] > 1 else values
+    if first is not values and (values == first).all():
+      values = first
+  return values
 
 
 def mask_values(scope: Scope, mask: Mask) -> Array | None:
-    """A constant mask as what is added, in float32."""
-    array = scope.constant(mask.tensor, ELEMENTS)
-    if array is None:
-        return None
-    if mask.filling is not None:
-        filling = LOWEST if np.isfinite(mask.filling) else mask.filling
-        selected: Array = np.where(array if mask.kept else ~array, np.float32(0), np.float32(filling))
-        return selected
-    wide: Array = array.astype(np.float32)
-    if scope.dtype(mask.tensor) == "float16":
-        wide = np.where(np.isfinite(wide) & (wide <= ABSORBING), np.float32(LOWEST), wide)
-    return wide
+  """A constant mask as what is added, in float32."""
+  array = scope.constant(mask.tensor, ELEMENTS)
+  if array is None:
+    return None
+  if mask.filling is not None:
+    filling = LOWEST if np.isfinite(mask.filling) else mask.filling
+    selected: Array = np.where(array if mask.kept else ~array, np.float32(0), np.float32(filling))
+    return selected
+  wide: Array = array.astype(np.float32)
+  if scope.dtype(mask.tensor) == "float16":
+    wide = np.where(np.isfinite(wide) & (wide <= ABSORBING), np.float32(LOWEST), wide)
+  return wide
 
 
 def selection(values: Array) -> Array | None:
-    """Which scores stay, if the others surely get no weight; None for a bias and where a row is masked whole."""
-    kept: Array = values == 0
-    if not (kept | (values <= LARGE_NEGATIVE)).all() or not kept.any(axis=-1).all():
-        return None
-    return kept
+  """Which scores stay, if the others surely get no weight; None for a bias and where a row is masked whole."""
+  kept: Array = values == 0
+  if not (kept | (values <= LARGE_NEGATIVE)).all() or not kept.any(axis=-1).all():
+    return None
+  return kept
 
 
 def causal_window(kept: Array) -> tuple[str, int] | None:
-    """The attributes causal and window that select the same."""
-    rows, columns = kept.shape[-2:]
-    first = kept.reshape(-1, rows, columns)[0]
-    if rows == 1 or not (kept == first).all():
-        return None
-    i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
-    for name, offset in (("upper_left", 0), ("lower_right", columns - rows)):
-        last = i + offset
-        count = int(first[-1].sum())
-        for window in (0, count):
-            if (first == ((j <= last) & ((window == 0) | (j > last - window)))).all():
-                return name, window
+  """The attributes causal and window that select the same."""
+  rows, columns = kept.shape[-2:]
+  first = kept.reshape(-1, rows, columns)[0]
+  if rows == 1 or not (kept == first).all():
     return None
+  i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
+  for name, offset in (("upper_left", 0), ("lower_right", columns - rows)):
+    last = i + offset
+    count = int(first[-1].sum())
+    for window in (0, count):
+      if (first == ((j <= last) & ((window == 0) | (j > last - window)))).all():
+        return name, window
+  return None

@@ -19,59 +19,59 @@ Sizes = dict[str, Length]
 
 
 def layout_at(node: gs.Node, index: int) -> layouts.Layout:
-    """How Q, K or V lies."""
-    return layouts.parse(str(node.attrs.get(OPERANDS[index][0], layouts.STANDARD)))
+  """How Q, K or V lies."""
+  return layouts.parse(str(node.attrs.get(OPERANDS[index][0], layouts.STANDARD)))
 
 
 def sizes_of(layout: layouts.Layout, given: list[Length], heads: int) -> Sizes | None:
-    """The sizes of b, h, s and d of a tensor of these lengths, if they are known."""
-    found = {"h": Length(heads)}
-    for axis, of_axis in zip(layout.axes, given, strict=True):
-        rest: Length | None = of_axis
-        for atom in axis:
-            rest = None if rest is None else rest.over(Length(atom.length(heads) or 1))
-        name = next((atom.name for atom in axis if atom.name in "bsd"), None)
-        if rest is None:
-            return None
-        if name is not None:
-            found[name] = rest
-    return found
+  """The sizes of b, h, s and d of a tensor of these lengths, if they are known."""
+  found = {"h": Length(heads)}
+  for axis, of_axis in zip(layout.axes, given, strict=True):
+    rest: Length | None = of_axis
+    for atom in axis:
+      rest = None if rest is None else rest.over(Length(atom.length(heads) or 1))
+    name = next((atom.name for atom in axis if atom.name in "bsd"), None)
+    if rest is None:
+      return None
+    if name is not None:
+      found[name] = rest
+  return found
 
 
 def read_farther(scope: Scope, node: gs.Node, index: int, x: gs.Tensor, sizes: Sizes) -> list[gs.Node]:
-    """Lets the node read x, which lies as it says, or the farthest tensor that x is a view of; the views left out.
+  """Lets the node read x, which lies as it says, or the farthest tensor that x is a view of; the views left out.
 
-    A factor on the way belongs to the scale, but for V and for the new rows of a cache, which are results too.
-    """
-    name, heads = OPERANDS[index]
-    atoms = {letter: Atom(size) for letter, size in sizes.items()}
-    count = int(node.attrs[heads])
-    axes: list[Axis] = []
-    for axis in layout_at(node, index).axes:
-        terms = []
-        for each in axis:
-            total = Length(each.total or count)
-            if each.name == "/":
-                terms.append(Term(None, each.first, total))
-            else:
-                terms.append(Term(atoms["h"], each.first, total) if each.name == "h" else whole(atoms[each.name]))
-        axes.append(tuple(terms))
-    node.inputs[index] = x
-    views = reads(scope, x, tuple(axes), index == 0 or (index == 1 and not number_of_past(node)))
-    for read in reversed(views[1:]):
-        names = {letter: atom.leaves() for letter, atom in atoms.items()}
-        found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)
-        if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["qkv_dtype"]:
-            node.inputs[index] = read.tensor
-            node.attrs[name] = found.text
-            node.attrs["scale"] = float(node.attrs.get("scale", 1.0)) * read.factor
-            made = (scope.producer(each.tensor) for each in views[: read.depth])
-            return [each for each in made if each is not None]
-    return []
+  A factor on the way belongs to the scale, but for V and for the new rows of a cache, which are results too.
+  """
+  name, heads = OPERANDS[index]
+  atoms = {letter: Atom(size) for letter, size in sizes.items()}
+  count = int(node.attrs[heads])
+  axes: list[Axis] = []
+  for axis in layout_at(node, index).axes:
+    terms = []
+    for each in axis:
+      total = Length(each.total or count)
+      if each.name == "/":
+        terms.append(Term(None, each.first, total))
+      else:
+        terms.append(Term(atoms["h"], each.first, total) if each.name == "h" else whole(atoms[each.name]))
+    axes.append(tuple(terms))
+  node.inputs[index] = x
+  views = reads(scope, x, tuple(axes), index == 0 or (index == 1 and not number_of_past(node)))
+  for read in reversed(views[1:]):
+    names = {letter: atom.leaves() for letter, atom in atoms.items()}
+    found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)
+    if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["qkv_dtype"]:
+      node.inputs[index] = read.tensor
+      node.attrs[name] = found.text
+      node.attrs["scale"] = float(node.attrs.get("scale", 1.0)) * read.factor
+      made = (scope.producer(each.tensor) for each in views[: read.depth])
+      return [each for each in made if each is not None]
+  return []
 
 
 def remove_unused(scope: Scope, nodes: Iterable[gs.Node]) -> None:
-    """Takes those out that nothing reads any more."""
-    for each in sorted(nodes, key=lambda node: -scope.position[id(node)]):
-        if not any(scope.used_beyond(tensor, []) for tensor in each.outputs):
-            scope.remove(each)
+  """Takes those out that nothing reads any more."""
+  for each in sorted(nodes, key=lambda node: -scope.position[id(node)]):
+    if not any(scope.used_beyond(tensor, []) for tensor in each.outputs):
+      scope.remove(each)

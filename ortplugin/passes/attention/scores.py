@@ -33,208 +33,208 @@ LARGE_NEGATIVE = -9e3
 
 @dataclass(frozen=True)
 class Mask:
-    """What is added to the scores; or, for bools, which of the scores give way to `filling`."""
+  """What is added to the scores; or, for bools, which of the scores give way to `filling`."""
 
-    tensor: gs.Tensor
-    axes: Axes
-    """Of the scores that it broadcasts to."""
-    filling: float | None = None
-    kept: bool = True
-    """Of bools: which of them let the score stay."""
+  tensor: gs.Tensor
+  axes: Axes
+  """Of the scores that it broadcasts to."""
+  filling: float | None = None
+  kept: bool = True
+  """Of bools: which of them let the score stay."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The nodes passed, from the second product on, and what they do to the scores."""
+  """The nodes passed, from the second product on, and what they do to the scores."""
 
-    nodes: tuple[gs.Node, ...]
-    masks: tuple[Mask, ...] = ()
-    factor: float = 1.0
-    softcap: float = 0.0
-    zeroed: bool = False
-    """Whether rows that are masked whole are 0, where the softmax of -inf alone is NaN."""
-    causal: str = ""
-    """Whether query i sees the keys j <= i alone, besides what masks say."""
+  nodes: tuple[gs.Node, ...]
+  masks: tuple[Mask, ...] = ()
+  factor: float = 1.0
+  softcap: float = 0.0
+  zeroed: bool = False
+  """Whether rows that are masked whole are 0, where the softmax of -inf alone is NaN."""
+  causal: str = ""
+  """Whether query i sees the keys j <= i alone, besides what masks say."""
 
 
 class Scores(NamedTuple):
-    """The first product, how its result is indexed, and what follows it."""
+  """The first product, how its result is indexed, and what follows it."""
 
-    product: Product
-    axes: Axes
-    chain: Chain
+  product: Product
+  axes: Axes
+  chain: Chain
 
 
 def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> tuple[gs.Node, Axes, Chain] | None:
-    """The Softmax that makes these probabilities, the axes of its result, and the nodes between; None without one."""
-    while len(chain.nodes) < FAR:
-        node = scope.producer(tensor)
-        if node is None or not node.inputs:
-            return None
-        op = scope.op(node)
-        chain = replace(chain, nodes=(*chain.nodes, node))
-        if op == "Softmax":
-            return node, axes, chain
-        if op == "Where":
-            check = _nan_check(scope, node)
-            if check is None:
-                return None
-            tensor = node.inputs[2]
-            chain = replace(chain, nodes=(*chain.nodes, check), zeroed=True)
-        elif op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
-            tensor = node.inputs[0]
-        else:
-            read = _viewed(scope, tensor, axes)
-            if read is None:
-                return None
-            tensor, axes = read
-    return None
+  """The Softmax that makes these probabilities, the axes of its result, and the nodes between; None without one."""
+  while len(chain.nodes) < FAR:
+    node = scope.producer(tensor)
+    if node is None or not node.inputs:
+      return None
+    op = scope.op(node)
+    chain = replace(chain, nodes=(*chain.nodes, node))
+    if op == "Softmax":
+      return node, axes, chain
+    if op == "Where":
+      check = _nan_check(scope, node)
+      if check is None:
+        return None
+      tensor = node.inputs[2]
+      chain = replace(chain, nodes=(*chain.nodes, check), zeroed=True)
+    elif op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
+      tensor = node.inputs[0]
+    else:
+      read = _viewed(scope, tensor, axes)
+      if read is None:
+        return None
+      tensor, axes = read
+  return None
 
 
 def _viewed(scope: Scope, tensor: gs.Tensor, axes: Axes) -> tuple[gs.Tensor, Axes] | None:
-    """What a view of the scores reads."""
-    node = scope.producer(tensor)
-    if node is not None and scope.op(node) in RESHAPES:
-        given = score_dims(scope, node.inputs[0])
-        before = None if given is None else regroup(axes, given)
-        return None if before is None else (node.inputs[0], before)
-    read = backward(scope, Read(tensor, axes))
-    return None if read is None or read.repeated else (read.tensor, read.axes)
+  """What a view of the scores reads."""
+  node = scope.producer(tensor)
+  if node is not None and scope.op(node) in RESHAPES:
+    given = score_dims(scope, node.inputs[0])
+    before = None if given is None else regroup(axes, given)
+    return None if before is None else (node.inputs[0], before)
+  read = backward(scope, Read(tensor, axes))
+  return None if read is None or read.repeated else (read.tensor, read.axes)
 
 
 def score_dims(scope: Scope, tensor: gs.Tensor) -> list[Length] | None:
-    """The lengths of scores or probabilities: those of the product, if the masks on the way broadcast to it."""
-    return _score_dims(scope, tensor, FAR) or dims(scope, tensor)
+  """The lengths of scores or probabilities: those of the product, if the masks on the way broadcast to it."""
+  return _score_dims(scope, tensor, FAR) or dims(scope, tensor)
 
 
 def _score_dims(scope: Scope, tensor: gs.Tensor, steps: int) -> list[Length] | None:
-    node = scope.producer(tensor)
-    if node is None or not node.inputs or not steps:
-        return None
-    op = scope.op(node)
-    product = product_of(scope, node)
-    if product is not None:
-        return _product_dims(scope, product)
-    if op in ("Softmax", "Cast", "Tanh", "Identity"):
-        return _score_dims(scope, node.inputs[0], steps - 1)
-    if op in ("Mul", "Div"):
-        scaled = scalar_operand(scope, node)
-        return None if scaled is None else _score_dims(scope, scaled[0], steps - 1)
-    if op in ("Add", "Where"):
-        operands = list(node.inputs[-2:]) if _nan_check(scope, node) is None else [node.inputs[2]]
-        found = (_score_dims(scope, each, steps - 1) for each in operands)
-        # A mask of more dimensions than the scores makes others of them.
-        return next((each for each in found if each is not None and len(each) == scope.rank(tensor)), None)
-    if op in RESHAPES:
-        before = _score_dims(scope, node.inputs[0], steps - 1)
-        return None if before is None else dims(scope, tensor, {id(node.inputs[0]): before})
+  node = scope.producer(tensor)
+  if node is None or not node.inputs or not steps:
     return None
+  op = scope.op(node)
+  product = product_of(scope, node)
+  if product is not None:
+    return _product_dims(scope, product)
+  if op in ("Softmax", "Cast", "Tanh", "Identity"):
+    return _score_dims(scope, node.inputs[0], steps - 1)
+  if op in ("Mul", "Div"):
+    scaled = scalar_operand(scope, node)
+    return None if scaled is None else _score_dims(scope, scaled[0], steps - 1)
+  if op in ("Add", "Where"):
+    operands = list(node.inputs[-2:]) if _nan_check(scope, node) is None else [node.inputs[2]]
+    found = (_score_dims(scope, each, steps - 1) for each in operands)
+    # A mask of more dimensions than the scores makes others of them.
+    return next((each for each in found if each is not None and len(each) == scope.rank(tensor)), None)
+  if op in RESHAPES:
+    before = _score_dims(scope, node.inputs[0], steps - 1)
+    return None if before is None else dims(scope, tensor, {id(node.inputs[0]): before})
+  return None
 
 
 def _product_dims(scope: Scope, product: Product) -> list[Length] | None:
-    lengths: dict[str, list[Length]] = {}
-    for tensor, operand in zip(product.node.inputs, product.operands, strict=True):
-        for letter, each in zip(operand, dims(scope, tensor) or (), strict=False):
-            lengths.setdefault(letter, []).append(each)
-    found = [agreed(lengths.get(letter, [])) for letter in product.result]
-    known = dims(scope, product.node.outputs[0])
-    if known is None or len(known) != len(found):
-        return None
-    return [own or each for own, each in zip(found, known, strict=True)]
+  lengths: dict[str, list[Length]] = {}
+  for tensor, operand in zip(product.node.inputs, product.operands, strict=True):
+    for letter, each in zip(operand, dims(scope, tensor) or (), strict=False):
+      lengths.setdefault(letter, []).append(each)
+  found = [agreed(lengths.get(letter, [])) for letter in product.result]
+  known = dims(scope, product.node.outputs[0])
+  if known is None or len(known) != len(found):
+    return None
+  return [own or each for own, each in zip(found, known, strict=True)]
 
 
 def fits(scope: Scope, mask: gs.Tensor, scores: gs.Tensor) -> bool:
-    """Whether scores with the mask surely have the scores' own shape."""
-    given, target = dims(scope, mask), score_dims(scope, scores)
-    return given is not None and target is not None and broadcasts(given, target)
+  """Whether scores with the mask surely have the scores' own shape."""
+  given, target = dims(scope, mask), score_dims(scope, scores)
+  return given is not None and target is not None and broadcasts(given, target)
 
 
 def broadcasts(given: Sequence[Length], target: Sequence[Length]) -> bool:
-    """Whether a mask of these lengths, in a valid model, surely broadcasts to those of the scores."""
-    return len(given) <= len(target) and all(
-        dim in (ONE, goal) or (dim.known is None and goal.known not in (None, 1))
-        for dim, goal in zip(reversed(given), reversed(target), strict=False)
-    )
+  """Whether a mask of these lengths, in a valid model, surely broadcasts to those of the scores."""
+  return len(given) <= len(target) and all(
+    dim in (ONE, goal) or (dim.known is None and goal.known not in (None, 1))
+    for dim, goal in zip(reversed(given), reversed(target), strict=False)
+  )
 
 
 def _nan_check(scope: Scope, node: gs.Node) -> gs.Node | None:
-    """The IsNaN of Where(IsNaN(p), 0, p), as PyTorch writes it for rows that are masked whole."""
-    if scope.op(node) != "Where":
-        return None
-    check = scope.producer(node.inputs[0])
-    if check is None or scope.op(check) != "IsNaN" or check.inputs[0] is not node.inputs[2]:
-        return None
-    return check if scope.scalar(node.inputs[1]) == 0 else None
+  """The IsNaN of Where(IsNaN(p), 0, p), as PyTorch writes it for rows that are masked whole."""
+  if scope.op(node) != "Where":
+    return None
+  check = scope.producer(node.inputs[0])
+  if check is None or scope.op(check) != "IsNaN" or check.inputs[0] is not node.inputs[2]:
+    return None
+  return check if scope.scalar(node.inputs[1]) == 0 else None
 
 
 def is_over(axes: Axes, axis: int, atom: Atom) -> bool:
-    """Whether this axis, counted from either end, is all of the atom and nothing else."""
-    terms = flat((axes[axis],))
-    return terms is not None and all(t.whole for t in terms) and [t.atom for t in terms] == atom.leaves()
+  """Whether this axis, counted from either end, is all of the atom and nothing else."""
+  terms = flat((axes[axis],))
+  return terms is not None and all(t.whole for t in terms) and [t.atom for t in terms] == atom.leaves()
 
 
 def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> Scores | Missed:
-    """Goes from the scores that enter the Softmax back to the product of Q and K."""
-    node = scope.producer(tensor)
-    name = "" if node is None else label(node)
-    if node is None or not node.inputs or len(chain.nodes) >= FAR:
-        return Missed(label(chain.nodes[-1]), f"'{tensor.name}' is not computed from a product of queries and keys")
-    op = scope.op(node)
-    product = product_of(scope, node)
-    if product is not None:
-        return Scores(product, axes, replace(chain, nodes=(*chain.nodes, node)))
-    chain = replace(chain, nodes=(*chain.nodes, node))
-    if op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
-        return trace_scores(scope, node.inputs[0], axes, chain)
-    if op in ("Mul", "Div"):
-        scaled = scalar_operand(scope, node)
-        if scaled is None:
-            return Missed(name, "its factor is no constant number")
-        return trace_scores(scope, scaled[0], axes, replace(chain, factor=chain.factor * scaled[1]))
-    if op == "Tanh":
-        if chain.softcap or not chain.factor > 0:
-            return Missed(name, f"its result is multiplied by {chain.factor:g}, which is no cap")
-        return trace_scores(scope, node.inputs[0], axes, replace(chain, factor=1.0, softcap=chain.factor))
-    if op in ("Add", "Where"):
-        return _masked(scope, node, op, axes, chain)
-    read = _viewed(scope, tensor, axes)
-    if read is None:
-        return Missed(name, "it stands between the product of queries and keys and the Softmax")
-    return trace_scores(scope, *read, chain)
+  """Goes from the scores that enter the Softmax back to the product of Q and K."""
+  node = scope.producer(tensor)
+  name = "" if node is None else label(node)
+  if node is None or not node.inputs or len(chain.nodes) >= FAR:
+    return Missed(label(chain.nodes[-1]), f"'{tensor.name}' is not computed from a product of queries and keys")
+  op = scope.op(node)
+  product = product_of(scope, node)
+  if product is not None:
+    return Scores(product, axes, replace(chain, nodes=(*chain.nodes, node)))
+  chain = replace(chain, nodes=(*chain.nodes, node))
+  if op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
+    return trace_scores(scope, node.inputs[0], axes, chain)
+  if op in ("Mul", "Div"):
+    scaled = scalar_operand(scope, node)
+    if scaled is None:
+      return Missed(name, "its factor is no constant number")
+    return trace_scores(scope, scaled[0], axes, replace(chain, factor=chain.factor * scaled[1]))
+  if op == "Tanh":
+    if chain.softcap or not chain.factor > 0:
+      return Missed(name, f"its result is multiplied by {chain.factor:g}, which is no cap")
+    return trace_scores(scope, node.inputs[0], axes, replace(chain, factor=1.0, softcap=chain.factor))
+  if op in ("Add", "Where"):
+    return _masked(scope, node, op, axes, chain)
+  read = _viewed(scope, tensor, axes)
+  if read is None:
+    return Missed(name, "it stands between the product of queries and keys and the Softmax")
+  return trace_scores(scope, *read, chain)
 
 
 def _masked(scope: Scope, node: gs.Node, op: str, axes: Axes, chain: Chain) -> Scores | Missed:
-    """Through an Add or Where, by that one of its operands that leads to a product."""
-    if chain.softcap or chain.factor != 1:
-        return Missed(label(node), "the scores are scaled or capped after they are masked")
-    missed: Missed | None = None
-    for scores, others, kept in _operands(node, op):
-        mask = _mask(scope, op, scores, others, axes, kept)
-        found = trace_scores(scope, scores, axes, replace(chain, masks=(*chain.masks, mask))) if mask else None
-        if isinstance(found, Scores):
-            if all(fits(scope, each, scores) for each in others):
-                return found
-            shapes = " and ".join(show(scope.shape(each)) for each in others)
-            return Missed(label(node), f"the mask of shape {shapes} may be larger than the scores")
-        missed = missed or found
-    return missed or Missed(label(node), "it neither adds a mask nor fills in a large negative number")
+  """Through an Add or Where, by that one of its operands that leads to a product."""
+  if chain.softcap or chain.factor != 1:
+    return Missed(label(node), "the scores are scaled or capped after they are masked")
+  missed: Missed | None = None
+  for scores, others, kept in _operands(node, op):
+    mask = _mask(scope, op, scores, others, axes, kept)
+    found = trace_scores(scope, scores, axes, replace(chain, masks=(*chain.masks, mask))) if mask else None
+    if isinstance(found, Scores):
+      if all(fits(scope, each, scores) for each in others):
+        return found
+      shapes = " and ".join(show(scope.shape(each)) for each in others)
+      return Missed(label(node), f"the mask of shape {shapes} may be larger than the scores")
+    missed = missed or found
+  return missed or Missed(label(node), "it neither adds a mask nor fills in a large negative number")
 
 
 def _operands(node: gs.Node, op: str) -> list[tuple[gs.Tensor, list[gs.Tensor], bool]]:
-    """The scores, the others, and which bools let a score stay, in both ways."""
-    if op == "Add":
-        a, b = node.inputs
-        return [(a, [b], True), (b, [a], True)]
-    condition, a, b = node.inputs
-    return [(a, [condition, b], True), (b, [condition, a], False)]
+  """The scores, the others, and which bools let a score stay, in both ways."""
+  if op == "Add":
+    a, b = node.inputs
+    return [(a, [b], True), (b, [a], True)]
+  condition, a, b = node.inputs
+  return [(a, [condition, b], True), (b, [condition, a], False)]
 
 
 def _mask(scope: Scope, op: str, scores: gs.Tensor, others: list[gs.Tensor], axes: Axes, kept: bool) -> Mask | None:
-    if scope.is_constant(scores):
-        return None
-    if op == "Add":
-        return Mask(others[0], axes) if scope.dtype(others[0]) in FLOATING else None
-    filling = scope.scalar(others[1])
-    if filling is None or math.isnan(filling) or filling > LARGE_NEGATIVE:
-        return None
-    return Mask(others[0], axes, filling, kept)
+  if scope.is_constant(scores):
+    return None
+  if op == "Add":
+    return Mask(others[0], axes) if scope.dtype(others[0]) in FLOATING else None
+  filling = scope.scalar(others[1])
+  if filling is None or math.isnan(filling) or filling > LARGE_NEGATIVE:
+    return None
+  return Mask(others[0], axes, filling, kept)

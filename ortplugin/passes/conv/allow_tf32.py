@@ -18,22 +18,22 @@ ABSENT = {"FusedConv": None, "FusedConvTranspose": None, "ConvGrad": 0}  # None:
 
 
 def has_tensor_cores(node: gs.Node, dtype: str | None) -> bool:
-    """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores."""
-    may_round = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
-    return dtype in ("float16", "bfloat16") or (dtype == "float" and may_round)
+  """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores."""
+  may_round = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
+  return dtype in ("float16", "bfloat16") or (dtype == "float" and may_round)
 
 
 def _set(value: int) -> Rule:
-    def rewrite(scope: Scope, node: gs.Node) -> Outcome:
-        """Sets one node's attribute."""
-        if node.domain != DOMAIN or node.op not in ABSENT or node.attrs.get("allow_tf32", ABSENT[node.op]) == value:
-            return None
-        if any(tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32 for tensor in node.inputs[:2]):
-            node.attrs["allow_tf32"] = value
-            return Applied((label(node),), node)
-        return None
+  def rewrite(scope: Scope, node: gs.Node) -> Outcome:
+    """Sets one node's attribute."""
+    if node.domain != DOMAIN or node.op not in ABSENT or node.attrs.get("allow_tf32", ABSENT[node.op]) == value:
+      return None
+    if any(tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32 for tensor in node.inputs[:2]):
+      node.attrs["allow_tf32"] = value
+      return Applied((label(node),), node)
+    return None
 
-    return rewrite
+  return rewrite
 
 
 ALLOW_TF32 = RulePass("allow-tf32", "convolutions of float32 may round to TF32", _set(1))

@@ -22,43 +22,43 @@ from ortplugin.program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces one BatchNormalization whose parameters are constants."""
-    if scope.op(node) != "BatchNormalization":
-        return None
-    x, rank, dtype = node.inputs[0], scope.rank(node.inputs[0]), scope.dtype(node.inputs[0])
-    if rank is None or rank < 2 or dtype not in FLOATING:
-        return Missed(label(node), f"the rank or the dtype of '{x.name}' is unknown")
-    wide = "double" if dtype == "double" else "float"
-    try:
-        affine = batch_norm(scope, node)
-        shape = (-1, *[1] * (rank - 2))
-        scale, shift = (
-            stored(values, NUMPY_DTYPES[wide], f"the {what} of {label(node)}").reshape(shape)
-            for what, values in (("scale", affine.scale), ("shift", affine.shift))
-        )
-    except NotFoldableError as reason:
-        return Missed(label(node), str(reason))
-    labels = (label(node),)
-    given = scope.shape(x)
-    names = [tensor.name for tensor in node.inputs]
-    value = x if wide == dtype else _cast(scope, node, x, wide)
-    value = emit(scope, node, "Mul", [value, scope.add_constant(scale, f"{names[1]}_scale")], given)
-    operands = [value, scope.add_constant(shift, f"{names[2]}_shift")]
-    if wide == dtype:
-        last = gs.Node("Add", node.name, {}, operands)
-    else:
-        total = emit(scope, node, "Add", operands, given)
-        last = gs.Node("Cast", node.name, {"to": ONNX_DTYPES[dtype]}, [total])
-    scope.replace([node], last, [node.outputs[0]])
-    return Applied(labels, last)
+  """Replaces one BatchNormalization whose parameters are constants."""
+  if scope.op(node) != "BatchNormalization":
+    return None
+  x, rank, dtype = node.inputs[0], scope.rank(node.inputs[0]), scope.dtype(node.inputs[0])
+  if rank is None or rank < 2 or dtype not in FLOATING:
+    return Missed(label(node), f"the rank or the dtype of '{x.name}' is unknown")
+  wide = "double" if dtype == "double" else "float"
+  try:
+    affine = batch_norm(scope, node)
+    shape = (-1, *[1] * (rank - 2))
+    scale, shift = (
+      stored(values, NUMPY_DTYPES[wide], f"the {what} of {label(node)}").reshape(shape)
+      for what, values in (("scale", affine.scale), ("shift", affine.shift))
+    )
+  except NotFoldableError as reason:
+    return Missed(label(node), str(reason))
+  labels = (label(node),)
+  given = scope.shape(x)
+  names = [tensor.name for tensor in node.inputs]
+  value = x if wide == dtype else _cast(scope, node, x, wide)
+  value = emit(scope, node, "Mul", [value, scope.add_constant(scale, f"{names[1]}_scale")], given)
+  operands = [value, scope.add_constant(shift, f"{names[2]}_shift")]
+  if wide == dtype:
+    last = gs.Node("Add", node.name, {}, operands)
+  else:
+    total = emit(scope, node, "Add", operands, given)
+    last = gs.Node("Cast", node.name, {"to": ONNX_DTYPES[dtype]}, [total])
+  scope.replace([node], last, [node.outputs[0]])
+  return Applied(labels, last)
 
 
 def _cast(scope: Scope, node: gs.Node, x: gs.Tensor, dtype: str) -> gs.Tensor:
-    cast = emit(scope, node, "Cast", [x], scope.shape(x), to=ONNX_DTYPES[dtype])
-    cast.dtype = np.dtype(NUMPY_DTYPES[dtype])
-    return cast
+  cast = emit(scope, node, "Cast", [x], scope.shape(x), to=ONNX_DTYPES[dtype])
+  cast.dtype = np.dtype(NUMPY_DTYPES[dtype])
+  return cast
 
 
 BATCH_NORM_POINTWISE = RulePass(
-    "batch-norm-pointwise", "a BatchNormalization in inference becomes a Mul and an Add of constants", rewrite
+  "batch-norm-pointwise", "a BatchNormalization in inference becomes a Mul and an Add of constants", rewrite
 )

@@ -19,30 +19,30 @@ from ortplugin.passes.members import Member, compose
 
 
 def _draw(scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> gs.Node:
-    conv = members[0].node
-    nodes = [member.node for member in members]
-    program, inputs = compose(members, outputs)
-    assert inputs[0] is members[0].inputs[0]  # the convolution's value
-    flat = flat_of(scope, members)
-    made = [_pixels(scope, conv, tensor) if id(tensor) in flat else tensor for tensor in outputs]
-    new = CONV.node_of(members[0], program, inputs)
-    scope.replace(nodes, new, made)
-    for pixels, tensor in zip(made, outputs, strict=True):
-        if pixels is not tensor:
-            view = [pixels, integers(scope, [0, int(pixels.shape[-1])], f"{tensor.name}_shape")]
-            scope.insert_after(gs.Node("Reshape", scope.unique(f"{tensor.name}/Reshape"), {}, view, [tensor]), new)
-    return new
+  conv = members[0].node
+  nodes = [member.node for member in members]
+  program, inputs = compose(members, outputs)
+  assert inputs[0] is members[0].inputs[0]  # the convolution's value
+  flat = flat_of(scope, members)
+  made = [_pixels(scope, conv, tensor) if id(tensor) in flat else tensor for tensor in outputs]
+  new = CONV.node_of(members[0], program, inputs)
+  scope.replace(nodes, new, made)
+  for pixels, tensor in zip(made, outputs, strict=True):
+    if pixels is not tensor:
+      view = [pixels, integers(scope, [0, int(pixels.shape[-1])], f"{tensor.name}_shape")]
+      scope.insert_after(gs.Node("Reshape", scope.unique(f"{tensor.name}/Reshape"), {}, view, [tensor]), new)
+  return new
 
 
 def _pixels(scope: Scope, conv: gs.Node, tensor: gs.Tensor) -> gs.Variable:
-    """What the convolution makes instead of [N, M]: [N, 1, .., M]."""
-    return gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, scope.shape(conv.outputs[0]))
+  """What the convolution makes instead of [N, M]: [N, 1, .., M]."""
+  return gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, scope.shape(conv.outputs[0]))
 
 
 CONV_EPILOGUE = ChainPass(
-    "conv-epilogue",
-    "activations, scales, residual sums and other pointwise operators after a FusedConv become part of it",
-    is_fused_conv,
-    conv_chain,
-    _draw,
+  "conv-epilogue",
+  "activations, scales, residual sums and other pointwise operators after a FusedConv become part of it",
+  is_fused_conv,
+  conv_chain,
+  _draw,
 )

@@ -23,64 +23,64 @@ KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "out
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces one Conv or ConvTranspose."""
-    op = FUSED.get(scope.op(node))
-    if op is None or len(node.inputs) < 2:
-        return None
-    x, w = node.inputs[:2]
-    bias = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
-    dtype = conv_dtype(scope, node)
-    reason = unsupported(scope) or unknown_rank(scope, x) or unknown_rank(scope, w)
-    if reason is None and dtype is None:
-        reason = f"'{x.name}' and '{w.name}' are not known to have one floating dtype"
-    if reason is None and bias is not None:
-        reason = _bias_problem(scope, bias, _channels(scope, node, w), dtype)
-    if reason is not None:
-        return Missed(label(node), reason)
-    assert dtype is not None
+  """Replaces one Conv or ConvTranspose."""
+  op = FUSED.get(scope.op(node))
+  if op is None or len(node.inputs) < 2:
+    return None
+  x, w = node.inputs[:2]
+  bias = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+  dtype = conv_dtype(scope, node)
+  reason = unsupported(scope) or unknown_rank(scope, x) or unknown_rank(scope, w)
+  if reason is None and dtype is None:
+    reason = f"'{x.name}' and '{w.name}' are not known to have one floating dtype"
+  if reason is None and bias is not None:
+    reason = _bias_problem(scope, bias, _channels(scope, node, w), dtype)
+  if reason is not None:
+    return Missed(label(node), reason)
+  assert dtype is not None
 
-    attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
-    kernel = (scope.shape(w) or ())[2:]
-    if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
-        attributes["kernel_shape"] = list(kernel)
-    if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
-        return Missed(label(node), f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
-                                   "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
-    program = biased(dtype, bias is not None)
-    # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
-    # w, of which it would be a reader that is in no graph.
-    like = [gs.Variable(each.name, each.dtype, each.shape) for each in (x, w)]
-    reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))
-    if reason is not None:
-        return Missed(label(node), reason)
-    inputs = [x, w]
-    if bias is not None:
-        inputs.append(unsqueeze(scope, node, bias, list(range(1, (scope.rank(x) or 0) - 1))))
-    new = conv_node(op, node.name, attributes, program, inputs)
-    labels = (label(node),)
-    scope.replace([node], new, [node.outputs[0]])
-    return Applied(labels, new)
+  attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
+  kernel = (scope.shape(w) or ())[2:]
+  if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
+    attributes["kernel_shape"] = list(kernel)
+  if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
+    return Missed(label(node), f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
+                               "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
+  program = biased(dtype, bias is not None)
+  # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
+  # w, of which it would be a reader that is in no graph.
+  like = [gs.Variable(each.name, each.dtype, each.shape) for each in (x, w)]
+  reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))
+  if reason is not None:
+    return Missed(label(node), reason)
+  inputs = [x, w]
+  if bias is not None:
+    inputs.append(unsqueeze(scope, node, bias, list(range(1, (scope.rank(x) or 0) - 1))))
+  new = conv_node(op, node.name, attributes, program, inputs)
+  labels = (label(node),)
+  scope.replace([node], new, [node.outputs[0]])
+  return Applied(labels, new)
 
 
 def _channels(scope: Scope, node: gs.Node, w: gs.Tensor) -> Dim:
-    """The channels of the result."""
-    shape = scope.shape(w)
-    if shape is None or len(shape) < 2:
-        return None
-    if scope.op(node) == "Conv":
-        return shape[0]
-    return shape[1] * int(node.attrs.get("group", 1)) if isinstance(shape[1], int) else None
+  """The channels of the result."""
+  shape = scope.shape(w)
+  if shape is None or len(shape) < 2:
+    return None
+  if scope.op(node) == "Conv":
+    return shape[0]
+  return shape[1] * int(node.attrs.get("group", 1)) if isinstance(shape[1], int) else None
 
 
 def _bias_problem(scope: Scope, bias: gs.Tensor, channels: Dim, dtype: str | None) -> str | None:
-    """Why the bias can't be an operand of the program; None if it can: one number of that dtype for each channel."""
-    shape = scope.shape(bias)
-    known = shape is not None and len(shape) == 1
-    if shape is None or not known or (isinstance(shape[0], int) and isinstance(channels, int) and shape[0] != channels):
-        return f"its bias '{bias.name}' has the shape {show(shape)}, not {show((channels,))}"
-    if scope.dtype(bias) != dtype:
-        return f"its bias '{bias.name}' is not known to be {dtype}, as the rest is"
-    return None
+  """Why the bias can't be an operand of the program; None if it can: one number of that dtype for each channel."""
+  shape = scope.shape(bias)
+  known = shape is not None and len(shape) == 1
+  if shape is None or not known or (isinstance(shape[0], int) and isinstance(channels, int) and shape[0] != channels):
+    return f"its bias '{bias.name}' has the shape {show(shape)}, not {show((channels,))}"
+  if scope.dtype(bias) != dtype:
+    return f"its bias '{bias.name}' is not known to be {dtype}, as the rest is"
+  return None
 
 
 FUSE_CONV = RulePass("fuse-conv", "Conv and ConvTranspose become fused ones, with their bias in the program", fuse)

@@ -53,94 +53,94 @@ UNKNOWN = "only with channels last, and depthwise or in fp16 or bf16, a convolut
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces one FusedConvTranspose with channels last."""
-    if scope.op(node) != f"{DOMAIN}::FusedConvTranspose" or node.attrs.get("algorithm", "auto") != "auto":
-        return None
-    if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
-        return None
-    reason = why_invalid(node)
-    if reason is not None:
-        return Missed(label(node), reason)
-    if not is_channels_last(node):
-        return Missed(label(node), UNKNOWN)
-    w = node.inputs[1]
-    weights = scope.constant(w, ELEMENTS)
-    if weights is None:
-        return Missed(label(node), f"'{w.name}' is no constant")
-    if 0 in weights.shape:
-        return None
-    group, kernel = int(node.attrs.get("group", 1)), weights.shape[1:-1]
-    pads = _pads(node, kernel)
-    reason = pads if isinstance(pads, str) else _loss(scope, node, weights, group)
-    if reason is not None:
-        return Missed(label(node), reason)
-    attributes: dict[str, Any] = {"kernel_shape": list(kernel), "pads": pads}
-    attributes |= {name: node.attrs[name] for name in ("dilations", "group", "layout") if name in node.attrs}
-    if "allow_tf32" in node.attrs:
-        attributes["allow_tf32"] = node.attrs["allow_tf32"]
-    inputs = [node.inputs[0], scope.add_constant(turned(weights, group), f"{w.name}_turned"), *node.inputs[2:]]
-    new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
-    labels = (label(node),)
-    scope.replace([node], new, list(node.outputs))
-    return Applied(labels, new)
+  """Replaces one FusedConvTranspose with channels last."""
+  if scope.op(node) != f"{DOMAIN}::FusedConvTranspose" or node.attrs.get("algorithm", "auto") != "auto":
+    return None
+  if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
+    return None
+  reason = why_invalid(node)
+  if reason is not None:
+    return Missed(label(node), reason)
+  if not is_channels_last(node):
+    return Missed(label(node), UNKNOWN)
+  w = node.inputs[1]
+  weights = scope.constant(w, ELEMENTS)
+  if weights is None:
+    return Missed(label(node), f"'{w.name}' is no constant")
+  if 0 in weights.shape:
+    return None
+  group, kernel = int(node.attrs.get("group", 1)), weights.shape[1:-1]
+  pads = _pads(node, kernel)
+  reason = pads if isinstance(pads, str) else _loss(scope, node, weights, group)
+  if reason is not None:
+    return Missed(label(node), reason)
+  attributes: dict[str, Any] = {"kernel_shape": list(kernel), "pads": pads}
+  attributes |= {name: node.attrs[name] for name in ("dilations", "group", "layout") if name in node.attrs}
+  if "allow_tf32" in node.attrs:
+    attributes["allow_tf32"] = node.attrs["allow_tf32"]
+  inputs = [node.inputs[0], scope.add_constant(turned(weights, group), f"{w.name}_turned"), *node.inputs[2:]]
+  new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
+  labels = (label(node),)
+  scope.replace([node], new, list(node.outputs))
+  return Applied(labels, new)
 
 
 def turned(weights: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
-    """The convolution's weights [M, kernel.., C/group] from [C, kernel.., M/group], those of the transposed one."""
-    rows, *kernel, columns = weights.shape
-    apart = np.flip(weights, tuple(range(1, weights.ndim - 1))).reshape(group, rows // group, *kernel, columns)
-    return np.ascontiguousarray(np.swapaxes(apart, 1, -1)).reshape(group * columns, *kernel, rows // group)
+  """The convolution's weights [M, kernel.., C/group] from [C, kernel.., M/group], those of the transposed one."""
+  rows, *kernel, columns = weights.shape
+  apart = np.flip(weights, tuple(range(1, weights.ndim - 1))).reshape(group, rows // group, *kernel, columns)
+  return np.ascontiguousarray(np.swapaxes(apart, 1, -1)).reshape(group * columns, *kernel, rows // group)
 
 
 def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
-    """The pads of the convolution, or why there are none."""
-    attributes, count = node.attrs, len(kernel)
-    if attributes.get("output_shape") or attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return "its pads depend on the shape"
-    if any(attributes.get("output_padding") or ()):
-        return f"it has output_padding of {list(attributes['output_padding'])}"
-    dilations = attributes.get("dilations") or [1] * count
-    given = list(attributes.get("pads") or [0] * (2 * count))
-    reach = [(size - 1) * int(dilation) for size, dilation in zip(kernel, dilations, strict=True)] * 2
-    pads = [a - int(b) for a, b in zip(reach, given, strict=True)]
-    return f"its pads {given} cut off more than its kernel adds" if min(pads) < 0 else pads
+  """The pads of the convolution, or why there are none."""
+  attributes, count = node.attrs, len(kernel)
+  if attributes.get("output_shape") or attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+    return "its pads depend on the shape"
+  if any(attributes.get("output_padding") or ()):
+    return f"it has output_padding of {list(attributes['output_padding'])}"
+  dilations = attributes.get("dilations") or [1] * count
+  given = list(attributes.get("pads") or [0] * (2 * count))
+  reach = [(size - 1) * int(dilation) for size, dilation in zip(kernel, dilations, strict=True)] * 2
+  pads = [a - int(b) for a, b in zip(reach, given, strict=True)]
+  return f"its pads {given} cut off more than its kernel adds" if min(pads) < 0 else pads
 
 
 def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
-    """Why a convolution is not known to be faster; None if it is."""
-    columns, kernel = weights.shape[-1], weights.shape[1:-1]
-    square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_FILTERS
-    if square and columns == 1 and group == weights.shape[0]:
-        return None
-    if conv_dtype(scope, node) not in ("float16", "bfloat16"):
-        return UNKNOWN
-    if columns < FEW_CHANNELS:
-        return f"its result has {columns} channels in a group"
-    rows = weights.shape[0] // group
-    is_bare = not parse(str(node.attrs["program"])).statements
-    if prod(kernel) == 1 and (not is_bare or (group == 1 and rows * columns <= MEMORY_BOUND * (rows + columns))):
-        return None
-    sum_length = rows * prod(kernel)
-    # What cuDNN, and our engine, were measured for.
-    is_measured = group == 1 and len(kernel) == 2 and rows % VECTOR == 0 and columns % VECTOR == 0
-    is_long, is_narrow = is_measured and sum_length >= LONG_SUM, is_measured and columns in NARROW and prod(kernel) > 1
-    if is_long and sum_length >= VERY_LONG_SUM:
-        return None
-    if is_bare and not is_long and not is_narrow:
-        return f"nothing follows it, and its sums, for {columns} channels, have {sum_length} elements in {group} groups"
-    shape = scope.shape(node.outputs[0])
-    sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
-    if shape is None or len(sizes) < len(shape):
-        return f"its result's shape {show(shape)} is not known"
-    multiply_adds = prod(sizes) * sum_length
-    if is_long and multiply_adds <= LITTLE_WORK:
-        return None
-    if is_bare and not (is_narrow and multiply_adds >= HUGE_WORK):
-        limit = f"more than {LITTLE_WORK}" if is_long else f"fewer than {HUGE_WORK}"
-        return f"nothing follows it, and it has {multiply_adds} multiply-adds, {limit}"
-    return None if multiply_adds >= MUCH_WORK else f"it has {multiply_adds} multiply-adds, few enough to be as fast"
+  """Why a convolution is not known to be faster; None if it is."""
+  columns, kernel = weights.shape[-1], weights.shape[1:-1]
+  square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_FILTERS
+  if square and columns == 1 and group == weights.shape[0]:
+    return None
+  if conv_dtype(scope, node) not in ("float16", "bfloat16"):
+    return UNKNOWN
+  if columns < FEW_CHANNELS:
+    return f"its result has {columns} channels in a group"
+  rows = weights.shape[0] // group
+  is_bare = not parse(str(node.attrs["program"])).statements
+  if prod(kernel) == 1 and (not is_bare or (group == 1 and rows * columns <= MEMORY_BOUND * (rows + columns))):
+    return None
+  sum_length = rows * prod(kernel)
+  # What cuDNN, and our engine, were measured for.
+  is_measured = group == 1 and len(kernel) == 2 and rows % VECTOR == 0 and columns % VECTOR == 0
+  is_long, is_narrow = is_measured and sum_length >= LONG_SUM, is_measured and columns in NARROW and prod(kernel) > 1
+  if is_long and sum_length >= VERY_LONG_SUM:
+    return None
+  if is_bare and not is_long and not is_narrow:
+    return f"nothing follows it, and its sums, for {columns} channels, have {sum_length} elements in {group} groups"
+  shape = scope.shape(node.outputs[0])
+  sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
+  if shape is None or len(sizes) < len(shape):
+    return f"its result's shape {show(shape)} is not known"
+  multiply_adds = prod(sizes) * sum_length
+  if is_long and multiply_adds <= LITTLE_WORK:
+    return None
+  if is_bare and not (is_narrow and multiply_adds >= HUGE_WORK):
+    limit = f"more than {LITTLE_WORK}" if is_long else f"fewer than {HUGE_WORK}"
+    return f"nothing follows it, and it has {multiply_adds} multiply-adds, {limit}"
+  return None if multiply_adds >= MUCH_WORK else f"it has {multiply_adds} multiply-adds, few enough to be as fast"
 
 
 TURN_CONV_TRANSPOSE = RulePass(
-    "turn-conv-transpose", "a transposed convolution of stride 1 becomes a convolution where that is faster", rewrite
+  "turn-conv-transpose", "a transposed convolution of stride 1 becomes a convolution where that is faster", rewrite
 )

@@ -10,47 +10,47 @@ from ortplugin.passes.layout.plan import Edit, Layouts, Plan, Rule
 
 
 def depth_to_space(scope: Scope, node: gs.Node) -> Plan | None:
-    """[N, H, W, C b b] to [N, H b, W b, C]; the mode says in which order the channels hold the blocks."""
-    shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
-    if shape is None or len(shape) != 4 or b < 1 or not all(isinstance(dim, int) and dim > 0 for dim in shape[1:]):
-        return None
-    channels, height, width = (int(dim) for dim in shape[1:] if isinstance(dim, int))
-    depth = channels // (b * b)
-    if node.attrs.get("mode", "DCR") == "CRD":
-        split, perm = [0, height, width, depth, b, b], [0, 1, 4, 2, 5, 3]
-    else:
-        split, perm = [0, height, width, b, b, depth], [0, 1, 3, 2, 4, 5]
-    return Plan((0,), (0,), _moved(scope, split, perm, [0, height * b, width * b, depth]))
+  """[N, H, W, C b b] to [N, H b, W b, C]; the mode says in which order the channels hold the blocks."""
+  shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
+  if shape is None or len(shape) != 4 or b < 1 or not all(isinstance(dim, int) and dim > 0 for dim in shape[1:]):
+    return None
+  channels, height, width = (int(dim) for dim in shape[1:] if isinstance(dim, int))
+  depth = channels // (b * b)
+  if node.attrs.get("mode", "DCR") == "CRD":
+    split, perm = [0, height, width, depth, b, b], [0, 1, 4, 2, 5, 3]
+  else:
+    split, perm = [0, height, width, b, b, depth], [0, 1, 3, 2, 4, 5]
+  return Plan((0,), (0,), _moved(scope, split, perm, [0, height * b, width * b, depth]))
 
 
 def space_to_depth(scope: Scope, node: gs.Node) -> Plan | None:
-    """[N, H b, W b, C] to [N, H, W, b b C]."""
-    shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
-    if shape is None or len(shape) != 4 or b < 1 or not all(isinstance(dim, int) and dim > 0 for dim in shape[1:]):
-        return None
-    channels, height, width = (int(dim) for dim in shape[1:] if isinstance(dim, int))
-    if height % b or width % b:
-        return None
-    split = [0, height // b, b, width // b, b, channels]
-    return Plan((0,), (0,), _moved(scope, split, [0, 1, 3, 2, 4, 5], [0, height // b, width // b, channels * b * b]))
+  """[N, H b, W b, C] to [N, H, W, b b C]."""
+  shape, b = scope.shape(node.inputs[0]), int(node.attrs.get("blocksize", 0))
+  if shape is None or len(shape) != 4 or b < 1 or not all(isinstance(dim, int) and dim > 0 for dim in shape[1:]):
+    return None
+  channels, height, width = (int(dim) for dim in shape[1:] if isinstance(dim, int))
+  if height % b or width % b:
+    return None
+  split = [0, height // b, b, width // b, b, channels]
+  return Plan((0,), (0,), _moved(scope, split, [0, 1, 3, 2, 4, 5], [0, height // b, width // b, channels * b * b]))
 
 
 def _moved(scope: Scope, split: list[int], perm: list[int], joined: list[int]) -> Edit:
-    """The node becomes the second Reshape of three operators."""
+  """The node becomes the second Reshape of three operators."""
 
-    def edit(layouts: Layouts, node: gs.Node) -> None:
-        x, name = node.inputs[0], node.name or node.outputs[0].name
-        batch = (scope.shape(x) or (None,))[0]
-        parts = gs.Variable(scope.unique(f"{name}/parts"), x.dtype, (batch, *split[1:]))
-        turned = gs.Variable(scope.unique(f"{name}/turned"), x.dtype, (batch, *(split[axis] for axis in perm[1:])))
-        first = [x, integers(scope, split, f"{parts.name}_shape")]
-        scope.insert(gs.Node("Reshape", parts.name, {}, first, [parts]), node)
-        scope.insert(gs.Node("Transpose", turned.name, {"perm": perm}, [parts], [turned]), node)
-        node.op, node.attrs = "Reshape", {}
-        node.inputs[0] = turned
-        node.inputs.append(integers(scope, joined, f"{name}_shape"))
+  def edit(layouts: Layouts, node: gs.Node) -> None:
+    x, name = node.inputs[0], node.name or node.outputs[0].name
+    batch = (scope.shape(x) or (None,))[0]
+    parts = gs.Variable(scope.unique(f"{name}/parts"), x.dtype, (batch, *split[1:]))
+    turned = gs.Variable(scope.unique(f"{name}/turned"), x.dtype, (batch, *(split[axis] for axis in perm[1:])))
+    first = [x, integers(scope, split, f"{parts.name}_shape")]
+    scope.insert(gs.Node("Reshape", parts.name, {}, first, [parts]), node)
+    scope.insert(gs.Node("Transpose", turned.name, {"perm": perm}, [parts], [turned]), node)
+    node.op, node.attrs = "Reshape", {}
+    node.inputs[0] = turned
+    node.inputs.append(integers(scope, joined, f"{name}_shape"))
 
-    return edit
+  return edit
 
 
 BLOCK_RULES: dict[str, Rule] = {"DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth}

@@ -22,25 +22,23 @@ from ortplugin.passes.layout.fuse_pool import resize_attributes
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
-    """Makes a linear Resize by constants ours."""
-    if scope.op(node) != "Resize" or node.attrs.get("mode", "nearest") != "linear":
-        return None
-    attributes, x = resize_attributes(scope, node), node.inputs[0]
-    if attributes is None:
-        return Missed(
-            label(node), "it does not resize the spatial axes alone, by constants and without more attributes"
-        )
-    if x.dtype is None:
-        return Missed(label(node), f"the dtype of '{x.name}' is not known")
-    proto = onnx.helper.make_node(OPERATOR.name, ["x"], ["y"], node.name, domain=DOMAIN, **attributes)
-    try:
-        OPERATOR.infer_shapes(proto, [TensorType(x.dtype, scope.shape(x))])
-    except ModelError as error:
-        return Missed(label(node), str(error))
-    labels = (label(node),)
-    node.op, node.domain, node.attrs = OPERATOR.name, DOMAIN, attributes
-    node.inputs = [x]
-    return Applied(labels, node)
+  """Makes a linear Resize by constants ours."""
+  if scope.op(node) != "Resize" or node.attrs.get("mode", "nearest") != "linear":
+    return None
+  attributes, x = resize_attributes(scope, node), node.inputs[0]
+  if attributes is None:
+    return Missed(label(node), "it does not resize the spatial axes alone, by constants and without more attributes")
+  if x.dtype is None:
+    return Missed(label(node), f"the dtype of '{x.name}' is not known")
+  proto = onnx.helper.make_node(OPERATOR.name, ["x"], ["y"], node.name, domain=DOMAIN, **attributes)
+  try:
+    OPERATOR.infer_shapes(proto, [TensorType(x.dtype, scope.shape(x))])
+  except ModelError as error:
+    return Missed(label(node), str(error))
+  labels = (label(node),)
+  node.op, node.domain, node.attrs = OPERATOR.name, DOMAIN, attributes
+  node.inputs = [x]
+  return Applied(labels, node)
 
 
 FUSE_RESIZE = RulePass("fuse-resize", "a linear Resize with channels first becomes FusedResize", fuse)

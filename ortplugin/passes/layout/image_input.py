@@ -23,25 +23,25 @@ MOST_CHANNELS = 4  # with more, channels last are worth a Transpose
 
 
 def read_as_it_comes(scope: Scope, node: gs.Node) -> Outcome:
-    """Lets a convolution of few channels read what the Transpose before it reads."""
-    if scope.op(node) != f"{DOMAIN}::{NAME}" or not is_channels_last(node) or "input_layout" in node.attrs:
-        return None
-    transpose = scope.producer(node.inputs[0])
-    if transpose is None or not is_perm(scope, transpose, to_last):
-        return None
-    shape = scope.shape(transpose.inputs[0])
-    if shape is None or len(shape) != 4:
-        return None
-    if not isinstance(shape[1], int) or shape[1] > MOST_CHANNELS:
-        return Missed(label(node), f"its image has {shape[1]} channels; up to {MOST_CHANNELS} are read as they come")
-    labels = (label(transpose), label(node))
-    node.inputs[0] = transpose.inputs[0]
-    node.attrs["input_layout"] = "NCHW"
-    if not scope.is_output(transpose.outputs[0]) and not transpose.outputs[0].outputs:
-        scope.remove(transpose)
-    return Applied(labels, node)
+  """Lets a convolution of few channels read what the Transpose before it reads."""
+  if scope.op(node) != f"{DOMAIN}::{NAME}" or not is_channels_last(node) or "input_layout" in node.attrs:
+    return None
+  transpose = scope.producer(node.inputs[0])
+  if transpose is None or not is_perm(scope, transpose, to_last):
+    return None
+  shape = scope.shape(transpose.inputs[0])
+  if shape is None or len(shape) != 4:
+    return None
+  if not isinstance(shape[1], int) or shape[1] > MOST_CHANNELS:
+    return Missed(label(node), f"its image has {shape[1]} channels; up to {MOST_CHANNELS} are read as they come")
+  labels = (label(transpose), label(node))
+  node.inputs[0] = transpose.inputs[0]
+  node.attrs["input_layout"] = "NCHW"
+  if not scope.is_output(transpose.outputs[0]) and not transpose.outputs[0].outputs:
+    scope.remove(transpose)
+  return Applied(labels, node)
 
 
 IMAGE_INPUT = RulePass(
-    "image-input", "a convolution of few channels reads its image with channels first", read_as_it_comes
+  "image-input", "a convolution of few channels reads its image with channels first", read_as_it_comes
 )

@@ -42,203 +42,195 @@ Rows = npt.NDArray[np.int64]
 
 
 class _NotRowsError(Exception):
-    """A step does not move whole rows, or is not known."""
+  """A step does not move whole rows, or is not known."""
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """Nodes, in order, that lead from one tensor alone to the output of the last."""
+  """Nodes, in order, that lead from one tensor alone to the output of the last."""
 
-    x: gs.Tensor
-    nodes: tuple[gs.Node, ...]
+  x: gs.Tensor
+  nodes: tuple[gs.Node, ...]
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces the steps that end in this node, as many as possible."""
-    if scope.op(node) not in (*VIEWS, *MOVERS) or scope.dtype(node.outputs[0]) not in FLOATING:
-        return None
-    missed: Missed | None = None
-    for steps in reversed(list(_steps_to(scope, node))):
-        movers = [scope.op(each) for each in steps.nodes if scope.op(each) in MOVERS]
-        few = len(movers) < (2 if {"Concat", "Gather"} & set(movers) else 3)
-        if few or steps.x.name in disputed(scope.graph):
-            continue
-        if any(not isinstance(dim, int) for dim in scope.shape(steps.x) or (None,)):
-            reason = (
-                f"the shape of '{steps.x.name}' is not known; fix the shapes of the model's inputs with --input-shape"
-            )
-            missed = missed or Missed(label(node), reason)
-            continue
-        try:
-            return _replace(scope, steps, _order(scope, steps))
-        except _NotRowsError:
-            continue
-    return missed
+  """Replaces the steps that end in this node, as many as possible."""
+  if scope.op(node) not in (*VIEWS, *MOVERS) or scope.dtype(node.outputs[0]) not in FLOATING:
+    return None
+  missed: Missed | None = None
+  for steps in reversed(list(_steps_to(scope, node))):
+    movers = [scope.op(each) for each in steps.nodes if scope.op(each) in MOVERS]
+    few = len(movers) < (2 if {"Concat", "Gather"} & set(movers) else 3)
+    if few or steps.x.name in disputed(scope.graph):
+      continue
+    if any(not isinstance(dim, int) for dim in scope.shape(steps.x) or (None,)):
+      reason = f"the shape of '{steps.x.name}' is not known; fix the shapes of the model's inputs with --input-shape"
+      missed = missed or Missed(label(node), reason)
+      continue
+    try:
+      return _replace(scope, steps, _order(scope, steps))
+    except _NotRowsError:
+      continue
+  return missed
 
 
 def _steps_to(scope: Scope, last: gs.Node) -> Iterator[_Steps]:
-    """The steps up to the node that nothing else needs, from each tensor from which they all come; the fewest first."""
-    nodes = [last]
-    open_ends = _data(scope, last)
-    for _ in range(FAR):
-        if len(open_ends) == 1 and not scope.is_constant(open_ends[0]):
-            yield _Steps(open_ends[0], tuple(sorted(nodes, key=lambda node: scope.position[id(node)])))
-        makers = [scope.producer(each) for each in open_ends]
-        found = [
-            (scope.position[id(maker)], tensor, maker)
-            for maker, tensor in zip(makers, open_ends, strict=True)
-            if maker is not None and scope.op(maker) in (*VIEWS, *MOVERS) and not scope.used_beyond(tensor, nodes)
-        ]
-        if not found:
-            return
-        _, tensor, maker = max(found, key=lambda each: each[0])
-        nodes.append(maker)
-        ends = [each for each in open_ends if each is not tensor] + _data(scope, maker)
-        open_ends = list({id(each): each for each in ends}.values())
+  """The steps up to the node that nothing else needs, from each tensor from which they all come; the fewest first."""
+  nodes = [last]
+  open_ends = _data(scope, last)
+  for _ in range(FAR):
+    if len(open_ends) == 1 and not scope.is_constant(open_ends[0]):
+      yield _Steps(open_ends[0], tuple(sorted(nodes, key=lambda node: scope.position[id(node)])))
+    makers = [scope.producer(each) for each in open_ends]
+    found = [
+      (scope.position[id(maker)], tensor, maker)
+      for maker, tensor in zip(makers, open_ends, strict=True)
+      if maker is not None and scope.op(maker) in (*VIEWS, *MOVERS) and not scope.used_beyond(tensor, nodes)
+    ]
+    if not found:
+      return
+    _, tensor, maker = max(found, key=lambda each: each[0])
+    nodes.append(maker)
+    ends = [each for each in open_ends if each is not tensor] + _data(scope, maker)
+    open_ends = list({id(each): each for each in ends}.values())
 
 
 def _data(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
-    """What a step moves."""
-    inputs = list(node.inputs) if scope.op(node) == "Concat" else [node.inputs[0]]
-    return list({id(each): each for each in inputs}.values())
+  """What a step moves."""
+  inputs = list(node.inputs) if scope.op(node) == "Concat" else [node.inputs[0]]
+  return list({id(each): each for each in inputs}.values())
 
 
 def _order(scope: Scope, steps: _Steps) -> Rows:
-    """For each row of the result its number in x. Raises _NotRowsError."""
-    *dims, width = _lengths(scope, steps.x)
-    made = [_lengths(scope, node.outputs[0]) for node in steps.nodes]
-    # What is too large is found before anything is numbered.
-    if not width or not dims or any(not 0 < math.prod(shape) // width <= ROWS for shape in ([*dims, width], *made)):
-        raise _NotRowsError
-    if math.prod(made[-1]) // width > ORDER * max(dims[0], made[-1][0]):
-        raise _NotRowsError
-    found = {id(steps.x): (np.arange(math.prod(dims)).reshape(*dims, 1), len(dims))}
-    for node in steps.nodes:
-        given = [found[id(each)] for each in (node.inputs if node.op == "Concat" else node.inputs[:1])]
-        if len({axis for _, axis in given}) != 1:
-            raise _NotRowsError
-        made_shape = _lengths(scope, node.outputs[0])
-        rows, axis = _moved(scope, node, [each for each, _ in given], given[0][1], made_shape, width)
-        shape = [dim // width if at == axis else dim for at, dim in enumerate(made_shape)]
-        if (
-            made_shape[axis] % width
-            or rows.size != math.prod(shape)
-            or (node.op in MOVERS and list(rows.shape) != shape)
-        ):
-            raise _NotRowsError
-        found[id(node.outputs[0])] = rows.reshape(shape), axis
-    rows, axis = found[id(steps.nodes[-1].outputs[0])]
-    if axis != rows.ndim - 1:
-        raise _NotRowsError
-    return rows.reshape(-1)
+  """For each row of the result its number in x. Raises _NotRowsError."""
+  *dims, width = _lengths(scope, steps.x)
+  made = [_lengths(scope, node.outputs[0]) for node in steps.nodes]
+  # What is too large is found before anything is numbered.
+  if not width or not dims or any(not 0 < math.prod(shape) // width <= ROWS for shape in ([*dims, width], *made)):
+    raise _NotRowsError
+  if math.prod(made[-1]) // width > ORDER * max(dims[0], made[-1][0]):
+    raise _NotRowsError
+  found = {id(steps.x): (np.arange(math.prod(dims)).reshape(*dims, 1), len(dims))}
+  for node in steps.nodes:
+    given = [found[id(each)] for each in (node.inputs if node.op == "Concat" else node.inputs[:1])]
+    if len({axis for _, axis in given}) != 1:
+      raise _NotRowsError
+    made_shape = _lengths(scope, node.outputs[0])
+    rows, axis = _moved(scope, node, [each for each, _ in given], given[0][1], made_shape, width)
+    shape = [dim // width if at == axis else dim for at, dim in enumerate(made_shape)]
+    if made_shape[axis] % width or rows.size != math.prod(shape) or (node.op in MOVERS and list(rows.shape) != shape):
+      raise _NotRowsError
+    found[id(node.outputs[0])] = rows.reshape(shape), axis
+  rows, axis = found[id(steps.nodes[-1].outputs[0])]
+  if axis != rows.ndim - 1:
+    raise _NotRowsError
+  return rows.reshape(-1)
 
 
 def _lengths(scope: Scope, tensor: gs.Tensor) -> list[int]:
-    """The shape. Raises _NotRowsError where it is not known, or has no axis."""
-    dims = [dim for dim in scope.shape(tensor) or () if isinstance(dim, int)]
-    if not dims or len(dims) != scope.rank(tensor):
-        raise _NotRowsError
-    return dims
+  """The shape. Raises _NotRowsError where it is not known, or has no axis."""
+  dims = [dim for dim in scope.shape(tensor) or () if isinstance(dim, int)]
+  if not dims or len(dims) != scope.rank(tensor):
+    raise _NotRowsError
+  return dims
 
 
 def _moved(
-    scope: Scope, node: gs.Node, given: Sequence[Rows], axis: int, made: Sequence[int], width: int
+  scope: Scope, node: gs.Node, given: Sequence[Rows], axis: int, made: Sequence[int], width: int
 ) -> tuple[Rows, int]:
-    """The rows after a step that makes a tensor of this shape, and their axis, which was `axis` before.
+  """The rows after a step that makes a tensor of this shape, and their axis, which was `axis` before.
 
-    Raises _NotRowsError where the step takes rows apart.
-    """
-    rows, op, rank = given[0], scope.op(node), given[0].ndim
-    if op == "Concat":
-        if sum(each.size for each in given) > ROWS or (axis != rank - 1 and int(node.attrs["axis"]) % rank == axis):
-            raise _NotRowsError
-        joined: Rows = np.concatenate(given, int(node.attrs["axis"]))
-        return joined, axis
-    if op == "Transpose":
-        perm = [int(each) for each in node.attrs.get("perm") or range(rank)[::-1]]
-        if perm.index(axis) != axis and rows.shape[axis] != 1:
-            raise _NotRowsError
-        turned: Rows = rows.transpose(perm)
-        return turned, perm.index(axis)
-    if op == "Gather":
-        along = int(node.attrs.get("axis", 0)) % rank
-        indices = scope.constant(node.inputs[1], ORDER)
-        if indices is None or along == axis or not _within(indices, rows.shape[along]):
-            raise _NotRowsError
-        if rows.size // rows.shape[along] * indices.size > ROWS:
-            raise _NotRowsError
-        return np.asarray(rows.take(indices, along)), axis + (indices.ndim - 1 if along < axis else 0)
-    if op == "Slice":
-        part: Rows = rows[_slices(scope, node, rank, axis)]
-        return part, axis
-    return rows, _axis_of_view(rows, axis, made, width)
+  Raises _NotRowsError where the step takes rows apart.
+  """
+  rows, op, rank = given[0], scope.op(node), given[0].ndim
+  if op == "Concat":
+    if sum(each.size for each in given) > ROWS or (axis != rank - 1 and int(node.attrs["axis"]) % rank == axis):
+      raise _NotRowsError
+    joined: Rows = np.concatenate(given, int(node.attrs["axis"]))
+    return joined, axis
+  if op == "Transpose":
+    perm = [int(each) for each in node.attrs.get("perm") or range(rank)[::-1]]
+    if perm.index(axis) != axis and rows.shape[axis] != 1:
+      raise _NotRowsError
+    turned: Rows = rows.transpose(perm)
+    return turned, perm.index(axis)
+  if op == "Gather":
+    along = int(node.attrs.get("axis", 0)) % rank
+    indices = scope.constant(node.inputs[1], ORDER)
+    if indices is None or along == axis or not _within(indices, rows.shape[along]):
+      raise _NotRowsError
+    if rows.size // rows.shape[along] * indices.size > ROWS:
+      raise _NotRowsError
+    return np.asarray(rows.take(indices, along)), axis + (indices.ndim - 1 if along < axis else 0)
+  if op == "Slice":
+    part: Rows = rows[_slices(scope, node, rank, axis)]
+    return part, axis
+  return rows, _axis_of_view(rows, axis, made, width)
 
 
 def _axis_of_view(rows: Rows, axis: int, made: Sequence[int], width: int) -> int:
-    """Where a view has the axis of rows: last, of any number of them, or as far from the first as it was, of one.
+  """Where a view has the axis of rows: last, of any number of them, or as far from the first as it was, of one.
 
-    Raises _NotRowsError if nowhere.
-    """
-    if axis == rows.ndim - 1 and made[-1] % width == 0:
-        return len(made) - 1
-    before = math.prod(rows.shape[:axis])
-    places = [at for at, dim in enumerate(made) if dim == width and math.prod(made[:at]) == before]
-    if not places or rows.shape[axis] != 1:
-        raise _NotRowsError
-    return places[0]
+  Raises _NotRowsError if nowhere.
+  """
+  if axis == rows.ndim - 1 and made[-1] % width == 0:
+    return len(made) - 1
+  before = math.prod(rows.shape[:axis])
+  places = [at for at, dim in enumerate(made) if dim == width and math.prod(made[:at]) == before]
+  if not places or rows.shape[axis] != 1:
+    raise _NotRowsError
+  return places[0]
 
 
 def _within(indices: npt.NDArray[Any], size: int) -> bool:
-    return bool(((indices >= -size) & (indices < size)).all())
+  return bool(((indices >= -size) & (indices < size)).all())
 
 
 def _slices(scope: Scope, node: gs.Node, rank: int, rows: int) -> tuple[slice, ...]:
-    """What a Slice takes. Raises _NotRowsError where that is not known, goes backwards, or divides rows."""
-    numbers = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
-    if len(numbers) < 2 or any(
-        x is None and not each.is_empty() for x, each in zip(numbers, node.inputs[1:], strict=True)
-    ):
-        raise _NotRowsError
-    starts, ends, axes, steps = [*numbers, None, None][:4]
-    if starts is None or ends is None:
-        raise _NotRowsError
-    found = [slice(None)] * rank
-    for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = (at if axes is None else int(axes[at])) % rank
-        step = 1 if steps is None else int(steps[at])
-        if step < 1 or axis == rows:
-            raise _NotRowsError
-        found[axis] = slice(int(start), int(end), step)
-    return tuple(found)
+  """What a Slice takes. Raises _NotRowsError where that is not known, goes backwards, or divides rows."""
+  numbers = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
+  if len(numbers) < 2 or any(
+    x is None and not each.is_empty() for x, each in zip(numbers, node.inputs[1:], strict=True)
+  ):
+    raise _NotRowsError
+  starts, ends, axes, steps = [*numbers, None, None][:4]
+  if starts is None or ends is None:
+    raise _NotRowsError
+  found = [slice(None)] * rank
+  for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    axis = (at if axes is None else int(axes[at])) % rank
+    step = 1 if steps is None else int(steps[at])
+    if step < 1 or axis == rows:
+      raise _NotRowsError
+    found[axis] = slice(int(start), int(end), step)
+  return tuple(found)
 
 
 def _replace(scope: Scope, steps: _Steps, order: Rows) -> Applied:
-    last = steps.nodes[-1]
-    y, (*dims, width) = last.outputs[0], _lengths(scope, steps.x)
-    shape, rows = _lengths(scope, y), math.prod(dims)
-    counts = sorted({dims[0], shape[0], math.gcd(dims[0], shape[0])}, reverse=True)
-    images = next((count for count in counts if _repeats(order, count, rows)), 1)
-    one = order[: len(order) // images]
-    if len(one) > ORDER:
-        raise _NotRowsError
-    labels = tuple(label(each) for each in steps.nodes)
-    moved = reshape(scope, last, steps.x, [images, rows // images, width])
-    if not np.array_equal(one, np.arange(rows // images)):
-        indices = integers(scope, [int(each) for each in one], f"{y.name}_order")
-        moved = emit(scope, last, "Gather", [moved, indices], (images, len(one), width), axis=1)
-    new = gs.Node("Reshape", last.name, {}, [moved, integers(scope, shape, f"{y.name}_shape")])
-    scope.replace(steps.nodes, new, [y])
-    return Applied(labels, new)
+  last = steps.nodes[-1]
+  y, (*dims, width) = last.outputs[0], _lengths(scope, steps.x)
+  shape, rows = _lengths(scope, y), math.prod(dims)
+  counts = sorted({dims[0], shape[0], math.gcd(dims[0], shape[0])}, reverse=True)
+  images = next((count for count in counts if _repeats(order, count, rows)), 1)
+  one = order[: len(order) // images]
+  if len(one) > ORDER:
+    raise _NotRowsError
+  labels = tuple(label(each) for each in steps.nodes)
+  moved = reshape(scope, last, steps.x, [images, rows // images, width])
+  if not np.array_equal(one, np.arange(rows // images)):
+    indices = integers(scope, [int(each) for each in one], f"{y.name}_order")
+    moved = emit(scope, last, "Gather", [moved, indices], (images, len(one), width), axis=1)
+  new = gs.Node("Reshape", last.name, {}, [moved, integers(scope, shape, f"{y.name}_shape")])
+  scope.replace(steps.nodes, new, [y])
+  return Applied(labels, new)
 
 
 def _repeats(order: Rows, images: int, rows: int) -> bool:
-    """Whether each of so many images is ordered alike, from its own rows."""
-    if not len(order) or len(order) % images or rows % images:
-        return False
-    one = order.reshape(images, -1)
-    return bool(
-        (one == one[0] + np.arange(images)[:, None] * (rows // images)).all() and (one[0] < rows // images).all()
-    )
+  """Whether each of so many images is ordered alike, from its own rows."""
+  if not len(order) or len(order) % images or rows % images:
+    return False
+  one = order.reshape(images, -1)
+  return bool((one == one[0] + np.arange(images)[:, None] * (rows // images)).all() and (one[0] < rows // images).all())
 
 
 ROW_ORDER = RulePass("row-order", "steps that put the rows of a tensor in another order become one Gather", rewrite)

@@ -22,59 +22,57 @@ BIASED = ("com.microsoft::BiasGelu", "com.microsoft::FastGelu", "com.microsoft::
 
 
 def rule_of(scope: Scope, node: gs.Node) -> Plan | None:
-    """How the node works with channels last; None if it does not."""
-    if is_fused_conv(scope, node):
-        return convolution(scope, node)
-    op = scope.op(node)
-    if op == f"{DOMAIN}::FusedPointwise" or (is_pointwise(scope, node) and op not in BIASED):
-        return pointwise(scope, node)
-    rule = RULES.get(op)
-    return None if rule is None else rule(scope, node)
+  """How the node works with channels last; None if it does not."""
+  if is_fused_conv(scope, node):
+    return convolution(scope, node)
+  op = scope.op(node)
+  if op == f"{DOMAIN}::FusedPointwise" or (is_pointwise(scope, node) and op not in BIASED):
+    return pointwise(scope, node)
+  rule = RULES.get(op)
+  return None if rule is None else rule(scope, node)
 
 
 def convolution(scope: Scope, node: gs.Node) -> Plan | None:
-    """A convolution of ours: X and what is added to its result; the weights' axes are in the same order."""
-    rank = scope.rank(node.inputs[0])
-    operands = split_operands(scope, node, rank, range(OWN_INPUTS, len(node.inputs)))
-    if rank is None or operands is None or is_channels_last(node) or "kernel_shape" not in node.attrs:
-        return None
-    if scope.rank(node.inputs[1]) != rank:
-        return None
-    reads, others = operands
+  """A convolution of ours: X and what is added to its result; the weights' axes are in the same order."""
+  rank = scope.rank(node.inputs[0])
+  operands = split_operands(scope, node, rank, range(OWN_INPUTS, len(node.inputs)))
+  if rank is None or operands is None or is_channels_last(node) or "kernel_shape" not in node.attrs:
+    return None
+  if scope.rank(node.inputs[1]) != rank:
+    return None
+  reads, others = operands
 
-    def edit(layouts: Layouts, node: gs.Node) -> None:
-        node.inputs[1] = layouts.weights(node.inputs[1], node)
-        for index in others:
-            node.inputs[index] = layouts.operand(node.inputs[index], rank, node)
-        node.attrs["layout"] = "NHWC"
+  def edit(layouts: Layouts, node: gs.Node) -> None:
+    node.inputs[1] = layouts.weights(node.inputs[1], node)
+    for index in others:
+      node.inputs[index] = layouts.operand(node.inputs[index], rank, node)
+    node.attrs["layout"] = "NHWC"
 
-    return Plan((0, *reads), tuple(range(len(node.outputs))), edit)
+  return Plan((0, *reads), tuple(range(len(node.outputs))), edit)
 
 
 def pointwise(scope: Scope, node: gs.Node) -> Plan | None:
-    """What broadcasts its operands to one shape."""
-    ranks = [scope.rank(tensor) for tensor in node.outputs if not tensor.is_empty()]
-    rank = ranks[0] if ranks else None
-    at = [
-        index
-        for index, tensor in enumerate(node.inputs)
-        if not tensor.is_empty() and not _is_setting(scope, node, index)
-    ]
-    operands = split_operands(scope, node, rank, at)
-    if rank is None or rank < 3 or operands is None or not operands[0] or set(ranks) != {rank}:
-        return None
-    reads, others = operands
+  """What broadcasts its operands to one shape."""
+  ranks = [scope.rank(tensor) for tensor in node.outputs if not tensor.is_empty()]
+  rank = ranks[0] if ranks else None
+  at = [
+    index for index, tensor in enumerate(node.inputs) if not tensor.is_empty() and not _is_setting(scope, node, index)
+  ]
+  operands = split_operands(scope, node, rank, at)
+  if rank is None or rank < 3 or operands is None or not operands[0] or set(ranks) != {rank}:
+    return None
+  reads, others = operands
 
-    def edit(layouts: Layouts, node: gs.Node) -> None:
-        for index in others:
-            node.inputs[index] = layouts.operand(node.inputs[index], rank, node)
+  def edit(layouts: Layouts, node: gs.Node) -> None:
+    for index in others:
+      node.inputs[index] = layouts.operand(node.inputs[index], rank, node)
 
-    return Plan(reads, tuple(i for i, tensor in enumerate(node.outputs) if not tensor.is_empty()), edit)
+  return Plan(reads, tuple(i for i, tensor in enumerate(node.outputs) if not tensor.is_empty()), edit)
 
 
 def _is_setting(scope: Scope, node: gs.Node, index: int) -> bool:
-    """Whether an input has no part in the result's shape: Dropout's ratio, the dtype of a CastLike."""
-    return index > 0 and scope.op(node) in ("Dropout", "CastLike")
+  """Whether an input has no part in the result's shape: Dropout's ratio, the dtype of a CastLike."""
+  return index > 0 and scope.op(node) in ("Dropout", "CastLike")
 
 
 RULES: dict[str, Rule] = {**AXIS_RULES, **VIEW_RULES, **BLOCK_RULES, **POOL_RULES, **CONV_GRAD_RULES}

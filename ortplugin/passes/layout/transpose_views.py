@@ -16,55 +16,55 @@ from ortplugin.passes.layout.transpose_split import split_first
 
 
 def merge(scope: Scope, node: gs.Node) -> Outcome:
-    """Makes one Transpose of two, the first of which nothing else needs."""
-    first = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
-    if first is None or scope.op(first) != "Transpose" or scope.used_beyond(node.inputs[0], [node]):
-        return None
-    inner, outer = _perm(scope, first), _perm(scope, node)
-    if inner is None or outer is None or len(inner) != len(outer):
-        return None
-    y = node.outputs[0]
-    new = gs.Node("Transpose", node.name, {"perm": [inner[axis] for axis in outer]}, [first.inputs[0]])
-    labels = (label(first), label(node))
-    scope.replace([first, node], new, [y])
-    return Applied(labels, new)
+  """Makes one Transpose of two, the first of which nothing else needs."""
+  first = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
+  if first is None or scope.op(first) != "Transpose" or scope.used_beyond(node.inputs[0], [node]):
+    return None
+  inner, outer = _perm(scope, first), _perm(scope, node)
+  if inner is None or outer is None or len(inner) != len(outer):
+    return None
+  y = node.outputs[0]
+  new = gs.Node("Transpose", node.name, {"perm": [inner[axis] for axis in outer]}, [first.inputs[0]])
+  labels = (label(first), label(node))
+  scope.replace([first, node], new, [y])
+  return Applied(labels, new)
 
 
 def _perm(scope: Scope, node: gs.Node) -> list[int] | None:
-    """The permutation, which reverses the axes if it is not given; None if their number is not known then."""
-    rank = scope.rank(node.inputs[0])
-    perm = node.attrs.get("perm") or (None if rank is None else range(rank - 1, -1, -1))
-    return None if perm is None else [int(axis) for axis in perm]
+  """The permutation, which reverses the axes if it is not given; None if their number is not known then."""
+  rank = scope.rank(node.inputs[0])
+  perm = node.attrs.get("perm") or (None if rank is None else range(rank - 1, -1, -1))
+  return None if perm is None else [int(axis) for axis in perm]
 
 
 def as_view(scope: Scope, node: gs.Node) -> Outcome:
-    """Makes a Transpose a Reshape."""
-    shape = scope.shape(node.inputs[0]) if scope.op(node) == "Transpose" else None
-    perm = None if shape is None else _perm(scope, node)
-    target = _target(shape, perm) if shape is not None and perm is not None and len(perm) == len(shape) else None
-    if target is None:
-        return None
-    y = node.outputs[0]
-    new = gs.Node("Reshape", node.name, {}, [node.inputs[0], integers(scope, target, f"{y.name}_shape")])
-    labels = (label(node),)
-    scope.replace([node], new, [y])
-    return Applied(labels, new)
+  """Makes a Transpose a Reshape."""
+  shape = scope.shape(node.inputs[0]) if scope.op(node) == "Transpose" else None
+  perm = None if shape is None else _perm(scope, node)
+  target = _target(shape, perm) if shape is not None and perm is not None and len(perm) == len(shape) else None
+  if target is None:
+    return None
+  y = node.outputs[0]
+  new = gs.Node("Reshape", node.name, {}, [node.inputs[0], integers(scope, target, f"{y.name}_shape")])
+  labels = (label(node),)
+  scope.replace([node], new, [y])
+  return Applied(labels, new)
 
 
 def _target(shape: Shape, perm: list[int]) -> list[int] | None:
-    """What a Reshape makes the permuted shape from, if the axes that are not 1 stay in order; else None."""
-    moved = [axis for axis in perm if shape[axis] != 1]
-    if moved != sorted(moved) or perm == sorted(perm) or 0 in shape:
-        return None
-    # An unknown length is copied where its axis stays, or it is what is left, if nothing else is unknown: beside a
-    # length that may be 0 in some run, what is left is not known, and a Reshape fails where a Transpose does not.
-    dims = [shape[axis] for axis in perm]
-    target = [dim if isinstance(dim, int) else 0 if perm[at] == at else -1 for at, dim in enumerate(dims)]
-    return target if -1 not in target or (target.count(-1) == 1 and 0 not in target) else None
+  """What a Reshape makes the permuted shape from, if the axes that are not 1 stay in order; else None."""
+  moved = [axis for axis in perm if shape[axis] != 1]
+  if moved != sorted(moved) or perm == sorted(perm) or 0 in shape:
+    return None
+  # An unknown length is copied where its axis stays, or it is what is left, if nothing else is unknown: beside a
+  # length that may be 0 in some run, what is left is not known, and a Reshape fails where a Transpose does not.
+  dims = [shape[axis] for axis in perm]
+  target = [dim if isinstance(dim, int) else 0 if perm[at] == at else -1 for at, dim in enumerate(dims)]
+  return target if -1 not in target or (target.count(-1) == 1 and 0 not in target) else None
 
 
 TRANSPOSE_VIEWS = RulePass(
-    "transpose-views",
-    "two Transposes become one, also around a Reshape; one that moves only axes of length 1 a Reshape",
-    first_of(merge, split_first, as_view),
+  "transpose-views",
+  "two Transposes become one, also around a Reshape; one that moves only axes of length 1 a Reshape",
+  first_of(merge, split_first, as_view),
 )

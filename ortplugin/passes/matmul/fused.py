@@ -16,25 +16,25 @@ OWN_INPUTS = 2  # A and B; the others are the program's
 
 
 def is_product(scope: Scope, node: gs.Node) -> bool:
-    """Whether the node is a matrix product of ours."""
-    return node.op == NAME and scope.op(node) == f"{DOMAIN}::{NAME}"
+  """Whether the node is a matrix product of ours."""
+  return node.op == NAME and scope.op(node) == f"{DOMAIN}::{NAME}"
 
 
 def product_node(name: str, program: Program, inputs: Sequence[gs.Tensor], trans_b: bool) -> gs.Node:
-    """A product of ours without outputs; `inputs`: A, B and the operands."""
-    return gs.Node(NAME, name, {"program": str(program), "trans_b": int(trans_b)}, list(inputs), [], DOMAIN)
+  """A product of ours without outputs; `inputs`: A, B and the operands."""
+  return gs.Node(NAME, name, {"program": str(program), "trans_b": int(trans_b)}, list(inputs), [], DOMAIN)
 
 
 class MatMulCore(Core):
-    """What a product of ours is to what is pointwise after it (passes/absorb.py)."""
+  """What a product of ours is to what is pointwise after it (passes/absorb.py)."""
 
-    operators = (NAME,)
-    called = "the product"
-    prologue = False
+  operators = (NAME,)
+  called = "the product"
+  prologue = False
 
-    def own(self, node: gs.Node) -> tuple[int, int]:
-        """A and B; no output."""
-        return OWN_INPUTS, 0
+  def own(self, node: gs.Node) -> tuple[int, int]:
+    """A and B; no output."""
+    return OWN_INPUTS, 0
 
 
 MATMUL = MatMulCore()

@@ -28,54 +28,54 @@ from ortplugin.program import MAX_RESULTS
 
 
 def _draw(scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> gs.Node:
-    nodes = [member.node for member in members]
-    program, inputs = compose(members, outputs)
-    assert inputs[0] is members[0].inputs[0]  # the product's value
-    new = MATMUL.node_of(members[0], program, inputs)
-    scope.replace(nodes, new, outputs)
-    return new
+  nodes = [member.node for member in members]
+  program, inputs = compose(members, outputs)
+  assert inputs[0] is members[0].inputs[0]  # the product's value
+  new = MATMUL.node_of(members[0], program, inputs)
+  scope.replace(nodes, new, outputs)
+  return new
 
 
 def _chain(scope: Scope, node: gs.Node) -> Chain:
-    """The product and what it draws in, in order; what they make for others; why there is no more."""
-    first = MATMUL.read(scope, node)
-    if first is None:
-        return [], [], []
+  """The product and what it draws in, in order; what they make for others; why there is no more."""
+  first = MATMUL.read(scope, node)
+  if first is None:
+    return [], [], []
 
-    def fit(tensor: gs.Tensor, inside: list[gs.Tensor]) -> tuple[bool, bool]:
-        same = scope.same_shape(tensor, node.outputs[0]) or same_lengths(scope, tensor, node.outputs[0])
-        return same or scope.broadcasts_to(tensor, node.outputs[0]), same
+  def fit(tensor: gs.Tensor, inside: list[gs.Tensor]) -> tuple[bool, bool]:
+    same = scope.same_shape(tensor, node.outputs[0]) or same_lengths(scope, tensor, node.outputs[0])
+    return same or scope.broadcasts_to(tensor, node.outputs[0]), same
 
-    return chain_of(
-        scope,
-        first,
-        lambda each, members: drawn(scope, MATMUL, each, members, fit),
-        lambda left, before: len(left) <= MAX_RESULTS and _spared(scope, left) <= _spared(scope, before),
-    )
+  return chain_of(
+    scope,
+    first,
+    lambda each, members: drawn(scope, MATMUL, each, members, fit),
+    lambda left, before: len(left) <= MAX_RESULTS and _spared(scope, left) <= _spared(scope, before),
+  )
 
 
 def _spared(scope: Scope, values: list[gs.Tensor]) -> int:
-    """The bytes of an element of those values that only pointwise operators and sums read."""
-    return sum(np.dtype(each.dtype).itemsize for each in values if not _is_wanted(scope, each))
+  """The bytes of an element of those values that only pointwise operators and sums read."""
+  return sum(np.dtype(each.dtype).itemsize for each in values if not _is_wanted(scope, each))
 
 
 def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
-    """Whether something needs the tensor in memory, whatever pointwise operators and sums are fused."""
-    readers = list(tensor.outputs)
-    if scope.is_output(tensor) or any(id(each) not in scope.position for each in readers):
-        return True
-    spared = [FUSED_POINTWISE, FUSED_SUM_TO]
-    maker = scope.producer(tensor)
-    if maker is not None and scope.op(maker) == "Cast":
-        spared.append(FUSED_LAYER_NORM)  # which reads the narrow value and casts it itself
-    names = {"ReduceSum", *(f"{DOMAIN}::{each}" for each in spared)}
-    return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)
+  """Whether something needs the tensor in memory, whatever pointwise operators and sums are fused."""
+  readers = list(tensor.outputs)
+  if scope.is_output(tensor) or any(id(each) not in scope.position for each in readers):
+    return True
+  spared = [FUSED_POINTWISE, FUSED_SUM_TO]
+  maker = scope.producer(tensor)
+  if maker is not None and scope.op(maker) == "Cast":
+    spared.append(FUSED_LAYER_NORM)  # which reads the narrow value and casts it itself
+  names = {"ReduceSum", *(f"{DOMAIN}::{each}" for each in spared)}
+  return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)
 
 
 MATMUL_EPILOGUE = ChainPass(
-    "matmul-epilogue",
-    "bias, activations, residual sums and other pointwise operators after a FusedMatMul become part of it",
-    is_product,
-    _chain,
-    _draw,
+  "matmul-epilogue",
+  "bias, activations, residual sums and other pointwise operators after a FusedMatMul become part of it",
+  is_product,
+  _chain,
+  _draw,
 )

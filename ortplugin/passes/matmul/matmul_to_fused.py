@@ -37,119 +37,119 @@ Turned = dict[tuple[int, int], gs.Constant]
 
 
 class MatMulToFused:
-    """The pass; see the module."""
+  """The pass; see the module."""
 
-    name = "matmul-to-fused"
-    summary = "a MatMul or Gemm with constant weights, in float16 and bfloat16, becomes a FusedMatMul"
+  name = "matmul-to-fused"
+  summary = "a MatMul or Gemm with constant weights, in float16 and bfloat16, becomes a FusedMatMul"
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Replaces the products of the graph and its bodies, at most `limit` of them."""
-        changes: list[Change] = []
-        misses: list[NearMiss] = []
-        turned: Turned = {}
-        for scope in scopes(graph):
-            for node in [each for each in scope.slots if each is not None and scope.op(each) in PRODUCTS]:
-                if unsupported(scope) or scope.dtype(node.outputs[0]) not in DTYPES or len(changes) == limit:
-                    continue
-                replaced = label(node)
-                new = _product(scope, node, turned)
-                if isinstance(new, gs.Node):
-                    scope.replace([node], new, [node.outputs[0]])
-                    changes.append(Change(self.name, (replaced,), label(new)))
-                elif scope.rank(node.inputs[1]) == 2:  # what is of more is a batch of products
-                    misses.append(NearMiss(self.name, replaced, new))
-        return PassResult(tuple(changes), tuple(misses))
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    """Replaces the products of the graph and its bodies, at most `limit` of them."""
+    changes: list[Change] = []
+    misses: list[NearMiss] = []
+    turned: Turned = {}
+    for scope in scopes(graph):
+      for node in [each for each in scope.slots if each is not None and scope.op(each) in PRODUCTS]:
+        if unsupported(scope) or scope.dtype(node.outputs[0]) not in DTYPES or len(changes) == limit:
+          continue
+        replaced = label(node)
+        new = _product(scope, node, turned)
+        if isinstance(new, gs.Node):
+          scope.replace([node], new, [node.outputs[0]])
+          changes.append(Change(self.name, (replaced,), label(new)))
+        elif scope.rank(node.inputs[1]) == 2:  # what is of more is a batch of products
+          misses.append(NearMiss(self.name, replaced, new))
+    return PassResult(tuple(changes), tuple(misses))
 
 
 def _product(scope: Scope, node: gs.Node, turned: Turned) -> gs.Node | str:
-    """The product in the node's place, without outputs; or why there is none."""
-    x, w = node.inputs[:2]
-    dtype = conv_dtype(scope, node)
-    reason = unknown_rank(scope, x)
-    if reason is None and dtype is None:
-        reason = f"'{x.name}' and '{w.name}' are not known to have one floating dtype"
-    if reason is None and node.attrs.get("transA", 0):
-        reason = f"its first operand '{x.name}' is transposed"
-    if reason is not None or dtype is None:
-        return reason or ""
-    # ONNX Runtime does not read a bias times 0, nor does it say NaN where there is one or infinity in it.
-    used = float(node.attrs.get("beta", 1)) != 0
-    operands = [each for each in node.inputs[2:] if used and not each.is_empty()]
-    for each in operands:
-        reason = unknown_rank(scope, each)
-        if reason is None and scope.dtype(each) != dtype:
-            reason = f"its bias '{each.name}' is not known to be {dtype}, as the rest is"
-        if reason is not None:
-            return reason
-    weights = _weights(scope, node, turned)
-    if isinstance(weights, str):
-        return weights
-    scales = [float(node.attrs.get(name, 1)) for name in ("alpha", "beta")]
-    return product_node(node.name, _affine(dtype, bool(operands), *scales), [x, weights[0], *operands], weights[1])
+  """The product in the node's place, without outputs; or why there is none."""
+  x, w = node.inputs[:2]
+  dtype = conv_dtype(scope, node)
+  reason = unknown_rank(scope, x)
+  if reason is None and dtype is None:
+    reason = f"'{x.name}' and '{w.name}' are not known to have one floating dtype"
+  if reason is None and node.attrs.get("transA", 0):
+    reason = f"its first operand '{x.name}' is transposed"
+  if reason is not None or dtype is None:
+    return reason or ""
+  # ONNX Runtime does not read a bias times 0, nor does it say NaN where there is one or infinity in it.
+  used = float(node.attrs.get("beta", 1)) != 0
+  operands = [each for each in node.inputs[2:] if used and not each.is_empty()]
+  for each in operands:
+    reason = unknown_rank(scope, each)
+    if reason is None and scope.dtype(each) != dtype:
+      reason = f"its bias '{each.name}' is not known to be {dtype}, as the rest is"
+    if reason is not None:
+      return reason
+  weights = _weights(scope, node, turned)
+  if isinstance(weights, str):
+    return weights
+  scales = [float(node.attrs.get(name, 1)) for name in ("alpha", "beta")]
+  return product_node(node.name, _affine(dtype, bool(operands), *scales), [x, weights[0], *operands], weights[1])
 
 
 def _affine(dtype: str, has_bias: bool, alpha: float, beta: float) -> Program:
-    """alpha c + beta bias"""
-    parameters, statements = [Parameter(dtype, "c")], []
+  """alpha c + beta bias"""
+  parameters, statements = [Parameter(dtype, "c")], []
 
-    def emit(name: str, op: str, *operands: Operand) -> str:
-        statements.append(Statement(name, op, operands))
-        return name
+  def emit(name: str, op: str, *operands: Operand) -> str:
+    statements.append(Statement(name, op, operands))
+    return name
 
-    value = "c" if alpha == 1 else emit("scaled", "Mul", "c", alpha)
-    if has_bias:
-        parameters.append(Parameter(dtype, "bias"))
-        value = emit("y", "Add", value, "bias" if beta == 1 else emit("scaled_bias", "Mul", "bias", beta))
-    return Program(tuple(parameters), (Parameter(dtype, value),), tuple(statements))
+  value = "c" if alpha == 1 else emit("scaled", "Mul", "c", alpha)
+  if has_bias:
+    parameters.append(Parameter(dtype, "bias"))
+    value = emit("y", "Add", value, "bias" if beta == 1 else emit("scaled_bias", "Mul", "bias", beta))
+  return Program(tuple(parameters), (Parameter(dtype, value),), tuple(statements))
 
 
 def _weights(scope: Scope, node: gs.Node, turned: Turned) -> tuple[gs.Tensor, bool] | str:
-    """The weights of a product and whether they are [N, K]; or why they are none."""
-    w, trans_b = node.inputs[1], bool(node.attrs.get("transB", 0))
-    maker = scope.producer(w)
-    if maker is not None and scope.op(maker) == "Transpose" and maker.attrs.get("perm", [1, 0]) == [1, 0]:
-        w, trans_b = maker.inputs[0], not trans_b
-    shape = scope.shape(w)
-    if not scope.is_constant(w) or shape is None or len(shape) != 2:
-        return f"'{w.name}' of shape {show(shape)} is no constant of two dimensions that no caller may override"
-    if trans_b:
-        return w, True
-    key = id(scope.graph), id(w)
-    if key not in turned:
-        rows = _rows(scope, w)
-        if rows is None:
-            return w, False
-        turned[key] = rows
-    return turned[key], True
+  """The weights of a product and whether they are [N, K]; or why they are none."""
+  w, trans_b = node.inputs[1], bool(node.attrs.get("transB", 0))
+  maker = scope.producer(w)
+  if maker is not None and scope.op(maker) == "Transpose" and maker.attrs.get("perm", [1, 0]) == [1, 0]:
+    w, trans_b = maker.inputs[0], not trans_b
+  shape = scope.shape(w)
+  if not scope.is_constant(w) or shape is None or len(shape) != 2:
+    return f"'{w.name}' of shape {show(shape)} is no constant of two dimensions that no caller may override"
+  if trans_b:
+    return w, True
+  key = id(scope.graph), id(w)
+  if key not in turned:
+    rows = _rows(scope, w)
+    if rows is None:
+      return w, False
+    turned[key] = rows
+  return turned[key], True
 
 
 def _rows(scope: Scope, w: gs.Tensor) -> gs.Constant | None:
-    """The weights [K, N] as [N, K]; None where they stay as they are."""
-    array = scope.constant(w, ELEMENTS)
-    if array is None:
-        return None
-    rows = array.T
-    for table in _tables(scope, rows.shape):
-        values = scope.constant(table, ELEMENTS)
-        if values is not None and values.dtype == rows.dtype and _same_bits(values, rows):
-            return table
-    products = [each for each in scope.consumers(w) if scope.op(each) in PRODUCTS]
-    if array.nbytes > COPY_BYTES and scope.used_beyond(w, products):
-        return None
-    return scope.add_constant(np.ascontiguousarray(rows), f"{w.name}_rows")
+  """The weights [K, N] as [N, K]; None where they stay as they are."""
+  array = scope.constant(w, ELEMENTS)
+  if array is None:
+    return None
+  rows = array.T
+  for table in _tables(scope, rows.shape):
+    values = scope.constant(table, ELEMENTS)
+    if values is not None and values.dtype == rows.dtype and _same_bits(values, rows):
+      return table
+  products = [each for each in scope.consumers(w) if scope.op(each) in PRODUCTS]
+  if array.nbytes > COPY_BYTES and scope.used_beyond(w, products):
+    return None
+  return scope.add_constant(np.ascontiguousarray(rows), f"{w.name}_rows")
 
 
 def _tables(scope: Scope, shape: tuple[int, ...]) -> Iterator[gs.Constant]:
-    """The tables of this shape that embeddings are looked up in."""
-    for node in scope.slots:
-        if node is not None and node.op == "Gather" and scope.op(node) == "Gather":
-            table = node.inputs[0]
-            if isinstance(table, gs.Constant) and scope.shape(table) == shape:
-                yield table
+  """The tables of this shape that embeddings are looked up in."""
+  for node in scope.slots:
+    if node is not None and node.op == "Gather" and scope.op(node) == "Gather":
+      table = node.inputs[0]
+      if isinstance(table, gs.Constant) and scope.shape(table) == shape:
+        yield table
 
 
 def _same_bits(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
-    return bool(np.array_equal(a.view(np.uint16), np.ascontiguousarray(b).view(np.uint16)))
+  return bool(np.array_equal(a.view(np.uint16), np.ascontiguousarray(b).view(np.uint16)))
 
 
 MATMUL_TO_FUSED = MatMulToFused()

@@ -21,46 +21,46 @@ CORE = "LayerNormalization"
 
 
 def pattern() -> Pattern:
-    """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)"""
-    x = value("x")
-    mean = op("ReduceMean", x, maybe(), tag="mean")
-    d = maybe_cast(op("Sub", x, mean))
-    square = any_of(op("Mul", d, d), op("Pow", d, number(2)))
-    return normalised(d, op("ReduceMean", square, maybe(), tag="mean"))
+  """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)"""
+  x = value("x")
+  mean = op("ReduceMean", x, maybe(), tag="mean")
+  d = maybe_cast(op("Sub", x, mean))
+  square = any_of(op("Mul", d, d), op("Pow", d, number(2)))
+  return normalised(d, op("ReduceMean", square, maybe(), tag="mean"))
 
 
 def normalised(d: Pattern, mean_square: Pattern) -> Pattern:
-    """d / sqrt(mean_square + epsilon) however it is written."""
-    shifted = op("Add", maybe_cast(mean_square), value("epsilon"), commute=True)
-    root = any_of(op("Sqrt", shifted), op("Pow", shifted, number(0.5)))
-    inverse = any_of(op("Reciprocal", root), op("Div", number(1), root), op("Pow", shifted, number(-0.5)))
-    return any_of(op("Div", d, maybe_cast(root)), op("Mul", d, maybe_cast(inverse), commute=True))
+  """d / sqrt(mean_square + epsilon) however it is written."""
+  shifted = op("Add", maybe_cast(mean_square), value("epsilon"), commute=True)
+  root = any_of(op("Sqrt", shifted), op("Pow", shifted, number(0.5)))
+  inverse = any_of(op("Reciprocal", root), op("Div", number(1), root), op("Pow", shifted, number(-0.5)))
+  return any_of(op("Div", d, maybe_cast(root)), op("Mul", d, maybe_cast(inverse), commute=True))
 
 
 def rewrite(match: Match, scope: Scope) -> gs.Node:
-    """The fused node of a match without fault."""
-    return decomposed_norm(match, scope, CORE)
+  """The fused node of a match without fault."""
+  return decomposed_norm(match, scope, CORE)
 
 
 def layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
-    """LayerNormalization(X, Scale, B?) -> Y, Mean?, InvStdDev?"""
-    if scope.op(node) != "LayerNormalization":
-        return None
-    epsilon = float(node.attrs.get("epsilon", 1e-5))
-    return fuse_operator(scope, node, CORE, [node.inputs[0]], node.inputs[1], optional(node, 2), epsilon)
+  """LayerNormalization(X, Scale, B?) -> Y, Mean?, InvStdDev?"""
+  if scope.op(node) != "LayerNormalization":
+    return None
+  epsilon = float(node.attrs.get("epsilon", 1e-5))
+  return fuse_operator(scope, node, CORE, [node.inputs[0]], node.inputs[1], optional(node, 2), epsilon)
 
 
 def skip_layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
-    """SkipLayerNormalization(input, skip, gamma, beta?, bias?) -> output, mean?, inv_std_var?, input_skip_bias_sum?"""
-    if scope.op(node) != "com.microsoft::SkipLayerNormalization":
-        return None
-    x = [node.inputs[0], node.inputs[1], *(t for t in [optional(node, 4)] if t is not None)]
-    epsilon = float(node.attrs.get("epsilon", 1e-12))
-    return fuse_operator(scope, node, CORE, x, node.inputs[2], optional(node, 3), epsilon, sum_output=3)
+  """SkipLayerNormalization(input, skip, gamma, beta?, bias?) -> output, mean?, inv_std_var?, input_skip_bias_sum?"""
+  if scope.op(node) != "com.microsoft::SkipLayerNormalization":
+    return None
+  x = [node.inputs[0], node.inputs[1], *(t for t in [optional(node, 4)] if t is not None)]
+  epsilon = float(node.attrs.get("epsilon", 1e-12))
+  return fuse_operator(scope, node, CORE, x, node.inputs[2], optional(node, 3), epsilon, sum_output=3)
 
 
 FUSE_LAYER_NORM = RulePass(
-    name="fuse-layer-norm",
-    summary="layer normalisation, as one operator or many, becomes FusedLayerNorm",
-    rule=first_of(layer_normalization, skip_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)),
+  name="fuse-layer-norm",
+  summary="layer normalisation, as one operator or many, becomes FusedLayerNorm",
+  rule=first_of(layer_normalization, skip_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)),
 )

@@ -22,40 +22,40 @@ WHOLE = ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft::Sim
 
 
 def pattern() -> Pattern:
-    """x / sqrt(mean(x^2) + epsilon)"""
-    x = maybe_cast(value("x"))
-    square = any_of(op("Mul", x, x), op("Pow", x, number(2)))
-    return normalised(x, op("ReduceMean", square, maybe(), tag="mean"))
+  """x / sqrt(mean(x^2) + epsilon)"""
+  x = maybe_cast(value("x"))
+  square = any_of(op("Mul", x, x), op("Pow", x, number(2)))
+  return normalised(x, op("ReduceMean", square, maybe(), tag="mean"))
 
 
 def rewrite(match: Match, scope: Scope) -> gs.Node:
-    """The fused node of a match without fault."""
-    return decomposed_norm(match, scope, CORE)
+  """The fused node of a match without fault."""
+  return decomposed_norm(match, scope, CORE)
 
 
 def rms_normalization(scope: Scope, node: gs.Node) -> Outcome:
-    """RMSNormalization(X, scale) -> Y; SimplifiedLayerNormalization(X, scale) -> Y, inv_std_var?"""
-    if scope.op(node) not in WHOLE:
-        return None
-    epsilon = float(node.attrs.get("epsilon", 1e-5))
-    return fuse_operator(scope, node, CORE, [node.inputs[0]], node.inputs[1], None, epsilon)
+  """RMSNormalization(X, scale) -> Y; SimplifiedLayerNormalization(X, scale) -> Y, inv_std_var?"""
+  if scope.op(node) not in WHOLE:
+    return None
+  epsilon = float(node.attrs.get("epsilon", 1e-5))
+  return fuse_operator(scope, node, CORE, [node.inputs[0]], node.inputs[1], None, epsilon)
 
 
 def skip_simplified_layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
-    """SkipSimplifiedLayerNormalization(input, skip, gamma, bias?) -> output, -, inv_std_var?, input_skip_bias_sum?"""
-    if scope.op(node) != "com.microsoft::SkipSimplifiedLayerNormalization":
-        return None
-    x = [node.inputs[0], node.inputs[1], *(t for t in [optional(node, 3)] if t is not None)]
-    epsilon = float(node.attrs.get("epsilon", 1e-12))
-    return fuse_operator(scope, node, CORE, x, node.inputs[2], None, epsilon, sum_output=3)
+  """SkipSimplifiedLayerNormalization(input, skip, gamma, bias?) -> output, -, inv_std_var?, input_skip_bias_sum?"""
+  if scope.op(node) != "com.microsoft::SkipSimplifiedLayerNormalization":
+    return None
+  x = [node.inputs[0], node.inputs[1], *(t for t in [optional(node, 3)] if t is not None)]
+  epsilon = float(node.attrs.get("epsilon", 1e-12))
+  return fuse_operator(scope, node, CORE, x, node.inputs[2], None, epsilon, sum_output=3)
 
 
 FUSE_RMS_NORM = RulePass(
-    name="fuse-rms-norm",
-    summary="RMS normalisation, as one operator or many, becomes FusedLayerNorm",
-    rule=first_of(
-        rms_normalization,
-        skip_simplified_layer_normalization,
-        PatternRewrite(pattern(), check_decomposed, rewrite),
-    ),
+  name="fuse-rms-norm",
+  summary="RMS normalisation, as one operator or many, becomes FusedLayerNorm",
+  rule=first_of(
+    rms_normalization,
+    skip_simplified_layer_normalization,
+    PatternRewrite(pattern(), check_decomposed, rewrite),
+  ),
 )

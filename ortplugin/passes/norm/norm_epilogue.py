@@ -22,32 +22,32 @@ HINTS = {"Mul": "gamma", "Add": "beta", "Sub": "beta", "PRelu": "slope", "Where"
 
 
 def _values(norm: Member) -> list[gs.Tensor]:
-    """The results that depend on the norm."""
-    results = zip(norm.program.results, norm.outputs, strict=True)
-    return [tensor for result, tensor in results if result.name in norm.program.epilogue]
+  """The results that depend on the norm."""
+  results = zip(norm.program.results, norm.outputs, strict=True)
+  return [tensor for result, tensor in results if result.name in norm.program.epilogue]
 
 
 class _Epilogue(NormCore):
-    def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
-        """Who reads a value of the norm."""
-        found = {id(node): node for tensor in _values(first) for node in scope.consumers(tensor)}
-        yield from (node for node in found.values() if is_pointwise(scope, node))
+  def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
+    """Who reads a value of the norm."""
+    found = {id(node): node for tensor in _values(first) for node in scope.consumers(tensor)}
+    yield from (node for node in found.values() if is_pointwise(scope, node))
 
-    def member(self, scope: Scope, first: Member, node: gs.Node) -> Member:
-        """What reads the norm's value, as a program. Raises NotPointwiseError or ProgramError."""
-        made = {id(tensor) for tensor in first.outputs}
-        y = next(tensor for tensor in _values(first) if any(tensor is each for each in node.inputs))
-        for each in node.inputs:
-            if not each.is_empty() and id(each) not in made:
-                fits = scope.shape(each) == () or scope.broadcasts_to(each, y)
-                self.check_operand(scope, first.node, each, y, fits)
-        hint = HINTS.get(scope.op(node), "operand")
-        hints = ["residual" if hint == "beta" and scope.same_shape(each, y) else hint for each in node.inputs]
-        return write_member(scope, node, hints, DTYPES)
+  def member(self, scope: Scope, first: Member, node: gs.Node) -> Member:
+    """What reads the norm's value, as a program. Raises NotPointwiseError or ProgramError."""
+    made = {id(tensor) for tensor in first.outputs}
+    y = next(tensor for tensor in _values(first) if any(tensor is each for each in node.inputs))
+    for each in node.inputs:
+      if not each.is_empty() and id(each) not in made:
+        fits = scope.shape(each) == () or scope.broadcasts_to(each, y)
+        self.check_operand(scope, first.node, each, y, fits)
+    hint = HINTS.get(scope.op(node), "operand")
+    hints = ["residual" if hint == "beta" and scope.same_shape(each, y) else hint for each in node.inputs]
+    return write_member(scope, node, hints, DTYPES)
 
 
 NORM_EPILOGUE = RulePass(
-    name="norm-epilogue",
-    summary="gamma, beta, Casts, activations and other pointwise operators after a norm become part of it",
-    rule=_Epilogue(),
+  name="norm-epilogue",
+  summary="gamma, beta, Casts, activations and other pointwise operators after a norm become part of it",
+  rule=_Epilogue(),
 )

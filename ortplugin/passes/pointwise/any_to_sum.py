@@ -25,87 +25,87 @@ FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces one reduction and what makes bools of its result."""
-    if scope.op(node) not in REDUCTIONS or unsupported(scope) or not node.inputs:
-        return None
-    numbers, extreme = node.inputs[0], node.outputs[0]
-    bools = numbers if numbers.dtype == np.bool_ else _cast_of(scope, numbers)
-    rank = scope.rank(numbers)
-    if bools is None or rank is None:
-        return None
-    readers = [node] if numbers is bools else scope.consumers(extreme)
-    if numbers is not bools and (
-        scope.used_beyond(extreme, readers) or not readers or not all(_asks(scope, each, extreme) for each in readers)
-    ):
-        return None
-    axes = _axes(scope, node, rank)
-    if axes is None:
-        return Missed(label(node), "its axes are not constant")
-    signed = np.dtype(numbers.dtype).kind not in "ub"
-    lengths = [(scope.shape(numbers) or ())[axis] for axis in axes]
-    if scope.op(node) == "ReduceMax" and signed and not all(isinstance(n, int) and n > 0 for n in lengths):
-        return Missed(label(node), f"'{numbers.name}' is not known to have elements on the axes {axes}")
-    labels = tuple(label(each) for each in (node, *(each for each in readers if each is not node)))
-    total = _count(scope, node, bools, axes)
-    for reader in readers:
-        y = reader.outputs[0]
-        if scope.op(node) == "ReduceMin":
-            found = emit(scope, reader, "Cast", [total], scope.shape(y), to=BOOL)
-            found.dtype = np.dtype(np.bool_)
-            new = gs.Node("Not", reader.name, {}, [found])
-        else:
-            new = gs.Node("Cast", reader.name, {"to": BOOL}, [total])
-        scope.replace([reader], new, [y])
-    if numbers is not bools:
-        scope.remove(node)
-        cast = scope.producer(numbers)
-        if cast is not None and not scope.used_beyond(numbers, []):
-            scope.remove(cast)
-    return Applied(labels, None)
+  """Replaces one reduction and what makes bools of its result."""
+  if scope.op(node) not in REDUCTIONS or unsupported(scope) or not node.inputs:
+    return None
+  numbers, extreme = node.inputs[0], node.outputs[0]
+  bools = numbers if numbers.dtype == np.bool_ else _cast_of(scope, numbers)
+  rank = scope.rank(numbers)
+  if bools is None or rank is None:
+    return None
+  readers = [node] if numbers is bools else scope.consumers(extreme)
+  if numbers is not bools and (
+    scope.used_beyond(extreme, readers) or not readers or not all(_asks(scope, each, extreme) for each in readers)
+  ):
+    return None
+  axes = _axes(scope, node, rank)
+  if axes is None:
+    return Missed(label(node), "its axes are not constant")
+  signed = np.dtype(numbers.dtype).kind not in "ub"
+  lengths = [(scope.shape(numbers) or ())[axis] for axis in axes]
+  if scope.op(node) == "ReduceMax" and signed and not all(isinstance(n, int) and n > 0 for n in lengths):
+    return Missed(label(node), f"'{numbers.name}' is not known to have elements on the axes {axes}")
+  labels = tuple(label(each) for each in (node, *(each for each in readers if each is not node)))
+  total = _count(scope, node, bools, axes)
+  for reader in readers:
+    y = reader.outputs[0]
+    if scope.op(node) == "ReduceMin":
+      found = emit(scope, reader, "Cast", [total], scope.shape(y), to=BOOL)
+      found.dtype = np.dtype(np.bool_)
+      new = gs.Node("Not", reader.name, {}, [found])
+    else:
+      new = gs.Node("Cast", reader.name, {"to": BOOL}, [total])
+    scope.replace([reader], new, [y])
+  if numbers is not bools:
+    scope.remove(node)
+    cast = scope.producer(numbers)
+    if cast is not None and not scope.used_beyond(numbers, []):
+      scope.remove(cast)
+  return Applied(labels, None)
 
 
 def _cast_of(scope: Scope, numbers: gs.Tensor) -> gs.Tensor | None:
-    """The bools of which the tensor is a Cast."""
-    maker = scope.producer(numbers)
-    if maker is None or scope.op(maker) != "Cast" or maker.inputs[0].dtype != np.bool_:
-        return None
-    return maker.inputs[0]
+  """The bools of which the tensor is a Cast."""
+  maker = scope.producer(numbers)
+  if maker is None or scope.op(maker) != "Cast" or maker.inputs[0].dtype != np.bool_:
+    return None
+  return maker.inputs[0]
 
 
 def _asks(scope: Scope, reader: gs.Node, number: gs.Tensor) -> bool:
-    """Whether a node asks only if the number is another than 0: a Cast to bool, or whether it is larger."""
-    if scope.op(reader) == "Greater":
-        return reader.inputs[0] is number and scope.scalar(reader.inputs[1]) == 0 and scope.rank(reader.inputs[1]) == 0
-    return scope.op(reader) == "Cast" and reader.outputs[0].dtype == np.bool_
+  """Whether a node asks only if the number is another than 0: a Cast to bool, or whether it is larger."""
+  if scope.op(reader) == "Greater":
+    return reader.inputs[0] is number and scope.scalar(reader.inputs[1]) == 0 and scope.rank(reader.inputs[1]) == 0
+  return scope.op(reader) == "Cast" and reader.outputs[0].dtype == np.bool_
 
 
 def _axes(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
-    """The axes, ascending; None where they are not known, or where none are reduced."""
-    axes = node.attrs.get("axes")
-    if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
-        axes = scope.constant(node.inputs[1])
-        if axes is None:
-            return None
-    given = [int(axis) for axis in axes] if axes is not None else []
-    if not given and node.attrs.get("noop_with_empty_axes", 0):
-        return None
-    return sorted({axis % rank for axis in given}) or list(range(rank))
+  """The axes, ascending; None where they are not known, or where none are reduced."""
+  axes = node.attrs.get("axes")
+  if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
+    axes = scope.constant(node.inputs[1])
+    if axes is None:
+      return None
+  given = [int(axis) for axis in axes] if axes is not None else []
+  if not given and node.attrs.get("noop_with_empty_axes", 0):
+    return None
+  return sorted({axis % rank for axis in given}) or list(range(rank))
 
 
 def _count(scope: Scope, node: gs.Node, bools: gs.Tensor, axes: list[int]) -> gs.Tensor:
-    """How many are true, of ReduceMin how many are not, in float32."""
-    shape = scope.shape(bools)
-    if scope.op(node) == "ReduceMin":
-        bools = emit(scope, node, "Not", [bools], shape)
-    ones = emit(scope, node, "Cast", [bools], shape, to=FLOAT)
-    ones.dtype = np.dtype(np.float32)
-    keepdims = {"keepdims": int(node.attrs.get("keepdims", 1))}
-    made = scope.shape(node.outputs[0])
-    if not axes:  # of a scalar
-        return ones
-    if scope.opset < 13:
-        return emit(scope, node, "ReduceSum", [ones], made, axes=axes, **keepdims)
-    return emit(scope, node, "ReduceSum", [ones, integers(scope, axes, "axes")], made, **keepdims)
+  """How many are true, of ReduceMin how many are not, in float32."""
+  shape = scope.shape(bools)
+  if scope.op(node) == "ReduceMin":
+    bools = emit(scope, node, "Not", [bools], shape)
+  ones = emit(scope, node, "Cast", [bools], shape, to=FLOAT)
+  ones.dtype = np.dtype(np.float32)
+  keepdims = {"keepdims": int(node.attrs.get("keepdims", 1))}
+  made = scope.shape(node.outputs[0])
+  if not axes:  # of a scalar
+    return ones
+  if scope.opset < 13:
+    return emit(scope, node, "ReduceSum", [ones], made, axes=axes, **keepdims)
+  return emit(scope, node, "ReduceSum", [ones, integers(scope, axes, "axes")], made, **keepdims)
 
 
 ANY_TO_SUM = RulePass("any-to-sum", "whether any or all elements of a tensor are true becomes a sum", rewrite)

@@ -39,31 +39,31 @@ _FUNCTIONS = """
     Swish QuickGelu Gelu Pow Mod LayerNormalization RMSNormalization SumTo
 """
 WORK = {
-    **dict.fromkeys(_SIMPLE.split(), 1),
-    **dict.fromkeys(("Div", "Reciprocal", "Sqrt"), 4),
-    **dict.fromkeys(_FUNCTIONS.split(), 16),
+  **dict.fromkeys(_SIMPLE.split(), 1),
+  **dict.fromkeys(("Div", "Reciprocal", "Sqrt"), 4),
+  **dict.fromkeys(_FUNCTIONS.split(), 16),
 }
 
 
 def work(operators: Iterable[str]) -> int:
-    """The work of these statements for one element."""
-    return sum(WORK[op] for op in operators)
+  """The work of these statements for one element."""
+  return sum(WORK[op] for op in operators)
 
 
 def too_dear(added: int, small_bytes: int | None, elements: int | None) -> str | None:
-    """Why a producer on a smaller shape stays apart; None if it joins.
+  """Why a producer on a smaller shape stays apart; None if it joins.
 
-    Args:
-        added: its work, operands that it adds included, for one element.
-        small_bytes: the size of its results; None if unknown.
-        elements: the number of elements of the whole; None if unknown.
-    """
-    if added <= FREE:
-        return None
-    if small_bytes is None or elements is None:
-        return f"computing it again for every element is {added} operations, above {FREE}, and how many is unknown"
-    wasted, saved = WORK_BYTES * elements * added, LAUNCH_BYTES + 2 * small_bytes
-    if wasted <= saved:
-        return None
-    again = f"computing it again for each of {elements} elements"
-    return f"{again} costs as much as moving {wasted:.0f} bytes, and saves {saved}"
+  Args:
+      added: its work, operands that it adds included, for one element.
+      small_bytes: the size of its results; None if unknown.
+      elements: the number of elements of the whole; None if unknown.
+  """
+  if added <= FREE:
+    return None
+  if small_bytes is None or elements is None:
+    return f"computing it again for every element is {added} operations, above {FREE}, and how many is unknown"
+  wasted, saved = WORK_BYTES * elements * added, LAUNCH_BYTES + 2 * small_bytes
+  if wasted <= saved:
+    return None
+  again = f"computing it again for each of {elements} elements"
+  return f"{again} costs as much as moving {wasted:.0f} bytes, and saves {saved}"

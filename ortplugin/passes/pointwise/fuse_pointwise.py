@@ -29,87 +29,87 @@ from ortplugin.program import ProgramError
 
 
 class FusePointwise:
-    """The pass; see the module."""
+  """The pass; see the module."""
 
-    name = "fuse-pointwise"
-    summary = "connected pointwise operators become one, with any broadcasting and several outputs"
+  name = "fuse-pointwise"
+  summary = "connected pointwise operators become one, with any broadcasting and several outputs"
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Fuses the sets of the graph and its bodies, at most `limit` of them."""
-        changes: list[Change] = []
-        misses: list[NearMiss] = []
-        left_alone = shape_values(graph)
-        for scope in scopes(graph):
-            while True:  # twice as a rule: what is fused then finds no more to join, and says why
-                members, missed = find_members(scope, left_alone)
-                partition = PointwiseSets(scope, members)
-                left = None if limit is None else limit - len(changes)
-                chosen = partition.sets[:left]
-                changes += [fuse(self.name, scope, *each) for each in chosen]
-                if not chosen:
-                    break
-            misses += [NearMiss(self.name, each.node, each.reason) for each in (*missed, *partition.misses)]
-        return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    """Fuses the sets of the graph and its bodies, at most `limit` of them."""
+    changes: list[Change] = []
+    misses: list[NearMiss] = []
+    left_alone = shape_values(graph)
+    for scope in scopes(graph):
+      while True:  # twice as a rule: what is fused then finds no more to join, and says why
+        members, missed = find_members(scope, left_alone)
+        partition = PointwiseSets(scope, members)
+        left = None if limit is None else limit - len(changes)
+        chosen = partition.sets[:left]
+        changes += [fuse(self.name, scope, *each) for each in chosen]
+        if not chosen:
+          break
+      misses += [NearMiss(self.name, each.node, each.reason) for each in (*missed, *partition.misses)]
+    return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
 
 def fuse(rewrite: str, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
-    """Puts one FusedPointwise in the place of the members, in order; `outputs`: what something else needs of them."""
-    nodes = [member.node for member in members]
-    labels = tuple(label(node) for node in nodes)
-    program, inputs = compose(members, outputs)
-    new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
-    scope.replace(nodes, new, outputs)
-    return Change(rewrite, labels, label(new))
+  """Puts one FusedPointwise in the place of the members, in order; `outputs`: what something else needs of them."""
+  nodes = [member.node for member in members]
+  labels = tuple(label(node) for node in nodes)
+  program, inputs = compose(members, outputs)
+  new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
+  scope.replace(nodes, new, outputs)
+  return Change(rewrite, labels, label(new))
 
 
 def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Member], list[Missed]]:
-    """The operators that may be in a set, by place; and why others may not that stand beside a pointwise one.
+  """The operators that may be in a set, by place; and why others may not that stand beside a pointwise one.
 
-    `left_alone`: the ids of the tensors that no set may make.
-    """
-    members: dict[int, Member] = {}
-    misses: list[Missed] = []
-    if unsupported(scope):
-        return members, misses
-    folded: set[int] = set()
-    for place, node in enumerate(scope.slots):
-        if node is None:
-            continue
-        if _folds_into_conv(scope, node, folded):
-            folded.add(id(node.outputs[0]))
-            continue
-        try:
-            member = member_of(scope, node, left_alone)
-            if member is not None:
-                members[place] = member
-        except (NotPointwiseError, ProgramError) as reason:
-            if _has_neighbour(scope, node):
-                misses.append(Missed(label(node), str(reason)))
+  `left_alone`: the ids of the tensors that no set may make.
+  """
+  members: dict[int, Member] = {}
+  misses: list[Missed] = []
+  if unsupported(scope):
     return members, misses
+  folded: set[int] = set()
+  for place, node in enumerate(scope.slots):
+    if node is None:
+      continue
+    if _folds_into_conv(scope, node, folded):
+      folded.add(id(node.outputs[0]))
+      continue
+    try:
+      member = member_of(scope, node, left_alone)
+      if member is not None:
+        members[place] = member
+    except (NotPointwiseError, ProgramError) as reason:
+      if _has_neighbour(scope, node):
+        misses.append(Missed(label(node), str(reason)))
+  return members, misses
 
 
 def _folds_into_conv(scope: Scope, node: gs.Node, folded: set[int]) -> bool:
-    """Whether ONNX Runtime folds the node into weights: a Mul or Add of a constant per channel right after a Conv.
+  """Whether ONNX Runtime folds the node into weights: a Mul or Add of a constant per channel right after a Conv.
 
-    `folded`: the ids of what such nodes made.
-    """
-    if scope.op(node) not in ("Add", "Mul") or len(node.inputs) != 2:
-        return False
-    for x, other in (node.inputs, reversed(node.inputs)):
-        maker, dims, rank = scope.producer(x), scope.shape(other), scope.rank(x)
-        if maker is None or dims is None or rank is None or not rank - 1 <= len(dims) <= rank:
-            continue
-        after_conv = scope.op(maker) == "Conv" and all(scope.is_constant(weight) for weight in maker.inputs[1:])
-        per_channel = all(dim == 1 for axis, dim in enumerate(dims, rank - len(dims)) if axis != 1)
-        if (after_conv or id(x) in folded) and per_channel and scope.is_constant(other):
-            return not scope.used_beyond(x, [node])
+  `folded`: the ids of what such nodes made.
+  """
+  if scope.op(node) not in ("Add", "Mul") or len(node.inputs) != 2:
     return False
+  for x, other in (node.inputs, reversed(node.inputs)):
+    maker, dims, rank = scope.producer(x), scope.shape(other), scope.rank(x)
+    if maker is None or dims is None or rank is None or not rank - 1 <= len(dims) <= rank:
+      continue
+    after_conv = scope.op(maker) == "Conv" and all(scope.is_constant(weight) for weight in maker.inputs[1:])
+    per_channel = all(dim == 1 for axis, dim in enumerate(dims, rank - len(dims)) if axis != 1)
+    if (after_conv or id(x) in folded) and per_channel and scope.is_constant(other):
+      return not scope.used_beyond(x, [node])
+  return False
 
 
 def _has_neighbour(scope: Scope, node: gs.Node) -> bool:
-    makers = [scope.producer(tensor) for tensor in node.inputs]
-    beside = [*(each for each in makers if each is not None), *scope.consumers(node.outputs[0])]
-    return any(is_pointwise(scope, each) for each in beside)
+  makers = [scope.producer(tensor) for tensor in node.inputs]
+  beside = [*(each for each in makers if each is not None), *scope.consumers(node.outputs[0])]
+  return any(is_pointwise(scope, each) for each in beside)
 
 
 FUSE_POINTWISE = FusePointwise()

@@ -39,75 +39,75 @@ from ortplugin.program import FLOATING
 
 
 class FuseSumTo:
-    """The pass; see the module."""
+  """The pass; see the module."""
 
-    name = "fuse-sum-to"
-    summary = "ReduceSum and the pointwise operators around it become one"
+  name = "fuse-sum-to"
+  summary = "ReduceSum and the pointwise operators around it become one"
 
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Joins what can be joined in the graph and its bodies, at most `limit` times."""
-        return RulePass(self.name, self.summary, _Sums(shape_values(graph)))(graph, limit)
+  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    """Joins what can be joined in the graph and its bodies, at most `limit` times."""
+    return RulePass(self.name, self.summary, _Sums(shape_values(graph)))(graph, limit)
 
 
 class _Sums(SumCore):
-    def __init__(self, left_alone: frozenset[int]) -> None:
-        self.left_alone = left_alone
+  def __init__(self, left_alone: frozenset[int]) -> None:
+    self.left_alone = left_alone
 
-    def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
-        if unsupported(scope):
-            return None
-        try:
-            return super().__call__(scope, node)
-        except NotPointwiseError as reason:  # of the sum itself
-            maker = scope.producer(node.inputs[0])
-            return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
+  def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
+    if unsupported(scope):
+      return None
+    try:
+      return super().__call__(scope, node)
+    except NotPointwiseError as reason:  # of the sum itself
+      maker = scope.producer(node.inputs[0])
+      return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
 
-    def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
-        """Who makes what the sums read, who reads what they give out, and who reads what they read."""
-        yield from super().neighbours(scope, first)
-        totals = totals_of(first)
-        for tensor in (*first.outputs, *first.inputs):
-            if any(tensor is each for each in totals) or is_whole(scope, first, tensor):
-                yield from (each for each in scope.consumers(tensor) if each is not first.node)
+  def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
+    """Who makes what the sums read, who reads what they give out, and who reads what they read."""
+    yield from super().neighbours(scope, first)
+    totals = totals_of(first)
+    for tensor in (*first.outputs, *first.inputs):
+      if any(tensor is each for each in totals) or is_whole(scope, first, tensor):
+        yield from (each for each in scope.consumers(tensor) if each is not first.node)
 
-    def member(self, scope: Scope, first: Member, node: gs.Node) -> Member | None:
-        """A neighbour as a program, None if nothing is gained. Raises NotPointwiseError or ProgramError.
+  def member(self, scope: Scope, first: Member, node: gs.Node) -> Member | None:
+    """A neighbour as a program, None if nothing is gained. Raises NotPointwiseError or ProgramError.
 
-        The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S
-        whatever its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
-        """
-        other = self.read(scope, node) or member_of(scope, node, self.left_alone)
-        return other if other is not None and _gains(scope, first, other) else None
+    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S
+    whatever its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
+    """
+    other = self.read(scope, node) or member_of(scope, node, self.left_alone)
+    return other if other is not None and _gains(scope, first, other) else None
 
-    def results(self, scope: Scope, first: Member, other: Member) -> list[gs.Tensor]:
-        return needed(scope, in_order(scope, [first, other]))
+  def results(self, scope: Scope, first: Member, other: Member) -> list[gs.Tensor]:
+    return needed(scope, in_order(scope, [first, other]))
 
 
 def _gains(scope: Scope, sums: Member, other: Member) -> bool:
-    """Whether fewer bytes are moved if the two are one. Raises NotPointwiseError where it is a near miss, and why."""
-    if other.program.core is not None:
-        shared = any(each is tensor for each in other.inputs for tensor in sums.inputs)
-        axes = {axes_of(each)[0] for each in (*sums.program.cores, *other.program.cores)}
-        # Whole in both: an input of shape S that the other one broadcasts to its own, larger S is summed once for each.
-        whole = any(is_whole(scope, sums, each) and is_whole(scope, other, each) for each in other.inputs)
-        return whole and ((shared and len(axes) == 1) or any(is_spared(scope, sums, other, t) for t in other.inputs))
-    if any(tensor is each for tensor in other.inputs for each in totals_of(sums)):
-        return scope.op(other.node) == "Cast" and scope.dtype(other.outputs[0]) in FLOATING
-    made = [tensor for tensor in other.outputs if any(tensor is each for each in sums.inputs)]
-    if not is_whole(scope, sums, other.outputs[0]):
-        # On smaller tensors: worth it only for what nobody else needs.
-        if not made or any(scope.used_beyond(tensor, [sums.node]) for tensor in other.outputs):
-            return False
-        size = tensor_bytes(other.outputs[0])
-        again = work(each.op for each in other.program.statements) + max(0, len(other.inputs) - 1)
-        reason = too_dear(again, size, element_count(broadcast([scope.shape(each) for each in sums.inputs])))
-        if reason:
-            raise NotPointwiseError(f"'{other.outputs[0].name}' is computed apart: {reason}")
-        return True
-    reads_result = any(tensor is each for tensor in other.inputs for each in sums.outputs)
-    # What only shares an input and is followed by pointwise operators belongs to them: fused, they come back here.
-    followed = any(is_pointwise(scope, each) for tensor in other.outputs for each in scope.consumers(tensor))
-    return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
+  """Whether fewer bytes are moved if the two are one. Raises NotPointwiseError where it is a near miss, and why."""
+  if other.program.core is not None:
+    shared = any(each is tensor for each in other.inputs for tensor in sums.inputs)
+    axes = {axes_of(each)[0] for each in (*sums.program.cores, *other.program.cores)}
+    # Whole in both: an input of shape S that the other one broadcasts to its own, larger S is summed once for each.
+    whole = any(is_whole(scope, sums, each) and is_whole(scope, other, each) for each in other.inputs)
+    return whole and ((shared and len(axes) == 1) or any(is_spared(scope, sums, other, t) for t in other.inputs))
+  if any(tensor is each for tensor in other.inputs for each in totals_of(sums)):
+    return scope.op(other.node) == "Cast" and scope.dtype(other.outputs[0]) in FLOATING
+  made = [tensor for tensor in other.outputs if any(tensor is each for each in sums.inputs)]
+  if not is_whole(scope, sums, other.outputs[0]):
+    # On smaller tensors: worth it only for what nobody else needs.
+    if not made or any(scope.used_beyond(tensor, [sums.node]) for tensor in other.outputs):
+      return False
+    size = tensor_bytes(other.outputs[0])
+    again = work(each.op for each in other.program.statements) + max(0, len(other.inputs) - 1)
+    reason = too_dear(again, size, element_count(broadcast([scope.shape(each) for each in sums.inputs])))
+    if reason:
+      raise NotPointwiseError(f"'{other.outputs[0].name}' is computed apart: {reason}")
+    return True
+  reads_result = any(tensor is each for tensor in other.inputs for each in sums.outputs)
+  # What only shares an input and is followed by pointwise operators belongs to them: fused, they come back here.
+  followed = any(is_pointwise(scope, each) for tensor in other.outputs for each in scope.consumers(tensor))
+  return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
 
 
 FUSE_SUM_TO = FuseSumTo()

@@ -24,67 +24,67 @@ DTYPES = tuple(map(np.dtype, (np.float16, np.float32, np.float64, np.int32, np.i
 
 
 def fill(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces a scatter of one value to where a mask is true."""
-    if scope.op(node) not in SCATTERS or node.attrs.get("reduction", "none") != "none" or scope.opset < 9:
-        return None
-    x, indices, updates = node.inputs
-    mask, value = _mask(scope, indices), _single(scope, updates)
-    if mask is None or value is None:
-        return None
-    if x.dtype is None or np.dtype(x.dtype) not in DTYPES:
-        return Missed(label(node), f"the dtype of '{x.name}' is {x.dtype}, for which ONNX Runtime has no Where")
-    rank, covered = scope.rank(x), scope.rank(mask)
-    if mask.dtype != np.bool_ or rank is None or covered is None or not 0 < covered <= rank:
-        return Missed(label(node), f"'{mask.name}' is no mask of '{x.name}'")
-    if any(extent(scope, mask, axis) != extent(scope, x, axis) for axis in range(covered)):
-        shapes = f"{show(scope.shape(mask))} is not surely that of '{x.name}', {show(scope.shape(x))}"
-        return Missed(label(node), f"the shape of '{mask.name}', {shapes}")
-    name = label(node)
-    mask = _smaller(scope, mask)
-    mask = unsqueeze(scope, node, mask, range(scope.rank(mask) or 0, (scope.rank(mask) or 0) + rank - covered))
-    if (scope.rank(value) or 0) > rank:
-        value = reshape(scope, node, value, [])
-    new = gs.Node("Where", node.name, {}, [mask, value, x], [])
-    scope.replace([node], new, [node.outputs[0]])
-    return Applied((name,), new)
+  """Replaces a scatter of one value to where a mask is true."""
+  if scope.op(node) not in SCATTERS or node.attrs.get("reduction", "none") != "none" or scope.opset < 9:
+    return None
+  x, indices, updates = node.inputs
+  mask, value = _mask(scope, indices), _single(scope, updates)
+  if mask is None or value is None:
+    return None
+  if x.dtype is None or np.dtype(x.dtype) not in DTYPES:
+    return Missed(label(node), f"the dtype of '{x.name}' is {x.dtype}, for which ONNX Runtime has no Where")
+  rank, covered = scope.rank(x), scope.rank(mask)
+  if mask.dtype != np.bool_ or rank is None or covered is None or not 0 < covered <= rank:
+    return Missed(label(node), f"'{mask.name}' is no mask of '{x.name}'")
+  if any(extent(scope, mask, axis) != extent(scope, x, axis) for axis in range(covered)):
+    shapes = f"{show(scope.shape(mask))} is not surely that of '{x.name}', {show(scope.shape(x))}"
+    return Missed(label(node), f"the shape of '{mask.name}', {shapes}")
+  name = label(node)
+  mask = _smaller(scope, mask)
+  mask = unsqueeze(scope, node, mask, range(scope.rank(mask) or 0, (scope.rank(mask) or 0) + rank - covered))
+  if (scope.rank(value) or 0) > rank:
+    value = reshape(scope, node, value, [])
+  new = gs.Node("Where", node.name, {}, [mask, value, x], [])
+  scope.replace([node], new, [node.outputs[0]])
+  return Applied((name,), new)
 
 
 def _mask(scope: Scope, indices: gs.Tensor) -> gs.Tensor | None:
-    """The tensor whose true places the indices are; None if they are something else."""
-    rows = scope.producer(indices)
-    if rows is None or scope.op(rows) != "Transpose" or list(rows.attrs.get("perm", [1, 0])) != [1, 0]:
-        return None
-    places = scope.producer(rows.inputs[0])
-    return None if places is None or scope.op(places) != "NonZero" else places.inputs[0]
+  """The tensor whose true places the indices are; None if they are something else."""
+  rows = scope.producer(indices)
+  if rows is None or scope.op(rows) != "Transpose" or list(rows.attrs.get("perm", [1, 0])) != [1, 0]:
+    return None
+  places = scope.producer(rows.inputs[0])
+  return None if places is None or scope.op(places) != "NonZero" else places.inputs[0]
 
 
 def _single(scope: Scope, updates: gs.Tensor) -> gs.Tensor | None:
-    """The tensor of one element that is repeated in the updates."""
-    node, value = scope.producer(updates), updates
-    while element_count(scope.shape(value)) != 1:
-        if node is None or not node.inputs:
-            return None
-        if scope.op(node) == "ConstantOfShape":
-            given = node.attrs.get("value")
-            array = np.zeros(1, np.float32) if given is None else np.asarray(given.values)
-            return scope.add_constant(array.reshape(()), f"{updates.name}_value")
-        if scope.op(node) not in REPEATS:
-            return None
-        value = node.inputs[0]
-        node = scope.producer(value)
-    return value
+  """The tensor of one element that is repeated in the updates."""
+  node, value = scope.producer(updates), updates
+  while element_count(scope.shape(value)) != 1:
+    if node is None or not node.inputs:
+      return None
+    if scope.op(node) == "ConstantOfShape":
+      given = node.attrs.get("value")
+      array = np.zeros(1, np.float32) if given is None else np.asarray(given.values)
+      return scope.add_constant(array.reshape(()), f"{updates.name}_value")
+    if scope.op(node) not in REPEATS:
+      return None
+    value = node.inputs[0]
+    node = scope.producer(value)
+  return value
 
 
 def _smaller(scope: Scope, mask: gs.Tensor) -> gs.Tensor:
-    """The mask before it was repeated to its shape, which Where does itself."""
-    node = scope.producer(mask)
-    if node is None or scope.op(node) != "Expand" or scope.rank(node.inputs[0]) != scope.rank(mask):
-        return mask
-    return node.inputs[0]
+  """The mask before it was repeated to its shape, which Where does itself."""
+  node = scope.producer(mask)
+  if node is None or scope.op(node) != "Expand" or scope.rank(node.inputs[0]) != scope.rank(mask):
+    return mask
+  return node.inputs[0]
 
 
 MASKED_FILL = RulePass(
-    name="masked-fill",
-    summary="one value scattered to where a mask is true becomes a Where",
-    rule=fill,
+  name="masked-fill",
+  summary="one value scattered to where a mask is true becomes a Where",
+  rule=fill,
 )

@@ -23,65 +23,65 @@ SCATTERS = ("ortplugin::UpdateSlice", "ortplugin::ScatterElements", "ortplugin::
 
 
 def untranspose(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces a scatter between two Transposes that undo each other."""
-    if scope.op(node) not in SCATTERS:
-        return None
-    before, perm = _transposed(scope, node.inputs[0])
-    readers = scope.consumers(node.outputs[0])
-    if before is None or perm is None or len(readers) != 1 or scope.op(readers[0]) != "Transpose":
-        return None
-    after = readers[0]
-    if "perm" not in after.attrs:
-        return None
-    back = [perm.index(axis) for axis in range(len(perm))]
-    used = scope.used_beyond(node.outputs[0], [after])
-    if used:
-        return Missed(label(node), f"{used}, so {label(after)} has to stay")
-    kind, indices, attributes = node.op, node.inputs[1], dict(node.attrs)
-    if kind == "ScatterND":
-        shape = scope.shape(indices)
-        if shape is None or len(shape) != 2 or shape[1] != 1:
-            return Missed(label(node), "its indices are not a column that one axis of data takes")
-        kind, attributes["axis"] = "ScatterElements", perm[0]
-        indices = reshape(scope, node, indices, [-1 if axis == perm[0] else 1 for axis in range(len(perm))])
-    elif kind == "ScatterElements":
-        attributes["axis"] = perm[int(attributes.get("axis", 0))]
-        indices = _untransposed(scope, node, indices, perm, back)
-    else:
-        attributes["axes"] = [perm[axis] for axis in attributes["axes"]]
-    at = 1 if kind == "UpdateSlice" else 2
-    updates = _untransposed(scope, node, node.inputs[at], perm, back)
-    rest = [updates, node.inputs[2]] if kind == "UpdateSlice" else [indices, updates]
-    labels = (label(before), label(node), label(after))
-    new = gs.Node(kind, node.name, attributes, [before.inputs[0], *rest], [], DOMAIN)
-    both = [perm[axis] for axis in after.attrs["perm"]]
-    if both != sorted(both):
-        x, y = before.inputs[0], node.outputs[0]
-        new.outputs.append(gs.Variable(scope.unique(f"{y.name}_updated"), y.dtype, scope.shape(x)))
-        scope.insert(new, node)
-        new = gs.Node("Transpose", after.name, {"perm": both}, [new.outputs[0]], [])
-    scope.replace([node, after], new, [after.outputs[0]])
-    return Applied(labels, new)
+  """Replaces a scatter between two Transposes that undo each other."""
+  if scope.op(node) not in SCATTERS:
+    return None
+  before, perm = _transposed(scope, node.inputs[0])
+  readers = scope.consumers(node.outputs[0])
+  if before is None or perm is None or len(readers) != 1 or scope.op(readers[0]) != "Transpose":
+    return None
+  after = readers[0]
+  if "perm" not in after.attrs:
+    return None
+  back = [perm.index(axis) for axis in range(len(perm))]
+  used = scope.used_beyond(node.outputs[0], [after])
+  if used:
+    return Missed(label(node), f"{used}, so {label(after)} has to stay")
+  kind, indices, attributes = node.op, node.inputs[1], dict(node.attrs)
+  if kind == "ScatterND":
+    shape = scope.shape(indices)
+    if shape is None or len(shape) != 2 or shape[1] != 1:
+      return Missed(label(node), "its indices are not a column that one axis of data takes")
+    kind, attributes["axis"] = "ScatterElements", perm[0]
+    indices = reshape(scope, node, indices, [-1 if axis == perm[0] else 1 for axis in range(len(perm))])
+  elif kind == "ScatterElements":
+    attributes["axis"] = perm[int(attributes.get("axis", 0))]
+    indices = _untransposed(scope, node, indices, perm, back)
+  else:
+    attributes["axes"] = [perm[axis] for axis in attributes["axes"]]
+  at = 1 if kind == "UpdateSlice" else 2
+  updates = _untransposed(scope, node, node.inputs[at], perm, back)
+  rest = [updates, node.inputs[2]] if kind == "UpdateSlice" else [indices, updates]
+  labels = (label(before), label(node), label(after))
+  new = gs.Node(kind, node.name, attributes, [before.inputs[0], *rest], [], DOMAIN)
+  both = [perm[axis] for axis in after.attrs["perm"]]
+  if both != sorted(both):
+    x, y = before.inputs[0], node.outputs[0]
+    new.outputs.append(gs.Variable(scope.unique(f"{y.name}_updated"), y.dtype, scope.shape(x)))
+    scope.insert(new, node)
+    new = gs.Node("Transpose", after.name, {"perm": both}, [new.outputs[0]], [])
+  scope.replace([node, after], new, [after.outputs[0]])
+  return Applied(labels, new)
 
 
 def _transposed(scope: Scope, tensor: gs.Tensor) -> tuple[gs.Node | None, list[int] | None]:
-    """The Transpose that makes the tensor, and its perm."""
-    node = scope.producer(tensor)
-    if node is None or scope.op(node) != "Transpose" or "perm" not in node.attrs:
-        return None, None
-    return node, list(node.attrs["perm"])
+  """The Transpose that makes the tensor, and its perm."""
+  node = scope.producer(tensor)
+  if node is None or scope.op(node) != "Transpose" or "perm" not in node.attrs:
+    return None, None
+  return node, list(node.attrs["perm"])
 
 
 def _untransposed(
-    scope: Scope, node: gs.Node, tensor: gs.Tensor, perm: Sequence[int], back: Sequence[int]
+  scope: Scope, node: gs.Node, tensor: gs.Tensor, perm: Sequence[int], back: Sequence[int]
 ) -> gs.Tensor:
-    """The tensor with its axes where data's are."""
-    made, given = _transposed(scope, tensor)
-    return made.inputs[0] if made is not None and given == perm else transpose(scope, node, tensor, back)
+  """The tensor with its axes where data's are."""
+  made, given = _transposed(scope, tensor)
+  return made.inputs[0] if made is not None and given == perm else transpose(scope, node, tensor, back)
 
 
 SCATTER_TRANSPOSE = RulePass(
-    name="scatter-transpose",
-    summary="scatters between Transposes work on the data as it is",
-    rule=untranspose,
+  name="scatter-transpose",
+  summary="scatters between Transposes work on the data as it is",
+  rule=untranspose,
 )

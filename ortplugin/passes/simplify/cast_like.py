@@ -11,17 +11,17 @@ from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
 
 def rename(scope: Scope, node: gs.Node) -> Outcome:
-    """Makes a Cast of a CastLike, in place."""
-    if scope.op(node) != "CastLike" or len(node.inputs) != 2:
-        return None
-    like = node.inputs[1]
-    if like.dtype is None:
-        return Missed(label(node), f"the dtype of '{like.name}' is not known")
-    labels = (label(node),)
-    node.op = "Cast"
-    node.inputs = [node.inputs[0]]
-    node.attrs["to"] = helper.np_dtype_to_tensor_dtype(like.dtype)
-    return Applied(labels, node)
+  """Makes a Cast of a CastLike, in place."""
+  if scope.op(node) != "CastLike" or len(node.inputs) != 2:
+    return None
+  like = node.inputs[1]
+  if like.dtype is None:
+    return Missed(label(node), f"the dtype of '{like.name}' is not known")
+  labels = (label(node),)
+  node.op = "Cast"
+  node.inputs = [node.inputs[0]]
+  node.attrs["to"] = helper.np_dtype_to_tensor_dtype(like.dtype)
+  return Applied(labels, node)
 
 
 CAST_LIKE = RulePass("cast-like", "a CastLike to a known dtype becomes a Cast", rename)

@@ -46,171 +46,171 @@ FOLDABLE = frozenset([*_FOLDABLE.split(), UPDATE_SLICE])
 
 
 def fold(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces the outputs of a node of constants by constants."""
-    if scope.op(node) not in FOLDABLE or any(scope.is_output(tensor) for tensor in node.outputs):
-        return None
-    if not all(scope.is_constant(tensor) or tensor.is_empty() for tensor in node.inputs):
-        return None
-    arrays = [None if t.is_empty() else scope.constant(t, INPUT_ELEMENTS) for t in node.inputs]
-    if any(array is None and not t.is_empty() for array, t in zip(arrays, node.inputs, strict=True)):
-        return None
-    given = [(t.name, array) for t, array in zip(node.inputs, arrays, strict=True) if array is not None]
-    if scope.op(node) == "Range" and len(given) == 3 and any(array.shape == (1,) for _, array in given):
-        return _with_scalars(scope, node, given)
-    if not _defined(scope.op(node), node, [array for _, array in given]) or not _within_budget(scope, node, given):
-        return None
-    values = _evaluate(scope, node, given)
-    if values is None or not all(_agrees(scope.shape(t), v) for t, v in zip(node.outputs, values, strict=True)):
-        return None
-    name, outputs = label(node), list(node.outputs)
-    scope.remove(node)
-    for tensor, value in zip(outputs, values, strict=True):
-        if not tensor.is_empty():
-            scope.substitute(tensor, scope.add_constant(value, f"{tensor.name}_value"))
-    return Applied((name,), None)
+  """Replaces the outputs of a node of constants by constants."""
+  if scope.op(node) not in FOLDABLE or any(scope.is_output(tensor) for tensor in node.outputs):
+    return None
+  if not all(scope.is_constant(tensor) or tensor.is_empty() for tensor in node.inputs):
+    return None
+  arrays = [None if t.is_empty() else scope.constant(t, INPUT_ELEMENTS) for t in node.inputs]
+  if any(array is None and not t.is_empty() for array, t in zip(arrays, node.inputs, strict=True)):
+    return None
+  given = [(t.name, array) for t, array in zip(node.inputs, arrays, strict=True) if array is not None]
+  if scope.op(node) == "Range" and len(given) == 3 and any(array.shape == (1,) for _, array in given):
+    return _with_scalars(scope, node, given)
+  if not _defined(scope.op(node), node, [array for _, array in given]) or not _within_budget(scope, node, given):
+    return None
+  values = _evaluate(scope, node, given)
+  if values is None or not all(_agrees(scope.shape(t), v) for t, v in zip(node.outputs, values, strict=True)):
+    return None
+  name, outputs = label(node), list(node.outputs)
+  scope.remove(node)
+  for tensor, value in zip(outputs, values, strict=True):
+    if not tensor.is_empty():
+      scope.substitute(tensor, scope.add_constant(value, f"{tensor.name}_value"))
+  return Applied((name,), None)
 
 
 def _with_scalars(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> Applied:
-    """Gives a Range scalars for constants [1].
+  """Gives a Range scalars for constants [1].
 
-    ONNX Runtime takes these as it runs, but loads no Range of such constants, which only a rewrite has made them.
-    """
-    for index, (name, array) in enumerate(given):
-        if array.shape == (1,):
-            node.inputs[index] = scope.add_constant(array.reshape(()), f"{name}_scalar")
-    return Applied((label(node),), node)
+  ONNX Runtime takes these as it runs, but loads no Range of such constants, which only a rewrite has made them.
+  """
+  for index, (name, array) in enumerate(given):
+    if array.shape == (1,):
+      node.inputs[index] = scope.add_constant(array.reshape(()), f"{name}_scalar")
+  return Applied((label(node),), node)
 
 
 def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
-    """Whether ONNX says what the result is, and NumPy gives the same."""
-    if any(array.dtype.kind in "OSU" for array in arrays) or _differs(op, node, arrays):
-        return False
-    if op in ("Div", "Mod") and arrays[0].dtype.kind in "iu":  # rounding and zero differ between languages
-        return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
-    if op == "Pow" and arrays[0].dtype.kind in "iu":
-        return bool((arrays[1] >= 0).all())
-    if op in ("ScatterElements", "ScatterND") and arrays[1].size > SCATTERED:
-        return False
-    if op == "ScatterND":
-        return node.attrs.get("reduction", "none") == "none" and _distinct(arrays[0], arrays[1])
-    if op == "Cast":
-        target = np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
-        if target.kind in "iu" and arrays[0].dtype.kind not in "iub":
-            info = np.iinfo(target)
-            wide = arrays[0].astype(np.float64)
-            return bool(np.isfinite(wide).all() and (wide > info.min).all() and (wide < info.max).all())
-        return target.kind in "iufb" or target.name == "bfloat16"
-    return True
+  """Whether ONNX says what the result is, and NumPy gives the same."""
+  if any(array.dtype.kind in "OSU" for array in arrays) or _differs(op, node, arrays):
+    return False
+  if op in ("Div", "Mod") and arrays[0].dtype.kind in "iu":  # rounding and zero differ between languages
+    return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
+  if op == "Pow" and arrays[0].dtype.kind in "iu":
+    return bool((arrays[1] >= 0).all())
+  if op in ("ScatterElements", "ScatterND") and arrays[1].size > SCATTERED:
+    return False
+  if op == "ScatterND":
+    return node.attrs.get("reduction", "none") == "none" and _distinct(arrays[0], arrays[1])
+  if op == "Cast":
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+    if target.kind in "iu" and arrays[0].dtype.kind not in "iub":
+      info = np.iinfo(target)
+      wide = arrays[0].astype(np.float64)
+      return bool(np.isfinite(wide).all() and (wide > info.min).all() and (wide < info.max).all())
+    return target.kind in "iufb" or target.name == "bfloat16"
+  return True
 
 
 def _differs(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
-    """Whether ONNX Runtime computes something else than onnx's evaluator, or refuses what that computes."""
-    if op == "Squeeze":  # no axes: all of length 1, or none of them
-        return len(arrays) > 1 and arrays[1].size == 0
-    if op in ("ReduceSum", "ReduceProd"):  # in half precision each rounds elsewhere; of no axes, 0 + -0 is 0
-        none = len(arrays) < 2 or arrays[1].size == 0
-        half = arrays[0].dtype.itemsize == 2 and arrays[0].dtype.kind not in "iu"
-        return half or (none and bool(node.attrs.get("noop_with_empty_axes", 0)))
-    if op == "ScatterElements" and node.attrs.get("reduction", "none") in ("max", "min"):
-        return any(_has_nan(each) for each in arrays)
-    if op == "Sign":
-        return _has_nan(arrays[0])
-    return op == "Mod" and arrays[0].dtype.kind not in "iub" and not node.attrs.get("fmod", 0)
+  """Whether ONNX Runtime computes something else than onnx's evaluator, or refuses what that computes."""
+  if op == "Squeeze":  # no axes: all of length 1, or none of them
+    return len(arrays) > 1 and arrays[1].size == 0
+  if op in ("ReduceSum", "ReduceProd"):  # in half precision each rounds elsewhere; of no axes, 0 + -0 is 0
+    none = len(arrays) < 2 or arrays[1].size == 0
+    half = arrays[0].dtype.itemsize == 2 and arrays[0].dtype.kind not in "iu"
+    return half or (none and bool(node.attrs.get("noop_with_empty_axes", 0)))
+  if op == "ScatterElements" and node.attrs.get("reduction", "none") in ("max", "min"):
+    return any(_has_nan(each) for each in arrays)
+  if op == "Sign":
+    return _has_nan(arrays[0])
+  return op == "Mod" and arrays[0].dtype.kind not in "iub" and not node.attrs.get("fmod", 0)
 
 
 def _distinct(data: npt.NDArray[Any], indices: npt.NDArray[Any]) -> bool:
-    """Whether no two index tuples name one place, of which ONNX does not say which update stays."""
-    depth = indices.shape[-1] if indices.ndim else 0
-    if not 1 <= depth <= data.ndim:
-        return False
-    rows = indices.reshape(-1, depth)
-    rows = np.where(rows < 0, rows + np.array(data.shape[:depth]), rows)
-    return len(np.unique(rows, axis=0)) == len(rows)
+  """Whether no two index tuples name one place, of which ONNX does not say which update stays."""
+  depth = indices.shape[-1] if indices.ndim else 0
+  if not 1 <= depth <= data.ndim:
+    return False
+  rows = indices.reshape(-1, depth)
+  rows = np.where(rows < 0, rows + np.array(data.shape[:depth]), rows)
+  return len(np.unique(rows, axis=0)) == len(rows)
 
 
 def _has_nan(array: npt.NDArray[Any]) -> bool:
-    return array.dtype.kind not in "iub" and bool(np.isnan(array).any())
+  return array.dtype.kind not in "iub" and bool(np.isnan(array).any())
 
 
 def _agrees(shape: Shape | None, value: npt.NDArray[Any]) -> bool:
-    """Whether the value has this shape, as far as it is known."""
-    return shape is None or (
-        len(shape) == value.ndim
-        and all(not isinstance(dim, int) or dim == size for dim, size in zip(shape, value.shape, strict=True))
-    )
+  """Whether the value has this shape, as far as it is known."""
+  return shape is None or (
+    len(shape) == value.ndim
+    and all(not isinstance(dim, int) or dim == size for dim, size in zip(shape, value.shape, strict=True))
+  )
 
 
 def _model(scope: Scope, node: gs.Node, initializers: list[onnx.TensorProto]) -> onnx.ModelProto:
-    outputs = [onnx.ValueInfoProto(name=tensor.name) for tensor in node.outputs if not tensor.is_empty()]
-    graph = helper.make_graph([node_proto(node)], "node", [], outputs, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", scope.opset)])
+  outputs = [onnx.ValueInfoProto(name=tensor.name) for tensor in node.outputs if not tensor.is_empty()]
+  graph = helper.make_graph([node_proto(node)], "node", [], outputs, initializers)
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", scope.opset)])
 
 
 def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> bool:
-    """Whether the outputs' sizes are known before they are computed, and small enough."""
-    size = given[0][1].nbytes if scope.op(node) == UPDATE_SLICE else _size(scope, node, given)
-    if size is None:
-        return False
-    tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
-    replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
-    made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
-    return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
+  """Whether the outputs' sizes are known before they are computed, and small enough."""
+  size = given[0][1].nbytes if scope.op(node) == UPDATE_SLICE else _size(scope, node, given)
+  if size is None:
+    return False
+  tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
+  replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
+  made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
+  return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
 
 
 def _size(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> int | None:
-    """The bytes of the outputs, by shape inference; None where it does not know them."""
-    small = [numpy_helper.from_array(array, name) for name, array in given if array.nbytes <= SHAPE_BYTES]
-    model = _model(scope, node, small)
-    model.graph.input.extend(
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in given
-        if array.nbytes > SHAPE_BYTES
-    )
-    try:
-        inferred = infer_shapes(model)
-    except Exception:
-        return None
-    size = 0
-    for info in inferred.graph.output:
-        dtype, shape = type_of(info.type)
-        elements = element_count(shape)
-        if dtype is None or elements is None:
-            return None
-        size += elements * dtype.itemsize
-    return size
+  """The bytes of the outputs, by shape inference; None where it does not know them."""
+  small = [numpy_helper.from_array(array, name) for name, array in given if array.nbytes <= SHAPE_BYTES]
+  model = _model(scope, node, small)
+  model.graph.input.extend(
+    helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    for name, array in given
+    if array.nbytes > SHAPE_BYTES
+  )
+  try:
+    inferred = infer_shapes(model)
+  except Exception:
+    return None
+  size = 0
+  for info in inferred.graph.output:
+    dtype, shape = type_of(info.type)
+    elements = element_count(shape)
+    if dtype is None or elements is None:
+      return None
+    size += elements * dtype.itemsize
+  return size
 
 
 def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> list[npt.NDArray[Any]] | None:
-    model = _model(scope, node, [])
-    model.graph.input.extend(
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in dict(given).items()
-    )
-    try:
-        if scope.op(node) in _OWN:
-            return [_OWN[scope.op(node)](node, *(array for _, array in given))]
-        with np.errstate(all="ignore"):
-            values = ReferenceEvaluator(model).run(None, dict(given))
-    except Exception:  # the node is invalid or the evaluator lacks it: it stays for the runtime to judge
-        return None
-    found = iter(values if isinstance(values, list) else list(values.values()))
-    return [np.empty(0) if tensor.is_empty() else np.asarray(next(found)) for tensor in node.outputs]
+  model = _model(scope, node, [])
+  model.graph.input.extend(
+    helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    for name, array in dict(given).items()
+  )
+  try:
+    if scope.op(node) in _OWN:
+      return [_OWN[scope.op(node)](node, *(array for _, array in given))]
+    with np.errstate(all="ignore"):
+      values = ReferenceEvaluator(model).run(None, dict(given))
+  except Exception:  # the node is invalid or the evaluator lacks it: it stays for the runtime to judge
+    return None
+  found = iter(values if isinstance(values, list) else list(values.values()))
+  return [np.empty(0) if tensor.is_empty() else np.asarray(next(found)) for tensor in node.outputs]
 
 
 def _unsqueeze(node: gs.Node, x: npt.NDArray[Any], *axes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """onnx's evaluator adds one axis after the other, also where the others count."""
-    return np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))
+  """onnx's evaluator adds one axis after the other, also where the others count."""
+  return np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))
 
 
 def _gather_elements(node: gs.Node, x: npt.NDArray[Any], indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """onnx's evaluator takes at most 32 elements of an axis, and wraps what is out of range."""
-    places: list[npt.NDArray[Any]] = list(np.indices(indices.shape, sparse=True))
-    places[int(node.attrs.get("axis", 0))] = indices
-    return np.asarray(x[tuple(places)])
+  """onnx's evaluator takes at most 32 elements of an axis, and wraps what is out of range."""
+  places: list[npt.NDArray[Any]] = list(np.indices(indices.shape, sparse=True))
+  places[int(node.attrs.get("axis", 0))] = indices
+  return np.asarray(x[tuple(places)])
 
 
 def _update_slice(node: gs.Node, data: npt.NDArray[Any], updates: npt.NDArray[Any], starts: npt.NDArray[Any]) -> Any:
-    return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
+  return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
 
 
 _OWN: dict[str, Callable[..., npt.NDArray[Any]]] = {

@@ -20,39 +20,39 @@ MOST_INPUTS = 32  # of onnxruntime/core/providers/cuda/tensor/concat.cc
 
 
 def narrow(scope: Scope, node: gs.Node) -> Outcome:
-    """Gives a Concat fewer inputs."""
-    if scope.op(node) != "Concat" or len(node.inputs) <= MOST_INPUTS:
-        return None
-    inputs = list(node.inputs)
-    whole = max(_beginnings(scope, node), key=lambda other: len(other.inputs), default=None)
-    if whole is not None:
-        parts = [whole.outputs[0], *inputs[len(whole.inputs) :]]
-    else:
-        groups = [inputs[at : at + MOST_INPUTS] for at in range(0, len(inputs), MOST_INPUTS)]
-        axis = int(node.attrs["axis"])
-        parts = [emit(scope, node, "Concat", group, None, axis=axis) if len(group) > 1 else group[0]
-                 for group in groups]  # fmt: skip
-    new = gs.Node("Concat", node.name, dict(node.attrs), parts)
-    scope.replace([node], new, [node.outputs[0]])
-    return Applied((label(node),), new)
+  """Gives a Concat fewer inputs."""
+  if scope.op(node) != "Concat" or len(node.inputs) <= MOST_INPUTS:
+    return None
+  inputs = list(node.inputs)
+  whole = max(_beginnings(scope, node), key=lambda other: len(other.inputs), default=None)
+  if whole is not None:
+    parts = [whole.outputs[0], *inputs[len(whole.inputs) :]]
+  else:
+    groups = [inputs[at : at + MOST_INPUTS] for at in range(0, len(inputs), MOST_INPUTS)]
+    axis = int(node.attrs["axis"])
+    parts = [emit(scope, node, "Concat", group, None, axis=axis) if len(group) > 1 else group[0]
+             for group in groups]  # fmt: skip
+  new = gs.Node("Concat", node.name, dict(node.attrs), parts)
+  scope.replace([node], new, [node.outputs[0]])
+  return Applied((label(node),), new)
 
 
 def _beginnings(scope: Scope, node: gs.Node) -> list[gs.Node]:
-    """Concats before `node`, along the same axis, of its first inputs: at least two of them and not all."""
-    at = scope.position[id(node)]
-    return [
-        other
-        for other in scope.consumers(node.inputs[0])
-        if scope.position.get(id(other), at) < at
-        and scope.op(other) == "Concat"
-        and other.attrs["axis"] == node.attrs["axis"]
-        and 1 < len(other.inputs) < len(node.inputs)
-        and all(a is b for a, b in zip(other.inputs, node.inputs, strict=False))
-    ]
+  """Concats before `node`, along the same axis, of its first inputs: at least two of them and not all."""
+  at = scope.position[id(node)]
+  return [
+    other
+    for other in scope.consumers(node.inputs[0])
+    if scope.position.get(id(other), at) < at
+    and scope.op(other) == "Concat"
+    and other.attrs["axis"] == node.attrs["axis"]
+    and 1 < len(other.inputs) < len(node.inputs)
+    and all(a is b for a, b in zip(other.inputs, node.inputs, strict=False))
+  ]
 
 
 NARROW_CONCAT = RulePass(
-    name="narrow-concat",
-    summary=f"a Concat of more than {MOST_INPUTS} inputs becomes several, which a CUDA graph can capture",
-    rule=narrow,
+  name="narrow-concat",
+  summary=f"a Concat of more than {MOST_INPUTS} inputs becomes several, which a CUDA graph can capture",
+  rule=narrow,
 )

@@ -27,126 +27,126 @@ END = 2**31 - 1  # from here on the end of a Slice is that of the tensor, as exp
 
 
 def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
-    """Lets what reads the node's output read its input; a graph output keeps its name."""
-    x = _given_back(scope, node)
-    if x is None:
-        return None
-    y = node.outputs[0]
-    producer = scope.producer(x)
-    name = label(node)
-    if not scope.is_output(y):
-        scope.remove(node)
-        scope.substitute(y, x)
-        return Applied((name,), None)
-    # The output keeps its name: x's producer makes it instead, unless x has to keep its own.
-    if producer is None or scope.is_output(x):
-        return None
+  """Lets what reads the node's output read its input; a graph output keeps its name."""
+  x = _given_back(scope, node)
+  if x is None:
+    return None
+  y = node.outputs[0]
+  producer = scope.producer(x)
+  name = label(node)
+  if not scope.is_output(y):
     scope.remove(node)
-    scope.substitute(x, y)
-    producer.outputs[[tensor is x for tensor in producer.outputs].index(True)] = y
+    scope.substitute(y, x)
     return Applied((name,), None)
+  # The output keeps its name: x's producer makes it instead, unless x has to keep its own.
+  if producer is None or scope.is_output(x):
+    return None
+  scope.remove(node)
+  scope.substitute(x, y)
+  producer.outputs[[tensor is x for tensor in producer.outputs].index(True)] = y
+  return Applied((name,), None)
 
 
 def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
-    """The value that is the first output, where no other output is used: an input, or what that is a Cast of."""
-    op = scope.op(node)
-    if op == UPDATE_SLICE:
-        return node.inputs[1] if _is_whole(scope, node) else None
-    if op not in _TESTS or not node.inputs or node.inputs[0].is_empty():
-        return None
-    if any(scope.used_beyond(tensor, []) for tensor in node.outputs[1:] if not tensor.is_empty()):
-        return None
-    if _TESTS[op](scope, node):
-        return node.inputs[0]
-    return _widened(scope, node) if op == "Cast" else None
+  """The value that is the first output, where no other output is used: an input, or what that is a Cast of."""
+  op = scope.op(node)
+  if op == UPDATE_SLICE:
+    return node.inputs[1] if _is_whole(scope, node) else None
+  if op not in _TESTS or not node.inputs or node.inputs[0].is_empty():
+    return None
+  if any(scope.used_beyond(tensor, []) for tensor in node.outputs[1:] if not tensor.is_empty()):
+    return None
+  if _TESTS[op](scope, node):
+    return node.inputs[0]
+  return _widened(scope, node) if op == "Cast" else None
 
 
 def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
-    """The value that a Cast to a wider dtype and this one leave as it was."""
-    maker = scope.producer(cast.inputs[0])
-    if maker is None or scope.op(maker) != "Cast":
-        return None
-    given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
-    exact = given is not None and given == back and wide is not None and holds(wide, given)
-    return maker.inputs[0] if exact else None
+  """The value that a Cast to a wider dtype and this one leave as it was."""
+  maker = scope.producer(cast.inputs[0])
+  if maker is None or scope.op(maker) != "Cast":
+    return None
+  given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
+  exact = given is not None and given == back and wide is not None and holds(wide, given)
+  return maker.inputs[0] if exact else None
 
 
 def _is_whole(scope: Scope, update: gs.Node) -> bool:
-    """Whether the updates are as large as the data, as are those that are an update of the same data.
+  """Whether the updates are as large as the data, as are those that are an update of the same data.
 
-    Constant ones stay: ONNX Runtime captures no model in a CUDA graph that has a constant output.
-    """
-    data, updates = update.inputs[:2]
-    if scope.is_constant(updates) and not scope.is_constant(data):
-        return False
-    inner = scope.producer(updates)
-    same = inner is not None and scope.op(inner) == UPDATE_SLICE and inner.inputs[0] is data
-    forward = all(step > 0 for step in update.attrs.get("steps", ()))
-    return forward and (same or equal(scope.shape(data), scope.shape(updates)))
+  Constant ones stay: ONNX Runtime captures no model in a CUDA graph that has a constant output.
+  """
+  data, updates = update.inputs[:2]
+  if scope.is_constant(updates) and not scope.is_constant(data):
+    return False
+  inner = scope.producer(updates)
+  same = inner is not None and scope.op(inner) == UPDATE_SLICE and inner.inputs[0] is data
+  forward = all(step > 0 for step in update.attrs.get("steps", ()))
+  return forward and (same or equal(scope.shape(data), scope.shape(updates)))
 
 
 def _always(scope: Scope, node: gs.Node) -> bool:
-    return True
+  return True
 
 
 def _one_input(scope: Scope, node: gs.Node) -> bool:
-    return len(node.inputs) == 1
+  return len(node.inputs) == 1
 
 
 def _dropout(scope: Scope, node: gs.Node) -> bool:
-    if len(node.inputs) < 3 or node.inputs[2].is_empty():  # training_mode: before opset 12 and by default false
-        return True
-    training = scope.constant(node.inputs[2], 1)
-    return training is not None and not training.any()
+  if len(node.inputs) < 3 or node.inputs[2].is_empty():  # training_mode: before opset 12 and by default false
+    return True
+  training = scope.constant(node.inputs[2], 1)
+  return training is not None and not training.any()
 
 
 def _cast(scope: Scope, node: gs.Node) -> bool:
-    return node.inputs[0].dtype is not None and node.inputs[0].dtype == node.outputs[0].dtype
+  return node.inputs[0].dtype is not None and node.inputs[0].dtype == node.outputs[0].dtype
 
 
 def _same_shape(scope: Scope, node: gs.Node) -> bool:
-    """Where ONNX Runtime believes another shape of the input, the node tells it the right one, and stays."""
-    x, y = node.inputs[0], node.outputs[0]
-    return equal(scope.shape(x), scope.shape(y)) and x.name not in disputed(scope.graph)
+  """Where ONNX Runtime believes another shape of the input, the node tells it the right one, and stays."""
+  x, y = node.inputs[0], node.outputs[0]
+  return equal(scope.shape(x), scope.shape(y)) and x.name not in disputed(scope.graph)
 
 
 def _transpose(scope: Scope, node: gs.Node) -> bool:
-    perm = node.attrs.get("perm")
-    if perm is None:  # reversed by default
-        rank = scope.rank(node.inputs[0])
-        return rank is not None and rank <= 1
-    return list(perm) == list(range(len(perm)))
+  perm = node.attrs.get("perm")
+  if perm is None:  # reversed by default
+    rank = scope.rank(node.inputs[0])
+    return rank is not None and rank <= 1
+  return list(perm) == list(range(len(perm)))
 
 
 def _pad(scope: Scope, node: gs.Node) -> bool:
-    given = node.attrs.get("pads")
-    pads = scope.constant(node.inputs[1]) if given is None and len(node.inputs) > 1 else given
-    return pads is not None and not np.any(pads) and node.inputs[0].name not in disputed(scope.graph)
+  given = node.attrs.get("pads")
+  pads = scope.constant(node.inputs[1]) if given is None and len(node.inputs) > 1 else given
+  return pads is not None and not np.any(pads) and node.inputs[0].name not in disputed(scope.graph)
 
 
 def _slice(scope: Scope, node: gs.Node) -> bool:
-    """A slice that is as long as its input is all of it, unless it is reversed; so is one from 0 to any end."""
-    if len(node.inputs) < 3:  # attributes, before opset 10
-        return _same_shape(scope, node)
-    starts, ends = (scope.constant(each) for each in node.inputs[1:3])
-    stepped = len(node.inputs) > 4 and not node.inputs[4].is_empty()
-    steps = scope.constant(node.inputs[4]) if stepped else np.ones(1)
-    if steps is None or (steps <= 0).any():
-        return False
-    whole = starts is not None and ends is not None and not starts.any() and (ends >= END).all() and (steps == 1).all()
-    return _same_shape(scope, node) or (bool(whole) and node.inputs[0].name not in disputed(scope.graph))
+  """A slice that is as long as its input is all of it, unless it is reversed; so is one from 0 to any end."""
+  if len(node.inputs) < 3:  # attributes, before opset 10
+    return _same_shape(scope, node)
+  starts, ends = (scope.constant(each) for each in node.inputs[1:3])
+  stepped = len(node.inputs) > 4 and not node.inputs[4].is_empty()
+  steps = scope.constant(node.inputs[4]) if stepped else np.ones(1)
+  if steps is None or (steps <= 0).any():
+    return False
+  whole = starts is not None and ends is not None and not starts.any() and (ends >= END).all() and (steps == 1).all()
+  return _same_shape(scope, node) or (bool(whole) and node.inputs[0].name not in disputed(scope.graph))
 
 
 _TESTS = {
-    "Identity": _always,
-    "Dropout": _dropout,
-    "Cast": _cast,
-    "Reshape": _same_shape,
-    "Expand": _same_shape,
-    "Transpose": _transpose,
-    "Pad": _pad,
-    "Slice": _slice,
-    **dict.fromkeys(("Concat", "Sum", "Mean", "Max", "Min"), _one_input),
+  "Identity": _always,
+  "Dropout": _dropout,
+  "Cast": _cast,
+  "Reshape": _same_shape,
+  "Expand": _same_shape,
+  "Transpose": _transpose,
+  "Pad": _pad,
+  "Slice": _slice,
+  **dict.fromkeys(("Concat", "Sum", "Mean", "Max", "Min"), _one_input),
 }
 
 REMOVE_IDENTITIES = RulePass("remove-identities", "nodes that give back their input are removed", remove_identity)

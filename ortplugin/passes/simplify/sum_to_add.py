@@ -16,12 +16,12 @@ BROADCASTS = 7  # the opset from which on an Add broadcasts as NumPy does
 
 
 def rename(scope: Scope, node: gs.Node) -> Outcome:
-    """Gives a Sum of one or two tensors its simpler name."""
-    if scope.op(node) != "Sum" or len(node.inputs) not in NAMES or scope.opset < BROADCASTS:
-        return None
-    labels = (label(node),)
-    node.op = NAMES[len(node.inputs)]
-    return Applied(labels, node)
+  """Gives a Sum of one or two tensors its simpler name."""
+  if scope.op(node) != "Sum" or len(node.inputs) not in NAMES or scope.opset < BROADCASTS:
+    return None
+  labels = (label(node),)
+  node.op = NAMES[len(node.inputs)]
+  return Applied(labels, node)
 
 
 SUM_TO_ADD = RulePass("sum-to-add", "Sum of two tensors becomes Add, Sum of one Identity", rename)

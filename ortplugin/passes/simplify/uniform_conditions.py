@@ -22,47 +22,47 @@ ELEMENTS = 1 << 22  # of a constant that are looked at
 
 
 def decide(scope: Scope, node: gs.Node) -> Outcome:
-    """Makes an Identity or an Expand of one node, in place."""
-    x = _decided(scope, node)
-    if x is None or x.name in disputed(scope.graph):
-        return None
-    if scope.is_constant(x) and not all(scope.is_constant(each) for each in node.inputs):
-        return None
-    y = node.outputs[0]
-    given, made = scope.shape(x), scope.shape(y)
-    labels = (label(node),)
-    if equal(given, made):
-        node.op, node.inputs = "Identity", [x]
-        return Applied(labels, node)
-    dims = [dim for dim in made or () if isinstance(dim, int)]
-    if made is None or len(dims) != len(made):
-        return None
-    node.op, node.inputs = "Expand", [x, integers(scope, dims, f"{y.name}_shape")]
+  """Makes an Identity or an Expand of one node, in place."""
+  x = _decided(scope, node)
+  if x is None or x.name in disputed(scope.graph):
+    return None
+  if scope.is_constant(x) and not all(scope.is_constant(each) for each in node.inputs):
+    return None
+  y = node.outputs[0]
+  given, made = scope.shape(x), scope.shape(y)
+  labels = (label(node),)
+  if equal(given, made):
+    node.op, node.inputs = "Identity", [x]
     return Applied(labels, node)
+  dims = [dim for dim in made or () if isinstance(dim, int)]
+  if made is None or len(dims) != len(made):
+    return None
+  node.op, node.inputs = "Expand", [x, integers(scope, dims, f"{y.name}_shape")]
+  return Applied(labels, node)
 
 
 def _decided(scope: Scope, node: gs.Node) -> gs.Tensor | None:
-    """The input that the node gives out everywhere."""
-    op = scope.op(node)
-    if op == "Where":
-        condition = _uniform(scope, node.inputs[0])
-        return None if condition is None else node.inputs[1 if condition else 2]
-    if op in ("And", "Or"):
-        for constant, other in (node.inputs, list(node.inputs)[::-1]):
-            if _uniform(scope, constant) is (op == "And"):
-                return other
-    return None
+  """The input that the node gives out everywhere."""
+  op = scope.op(node)
+  if op == "Where":
+    condition = _uniform(scope, node.inputs[0])
+    return None if condition is None else node.inputs[1 if condition else 2]
+  if op in ("And", "Or"):
+    for constant, other in (node.inputs, list(node.inputs)[::-1]):
+      if _uniform(scope, constant) is (op == "And"):
+        return other
+  return None
 
 
 def _uniform(scope: Scope, tensor: gs.Tensor) -> bool | None:
-    """What all elements of a constant are; None if they differ, or there are none."""
-    array = scope.constant(tensor, ELEMENTS)
-    if array is None or not element_count(array.shape):
-        return None
-    first = bool(array.reshape(-1)[0])
-    return first if bool((array == first).all()) else None
+  """What all elements of a constant are; None if they differ, or there are none."""
+  array = scope.constant(tensor, ELEMENTS)
+  if array is None or not element_count(array.shape):
+    return None
+  first = bool(array.reshape(-1)[0])
+  return first if bool((array == first).all()) else None
 
 
 UNIFORM_CONDITIONS = RulePass(
-    "uniform-conditions", "And, Or and Where that a constant decides everywhere give the other input", decide
+  "uniform-conditions", "And, Or and Where that a constant decides everywhere give the other input", decide
 )

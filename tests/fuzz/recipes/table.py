@@ -13,20 +13,20 @@ MOTIFS: list[tuple[float, Recipe]] = []  # what passes look for, as exporters wr
 
 
 def glue(weight: float = 1.0) -> Callable[[Recipe], Recipe]:
-    """Enters a function into GLUE."""
+  """Enters a function into GLUE."""
 
-    def enter(recipe: Recipe) -> Recipe:
-        GLUE.append((weight, recipe))
-        return recipe
+  def enter(recipe: Recipe) -> Recipe:
+    GLUE.append((weight, recipe))
+    return recipe
 
-    return enter
+  return enter
 
 
 def motif(weight: float = 1.0) -> Callable[[Recipe], Recipe]:
-    """Enters a function into MOTIFS."""
+  """Enters a function into MOTIFS."""
 
-    def enter(recipe: Recipe) -> Recipe:
-        MOTIFS.append((weight, recipe))
-        return recipe
+  def enter(recipe: Recipe) -> Recipe:
+    MOTIFS.append((weight, recipe))
+    return recipe
 
-    return enter
+  return enter

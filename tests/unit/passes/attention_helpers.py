@@ -22,71 +22,71 @@ STANDARD = {"q_layout": SIZES, "k_layout": SIZES, "v_layout": SIZES, "y_layout":
 
 @pytest.fixture
 def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
-    for module in (core, attention_operators):
-        monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
+  """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
+  for module in (core, attention_operators):
+    monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
 
 
 def graph(nodes: str, inputs: str, y: str = "float[2,5,32] y", constants: str = "", opset: int = 18) -> onnx.ModelProto:
-    """A model of nodes in ONNX's textual syntax; int64 vectors are written as name = {1,2}."""
+  """A model of nodes in ONNX's textual syntax; int64 vectors are written as name = {1,2}."""
 
-    def vector(match: re.Match[str]) -> str:
-        name, numbers = match.groups()
-        return f"{name} = Constant<value = int64[{len(numbers.split(','))}] {{{numbers}}}> ()"
+  def vector(match: re.Match[str]) -> str:
+    name, numbers = match.groups()
+    return f"{name} = Constant<value = int64[{len(numbers.split(','))}] {{{numbers}}}> ()"
 
-    text = re.sub(r"(\w+) = \{([-0-9,]+)\}", vector, nodes)
-    return model(f"g ({inputs}) => ({y}) <{constants}> {{ {text} }}", opset)
+  text = re.sub(r"(\w+) = \{([-0-9,]+)\}", vector, nodes)
+  return model(f"g ({inputs}) => ({y}) <{constants}> {{ {text} }}", opset)
 
 
 def feeds(original: onnx.ModelProto, rng: np.random.Generator, scale: float = 1.0, **lengths: int) -> dict[str, Any]:
-    """Values for every input, not so large that one score outweighs all others."""
-    found: dict[str, Any] = {}
-    given = {each.name for each in original.graph.initializer}
-    for each in original.graph.input:
-        if each.name in given:
-            continue
-        tensor = each.type.tensor_type
-        shape = [dim.dim_value or lengths[dim.dim_param] for dim in tensor.shape.dim]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if dtype.kind in "biu":
-            found[each.name] = (rng.random(shape) < 0.7).astype(dtype)
-        else:
-            found[each.name] = (rng.standard_normal(shape) * scale).astype(dtype)
-    return found
+  """Values for every input, not so large that one score outweighs all others."""
+  found: dict[str, Any] = {}
+  given = {each.name for each in original.graph.initializer}
+  for each in original.graph.input:
+    if each.name in given:
+      continue
+    tensor = each.type.tensor_type
+    shape = [dim.dim_value or lengths[dim.dim_param] for dim in tensor.shape.dim]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    if dtype.kind in "biu":
+      found[each.name] = (rng.random(shape) < 0.7).astype(dtype)
+    else:
+      found[each.name] = (rng.standard_normal(shape) * scale).astype(dtype)
+  return found
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Those of a fused node but for dtype and heads, texts as str and numbers rounded."""
-    values = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-    plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in values.items()}
-    return {
-        name: round(each, 5) if isinstance(each, float) else each
-        for name, each in plain.items()
-        if name not in ("qkv_dtype", "heads", "kv_heads")
-    }
+  """Those of a fused node but for dtype and heads, texts as str and numbers rounded."""
+  values = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+  plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in values.items()}
+  return {
+    name: round(each, 5) if isinstance(each, float) else each
+    for name, each in plain.items()
+    if name not in ("qkv_dtype", "heads", "kv_heads")
+  }
 
 
 def attentions(optimized: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The fused nodes."""
-    return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
+  """The fused nodes."""
+  return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
 
 
 def fused(
-    original: onnx.ModelProto, rng: np.random.Generator, *passes: Any, **lengths: int
+  original: onnx.ModelProto, rng: np.random.Generator, *passes: Any, **lengths: int
 ) -> tuple[onnx.ModelProto, onnx.NodeProto]:
-    """The model with its one attention fused, whose outputs equal the original's, and the node."""
-    optimized, _ = run_pass(original, FUSE_ATTENTION, *passes, DEAD_NODES)
-    (node,) = attentions(optimized)
-    assert_equal(original, optimized, feeds(original, rng, **lengths))
-    return optimized, node
+  """The model with its one attention fused, whose outputs equal the original's, and the node."""
+  optimized, _ = run_pass(original, FUSE_ATTENTION, *passes, DEAD_NODES)
+  (node,) = attentions(optimized)
+  assert_equal(original, optimized, feeds(original, rng, **lengths))
+  return optimized, node
 
 
 def assert_equal(original: onnx.ModelProto, optimized: onnx.ModelProto, given: dict[str, Any]) -> None:
-    """Equal outputs in ONNX Runtime, of the fused model decomposed."""
-    for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
-        assert_close(expected, found)
+  """Equal outputs in ONNX Runtime, of the fused model decomposed."""
+  for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
+    assert_close(expected, found)
 
 
 def no_constants(optimized: onnx.ModelProto) -> Iterator[str]:
-    """The operators in order."""
-    return (node.op_type for node in optimized.graph.node if node.op_type != "Constant")
+  """The operators in order."""
+  return (node.op_type for node in optimized.graph.node if node.op_type != "Constant")

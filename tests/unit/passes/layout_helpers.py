@@ -18,33 +18,33 @@ SAME = "Conv<pads = [1, 1, 1, 1]>"
 
 
 def graph(
-    nodes: str, constants: str = "", inputs: str = "", out: str = "float[N,4,5,6] y", x: str = "float[N,4,5,6] x"
+  nodes: str, constants: str = "", inputs: str = "", out: str = "float[N,4,5,6] y", x: str = "float[N,4,5,6] x"
 ) -> str:
-    """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
-    weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
-    return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+  """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
+  weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
+  return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
 def between(nodes: str, constants: str = "", inputs: str = "", out: str = "[A,B,C,D]") -> onnx.ModelProto:
-    """`nodes` between two convolutions: they make `last` from c."""
-    return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
+  """`nodes` between two convolutions: they make `last` from c."""
+  return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
 
 
 def change(original: onnx.ModelProto, rng: np.random.Generator, **lengths: int) -> tuple[onnx.ModelProto, PassResult]:
-    """The model with channels last, checked to give the same."""
-    before, _ = run_pass(original, FUSE_CONV)
-    optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
-    assert_same_outputs(original, optimized, rng, **lengths)
-    return optimized, result
+  """The model with channels last, checked to give the same."""
+  before, _ = run_pass(original, FUSE_CONV)
+  optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
+  assert_same_outputs(original, optimized, rng, **lengths)
+  return optimized, result
 
 
 def inner(optimized: onnx.ModelProto) -> list[str]:
-    """The operators between the first and the last Transpose, which are at the ends of the graph."""
-    found = operators(optimized)
-    assert (found[0], found[-1]) == ("Transpose", "Transpose"), found
-    return found[1:-1]
+  """The operators between the first and the last Transpose, which are at the ends of the graph."""
+  found = operators(optimized)
+  assert (found[0], found[-1]) == ("Transpose", "Transpose"), found
+  return found[1:-1]
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, object]:
-    """The node's attributes by name."""
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+  """The node's attributes by name."""
+  return {each.name: helper.get_attribute_value(each) for each in node.attribute}

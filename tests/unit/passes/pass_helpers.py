@@ -24,182 +24,180 @@ TOLERANCES = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-
 
 
 def model(graph: str, opset: int = 17, contrib: bool = False, ir: int = 8) -> onnx.ModelProto:
-    """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
-    domains = f'"" : {opset}' + (', "com.microsoft" : 1' if contrib else "")
-    return onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{domains}]> {graph}")
+  """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
+  domains = f'"" : {opset}' + (', "com.microsoft" : 1' if contrib else "")
+  return onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{domains}]> {graph}")
 
 
 def _assert_no_strays(graph: gs.Graph) -> None:
-    """No tensor has a maker or a reader that is in no graph: scope.used_beyond would take it for one in a body."""
-    nodes = [node for each in all_graphs(graph) for node in each.nodes]
-    known = {id(node) for node in nodes}
-    for tensor in (tensor for node in nodes for tensor in (*node.inputs, *node.outputs)):
-        strays = [node.op for node in (*tensor.inputs, *tensor.outputs) if id(node) not in known]
-        assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
+  """No tensor has a maker or a reader that is in no graph: scope.used_beyond would take it for one in a body."""
+  nodes = [node for each in all_graphs(graph) for node in each.nodes]
+  known = {id(node) for node in nodes}
+  for tensor in (tensor for node in nodes for tensor in (*node.inputs, *node.outputs)):
+    strays = [node.op for node in (*tensor.inputs, *tensor.outputs) if id(node) not in known]
+    assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
 
 
 def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None) -> tuple[onnx.ModelProto, PassResult]:
-    """The model after the passes, and what they did together; each is checked to be idempotent.
+  """The model after the passes, and what they did together; each is checked to be idempotent.
 
-    Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
-    and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
-    """
+  Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
+  and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
+  """
+  if limit is None:
+    _assert_names_stay_unique(original, passes)
+  graph = import_model(original)
+  annotate(graph)
+  changes: list[Any] = []
+  misses: list[Any] = []
+  for each in passes:
+    left = None if limit is None else limit - len(changes)
+    result = each(graph, left)
+    changes += result.changes
+    misses += result.near_misses
     if limit is None:
-        _assert_names_stay_unique(original, passes)
-    graph = import_model(original)
-    annotate(graph)
-    changes: list[Any] = []
-    misses: list[Any] = []
-    for each in passes:
-        left = None if limit is None else limit - len(changes)
-        result = each(graph, left)
-        changes += result.changes
-        misses += result.near_misses
-        if limit is None:
-            again = each(graph)
-            assert not again.changes, f"{each.name} changes its own output"
-            assert again.near_misses == result.near_misses
-        _assert_no_strays(graph)
-    annotate(graph)
-    optimized = export_model(graph, original)
-    onnx.checker.check_model(restore(optimized))
-    return optimized, PassResult(tuple(changes), tuple(misses))
+      again = each(graph)
+      assert not again.changes, f"{each.name} changes its own output"
+      assert again.near_misses == result.near_misses
+    _assert_no_strays(graph)
+  annotate(graph)
+  optimized = export_model(graph, original)
+  onnx.checker.check_model(restore(optimized))
+  return optimized, PassResult(tuple(changes), tuple(misses))
 
 
 def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass]) -> None:
-    named = onnx.ModelProto()
-    named.CopyFrom(original)
-    for each in _nodes(named.graph):
-        each.name = each.output[0]
-    graph = import_model(named)
-    annotate(graph)
-    for each in passes:
-        each(graph)
-    names = [each.name for each in _nodes(export_model(graph, named).graph)]
-    assert len(names) == len(set(names)), [name for name in set(names) if names.count(name) > 1]
+  named = onnx.ModelProto()
+  named.CopyFrom(original)
+  for each in _nodes(named.graph):
+    each.name = each.output[0]
+  graph = import_model(named)
+  annotate(graph)
+  for each in passes:
+    each(graph)
+  names = [each.name for each in _nodes(export_model(graph, named).graph)]
+  assert len(names) == len(set(names)), [name for name in set(names) if names.count(name) > 1]
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of the graph and its bodies."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)
+  """The nodes of the graph and its bodies."""
+  for node in graph.node:
+    yield node
+    for attribute in node.attribute:
+      if attribute.type == onnx.AttributeProto.GRAPH:
+        yield from _nodes(attribute.g)
 
 
 def restore(optimized: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every fused operator decomposed, which ONNX Runtime runs without the library."""
-    restored = onnx.ModelProto()
-    restored.CopyFrom(optimized)
-    opset = next(each.version for each in optimized.opset_import if each.domain == "")
-    _restore(restored.graph, opset)
-    kept = [onnx.helper.make_opsetid(e.domain, e.version) for e in restored.opset_import if e.domain != "ortplugin"]
-    del restored.opset_import[:]
-    restored.opset_import.extend(kept)
-    return restored
+  """The model with every fused operator decomposed, which ONNX Runtime runs without the library."""
+  restored = onnx.ModelProto()
+  restored.CopyFrom(optimized)
+  opset = next(each.version for each in optimized.opset_import if each.domain == "")
+  _restore(restored.graph, opset)
+  kept = [onnx.helper.make_opsetid(e.domain, e.version) for e in restored.opset_import if e.domain != "ortplugin"]
+  del restored.opset_import[:]
+  restored.opset_import.extend(kept)
+  return restored
 
 
 def _restore(graph: onnx.GraphProto, opset: int) -> None:
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _restore(attribute.g, opset)
-        operator = find(node.domain, node.op_type)
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        nodes += operator.decompose(node, opset) if operator else [copy]
-    del graph.node[:]
-    graph.node.extend(nodes)
+  nodes: list[onnx.NodeProto] = []
+  for node in graph.node:
+    for attribute in node.attribute:
+      if attribute.type == onnx.AttributeProto.GRAPH:
+        _restore(attribute.g, opset)
+    operator = find(node.domain, node.op_type)
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    nodes += operator.decompose(node, opset) if operator else [copy]
+  del graph.node[:]
+  graph.node.extend(nodes)
 
 
 def operators(model: onnx.ModelProto | onnx.GraphProto) -> list[str]:
-    """The operators in order, Constants left out."""
-    graph = model.graph if isinstance(model, onnx.ModelProto) else model
-    return [node.op_type for node in graph.node if node.op_type != "Constant"]
+  """The operators in order, Constants left out."""
+  graph = model.graph if isinstance(model, onnx.ModelProto) else model
+  return [node.op_type for node in graph.node if node.op_type != "Constant"]
 
 
 def programs(model: onnx.ModelProto | onnx.GraphProto) -> list[str]:
-    """The programs of the fused nodes in order."""
-    graph = model.graph if isinstance(model, onnx.ModelProto) else model
-    return [a.s.decode() for node in graph.node for a in node.attribute if a.name == "program"]
+  """The programs of the fused nodes in order."""
+  graph = model.graph if isinstance(model, onnx.ModelProto) else model
+  return [a.s.decode() for node in graph.node for a in node.attribute if a.name == "program"]
 
 
 def lines(program: str) -> list[str]:
-    """The statements of a program, without the frame."""
-    return [line.strip() for line in program.splitlines()[1:-1]]
+  """The statements of a program, without the frame."""
+  return [line.strip() for line in program.splitlines()[1:-1]]
 
 
 def random_feeds(model: onnx.ModelProto, rng: np.random.Generator, **lengths: int) -> dict[str, np.ndarray]:
-    """Random values for every input that has no initializer. `lengths` of dimensions override LENGTHS."""
-    given = {each.name for each in model.graph.initializer}
-    feeds = {}
-    for each in model.graph.input:
-        if each.name in given:
-            continue
-        tensor = each.type.tensor_type
-        shape = [
-            d.dim_value if d.HasField("dim_value") else {**LENGTHS, **lengths}[d.dim_param] for d in tensor.shape.dim
-        ]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        if dtype == np.bool_:
-            feeds[each.name] = np.asarray(rng.random(shape) < 0.5)
-        elif dtype.kind in "iu":
-            feeds[each.name] = rng.integers(0, 3, shape).astype(dtype)
-        else:
-            feeds[each.name] = np.asarray(rng.standard_normal(shape) * 2 + 0.5).astype(dtype)
-    return feeds
+  """Random values for every input that has no initializer. `lengths` of dimensions override LENGTHS."""
+  given = {each.name for each in model.graph.initializer}
+  feeds = {}
+  for each in model.graph.input:
+    if each.name in given:
+      continue
+    tensor = each.type.tensor_type
+    shape = [d.dim_value if d.HasField("dim_value") else {**LENGTHS, **lengths}[d.dim_param] for d in tensor.shape.dim]
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    if dtype == np.bool_:
+      feeds[each.name] = np.asarray(rng.random(shape) < 0.5)
+    elif dtype.kind in "iu":
+      feeds[each.name] = rng.integers(0, 3, shape).astype(dtype)
+    else:
+      feeds[each.name] = np.asarray(rng.standard_normal(shape) * 2 + 0.5).astype(dtype)
+  return feeds
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs in ONNX Runtime on the CPU, with its own optimizations off."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    outputs: list[np.ndarray] = session.run(None, dict(feeds))
-    return outputs
+  """The outputs in ONNX Runtime on the CPU, with its own optimizations off."""
+  options = onnxruntime.SessionOptions()
+  options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+  options.log_severity_level = 3
+  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+  outputs: list[np.ndarray] = session.run(None, dict(feeds))
+  return outputs
 
 
 def assert_same_outputs(
-    original: onnx.ModelProto,
-    optimized: onnx.ModelProto,
-    rng: np.random.Generator,
-    precision: str = "",
-    **lengths: int,
+  original: onnx.ModelProto,
+  optimized: onnx.ModelProto,
+  rng: np.random.Generator,
+  precision: str = "",
+  **lengths: int,
 ) -> None:
-    """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
-    feeds = random_feeds(original, rng, **lengths)
-    for info, expected, found in zip(
-        original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True
-    ):
-        assert_close(expected, found, info.name, precision)
+  """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
+  feeds = random_feeds(original, rng, **lengths)
+  for info, expected, found in zip(
+    original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True
+  ):
+    assert_close(expected, found, info.name, precision)
 
 
 def assert_close(expected: np.ndarray, found: np.ndarray, name: str = "", precision: str = "") -> None:
-    """Equal dtype, shape and NaNs; values within the tolerance, those that are no floating ones equal."""
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
-    if expected.dtype.name not in TOLERANCES:
-        np.testing.assert_array_equal(found, expected, err_msg=name)
-        return
-    rtol, atol = TOLERANCES[precision or expected.dtype.name]
-    wide = [each.astype(np.float64) if each.dtype == bfloat16 else each for each in (found, expected)]
-    np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, err_msg=name)
+  """Equal dtype, shape and NaNs; values within the tolerance, those that are no floating ones equal."""
+  assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
+  if expected.dtype.name not in TOLERANCES:
+    np.testing.assert_array_equal(found, expected, err_msg=name)
+    return
+  rtol, atol = TOLERANCES[precision or expected.dtype.name]
+  wide = [each.astype(np.float64) if each.dtype == bfloat16 else each for each in (found, expected)]
+  np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, err_msg=name)
 
 
 def reasons(result: PassResult) -> list[str]:
-    """The near misses as 'node: reason'."""
-    return [f"{each.node}: {each.reason}" for each in result.near_misses]
+  """The near misses as 'node: reason'."""
+  return [f"{each.node}: {each.reason}" for each in result.near_misses]
 
 
 def assert_unchanged(original: onnx.ModelProto, passes: Sequence[Pass], *fragments: str) -> None:
-    """The passes change nothing, and each fragment is part of a near miss's reason; none are given: no near miss."""
-    optimized, result = run_pass(original, *passes)
-    assert not result.changes, result.changes
-    assert optimized.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)
-    found = reasons(result)
-    if not fragments:
-        assert not found
-    for fragment in fragments:
-        assert any(fragment in reason for reason in found), found
+  """The passes change nothing, and each fragment is part of a near miss's reason; none are given: no near miss."""
+  optimized, result = run_pass(original, *passes)
+  assert not result.changes, result.changes
+  assert optimized.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)
+  found = reasons(result)
+  if not fragments:
+    assert not found
+  for fragment in fragments:
+    assert any(fragment in reason for reason in found), found

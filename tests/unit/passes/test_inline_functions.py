@@ -30,178 +30,178 @@ square (x) => (y) { y = Mul(x, x) }
 
 
 def model(nodes: str, functions: str, imports: str = '"" : 17, "local" : 1') -> ModelProto:
-    text = f"""<ir_version: 10, opset_import: [{imports}]>
+  text = f"""<ir_version: 10, opset_import: [{imports}]>
     g (float[2,8] x, bool m) => (float[2,8] y) <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ {nodes} }}
     {functions}"""
-    return onnx.parser.parse_model(text)
+  return onnx.parser.parse_model(text)
 
 
 def test_nested_calls_in_bodies_too(rng: np.random.Generator) -> None:
-    original = model(
-        """a = local.norm<eps = 0.25, axis = [-1]>(x, w)
+  original = model(
+    """a = local.norm<eps = 0.25, axis = [-1]>(x, w)
            b = local.norm<axis = [0]>(a, w)
            y = If (m) <then_branch = t () => (float[2,8] r) { r = local.norm<axis = [-1]>(b, w) },
                        else_branch = e () => (float[2,8] s) { s = Neg(b) }>""",
-        NORM,
-    )
-    before = original.SerializeToString()
-    result, calls, misses = inline_functions(original)
-    assert calls == {"local::norm": 3}
-    assert not misses
-    assert not result.functions
-    assert {node.domain for node in result.graph.node} == {""}
-    assert original.SerializeToString() == before
-    assert_same_outputs(original, result, rng)
+    NORM,
+  )
+  before = original.SerializeToString()
+  result, calls, misses = inline_functions(original)
+  assert calls == {"local::norm": 3}
+  assert not misses
+  assert not result.functions
+  assert {node.domain for node in result.graph.node} == {""}
+  assert original.SerializeToString() == before
+  assert_same_outputs(original, result, rng)
 
 
 def test_passes_see_their_operators(rng: np.random.Generator) -> None:
-    """A normalisation in a function, whose weights are the graph's, is fused with what the graph adds."""
-    original = model("a = local.norm<eps = 0.25, axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
-    optimized, report = optimize(original, verify=True)
-    assert report.functions == {"local::norm": 1}
-    assert report.fused
-    assert not optimized.functions
-    assert "local::norm" in report.before
-    assert "local::norm" not in report.after
-    assert_same_outputs(original, optimized, rng)
+  """A normalisation in a function, whose weights are the graph's, is fused with what the graph adds."""
+  original = model("a = local.norm<eps = 0.25, axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
+  optimized, report = optimize(original, verify=True)
+  assert report.functions == {"local::norm": 1}
+  assert report.fused
+  assert not optimized.functions
+  assert "local::norm" in report.before
+  assert "local::norm" not in report.after
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_nothing_to_rewrite_leaves_calls() -> None:
-    original = model(
-        "y = local.shift(x)", '<domain: "local", opset_import: ["" : 17]> shift (x) => (y) { y = Softmax(x) }'
-    )
-    optimized, report = optimize(original)
-    assert optimized.SerializeToString() == original.SerializeToString()
-    assert not report.functions
-    assert optimize(original, limit=0)[0].SerializeToString() == original.SerializeToString()
-    assert inline_functions(onnx.ModelProto()) == (onnx.ModelProto(), {}, [])
+  original = model(
+    "y = local.shift(x)", '<domain: "local", opset_import: ["" : 17]> shift (x) => (y) { y = Softmax(x) }'
+  )
+  optimized, report = optimize(original)
+  assert optimized.SerializeToString() == original.SerializeToString()
+  assert not report.functions
+  assert optimize(original, limit=0)[0].SerializeToString() == original.SerializeToString()
+  assert inline_functions(onnx.ModelProto()) == (onnx.ModelProto(), {}, [])
 
 
 def test_versions_and_domains_of_functions(rng: np.random.Generator) -> None:
-    """Sqrt is the same in versions 13 and 17; the model itself does not import the domain of Gelu."""
-    original = model(
-        "a = local.root(x) y = local.gelu(a)",
-        """<domain: "local", opset_import: ["" : 13]>
+  """Sqrt is the same in versions 13 and 17; the model itself does not import the domain of Gelu."""
+  original = model(
+    "a = local.root(x) y = local.gelu(a)",
+    """<domain: "local", opset_import: ["" : 13]>
         root (x) => (y) { z = Mul(x, x) y = Sqrt(z) }
         <domain: "local", opset_import: ["com.microsoft" : 1]>
         gelu (x) => (y) { y = com.microsoft.Gelu(x) }""",
-    )
-    result, calls, misses = inline_functions(original)
-    assert calls == {"local::root": 1, "local::gelu": 1}
-    assert not misses
-    assert operators(result) == ["Mul", "Sqrt", "Gelu"]
-    assert_same_outputs(original, result, rng)
+  )
+  result, calls, misses = inline_functions(original)
+  assert calls == {"local::root": 1, "local::gelu": 1}
+  assert not misses
+  assert operators(result) == ["Mul", "Sqrt", "Gelu"]
+  assert_same_outputs(original, result, rng)
 
 
 def test_inputs_that_a_call_leaves_out(rng: np.random.Generator) -> None:
-    original = model(
-        "l = Constant<value_float = 0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
-        """<domain: "local", opset_import: ["" : 17]>
+  original = model(
+    "l = Constant<value_float = 0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
+    """<domain: "local", opset_import: ["" : 17]>
         both (x, low, high) => (y, z) { y = Clip(x, low, high) z = Neg(y) }""",
-    )
-    result, _, misses = inline_functions(original)
-    assert not misses
-    assert_same_outputs(original, result, rng)
+  )
+  result, _, misses = inline_functions(original)
+  assert not misses
+  assert_same_outputs(original, result, rng)
 
 
 OTHER = '"" : 17, "local" : 1, "ai.onnx.ml" : 3'
 STAYS = {
-    "another version": (
-        "a = local.odd(x) y = local.square(a)",
-        """<domain: "local", opset_import: ["" : 17, "ai.onnx.ml" : 2, "local" : 1]>
+  "another version": (
+    "a = local.odd(x) y = local.square(a)",
+    """<domain: "local", opset_import: ["" : 17, "ai.onnx.ml" : 2, "local" : 1]>
         odd (x) => (y) { z = local.square(x) y = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(z) }
         <domain: "local", opset_import: ["" : 17]> square (x) => (y) { y = Mul(x, x) }""",
-        OTHER,
-        "the function 'local::odd' imports version 2 of the domain 'ai.onnx.ml', the model version 3",
-    ),
-    "an operator of ONNX": (
-        "y = Relu(x)",
-        '<domain: "", opset_import: ["" : 17]> Relu (x) => (y) { y = Neg(x) }',
-        OTHER,
-        "ONNX Runtime may have an operator of the name of the function '::Relu'",
-    ),
-    "an operator of ONNX Runtime": (
-        "y = com.microsoft.Gelu(x)",
-        '<domain: "com.microsoft", opset_import: ["" : 17]> Gelu (x) => (y) { y = Neg(x) }',
-        '"" : 17, "com.microsoft" : 1',
-        "ONNX Runtime may have an operator of the name of the function 'com.microsoft::Gelu'",
-    ),
-    "an attribute that is passed on and left out": (
-        "y = local.outer(x)",
-        """<domain: "local", opset_import: ["" : 17, "local" : 1]>
+    OTHER,
+    "the function 'local::odd' imports version 2 of the domain 'ai.onnx.ml', the model version 3",
+  ),
+  "an operator of ONNX": (
+    "y = Relu(x)",
+    '<domain: "", opset_import: ["" : 17]> Relu (x) => (y) { y = Neg(x) }',
+    OTHER,
+    "ONNX Runtime may have an operator of the name of the function '::Relu'",
+  ),
+  "an operator of ONNX Runtime": (
+    "y = com.microsoft.Gelu(x)",
+    '<domain: "com.microsoft", opset_import: ["" : 17]> Gelu (x) => (y) { y = Neg(x) }',
+    '"" : 17, "com.microsoft" : 1',
+    "ONNX Runtime may have an operator of the name of the function 'com.microsoft::Gelu'",
+  ),
+  "an attribute that is passed on and left out": (
+    "y = local.outer(x)",
+    """<domain: "local", opset_import: ["" : 17, "local" : 1]>
         outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
         <domain: "local", opset_import: ["" : 17]>
         inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float = @e>(x) }""",
-        OTHER,
-        "the function 'local::outer' passes on the attribute 'a', which calls may leave out",
-    ),
+    OTHER,
+    "the function 'local::outer' passes on the attribute 'a', which calls may leave out",
+  ),
 }
 
 
 @pytest.mark.parametrize("name", STAYS)
 def test_near_misses(name: str, rng: np.random.Generator) -> None:
-    """All calls stay, and the model computes what it did."""
-    nodes, functions, imports, reason = STAYS[name]
-    original = model(nodes, functions, imports)
-    result, calls, misses = inline_functions(original)
-    assert result is original
-    assert not calls
-    assert {miss.rewrite for miss in misses} == {"inline-functions"}
-    assert all(reason in miss.reason for miss in misses)
-    optimized, report = optimize(original, verify=True)
-    assert report.passed
-    assert set(misses) <= set(report.near_misses)
-    assert_same_outputs(original, optimized, rng)
+  """All calls stay, and the model computes what it did."""
+  nodes, functions, imports, reason = STAYS[name]
+  original = model(nodes, functions, imports)
+  result, calls, misses = inline_functions(original)
+  assert result is original
+  assert not calls
+  assert {miss.rewrite for miss in misses} == {"inline-functions"}
+  assert all(reason in miss.reason for miss in misses)
+  optimized, report = optimize(original, verify=True)
+  assert report.passed
+  assert set(misses) <= set(report.near_misses)
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_training_information_keeps_functions() -> None:
-    original = model("y = local.f(x)", '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }')
-    original.training_info.add().algorithm.name = "step"
-    result, _, (miss,) = inline_functions(original)
-    assert result is original
-    assert "training information" in miss.reason
+  original = model("y = local.f(x)", '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }')
+  original.training_info.add().algorithm.name = "step"
+  result, _, (miss,) = inline_functions(original)
+  assert result is original
+  assert "training information" in miss.reason
 
 
 def test_overloads(rng: np.random.Generator) -> None:
-    original = model(
-        "a = local.f(x) y = local.f(a)",
-        """<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }
+  original = model(
+    "a = local.f(x) y = local.f(a)",
+    """<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }
         <domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Abs(x) }""",
-    )
-    original.functions[1].overload = original.graph.node[1].overload = "second"
-    result, calls, _ = inline_functions(original)
-    assert calls == {"local::f": 2}
-    assert operators(result) == ["Neg", "Abs"]
+  )
+  original.functions[1].overload = original.graph.node[1].overload = "second"
+  result, calls, _ = inline_functions(original)
+  assert calls == {"local::f": 2}
+  assert operators(result) == ["Neg", "Abs"]
 
 
 def test_names_that_a_model_describes_but_does_not_make(rng: np.random.Generator) -> None:
-    """The inliner may invent such a name for a value of another type."""
-    function = '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { z = Neg(x) y = Abs(z) }'
-    original = model("y = local.f(x)", function)
-    invented = inline_functions(original)[0].graph.node[0].output[0]
-    for name in (invented, "y"):
-        original.graph.value_info.append(helper.make_tensor_value_info(name, 7 if name == invented else 1, [2, 8]))
-    result, _, _ = inline_functions(original)
-    assert [each.name for each in result.graph.value_info] == ["y"]
-    assert_same_outputs(original, result, rng)
+  """The inliner may invent such a name for a value of another type."""
+  function = '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { z = Neg(x) y = Abs(z) }'
+  original = model("y = local.f(x)", function)
+  invented = inline_functions(original)[0].graph.node[0].output[0]
+  for name in (invented, "y"):
+    original.graph.value_info.append(helper.make_tensor_value_info(name, 7 if name == invented else 1, [2, 8]))
+  result, _, _ = inline_functions(original)
+  assert [each.name for each in result.graph.value_info] == ["y"]
+  assert_same_outputs(original, result, rng)
 
 
 def test_functions_that_can_be_skipped() -> None:
-    original = model("a = local.norm<axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
-    optimized, report = optimize(original, skip=["inline-functions"])
-    assert not report.functions
-    assert "norm" in operators(optimized)
+  original = model("a = local.norm<axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
+  optimized, report = optimize(original, skip=["inline-functions"])
+  assert not report.functions
+  assert "norm" in operators(optimized)
 
 
 def shared(calls: int, depth: int) -> ModelProto:
-    """Functions f0 to f<depth>, each but the first calling the one before so many times."""
-    functions = ['<domain: "local", opset_import: ["" : 17, "local" : 1]> f0 (x) => (y) { y = Neg(x) }']
-    for number in range(1, depth + 1):
-        body = " ".join(f"v{i + 1} = local.f{number - 1}(v{i})" for i in range(calls))
-        functions.append(
-            f'<domain: "local", opset_import: ["" : 17, "local" : 1]> f{number} (v0) => (v{calls}) {{ {body} }}'
-        )
-    return model(f"y = local.f{depth}(x)", "\n".join(functions))
+  """Functions f0 to f<depth>, each but the first calling the one before so many times."""
+  functions = ['<domain: "local", opset_import: ["" : 17, "local" : 1]> f0 (x) => (y) { y = Neg(x) }']
+  for number in range(1, depth + 1):
+    body = " ".join(f"v{i + 1} = local.f{number - 1}(v{i})" for i in range(calls))
+    functions.append(
+      f'<domain: "local", opset_import: ["" : 17, "local" : 1]> f{number} (v0) => (v{calls}) {{ {body} }}'
+    )
+  return model(f"y = local.f{depth}(x)", "\n".join(functions))
 
 
 CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) { z = local.g(x) y = Neg(z) }
@@ -209,44 +209,44 @@ CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) 
 
 
 @pytest.mark.parametrize(
-    ("original", "reason"),
-    [
-        (shared(2, 40), "its local functions stand for [0-9]{13} nodes, more than 1048576: export"),
-        (shared(1, 70), "its local functions call each other more than 64 deep"),
-        (model("y = local.f(x)", CYCLE), "its local function 'local::f' calls itself"),
-    ],
+  ("original", "reason"),
+  [
+    (shared(2, 40), "its local functions stand for [0-9]{13} nodes, more than 1048576: export"),
+    (shared(1, 70), "its local functions call each other more than 64 deep"),
+    (model("y = local.f(x)", CYCLE), "its local function 'local::f' calls itself"),
+  ],
 )
 def test_functions_that_stand_for_too_much_are_refused(original: ModelProto, reason: str) -> None:
-    """Shape inference would never end."""
-    with pytest.raises(ModelError, match=reason):
-        inline_functions(original)
-    with pytest.raises(ModelError):
-        optimize(original)
+  """Shape inference would never end."""
+  with pytest.raises(ModelError, match=reason):
+    inline_functions(original)
+  with pytest.raises(ModelError):
+    optimize(original)
 
 
 def test_many_small_functions() -> None:
-    result, calls, _ = inline_functions(shared(2, 10))
-    assert calls == {"local::f10": 1}
-    assert operators(result) == ["Neg"] * 1024
+  result, calls, _ = inline_functions(shared(2, 10))
+  assert calls == {"local::f10": 1}
+  assert operators(result) == ["Neg"] * 1024
 
 
 @pytest.mark.parametrize("overridable", [False, True])
 def test_large_weights_stay_where_they_are(overridable: bool, rng: np.random.Generator) -> None:
-    width = HEAVY // 4 + 8
-    function = onnx.parser.parse_function(
-        '<domain: "local", opset_import: ["" : 17]> scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }'
-    )
-    value = helper.make_tensor_value_info
-    inputs = [value("x", 1, (1, width)), *([value("w", 1, (width,))] if overridable else [])]
-    weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
-        "g", inputs, [value("y", 1, (1, width))], [weights],
-    )  # fmt: skip
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
-    original = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
-    result, calls, _ = inline_functions(original)
-    assert calls == {"local::scale": 1}
-    assert list(result.graph.input) == inputs
-    assert list(result.graph.initializer) == [weights]
-    assert_same_outputs(original, result, rng)
+  width = HEAVY // 4 + 8
+  function = onnx.parser.parse_function(
+    '<domain: "local", opset_import: ["" : 17]> scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }'
+  )
+  value = helper.make_tensor_value_info
+  inputs = [value("x", 1, (1, width)), *([value("w", 1, (width,))] if overridable else [])]
+  weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
+  graph = helper.make_graph(
+      [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
+      "g", inputs, [value("y", 1, (1, width))], [weights],
+  )  # fmt: skip
+  imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+  original = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
+  result, calls, _ = inline_functions(original)
+  assert calls == {"local::scale": 1}
+  assert list(result.graph.input) == inputs
+  assert list(result.graph.initializer) == [weights]
+  assert_same_outputs(original, result, rng)

@@ -52,84 +52,84 @@ NUMBERS = (-(2**63), -9, -1, 0, 1, 2, 3, 7, 2**31, 2**62, 2**63 - 1)
 
 
 def nodes_of(made: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [node for node in made.graph.node if node.op_type != "Constant"]
+  return [node for node in made.graph.node if node.op_type != "Constant"]
 
 
 def mutate(made: onnx.ModelProto, pick: random.Random) -> None:
-    """Changes one attribute, constant, input or shape to something that need not be valid."""
-    lists = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INTS]
-    single = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INT]
-    tensors = [a.t for node in made.graph.node for a in node.attribute if a.type == AttributeProto.TENSOR]
-    tensors += list(made.graph.initializer)
-    kind = pick.choice(["list", "list", "number", "tensor", "tensor", "input", "shape", "attribute"])
-    if kind == "list" and lists:
-        chosen = pick.choice(lists).ints
-        how = pick.choice(["drop", "add", "set", "empty"])
-        if how == "drop" and chosen:
-            chosen.pop()
-        elif how == "add":
-            chosen.append(pick.choice(NUMBERS))
-        elif how == "set" and chosen:
-            chosen[pick.randrange(len(chosen))] = pick.choice(NUMBERS)
-        else:
-            del chosen[:]
-    elif kind == "number" and single:
-        pick.choice(single).i = pick.choice(NUMBERS)
-    elif kind == "tensor":
-        tensor = pick.choice(tensors)
-        shape = pick.choice([tuple(tensor.dims), tuple(tensor.dims)[:-1], (*tensor.dims, 1), (0,), (2, 2), ()])
-        dtype = pick.choice([np.int64, np.int64, np.int32, np.float32, np.bool_, np.complex64, np.float16, np.str_])
-        numbers = np.array([pick.choice(NUMBERS) for _ in range(int(np.prod(shape)))])
-        with np.errstate(over="ignore"):
-            values = numbers.astype(dtype).astype(object if dtype is np.str_ else dtype).reshape(shape)
-        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    elif kind == "input":
-        node = pick.choice(nodes_of(made))
-        how = pick.choice(["drop", "empty", "repeat", "add"])
-        if how == "drop":
-            node.input.pop()
-        elif how == "empty":
-            node.input[pick.randrange(len(node.input))] = ""
-        else:
-            node.input.append(node.input[0] if how == "repeat" else "")
-    elif kind == "shape":
-        dims = pick.choice(made.graph.input).type.tensor_type.shape.dim
-        if dims and pick.random() < 0.7:
-            pick.choice(dims).dim_value = pick.choice(NUMBERS)
-        elif dims:
-            dims.pop()
+  """Changes one attribute, constant, input or shape to something that need not be valid."""
+  lists = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INTS]
+  single = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INT]
+  tensors = [a.t for node in made.graph.node for a in node.attribute if a.type == AttributeProto.TENSOR]
+  tensors += list(made.graph.initializer)
+  kind = pick.choice(["list", "list", "number", "tensor", "tensor", "input", "shape", "attribute"])
+  if kind == "list" and lists:
+    chosen = pick.choice(lists).ints
+    how = pick.choice(["drop", "add", "set", "empty"])
+    if how == "drop" and chosen:
+      chosen.pop()
+    elif how == "add":
+      chosen.append(pick.choice(NUMBERS))
+    elif how == "set" and chosen:
+      chosen[pick.randrange(len(chosen))] = pick.choice(NUMBERS)
     else:
-        node = pick.choice(nodes_of(made))
-        if node.attribute:
-            node.attribute.pop()
+      del chosen[:]
+  elif kind == "number" and single:
+    pick.choice(single).i = pick.choice(NUMBERS)
+  elif kind == "tensor":
+    tensor = pick.choice(tensors)
+    shape = pick.choice([tuple(tensor.dims), tuple(tensor.dims)[:-1], (*tensor.dims, 1), (0,), (2, 2), ()])
+    dtype = pick.choice([np.int64, np.int64, np.int32, np.float32, np.bool_, np.complex64, np.float16, np.str_])
+    numbers = np.array([pick.choice(NUMBERS) for _ in range(int(np.prod(shape)))])
+    with np.errstate(over="ignore"):
+      values = numbers.astype(dtype).astype(object if dtype is np.str_ else dtype).reshape(shape)
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+  elif kind == "input":
+    node = pick.choice(nodes_of(made))
+    how = pick.choice(["drop", "empty", "repeat", "add"])
+    if how == "drop":
+      node.input.pop()
+    elif how == "empty":
+      node.input[pick.randrange(len(node.input))] = ""
+    else:
+      node.input.append(node.input[0] if how == "repeat" else "")
+  elif kind == "shape":
+    dims = pick.choice(made.graph.input).type.tensor_type.shape.dim
+    if dims and pick.random() < 0.7:
+      pick.choice(dims).dim_value = pick.choice(NUMBERS)
+    elif dims:
+      dims.pop()
+  else:
+    node = pick.choice(nodes_of(made))
+    if node.attribute:
+      node.attribute.pop()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_exception_of_python(name: str, seed: int) -> None:
-    """RELIABILITY 23: whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
-    pick = random.Random(f"{name} {seed}")
-    made = model(TEXTS[name])
-    for _ in range(pick.choice([1, 1, 2, 4])):
-        mutate(made, pick)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with contextlib.suppress(OrtPluginError):
-            run_passes(made, select_passes(layout="nhwc"))
+  """RELIABILITY 23: whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
+  pick = random.Random(f"{name} {seed}")
+  made = model(TEXTS[name])
+  for _ in range(pick.choice([1, 1, 2, 4])):
+    mutate(made, pick)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    with contextlib.suppress(OrtPluginError):
+      run_passes(made, select_passes(layout="nhwc"))
 
 
 def test_a_length_beyond_63_bits_is_open() -> None:
-    """No message holds it, so no value is described with it."""
-    made = model(f"""g (float[1,1,5] x, float[1,1,{2**62}] z) => (float[A,B,C] y, float[D,E,F] v)
+  """No message holds it, so no value is described with it."""
+  made = model(f"""g (float[1,1,5] x, float[1,1,{2**62}] z) => (float[A,B,C] y, float[D,E,F] v)
         <float[1,1,2] w = {{1, 2}}, float[3] s = {{1, 1, 2.6}}> {{
             c = ConvTranspose<strides = [{2**62}]>(x, w)  y = Relu(c)  t = Resize(z, , s)
             u = Relu(t)  v = Neg(u) }}""")
-    run_passes(made, select_passes())
+  run_passes(made, select_passes())
 
 
 def test_a_slice_of_a_slice_beyond_63_bits_stays() -> None:
-    made = model(f"""g (float[N,M] x, float[1,1] u) => (float[N,M] y) {{ z = Constant<value = int64[1] {{0}}> ()
+  made = model(f"""g (float[N,M] x, float[1,1] u) => (float[N,M] y) {{ z = Constant<value = int64[1] {{0}}> ()
         e = Constant<value = int64[1] {{{2**62}}}> ()  t = Constant<value = int64[1] {{{2**62}}}> ()
         p = Slice(x, z, e, z, t)  i = Constant<value = int64[1,1] {{{2**62}}}> ()  v = ScatterND(p, i, u)
         j = Constant<value = int64[2,1] {{0, {2**62}}}> ()  y = ScatterND(x, j, v) }}""")
-    run_passes(made, select_passes())
+  run_passes(made, select_passes())

@@ -24,9 +24,9 @@ RNG = np.random.default_rng(2)
 
 @pytest.fixture(autouse=True)
 def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
-    for module in (core, attention_operators):
-        monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
+  """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
+  for module in (core, attention_operators):
+    monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
 
 
 # Two texts, 4 heads of 8, 2 of K and V where they are shared, 3 new rows.
@@ -43,48 +43,48 @@ PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
 
 
 def built(
-    nodes: str, inputs: str = "float[2,3,96] x", rows: str = "7", present: str = PRESENT, heads: int = 4
+  nodes: str, inputs: str = "float[2,3,96] x", rows: str = "7", present: str = PRESENT, heads: int = 4
 ) -> onnx.ModelProto:
-    """A model whose cache is an input and an output."""
-    past = f"float[2,{heads},{rows},8] past_key, float[2,{heads},{rows},8] past_value"
-    text = graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
-    return text
+  """A model whose cache is an input and an output."""
+  past = f"float[2,{heads},{rows},8] past_key, float[2,{heads},{rows},8] past_value"
+  text = graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
+  return text
 
 
 def drawn(original: onnx.ModelProto, **lengths: int) -> onnx.NodeProto:
-    """The node that has drawn in the cache; the outputs are the original's."""
-    optimized, result = run_pass(original, *PASSES)
-    assert "attention-cache" in [each.rewrite for each in result.changes]
-    assert "Concat" not in operators(optimized)
-    assert_same_outputs(original, optimized, RNG, **lengths)
-    (node,) = attentions(optimized)
-    return node
+  """The node that has drawn in the cache; the outputs are the original's."""
+  optimized, result = run_pass(original, *PASSES)
+  assert "attention-cache" in [each.rewrite for each in result.changes]
+  assert "Concat" not in operators(optimized)
+  assert_same_outputs(original, optimized, RNG, **lengths)
+  (node,) = attentions(optimized)
+  return node
 
 
 @pytest.mark.parametrize("rows", ["7", "0", "p"])
 def test_gpt_2(rows: str) -> None:
-    """One product for Q, K and V, split; the cache is of some rows, of none, or of a number that only a run tells."""
-    present = PRESENT if rows == "7" else PRESENT.replace("10", "3" if rows == "0" else "t")
-    node = drawn(built(HEADS + SPLIT + JOIN + PLAIN, rows=rows, present=present), p=6, t=9)
-    assert list(node.input) == ["x", "x", "x", "past_key", "past_value"]
-    assert list(node.output) == ["y", "present_key", "present_value"]
-    assert attributes(node) == {
-        "scale": 0.4, "q_layout": "b s (0/3 h d)", "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)",
-        "y_layout": "b s (h d)",
-    }  # fmt: skip
+  """One product for Q, K and V, split; the cache is of some rows, of none, or of a number that only a run tells."""
+  present = PRESENT if rows == "7" else PRESENT.replace("10", "3" if rows == "0" else "t")
+  node = drawn(built(HEADS + SPLIT + JOIN + PLAIN, rows=rows, present=present), p=6, t=9)
+  assert list(node.input) == ["x", "x", "x", "past_key", "past_value"]
+  assert list(node.output) == ["y", "present_key", "present_value"]
+  assert attributes(node) == {
+      "scale": 0.4, "q_layout": "b s (0/3 h d)", "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)",
+      "y_layout": "b s (h d)",
+  }  # fmt: skip
 
 
 def test_others_may_read_what_is_present() -> None:
-    """A reader besides, and no output."""
-    nodes = HEADS + SPLIT + JOIN + PLAIN.replace("y = Reshape", "z = Reshape") + (
-        "  at = {-1}  most = ReduceMax<keepdims = 0> (present_key)  y = Add(z, most)")  # fmt: skip
-    node = drawn(built(nodes, present=""))
-    assert list(node.output) == ["z", "present_key", "present_value"]
+  """A reader besides, and no output."""
+  nodes = HEADS + SPLIT + JOIN + PLAIN.replace("y = Reshape", "z = Reshape") + (
+      "  at = {-1}  most = ReduceMax<keepdims = 0> (present_key)  y = Add(z, most)")  # fmt: skip
+  node = drawn(built(nodes, present=""))
+  assert list(node.output) == ["z", "present_key", "present_value"]
 
 
 TABLES = {
-    name: function(np.random.default_rng(3).uniform(-4, 4, (1, 1, 3, 4))).astype(np.float32)
-    for name, function in (("cos", np.cos), ("sin", np.sin))
+  name: function(np.random.default_rng(3).uniform(-4, 4, (1, 1, 3, 4))).astype(np.float32)
+  for name, function in (("cos", np.cos), ("sin", np.sin))
 }
 TURN = """{x}_lo = Slice({x}, zero, four, last)  {x}_hi = Slice({x}, four, end, last)  {x}_n = Neg({x}_hi)
     {x}_c = Concat<axis = -1> ({x}_n, {x}_lo)  {x}_a = Mul({x}, cos)  {x}_b = Mul({x}_c, sin)
@@ -98,14 +98,14 @@ SHARE = """two = {2}  many = {2,2,2,10,8}  all = {2,4,10,8}  ku = Unsqueeze(pres
 
 
 def llama(nodes: str) -> onnx.ModelProto:
-    """Products of one tensor, rotated, and two heads of K and V for four."""
-    made = built(nodes, "float[2,3,16] x", present=PRESENT.replace("[2,4", "[2,2"), heads=2)
-    for name, width in (("wq", 32), ("wk", 16), ("wv", 16)):
-        weight = np.random.default_rng(ord(name[1])).standard_normal((16, width)).astype(np.float32) / 4
-        made.graph.initializer.append(numpy_helper.from_array(weight, name))
-    for name, values in TABLES.items():
-        made.graph.initializer.append(numpy_helper.from_array(np.concatenate([values, values], -1), name))
-    return made
+  """Products of one tensor, rotated, and two heads of K and V for four."""
+  made = built(nodes, "float[2,3,16] x", present=PRESENT.replace("[2,4", "[2,2"), heads=2)
+  for name, width in (("wq", 32), ("wk", 16), ("wv", 16)):
+    weight = np.random.default_rng(ord(name[1])).standard_normal((16, width)).astype(np.float32) / 4
+    made.graph.initializer.append(numpy_helper.from_array(weight, name))
+  for name, values in TABLES.items():
+    made.graph.initializer.append(numpy_helper.from_array(np.concatenate([values, values], -1), name))
+  return made
 
 
 ROTATED = TURN.format(x="q") + TURN.format(x="k")
@@ -113,80 +113,80 @@ JOIN_ROTATED = JOIN.replace("(past_key, k)", "(past_key, kr)")
 
 
 def test_llama() -> None:
-    """Rotated before they are joined; the three products become one."""
-    original = llama(HEADS + NUMBERS + PROJECT + ROTATED + JOIN_ROTATED + SHARE + ATTEND.replace("(q,", "(qr,"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["MatMul", "FusedAttention"]
-    (node,) = attentions(optimized)
-    assert len(set(node.input[:3])) == 1
-    assert list(node.input[5:]) == ["past_key", "past_value"]
-    assert attributes(node) == {
-        "scale": 0.4, "rotary": "half", "q_layout": "b s (h:0/8 d)", "k_layout": "b s (h:4/8 d)",
-        "v_layout": "b s (h:6/8 d)", "y_layout": "b s (h d)",
-    }  # fmt: skip
-    assert_same_outputs(original, optimized, RNG)
+  """Rotated before they are joined; the three products become one."""
+  original = llama(HEADS + NUMBERS + PROJECT + ROTATED + JOIN_ROTATED + SHARE + ATTEND.replace("(q,", "(qr,"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["MatMul", "FusedAttention"]
+  (node,) = attentions(optimized)
+  assert len(set(node.input[:3])) == 1
+  assert list(node.input[5:]) == ["past_key", "past_value"]
+  assert attributes(node) == {
+      "scale": 0.4, "rotary": "half", "q_layout": "b s (h:0/8 d)", "k_layout": "b s (h:4/8 d)",
+      "v_layout": "b s (h:6/8 d)", "y_layout": "b s (h d)",
+  }  # fmt: skip
+  assert_same_outputs(original, optimized, RNG)
 
 
 def test_a_scale_of_the_new_keys_stays() -> None:
-    """It is part of what is present; one of Q is part of the scale."""
-    scaled = "two = Constant<value = float {2}> ()  qs = Mul(q, two)  ks = Mul(k, two)  "
-    nodes = HEADS + SPLIT + scaled + JOIN.replace("(past_key, k)", "(past_key, ks)") + PLAIN.replace("(q,", "(qs,")
-    original = built(nodes)
-    optimized, _ = run_pass(original, *PASSES)
-    (node,) = attentions(optimized)
-    assert "Mul" in operators(optimized)
-    assert (attributes(node)["scale"], list(node.input[3:])) == (0.8, ["past_key", "past_value"])
-    assert_same_outputs(original, optimized, RNG)
+  """It is part of what is present; one of Q is part of the scale."""
+  scaled = "two = Constant<value = float {2}> ()  qs = Mul(q, two)  ks = Mul(k, two)  "
+  nodes = HEADS + SPLIT + scaled + JOIN.replace("(past_key, k)", "(past_key, ks)") + PLAIN.replace("(q,", "(qs,")
+  original = built(nodes)
+  optimized, _ = run_pass(original, *PASSES)
+  (node,) = attentions(optimized)
+  assert "Mul" in operators(optimized)
+  assert (attributes(node)["scale"], list(node.input[3:])) == (0.8, ["past_key", "past_value"])
+  assert_same_outputs(original, optimized, RNG)
 
 
 @pytest.mark.parametrize("layout", ["b s h d", "s b h d"])
 def test_a_cache_of_another_layout(layout: str) -> None:
-    """Rows before heads: the cache is joined before its Transpose."""
-    order = layout.replace(" ", "")
-    perm = ["bshd".index(letter) for letter in order]
-    back = [order.index(letter) for letter in "bhsd"]
-    rows = {"b": "2", "s": "7", "h": "4", "d": "8"}
-    past = ",".join(rows[letter] for letter in order)
-    nodes = HEADS + SPLIT.split("k = Transpose")[0]
-    for x, name in (("k", "key"), ("v", "value")):
-        nodes += f"""{x} = Transpose<perm = {perm}> ({x}1)
+  """Rows before heads: the cache is joined before its Transpose."""
+  order = layout.replace(" ", "")
+  perm = ["bshd".index(letter) for letter in order]
+  back = [order.index(letter) for letter in "bhsd"]
+  rows = {"b": "2", "s": "7", "h": "4", "d": "8"}
+  past = ",".join(rows[letter] for letter in order)
+  nodes = HEADS + SPLIT.split("k = Transpose")[0]
+  for x, name in (("k", "key"), ("v", "value")):
+    nodes += f"""{x} = Transpose<perm = {perm}> ({x}1)
             present_{name} = Concat<axis = {order.index("s")}> (past_{name}, {x})
             {name}s = Transpose<perm = {back}> (present_{name})  """
-    present = past.replace("7", "10")
-    original = graph(
-        nodes + ATTEND, f"float[2,3,96] x, float[{past}] past_key, float[{past}] past_value",
-        f"float[2,3,32] y, float[{present}] present_key, float[{present}] present_value",
-    )  # fmt: skip
-    assert attributes(drawn(original))["past_layout"] == layout
+  present = past.replace("7", "10")
+  original = graph(
+      nodes + ATTEND, f"float[2,3,96] x, float[{past}] past_key, float[{past}] past_value",
+      f"float[2,3,32] y, float[{present}] present_key, float[{present}] present_value",
+  )  # fmt: skip
+  assert attributes(drawn(original))["past_layout"] == layout
 
 
 @pytest.mark.parametrize("scatter", ["ScatterElements<axis = 2> ({}, places, {})", "ScatterND ({}, where, {})"])
 def test_a_cache_of_fixed_length(scatter: str) -> None:
-    """As transformers' StaticCache: new rows are written at a position, and a mask leaves out what is behind them."""
-    nodes = (
-        HEADS
-        + SPLIT
-        + """key = {k}  value = {v}  kt = Transpose<perm = [0,1,3,2]> (key)  s = MatMul(q, kt)
+  """As transformers' StaticCache: new rows are written at a position, and a mask leaves out what is behind them."""
+  nodes = (
+    HEADS
+    + SPLIT
+    + """key = {k}  value = {v}  kt = Transpose<perm = [0,1,3,2]> (key)  s = MatMul(q, kt)
         none = Constant<value = float {-30000}> ()  nil = Constant<value = float {0}> ()  m = Where(seen, nil, none)
         masked = Add(s, m)  p = Softmax<axis = -1> (masked)  o = MatMul(p, value)
         ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)
         present_key = Identity(key)  present_value = Identity(value)"""
-    )
-    for name, past, x in (("{k}", "past_key", "k"), ("{v}", "past_value", "v")):
-        nodes = nodes.replace(name, scatter.format(past, x))
-    original = built(nodes, "float[2,3,96] x, bool[1,1,3,7] seen", present=PRESENT.replace("10", "7"))
-    for name, values in (("places", np.full((2, 4, 3, 8), [[2], [3], [4]])), ("where", _places())):
-        if name in scatter:
-            original.graph.initializer.append(numpy_helper.from_array(values.astype(np.int64), name))
-    optimized, _ = run_pass(original, *PASSES)
-    (node,) = attentions(optimized)
-    assert (list(node.input[1:3]), len(node.output)) == (["key", "value"], 1)
-    assert_same_outputs(original, optimized, RNG)
+  )
+  for name, past, x in (("{k}", "past_key", "k"), ("{v}", "past_value", "v")):
+    nodes = nodes.replace(name, scatter.format(past, x))
+  original = built(nodes, "float[2,3,96] x, bool[1,1,3,7] seen", present=PRESENT.replace("10", "7"))
+  for name, values in (("places", np.full((2, 4, 3, 8), [[2], [3], [4]])), ("where", _places())):
+    if name in scatter:
+      original.graph.initializer.append(numpy_helper.from_array(values.astype(np.int64), name))
+  optimized, _ = run_pass(original, *PASSES)
+  (node,) = attentions(optimized)
+  assert (list(node.input[1:3]), len(node.output)) == (["key", "value"], 1)
+  assert_same_outputs(original, optimized, RNG)
 
 
 def _places() -> np.ndarray:
-    """Of rows 2 to 4 of each text and head."""
-    return np.stack(np.meshgrid(range(2), range(4), range(2, 5), indexing="ij"), -1)
+  """Of rows 2 to 4 of each text and head."""
+  return np.stack(np.meshgrid(range(2), range(4), range(2, 5), indexing="ij"), -1)
 
 
 NEAR = HEADS + SPLIT + JOIN + PLAIN
@@ -208,36 +208,36 @@ MISSES = {
 
 @pytest.mark.parametrize("reason", MISSES)
 def test_what_stays(reason: str) -> None:
-    fused, _ = run_pass(built(MISSES[reason]), *FUSE)
-    assert attentions(fused)
-    assert_unchanged(fused, [ATTENTION_CACHE], reason)
+  fused, _ = run_pass(built(MISSES[reason]), *FUSE)
+  assert attentions(fused)
+  assert_unchanged(fused, [ATTENTION_CACHE], reason)
 
 
 def test_a_concat_of_heads_is_no_cache() -> None:
-    """Joined along another axis than the rows."""
-    joined = JOIN.replace("axis = -2", "axis = 1").replace("axis = 2", "axis = 1") + "q2 = Concat<axis = 1> (q, q)  "
-    nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
-    original = graph(
-        nodes, "float[2,3,96] x, float[2,4,3,8] past_key, float[2,4,3,8] past_value",
-        "float[2,3,64] y, float[2,8,3,8] present_key, float[2,8,3,8] present_value",
-    )  # fmt: skip
-    fused, _ = run_pass(original, *FUSE)
-    assert attentions(fused)
-    assert_unchanged(fused, [ATTENTION_CACHE], "is none of two tensors along the sequence of 'b h s d'")
+  """Joined along another axis than the rows."""
+  joined = JOIN.replace("axis = -2", "axis = 1").replace("axis = 2", "axis = 1") + "q2 = Concat<axis = 1> (q, q)  "
+  nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
+  original = graph(
+      nodes, "float[2,3,96] x, float[2,4,3,8] past_key, float[2,4,3,8] past_value",
+      "float[2,3,64] y, float[2,8,3,8] present_key, float[2,8,3,8] present_value",
+  )  # fmt: skip
+  fused, _ = run_pass(original, *FUSE)
+  assert attentions(fused)
+  assert_unchanged(fused, [ATTENTION_CACHE], "is none of two tensors along the sequence of 'b h s d'")
 
 
 def test_keys_that_are_rotated_behind_the_cache() -> None:
-    """The cache holds them as they were: the node would rotate the new ones alone, so neither pass takes them."""
-    turned = TURN.format(x="q") + TURN.format(x="present_key").replace("cos", "cos_all").replace("sin", "sin_all")
-    attend = PLAIN.replace("(q,", "(qr,").replace("(present_key)", "(present_keyr)")
-    nodes = HEADS + NUMBERS + SPLIT + JOIN + turned + attend
-    made = built(nodes)
-    for suffix, count in (("", 3), ("_all", 10)):
-        angles = np.random.default_rng(3).uniform(-4, 4, (1, 1, count, 4))
-        for name, function in (("cos", np.cos), ("sin", np.sin)):
-            values = np.concatenate([function(angles)] * 2, -1).astype(np.float32)
-            made.graph.initializer.append(numpy_helper.from_array(values, name + suffix))
-    fused, _ = run_pass(made, *FUSE)
-    assert attentions(fused)
-    assert_unchanged(fused, [ATTENTION_CACHE], "is no cache of its own")
-    assert_unchanged(fused, [ATTENTION_ROTARY], "there are not known to be as many keys as queries")
+  """The cache holds them as they were: the node would rotate the new ones alone, so neither pass takes them."""
+  turned = TURN.format(x="q") + TURN.format(x="present_key").replace("cos", "cos_all").replace("sin", "sin_all")
+  attend = PLAIN.replace("(q,", "(qr,").replace("(present_key)", "(present_keyr)")
+  nodes = HEADS + NUMBERS + SPLIT + JOIN + turned + attend
+  made = built(nodes)
+  for suffix, count in (("", 3), ("_all", 10)):
+    angles = np.random.default_rng(3).uniform(-4, 4, (1, 1, count, 4))
+    for name, function in (("cos", np.cos), ("sin", np.sin)):
+      values = np.concatenate([function(angles)] * 2, -1).astype(np.float32)
+      made.graph.initializer.append(numpy_helper.from_array(values, name + suffix))
+  fused, _ = run_pass(made, *FUSE)
+  assert attentions(fused)
+  assert_unchanged(fused, [ATTENTION_CACHE], "is no cache of its own")
+  assert_unchanged(fused, [ATTENTION_ROTARY], "there are not known to be as many keys as queries")

@@ -22,15 +22,15 @@ ROOT = round(8**-0.5, 5)
 
 
 def operator(node: str, inputs: str, y: str, opset: int = 23, contrib: bool = False) -> onnx.ModelProto:
-    return model(f"g ({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
+  return model(f"g ({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
 
 
 def fuse(original: onnx.ModelProto, rng: np.random.Generator, **given: np.ndarray) -> tuple[list[str], onnx.NodeProto]:
-    """The operators after the pass, and the fused node; outputs are equal."""
-    optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
-    assert_equal(original, optimized, {**feeds(original, rng), **given})
-    (node,) = attentions(optimized)
-    return list(no_constants(optimized)), node
+  """The operators after the pass, and the fused node; outputs are equal."""
+  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+  assert_equal(original, optimized, {**feeds(original, rng), **given})
+  (node,) = attentions(optimized)
+  return list(no_constants(optimized)), node
 
 
 ONNX = {
@@ -51,29 +51,29 @@ ONNX = {
 @pytest.mark.parametrize("opset", [23, 24])
 @pytest.mark.parametrize("form", ONNX)
 def test_attention_of_onnx(form: str, opset: int, rng: np.random.Generator) -> None:
-    node, inputs, y, expected = ONNX[form]
-    operators, found = fuse(operator(node, inputs, y, opset), rng)
-    assert operators == ["FusedAttention"]
-    assert attributes(found) == expected
+  node, inputs, y, expected = ONNX[form]
+  operators, found = fuse(operator(node, inputs, y, opset), rng)
+  assert operators == ["FusedAttention"]
+  assert attributes(found) == expected
 
 
 def test_a_row_that_is_masked_whole_is_zero(rng: np.random.Generator) -> None:
-    original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
-    mask = np.ones((5, 5), bool)
-    mask[2] = False
-    _, node = fuse(original, rng, m=mask)
-    assert attributes(node)["masked_rows"] == "zero"
+  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
+  mask = np.ones((5, 5), bool)
+  mask[2] = False
+  _, node = fuse(original, rng, m=mask)
+  assert attributes(node)["masked_rows"] == "zero"
 
 
 def test_views_before_and_after_are_read_through(rng: np.random.Generator) -> None:
-    views = """shape = Constant<value = int64[4] {2,5,4,8}> ()  few = Constant<value = int64[4] {2,5,2,8}> ()
+  views = """shape = Constant<value = int64[4] {2,5,4,8}> ()  few = Constant<value = int64[4] {2,5,2,8}> ()
         q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
         kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
         a = Attention(qh, kh, vh)  t = Transpose<perm = [0,2,1,3]> (a)
         joined = Constant<value = int64[3] {2,5,32}> ()  y = Reshape(t, joined)"""
-    operators, node = fuse(operator(views, THREE, "float[2,5,32] y"), rng)
-    assert operators == ["FusedAttention"]
-    assert attributes(node) == {**LAID, "scale": ROOT}
+  operators, node = fuse(operator(views, THREE, "float[2,5,32] y"), rng)
+  assert operators == ["FusedAttention"]
+  assert attributes(node) == {**LAID, "scale": ROOT}
 
 
 QKV = "float[2,5,32] q, float[2,7,32] k, float[2,7,32] v"
@@ -94,34 +94,34 @@ CONTRIB = {
 
 @pytest.mark.parametrize("form", CONTRIB)
 def test_attention_of_onnx_runtime(form: str, rng: np.random.Generator) -> None:
-    node, inputs, expected, operators = CONTRIB[form]
-    width = 12 if "12] v" in inputs else 32
-    original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
-    found, fused = fuse(original, rng)
-    assert found == operators
-    assert attributes(fused) == expected
+  node, inputs, expected, operators = CONTRIB[form]
+  width = 12 if "12] v" in inputs else 32
+  original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
+  found, fused = fuse(original, rng)
+  assert found == operators
+  assert attributes(fused) == expected
 
 
 def test_the_bias_of_the_projections_is_added_before(rng: np.random.Generator) -> None:
-    original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
-    original.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(96).astype(np.float32), "b"))
-    operators, _ = fuse(original, rng)
-    assert operators == ["Add", "Add", "Add", "FusedAttention"]
+  original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
+  original.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(96).astype(np.float32), "b"))
+  operators, _ = fuse(original, rng)
+  assert operators == ["Add", "Add", "Add", "FusedAttention"]
 
 
 def test_one_product_with_its_weights(rng: np.random.Generator) -> None:
-    for attributes_, mask in (("num_heads = 4", None), ("num_heads = 4, unidirectional = 1", None),
-                              ("num_heads = 4", "int32[2,5] m")):  # fmt: skip
-        inputs = "float[2,5,16] x" + (f", {mask}" if mask else "")
-        node = f"y = com.microsoft.Attention<{attributes_}> (x, w, b{', m' if mask else ''})"
-        original = operator(node, inputs, "float[2,5,32] y", 17, contrib=True)
-        for name, shape in (("w", (16, 96)), ("b", (96,))):
-            values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
-            original.graph.initializer.append(numpy_helper.from_array(values, name))
-        operators, fused = fuse(original, rng)
-        assert operators[-1] == "FusedAttention"
-        assert operators.count("MatMul") == 1
-        assert attributes(fused)["k_layout"] == "b s (1/3 h d)"
+  for attributes_, mask in (("num_heads = 4", None), ("num_heads = 4, unidirectional = 1", None),
+                            ("num_heads = 4", "int32[2,5] m")):  # fmt: skip
+    inputs = "float[2,5,16] x" + (f", {mask}" if mask else "")
+    node = f"y = com.microsoft.Attention<{attributes_}> (x, w, b{', m' if mask else ''})"
+    original = operator(node, inputs, "float[2,5,32] y", 17, contrib=True)
+    for name, shape in (("w", (16, 96)), ("b", (96,))):
+      values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
+      original.graph.initializer.append(numpy_helper.from_array(values, name))
+    operators, fused = fuse(original, rng)
+    assert operators[-1] == "FusedAttention"
+    assert operators.count("MatMul") == 1
+    assert attributes(fused)["k_layout"] == "b s (1/3 h d)"
 
 
 PASTS = ", float[2,{},3,8] p, float[2,{},3,8] o"
@@ -139,58 +139,58 @@ CACHED = {
 
 @pytest.mark.parametrize("name", CACHED)
 def test_a_cache(name: str, rng: np.random.Generator) -> None:
-    node, inputs, y, expected = CACHED[name]
-    contrib = name == "MultiHeadAttention"
-    heads = 4 if contrib else 2
-    y += f", float[2,{heads},8,8] pk, float[2,{heads},8,8] pv"
-    made = operator(f"y, pk, pv = {node}", inputs + PASTS.format(heads, heads), y, 17 if contrib else 23, contrib)
-    operators, found = fuse(made, rng)
-    assert operators == ["FusedAttention"]
-    assert (list(found.input[-2:]), list(found.output)) == (["p", "o"], ["y", "pk", "pv"])
-    assert attributes(found) == expected
+  node, inputs, y, expected = CACHED[name]
+  contrib = name == "MultiHeadAttention"
+  heads = 4 if contrib else 2
+  y += f", float[2,{heads},8,8] pk, float[2,{heads},8,8] pv"
+  made = operator(f"y, pk, pv = {node}", inputs + PASTS.format(heads, heads), y, 17 if contrib else 23, contrib)
+  operators, found = fuse(made, rng)
+  assert operators == ["FusedAttention"]
+  assert (list(found.input[-2:]), list(found.output)) == (["p", "o"], ["y", "pk", "pv"])
+  assert attributes(found) == expected
 
 
 STAY = {
-    "half a cache": (f"y = {MULTI_HEAD}> (q, k, v, , , , p)", f"{QKV}, float[2,4,3,8] p", "a past of K or of V alone"),
-    "a cache of other values": (
-        f"y = {MULTI_HEAD}> (q, k, v, , , , p, o)",
-        f"{QKV}, float[2,4,3,8] p, float[2,4,2,8] o",
-        "is not known to have one number of rows",
-    ),
-    "causal with more new keys": (
-        f"y, a, c = {MULTI_HEAD}, unidirectional = 1> (q, k, v, , , , p, p)",
-        f"{QKV}, float[2,4,3,8] p",
-        "as many new keys as queries",
-    ),
-    "a cache that is not written": (
-        f"y = {MULTI_HEAD}> (q, k, v, , , , p, p)",
-        f"{QKV}, float[2,4,3,8] p",
-        "does not write both that are present",
-    ),
-    "a length of the cache": (
-        f"y = {MULTI_HEAD}> (q, k, v, , , , p, p, l)",
-        f"{QKV}, float[2,4,3,8] p, int32[1] l",
-        "it reads lengths of a cache, 'l'",
-    ),
-    "lengths of keys": (f"y = {MULTI_HEAD}> (q, k, v, , m)", f"{QKV}, int32[2] m", "has not one number a key"),
-    "a bias that is no constant": (f"y = {MULTI_HEAD}> (q, k, v, b)", f"{QKV}, float[96] b", "'b' is no constant"),
-    "causal with more keys": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV, "as many keys as queries"),
+  "half a cache": (f"y = {MULTI_HEAD}> (q, k, v, , , , p)", f"{QKV}, float[2,4,3,8] p", "a past of K or of V alone"),
+  "a cache of other values": (
+    f"y = {MULTI_HEAD}> (q, k, v, , , , p, o)",
+    f"{QKV}, float[2,4,3,8] p, float[2,4,2,8] o",
+    "is not known to have one number of rows",
+  ),
+  "causal with more new keys": (
+    f"y, a, c = {MULTI_HEAD}, unidirectional = 1> (q, k, v, , , , p, p)",
+    f"{QKV}, float[2,4,3,8] p",
+    "as many new keys as queries",
+  ),
+  "a cache that is not written": (
+    f"y = {MULTI_HEAD}> (q, k, v, , , , p, p)",
+    f"{QKV}, float[2,4,3,8] p",
+    "does not write both that are present",
+  ),
+  "a length of the cache": (
+    f"y = {MULTI_HEAD}> (q, k, v, , , , p, p, l)",
+    f"{QKV}, float[2,4,3,8] p, int32[1] l",
+    "it reads lengths of a cache, 'l'",
+  ),
+  "lengths of keys": (f"y = {MULTI_HEAD}> (q, k, v, , m)", f"{QKV}, int32[2] m", "has not one number a key"),
+  "a bias that is no constant": (f"y = {MULTI_HEAD}> (q, k, v, b)", f"{QKV}, float[96] b", "'b' is no constant"),
+  "causal with more keys": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV, "as many keys as queries"),
 }
 
 
 @pytest.mark.parametrize("name", STAY)
 def test_what_is_more_than_attention_stays(name: str) -> None:
-    node, inputs, reason = STAY[name]
-    assert_unchanged(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), [FUSE_ATTENTION], reason)
+  node, inputs, reason = STAY[name]
+  assert_unchanged(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), [FUSE_ATTENTION], reason)
 
 
 def test_a_mask_that_may_be_shorter_than_the_keys_stays() -> None:
-    original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,4] m", "float[2,4,5,8] y")
-    assert_unchanged(original, [FUSE_ATTENTION], "may be larger than the scores")
-    original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,1] m", "float[2,4,5,8] y")
-    assert_unchanged(original, [FUSE_ATTENTION], "may be shorter than the keys")
+  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,4] m", "float[2,4,5,8] y")
+  assert_unchanged(original, [FUSE_ATTENTION], "may be larger than the scores")
+  original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,1] m", "float[2,4,5,8] y")
+  assert_unchanged(original, [FUSE_ATTENTION], "may be shorter than the keys")
 
 
 def test_the_matrix_of_scores_as_an_output_stays() -> None:
-    original = operator("y, a, b, s = Attention(q, k, v)", FOUR, "float[2,4,5,8] y, float[2,4,5,5] s")
-    assert_unchanged(original, [FUSE_ATTENTION], "'s' is a graph output")
+  original = operator("y, a, b, s = Attention(q, k, v)", FOUR, "float[2,4,5,8] y, float[2,4,5,5] s")
+  assert_unchanged(original, [FUSE_ATTENTION], "'s' is a graph output")

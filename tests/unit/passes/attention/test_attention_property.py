@@ -18,83 +18,83 @@ pytestmark = pytest.mark.usefixtures("in_float")
 
 
 class Builder:
-    """Collects nodes and inputs; every method returns a name."""
+  """Collects nodes and inputs; every method returns a name."""
 
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.inputs: list[onnx.ValueInfoProto] = []
+  def __init__(self) -> None:
+    self.nodes: list[onnx.NodeProto] = []
+    self.inputs: list[onnx.ValueInfoProto] = []
 
-    def op(self, op: str, *inputs: str, **attributes: object) -> str:
-        self.nodes.append(helper.make_node(op, list(inputs), [f"t{len(self.nodes)}"], **attributes))
-        return f"t{len(self.nodes) - 1}"
+  def op(self, op: str, *inputs: str, **attributes: object) -> str:
+    self.nodes.append(helper.make_node(op, list(inputs), [f"t{len(self.nodes)}"], **attributes))
+    return f"t{len(self.nodes) - 1}"
 
-    def integers(self, *values: int) -> str:
-        return self.op("Constant", value=helper.make_tensor("", TensorProto.INT64, [len(values)], values))
+  def integers(self, *values: int) -> str:
+    return self.op("Constant", value=helper.make_tensor("", TensorProto.INT64, [len(values)], values))
 
-    def input(self, shape: list[int]) -> str:
-        name = f"x{len(self.inputs)}"
-        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-        return name
+  def input(self, shape: list[int]) -> str:
+    name = f"x{len(self.inputs)}"
+    self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    return name
 
 
 @st.composite
 def views(draw: st.DrawFn, build: Builder, sizes: dict[str, int], wanted: str) -> tuple[str, str]:
-    """A tensor with the axes `wanted`, a view of an input whose axes are a random order of b, s, h, d and an index.
+  """A tensor with the axes `wanted`, a view of an input whose axes are a random order of b, s, h, d and an index.
 
-    Two axes that follow each other may be one in the input; heads may lie among others.
-    """
-    order = draw(st.permutations([*"bshd", *("i" if draw(st.booleans()) else "")]))
-    more = draw(st.integers(0, 2)) if draw(st.booleans()) else None
-    lengths = {**sizes, "i": 3, "h": sizes["h"] * (1 if more is None else 1 + more)}
-    groups: list[list[str]] = []
-    for name in order:
-        if groups and draw(st.booleans()):
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-    shape = [int(np.prod([lengths[name] for name in group])) for group in groups]
-    tensor = build.op("Reshape", build.input(shape), build.integers(*(lengths[name] for name in order)))
-    names = list(order)
-    if more:
-        first = sizes["h"] * draw(st.integers(0, more))
-        axis = names.index("h")
-        tensor = build.op("Slice", tensor, build.integers(first), build.integers(first + sizes["h"]),
-                          build.integers(axis))  # fmt: skip
-    if "i" in names:
-        index = build.op("Constant", value_int=draw(st.integers(-3, 2)))
-        tensor = build.op("Gather", tensor, index, axis=names.index("i"))
-        names.remove("i")
-    return build.op("Transpose", tensor, perm=[names.index(name) for name in wanted]), " ".join(map("".join, groups))
+  Two axes that follow each other may be one in the input; heads may lie among others.
+  """
+  order = draw(st.permutations([*"bshd", *("i" if draw(st.booleans()) else "")]))
+  more = draw(st.integers(0, 2)) if draw(st.booleans()) else None
+  lengths = {**sizes, "i": 3, "h": sizes["h"] * (1 if more is None else 1 + more)}
+  groups: list[list[str]] = []
+  for name in order:
+    if groups and draw(st.booleans()):
+      groups[-1].append(name)
+    else:
+      groups.append([name])
+  shape = [int(np.prod([lengths[name] for name in group])) for group in groups]
+  tensor = build.op("Reshape", build.input(shape), build.integers(*(lengths[name] for name in order)))
+  names = list(order)
+  if more:
+    first = sizes["h"] * draw(st.integers(0, more))
+    axis = names.index("h")
+    tensor = build.op("Slice", tensor, build.integers(first), build.integers(first + sizes["h"]),
+                      build.integers(axis))  # fmt: skip
+  if "i" in names:
+    index = build.op("Constant", value_int=draw(st.integers(-3, 2)))
+    tensor = build.op("Gather", tensor, index, axis=names.index("i"))
+    names.remove("i")
+  return build.op("Transpose", tensor, perm=[names.index(name) for name in wanted]), " ".join(map("".join, groups))
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """softmax(Q K^T) V of random views, the result in a random order."""
-    b, heads, kv, rows, columns, head, value = (draw(st.sampled_from(choices)) for choices in (
-        (1, 2, 3), (1, 2, 4), (0, 1), (1, 5), (1, 7), (1, 8), (1, 3)))  # fmt: skip
-    build = Builder()
-    q, _ = draw(views(build, {"b": b, "h": heads, "s": rows, "d": head}, "bhsd"))
-    k, _ = draw(views(build, {"b": b, "h": 1 if kv else heads, "s": columns, "d": head}, "bhds"))
-    v, _ = draw(views(build, {"b": b, "h": 1 if kv else heads, "s": columns, "d": value}, "bhsd"))
-    y = build.op("MatMul", build.op("Softmax", build.op("MatMul", q, k), axis=-1), v)
-    order = draw(st.permutations("bhsd"))
-    sizes = {"b": b, "h": heads, "s": rows, "d": value}
-    y = build.op("Transpose", y, perm=["bhsd".index(name) for name in order])
-    shape = [sizes[name] for name in order]
-    if draw(st.booleans()):
-        at = draw(st.integers(0, 2))
-        shape[at : at + 2] = [shape[at] * shape[at + 1]]
-        y = build.op("Reshape", y, build.integers(*shape))
-    output = helper.make_tensor_value_info(y, TensorProto.FLOAT, shape)
-    graph = helper.make_graph(build.nodes, "g", build.inputs, [output])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  """softmax(Q K^T) V of random views, the result in a random order."""
+  b, heads, kv, rows, columns, head, value = (draw(st.sampled_from(choices)) for choices in (
+      (1, 2, 3), (1, 2, 4), (0, 1), (1, 5), (1, 7), (1, 8), (1, 3)))  # fmt: skip
+  build = Builder()
+  q, _ = draw(views(build, {"b": b, "h": heads, "s": rows, "d": head}, "bhsd"))
+  k, _ = draw(views(build, {"b": b, "h": 1 if kv else heads, "s": columns, "d": head}, "bhds"))
+  v, _ = draw(views(build, {"b": b, "h": 1 if kv else heads, "s": columns, "d": value}, "bhsd"))
+  y = build.op("MatMul", build.op("Softmax", build.op("MatMul", q, k), axis=-1), v)
+  order = draw(st.permutations("bhsd"))
+  sizes = {"b": b, "h": heads, "s": rows, "d": value}
+  y = build.op("Transpose", y, perm=["bhsd".index(name) for name in order])
+  shape = [sizes[name] for name in order]
+  if draw(st.booleans()):
+    at = draw(st.integers(0, 2))
+    shape[at : at + 2] = [shape[at] * shape[at + 1]]
+    y = build.op("Reshape", y, build.integers(*shape))
+  output = helper.make_tensor_value_info(y, TensorProto.FLOAT, shape)
+  graph = helper.make_graph(build.nodes, "g", build.inputs, [output])
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @given(graphs(), st.integers(0, 2**16))
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_views_are_read_through(original: onnx.ModelProto, seed: int) -> None:
-    optimized, _ = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS)
-    assert len(attentions(optimized)) == 1
-    left = set(no_constants(optimized)) - {"FusedAttention"}
-    assert left <= {"Reshape", "Slice", "Gather", "Transpose"}
-    assert_equal(original, optimized, feeds(original, np.random.default_rng(seed)))
+  optimized, _ = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS)
+  assert len(attentions(optimized)) == 1
+  left = set(no_constants(optimized)) - {"FusedAttention"}
+  assert left <= {"Reshape", "Slice", "Gather", "Transpose"}
+  assert_equal(original, optimized, feeds(original, np.random.default_rng(seed)))

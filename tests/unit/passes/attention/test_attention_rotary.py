@@ -25,9 +25,9 @@ RNG = np.random.default_rng(1)
 
 @pytest.fixture(autouse=True)
 def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
-    for module in (core, attention_operators):
-        monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
+  """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
+  for module in (core, attention_operators):
+    monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
 
 
 # {x} becomes {y}, by tables cos and sin. Of a head of 8 elements all are rotated, or the first four.
@@ -50,75 +50,75 @@ STACK = "{y}_u = Unsqueeze({A}, minus)  {y}_v = Unsqueeze({B}, minus)  {y}_w = C
 INTERLEAVED = NEIGHBOURS + PRODUCTS + STACK.replace("{A}", "{y}_s").replace("{B}", "{y}_t") + (
     "{y} = Reshape({y}_w, whole)")  # fmt: skip
 GPT_J = (
-    NEIGHBOURS
-    + "{y}_n = Neg({y}_hi)  "
-    + STACK.replace("{A}", "{y}_n").replace("{B}", "{y}_lo")
-    + ("{y}_c = Reshape({y}_w, whole)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)")
+  NEIGHBOURS
+  + "{y}_n = Neg({y}_hi)  "
+  + STACK.replace("{A}", "{y}_n").replace("{B}", "{y}_lo")
+  + ("{y}_c = Reshape({y}_w, whole)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)")
 )
 
 
 def tables(*shape: int, doubled: str = "", dtype: str = "float32") -> dict[str, np.ndarray]:
-    """cos and sin, `doubled`: as halves or neighbours."""
-    angles = np.random.default_rng(3).uniform(-4, 4, shape)
-    if doubled:
-        angles = np.concatenate([angles, angles], -1) if doubled == "half" else np.repeat(angles, 2, -1)
-    return {"cos": np.cos(angles).astype(dtype), "sin": np.sin(angles).astype(dtype)}
+  """cos and sin, `doubled`: as halves or neighbours."""
+  angles = np.random.default_rng(3).uniform(-4, 4, shape)
+  if doubled:
+    angles = np.concatenate([angles, angles], -1) if doubled == "half" else np.repeat(angles, 2, -1)
+  return {"cos": np.cos(angles).astype(dtype), "sin": np.sin(angles).astype(dtype)}
 
 
 @dataclass(frozen=True)
 class Form:
-    """How Q and K are rotated: as b h s d, before their Transpose as b s h d, or before their Reshape as b s (h d)."""
+  """How Q and K are rotated: as b h s d, before their Transpose as b s h d, or before their Reshape as b s (h d)."""
 
-    nodes: str
-    constants: dict[str, np.ndarray]
-    rotary: str = "half"
-    shape: tuple[int, ...] = (5, 4)  # of the tables that the node reads
-    at: str = "b h s d"
-    before: str = ""
-    inputs: str = ""
-    left: tuple[str, ...] = ()  # operators that stay besides
-    opset: int = 18
-    keys: str = ""  # what is done with the rotated keys
-    attributes: dict[str, Any] = field(default_factory=dict)
+  nodes: str
+  constants: dict[str, np.ndarray]
+  rotary: str = "half"
+  shape: tuple[int, ...] = (5, 4)  # of the tables that the node reads
+  at: str = "b h s d"
+  before: str = ""
+  inputs: str = ""
+  left: tuple[str, ...] = ()  # operators that stay besides
+  opset: int = 18
+  keys: str = ""  # what is done with the rotated keys
+  attributes: dict[str, Any] = field(default_factory=dict)
 
 
 def built(form: Form, dtype: str = "float") -> onnx.ModelProto:
-    """Attention of 4 heads of 8, of 5 rows of 2 texts, whose q and k are rotated."""
-    steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm = [0,2,1,3]> ({x})"]
-    steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
+  """Attention of 4 heads of 8, of 5 rows of 2 texts, whose q and k are rotated."""
+  steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm = [0,2,1,3]> ({x})"]
+  steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
 
-    def heads(name: str, result: str) -> str:
-        """The steps one after the other."""
-        values = [name, f"{name}4", f"{name}5", result]
-        return " ".join(
-            step.replace("{x}", x).replace("{y}", y) for step, x, y in zip(steps, values, values[1:], strict=False)
-        )
+  def heads(name: str, result: str) -> str:
+    """The steps one after the other."""
+    values = [name, f"{name}4", f"{name}5", result]
+    return " ".join(
+      step.replace("{x}", x).replace("{y}", y) for step, x, y in zip(steps, values, values[1:], strict=False)
+    )
 
-    text = f"""{form.before} zero = {{0}} one = {{1}} two = {{2}} half = {{4}} end = {{9223372036854775807}}
+  text = f"""{form.before} zero = {{0}} one = {{1}} two = {{2}} half = {{4}} end = {{9223372036854775807}}
         last = {{-1}} minus = {{-1}} halves = {{4,4}} quarters = {{2,2,4}} by_head = {{2,5,4,8}}
         {heads("q", "qh")} {heads("k", "kr")} v4 = Reshape(v, by_head)  {form.keys or "kh = Identity(kr)"}
         kt = Transpose<perm = [0,1,3,2]> (kh)  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)
         p = Softmax<axis = -1> (s)  a = MatMul(p, vh)  y4 = Transpose<perm = [0,2,1,3]> (a)
         joined = {{2,5,32}}  y = Reshape(y4, joined)"""
-    # In the Reshape of what is stacked, all axes but the last two are as they are.
-    text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
-    text = re.sub(r"(\w+) = \{([-0-9,]+)\}", lambda m: f"{m[1]} = Constant<value = int64[{len(m[2].split(','))}] "
-                  f"{{{m[2]}}}> ()", text)  # fmt: skip
-    inputs = ", ".join([*(f"{dtype}[2,5,32] {name}" for name in "qkv"), *([form.inputs] if form.inputs else [])])
-    made = model(f"g ({inputs}) => ({dtype}[2,5,32] y) {{ {text} }}", form.opset, contrib=True, ir=10)
-    made.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in form.constants.items())
-    return made
+  # In the Reshape of what is stacked, all axes but the last two are as they are.
+  text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
+  text = re.sub(r"(\w+) = \{([-0-9,]+)\}", lambda m: f"{m[1]} = Constant<value = int64[{len(m[2].split(','))}] "
+                f"{{{m[2]}}}> ()", text)  # fmt: skip
+  inputs = ", ".join([*(f"{dtype}[2,5,32] {name}" for name in "qkv"), *([form.inputs] if form.inputs else [])])
+  made = model(f"g ({inputs}) => ({dtype}[2,5,32] y) {{ {text} }}", form.opset, contrib=True, ir=10)
+  made.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in form.constants.items())
+  return made
 
 
 def node_of(optimized: onnx.ModelProto) -> tuple[onnx.NodeProto, dict[str, Any]]:
-    """The one attention and its attributes."""
-    (node,) = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
-    return node, {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+  """The one attention and its attributes."""
+  (node,) = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
+  return node, {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
 
 
 FOUR, ROWS = (1, 1, 5, 4), (1, 5, 1, 4)
 DOUBLED = (
-    "c = Concat<axis = -1> (f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
+  "c = Concat<axis = -1> (f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
 )
 REPEATED = """pairs = {1,5,4,2}  three = {3}  g = Unsqueeze(f, three)  e = Expand(g, pairs)  flat = {1,5,8}
     c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
@@ -151,71 +151,71 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_rotation_goes_into_the_attention(form: Form) -> None:
-    original = built(form)
-    optimized, result = run_pass(original, *PASSES)
-    node, attributes = node_of(optimized)
-    assert [each.rewrite for each in result.changes if each.rewrite != "dead-nodes"] == [
-        "fuse-attention",
-        "attention-rotary",
-    ]
-    assert attributes["rotary"] == form.rotary.encode()
-    assert "rotary_dtype" not in attributes
-    assert list(node.input[:3]) == ["q", "k", "v"]
-    assert {attributes[f"{name}_layout"] for name in "qkvy"} == {b"b s (h d)"}
-    assert sorted(operators(optimized)) == sorted([*form.left, "FusedAttention"])
-    shapes = {each.name: tuple(each.dims) for each in optimized.graph.initializer}
-    assert [shapes.get(name, form.shape) for name in node.input[3:]] == [form.shape] * 2  # others are computed
-    assert_same_outputs(original, optimized, RNG)
+  original = built(form)
+  optimized, result = run_pass(original, *PASSES)
+  node, attributes = node_of(optimized)
+  assert [each.rewrite for each in result.changes if each.rewrite != "dead-nodes"] == [
+    "fuse-attention",
+    "attention-rotary",
+  ]
+  assert attributes["rotary"] == form.rotary.encode()
+  assert "rotary_dtype" not in attributes
+  assert list(node.input[:3]) == ["q", "k", "v"]
+  assert {attributes[f"{name}_layout"] for name in "qkvy"} == {b"b s (h d)"}
+  assert sorted(operators(optimized)) == sorted([*form.left, "FusedAttention"])
+  shapes = {each.name: tuple(each.dims) for each in optimized.graph.initializer}
+  assert [shapes.get(name, form.shape) for name in node.input[3:]] == [form.shape] * 2  # others are computed
+  assert_same_outputs(original, optimized, RNG)
 
 
 def test_the_operator_of_onnx() -> None:
-    """Of opset 23, with heads apart and in rows; ONNX Runtime's CPU provider need not have it."""
-    for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
-        nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim = 4{attributes}> ({{x}}, cos, sin)"
-        form = Form(nodes, tables(2, 5, 2), opset=23, at=at)
-        optimized, _ = run_pass(built(form), *PASSES)
-        assert operators(optimized) == ["FusedAttention"]
-        written = built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2)))
-        assert_same_outputs(written, optimized, RNG)
+  """Of opset 23, with heads apart and in rows; ONNX Runtime's CPU provider need not have it."""
+  for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
+    nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim = 4{attributes}> ({{x}}, cos, sin)"
+    form = Form(nodes, tables(2, 5, 2), opset=23, at=at)
+    optimized, _ = run_pass(built(form), *PASSES)
+    assert operators(optimized) == ["FusedAttention"]
+    written = built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2)))
+    assert_same_outputs(written, optimized, RNG)
 
 
 def test_float_tables_between_casts() -> None:
-    """Computed in float32 and rounded once, as the node does it."""
-    nodes = "{y}_w = Cast<to = 1> ({x})  " + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add") + (
-        "  {y} = Cast<to = 10> ({y}_z)")  # fmt: skip
-    original = built(Form(nodes, tables(*FOUR, doubled="half")), "float16")
-    optimized, _ = run_pass(original, *PASSES)
-    node, attributes = node_of(optimized)
-    assert (attributes["rotary_dtype"], list(node.input[:3])) == (b"float", ["q", "k", "v"])
-    assert_same_outputs(original, optimized, RNG, "bfloat16")
+  """Computed in float32 and rounded once, as the node does it."""
+  nodes = "{y}_w = Cast<to = 1> ({x})  " + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add") + (
+      "  {y} = Cast<to = 10> ({y}_z)")  # fmt: skip
+  original = built(Form(nodes, tables(*FOUR, doubled="half")), "float16")
+  optimized, _ = run_pass(original, *PASSES)
+  node, attributes = node_of(optimized)
+  assert (attributes["rotary_dtype"], list(node.input[:3])) == (b"float", ["q", "k", "v"])
+  assert_same_outputs(original, optimized, RNG, "bfloat16")
 
 
 def test_scales_and_products_go_along() -> None:
-    """A scale before the rotation, and Q and K as products of one tensor, which become one."""
-    form = Form(FULL, tables(*FOUR, doubled="half"), before="""q0 = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)
+  """A scale before the rotation, and Q and K as products of one tensor, which become one."""
+  form = Form(FULL, tables(*FOUR, doubled="half"), before="""q0 = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)
         c = Constant<value = float {0.5}> ()  q = Mul(q0, c)""")  # fmt: skip
-    made = built(form)
-    del made.graph.input[:]
-    made.graph.input.append(onnx.helper.make_tensor_value_info("x", 1, [2, 5, 16]))
-    for name in ("wq", "wk", "wv"):
-        weight = np.random.default_rng(len(name)).standard_normal((16, 32)).astype(np.float32) / 4
-        made.graph.initializer.append(numpy_helper.from_array(weight, name))
-    optimized, _ = run_pass(made, *PASSES, MERGE_PRODUCTS)
-    node, attributes = node_of(optimized)
-    assert operators(optimized) == ["MatMul", "FusedAttention"]
-    assert (attributes["scale"], attributes["k_layout"]) == (0.5, b"b s (h:4/12 d)")
-    assert len(set(node.input[:3])) == 1
-    assert_same_outputs(made, optimized, RNG)
+  made = built(form)
+  del made.graph.input[:]
+  made.graph.input.append(onnx.helper.make_tensor_value_info("x", 1, [2, 5, 16]))
+  for name in ("wq", "wk", "wv"):
+    weight = np.random.default_rng(len(name)).standard_normal((16, 32)).astype(np.float32) / 4
+    made.graph.initializer.append(numpy_helper.from_array(weight, name))
+  optimized, _ = run_pass(made, *PASSES, MERGE_PRODUCTS)
+  node, attributes = node_of(optimized)
+  assert operators(optimized) == ["MatMul", "FusedAttention"]
+  assert (attributes["scale"], attributes["k_layout"]) == (0.5, b"b s (h:4/12 d)")
+  assert len(set(node.input[:3])) == 1
+  assert_same_outputs(made, optimized, RNG)
 
 
 def test_equal_tables_are_one_constant() -> None:
-    """Those of several attentions of a network."""
-    twice = built(Form(FULL, tables(*FOUR, doubled="half")))
-    again = onnx.compose.add_prefix(built(Form(FULL, tables(*FOUR, doubled="half"))), "second/")
-    both = onnx.compose.merge_models(twice, again, [("y", "second/q")])
-    optimized, _ = run_pass(both, *PASSES)
-    one, two = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
-    assert list(one.input[3:]) == list(two.input[3:])
+  """Those of several attentions of a network."""
+  twice = built(Form(FULL, tables(*FOUR, doubled="half")))
+  again = onnx.compose.add_prefix(built(Form(FULL, tables(*FOUR, doubled="half"))), "second/")
+  both = onnx.compose.merge_models(twice, again, [("y", "second/q")])
+  optimized, _ = run_pass(both, *PASSES)
+  one, two = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
+  assert list(one.input[3:]) == list(two.input[3:])
 
 
 DIFFERENT = tables(1, 1, 5, 8)
@@ -242,31 +242,31 @@ MISSES = {
 
 @pytest.mark.parametrize("reason", MISSES)
 def test_what_stays(reason: str) -> None:
-    form = MISSES[reason]
-    made = built(form)
-    if "k5_cos" in form.constants:
-        next(node for node in made.graph.node if node.output[0] == "kr_a").input[1] = "k5_cos"
-    if "'kr'" in reason:
-        made.graph.output.append(onnx.helper.make_tensor_value_info("kr", 1, [2, 4, 5, 8]))
-    fused, _ = run_pass(made, *FUSE)
-    assert_unchanged(fused, [ATTENTION_ROTARY], reason)
+  form = MISSES[reason]
+  made = built(form)
+  if "k5_cos" in form.constants:
+    next(node for node in made.graph.node if node.output[0] == "kr_a").input[1] = "k5_cos"
+  if "'kr'" in reason:
+    made.graph.output.append(onnx.helper.make_tensor_value_info("kr", 1, [2, 4, 5, 8]))
+  fused, _ = run_pass(made, *FUSE)
+  assert_unchanged(fused, [ATTENTION_ROTARY], reason)
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        FULL.replace("Neg({y}_hi)", "Neg({y}_lo)").replace("({y}_n, {y}_lo)", "({y}_hi, {y}_n)"),  # by -angle
-        FULL.replace("({y}_n, {y}_lo)", "({y}_lo, {y}_n)"),
-        FULL.replace("Add({y}_a", "Sub({y}_a"),
-        HALVES.replace("Sub({y}_1, {y}_2)", "Sub({y}_2, {y}_1)"),
-        HALVES.replace("{y}_4 = Mul({y}_lo, sin)", "{y}_4 = Mul({y}_lo, cos)"),
-        HALVES.replace("({y}_s, {y}_t)", "({y}_t, {y}_s)"),
-        INTERLEAVED.replace("{y}_hi = Slice({x}, one", "{y}_hi = Slice({x}, zero"),
-        PARTIAL_HALVES.replace("{y}_t, {y}_r)", "{y}_r, {y}_t)"),
-    ],
+  "nodes",
+  [
+    FULL.replace("Neg({y}_hi)", "Neg({y}_lo)").replace("({y}_n, {y}_lo)", "({y}_hi, {y}_n)"),  # by -angle
+    FULL.replace("({y}_n, {y}_lo)", "({y}_lo, {y}_n)"),
+    FULL.replace("Add({y}_a", "Sub({y}_a"),
+    HALVES.replace("Sub({y}_1, {y}_2)", "Sub({y}_2, {y}_1)"),
+    HALVES.replace("{y}_4 = Mul({y}_lo, sin)", "{y}_4 = Mul({y}_lo, cos)"),
+    HALVES.replace("({y}_s, {y}_t)", "({y}_t, {y}_s)"),
+    INTERLEAVED.replace("{y}_hi = Slice({x}, one", "{y}_hi = Slice({x}, zero"),
+    PARTIAL_HALVES.replace("{y}_t, {y}_r)", "{y}_r, {y}_t)"),
+  ],
 )
 def test_what_is_no_rotation(nodes: str) -> None:
-    width = 2 if "quarters" in nodes else 4
-    form = Form(nodes, tables(1, 1, 5, width, doubled="half" if "{y}_c" in nodes else ""))
-    fused, _ = run_pass(built(form), *FUSE)
-    assert_unchanged(fused, [ATTENTION_ROTARY])
+  width = 2 if "quarters" in nodes else 4
+  form = Form(nodes, tables(1, 1, 5, width, doubled="half" if "{y}_c" in nodes else ""))
+  fused, _ = run_pass(built(form), *FUSE)
+  assert_unchanged(fused, [ATTENTION_ROTARY])

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_helpers import (  # noqa: F401, a fixture
-    STANDARD,
-    attributes,
-    feeds,
-    fused,
-    graph,
-    in_float,
-    no_constants,
+  STANDARD,
+  attributes,
+  feeds,
+  fused,
+  graph,
+  in_float,
+  no_constants,
 )
 from pass_helpers import assert_close, assert_unchanged, restore, run, run_pass
 
@@ -45,7 +45,7 @@ MERGED = "b s (0/3 h d)", "b s (1/3 h d)", "b s (2/3 h d)"
 
 
 def layouts(q: str, k: str, v: str, y: str = "b s (h d)") -> dict[str, str]:
-    return {"q_layout": q, "k_layout": k, "v_layout": v, "y_layout": y}
+  return {"q_layout": q, "k_layout": k, "v_layout": v, "y_layout": y}
 
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -180,50 +180,50 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form: str, rng: np.random.Generator) -> None:
-    given, expected = FORMS[form]
-    optimized, node = fused(graph(**given), rng)
-    assert attributes(node) == {name: value for name, value in expected.items() if value != "b h s d"}
-    assert "Transpose" not in no_constants(optimized)
-    assert "Softmax" not in no_constants(optimized)
+  given, expected = FORMS[form]
+  optimized, node = fused(graph(**given), rng)
+  assert attributes(node) == {name: value for name, value in expected.items() if value != "b h s d"}
+  assert "Transpose" not in no_constants(optimized)
+  assert "Softmax" not in no_constants(optimized)
 
 
 def test_heads_of_keys_and_values_are_counted(rng: np.random.Generator) -> None:
-    for form, heads in {"sdpa": (4, 4), "Llama: 4 heads, 2 of keys and values, expanded": (4, 2),
-                        "one head of keys and values, which the products broadcast": (4, 1)}.items():  # fmt: skip
-        _, node = fused(graph(**FORMS[form][0]), rng)
-        values = {each.name: each.i for each in node.attribute}
-        assert (values["heads"], values["kv_heads"]) == heads
+  for form, heads in {"sdpa": (4, 4), "Llama: 4 heads, 2 of keys and values, expanded": (4, 2),
+                      "one head of keys and values, which the products broadcast": (4, 1)}.items():  # fmt: skip
+    _, node = fused(graph(**FORMS[form][0]), rng)
+    values = {each.name: each.i for each in node.attribute}
+    assert (values["heads"], values["kv_heads"]) == heads
 
 
 def test_batch_and_rows_may_be_open(rng: np.random.Generator) -> None:
-    """As exporters write it: lengths from Shape and Gather, the heads as -1."""
-    nodes = """length = Shape(x)  i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  axis = {0}
+  """As exporters write it: lengths from Shape and Gather, the heads as -1."""
+  nodes = """length = Shape(x)  i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  axis = {0}
         b0 = Gather(length, i0)  s0 = Gather(length, i1)  b = Unsqueeze(b0, axis)  s1 = Unsqueeze(s0, axis)
         rest = {-1,8}  all = {-1}  by_head = Concat<axis = 0> (b, s1, rest)  joined = Concat<axis = 0> (b, s1, all)
         q, k, v = Split<axis = 2, num_outputs = 3> (x)
         q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, by_head)
         v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
-    original = graph(
-        f"{nodes} {PRODUCTS}  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh) "
-        "y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
-        "float[batch,rows,96] x, float[batch,1,1,rows] m", "float[batch,rows,32] y")  # fmt: skip
-    _, node = fused(original, rng, batch=3, rows=7)
-    assert attributes(node) == {**layouts(*MERGED), "mask_dtype": "float"}
+  original = graph(
+      f"{nodes} {PRODUCTS}  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh) "
+      "y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
+      "float[batch,rows,96] x, float[batch,1,1,rows] m", "float[batch,rows,32] y")  # fmt: skip
+  _, node = fused(original, rng, batch=3, rows=7)
+  assert attributes(node) == {**layouts(*MERGED), "mask_dtype": "float"}
 
 
 def test_views_that_no_layout_says_stay(rng: np.random.Generator) -> None:
-    """Rows of another tensor's middle: K is read from the Slice on."""
-    nodes = f"i1 = {{1}}  i6 = {{6}}  k = Slice(k0, i1, i6, i1)  {HEADS} {PRODUCTS} {ATTEND} {JOIN}"
-    optimized, node = fused(graph(nodes, QKV.replace("float[2,5,32] k", "float[2,9,32] k0")), rng)
-    assert list(no_constants(optimized)) == ["Slice", "FusedAttention"]
-    assert attributes(node) == STANDARD
+  """Rows of another tensor's middle: K is read from the Slice on."""
+  nodes = f"i1 = {{1}}  i6 = {{6}}  k = Slice(k0, i1, i6, i1)  {HEADS} {PRODUCTS} {ATTEND} {JOIN}"
+  optimized, node = fused(graph(nodes, QKV.replace("float[2,5,32] k", "float[2,9,32] k0")), rng)
+  assert list(no_constants(optimized)) == ["Slice", "FusedAttention"]
+  assert attributes(node) == STANDARD
 
 
 def test_a_result_that_is_read_before_its_transpose_stays_in_heads(rng: np.random.Generator) -> None:
-    original = graph(f"{HEADS} {PRODUCTS} {ATTEND} {JOIN}", QKV, "float[2,5,32] y, float[2,4,5,8] a")
-    optimized, node = fused(original, rng)
-    assert list(no_constants(optimized)) == ["FusedAttention", "Transpose", "Reshape"]
-    assert "y_layout" not in attributes(node)
+  original = graph(f"{HEADS} {PRODUCTS} {ATTEND} {JOIN}", QKV, "float[2,5,32] y, float[2,4,5,8] a")
+  optimized, node = fused(original, rng)
+  assert list(no_constants(optimized)) == ["FusedAttention", "Transpose", "Reshape"]
+  assert "y_layout" not in attributes(node)
 
 
 NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
@@ -282,58 +282,58 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("miss", NEAR_MISSES)
 def test_near_misses_stay_and_say_why(miss: str) -> None:
-    given, reason = NEAR_MISSES[miss]
-    assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
+  given, reason = NEAR_MISSES[miss]
+  assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
 
 
 @pytest.mark.parametrize(
-    ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
+  ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
 )
 def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int, rng: np.random.Generator) -> None:
-    sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
-    inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
-    nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
-    nodes, inputs = (
-        f"all = {{2,4,5,8}}  {name} = Expand({name}0, all)  {nodes}",
-        inputs.replace(f"] {name}", f"] {name}0"),
-    )
-    optimized, _ = fused(graph(nodes, inputs, "float[2,4,5,8] y"), rng)
-    assert list(no_constants(optimized)) == ["Expand", "FusedAttention"]
+  sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
+  inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
+  nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+  nodes, inputs = (
+    f"all = {{2,4,5,8}}  {name} = Expand({name}0, all)  {nodes}",
+    inputs.replace(f"] {name}", f"] {name}0"),
+  )
+  optimized, _ = fused(graph(nodes, inputs, "float[2,4,5,8] y"), rng)
+  assert list(no_constants(optimized)) == ["Expand", "FusedAttention"]
 
 
 def test_products_without_a_softmax_are_no_near_miss() -> None:
-    assert_unchanged(graph(f"{HEADS} {PRODUCTS} a = MatMul(s, vh)  {JOIN}", QKV), [FUSE_ATTENTION])
+  assert_unchanged(graph(f"{HEADS} {PRODUCTS} a = MatMul(s, vh)  {JOIN}", QKV), [FUSE_ATTENTION])
 
 
 def test_a_mask_with_a_batch_of_its_own_stays() -> None:
-    nodes = """kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  masked = Add(s, m)
+  nodes = """kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  masked = Add(s, m)
         p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"""
-    inputs = "float[N,4,5,8] q, float[N,4,5,8] k, float[N,4,5,8] v, float[M,1,5,5] m"
-    assert_unchanged(graph(nodes, inputs, "float[any,4,5,8] y"), [FUSE_ATTENTION], "may be larger than the scores")
+  inputs = "float[N,4,5,8] q, float[N,4,5,8] k, float[N,4,5,8] v, float[M,1,5,5] m"
+  assert_unchanged(graph(nodes, inputs, "float[any,4,5,8] y"), [FUSE_ATTENTION], "may be larger than the scores")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_products_in_float32_between_casts(
-    dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+  dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
-    monkeypatch.undo()
-    to = {"float16": 10, "bfloat16": 16}[dtype]
-    narrow = " ".join(f"{name} = Cast<to = {to}> ({name}0)  {name}w = Cast<to = 1> ({name})" for name in "qkv")
-    nodes = f"""{narrow}  s = Einsum<equation = "bhid,bhjd->bhij"> (qw, kw)  p = Softmax<axis = -1> (s)
+  """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
+  monkeypatch.undo()
+  to = {"float16": 10, "bfloat16": 16}[dtype]
+  narrow = " ".join(f"{name} = Cast<to = {to}> ({name}0)  {name}w = Cast<to = 1> ({name})" for name in "qkv")
+  nodes = f"""{narrow}  s = Einsum<equation = "bhid,bhjd->bhij"> (qw, kw)  p = Softmax<axis = -1> (s)
         a = Einsum<equation = "bhij,bhjd->bhid"> (p, vw)  y0 = Cast<to = {to}> (a)  y = Cast<to = 1> (y0)"""
-    original = graph(nodes, ", ".join(f"float[2,4,5,8] {name}0" for name in "qkv"), "float[2,4,5,8] y")
-    optimized, _ = run_pass(original, FUSE_ATTENTION)
-    assert list(no_constants(optimized)) == ["Cast"] * 3 + ["FusedAttention", "Cast"]
-    given = feeds(original, rng, scale=0.7)
-    for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
-        assert_close(expected, found, precision=dtype)
+  original = graph(nodes, ", ".join(f"float[2,4,5,8] {name}0" for name in "qkv"), "float[2,4,5,8] y")
+  optimized, _ = run_pass(original, FUSE_ATTENTION)
+  assert list(no_constants(optimized)) == ["Cast"] * 3 + ["FusedAttention", "Cast"]
+  given = feeds(original, rng, scale=0.7)
+  for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
+    assert_close(expected, found, precision=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])
 def test_other_dtypes_stay(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
-    nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
-    assert_unchanged(graph(nodes, inputs, f"{dtype}[2,4,5,8] y"), [FUSE_ATTENTION],
-                     "attention is fused in float16 and bfloat16")  # fmt: skip
+  monkeypatch.undo()
+  inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
+  nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+  assert_unchanged(graph(nodes, inputs, f"{dtype}[2,4,5,8] y"), [FUSE_ATTENTION],
+                   "attention is fused in float16 and bfloat16")  # fmt: skip

@@ -24,103 +24,103 @@ TRIANGLE = np.tril(np.ones((5, 5), bool))
 
 
 def with_constant(values: np.ndarray, how: str = "masked = Add(s, m)") -> onnx.ModelProto:
-    original = graph(f"{SCORES} {LOW} {how} {END}", QKV, Y)
-    original.graph.initializer.append(numpy_helper.from_array(values, "m"))
-    return original
+  original = graph(f"{SCORES} {LOW} {how} {END}", QKV, Y)
+  original.graph.initializer.append(numpy_helper.from_array(values, "m"))
+  return original
 
 
 CAUSAL = {
-    "upper left": (TRIANGLE, {"causal": "upper_left"}),
-    "for each head": (np.broadcast_to(TRIANGLE, (1, 4, 5, 5)), {"causal": "upper_left"}),
-    "a window": (TRIANGLE & ~np.tril(np.ones((5, 5), bool), -3), {"causal": "upper_left", "window": 3}),
-    "only oneself": (np.eye(5, dtype=bool), {"causal": "upper_left", "window": 1}),
-    "all": (np.ones((5, 5), bool), {}),
+  "upper left": (TRIANGLE, {"causal": "upper_left"}),
+  "for each head": (np.broadcast_to(TRIANGLE, (1, 4, 5, 5)), {"causal": "upper_left"}),
+  "a window": (TRIANGLE & ~np.tril(np.ones((5, 5), bool), -3), {"causal": "upper_left", "window": 3}),
+  "only oneself": (np.eye(5, dtype=bool), {"causal": "upper_left", "window": 1}),
+  "all": (np.ones((5, 5), bool), {}),
 }
 
 
 @pytest.mark.parametrize("number", [-np.inf, -3e38, -65504.0, -1e4])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_constant_triangles_become_attributes(name: str, number: float, rng: np.random.Generator) -> None:
-    kept, expected = CAUSAL[name]
-    _, node = fused(with_constant(np.where(kept, 0, number).astype(np.float32)), rng)
-    assert attributes(node) == expected
-    assert len(node.input) == 3
+  kept, expected = CAUSAL[name]
+  _, node = fused(with_constant(np.where(kept, 0, number).astype(np.float32)), rng)
+  assert attributes(node) == expected
+  assert len(node.input) == 3
 
 
 @pytest.mark.parametrize("how", ["masked = Where(m, s, low)", "no = Not(m)  masked = Where(no, low, s)"])
 def test_constant_bools_do_too(how: str, rng: np.random.Generator) -> None:
-    original = with_constant(TRIANGLE, how.replace("no = Not(m)  ", "").replace("no,", "m,"))
-    if "no" in how:
-        original.graph.initializer[0].CopyFrom(numpy_helper.from_array(~TRIANGLE, "m"))
-    _, node = fused(original, rng)
-    assert attributes(node) == {"causal": "upper_left"}
+  original = with_constant(TRIANGLE, how.replace("no = Not(m)  ", "").replace("no,", "m,"))
+  if "no" in how:
+    original.graph.initializer[0].CopyFrom(numpy_helper.from_array(~TRIANGLE, "m"))
+  _, node = fused(original, rng)
+  assert attributes(node) == {"causal": "upper_left"}
 
 
 OTHERS = {
-    "the other triangle": (np.where(TRIANGLE.T, 0, -np.inf), "bool"),
-    "a triangle in one head alone": (np.where(np.stack([TRIANGLE, TRIANGLE.T]).repeat(2, 0), 0, -1e30), "bool"),
-    "a row that is masked whole": (np.where(np.arange(5)[:, None] > 0, 0, -3e38) + np.zeros((5, 5)), "float"),
-    "a bias": (np.linspace(-2, 2, 25).reshape(5, 5), "float"),
-    "a number that leaves some weight": (np.where(TRIANGLE, 0, -5), "float"),
+  "the other triangle": (np.where(TRIANGLE.T, 0, -np.inf), "bool"),
+  "a triangle in one head alone": (np.where(np.stack([TRIANGLE, TRIANGLE.T]).repeat(2, 0), 0, -1e30), "bool"),
+  "a row that is masked whole": (np.where(np.arange(5)[:, None] > 0, 0, -3e38) + np.zeros((5, 5)), "float"),
+  "a bias": (np.linspace(-2, 2, 25).reshape(5, 5), "float"),
+  "a number that leaves some weight": (np.where(TRIANGLE, 0, -5), "float"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_constants_stay_operands(name: str, rng: np.random.Generator) -> None:
-    values, dtype = OTHERS[name]
-    _, node = fused(with_constant(values.astype(np.float32)), rng)
-    assert attributes(node) == {"mask_dtype": dtype}
+  values, dtype = OTHERS[name]
+  _, node = fused(with_constant(values.astype(np.float32)), rng)
+  assert attributes(node) == {"mask_dtype": dtype}
 
 
 def test_masks_in_the_graph_stay_as_they_are(rng: np.random.Generator) -> None:
-    for inputs, how, dtype in (
-        ("float[2,1,1,5] m", "masked = Add(m, s)", "float"),
-        ("float[5] m", "masked = Add(s, m)", "float"),
-        ("bool[2,1,5,5] m", "low = Constant<value = float {-inf}> ()  masked = Where(m, s, low)", "bool"),
-    ):
-        optimized, node = fused(graph(f"{SCORES} {how} {END}", f"{QKV}, {inputs}", Y), rng)
-        assert attributes(node) == {"mask_dtype": dtype}
-        assert node.input[3] == "m"
-        assert "Where" not in no_constants(optimized)
+  for inputs, how, dtype in (
+    ("float[2,1,1,5] m", "masked = Add(m, s)", "float"),
+    ("float[5] m", "masked = Add(s, m)", "float"),
+    ("bool[2,1,5,5] m", "low = Constant<value = float {-inf}> ()  masked = Where(m, s, low)", "bool"),
+  ):
+    optimized, node = fused(graph(f"{SCORES} {how} {END}", f"{QKV}, {inputs}", Y), rng)
+    assert attributes(node) == {"mask_dtype": dtype}
+    assert node.input[3] == "m"
+    assert "Where" not in no_constants(optimized)
 
 
 def test_a_triangle_and_a_padding_in_one_are_both(rng: np.random.Generator) -> None:
-    how = "both = And(t, m)  low = Constant<value = float {-inf}> ()  masked = Where(both, s, low)"
-    original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
-    original.graph.initializer.append(numpy_helper.from_array(TRIANGLE, "t"))
-    optimized, node = fused(original, rng)
-    assert attributes(node) == {"causal": "upper_left", "mask_dtype": "bool"}
-    assert list(node.input[3:]) == ["m"]
-    assert list(no_constants(optimized)) == ["FusedAttention"]
+  how = "both = And(t, m)  low = Constant<value = float {-inf}> ()  masked = Where(both, s, low)"
+  original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
+  original.graph.initializer.append(numpy_helper.from_array(TRIANGLE, "t"))
+  optimized, node = fused(original, rng)
+  assert attributes(node) == {"causal": "upper_left", "mask_dtype": "bool"}
+  assert list(node.input[3:]) == ["m"]
+  assert list(no_constants(optimized)) == ["FusedAttention"]
 
 
 def test_an_and_with_nothing_but_true_is_no_mask(rng: np.random.Generator) -> None:
-    """Transformers expands its mask to rows with such an And: the operand stays small."""
-    how = f"{LOW} both = And(t, m)  bias = Where(both, zero, low)  masked = Add(s, bias)"
-    original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
-    original.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 5, 1), bool), "t"))
-    optimized, node = fused(original, rng)
-    assert list(no_constants(optimized)) == ["Where", "FusedAttention"]
-    made = next(each for each in optimized.graph.node if each.op_type == "Where")
-    assert made.input[0] == "m"
-    assert attributes(node) == {"mask_dtype": "float"}
+  """Transformers expands its mask to rows with such an And: the operand stays small."""
+  how = f"{LOW} both = And(t, m)  bias = Where(both, zero, low)  masked = Add(s, bias)"
+  original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
+  original.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 5, 1), bool), "t"))
+  optimized, node = fused(original, rng)
+  assert list(no_constants(optimized)) == ["Where", "FusedAttention"]
+  made = next(each for each in optimized.graph.node if each.op_type == "Where")
+  assert made.input[0] == "m"
+  assert attributes(node) == {"mask_dtype": "float"}
 
 
 def test_a_where_of_nothing_but_true_is_its_bias(rng: np.random.Generator) -> None:
-    """T5 without padding: the bias stays one for all texts."""
-    how = f"{LOW} bias = Where(t, b, low)  masked = Add(s, bias)"
-    original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[1,4,5,5] b", Y)
-    original.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 5, 5), bool), "t"))
-    optimized, node = fused(original, rng)
-    assert list(no_constants(optimized)) == ["FusedAttention"]
-    assert node.input[3] == "b"
+  """T5 without padding: the bias stays one for all texts."""
+  how = f"{LOW} bias = Where(t, b, low)  masked = Add(s, bias)"
+  original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[1,4,5,5] b", Y)
+  original.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 5, 5), bool), "t"))
+  optimized, node = fused(original, rng)
+  assert list(no_constants(optimized)) == ["FusedAttention"]
+  assert node.input[3] == "b"
 
 
 def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) -> None:
-    bias = rng.standard_normal((1, 4, 5, 5)).astype(np.float32)
-    optimized, node = fused(with_constant(np.broadcast_to(bias, (2, 4, 5, 5))), rng)
-    mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
-    assert list(mask.dims) == [1, 4, 5, 5]
+  bias = rng.standard_normal((1, 4, 5, 5)).astype(np.float32)
+  optimized, node = fused(with_constant(np.broadcast_to(bias, (2, 4, 5, 5))), rng)
+  mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
+  assert list(mask.dims) == [1, 4, 5, 5]
 
 
 @pytest.mark.parametrize("how", [
@@ -133,99 +133,95 @@ def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) 
     "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
 ])  # fmt: skip
 def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str, rng: np.random.Generator) -> None:
-    original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,5,5] m", Y)
-    optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
-    assert len(attentions(optimized)) == 1
-    given = feeds(original, rng)
-    given["m"][0, 0, 1:4] = False
-    assert_equal(original, optimized, given)
+  original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,5,5] m", Y)
+  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+  assert len(attentions(optimized)) == 1
+  given = feeds(original, rng)
+  given["m"][0, 0, 1:4] = False
+  assert_equal(original, optimized, given)
 
 
 @pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)"])
 def test_a_number_that_takes_the_place_of_masked_scores(before: str) -> None:
-    nodes = (
-        f"{SCORES} {LOW} {before}  fill = Constant<value = float {{-1e4}}> ()  masked = Where(m, hidden, fill) {END}"
-    )
-    original = graph(nodes, f"{QKV}, bool[5,5] m, bool[5,5] t2", Y)
-    original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
-    assert_unchanged(original, [FUSE_ATTENTION], "a finite number takes the place of scores that")
+  nodes = f"{SCORES} {LOW} {before}  fill = Constant<value = float {{-1e4}}> ()  masked = Where(m, hidden, fill) {END}"
+  original = graph(nodes, f"{QKV}, bool[5,5] m, bool[5,5] t2", Y)
+  original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
+  assert_unchanged(original, [FUSE_ATTENTION], "a finite number takes the place of scores that")
 
 
 def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays() -> None:
-    nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
-    original = graph(
-        f"{nodes} {END}", "float[3,5,8] q, float[3,0,8] k, float[3,0,8] v, float[3,1,0] m", "float[3,5,8] y"
-    )
-    assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
+  nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
+  original = graph(f"{nodes} {END}", "float[3,5,8] q, float[3,0,8] k, float[3,0,8] v, float[3,1,0] m", "float[3,5,8] y")
+  assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
 
 
 @pytest.mark.parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
 def test_a_bias_behind_a_number_that_it_changes(number: float, fuses: bool, rng: np.random.Generator) -> None:
-    fill = onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number])
-    bias = numpy_helper.from_array(np.linspace(-90, 90, 5, dtype=np.float32), "b")
-    original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
-    original.graph.initializer.extend([fill, bias])
-    optimized, _ = run_pass(original, FUSE_ATTENTION)
-    assert bool(attentions(optimized)) == fuses
-    given = feeds(original, rng) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]}
-    assert_equal(original, optimized, given)
+  fill = onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number])
+  bias = numpy_helper.from_array(np.linspace(-90, 90, 5, dtype=np.float32), "b")
+  original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
+  original.graph.initializer.extend([fill, bias])
+  optimized, _ = run_pass(original, FUSE_ATTENTION)
+  assert bool(attentions(optimized)) == fuses
+  given = feeds(original, rng) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]}
+  assert_equal(original, optimized, given)
 
 
 @pytest.mark.parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
                                  "no = Not(m)  bias = Where(no, low, zero)"])  # fmt: skip
 def test_in_float16_the_number_hides_the_score(how: str, rng: np.random.Generator) -> None:
-    """x + -65504 is -65504 in float16: the weights of a row that is masked whole are equal.
+  """x + -65504 is -65504 in float16: the weights of a row that is masked whole are equal.
 
-    On the CPU ONNX Runtime adds in float32, which shows the scores.
-    """
-    half = [onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT16, [], [value]) for name, value in
-            (("zero", 0.0), ("low", -65504.0))]  # fmt: skip
-    nodes = f"{SCORES} {how}  masked = Add(s, bias)  {END}"
-    inputs = f"{QKV}, bool[2,1,5,5] m, float[4,5,5] b".replace("float", "float16")
-    original = graph(nodes, inputs, Y.replace("float", "float16"))
-    original.graph.initializer.extend(half)
-    optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
-    (node,) = attentions(optimized)
-    assert attributes(node) == {"mask_dtype": "float"}
-    given = feeds(original, rng, scale=0.8)
-    given["m"][...] |= np.eye(5, dtype=bool)
-    assert_equal(original, optimized, given)
-    given["m"][1, 0, 2] = False
-    mean = given["v"][1].astype(np.float64).mean(axis=-2)
-    np.testing.assert_allclose(run(restore(optimized), given)[0][1, :, 2], mean, atol=2e-3)
+  On the CPU ONNX Runtime adds in float32, which shows the scores.
+  """
+  half = [onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT16, [], [value]) for name, value in
+          (("zero", 0.0), ("low", -65504.0))]  # fmt: skip
+  nodes = f"{SCORES} {how}  masked = Add(s, bias)  {END}"
+  inputs = f"{QKV}, bool[2,1,5,5] m, float[4,5,5] b".replace("float", "float16")
+  original = graph(nodes, inputs, Y.replace("float", "float16"))
+  original.graph.initializer.extend(half)
+  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+  (node,) = attentions(optimized)
+  assert attributes(node) == {"mask_dtype": "float"}
+  given = feeds(original, rng, scale=0.8)
+  given["m"][...] |= np.eye(5, dtype=bool)
+  assert_equal(original, optimized, given)
+  given["m"][1, 0, 2] = False
+  mean = given["v"][1].astype(np.float64).mean(axis=-2)
+  np.testing.assert_allclose(run(restore(optimized), given)[0][1, :, 2], mean, atol=2e-3)
 
 
 def test_several_masks_are_added_up(rng: np.random.Generator) -> None:
-    how = """low = Constant<value = float {-inf}> ()  biased = Add(s, b)  kept = Where(m, biased, low)
+  how = """low = Constant<value = float {-inf}> ()  biased = Add(s, b)  kept = Where(m, biased, low)
         masked = Add(kept, t)"""
-    original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
-    original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -1e30).astype(np.float32), "t"))
-    given = {"m": np.ones((2, 1, 1, 5), bool)}
-    given["m"][1, ..., 3:] = False
-    optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
-    (node,) = attentions(optimized)
-    assert attributes(node) == {"causal": "upper_left", "mask_dtype": "float"}
-    assert_equal(original, optimized, {**feeds(original, rng), **given})
+  original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
+  original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -1e30).astype(np.float32), "t"))
+  given = {"m": np.ones((2, 1, 1, 5), bool)}
+  given["m"][1, ..., 3:] = False
+  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+  (node,) = attentions(optimized)
+  assert attributes(node) == {"causal": "upper_left", "mask_dtype": "float"}
+  assert_equal(original, optimized, {**feeds(original, rng), **given})
 
 
 def test_constants_of_windows_are_repeated_for_each_image(rng: np.random.Generator) -> None:
-    how = """windows = {2,2,4,5,5}  s5 = Reshape(s, windows)  m5 = Add(s5, m)  back = {4,4,5,5}
+  how = """windows = {2,2,4,5,5}  s5 = Reshape(s, windows)  m5 = Add(s5, m)  back = {4,4,5,5}
         masked = Reshape(m5, back)"""
-    original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
-    values = (rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100)
-    original.graph.initializer.append(numpy_helper.from_array(values, "m"))
-    optimized, node = fused(original, rng)
-    assert attributes(node) == {"mask_dtype": "float"}
-    mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
-    assert list(mask.dims) == [4, 1, 5, 5]
+  original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
+  values = (rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100)
+  original.graph.initializer.append(numpy_helper.from_array(values, "m"))
+  optimized, node = fused(original, rng)
+  assert attributes(node) == {"mask_dtype": "float"}
+  mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
+  assert list(mask.dims) == [4, 1, 5, 5]
 
 
 def test_a_mask_of_heads_that_are_read_in_groups_is_read_as_it_is(rng: np.random.Generator) -> None:
-    nodes = """two = {2}  more = {2,2,2,5,8}  all = {2,4,5,8}
+  nodes = """two = {2}  more = {2,2,2,5,8}  all = {2,4,5,8}
         k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh)
         v5 = Unsqueeze(v, two)  ve = Expand(v5, more)  vh = Reshape(ve, all)
         s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)"""
-    inputs = "float[2,4,5,8] q, float[2,2,5,8] k, float[2,2,5,8] v, float[1,4,5,5] m"
-    optimized, node = fused(graph(nodes, inputs, Y), rng)
-    assert list(no_constants(optimized)) == ["FusedAttention"]
-    assert node.input[3] == "m"
+  inputs = "float[2,4,5,8] q, float[2,2,5,8] k, float[2,2,5,8] v, float[1,4,5,5] m"
+  optimized, node = fused(graph(nodes, inputs, Y), rng)
+  assert list(no_constants(optimized)) == ["FusedAttention"]
+  assert node.input[3] == "m"

@@ -17,59 +17,59 @@ def graph(
     dims: str = ",4,5,6", dtype: str = "float", attributes: str = "epsilon = 0.001", inputs: tuple[str, ...] = (),
     parameters: str = "",
 ) -> str:  # fmt: skip
-    def values(name: str) -> str:
-        bits = np.array(VALUES[name], np.float16).view(np.uint16) if parameters == "float16" else VALUES[name]
-        return ", ".join(map(str, bits))
+  def values(name: str) -> str:
+    bits = np.array(VALUES[name], np.float16).view(np.uint16) if parameters == "float16" else VALUES[name]
+    return ", ".join(map(str, bits))
 
-    kind = parameters or dtype
-    given = "".join(f", {kind}[4] {name}" for name in NAMES if name in inputs)
-    constants = ", ".join(f"{kind}[4] {name} = {{{values(name)}}}" for name in NAMES if name not in inputs)
-    return f"""g ({dtype}[N{dims}] x{given}) => ({dtype}[N{dims}] y) <{constants}> {{
+  kind = parameters or dtype
+  given = "".join(f", {kind}[4] {name}" for name in NAMES if name in inputs)
+  constants = ", ".join(f"{kind}[4] {name} = {{{values(name)}}}" for name in NAMES if name not in inputs)
+  return f"""g ({dtype}[N{dims}] x{given}) => ({dtype}[N{dims}] y) <{constants}> {{
         y = BatchNormalization<{attributes}>(x, s, b, m, v) }}"""
 
 
 @pytest.mark.parametrize("opset", [11, 14, 17, 24])
 @pytest.mark.parametrize("dims", [",4", ",4,5", ",4,5,6", ",4,2,3,2"])
 def test_ranks_and_opsets(opset: int, dims: str, rng: np.random.Generator) -> None:
-    original = model(graph(dims), opset)
-    optimized, result = run_pass(original, BATCH_NORM_POINTWISE)
-    assert operators(optimized) == ["Mul", "Add"]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(dims), opset)
+  optimized, result = run_pass(original, BATCH_NORM_POINTWISE)
+  assert operators(optimized) == ["Mul", "Add"]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_double(rng: np.random.Generator) -> None:
-    original = model(graph(dtype="double"))
-    optimized, _ = run_pass(original, BATCH_NORM_POINTWISE)
-    assert operators(optimized) == ["Mul", "Add"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(dtype="double"))
+  optimized, _ = run_pass(original, BATCH_NORM_POINTWISE)
+  assert operators(optimized) == ["Mul", "Add"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_in_float16_it_runs_in_float(rng: np.random.Generator) -> None:
-    """A mean of 20 in float16 sums of Mul and Add would be off by their rounding."""
-    original = model(graph(dtype="float16", parameters="float16"))
-    optimized, _ = run_pass(original, BATCH_NORM_POINTWISE)
-    assert operators(optimized) == ["Cast", "Mul", "Add", "Cast"]
-    assert_same_outputs(original, optimized, rng)
-    fused, _ = run_pass(optimized, FUSE_POINTWISE)
-    assert operators(fused) == ["FusedPointwise"]
-    assert_same_outputs(original, fused, rng)
+  """A mean of 20 in float16 sums of Mul and Add would be off by their rounding."""
+  original = model(graph(dtype="float16", parameters="float16"))
+  optimized, _ = run_pass(original, BATCH_NORM_POINTWISE)
+  assert operators(optimized) == ["Cast", "Mul", "Add", "Cast"]
+  assert_same_outputs(original, optimized, rng)
+  fused, _ = run_pass(optimized, FUSE_POINTWISE)
+  assert operators(fused) == ["FusedPointwise"]
+  assert_same_outputs(original, fused, rng)
 
 
 @pytest.mark.parametrize(
-    ("text", "opset", "fragment"),
-    [
-        (graph(inputs=("m",)), 17, "'m', is no constant"),
-        (graph(inputs=("v",)), 17, "'v', is no constant"),
-        (graph(attributes="training_mode = 1"), 14, "is in training mode"),
-        (graph(attributes="epsilon = -0.5"), 17, ""),
-    ],
+  ("text", "opset", "fragment"),
+  [
+    (graph(inputs=("m",)), 17, "'m', is no constant"),
+    (graph(inputs=("v",)), 17, "'v', is no constant"),
+    (graph(attributes="training_mode = 1"), 14, "is in training mode"),
+    (graph(attributes="epsilon = -0.5"), 17, ""),
+  ],
 )
 def test_near_misses(text: str, opset: int, fragment: str) -> None:
-    assert_unchanged(model(text, opset), [BATCH_NORM_POINTWISE], fragment)
+  assert_unchanged(model(text, opset), [BATCH_NORM_POINTWISE], fragment)
 
 
 def test_parameters_that_a_caller_may_override() -> None:
-    original = model(graph())
-    original.graph.input.append(model(graph(inputs=("s",))).graph.input[1])
-    assert_unchanged(original, [BATCH_NORM_POINTWISE], "a caller may override the scale")
+  original = model(graph())
+  original.graph.input.append(model(graph(inputs=("s",))).graph.input[1])
+  assert_unchanged(original, [BATCH_NORM_POINTWISE], "a caller may override the scale")

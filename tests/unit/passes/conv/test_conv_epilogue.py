@@ -21,19 +21,19 @@ SAME = "Conv<pads = [1, 1, 1, 1]>"
 
 
 def graph(
-    nodes: str, constants: str = "", inputs: str = "", outputs: str = "", dtype: str = "float", out: str = "[N,4,5,6]"
+  nodes: str, constants: str = "", inputs: str = "", outputs: str = "", dtype: str = "float", out: str = "[N,4,5,6]"
 ) -> str:
-    weight = (W if dtype == "float" else FP16) + (f", {constants}" if constants else "")
-    return f"g ({dtype}[N,4,5,6] x{inputs}) => ({dtype}{out} y{outputs}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+  weight = (W if dtype == "float" else FP16) + (f", {constants}" if constants else "")
+  return f"g ({dtype}[N,4,5,6] x{inputs}) => ({dtype}{out} y{outputs}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
 def fuse(original: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
-    before, _ = run_pass(original, FUSE_CONV)
-    return run_pass(before, CONV_EPILOGUE)
+  before, _ = run_pass(original, FUSE_CONV)
+  return run_pass(before, CONV_EPILOGUE)
 
 
 def statements(optimized: onnx.ModelProto) -> list[list[str]]:
-    return [lines(each) for each in programs(optimized)]
+  return [lines(each) for each in programs(optimized)]
 
 
 S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, float one = {1}, float root = {1.4142135}"
@@ -66,99 +66,99 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
     ],
 )  # fmt: skip
 def test_chains(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
-    constants = f"{S}, float[4,1,1] g = {{0.5, -1, 2, 3}}"
-    original = model(graph(nodes, constants, ", float[N,4,5,6] r"))
-    optimized, result = fuse(original)
-    assert operators(optimized) == ["FusedConv"]
-    assert statements(optimized) == [expected]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  constants = f"{S}, float[4,1,1] g = {{0.5, -1, 2, 3}}"
+  original = model(graph(nodes, constants, ", float[N,4,5,6] r"))
+  optimized, result = fuse(original)
+  assert operators(optimized) == ["FusedConv"]
+  assert statements(optimized) == [expected]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_in_float16(rng: np.random.Generator) -> None:
-    original = model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16"))
-    optimized, _ = fuse(original)
-    assert operators(optimized) == ["FusedConv"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16"))
+  optimized, _ = fuse(original)
+  assert operators(optimized) == ["FusedConv"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_casts_become_part_of_it(rng: np.random.Generator) -> None:
-    text = graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")
-    optimized, _ = fuse(model(text))
-    assert operators(optimized) == ["FusedConv"]
-    assert_same_outputs(model(text), optimized, rng)
+  text = graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")
+  optimized, _ = fuse(model(text))
+  assert operators(optimized) == ["FusedConv"]
+  assert_same_outputs(model(text), optimized, rng)
 
 
 def test_what_was_fused_before_is_drawn_in(rng: np.random.Generator) -> None:
-    original = model(graph("a = Add(c, r)  b = Sigmoid(a)  y = Mul(a, b)", "", ", float[N,4,5,6] r"))
-    before, _ = run_pass(original, FUSE_POINTWISE, FUSE_CONV)
-    assert operators(before) == ["FusedConv", "FusedPointwise"]
-    optimized, _ = run_pass(before, CONV_EPILOGUE)
-    assert operators(optimized) == ["FusedConv"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph("a = Add(c, r)  b = Sigmoid(a)  y = Mul(a, b)", "", ", float[N,4,5,6] r"))
+  before, _ = run_pass(original, FUSE_POINTWISE, FUSE_CONV)
+  assert operators(before) == ["FusedConv", "FusedPointwise"]
+  optimized, _ = run_pass(before, CONV_EPILOGUE)
+  assert operators(optimized) == ["FusedConv"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_operand_that_is_made_later(rng: np.random.Generator) -> None:
-    """The convolution moves behind what its program reads."""
-    original = model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r"))
-    optimized, _ = fuse(original)
-    assert operators(optimized) == ["Softmax", "FusedConv"]
-    assert_same_outputs(original, optimized, rng)
+  """The convolution moves behind what its program reads."""
+  original = model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r"))
+  optimized, _ = fuse(original)
+  assert operators(optimized) == ["Softmax", "FusedConv"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_the_later_of_two_convolutions_takes_their_sum(rng: np.random.Generator) -> None:
-    original = model(graph(f"d = {SAME}(r, w)  a = Relu(d)  b = Add(a, c)  y = Relu(b)", "", ", float[N,4,5,6] r"))
-    optimized, _ = fuse(original)
-    assert operators(optimized) == ["FusedConv", "FusedConv"]
-    assert statements(optimized) == [[], ["relu = Relu(c)", "add = Add(relu, residual)", "y = Relu(add)"]]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(f"d = {SAME}(r, w)  a = Relu(d)  b = Add(a, c)  y = Relu(b)", "", ", float[N,4,5,6] r"))
+  optimized, _ = fuse(original)
+  assert operators(optimized) == ["FusedConv", "FusedConv"]
+  assert statements(optimized) == [[], ["relu = Relu(c)", "add = Add(relu, residual)", "y = Relu(add)"]]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_the_earlier_takes_the_sum_where_the_later_may_not(rng: np.random.Generator) -> None:
-    text = graph(f"d = {SAME}(r, w)  y = Add(d, c)", "", ", float[N,4,5,6] r", ", float[N,4,5,6] d")
-    optimized, _ = fuse(model(text))
-    assert operators(optimized) == ["FusedConv", "FusedConv"]
-    assert statements(optimized) == [[], ["y = Add(residual, c)"]]
-    assert_same_outputs(model(text), optimized, rng)
+  text = graph(f"d = {SAME}(r, w)  y = Add(d, c)", "", ", float[N,4,5,6] r", ", float[N,4,5,6] d")
+  optimized, _ = fuse(model(text))
+  assert operators(optimized) == ["FusedConv", "FusedConv"]
+  assert statements(optimized) == [[], ["y = Add(residual, c)"]]
+  assert_same_outputs(model(text), optimized, rng)
 
 
 def test_a_residual_network(rng: np.random.Generator) -> None:
-    original = model(
-        graph(f"""a = Relu(c)  d = {SAME}(a, w)  e = Add(d, x)  f = Relu(e)
+  original = model(
+    graph(f"""a = Relu(c)  d = {SAME}(a, w)  e = Add(d, x)  f = Relu(e)
         g = {SAME}(f, w)  h = Relu(g)  i = {SAME}(h, w)  j = Add(i, f)  y = Relu(j)""")
-    )
-    optimized, _ = fuse(original)
-    assert operators(optimized) == ["FusedConv"] * 4
-    assert statements(optimized)[1::2] == [["add = Add(c, residual)", "y = Relu(add)"]] * 2
-    assert_same_outputs(original, optimized, rng)
+  )
+  optimized, _ = fuse(original)
+  assert operators(optimized) == ["FusedConv"] * 4
+  assert statements(optimized)[1::2] == [["add = Add(c, residual)", "y = Relu(add)"]] * 2
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_squeeze_and_excite(rng: np.random.Generator) -> None:
-    """The gate depends on what it scales: it ends both chains."""
-    nodes = """a = Relu(c)  p = GlobalAveragePool(a)  d = Conv(p, u)  e = Relu(d)  f = Conv(e, u)  s = Sigmoid(f)
+  """The gate depends on what it scales: it ends both chains."""
+  nodes = """a = Relu(c)  p = GlobalAveragePool(a)  d = Conv(p, u)  e = Relu(d)  f = Conv(e, u)  s = Sigmoid(f)
         y = Mul(s, a)"""
-    original = model(graph(nodes, "float[4,4,1,1] u = {" + ", ".join("0.25" for _ in range(16)) + "}"))
-    optimized, result = fuse(original)
-    assert operators(optimized) == ["FusedConv", "GlobalAveragePool", "FusedConv", "FusedConv", "Mul"]
-    assert statements(optimized) == [["y = Relu(c)"], ["y = Relu(c)"], ["y = Sigmoid(c)"]]
-    assert any("'s', which it also reads, depends on the convolution" in each for each in reasons(result))
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(nodes, "float[4,4,1,1] u = {" + ", ".join("0.25" for _ in range(16)) + "}"))
+  optimized, result = fuse(original)
+  assert operators(optimized) == ["FusedConv", "GlobalAveragePool", "FusedConv", "FusedConv", "Mul"]
+  assert statements(optimized) == [["y = Relu(c)"], ["y = Relu(c)"], ["y = Sigmoid(c)"]]
+  assert any("'s', which it also reads, depends on the convolution" in each for each in reasons(result))
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_value_with_other_readers_is_the_last(rng: np.random.Generator) -> None:
-    text = graph("a = Add(c, x)  b = Relu(a)  y = Softmax(a)", "", "", ", float[N,4,5,6] b")
-    optimized, result = fuse(model(text))
-    assert operators(optimized) == ["FusedConv", "Relu", "Softmax"]
-    assert any("'a' is also used by 'y' (Softmax)" in each for each in reasons(result))
-    assert_same_outputs(model(text), optimized, rng)
+  text = graph("a = Add(c, x)  b = Relu(a)  y = Softmax(a)", "", "", ", float[N,4,5,6] b")
+  optimized, result = fuse(model(text))
+  assert operators(optimized) == ["FusedConv", "Relu", "Softmax"]
+  assert any("'a' is also used by 'y' (Softmax)" in each for each in reasons(result))
+  assert_same_outputs(model(text), optimized, rng)
 
 
 def test_a_graph_output_is_the_last(rng: np.random.Generator) -> None:
-    text = graph("a = Add(c, x)  y = Relu(a)", "", "", ", float[N,4,5,6] a")
-    optimized, result = fuse(model(text))
-    assert operators(optimized) == ["FusedConv", "Relu"]
-    assert any("'a' is a graph output" in each for each in reasons(result))
-    assert_same_outputs(model(text), optimized, rng)
+  text = graph("a = Add(c, x)  y = Relu(a)", "", "", ", float[N,4,5,6] a")
+  optimized, result = fuse(model(text))
+  assert operators(optimized) == ["FusedConv", "Relu"]
+  assert any("'a' is a graph output" in each for each in reasons(result))
+  assert_same_outputs(model(text), optimized, rng)
 
 
 @pytest.mark.parametrize(
@@ -179,122 +179,120 @@ def test_a_graph_output_is_the_last(rng: np.random.Generator) -> None:
     ],
 )  # fmt: skip
 def test_near_misses(text: str, fragment: str) -> None:
-    before, _ = run_pass(model(text), FUSE_CONV)
-    assert_unchanged(before, [CONV_EPILOGUE], fragment)
+  before, _ = run_pass(model(text), FUSE_CONV)
+  assert_unchanged(before, [CONV_EPILOGUE], fragment)
 
 
 def test_spatial_dimensions_that_are_not_known_to_be_equal() -> None:
-    text = "g (float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
-    before, _ = run_pass(model(text), FUSE_CONV)
-    assert_unchanged(before, [CONV_EPILOGUE], "does not surely broadcast to [N, 4, ")
+  text = "g (float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
+  before, _ = run_pass(model(text), FUSE_CONV)
+  assert_unchanged(before, [CONV_EPILOGUE], "does not surely broadcast to [N, 4, ")
 
 
 def test_a_residual_of_dynamic_dimensions_that_stay(rng: np.random.Generator) -> None:
-    """With this padding the convolution's result has the lengths of what it reads."""
-    text = (
-        f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}> {{ c = {SAME}(x, w)  a = Add(c, x)  y = Relu(a) }}"
-    )
-    optimized, _ = fuse(model(text))
-    assert operators(optimized) == ["FusedConv"]
-    assert_same_outputs(model(text), optimized, rng)
+  """With this padding the convolution's result has the lengths of what it reads."""
+  text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}> {{ c = {SAME}(x, w)  a = Add(c, x)  y = Relu(a) }}"
+  optimized, _ = fuse(model(text))
+  assert operators(optimized) == ["FusedConv"]
+  assert_same_outputs(model(text), optimized, rng)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fused"),
-    [
-        # A block with strides and its shortcut: two ways to the same lengths, which have no name.
-        (
-            """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  r = Relu(c)  d = Conv<pads = [1, 1, 1, 1]>(r, w)
+  ("nodes", "fused"),
+  [
+    # A block with strides and its shortcut: two ways to the same lengths, which have no name.
+    (
+      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  r = Relu(c)  d = Conv<pads = [1, 1, 1, 1]>(r, w)
             s = Conv<strides = [2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
-            3,
-        ),
-        (
-            """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  d = Conv<pads = [1, 1, 1, 1]>(c, w)
+      3,
+    ),
+    (
+      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  d = Conv<pads = [1, 1, 1, 1]>(c, w)
             m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
-            2,
-        ),
-        # One less: not the same.
-        (
-            """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  s = Conv<strides = [2, 2]>(x, w)
+      2,
+    ),
+    # One less: not the same.
+    (
+      """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  s = Conv<strides = [2, 2]>(x, w)
             a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
-            0,
-        ),
-        ("""c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
-        (
-            """c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [2, 2], pads = [0, 0, 1, 0]>(x, u)
+      0,
+    ),
+    ("""c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
+    (
+      """c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [2, 2], pads = [0, 0, 1, 0]>(x, u)
             a = Softmax(s)  y = Add(c, a)""",
-            0,
-        ),
-    ],
+      0,
+    ),
+  ],
 )
 def test_residuals_of_lengths_without_a_name(nodes: str, fused: int, rng: np.random.Generator) -> None:
-    ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] k = {1, 2, 3, 4}"
-    text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
-    optimized, result = fuse(model(text))
-    left = [each for each in operators(optimized) if each in ("Add", "Relu")]
-    if fused:
-        assert operators(optimized).count("FusedConv") == fused
-        assert not left
-        assert_same_outputs(model(text), optimized, rng)
-    else:
-        assert "Add" in left
-        assert any("does not surely broadcast" in each for each in reasons(result))
+  ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] k = {1, 2, 3, 4}"
+  text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
+  optimized, result = fuse(model(text))
+  left = [each for each in operators(optimized) if each in ("Add", "Relu")]
+  if fused:
+    assert operators(optimized).count("FusedConv") == fused
+    assert not left
+    assert_same_outputs(model(text), optimized, rng)
+  else:
+    assert "Add" in left
+    assert any("does not surely broadcast" in each for each in reasons(result))
 
 
 @pytest.mark.parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size: str, fused: bool) -> None:
-    """Their lengths stand elsewhere than the results'."""
-    text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
+  """Their lengths stand elsewhere than the results'."""
+  text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
         c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
-    before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
-    optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
-    assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
-    assert ("Add" in operators(optimized)) != fused
+  before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
+  optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
+  assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
+  assert ("Add" in operators(optimized)) != fused
 
 
 def test_an_identity_is_no_epilogue() -> None:
-    before, _ = run_pass(model(graph("i = Identity(c)  y = Softmax(i)")), FUSE_CONV)
-    assert_unchanged(before, [CONV_EPILOGUE])
+  before, _ = run_pass(model(graph("i = Identity(c)  y = Softmax(i)")), FUSE_CONV)
+  assert_unchanged(before, [CONV_EPILOGUE])
 
 
 def test_what_is_used_inside_a_body_is_the_last() -> None:
-    branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
+  branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
                                else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
-    before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
-    assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")
+  before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
+  assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")
 
 
 def test_limits() -> None:
-    """The last convolutions come first."""
-    nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
-    text = f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"
-    before, _ = run_pass(model(text), FUSE_CONV)
-    optimized, result = run_pass(before, CONV_EPILOGUE, limit=2)
-    assert len(result.changes) == 2
-    assert operators(optimized) == ["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2
+  """The last convolutions come first."""
+  nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
+  text = f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"
+  before, _ = run_pass(model(text), FUSE_CONV)
+  optimized, result = run_pass(before, CONV_EPILOGUE, limit=2)
+  assert len(result.changes) == 2
+  assert operators(optimized) == ["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2
 
 
 def test_more_operands_than_a_program_has(rng: np.random.Generator) -> None:
-    """Of forty sums the convolution takes thirty-one: its own value is a parameter too."""
-    inputs = "".join(f", float[N,4,5,6] r{i}" for i in range(40))
-    sums = "  ".join(f"a{i} = Add({'c' if i == 0 else f'a{i - 1}'}, r{i})" for i in range(40))
-    original = model(graph(f"{sums}  y = Relu(a39)", "", inputs))
-    optimized, result = fuse(original)
-    assert operators(optimized) == ["FusedConv"] + ["Add"] * 9 + ["Relu"]
-    assert any("exceeds a program's limits" in each for each in reasons(result))
-    assert_same_outputs(original, optimized, rng)
+  """Of forty sums the convolution takes thirty-one: its own value is a parameter too."""
+  inputs = "".join(f", float[N,4,5,6] r{i}" for i in range(40))
+  sums = "  ".join(f"a{i} = Add({'c' if i == 0 else f'a{i - 1}'}, r{i})" for i in range(40))
+  original = model(graph(f"{sums}  y = Relu(a39)", "", inputs))
+  optimized, result = fuse(original)
+  assert operators(optimized) == ["FusedConv"] + ["Add"] * 9 + ["Relu"]
+  assert any("exceeds a program's limits" in each for each in reasons(result))
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "before"),
-    [
-        ("a = Relu(c)  y = Neg(c)", ["FusedConv", "Relu", "Neg"]),
-        ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", ["FusedConv", "Relu", "Tanh"]),
-    ],
+  ("nodes", "before"),
+  [
+    ("a = Relu(c)  y = Neg(c)", ["FusedConv", "Relu", "Neg"]),
+    ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", ["FusedConv", "Relu", "Tanh"]),
+  ],
 )
 def test_what_nothing_reads_is_no_part_of_a_program(nodes: str, before: list[str], rng: np.random.Generator) -> None:
-    """As without dead-nodes, which takes such operators away."""
-    original = model(graph(nodes))
-    optimized, _ = fuse(original)
-    assert operators(optimized) == before
-    assert_same_outputs(original, optimized, rng)
+  """As without dead-nodes, which takes such operators away."""
+  original = model(graph(nodes))
+  optimized, _ = fuse(original)
+  assert operators(optimized) == before
+  assert_same_outputs(original, optimized, rng)

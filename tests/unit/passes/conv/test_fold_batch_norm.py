@@ -19,180 +19,180 @@ KERNEL = "{" + ", ".join(str(round(((7 * i) % 23 - 11) / 8, 3)) for i in range(2
 
 
 def graph(nodes: str, constants: str = PARAMETERS, weight: str = f"float[4,3,2,1] w = {KERNEL}", **parts: str) -> str:
-    inputs, outputs = parts.get("inputs", ""), parts.get("outputs", "")
-    x = parts.get("x", "float[N,3,6,5] x")
-    comma = ", " if constants else ""
-    return f"g ({x}{inputs}) => (float[A,4,B,C] y{outputs}) <{weight}{comma}{constants}> {{ {nodes} }}"
+  inputs, outputs = parts.get("inputs", ""), parts.get("outputs", "")
+  x = parts.get("x", "float[N,3,6,5] x")
+  comma = ", " if constants else ""
+  return f"g ({x}{inputs}) => (float[A,4,B,C] y{outputs}) <{weight}{comma}{constants}> {{ {nodes} }}"
 
 
 def check(original: onnx.ModelProto, ops: list[str], rng: np.random.Generator, precision: str = "") -> onnx.ModelProto:
-    optimized, result = run_pass(original, FOLD_BATCH_NORM)
-    assert operators(optimized) == ops
-    assert result.changes
-    assert_same_outputs(original, optimized, rng, precision)
-    return optimized
+  optimized, result = run_pass(original, FOLD_BATCH_NORM)
+  assert operators(optimized) == ops
+  assert result.changes
+  assert_same_outputs(original, optimized, rng, precision)
+  return optimized
 
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 15, 17])
 def test_after_a_convolution(opset: int, rng: np.random.Generator) -> None:
-    original = model(graph(f"a = Conv<pads = [1, 0, 0, 1], strides = [2, 1]> (x, w)  {NORM}"), opset)
-    optimized = check(original, ["Conv"], rng)
-    assert [each.name for each in optimized.graph.output] == ["y"]
-    assert len(optimized.graph.initializer) == 2  # nothing of the old ones is left
+  original = model(graph(f"a = Conv<pads = [1, 0, 0, 1], strides = [2, 1]> (x, w)  {NORM}"), opset)
+  optimized = check(original, ["Conv"], rng)
+  assert [each.name for each in optimized.graph.output] == ["y"]
+  assert len(optimized.graph.initializer) == 2  # nothing of the old ones is left
 
 
 def test_before_ir_version_4_initializers_are_inputs(rng: np.random.Generator) -> None:
-    text = graph(f"a = Conv (x, w)  {NORM}")
-    names = "".join(f", float[{'4,3,2,1' if n == 'w' else '4'}] {n}" for n in "wsbmv")
-    original = model(text.replace("float[N,3,6,5] x", f"float[N,3,6,5] x{names}"), 9, ir=3)
-    optimized = check(original, ["Conv"], rng)
-    assert len(optimized.graph.input) == 3
-    assert {each.name for each in optimized.graph.initializer} < {each.name for each in optimized.graph.input}
+  text = graph(f"a = Conv (x, w)  {NORM}")
+  names = "".join(f", float[{'4,3,2,1' if n == 'w' else '4'}] {n}" for n in "wsbmv")
+  original = model(text.replace("float[N,3,6,5] x", f"float[N,3,6,5] x{names}"), 9, ir=3)
+  optimized = check(original, ["Conv"], rng)
+  assert len(optimized.graph.input) == 3
+  assert {each.name for each in optimized.graph.initializer} < {each.name for each in optimized.graph.input}
 
 
 def test_with_a_bias(rng: np.random.Generator) -> None:
-    constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
-    check(model(graph(f"a = Conv (x, w, c)  {NORM}", constants)), ["Conv"], rng)
+  constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
+  check(model(graph(f"a = Conv (x, w, c)  {NORM}", constants)), ["Conv"], rng)
 
 
 def test_a_chain(rng: np.random.Generator) -> None:
-    constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}, float two = {{2}}, float[1,1,1,1] one = {{1}}"
-    nodes = """a = Conv (x, w)  n = BatchNormalization<epsilon = 0.01> (a, s, b, m, v)  p = Mul(n, c)  q = Sub(two, p)
+  constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}, float two = {{2}}, float[1,1,1,1] one = {{1}}"
+  nodes = """a = Conv (x, w)  n = BatchNormalization<epsilon = 0.01> (a, s, b, m, v)  p = Mul(n, c)  q = Sub(two, p)
         r = Div(q, c)  t = Add(one, r)  y = Sub(t, c)"""
-    check(model(graph(nodes, constants)), ["Conv"], rng)
+  check(model(graph(nodes, constants)), ["Conv"], rng)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("bias", ["", ", c"])
 def test_groups_and_transposed_convolutions(groups: int, bias: str, rng: np.random.Generator) -> None:
-    """ConvTranspose has weights [inputs, outputs / groups, ...]."""
-    constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
-    conv = f"a = Conv<group = {groups}> (x, w{bias})  {NORM}"
-    kernel = f"float[4,{4 // groups},3] w = {{{', '.join(str(i % 7 - 3) for i in range(48 // groups))}}}"
-    text = graph(conv, constants, kernel, x="float[N,4,6] x").replace("float[A,4,B,C] y", "float[A,4,B] y")
-    check(model(text), ["Conv"], rng)
-    check(model(text.replace("Conv<", "ConvTranspose<strides = [2], ")), ["ConvTranspose"], rng)
+  """ConvTranspose has weights [inputs, outputs / groups, ...]."""
+  constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
+  conv = f"a = Conv<group = {groups}> (x, w{bias})  {NORM}"
+  kernel = f"float[4,{4 // groups},3] w = {{{', '.join(str(i % 7 - 3) for i in range(48 // groups))}}}"
+  text = graph(conv, constants, kernel, x="float[N,4,6] x").replace("float[A,4,B,C] y", "float[A,4,B] y")
+  check(model(text), ["Conv"], rng)
+  check(model(text.replace("Conv<", "ConvTranspose<strides = [2], ")), ["ConvTranspose"], rng)
 
 
 def test_three_dimensions(rng: np.random.Generator) -> None:
-    text = graph(f"a = Conv (x, w)  {NORM}", weight=f"float[4,1,2,1,3] w = {KERNEL}", x="float[N,1,4,3,5] x")
-    check(model(text.replace("float[A,4,B,C] y", "float[A,4,B,C,D] y")), ["Conv"], rng)
+  text = graph(f"a = Conv (x, w)  {NORM}", weight=f"float[4,1,2,1,3] w = {KERNEL}", x="float[N,1,4,3,5] x")
+  check(model(text.replace("float[A,4,B,C] y", "float[A,4,B,C,D] y")), ["Conv"], rng)
 
 
 def test_in_constant_nodes_and_in_bodies(rng: np.random.Generator) -> None:
-    body = f"a = Conv (x, w)  {NORM.replace('y', 't')}"
-    text = f"""g (bool c, float[N,3,6,5] x) => (float[A,4,B,C] y) <float[4,3,2,1] w = {KERNEL}, {PARAMETERS}> {{
+  body = f"a = Conv (x, w)  {NORM.replace('y', 't')}"
+  text = f"""g (bool c, float[N,3,6,5] x) => (float[A,4,B,C] y) <float[4,3,2,1] w = {KERNEL}, {PARAMETERS}> {{
         y = If (c) <then_branch = then () => (float[A,4,B,C] t) {{ {body} }},
                     else_branch = otherwise () => (float[A,4,B,C] e) {{ e = Conv (x, w) }}> }}"""
-    original = model(text)
-    optimized, result = run_pass(original, FOLD_BATCH_NORM)
-    assert len(result.changes) == 1  # a copy of the weight: the other branch reads it as well
-    assert [operators(each.g) for each in optimized.graph.node[0].attribute] == [["Conv"], ["Conv"]]
-    assert_same_outputs(original, optimized, rng)
-    nodes = "k = Constant<value = float[4,1,1] {1, 2, 3, 4}> ()  a = Conv (x, w)  y = Mul(a, k)"
-    check(model(graph(nodes, "")), ["Conv"], rng)
+  original = model(text)
+  optimized, result = run_pass(original, FOLD_BATCH_NORM)
+  assert len(result.changes) == 1  # a copy of the weight: the other branch reads it as well
+  assert [operators(each.g) for each in optimized.graph.node[0].attribute] == [["Conv"], ["Conv"]]
+  assert_same_outputs(original, optimized, rng)
+  nodes = "k = Constant<value = float[4,1,1] {1, 2, 3, 4}> ()  a = Conv (x, w)  y = Mul(a, k)"
+  check(model(graph(nodes, "")), ["Conv"], rng)
 
 
 def test_a_weight_that_two_convolutions_read_is_copied(rng: np.random.Generator) -> None:
-    nodes = f"a = Conv (x, w)  {NORM}  z = Conv<strides = [2, 2]> (x, w)"
-    optimized = check(model(graph(nodes, outputs=", float[A,4,D,E] z")), ["Conv", "Conv"], rng)
-    assert len({node.input[1] for node in optimized.graph.node}) == 2
+  nodes = f"a = Conv (x, w)  {NORM}  z = Conv<strides = [2, 2]> (x, w)"
+  optimized = check(model(graph(nodes, outputs=", float[A,4,D,E] z")), ["Conv", "Conv"], rng)
+  assert len({node.input[1] for node in optimized.graph.node}) == 2
 
 
 def test_a_weight_that_is_an_output_is_copied(rng: np.random.Generator) -> None:  # RELIABILITY 12
-    original = model(graph(f"a = Conv (x, w)  {NORM}", outputs=", float[4,3,2,1] w"))
-    optimized = check(original, ["Conv"], rng)
-    assert "w" in {each.name for each in optimized.graph.initializer}
+  original = model(graph(f"a = Conv (x, w)  {NORM}", outputs=", float[4,3,2,1] w"))
+  optimized = check(original, ["Conv"], rng)
+  assert "w" in {each.name for each in optimized.graph.initializer}
 
 
 def test_into_a_batch_normalization_that_stays(rng: np.random.Generator) -> None:
-    """DenseNet: what precedes is no convolution."""
-    constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}"
-    nodes = f"a = Relu(x)  {NORM.replace('y', 'n')}  p = Mul(n, c)  y = Add(c, p)"
-    check(model(graph(nodes, constants, x="float[N,4,6,5] x")), ["Relu", "BatchNormalization"], rng)
+  """DenseNet: what precedes is no convolution."""
+  constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}"
+  nodes = f"a = Relu(x)  {NORM.replace('y', 'n')}  p = Mul(n, c)  y = Add(c, p)"
+  check(model(graph(nodes, constants, x="float[N,4,6,5] x")), ["Relu", "BatchNormalization"], rng)
 
 
 @pytest.mark.parametrize("attributes", ["", '<auto_pad = "VALID">', "<pads = [0, 0, 0, 0], group = 2>"])
 def test_before_a_convolution_that_pads_nothing(attributes: str, rng: np.random.Generator) -> None:
-    columns = 2 if "group" in attributes else 4
-    kernel = f"float[4,{columns},1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(12 * columns))}}}"
-    nodes = f"a = Relu(x)  n = BatchNormalization (a, s, b, m, v)  y = Conv{attributes} (n, w)"
-    check(model(graph(nodes, weight=kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"], rng)
+  columns = 2 if "group" in attributes else 4
+  kernel = f"float[4,{columns},1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(12 * columns))}}}"
+  nodes = f"a = Relu(x)  n = BatchNormalization (a, s, b, m, v)  y = Conv{attributes} (n, w)"
+  check(model(graph(nodes, weight=kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"], rng)
 
 
 def test_padding_is_fine_where_nothing_is_shifted(rng: np.random.Generator) -> None:
-    constants = "float[4] s = {1, 2, 3, 4}, float[4] b = {0, 0, 0, 0}, float[4] v = {1, 2, 1, 2}"
-    nodes = "a = Relu(x)  n = BatchNormalization (a, s, b, b, v)  y = Conv<pads = [1, 1, 1, 1]> (n, w)"
-    kernel = "float[4,4,1,1] w = {1, 2, 3, 4, -1, -2, -3, -4, 5, 6, 7, 8, 1, 0, 1, 0}"
-    check(model(graph(nodes, constants, kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"], rng)
+  constants = "float[4] s = {1, 2, 3, 4}, float[4] b = {0, 0, 0, 0}, float[4] v = {1, 2, 1, 2}"
+  nodes = "a = Relu(x)  n = BatchNormalization (a, s, b, b, v)  y = Conv<pads = [1, 1, 1, 1]> (n, w)"
+  kernel = "float[4,4,1,1] w = {1, 2, 3, 4, -1, -2, -3, -4, 5, 6, 7, 8, 1, 0, 1, 0}"
+  check(model(graph(nodes, constants, kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"], rng)
 
 
 def typed(dtype: str, weight: np.ndarray, variance: float) -> onnx.ModelProto:
-    """Conv and BatchNormalization in another dtype."""
-    kind = TensorProto.DataType.Value(dtype)
-    numpy_dtype = helper.tensor_dtype_to_np_dtype(kind)
-    channels = len(weight)
-    values = {"w": weight, "s": np.ones(channels), "b": np.full(channels, 0.75), "m": np.full(channels, 0.25),
-              "v": np.full(channels, variance)}  # fmt: skip
-    tensors = [numpy_helper.from_array(np.asarray(each).astype(numpy_dtype), name) for name, each in values.items()]
-    nodes = [helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
-             helper.make_node("BatchNormalization", ["a", "s", "b", "m", "v"], ["y"], "norm", epsilon=0.0)]  # fmt: skip
-    inputs = [helper.make_tensor_value_info("x", kind, ["N", weight.shape[1], 5, 6])]
-    outputs = [helper.make_tensor_value_info("y", kind, ["N", channels, "A", "B"])]
-    made = helper.make_graph(nodes, "g", inputs, outputs, tensors)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 15)], ir_version=8)
+  """Conv and BatchNormalization in another dtype."""
+  kind = TensorProto.DataType.Value(dtype)
+  numpy_dtype = helper.tensor_dtype_to_np_dtype(kind)
+  channels = len(weight)
+  values = {"w": weight, "s": np.ones(channels), "b": np.full(channels, 0.75), "m": np.full(channels, 0.25),
+            "v": np.full(channels, variance)}  # fmt: skip
+  tensors = [numpy_helper.from_array(np.asarray(each).astype(numpy_dtype), name) for name, each in values.items()]
+  nodes = [helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
+           helper.make_node("BatchNormalization", ["a", "s", "b", "m", "v"], ["y"], "norm", epsilon=0.0)]  # fmt: skip
+  inputs = [helper.make_tensor_value_info("x", kind, ["N", weight.shape[1], 5, 6])]
+  outputs = [helper.make_tensor_value_info("y", kind, ["N", channels, "A", "B"])]
+  made = helper.make_graph(nodes, "g", inputs, outputs, tensors)
+  return helper.make_model(made, opset_imports=[helper.make_opsetid("", 15)], ir_version=8)
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT16", "FLOAT"])
 def test_dtypes(dtype: str, rng: np.random.Generator) -> None:
-    original = typed(dtype, rng.standard_normal((3, 2, 3, 2)), 0.25)
-    optimized = check(original, ["Conv"], rng)
-    assert {each.data_type for each in optimized.graph.initializer} == {TensorProto.DataType.Value(dtype)}
+  original = typed(dtype, rng.standard_normal((3, 2, 3, 2)), 0.25)
+  optimized = check(original, ["Conv"], rng)
+  assert {each.data_type for each in optimized.graph.initializer} == {TensorProto.DataType.Value(dtype)}
 
 
 @pytest.mark.parametrize("dtype", ["BFLOAT16", "DOUBLE"])
 def test_dtypes_that_onnx_runtime_does_not_convolve_on_the_cpu(dtype: str, rng: np.random.Generator) -> None:
-    kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype))
-    weight = rng.standard_normal((3, 2, 3, 2)).astype(kind)
-    optimized, _ = run_pass(typed(dtype, weight.astype(np.float64), 0.25), FOLD_BATCH_NORM)
-    assert operators(optimized) == ["Conv"]
-    found = {each.name: numpy_helper.to_array(each) for each in optimized.graph.initializer}
-    np.testing.assert_array_equal(found[optimized.graph.node[0].input[1]], weight * kind.type(2))
-    np.testing.assert_array_equal(found[optimized.graph.node[0].input[2]], np.full(3, 0.25, kind))  # 0.75 - 0.25 * 2
+  kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype))
+  weight = rng.standard_normal((3, 2, 3, 2)).astype(kind)
+  optimized, _ = run_pass(typed(dtype, weight.astype(np.float64), 0.25), FOLD_BATCH_NORM)
+  assert operators(optimized) == ["Conv"]
+  found = {each.name: numpy_helper.to_array(each) for each in optimized.graph.initializer}
+  np.testing.assert_array_equal(found[optimized.graph.node[0].input[1]], weight * kind.type(2))
+  np.testing.assert_array_equal(found[optimized.graph.node[0].input[2]], np.full(3, 0.25, kind))  # 0.75 - 0.25 * 2
 
 
 def test_no_bias_is_added_where_nothing_is_shifted(rng: np.random.Generator) -> None:
-    optimized = check(model(graph("a = Conv (x, w)  y = Mul(c, a)", "float c = {2}")), ["Conv"], rng)
-    assert len(optimized.graph.node[0].input) == 2
+  optimized = check(model(graph("a = Conv (x, w)  y = Mul(c, a)", "float c = {2}")), ["Conv"], rng)
+  assert len(optimized.graph.node[0].input) == 2
 
 
 def test_factors_are_computed_in_double(rng: np.random.Generator) -> None:
-    """In float32, 1 / sqrt(v) and its product with the weight would each be rounded."""
-    weight = rng.standard_normal((5, 2, 3, 2)).astype(np.float32)
-    optimized, _ = run_pass(typed("FLOAT", weight, 0.3), FOLD_BATCH_NORM)
-    found = {each.name: numpy_helper.to_array(each) for each in optimized.graph.initializer}
-    expected = (weight.astype(np.float64) / np.sqrt(np.float64(np.float32(0.3)))).astype(np.float32)
-    np.testing.assert_array_equal(found[optimized.graph.node[0].input[1]], expected)
+  """In float32, 1 / sqrt(v) and its product with the weight would each be rounded."""
+  weight = rng.standard_normal((5, 2, 3, 2)).astype(np.float32)
+  optimized, _ = run_pass(typed("FLOAT", weight, 0.3), FOLD_BATCH_NORM)
+  found = {each.name: numpy_helper.to_array(each) for each in optimized.graph.initializer}
+  expected = (weight.astype(np.float64) / np.sqrt(np.float64(np.float32(0.3)))).astype(np.float32)
+  np.testing.assert_array_equal(found[optimized.graph.node[0].input[1]], expected)
 
 
 # What must not fold.
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "variance", "fragment"),
-    [
-        ("FLOAT16", 1000.0, 1e-4, "the weight of conv (Conv) would reach 9.999e+04, float16 holds up to 6.55e+04"),
-        ("FLOAT16", 1e-3, 1e4, "of a channel would be at most 1e-05, float16 is precise down to 6.104e-05"),
-        ("FLOAT16", 1e-7, 60000.0, "of a channel would be at most"),
-        ("FLOAT", 1e30, 1e-20, "would reach 1e+40, float32 holds up to 3.403e+38"),
-        ("FLOAT", 1.0, 0.0, "would reach inf"),
-        ("FLOAT", 1.0, -1.0, "would reach nan"),
-    ],
+  ("dtype", "size", "variance", "fragment"),
+  [
+    ("FLOAT16", 1000.0, 1e-4, "the weight of conv (Conv) would reach 9.999e+04, float16 holds up to 6.55e+04"),
+    ("FLOAT16", 1e-3, 1e4, "of a channel would be at most 1e-05, float16 is precise down to 6.104e-05"),
+    ("FLOAT16", 1e-7, 60000.0, "of a channel would be at most"),
+    ("FLOAT", 1e30, 1e-20, "would reach 1e+40, float32 holds up to 3.403e+38"),
+    ("FLOAT", 1.0, 0.0, "would reach inf"),
+    ("FLOAT", 1.0, -1.0, "would reach nan"),
+  ],
 )
 def test_weights_that_leave_the_range_of_their_dtype_stay(
-    dtype: str, size: float, variance: float, fragment: str
+  dtype: str, size: float, variance: float, fragment: str
 ) -> None:
-    assert_unchanged(typed(dtype, np.full((2, 2, 1, 1), size), variance), [FOLD_BATCH_NORM], fragment)
+  assert_unchanged(typed(dtype, np.full((2, 2, 1, 1), size), variance), [FOLD_BATCH_NORM], fragment)
 
 
 @pytest.mark.parametrize(
@@ -217,62 +217,62 @@ def test_weights_that_leave_the_range_of_their_dtype_stay(
     ],
 )  # fmt: skip
 def test_near_misses(text: str, fragment: str) -> None:  # RELIABILITY 8, 9, 11, 15
-    training = "training_mode" in text
-    original = model(text.replace("y =", "y, mean, var =") if training else text)
-    assert_unchanged(original, [FOLD_BATCH_NORM], fragment)
+  training = "training_mode" in text
+  original = model(text.replace("y =", "y, mean, var =") if training else text)
+  assert_unchanged(original, [FOLD_BATCH_NORM], fragment)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "weight", "fragment"),
-    [
-        ("y = Conv<pads = [0, 1, 0, 0]> (n, w)", "", "it pads with zeros, which"),
-        ('y = Conv<auto_pad = "SAME_UPPER"> (n, w)', "", "it pads with zeros, which"),
-        ("y = Conv (n, w)  z = Relu(n)", "", "'n' is also used by"),
-    ],
+  ("nodes", "weight", "fragment"),
+  [
+    ("y = Conv<pads = [0, 1, 0, 0]> (n, w)", "", "it pads with zeros, which"),
+    ('y = Conv<auto_pad = "SAME_UPPER"> (n, w)', "", "it pads with zeros, which"),
+    ("y = Conv (n, w)  z = Relu(n)", "", "'n' is also used by"),
+  ],
 )
 def test_before_a_convolution(nodes: str, weight: str, fragment: str) -> None:
-    kernel = f"float[4,4,1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(48))}}}"
-    text = graph(f"a = Relu(x)  n = BatchNormalization (a, s, b, m, v)  {nodes}", weight=kernel, x="float[N,4,6,5] x",
-                 outputs=", float[N,4,D,E] z" if "z =" in nodes else "")  # fmt: skip
-    assert_unchanged(model(text), [FOLD_BATCH_NORM], fragment)
+  kernel = f"float[4,4,1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(48))}}}"
+  text = graph(f"a = Relu(x)  n = BatchNormalization (a, s, b, m, v)  {nodes}", weight=kernel, x="float[N,4,6,5] x",
+               outputs=", float[N,4,D,E] z" if "z =" in nodes else "")  # fmt: skip
+  assert_unchanged(model(text), [FOLD_BATCH_NORM], fragment)
 
 
 def test_half_precision_before_a_convolution_stays(rng: np.random.Generator) -> None:
-    original = typed("FLOAT16", rng.standard_normal((2, 2, 1, 1)), 0.25)
-    conv, norm = original.graph.node
-    norm.input[0], norm.output[0], conv.input[0], conv.output[0] = "x", "n", "n", "y"
-    original.graph.node.reverse()
-    assert_unchanged(original, [FOLD_BATCH_NORM], "in float16 the rounding of its weights")
+  original = typed("FLOAT16", rng.standard_normal((2, 2, 1, 1)), 0.25)
+  conv, norm = original.graph.node
+  norm.input[0], norm.output[0], conv.input[0], conv.output[0] = "x", "n", "n", "y"
+  original.graph.node.reverse()
+  assert_unchanged(original, [FOLD_BATCH_NORM], "in float16 the rounding of its weights")
 
 
 def test_a_batch_normalization_before_a_transposed_convolution_stays() -> None:
-    text = graph("n = BatchNormalization (x, s, b, m, v)  y = ConvTranspose (n, w)",
-                 weight=f"float[4,4,1,1] w = {{{', '.join('1' * 16)}}}", x="float[N,4,6,5] x")  # fmt: skip
-    assert_unchanged(model(text), [FOLD_BATCH_NORM])
+  text = graph("n = BatchNormalization (x, s, b, m, v)  y = ConvTranspose (n, w)",
+               weight=f"float[4,4,1,1] w = {{{', '.join('1' * 16)}}}", x="float[N,4,6,5] x")  # fmt: skip
+  assert_unchanged(model(text), [FOLD_BATCH_NORM])
 
 
 def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
-    branches = """z = If (c) <then_branch = then () => (float[A,4,B,C] t) { t = Neg(a) },
+  branches = """z = If (c) <then_branch = then () => (float[A,4,B,C] t) { t = Neg(a) },
                                else_branch = otherwise () => (float[A,4,B,C] e) { e = Identity(a) }>"""
-    text = graph(f"a = Conv (x, w)  {NORM}  {branches}", inputs=", bool c", outputs=", float[A,4,B,C] z")
-    assert_unchanged(model(text), [FOLD_BATCH_NORM], "'a' is also used inside a body")
+  text = graph(f"a = Conv (x, w)  {NORM}  {branches}", inputs=", bool c", outputs=", float[A,4,B,C] z")
+  assert_unchanged(model(text), [FOLD_BATCH_NORM], "'a' is also used inside a body")
 
 
 def test_statistics_for_every_position_stay() -> None:
-    """Opset 7 and 8 with spatial = 0; ONNX Runtime does not run it either."""
-    text = graph("a = Conv (x, w)  y = BatchNormalization<spatial = 0> (a, s, b, m, v)")
-    assert_unchanged(model(text, 8), [FOLD_BATCH_NORM], "has spatial = 0")
+  """Opset 7 and 8 with spatial = 0; ONNX Runtime does not run it either."""
+  text = graph("a = Conv (x, w)  y = BatchNormalization<spatial = 0> (a, s, b, m, v)")
+  assert_unchanged(model(text, 8), [FOLD_BATCH_NORM], "has spatial = 0")
 
 
 def test_a_residual_and_a_square_are_no_near_misses() -> None:
-    assert_unchanged(model(graph("a = Conv (x, w)  r = Relu(x2)  y = Add(a, r)", "", inputs=", float[N,4,5,5] x2")),
-                     [FOLD_BATCH_NORM])  # fmt: skip
-    assert_unchanged(model(graph("a = Conv (x, w)  y = Mul(a, a)", "")), [FOLD_BATCH_NORM])
+  assert_unchanged(model(graph("a = Conv (x, w)  r = Relu(x2)  y = Add(a, r)", "", inputs=", float[N,4,5,5] x2")),
+                   [FOLD_BATCH_NORM])  # fmt: skip
+  assert_unchanged(model(graph("a = Conv (x, w)  y = Mul(a, a)", "")), [FOLD_BATCH_NORM])
 
 
 def test_a_large_weight_is_not_copied() -> None:
-    original = typed("FLOAT", np.ones((COPY_BYTES // 4096 + 1, 1024, 1, 1)), 0.25)
-    original.graph.node.add(op_type="Conv", input=["x", "w"], output=["z"])
-    original.graph.output.add().CopyFrom(original.graph.output[0])
-    original.graph.output[1].name = "z"
-    assert_unchanged(original, [FOLD_BATCH_NORM], "'w' is also used by 'z' (Conv), so its 16 MiB would be copied")
+  original = typed("FLOAT", np.ones((COPY_BYTES // 4096 + 1, 1024, 1, 1)), 0.25)
+  original.graph.node.add(op_type="Conv", input=["x", "w"], output=["z"])
+  original.graph.output.add().CopyFrom(original.graph.output[0])
+  original.graph.output[1].name = "z"
+  assert_unchanged(original, [FOLD_BATCH_NORM], "'w' is also used by 'z' (Conv), so its 16 MiB would be copied")

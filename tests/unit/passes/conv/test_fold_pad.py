@@ -13,69 +13,69 @@ KERNEL = "{" + ", ".join(str((5 * i) % 11 - 5) for i in range(36)) + "}"
 
 
 def graph(nodes: str, constants: str = "", inputs: str = "", outputs: str = "") -> str:
-    weight = f"float[2,3,3,2] w = {KERNEL}" + (f", {constants}" if constants else "")
-    return f"g (float[N,3,6,5] x{inputs}) => (float[A,B,C,D] y{outputs}) <{weight}> {{ {nodes} }}"
+  weight = f"float[2,3,3,2] w = {KERNEL}" + (f", {constants}" if constants else "")
+  return f"g (float[N,3,6,5] x{inputs}) => (float[A,B,C,D] y{outputs}) <{weight}> {{ {nodes} }}"
 
 
 def check(original: onnx.ModelProto, op: str, pads: list[int], rng: np.random.Generator) -> None:
-    optimized, result = run_pass(original, FOLD_PAD)
-    assert operators(optimized) == [op]
-    assert len(result.changes) == 1
-    attributes = {each.name: each for each in optimized.graph.node[-1].attribute}
-    assert list(attributes["pads"].ints) == pads
-    assert_same_outputs(original, optimized, rng)
+  optimized, result = run_pass(original, FOLD_PAD)
+  assert operators(optimized) == [op]
+  assert len(result.changes) == 1
+  attributes = {each.name: each for each in optimized.graph.node[-1].attribute}
+  assert list(attributes["pads"].ints) == pads
+  assert_same_outputs(original, optimized, rng)
 
 
 PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
 
 
 @pytest.mark.parametrize(
-    ("opset", "pad", "constants"),
-    [
-        (9, "Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3]> (x)", ""),
-        (9, 'Pad<mode = "constant", pads = [0, 0, 1, 0, 0, 0, 2, 3], value = 0.0> (x)', ""),
-        (11, "Pad(x, p)", PADS),
-        (13, "Pad(x, p, z)", f"{PADS}, float z = {{0}}"),
-        (18, "Pad(x, p, , d)", "int64[4] p = {0, 1, 3, 2}, int64[2] d = {-1, 2}"),
-        (21, "Pad(x, p, z, d)", "int64[4] p = {1, 0, 2, 3}, float z = {0}, int64[2] d = {2, 3}"),
-    ],
+  ("opset", "pad", "constants"),
+  [
+    (9, "Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3]> (x)", ""),
+    (9, 'Pad<mode = "constant", pads = [0, 0, 1, 0, 0, 0, 2, 3], value = 0.0> (x)', ""),
+    (11, "Pad(x, p)", PADS),
+    (13, "Pad(x, p, z)", f"{PADS}, float z = {{0}}"),
+    (18, "Pad(x, p, , d)", "int64[4] p = {0, 1, 3, 2}, int64[2] d = {-1, 2}"),
+    (21, "Pad(x, p, z, d)", "int64[4] p = {1, 0, 2, 3}, float z = {0}, int64[2] d = {2, 3}"),
+  ],
 )
 def test_the_forms_of_a_pad(opset: int, pad: str, constants: str, rng: np.random.Generator) -> None:
-    original = model(graph(f"a = {pad}  y = Conv (a, w)", constants), opset, ir=10)
-    check(original, "Conv", [1, 0, 2, 3], rng)
+  original = model(graph(f"a = {pad}  y = Conv (a, w)", constants), opset, ir=10)
+  check(original, "Conv", [1, 0, 2, 3], rng)
 
 
 @pytest.mark.parametrize(
-    ("attributes", "pads"),
-    [
-        ("<pads = [1, 0, 0, 2], strides = [2, 1]>", [2, 0, 2, 5]),
-        ('<auto_pad = "VALID", dilations = [2, 1]>', [1, 0, 2, 3]),
-        ('<auto_pad = "NOTSET", pads = [1, 1, 1, 1]>', [2, 1, 3, 4]),
-    ],
+  ("attributes", "pads"),
+  [
+    ("<pads = [1, 0, 0, 2], strides = [2, 1]>", [2, 0, 2, 5]),
+    ('<auto_pad = "VALID", dilations = [2, 1]>', [1, 0, 2, 3]),
+    ('<auto_pad = "NOTSET", pads = [1, 1, 1, 1]>', [2, 1, 3, 4]),
+  ],
 )
 def test_added_to_the_convolution_s_own(attributes: str, pads: list[int], rng: np.random.Generator) -> None:
-    check(model(graph(f"a = Pad(x, p)  y = Conv{attributes} (a, w)", PADS)), "Conv", pads, rng)
+  check(model(graph(f"a = Pad(x, p)  y = Conv{attributes} (a, w)", PADS)), "Conv", pads, rng)
 
 
 def test_one_dimension(rng: np.random.Generator) -> None:
-    original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1, 2, 3, -1, -2, -3},
+  original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1, 2, 3, -1, -2, -3},
         int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv (a, w) }""")
-    check(original, "Conv", [4, 5], rng)
+  check(original, "Conv", [4, 5], rng)
 
 
 @pytest.mark.parametrize(
-    ("attributes", "pads"),
-    [
-        ("kernel_shape = [3, 4]", [1, 0, 2, 3]),  # nothing of its own: the zeros of the Pad count
-        ("kernel_shape = [3, 5], count_include_pad = 1, pads = [1, 1, 0, 1], strides = [2, 2]", [2, 1, 2, 4]),
-    ],
+  ("attributes", "pads"),
+  [
+    ("kernel_shape = [3, 4]", [1, 0, 2, 3]),  # nothing of its own: the zeros of the Pad count
+    ("kernel_shape = [3, 5], count_include_pad = 1, pads = [1, 1, 0, 1], strides = [2, 2]", [2, 1, 2, 4]),
+  ],
 )
 def test_average_pools(attributes: str, pads: list[int], rng: np.random.Generator) -> None:
-    check(model(graph(f"a = Pad(x, p)  y = AveragePool<{attributes}> (a)", PADS)), "AveragePool", pads, rng)
+  check(model(graph(f"a = Pad(x, p)  y = AveragePool<{attributes}> (a)", PADS)), "AveragePool", pads, rng)
 
 
 def pool(attributes: str) -> str:
-    return graph(f"a = Pad(x, p)  y = AveragePool<kernel_shape = [4, 4]{attributes}> (a)", PADS)
+  return graph(f"a = Pad(x, p)  y = AveragePool<kernel_shape = [4, 4]{attributes}> (a)", PADS)
 
 
 @pytest.mark.parametrize(
@@ -99,41 +99,41 @@ def pool(attributes: str) -> str:
     ],
 )  # fmt: skip
 def test_near_misses(text: str, fragment: str) -> None:
-    assert_unchanged(model(text), [FOLD_PAD], fragment)
+  assert_unchanged(model(text), [FOLD_PAD], fragment)
 
 
 @pytest.mark.parametrize(("size", "opset", "folds"), [
     ("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)
 ])  # fmt: skip
 def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool, rng: np.random.Generator) -> None:
-    """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
-    original = model(
-        f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0, 0, 1, 0, 0, 0}}>
+  """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
+  original = model(
+    f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0, 0, 1, 0, 0, 0}}>
         {{ a = Pad(x, p)  y = AveragePool<kernel_shape = [3], strides = [2]> (a) }}""",
-        opset,
-    )
-    optimized, result = run_pass(original, FOLD_PAD)
-    assert len(result.changes) == folds
-    assert_same_outputs(original, optimized, rng, n=1)
+    opset,
+  )
+  optimized, result = run_pass(original, FOLD_PAD)
+  assert len(result.changes) == folds
+  assert_same_outputs(original, optimized, rng, n=1)
 
 
 def test_of_a_value_before_opset_11() -> None:
-    text = graph("a = Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3], value = 1.0> (x)  y = Conv (a, w)")
-    assert_unchanged(model(text, 9), [FOLD_PAD], "pads with 1, not with 0")
+  text = graph("a = Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3], value = 1.0> (x)  y = Conv (a, w)")
+  assert_unchanged(model(text, 9), [FOLD_PAD], "pads with 1, not with 0")
 
 
 def test_a_max_pool_stays() -> None:
-    """It would pad with minus infinity."""
-    assert_unchanged(model(graph("a = Pad(x, p)  y = MaxPool<kernel_shape = [4, 4]> (a)", PADS)), [FOLD_PAD])
+  """It would pad with minus infinity."""
+  assert_unchanged(model(graph("a = Pad(x, p)  y = MaxPool<kernel_shape = [4, 4]> (a)", PADS)), [FOLD_PAD])
 
 
 def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
-    branches = """z = If (c) <then_branch = then () => (float[A,E,F,G] t) { t = Neg(a) },
+  branches = """z = If (c) <then_branch = then () => (float[A,E,F,G] t) { t = Neg(a) },
                                else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
-    text = graph(f"a = Pad(x, p)  y = Conv (a, w)  {branches}", PADS, ", bool c", ", float[A,E,F,G] z")
-    assert_unchanged(model(text), [FOLD_PAD], "'a' is also used inside a body")
+  text = graph(f"a = Pad(x, p)  y = Conv (a, w)  {branches}", PADS, ", bool c", ", float[A,E,F,G] z")
+  assert_unchanged(model(text), [FOLD_PAD], "'a' is also used inside a body")
 
 
 def test_the_padding_of_the_weight_is_no_padding_of_the_image() -> None:
-    text = "g (float[N,3,6,5] x, float[2,3,2,2] w) => (float[A,B,C,D] y) <int64[8] p = {0, 0, 1, 0, 0, 0, 0, 1}>"
-    assert_unchanged(model(f"{text} {{ u = Pad(w, p)  y = Conv (x, u) }}"), [FOLD_PAD])
+  text = "g (float[N,3,6,5] x, float[2,3,2,2] w) => (float[A,B,C,D] y) <int64[8] p = {0, 0, 1, 0, 0, 0, 0, 1}>"
+  assert_unchanged(model(f"{text} {{ u = Pad(w, p)  y = Conv (x, u) }}"), [FOLD_PAD])

@@ -15,168 +15,168 @@ DTYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "flo
 
 
 def conv(
-    spatial: int = 2,
-    dtype: str = "float",
-    opset: int = 17,
-    bias: bool = True,
-    weights: tuple[int, ...] = (),
-    bias_shape: tuple[int, ...] = (6,),
-    constant: tuple[str, ...] = ("w", "b"),
-    x_shape: tuple[int | str | None, ...] | None = None,
-    **attributes: object,
+  spatial: int = 2,
+  dtype: str = "float",
+  opset: int = 17,
+  bias: bool = True,
+  weights: tuple[int, ...] = (),
+  bias_shape: tuple[int, ...] = (6,),
+  constant: tuple[str, ...] = ("w", "b"),
+  x_shape: tuple[int | str | None, ...] | None = None,
+  **attributes: object,
 ) -> onnx.ModelProto:
-    """A model of one Conv: x [N, 4, 7, ..], w [6, 4 / group, 3, ..], b [6]; which of them are constant."""
-    generator = np.random.default_rng(7)
-    weights = weights or (6, 4 // int(str(attributes.get("group", 1))), *[3] * spatial)
-    kind = DTYPES[dtype]
-    values = {"w": generator.standard_normal(weights) * 0.3, "b": generator.standard_normal(bias_shape)}
-    names = ["x", "w", *["b"] * bias]
-    shape = ("N", 4, *[7] * spatial) if x_shape is None else x_shape
-    graph = helper.make_graph(
-        [helper.make_node("Conv", names, ["y"], "conv", **attributes)],
-        "g",
-        [
-            helper.make_tensor_value_info("x", kind, shape),
-            *(helper.make_tensor_value_info(n, kind, values[n].shape) for n in names[1:] if n not in constant),
-        ],
-        [helper.make_tensor_value_info("y", kind, ["N", *"ABCD"[: spatial + 1]])],
-        [
-            helper.make_tensor(n, kind, values[n].shape, values[n].astype(np.float32).ravel())
-            for n in names[1:]
-            if n in constant
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  """A model of one Conv: x [N, 4, 7, ..], w [6, 4 / group, 3, ..], b [6]; which of them are constant."""
+  generator = np.random.default_rng(7)
+  weights = weights or (6, 4 // int(str(attributes.get("group", 1))), *[3] * spatial)
+  kind = DTYPES[dtype]
+  values = {"w": generator.standard_normal(weights) * 0.3, "b": generator.standard_normal(bias_shape)}
+  names = ["x", "w", *["b"] * bias]
+  shape = ("N", 4, *[7] * spatial) if x_shape is None else x_shape
+  graph = helper.make_graph(
+    [helper.make_node("Conv", names, ["y"], "conv", **attributes)],
+    "g",
+    [
+      helper.make_tensor_value_info("x", kind, shape),
+      *(helper.make_tensor_value_info(n, kind, values[n].shape) for n in names[1:] if n not in constant),
+    ],
+    [helper.make_tensor_value_info("y", kind, ["N", *"ABCD"[: spatial + 1]])],
+    [
+      helper.make_tensor(n, kind, values[n].shape, values[n].astype(np.float32).ravel())
+      for n in names[1:]
+      if n in constant
+    ],
+  )
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("opset", [11, 13, 17, 24])
 def test_dimensions_and_opsets(spatial: int, opset: int, rng: np.random.Generator) -> None:
-    original = conv(spatial, opset=opset, strides=[2] * spatial, pads=[1] * spatial + [0] * spatial)
-    optimized, result = run_pass(original, FUSE_CONV)
-    assert operators(optimized) == ["FusedConv"]
-    assert [lines(each) for each in programs(optimized)] == [["y = Add(c, bias)"]]
-    (bias,) = [each for each in optimized.graph.initializer if each.name.startswith("b")]
-    assert list(bias.dims) == [6] + [1] * spatial
-    assert [change.nodes for change in result.changes] == [("conv (Conv)",)]
-    assert_same_outputs(original, optimized, rng)
+  original = conv(spatial, opset=opset, strides=[2] * spatial, pads=[1] * spatial + [0] * spatial)
+  optimized, result = run_pass(original, FUSE_CONV)
+  assert operators(optimized) == ["FusedConv"]
+  assert [lines(each) for each in programs(optimized)] == [["y = Add(c, bias)"]]
+  (bias,) = [each for each in optimized.graph.initializer if each.name.startswith("b")]
+  assert list(bias.dims) == [6] + [1] * spatial
+  assert [change.nodes for change in result.changes] == [("conv (Conv)",)]
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
 def test_an_empty_list_is_none(name: str) -> None:
-    original = conv()
-    attribute = original.graph.node[0].attribute.add()
-    attribute.name, attribute.type = name, onnx.AttributeProto.INTS
-    optimized, _ = run_pass(original, FUSE_CONV)
-    assert optimized == run_pass(conv(), FUSE_CONV)[0]
+  original = conv()
+  attribute = original.graph.node[0].attribute.add()
+  attribute.name, attribute.type = name, onnx.AttributeProto.INTS
+  optimized, _ = run_pass(original, FUSE_CONV)
+  assert optimized == run_pass(conv(), FUSE_CONV)[0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype: str, rng: np.random.Generator) -> None:
-    original = conv(dtype=dtype, opset=22)
-    optimized, _ = run_pass(original, FUSE_CONV)
-    assert operators(optimized) == ["FusedConv"]
-    assert programs(optimized)[0].startswith(f"({dtype} c, {dtype} bias) => ({dtype} y)")
-    if dtype in ("float", "float16"):  # ONNX Runtime's CPU has no Conv of the others to compare with
-        assert_same_outputs(original, optimized, rng)
+  original = conv(dtype=dtype, opset=22)
+  optimized, _ = run_pass(original, FUSE_CONV)
+  assert operators(optimized) == ["FusedConv"]
+  assert programs(optimized)[0].startswith(f"({dtype} c, {dtype} bias) => ({dtype} y)")
+  if dtype in ("float", "float16"):  # ONNX Runtime's CPU has no Conv of the others to compare with
+    assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    "attributes",
-    [
-        {},
-        {"group": 2, "dilations": [2, 1], "kernel_shape": [3, 3]},
-        {"auto_pad": "SAME_UPPER", "strides": [2, 3]},
-        {"auto_pad": "SAME_UPPER", "strides": [4, 4]},
-        {"auto_pad": "VALID"},
-        {"pads": [1, 0, 2, 3], "strides": [1, 2]},
-    ],
+  "attributes",
+  [
+    {},
+    {"group": 2, "dilations": [2, 1], "kernel_shape": [3, 3]},
+    {"auto_pad": "SAME_UPPER", "strides": [2, 3]},
+    {"auto_pad": "SAME_UPPER", "strides": [4, 4]},
+    {"auto_pad": "VALID"},
+    {"pads": [1, 0, 2, 3], "strides": [1, 2]},
+  ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_attributes_are_kept(attributes: dict[str, object], bias: bool, rng: np.random.Generator) -> None:
-    original = conv(bias=bias, **attributes)
-    optimized, _ = run_pass(original, FUSE_CONV)
-    (node,) = optimized.graph.node
-    kept = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-    assert kept.pop("program").count(b"Add") == bias
-    wanted = {name: value.encode() if isinstance(value, str) else value for name, value in attributes.items()}
-    assert kept == {"kernel_shape": [3, 3], **wanted}
-    assert_same_outputs(original, optimized, rng)
+  original = conv(bias=bias, **attributes)
+  optimized, _ = run_pass(original, FUSE_CONV)
+  (node,) = optimized.graph.node
+  kept = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+  assert kept.pop("program").count(b"Add") == bias
+  wanted = {name: value.encode() if isinstance(value, str) else value for name, value in attributes.items()}
+  assert kept == {"kernel_shape": [3, 3], **wanted}
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("opset", [11, 13])
 @pytest.mark.parametrize("constant", [("w",), ("b",), ()])
 def test_weights_and_biases_that_are_computed(opset: int, constant: tuple[str, ...], rng: np.random.Generator) -> None:
-    original = conv(opset=opset, constant=constant)
-    optimized, _ = run_pass(original, FUSE_CONV)
-    assert operators(optimized) == (["FusedConv"] if "b" in constant else ["Unsqueeze", "FusedConv"])
-    assert_same_outputs(original, optimized, rng)
+  original = conv(opset=opset, constant=constant)
+  optimized, _ = run_pass(original, FUSE_CONV)
+  assert operators(optimized) == (["FusedConv"] if "b" in constant else ["Unsqueeze", "FusedConv"])
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_overridable_bias_is_reshaped_at_run_time(rng: np.random.Generator) -> None:
-    original = conv()
-    original.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [6]))
-    optimized, _ = run_pass(original, FUSE_CONV)
-    assert operators(optimized) == ["Unsqueeze", "FusedConv"]
-    assert_same_outputs(original, optimized, rng)
+  original = conv()
+  original.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [6]))
+  optimized, _ = run_pass(original, FUSE_CONV)
+  assert operators(optimized) == ["Unsqueeze", "FusedConv"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_dynamic_spatial_dimensions(rng: np.random.Generator) -> None:
-    original = conv(x_shape=("N", 4, "rows", "length"))
-    optimized, _ = run_pass(original, FUSE_CONV)
-    assert operators(optimized) == ["FusedConv"]
-    assert_same_outputs(original, optimized, rng)
+  original = conv(x_shape=("N", 4, "rows", "length"))
+  optimized, _ = run_pass(original, FUSE_CONV)
+  assert operators(optimized) == ["FusedConv"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_in_a_body(rng: np.random.Generator) -> None:
-    original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
+  original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
         y = If (c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv (x, w) },
                     else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides = [1, 1]> (x, w) }> }""")
-    optimized, result = run_pass(original, FUSE_CONV)
-    assert len(result.changes) == 2
-    assert_same_outputs(original, optimized, rng)
+  optimized, result = run_pass(original, FUSE_CONV)
+  assert len(result.changes) == 2
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_shape_of_what_it_makes() -> None:
-    """value_info of an operator of ours in the middle, which ONNX Runtime's memory plan needs."""
-    original = conv()
-    original.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
-    original.graph.output[0].name = "z"
-    optimized, _ = run_pass(original, FUSE_CONV)
-    (info,) = optimized.graph.value_info
-    assert [d.dim_param or d.dim_value for d in info.type.tensor_type.shape.dim] == ["N", 6, 5, 5]
+  """value_info of an operator of ours in the middle, which ONNX Runtime's memory plan needs."""
+  original = conv()
+  original.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
+  original.graph.output[0].name = "z"
+  optimized, _ = run_pass(original, FUSE_CONV)
+  (info,) = optimized.graph.value_info
+  assert [d.dim_param or d.dim_value for d in info.type.tensor_type.shape.dim] == ["N", 6, 5, 5]
 
 
 @pytest.mark.parametrize(
-    ("original", "fragment"),
-    [
-        (conv(bias_shape=(1,)), "its bias 'b' has the shape [1], not [6]"),
-        (conv(bias_shape=(6, 1)), "its bias 'b' has the shape [6, 1], not [6]"),
-        (conv(group=3, weights=(6, 4, 3, 3)), "X has 4 channels, W with 3 groups is for 12"),
-        (conv(group=4, weights=(6, 1, 3, 3)), "6 output channels, which 4 groups do not divide"),
-        (conv(pads=[1, 1, 1, 1], auto_pad="SAME_UPPER"), "pads is [1, 1, 1, 1] beside auto_pad SAME_UPPER"),
-        (conv(weights=(6, 4, 9, 9)), "the kernel covers 9 elements"),
-        (conv(kernel_shape=[2, 2]), "kernel_shape is [2, 2], but W has the kernel"),
-        (conv(4, opset=17), "the attributes are of 4 spatial dimensions"),
-        (conv(opset=8), "the model has opset 8"),
-        (conv(weights=(6, 4, 1, 3), auto_pad="SAME_UPPER", strides=[4, 1]), "SAME_UPPER beside strides [4, 1]"),
-        (conv(auto_pad="SAME_LOWER", strides=[3, 5]), "SAME_LOWER beside strides [3, 5]"),
-    ],
+  ("original", "fragment"),
+  [
+    (conv(bias_shape=(1,)), "its bias 'b' has the shape [1], not [6]"),
+    (conv(bias_shape=(6, 1)), "its bias 'b' has the shape [6, 1], not [6]"),
+    (conv(group=3, weights=(6, 4, 3, 3)), "X has 4 channels, W with 3 groups is for 12"),
+    (conv(group=4, weights=(6, 1, 3, 3)), "6 output channels, which 4 groups do not divide"),
+    (conv(pads=[1, 1, 1, 1], auto_pad="SAME_UPPER"), "pads is [1, 1, 1, 1] beside auto_pad SAME_UPPER"),
+    (conv(weights=(6, 4, 9, 9)), "the kernel covers 9 elements"),
+    (conv(kernel_shape=[2, 2]), "kernel_shape is [2, 2], but W has the kernel"),
+    (conv(4, opset=17), "the attributes are of 4 spatial dimensions"),
+    (conv(opset=8), "the model has opset 8"),
+    (conv(weights=(6, 4, 1, 3), auto_pad="SAME_UPPER", strides=[4, 1]), "SAME_UPPER beside strides [4, 1]"),
+    (conv(auto_pad="SAME_LOWER", strides=[3, 5]), "SAME_LOWER beside strides [3, 5]"),
+  ],
 )
 def test_near_misses(original: onnx.ModelProto, fragment: str) -> None:
-    assert_unchanged(original, [FUSE_CONV], fragment)
+  assert_unchanged(original, [FUSE_CONV], fragment)
 
 
 def test_an_unknown_rank_stays() -> None:
-    original = model("""g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
+  original = model("""g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
         x = Reshape(v, shape)  y = Conv(x, w) }""")
-    assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
+  assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
 
 
 def test_another_domain_s_conv_stays() -> None:
-    original = conv()
-    original.graph.node[0].domain = "com.acme"
-    original.opset_import.append(helper.make_opsetid("com.acme", 1))
-    optimized, result = run_pass(original, FUSE_CONV)
-    assert not result.changes
-    assert optimized.SerializeToString() == original.SerializeToString()
+  original = conv()
+  original.graph.node[0].domain = "com.acme"
+  original.opset_import.append(helper.make_opsetid("com.acme", 1))
+  optimized, result = run_pass(original, FUSE_CONV)
+  assert not result.changes
+  assert optimized.SerializeToString() == original.SerializeToString()

@@ -18,99 +18,97 @@ POOLED = "a = GlobalAveragePool(c)  f = Flatten(a)  "
 
 
 def constant(name: str, *shape: int) -> str:
-    return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
+  return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
 
 
 def classifier(nodes: str, *constants: str, inputs: str = "", out: str = "[N,6]") -> onnx.ModelProto:
-    return model(graph(POOLED + nodes, ", ".join(constants), inputs, f"float{out} y"))
+  return model(graph(POOLED + nodes, ", ".join(constants), inputs, f"float{out} y"))
 
 
 def before(original: onnx.ModelProto) -> onnx.ModelProto:
-    return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
+  return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "constants"),
-    [
-        ("y = Gemm(f, m)", [constant("m", 4, 6)]),
-        ("y = Gemm<transB = 1>(f, m, b)", [constant("m", 6, 4), constant("b", 6)]),
-        ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 1, 6)]),
-        ("y = Gemm(f, m, b)", [constant("m", 4, 6), "float b = {0.5}"]),
-        ("y = MatMul(f, m)", [constant("m", 4, 6)]),
-    ],
+  ("nodes", "constants"),
+  [
+    ("y = Gemm(f, m)", [constant("m", 4, 6)]),
+    ("y = Gemm<transB = 1>(f, m, b)", [constant("m", 6, 4), constant("b", 6)]),
+    ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 1, 6)]),
+    ("y = Gemm(f, m, b)", [constant("m", 4, 6), "float b = {0.5}"]),
+    ("y = MatMul(f, m)", [constant("m", 4, 6)]),
+  ],
 )
 def test_forms(nodes: str, constants: list[str], rng: np.random.Generator) -> None:
-    original = classifier(nodes, *constants)
-    optimized, result = run_pass(before(original), GEMM_TO_CONV)
-    assert [each for each in operators(optimized) if each != "Flatten"] == [
-        "Transpose", "FusedConv", "FusedPool", "FusedConv", "Reshape"]  # fmt: skip
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = classifier(nodes, *constants)
+  optimized, result = run_pass(before(original), GEMM_TO_CONV)
+  assert [each for each in operators(optimized) if each != "Flatten"] == [
+      "Transpose", "FusedConv", "FusedPool", "FusedConv", "Reshape"]  # fmt: skip
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    ("activation", "count"),
-    [
-        ("h = HardSwish(g)", 2),
-        ("k = Add(g, three)  l = Clip(k, zero, six)  o = Mul(g, l)  h = Div(o, six)", 5),
-        ("k = Mul(g, b)  h = Relu(k)", 3),
-    ],
+  ("activation", "count"),
+  [
+    ("h = HardSwish(g)", 2),
+    ("k = Add(g, three)  l = Clip(k, zero, six)  o = Mul(g, l)  h = Div(o, six)", 5),
+    ("k = Mul(g, b)  h = Relu(k)", 3),
+  ],
 )
 def test_two_layers(activation: str, count: int, rng: np.random.Generator) -> None:
-    """The activation becomes part of the first; nothing but views is left between the two."""
-    scalars = "float three = {3}, float zero = {0}, float six = {6}"
-    original = classifier(f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)", constant("m", 4, 6),
-                          constant("b", 6), constant("k2", 6, 6), scalars)  # fmt: skip
-    optimized = before(original)
-    for _ in range(2):
-        optimized, _ = run_pass(optimized, GEMM_TO_CONV, CONV_EPILOGUE)
-    fused = [each for each in operators(optimized) if each not in ("Flatten", "Reshape")]
-    assert fused == ["Transpose", "FusedConv", "FusedPool", "FusedConv", "FusedConv"]
-    assert [len(lines(each)) for each in programs(optimized)] == [0, count, 0]
-    assert_same_outputs(original, optimized, rng)
+  """The activation becomes part of the first; nothing but views is left between the two."""
+  scalars = "float three = {3}, float zero = {0}, float six = {6}"
+  original = classifier(f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)", constant("m", 4, 6),
+                        constant("b", 6), constant("k2", 6, 6), scalars)  # fmt: skip
+  optimized = before(original)
+  for _ in range(2):
+    optimized, _ = run_pass(optimized, GEMM_TO_CONV, CONV_EPILOGUE)
+  fused = [each for each in operators(optimized) if each not in ("Flatten", "Reshape")]
+  assert fused == ["Transpose", "FusedConv", "FusedPool", "FusedConv", "FusedConv"]
+  assert [len(lines(each)) for each in programs(optimized)] == [0, count, 0]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_operand_with_a_batch_ends_the_chain(rng: np.random.Generator) -> None:
-    """[N, 6] does not broadcast to [N, 1, 1, 6] as it does to [N, 6]."""
-    original = classifier("g = Gemm(f, m)  y = Add(g, r)", constant("m", 4, 6), inputs=", float[N,6] r")
-    optimized, _ = run_pass(before(original), GEMM_TO_CONV, CONV_EPILOGUE)
-    assert operators(optimized)[-1] == "Add"
-    assert_same_outputs(original, optimized, rng)
+  """[N, 6] does not broadcast to [N, 1, 1, 6] as it does to [N, 6]."""
+  original = classifier("g = Gemm(f, m)  y = Add(g, r)", constant("m", 4, 6), inputs=", float[N,6] r")
+  optimized, _ = run_pass(before(original), GEMM_TO_CONV, CONV_EPILOGUE)
+  assert operators(optimized)[-1] == "Add"
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "constants", "inputs", "fragment"),
-    [
-        ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
-        ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 6, 1)], "", "its bias 'b' is no constant"),
-        ("y = Gemm<alpha = 0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
-        ("y = MatMul(f, v)", [], ", float[4,6] v", "'v' is no constant of two dimensions"),
-    ],
+  ("nodes", "constants", "inputs", "fragment"),
+  [
+    ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
+    ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 6, 1)], "", "its bias 'b' is no constant"),
+    ("y = Gemm<alpha = 0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
+    ("y = MatMul(f, v)", [], ", float[4,6] v", "'v' is no constant of two dimensions"),
+  ],
 )
 def test_near_misses(nodes: str, constants: list[str], inputs: str, fragment: str) -> None:
-    original = classifier(nodes, *constants, inputs=inputs)
-    assert_unchanged(before(original), [GEMM_TO_CONV], fragment)
+  original = classifier(nodes, *constants, inputs=inputs)
+  assert_unchanged(before(original), [GEMM_TO_CONV], fragment)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        f"g (float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
-        f"g (float[N,4,1,1] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ f = Flatten(x)  y = MatMul(f, m) }}",
-        graph(
-            "f = Flatten(c)  y = MatMul(f, m)", "float[120,1] m = {" + ", ".join(["1"] * 120) + "}", out="float[N,1] y"
-        ),
-    ],
+  "text",
+  [
+    f"g (float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",
+    f"g (float[N,4,1,1] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ f = Flatten(x)  y = MatMul(f, m) }}",
+    graph("f = Flatten(c)  y = MatMul(f, m)", "float[120,1] m = {" + ", ".join(["1"] * 120) + "}", out="float[N,1] y"),
+  ],
 )
 def test_what_no_convolution_leads_to(text: str) -> None:
-    assert_unchanged(before(model(text)), [GEMM_TO_CONV])
+  assert_unchanged(before(model(text)), [GEMM_TO_CONV])
 
 
 def test_a_product_of_no_columns_stays() -> None:
-    nodes = "y = Gemm<transB = 1>(f, m)"
-    assert_unchanged(before(classifier(nodes, "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
+  nodes = "y = Gemm<transB = 1>(f, m)"
+  assert_unchanged(before(classifier(nodes, "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
 
 
 def test_with_channels_first_nothing_changes() -> None:
-    first, _ = run_pass(classifier("y = MatMul(f, m)", constant("m", 4, 6)), FUSE_CONV)
-    assert_unchanged(first, [GEMM_TO_CONV])
+  first, _ = run_pass(classifier("y = MatMul(f, m)", constant("m", 4, 6)), FUSE_CONV)
+  assert_unchanged(first, [GEMM_TO_CONV])

@@ -23,250 +23,250 @@ Dims = tuple[int | str, ...]
 
 
 def up(
-    x: Dims = (2, 16, 6, 5),
-    w: tuple[int, ...] = (16, 8, 3, 3),
-    dtype: str = "float16",
-    follows: bool = True,
-    constant: bool = True,
-    **attributes: Any,
+  x: Dims = (2, 16, 6, 5),
+  w: tuple[int, ...] = (16, 8, 3, 3),
+  dtype: str = "float16",
+  follows: bool = True,
+  constant: bool = True,
+  **attributes: Any,
 ) -> onnx.ModelProto:
-    """x -> ConvTranspose with bias -> Relu, or without both."""
-    rng = np.random.default_rng(5)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    channels = w[1] * int(attributes.get("group", 1))
-    given = {"w": rng.standard_normal(w) / 4, "b": rng.standard_normal(channels)}
-    nodes = [helper.make_node("ConvTranspose", ["x", "w", *["b"] * follows], ["y"], "up", **attributes)]
-    if follows:
-        nodes[0].output[0] = "c"
-        nodes.append(helper.make_node("Relu", ["c"], ["y"], "relu"))
-    inputs = [helper.make_tensor_value_info("x", kind, x)]
-    if not constant:
-        inputs.append(helper.make_tensor_value_info("w", kind, w))
-    kept = ["w"] * constant + ["b"] * follows
-    graph = helper.make_graph(
-        nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [None] * len(x))],
-        [numpy_helper.from_array(given[name].astype(dtype), name) for name in kept],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  """x -> ConvTranspose with bias -> Relu, or without both."""
+  rng = np.random.default_rng(5)
+  kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+  channels = w[1] * int(attributes.get("group", 1))
+  given = {"w": rng.standard_normal(w) / 4, "b": rng.standard_normal(channels)}
+  nodes = [helper.make_node("ConvTranspose", ["x", "w", *["b"] * follows], ["y"], "up", **attributes)]
+  if follows:
+    nodes[0].output[0] = "c"
+    nodes.append(helper.make_node("Relu", ["c"], ["y"], "relu"))
+  inputs = [helper.make_tensor_value_info("x", kind, x)]
+  if not constant:
+    inputs.append(helper.make_tensor_value_info("w", kind, w))
+  kept = ["w"] * constant + ["b"] * follows
+  graph = helper.make_graph(
+      nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [None] * len(x))],
+      [numpy_helper.from_array(given[name].astype(dtype), name) for name in kept],
+  )  # fmt: skip
+  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def before(original: onnx.ModelProto, last: bool = True) -> onnx.ModelProto:
-    steps = [FUSE_CONV, *([CHANNELS_LAST_ALWAYS] if last else []), CONV_EPILOGUE]
-    return run_pass(original, *steps)[0]
+  steps = [FUSE_CONV, *([CHANNELS_LAST_ALWAYS] if last else []), CONV_EPILOGUE]
+  return run_pass(original, *steps)[0]
 
 
 def attributes_of(model: onnx.ModelProto) -> dict[str, Any]:
-    (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
-    return {each.name: helper.get_attribute_value(each) for each in fused.attribute}
+  (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
+  return {each.name: helper.get_attribute_value(each) for each in fused.attribute}
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little work counts as much."""
-    monkeypatch.setattr(turn_conv_transpose, "MUCH_WORK", 1)
+  """Little work counts as much."""
+  monkeypatch.setattr(turn_conv_transpose, "MUCH_WORK", 1)
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("attributes", "pads"),
-    [
-        ({}, [2, 2, 2, 2]),
-        ({"pads": [1, 0, 2, 1]}, [1, 2, 0, 1]),
-        ({"strides": [1, 1], "pads": [2, 2, 2, 2]}, [0, 0, 0, 0]),
-        ({"dilations": [2, 1], "pads": [1, 0, 0, 0]}, [3, 2, 4, 2]),
-        ({"auto_pad": "VALID"}, [2, 2, 2, 2]),
-        ({"group": 2}, [2, 2, 2, 2]),
-    ],
+  ("attributes", "pads"),
+  [
+    ({}, [2, 2, 2, 2]),
+    ({"pads": [1, 0, 2, 1]}, [1, 2, 0, 1]),
+    ({"strides": [1, 1], "pads": [2, 2, 2, 2]}, [0, 0, 0, 0]),
+    ({"dilations": [2, 1], "pads": [1, 0, 0, 0]}, [3, 2, 4, 2]),
+    ({"auto_pad": "VALID"}, [2, 2, 2, 2]),
+    ({"group": 2}, [2, 2, 2, 2]),
+  ],
 )
 def test_it_computes_the_same(attributes: dict[str, Any], pads: list[int], rng: np.random.Generator) -> None:
-    original = up(**attributes)
-    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
-    assert operators(optimized) == ["Transpose", "FusedConv", "Transpose"]
-    found = attributes_of(optimized)
-    assert found["pads"] == pads
-    assert found["layout"] == b"NHWC"
-    assert found.get("group", 1) == attributes.get("group", 1)
-    assert programs(optimized)[0].count("Relu") == 1
-    assert_same_outputs(original, optimized, rng)
+  original = up(**attributes)
+  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+  assert len(result.changes) == 1
+  assert operators(optimized) == ["Transpose", "FusedConv", "Transpose"]
+  found = attributes_of(optimized)
+  assert found["pads"] == pads
+  assert found["layout"] == b"NHWC"
+  assert found.get("group", 1) == attributes.get("group", 1)
+  assert programs(optimized)[0].count("Relu") == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.usefixtures("small")
 def test_lines_and_volumes(rng: np.random.Generator) -> None:
-    for x, w in (((2, 16, 9), (16, 8, 4)), ((1, 16, 3, 4, 2), (16, 8, 2, 3, 2))):
-        original = up(x, w)
-        optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-        assert len(result.changes) == 1
-        assert_same_outputs(original, optimized, rng)
+  for x, w in (((2, 16, 9), (16, 8, 4)), ((1, 16, 3, 4, 2), (16, 8, 2, 3, 2))):
+    original = up(x, w)
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 @pytest.mark.parametrize("follows", [False, True])
 def test_a_depthwise_one(kernel: int, follows: bool, rng: np.random.Generator) -> None:
-    """Of any dtype and size, for which there is a kernel of ours."""
-    original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
-    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
-    assert attributes_of(optimized)["pads"] == [kernel - 2] * 4
-    assert_same_outputs(original, optimized, rng)
+  """Of any dtype and size, for which there is a kernel of ours."""
+  original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
+  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+  assert len(result.changes) == 1
+  assert attributes_of(optimized)["pads"] == [kernel - 2] * 4
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_weights_in_groups() -> None:
-    w = np.arange(4 * 2 * 5 * 3).reshape(4, 2, 5, 3)  # [C, kernel, M / group]
-    turned = turn_conv_transpose.turned(w, 2)
-    assert turned.shape == (6, 2, 5, 2)
-    assert turned[4, 0, 1, 1] == w[3, 1, 3, 1]
+  w = np.arange(4 * 2 * 5 * 3).reshape(4, 2, 5, 3)  # [C, kernel, M / group]
+  turned = turn_conv_transpose.turned(w, 2)
+  assert turned.shape == (6, 2, 5, 2)
+  assert turned[4, 0, 1, 1] == w[3, 1, 3, 1]
 
 
 def test_where_it_pays() -> None:
-    """A layer of ResNet-50's size, by default: the whole pipeline turns it, at batch 256 and not at batch 8."""
-    for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
-        original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
-        optimized, _, _ = run_passes(original, PIPELINE)
-        assert operators(optimized) == ["Transpose", op, "Transpose"]
+  """A layer of ResNet-50's size, by default: the whole pipeline turns it, at batch 256 and not at batch 8."""
+  for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
+    original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
+    optimized, _, _ = run_passes(original, PIPELINE)
+    assert operators(optimized) == ["Transpose", op, "Transpose"]
 
 
 @pytest.mark.parametrize("follows", [False, True])
 def test_a_kernel_of_one_element(follows: bool, rng: np.random.Generator) -> None:
-    """A matrix product, whatever its size."""
-    original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
-    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
-    assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
-    assert_same_outputs(original, optimized, rng)
+  """A matrix product, whatever its size."""
+  original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
+  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+  assert len(result.changes) == 1
+  assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize(
-    ("x", "w"),
-    [
-        (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
-        ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with little work
-        ((1, 2048, 7, 7), (2048, 2048, 1, 1)),
-    ],
+  ("x", "w"),
+  [
+    (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
+    ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with little work
+    ((1, 2048, 7, 7), (2048, 2048, 1, 1)),
+  ],
 )
 def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool, rng: np.random.Generator) -> None:
-    original = up(x, w, follows=follows)
-    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
-    assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
-    assert_same_outputs(original, optimized, rng)
+  original = up(x, w, follows=follows)
+  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+  assert len(result.changes) == 1
+  assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_alone_between_transposes() -> None:
-    """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer. With
-    64 channels and much work it becomes one, with little work or more channels it does not."""
-    for batch, channels, op in ((256, 64, "FusedConv"), (8, 64, "FusedConvTranspose"), (64, 128, "FusedConvTranspose")):
-        alone = up((batch, 56, 56, channels), (channels, channels, 3, 3), follows=False, pads=[1, 1, 1, 1])
-        (layer,) = alone.graph.node
-        layer.input[0], layer.output[0] = "first", "c"
-        alone.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]))
-        alone.graph.node.append(helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]))
-        optimized, _, _ = run_passes(alone, PIPELINE)
-        assert operators(optimized) == [op]
-        assert lines(programs(optimized)[0]) == []
+  """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer. With
+  64 channels and much work it becomes one, with little work or more channels it does not."""
+  for batch, channels, op in ((256, 64, "FusedConv"), (8, 64, "FusedConvTranspose"), (64, 128, "FusedConvTranspose")):
+    alone = up((batch, 56, 56, channels), (channels, channels, 3, 3), follows=False, pads=[1, 1, 1, 1])
+    (layer,) = alone.graph.node
+    layer.input[0], layer.output[0] = "first", "c"
+    alone.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]))
+    alone.graph.node.append(helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]))
+    optimized, _, _ = run_passes(alone, PIPELINE)
+    assert operators(optimized) == [op]
+    assert lines(programs(optimized)[0]) == []
 
 
 MISSES = {
-    "not constant": (up(constant=False), "is no constant"),
-    "pads that cut more": (up(pads=[3, 0, 0, 0]), "its pads [3, 0, 0, 0] cut off more than its kernel adds"),
-    "auto_pad": (up(auto_pad="SAME_UPPER"), "its pads depend on the shape"),
-    "output_shape": (up(output_shape=[7, 6]), "its pads depend on the shape"),
-    "output padding": (up(dilations=[2, 2], output_padding=[1, 0]), "it has output_padding of [1, 0]"),
-    "alone": (up(follows=False), "nothing follows it"),
-    "many channels, alone": (up((1, 1024, 2, 3), (1024, 512, 1, 1), follows=False), "nothing follows it"),
-    "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
-    "long sums, much work": (
-        up((5, 240, 14, 14), (240, 256, 3, 3), follows=False),
-        "nothing follows it, and it has 707788800 multiply-adds, more than 536870912",
-    ),
-    "long sums of any batch": (up(("N", 240, 4, 4), (240, 8, 3, 3), follows=False), "is not known"),
-    "sums that are not so long": (
-        up((1, 224, 4, 4), (224, 8, 3, 3), follows=False),
-        "nothing follows it, and its sums, for 8 channels, have 2016 elements in 1 groups",
-    ),
-    "long sums in groups": (
-        up((1, 1024, 4, 4), (1024, 16, 3, 3), follows=False, group=2),
-        "nothing follows it, and its sums, for 16 channels, have 4608 elements in 2 groups",
-    ),
-    "long sums of volumes": (up((1, 256, 3, 3, 3), (256, 8, 3, 3, 3), follows=False), "nothing follows it"),
-    "long sums of 12 filters": (up((1, 512, 4, 4), (512, 12, 3, 3), follows=False), "nothing follows it"),
-    "long sums of 500 channels": (up((1, 500, 4, 4), (500, 8, 3, 3), follows=False), "nothing follows it"),
-    "float": (up(dtype="float32"), "only with channels last, and depthwise or in fp16 or bf16"),
-    "any batch": (up(("N", 16, 6, 5)), "is not known"),
-    "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
+  "not constant": (up(constant=False), "is no constant"),
+  "pads that cut more": (up(pads=[3, 0, 0, 0]), "its pads [3, 0, 0, 0] cut off more than its kernel adds"),
+  "auto_pad": (up(auto_pad="SAME_UPPER"), "its pads depend on the shape"),
+  "output_shape": (up(output_shape=[7, 6]), "its pads depend on the shape"),
+  "output padding": (up(dilations=[2, 2], output_padding=[1, 0]), "it has output_padding of [1, 0]"),
+  "alone": (up(follows=False), "nothing follows it"),
+  "many channels, alone": (up((1, 1024, 2, 3), (1024, 512, 1, 1), follows=False), "nothing follows it"),
+  "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
+  "long sums, much work": (
+    up((5, 240, 14, 14), (240, 256, 3, 3), follows=False),
+    "nothing follows it, and it has 707788800 multiply-adds, more than 536870912",
+  ),
+  "long sums of any batch": (up(("N", 240, 4, 4), (240, 8, 3, 3), follows=False), "is not known"),
+  "sums that are not so long": (
+    up((1, 224, 4, 4), (224, 8, 3, 3), follows=False),
+    "nothing follows it, and its sums, for 8 channels, have 2016 elements in 1 groups",
+  ),
+  "long sums in groups": (
+    up((1, 1024, 4, 4), (1024, 16, 3, 3), follows=False, group=2),
+    "nothing follows it, and its sums, for 16 channels, have 4608 elements in 2 groups",
+  ),
+  "long sums of volumes": (up((1, 256, 3, 3, 3), (256, 8, 3, 3, 3), follows=False), "nothing follows it"),
+  "long sums of 12 filters": (up((1, 512, 4, 4), (512, 12, 3, 3), follows=False), "nothing follows it"),
+  "long sums of 500 channels": (up((1, 500, 4, 4), (500, 8, 3, 3), follows=False), "nothing follows it"),
+  "float": (up(dtype="float32"), "only with channels last, and depthwise or in fp16 or bf16"),
+  "any batch": (up(("N", 16, 6, 5)), "is not known"),
+  "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
 }
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", MISSES)
 def test_near_misses(name: str) -> None:
-    original, reason = MISSES[name]
-    assert_unchanged(before(original), [TURN_CONV_TRANSPOSE], reason)
+  original, reason = MISSES[name]
+  assert_unchanged(before(original), [TURN_CONV_TRANSPOSE], reason)
 
 
 def test_few_products_stay() -> None:
-    assert_unchanged(before(up()), [TURN_CONV_TRANSPOSE], "it has 129024 multiply-adds")
+  assert_unchanged(before(up()), [TURN_CONV_TRANSPOSE], "it has 129024 multiply-adds")
 
 
 @pytest.mark.usefixtures("small")
 def test_strides_and_tuned_ones_stay() -> None:
-    assert_unchanged(before(up(strides=[2, 1])), [TURN_CONV_TRANSPOSE])
-    tuned = before(up())
-    node_of(tuned).attribute.append(helper.make_attribute("algorithm", "split"))
-    assert_unchanged(tuned, [TURN_CONV_TRANSPOSE])
+  assert_unchanged(before(up(strides=[2, 1])), [TURN_CONV_TRANSPOSE])
+  tuned = before(up())
+  node_of(tuned).attribute.append(helper.make_attribute("algorithm", "split"))
+  assert_unchanged(tuned, [TURN_CONV_TRANSPOSE])
 
 
 def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
-    (fused,) = [node for node in found.graph.node if node.op_type == "FusedConvTranspose"]
-    return fused
+  (fused,) = [node for node in found.graph.node if node.op_type == "FusedConvTranspose"]
+  return fused
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("attribute", "value", "reason"),
-    [
-        ("program", "nonsense", "expected '('"),
-        ("program", "(float16 c) => (float16 c) {}", "3 inputs, but its program has"),
-        ("program", None, "expected '('"),
-        ("pads", [1], "pads has 1 numbers"),
-        ("group", 3, "3 groups do not divide"),
-    ],
+  ("attribute", "value", "reason"),
+  [
+    ("program", "nonsense", "expected '('"),
+    ("program", "(float16 c) => (float16 c) {}", "3 inputs, but its program has"),
+    ("program", None, "expected '('"),
+    ("pads", [1], "pads has 1 numbers"),
+    ("group", 3, "3 groups do not divide"),
+  ],
 )
 def test_invalid_nodes_stay(attribute: str, value: Any, reason: str) -> None:
-    """They are for the runtime to refuse."""
-    found = before(up())
-    node = node_of(found)
-    kept = [each for each in node.attribute if each.name != attribute]
-    del node.attribute[:]
-    node.attribute.extend([*kept, *([] if value is None else [helper.make_attribute(attribute, value)])])
-    graph = import_model(found)
-    annotate(graph)
-    result = TURN_CONV_TRANSPOSE(graph)
-    assert not result.changes
-    assert any(reason in each.reason for each in result.near_misses), result.near_misses
+  """They are for the runtime to refuse."""
+  found = before(up())
+  node = node_of(found)
+  kept = [each for each in node.attribute if each.name != attribute]
+  del node.attribute[:]
+  node.attribute.extend([*kept, *([] if value is None else [helper.make_attribute(attribute, value)])])
+  graph = import_model(found)
+  annotate(graph)
+  result = TURN_CONV_TRANSPOSE(graph)
+  assert not result.changes
+  assert any(reason in each.reason for each in result.near_misses), result.near_misses
 
 
 @pytest.mark.usefixtures("small")
 def test_weights_that_a_caller_may_override_stay() -> None:
-    found = before(up())
-    weights = next(each for each in found.graph.initializer if each.name == node_of(found).input[1])
-    found.graph.input.append(helper.make_tensor_value_info(weights.name, weights.data_type, weights.dims))
-    assert_unchanged(found, [TURN_CONV_TRANSPOSE], "is no constant")
+  found = before(up())
+  weights = next(each for each in found.graph.initializer if each.name == node_of(found).input[1])
+  found.graph.input.append(helper.make_tensor_value_info(weights.name, weights.data_type, weights.dims))
+  assert_unchanged(found, [TURN_CONV_TRANSPOSE], "is no constant")
 
 
 @pytest.mark.usefixtures("small")
 def test_shared_weights(rng: np.random.Generator) -> None:
-    """What else reads them has them as they were."""
-    original = up()
-    kind = original.graph.input[0].type.tensor_type.elem_type
-    original.graph.node.append(helper.make_node("Relu", ["w"], ["z"], "reader"))
-    original.graph.output.append(helper.make_tensor_value_info("z", kind, (16, 8, 3, 3)))
-    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  """What else reads them has them as they were."""
+  original = up()
+  kind = original.graph.input[0].type.tensor_type.elem_type
+  original.graph.node.append(helper.make_node("Relu", ["w"], ["z"], "reader"))
+  original.graph.output.append(helper.make_tensor_value_info("z", kind, (16, 8, 3, 3)))
+  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.usefixtures("small")
 def test_channels_first_stay() -> None:
-    assert_unchanged(before(up(), last=False), [TURN_CONV_TRANSPOSE], "only with channels last")
+  assert_unchanged(before(up(), last=False), [TURN_CONV_TRANSPOSE], "only with channels last")

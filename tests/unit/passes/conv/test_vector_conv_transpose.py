@@ -19,86 +19,86 @@ VALUES = [((7 * i) % 13 - 6) / 8 for i in range(500)]
 
 
 def constant(name: str, *shape: int) -> str:
-    return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
+  return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
 
 
 def graph(
-    attributes: str = "",
-    *,
-    x: str = "N,4,1,1",
-    y: str = "N,5,3,2",
-    weight: str = "",
-    after: str = "",
-    more: str = "",
-    bias: int = 5,
+  attributes: str = "",
+  *,
+  x: str = "N,4,1,1",
+  y: str = "N,5,3,2",
+  weight: str = "",
+  after: str = "",
+  more: str = "",
+  bias: int = 5,
 ) -> onnx.ModelProto:
-    weight = weight or constant("w", 4, 5, 3, 2)
-    inputs = "" if "= {" in weight else f", {weight}"
-    constants = ", ".join(each for each in (constant("b", bias), "" if inputs else weight, more) if each)
-    return model(f"""g (float[{x}] x{inputs}) => (float[{y}] y) <{constants}> {{
+  weight = weight or constant("w", 4, 5, 3, 2)
+  inputs = "" if "= {" in weight else f", {weight}"
+  constants = ", ".join(each for each in (constant("b", bias), "" if inputs else weight, more) if each)
+  return model(f"""g (float[{x}] x{inputs}) => (float[{y}] y) <{constants}> {{
         {"c" if after else "y"} = ConvTranspose{attributes}(x, w, b)  {after} }}""")
 
 
 def before(original: onnx.ModelProto) -> onnx.ModelProto:
-    return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, TRANSPOSE_VIEWS)[0]
+  return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, TRANSPOSE_VIEWS)[0]
 
 
 @pytest.mark.parametrize("attributes", ["", "<strides = [2, 3]>"])
 def test_one_pixel(attributes: str, rng: np.random.Generator) -> None:
-    original = graph(attributes)
-    optimized, result = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
-    assert "FusedConvTranspose" not in operators(optimized)
-    (fused,) = [node for node in optimized.graph.node if node.op_type == "FusedConv"]
-    found = {each.name: helper.get_attribute_value(each) for each in fused.attribute}
-    assert found.pop("program")
-    assert found == {"layout": b"NHWC", "kernel_shape": [1, 1]}
-    sizes = {each.name: list(each.dims) for each in optimized.graph.initializer}
-    assert [sizes[name] for name in fused.input[1:]] == [[30, 1, 1, 4], [30]]
-    assert_same_outputs(original, optimized, rng)
+  original = graph(attributes)
+  optimized, result = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
+  assert len(result.changes) == 1
+  assert "FusedConvTranspose" not in operators(optimized)
+  (fused,) = [node for node in optimized.graph.node if node.op_type == "FusedConv"]
+  found = {each.name: helper.get_attribute_value(each) for each in fused.attribute}
+  assert found.pop("program")
+  assert found == {"layout": b"NHWC", "kernel_shape": [1, 1]}
+  sizes = {each.name: list(each.dims) for each in optimized.graph.initializer}
+  assert [sizes[name] for name in fused.input[1:]] == [[30, 1, 1, 4], [30]]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_its_epilogue_stays_with_it(rng: np.random.Generator) -> None:
-    original = graph(after="r = Relu(c)  y = Mul(r, s)", more="float s = {0.5}")
-    optimized, _ = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
-    assert operators(optimized) == ["Reshape", "FusedConv", "Reshape", "Transpose"]
-    assert_same_outputs(original, optimized, rng)
+  original = graph(after="r = Relu(c)  y = Mul(r, s)", more="float s = {0.5}")
+  optimized, _ = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
+  assert operators(optimized) == ["Reshape", "FusedConv", "Reshape", "Transpose"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_lines_and_volumes(rng: np.random.Generator) -> None:
-    for x, y, shape in (("N,4,1", "N,5,3", (4, 5, 3)), ("N,4,1,1,1", "N,5,2,3,2", (4, 5, 2, 3, 2))):
-        original = graph(x=x, y=y, weight=constant("w", *shape))
-        optimized, result = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
-        assert len(result.changes) == 1
-        assert_same_outputs(original, optimized, rng)
+  for x, y, shape in (("N,4,1", "N,5,3", (4, 5, 3)), ("N,4,1,1,1", "N,5,2,3,2", (4, 5, 2, 3, 2))):
+    original = graph(x=x, y=y, weight=constant("w", *shape))
+    optimized, result = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert_same_outputs(original, optimized, rng)
 
 
 MISSES = {
-    "groups": (graph("<group = 2>", y="N,10,3,2", bias=10), "it has 2 groups"),
-    "pads": (graph("<pads = [1, 0, 0, 0]>", y="N,5,2,2"), "it has pads of [1, 0, 0, 0]"),
-    "output padding": (
-        graph("<output_padding = [1, 0], strides = [2, 2]>", y="N,5,4,2"),
-        "it has output_padding of [1, 0]",
-    ),
-    "dilations": (graph("<dilations = [2, 1]>", y="N,5,5,2"), "its kernel is dilated by [2, 1]"),
-    "a caller's weights": (graph(weight="float[4,5,3,2] w"), "is no constant"),
+  "groups": (graph("<group = 2>", y="N,10,3,2", bias=10), "it has 2 groups"),
+  "pads": (graph("<pads = [1, 0, 0, 0]>", y="N,5,2,2"), "it has pads of [1, 0, 0, 0]"),
+  "output padding": (
+    graph("<output_padding = [1, 0], strides = [2, 2]>", y="N,5,4,2"),
+    "it has output_padding of [1, 0]",
+  ),
+  "dilations": (graph("<dilations = [2, 1]>", y="N,5,5,2"), "its kernel is dilated by [2, 1]"),
+  "a caller's weights": (graph(weight="float[4,5,3,2] w"), "is no constant"),
 }
 
 
 @pytest.mark.parametrize("name", MISSES)
 def test_near_misses(name: str) -> None:
-    original, reason = MISSES[name]
-    fused = before(original)
-    optimized, result = run_pass(fused, VECTOR_CONV_TRANSPOSE)
-    assert not result.changes
-    (miss,) = result.near_misses
-    assert isinstance(miss, NearMiss)
-    assert reason in miss.reason
-    assert operators(optimized) == operators(fused)
+  original, reason = MISSES[name]
+  fused = before(original)
+  optimized, result = run_pass(fused, VECTOR_CONV_TRANSPOSE)
+  assert not result.changes
+  (miss,) = result.near_misses
+  assert isinstance(miss, NearMiss)
+  assert reason in miss.reason
+  assert operators(optimized) == operators(fused)
 
 
 def test_more_than_one_pixel_stays() -> None:
-    fused = before(graph(x="N,4,2,1", y="N,5,4,2"))
-    assert_unchanged(fused, [VECTOR_CONV_TRANSPOSE])
-    fused = run_pass(graph(), FUSE_CONV)[0]  # channels first
-    assert_unchanged(fused, [VECTOR_CONV_TRANSPOSE])
+  fused = before(graph(x="N,4,2,1", y="N,5,4,2"))
+  assert_unchanged(fused, [VECTOR_CONV_TRANSPOSE])
+  fused = run_pass(graph(), FUSE_CONV)[0]  # channels first
+  assert_unchanged(fused, [VECTOR_CONV_TRANSPOSE])

@@ -14,42 +14,42 @@ def graph(
     split: str = "{0, 2, 3, 4, 5}", perm: str = "[0, 2, 1, 3, 4]", joined: str = "{0, 6, 4, 5}", outputs: str = "",
     out: str = "[N,6,4,5]",
 ) -> str:  # fmt: skip
-    return f"""g (float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
+  return f"""g (float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
         a = Reshape(x, s)  b = Transpose<perm = {perm}>(a)  y = Reshape(b, j) }}"""
 
 
 @pytest.mark.parametrize(
-    ("split", "joined"),
-    [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
+  ("split", "joined"),
+  [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
 def test_shuffles(split: str, joined: str, rng: np.random.Generator) -> None:
-    original = model(graph(split, joined=joined))
-    optimized, result = run_pass(original, CHANNEL_SHUFFLE)
-    assert operators(optimized) == ["Gather"]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(split, joined=joined))
+  optimized, result = run_pass(original, CHANNEL_SHUFFLE)
+  assert operators(optimized) == ["Gather"]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_the_order() -> None:
-    optimized, _ = run_pass(model(graph()), CHANNEL_SHUFFLE)
-    (order,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer]
-    assert order.tolist() == [0, 3, 1, 4, 2, 5]
+  optimized, _ = run_pass(model(graph()), CHANNEL_SHUFFLE)
+  (order,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer]
+  assert order.tolist() == [0, 3, 1, 4, 2, 5]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        graph(perm="[0, 1, 2, 3, 4]"),
-        graph(perm="[0, 2, 1, 4, 3]", out="[A,B,C,D]"),
-        graph(joined="{0, 6, 5, 4}", out="[N,6,5,4]"),
-        graph("{0, 2, 3, 5, 4}", joined="{0, 6, 4, 5}"),
-        graph(joined="{-1, 3, 4, 5}", out="[A,3,4,5]"),
-    ],
+  "text",
+  [
+    graph(perm="[0, 1, 2, 3, 4]"),
+    graph(perm="[0, 2, 1, 4, 3]", out="[A,B,C,D]"),
+    graph(joined="{0, 6, 5, 4}", out="[N,6,5,4]"),
+    graph("{0, 2, 3, 5, 4}", joined="{0, 6, 4, 5}"),
+    graph(joined="{-1, 3, 4, 5}", out="[A,3,4,5]"),
+  ],
 )
 def test_what_is_no_shuffle(text: str) -> None:
-    assert_unchanged(model(text), [CHANNEL_SHUFFLE])
+  assert_unchanged(model(text), [CHANNEL_SHUFFLE])
 
 
 def test_a_value_in_between_that_is_needed() -> None:
-    text = graph(outputs=", float[N,3,2,4,5] b")
-    assert_unchanged(model(text), [CHANNEL_SHUFFLE], "'b' is a graph output")
+  text = graph(outputs=", float[N,3,2,4,5] b")
+  assert_unchanged(model(text), [CHANNEL_SHUFFLE], "'b' is a graph output")

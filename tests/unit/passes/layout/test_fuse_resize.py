@@ -15,7 +15,7 @@ SCALES = "float[4] scales = {1, 1, 2, 1.5}"
 
 
 def graph(nodes: str, constants: str = SCALES, dtype: str = "float") -> str:
-    return f"g ({dtype}[N,4,6,8] x) => ({dtype}[A,B,C,D] y) <{constants}> {{ {nodes} }}"
+  return f"g ({dtype}[N,4,6,8] x) => ({dtype}[A,B,C,D] y) <{constants}> {{ {nodes} }}"
 
 
 @pytest.mark.parametrize(
@@ -30,18 +30,18 @@ def graph(nodes: str, constants: str = SCALES, dtype: str = "float") -> str:
     ],
 )  # fmt: skip
 def test_it_is_ours(nodes: str, constants: str, attributes: dict[str, object], rng: np.random.Generator) -> None:
-    original = model(graph(nodes, constants).replace("[N,4", "[3,4"), 18)
-    optimized, result = run_pass(original, FUSE_RESIZE)
-    assert operators(optimized) == ["FusedResize"]
-    assert len(result.changes) == 1
-    node = optimized.graph.node[0]
-    assert {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} == attributes
-    assert list(node.input) == ["x"]
-    x = rng.standard_normal((3, 4, 6, 8)).astype(np.float32)
-    (wanted,) = onnx.reference.ReferenceEvaluator(original).run(None, {"x": x})
-    (found,) = OPERATOR.reference(node, [x])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    assert not run_pass(optimized, FUSE_RESIZE)[1].changes
+  original = model(graph(nodes, constants).replace("[N,4", "[3,4"), 18)
+  optimized, result = run_pass(original, FUSE_RESIZE)
+  assert operators(optimized) == ["FusedResize"]
+  assert len(result.changes) == 1
+  node = optimized.graph.node[0]
+  assert {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} == attributes
+  assert list(node.input) == ["x"]
+  x = rng.standard_normal((3, 4, 6, 8)).astype(np.float32)
+  (wanted,) = onnx.reference.ReferenceEvaluator(original).run(None, {"x": x})
+  (found,) = OPERATOR.reference(node, [x])
+  np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+  assert not run_pass(optimized, FUSE_RESIZE)[1].changes
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_it_is_ours(nodes: str, constants: str, attributes: dict[str, object], r
     ],
 )  # fmt: skip
 def test_near_misses(nodes: str, constants: str, reason: str | None) -> None:
-    original = model(graph(nodes, constants), 18)
-    optimized, result = run_pass(original, FUSE_RESIZE)
-    assert "Resize" in operators(optimized)
-    assert not result.changes
-    assert [reason in each for each in reasons(result)] == [True] if reason else not reasons(result)
+  original = model(graph(nodes, constants), 18)
+  optimized, result = run_pass(original, FUSE_RESIZE)
+  assert "Resize" in operators(optimized)
+  assert not result.changes
+  assert [reason in each for each in reasons(result)] == [True] if reason else not reasons(result)

@@ -14,42 +14,42 @@ from ortplugin.passes.layout.image_input import IMAGE_INPUT
 
 
 def network(channels: int = 3, extra: str = "", outputs: str = "", rank: int = 4) -> onnx.ModelProto:
-    """A convolution of an image; `moved` puts its channels last, behind a Transpose."""
-    sizes, kernel = ("9,8", "3,3") if rank == 4 else ("9", "3")
-    values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(8 * channels * 3 ** (rank - 2)))
-    original = model(f"""g (float[N,{channels},{sizes}] x) => (float[N,8,{"7,6" if rank == 4 else "7"}] y{outputs})
+  """A convolution of an image; `moved` puts its channels last, behind a Transpose."""
+  sizes, kernel = ("9,8", "3,3") if rank == 4 else ("9", "3")
+  values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(8 * channels * 3 ** (rank - 2)))
+  original = model(f"""g (float[N,{channels},{sizes}] x) => (float[N,8,{"7,6" if rank == 4 else "7"}] y{outputs})
         <float[8,{channels},{kernel}] w = {{{values}}}> {{ y = Conv(x, w)  {extra} }}""")
-    return original
+  return original
 
 
 def moved(original: onnx.ModelProto) -> onnx.ModelProto:
-    return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
+  return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_a_transpose_is_spared(channels: int, rng: np.random.Generator) -> None:
-    original = network(channels)
-    assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]
-    optimized, result = run_pass(moved(original), IMAGE_INPUT)
-    assert operators(optimized) == ["FusedConv", "Transpose"]
-    assert optimized.graph.node[0].input[0] == "x"
-    assert attributes(optimized.graph.node[0])["input_layout"] == b"NCHW"
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
-    assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT])
+  original = network(channels)
+  assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]
+  optimized, result = run_pass(moved(original), IMAGE_INPUT)
+  assert operators(optimized) == ["FusedConv", "Transpose"]
+  assert optimized.graph.node[0].input[0] == "x"
+  assert attributes(optimized.graph.node[0])["input_layout"] == b"NCHW"
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
+  assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT])
 
 
 def test_a_transpose_that_others_need_stays(rng: np.random.Generator) -> None:
-    original = network(extra="t = Transpose<perm = [0, 2, 3, 1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
-    optimized, _ = run_pass(moved(original), IMAGE_INPUT)
-    assert operators(optimized).count("Transpose") == 2
-    assert attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"
-    assert_same_outputs(original, optimized, rng)
+  original = network(extra="t = Transpose<perm = [0, 2, 3, 1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
+  optimized, _ = run_pass(moved(original), IMAGE_INPUT)
+  assert operators(optimized).count("Transpose") == 2
+  assert attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_many_channels_are_transposed() -> None:
-    assert_unchanged(moved(network(5)), [IMAGE_INPUT], "5 channels")
+  assert_unchanged(moved(network(5)), [IMAGE_INPUT], "5 channels")
 
 
 def test_a_signal_is_transposed() -> None:
-    assert_unchanged(moved(network(rank=3)), [IMAGE_INPUT])
+  assert_unchanged(moved(network(rank=3)), [IMAGE_INPUT])

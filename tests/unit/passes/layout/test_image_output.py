@@ -25,128 +25,128 @@ UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 
 
 def network(
-    filters: int = 3,
-    channels: int = 8,
-    attributes: str = UP,
-    extra: str = "",
-    outputs: str = "",
-    size: str = "5,4",
-    kernel: tuple[int, int] = (4, 4),
+  filters: int = 3,
+  channels: int = 8,
+  attributes: str = UP,
+  extra: str = "",
+  outputs: str = "",
+  size: str = "5,4",
+  kernel: tuple[int, int] = (4, 4),
 ) -> onnx.ModelProto:
-    """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
-    values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(channels * filters * prod(kernel)))
-    return model(f"""g (float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
+  """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
+  values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(channels * filters * prod(kernel)))
+  return model(f"""g (float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
         <float[{channels},{filters},{kernel[0]},{kernel[1]}] w = {{{values}}}>
         {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
 
 
 def moved(original: onnx.ModelProto) -> onnx.ModelProto:
-    return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)[0]
+  return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)[0]
 
 
 @pytest.mark.parametrize("filters", [1, 3, 8])
 def test_a_transpose_is_spared(filters: int, rng: np.random.Generator) -> None:
-    original = network(filters)
-    assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
-    optimized, result = run_pass(moved(original), IMAGE_OUTPUT)
-    assert operators(optimized) == ["Transpose", "FusedConvTranspose"]
-    (node,) = (each for each in optimized.graph.node if each.op_type == "FusedConvTranspose")
-    assert attributes(node)["output_layout"] == b"NCHW"
-    assert list(node.output) == ["y"]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
-    assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, IMAGE_OUTPUT])
+  original = network(filters)
+  assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
+  optimized, result = run_pass(moved(original), IMAGE_OUTPUT)
+  assert operators(optimized) == ["Transpose", "FusedConvTranspose"]
+  (node,) = (each for each in optimized.graph.node if each.op_type == "FusedConvTranspose")
+  assert attributes(node)["output_layout"] == b"NCHW"
+  assert list(node.output) == ["y"]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
+  assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, IMAGE_OUTPUT])
 
 
 def test_what_is_pointwise_stays_with_its_layout(rng: np.random.Generator) -> None:
-    """An operator after the image is not drawn into a program whose operands have another layout."""
-    original = network(extra="z = Tanh(y)", outputs=", float[N,M,H,W] z")
-    moved_image = run_pass(network(), FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_OUTPUT)[0]
-    moved_image.graph.node.append(helper.make_node("Tanh", ["y"], ["z"], "tanh"))
-    moved_image.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", "W"]))
-    assert_unchanged(moved_image, [CONV_EPILOGUE])
-    assert_same_outputs(original, moved_image, rng)
+  """An operator after the image is not drawn into a program whose operands have another layout."""
+  original = network(extra="z = Tanh(y)", outputs=", float[N,M,H,W] z")
+  moved_image = run_pass(network(), FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_OUTPUT)[0]
+  moved_image.graph.node.append(helper.make_node("Tanh", ["y"], ["z"], "tanh"))
+  moved_image.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", "W"]))
+  assert_unchanged(moved_image, [CONV_EPILOGUE])
+  assert_same_outputs(original, moved_image, rng)
 
 
 def test_the_whole_pipeline_keeps_it(rng: np.random.Generator) -> None:
-    original = network()
-    optimized, _ = run_pass(moved(original), IMAGE_OUTPUT)
-    again, _ = run_pass(optimized, *PIPELINE)
-    assert operators(again) == ["Transpose", "FusedConvTranspose"]
-    assert_same_outputs(original, again, rng)
+  original = network()
+  optimized, _ = run_pass(moved(original), IMAGE_OUTPUT)
+  again, _ = run_pass(optimized, *PIPELINE)
+  assert operators(again) == ["Transpose", "FusedConvTranspose"]
+  assert_same_outputs(original, again, rng)
 
 
 def test_its_rows_are_no_channels() -> None:
-    """A MatMul after it is none of an image with channels last."""
-    optimized, _ = run_pass(moved(network()), IMAGE_OUTPUT)
-    optimized.graph.node.append(helper.make_node("MatMul", ["y", "m"], ["z"], "rows"))
-    optimized.graph.initializer.append(numpy_helper.from_array(np.ones((8, 2), np.float32), "m"))
-    optimized.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", 2]))
-    assert_unchanged(optimized, [MATMUL_TO_CONV])
+  """A MatMul after it is none of an image with channels last."""
+  optimized, _ = run_pass(moved(network()), IMAGE_OUTPUT)
+  optimized.graph.node.append(helper.make_node("MatMul", ["y", "m"], ["z"], "rows"))
+  optimized.graph.initializer.append(numpy_helper.from_array(np.ones((8, 2), np.float32), "m"))
+  optimized.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", 2]))
+  assert_unchanged(optimized, [MATMUL_TO_CONV])
 
 
 def test_one_pixel_is_no_vector() -> None:
-    """vector-conv-transpose, whose result has channels last."""
-    optimized, _ = run_pass(moved(network(attributes="strides = [2, 2]", size="1,1")), IMAGE_OUTPUT)
-    assert attributes(optimized.graph.node[-1])["output_layout"] == b"NCHW"
-    assert_unchanged(optimized, [VECTOR_CONV_TRANSPOSE])
+  """vector-conv-transpose, whose result has channels last."""
+  optimized, _ = run_pass(moved(network(attributes="strides = [2, 2]", size="1,1")), IMAGE_OUTPUT)
+  assert attributes(optimized.graph.node[-1])["output_layout"] == b"NCHW"
+  assert_unchanged(optimized, [VECTOR_CONV_TRANSPOSE])
 
 
 NEAR_MISSES = {
-    "it has 9 filters": network(9),
-    "its 6 channels are no multiple": network(channels=6),
-    "its kernel is dilated by [2, 1]": network(attributes="dilations = [2, 1]"),
-    "its kernel is [9, 4]; up to 7 rows": network(kernel=(9, 4)),
-    "its strides are [5, 1]": network(attributes="strides = [5, 1]"),
-    "its strides are [4, 4], for 3 filters; a pixel of X may become 8 vectors": network(attributes="strides = [4, 4]"),
-    "it has 2 groups": network(attributes=f"{UP}, group = 2"),
-    "others read": network(extra="t = Transpose<perm = [0, 2, 3, 1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
+  "it has 9 filters": network(9),
+  "its 6 channels are no multiple": network(channels=6),
+  "its kernel is dilated by [2, 1]": network(attributes="dilations = [2, 1]"),
+  "its kernel is [9, 4]; up to 7 rows": network(kernel=(9, 4)),
+  "its strides are [5, 1]": network(attributes="strides = [5, 1]"),
+  "its strides are [4, 4], for 3 filters; a pixel of X may become 8 vectors": network(attributes="strides = [4, 4]"),
+  "it has 2 groups": network(attributes=f"{UP}, group = 2"),
+  "others read": network(extra="t = Transpose<perm = [0, 2, 3, 1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
 }
 
 
 @pytest.mark.parametrize("words", NEAR_MISSES)
 def test_near_misses(words: str) -> None:
-    assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
+  assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
 
 
 def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
-    (node,) = (each for each in found.graph.node if each.op_type == "FusedConvTranspose")
-    return node
+  (node,) = (each for each in found.graph.node if each.op_type == "FusedConvTranspose")
+  return node
 
 
 def test_a_graph_output_with_channels_last_stays() -> None:
-    found = moved(network())
-    found.graph.output.append(helper.make_tensor_value_info(node_of(found).output[0], 1, ["N", None, None, None]))
-    assert_unchanged(found, [IMAGE_OUTPUT], "others read")
+  found = moved(network())
+  found.graph.output.append(helper.make_tensor_value_info(node_of(found).output[0], 1, ["N", None, None, None]))
+  assert_unchanged(found, [IMAGE_OUTPUT], "others read")
 
 
 def test_another_permutation_stays() -> None:
-    found = moved(network())
-    (perm,) = found.graph.node[-1].attribute
-    perm.ints[:] = [0, 3, 2, 1]
-    assert_unchanged(found, [IMAGE_OUTPUT])
+  found = moved(network())
+  (perm,) = found.graph.node[-1].attribute
+  perm.ints[:] = [0, 3, 2, 1]
+  assert_unchanged(found, [IMAGE_OUTPUT])
 
 
 def test_an_invalid_node_stays() -> None:
-    """It is for the runtime to refuse."""
-    found = moved(network())
-    (program,) = (each for each in node_of(found).attribute if each.name == "program")
-    program.s = b"nonsense"
-    graph = import_model(found)
-    annotate(graph)
-    result = IMAGE_OUTPUT(graph)
-    assert not result.changes
-    assert "expected '('" in result.near_misses[0].reason
+  """It is for the runtime to refuse."""
+  found = moved(network())
+  (program,) = (each for each in node_of(found).attribute if each.name == "program")
+  program.s = b"nonsense"
+  graph = import_model(found)
+  annotate(graph)
+  result = IMAGE_OUTPUT(graph)
+  assert not result.changes
+  assert "expected '('" in result.near_misses[0].reason
 
 
 def test_double_stays() -> None:
-    """For which there is no kernel of ours."""
-    w = numpy_helper.from_array(np.ones((8, 3, 4, 4)), "w")
-    values = [helper.make_tensor_value_info(name, 11, ["N", size, None, None]) for name, size in (("x", 8), ("y", 3))]
-    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], "up")
-    original = helper.make_model(
-        helper.make_graph([node], "g", values[:1], values[1:], [w]),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    assert_unchanged(moved(original), [IMAGE_OUTPUT], "its dtype is double")
+  """For which there is no kernel of ours."""
+  w = numpy_helper.from_array(np.ones((8, 3, 4, 4)), "w")
+  values = [helper.make_tensor_value_info(name, 11, ["N", size, None, None]) for name, size in (("x", 8), ("y", 3))]
+  node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], "up")
+  original = helper.make_model(
+    helper.make_graph([node], "g", values[:1], values[1:], [w]),
+    opset_imports=[helper.make_opsetid("", 17)],
+    ir_version=8,
+  )
+  assert_unchanged(moved(original), [IMAGE_OUTPUT], "its dtype is double")

@@ -15,55 +15,55 @@ HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
 def model(
-    kind: str = "average", given: int = HALF, wanted: int = HALF, outputs: tuple[str, ...] = ("y",)
+  kind: str = "average", given: int = HALF, wanted: int = HALF, outputs: tuple[str, ...] = ("y",)
 ) -> onnx.ModelProto:
-    """y = Cast(FusedPool(Cast(x))). `outputs`: y, and p, what the pool makes, or a, what it reads."""
-    windows = {} if kind.startswith("global") else {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1]}
-    nodes = [
-        helper.make_node("Cast", ["x"], ["a"], "widen", to=FLOAT),
-        helper.make_node("FusedPool", ["a"], ["p"], "pool", domain="ortplugin", kind=kind, layout="NHWC", **windows),
-        helper.make_node("Cast", ["p"], ["y"], "narrow", to=wanted),
-    ]
-    kinds = {"x": given, "a": FLOAT, "p": FLOAT, "y": wanted}
-    infos = [helper.make_tensor_value_info(name, kinds[name], ["N", *"ABC"] if name != "a" else ["N", 5, 6, 4])
-             for name in outputs]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", given, ["N", 5, 6, 4])], infos)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+  """y = Cast(FusedPool(Cast(x))). `outputs`: y, and p, what the pool makes, or a, what it reads."""
+  windows = {} if kind.startswith("global") else {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1]}
+  nodes = [
+    helper.make_node("Cast", ["x"], ["a"], "widen", to=FLOAT),
+    helper.make_node("FusedPool", ["a"], ["p"], "pool", domain="ortplugin", kind=kind, layout="NHWC", **windows),
+    helper.make_node("Cast", ["p"], ["y"], "narrow", to=wanted),
+  ]
+  kinds = {"x": given, "a": FLOAT, "p": FLOAT, "y": wanted}
+  infos = [helper.make_tensor_value_info(name, kinds[name], ["N", *"ABC"] if name != "a" else ["N", 5, 6, 4])
+           for name in outputs]  # fmt: skip
+  graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", given, ["N", 5, 6, 4])], infos)
+  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+  return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 @pytest.mark.parametrize("kind", ["max", "average", "global_average", "global_max"])
 def test_kinds(kind: str, rng: np.random.Generator) -> None:
-    optimized, result = run_pass(model(kind), POOL_PRECISION)
-    assert operators(optimized) == ["FusedPool"]
-    assert len(result.changes) == 1
-    x = rng.standard_normal((3, 5, 6, 4)).astype(np.float16)
-    wide, narrow = (node_of(each) for each in (model(kind), optimized))
-    operator = find("ortplugin", "FusedPool")
-    assert operator is not None
-    (before,), (after,) = operator.reference(wide, [x.astype(np.float32)]), operator.reference(narrow, [x])
-    np.testing.assert_array_equal(before.astype(np.float16), after)
+  optimized, result = run_pass(model(kind), POOL_PRECISION)
+  assert operators(optimized) == ["FusedPool"]
+  assert len(result.changes) == 1
+  x = rng.standard_normal((3, 5, 6, 4)).astype(np.float16)
+  wide, narrow = (node_of(each) for each in (model(kind), optimized))
+  operator = find("ortplugin", "FusedPool")
+  assert operator is not None
+  (before,), (after,) = operator.reference(wide, [x.astype(np.float32)]), operator.reference(narrow, [x])
+  np.testing.assert_array_equal(before.astype(np.float16), after)
 
 
 def node_of(model: onnx.ModelProto) -> onnx.NodeProto:
-    return next(node for node in model.graph.node if node.op_type == "FusedPool")
+  return next(node for node in model.graph.node if node.op_type == "FusedPool")
 
 
 def test_a_wide_value_that_others_need_keeps_its_cast() -> None:
-    optimized, _ = run_pass(model(outputs=("y", "a")), POOL_PRECISION)
-    assert sorted(operators(optimized)) == ["Cast", "FusedPool"]
+  optimized, _ = run_pass(model(outputs=("y", "a")), POOL_PRECISION)
+  assert sorted(operators(optimized)) == ["Cast", "FusedPool"]
 
 
 @pytest.mark.parametrize(
-    ("original", "fragments"),
-    [
-        (model(outputs=("y", "p")), ["'p' is a graph output"]),
-        (model(wanted=TensorProto.BFLOAT16), ["it is not cast back to float16"]),
-        (model(given=FLOAT), []),
-        (model(given=TensorProto.INT32), []),
-    ],
+  ("original", "fragments"),
+  [
+    (model(outputs=("y", "p")), ["'p' is a graph output"]),
+    (model(wanted=TensorProto.BFLOAT16), ["it is not cast back to float16"]),
+    (model(given=FLOAT), []),
+    (model(given=TensorProto.INT32), []),
+  ],
 )
 def test_what_stays(original: onnx.ModelProto, fragments: list[str]) -> None:
-    optimized, result = run_pass(original, POOL_PRECISION)
-    assert operators(optimized) == operators(original)
-    assert [each.reason for each in result.near_misses] == fragments
+  optimized, result = run_pass(original, POOL_PRECISION)
+  assert operators(optimized) == operators(original)
+  assert [each.reason for each in result.near_misses] == fragments

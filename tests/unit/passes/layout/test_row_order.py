@@ -50,23 +50,23 @@ CASES = {
 
 
 def graph(nodes: str, given: str, made: str, dtype: str = "float", more: str = "") -> object:
-    original = model(f"g ({dtype}[{given}] x) => ({dtype}[{made}] y{more}) {{ {nodes} }}")
-    for name, number in NUMBERS.items():
-        if any(name in node.input for node in original.graph.node):
-            original.graph.initializer.append(numpy_helper.from_array(np.atleast_1d(np.int64(number)), name))
-    return original
+  original = model(f"g ({dtype}[{given}] x) => ({dtype}[{made}] y{more}) {{ {nodes} }}")
+  for name, number in NUMBERS.items():
+    if any(name in node.input for node in original.graph.node):
+      original.graph.initializer.append(numpy_helper.from_array(np.atleast_1d(np.int64(number)), name))
+  return original
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 @pytest.mark.parametrize("case", CASES)
 def test_one_gather(case: str, dtype: str, rng: np.random.Generator) -> None:
-    nodes, given, made, rows = CASES[case]
-    original = graph(nodes, given, made, dtype)
-    optimized, _ = run_pass(original, ROW_ORDER)
-    assert set(operators(optimized)) == ({"Gather", "Reshape"} if rows else {"Reshape"})
-    orders = [node.input[1] for node in optimized.graph.node if node.op_type == "Gather"]
-    assert [list(each.dims) for each in optimized.graph.initializer if each.name in orders] == [[rows]] * bool(rows)
-    assert_same_outputs(original, optimized, rng)
+  nodes, given, made, rows = CASES[case]
+  original = graph(nodes, given, made, dtype)
+  optimized, _ = run_pass(original, ROW_ORDER)
+  assert set(operators(optimized)) == ({"Gather", "Reshape"} if rows else {"Reshape"})
+  orders = [node.input[1] for node in optimized.graph.node if node.op_type == "Gather"]
+  assert [list(each.dims) for each in optimized.graph.initializer if each.name in orders] == [[rows]] * bool(rows)
+  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {
@@ -93,30 +93,30 @@ STAY = {
 
 @pytest.mark.parametrize("case", STAY)
 def test_stays(case: str) -> None:
-    assert_unchanged(graph(*STAY[case], dtype="int64" if "integers" in case else "float"), [ROW_ORDER])
+  assert_unchanged(graph(*STAY[case], dtype="int64" if "integers" in case else "float"), [ROW_ORDER])
 
 
 def test_rows_of_unknown_number_stay() -> None:
-    assert_unchanged(
-        graph(ROLLED.replace("r =", "y ="), "N,6,6,4", "N,6,6,4"), [ROW_ORDER], "the shape of 'x' is not known"
-    )
+  assert_unchanged(
+    graph(ROLLED.replace("r =", "y ="), "N,6,6,4", "N,6,6,4"), [ROW_ORDER], "the shape of 'x' is not known"
+  )
 
 
 def test_what_something_else_reads_stays(rng: np.random.Generator) -> None:
-    """A roll that is an output too is made; what follows it is a Transpose, as before."""
-    original = graph(f"{ROLLED}  {WINDOWS}", "2,6,6,4", "8,9,4", more=", float[2,6,6,4] r")
-    optimized, _ = run_pass(original, ROW_ORDER)
-    assert operators(optimized) == ["Reshape", "Gather", "Reshape", "Reshape", "Transpose", "Reshape"]
-    assert_same_outputs(original, optimized, rng)
+  """A roll that is an output too is made; what follows it is a Transpose, as before."""
+  original = graph(f"{ROLLED}  {WINDOWS}", "2,6,6,4", "8,9,4", more=", float[2,6,6,4] r")
+  optimized, _ = run_pass(original, ROW_ORDER)
+  assert operators(optimized) == ["Reshape", "Gather", "Reshape", "Reshape", "Transpose", "Reshape"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_order_too_long_to_write_stays() -> None:
-    text = "b = Slice(x, zero, two, zero)  c = Slice(x, two, end, zero)  y = Concat<axis = 0>(c, b)"
-    assert_unchanged(graph(text, "70000,4", "70000,4"), [ROW_ORDER])
+  text = "b = Slice(x, zero, two, zero)  c = Slice(x, two, end, zero)  y = Concat<axis = 0>(c, b)"
+  assert_unchanged(graph(text, "70000,4", "70000,4"), [ROW_ORDER])
 
 
 def test_a_small_file_that_asks_for_many_rows() -> None:
-    """Each Concat is of the one before, twice: an order of a terabyte, were it written."""
-    doubled = "  ".join(f"d{i + 1} = Concat<axis = 0>(d{i}, d{i})" for i in range(30))
-    optimized, _ = run_pass(graph(f"d0 = Identity(x)  {doubled}  y = Identity(d30)", "1024,4", "A,4"), ROW_ORDER)
-    assert operators(optimized).count("Concat") == 30 - 6  # 2 ** 16 rows have an order
+  """Each Concat is of the one before, twice: an order of a terabyte, were it written."""
+  doubled = "  ".join(f"d{i + 1} = Concat<axis = 0>(d{i}, d{i})" for i in range(30))
+  optimized, _ = run_pass(graph(f"d0 = Identity(x)  {doubled}  y = Identity(d30)", "1024,4", "A,4"), ROW_ORDER)
+  assert operators(optimized).count("Concat") == 30 - 6  # 2 ** 16 rows have an order

@@ -23,55 +23,55 @@ def graph(
     nodes: str, x: str = "float16[2,2,3,3,2,4] x", y: str = "float16[2,4,6,6] y", image: tuple[int, ...] = (2, 4, 6, 6),
     weights: str = FP16,
 ) -> onnx.ModelProto:  # fmt: skip
-    original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
-    original.graph.initializer.append(numpy_helper.from_array(np.array(image, np.int64), "image"))
-    return original
+  original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
+  original.graph.initializer.append(numpy_helper.from_array(np.array(image, np.int64), "image"))
+  return original
 
 
 @pytest.mark.parametrize("batch", ["2", "N"])
 def test_before_a_convolution(batch: str, rng: np.random.Generator) -> None:
-    original = graph(f"{TO_IMAGE}  {CONV}", f"float16[{batch},2,3,3,2,4] x", f"float16[{batch},4,6,6] y",
-                     (2 if batch == "2" else 0, 4, 6, 6))  # fmt: skip
-    optimized, result = run_pass(original, FUSE_CONV, WINDOWS_LAST)
-    assert operators(optimized) == ["Transpose", "Reshape", "Transpose", "FusedConv"]
-    perms = [list(helper.get_node_attr_value(optimized.graph.node[at], "perm")) for at in (0, 2)]
-    assert perms == [[0, 1, 3, 2, 4, 5], [0, 3, 1, 2]]
-    assert len([each for each in result.changes if each.rewrite == WINDOWS_LAST.name]) == 1
-    assert_same_outputs(original, optimized, rng, N=2)
-    optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
-    assert operators(optimized) == ["Transpose", "Reshape", "FusedConv", "Transpose"]
-    assert_same_outputs(original, optimized, rng, N=2)
+  original = graph(f"{TO_IMAGE}  {CONV}", f"float16[{batch},2,3,3,2,4] x", f"float16[{batch},4,6,6] y",
+                   (2 if batch == "2" else 0, 4, 6, 6))  # fmt: skip
+  optimized, result = run_pass(original, FUSE_CONV, WINDOWS_LAST)
+  assert operators(optimized) == ["Transpose", "Reshape", "Transpose", "FusedConv"]
+  perms = [list(helper.get_node_attr_value(optimized.graph.node[at], "perm")) for at in (0, 2)]
+  assert perms == [[0, 1, 3, 2, 4, 5], [0, 3, 1, 2]]
+  assert len([each for each in result.changes if each.rewrite == WINDOWS_LAST.name]) == 1
+  assert_same_outputs(original, optimized, rng, N=2)
+  optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
+  assert operators(optimized) == ["Transpose", "Reshape", "FusedConv", "Transpose"]
+  assert_same_outputs(original, optimized, rng, N=2)
 
 
 def test_through_pools_and_what_is_pointwise(rng: np.random.Generator) -> None:
-    pool = "p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(r)  s = Sigmoid(r)"
-    original = graph(f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
-                     y="float16[2,4,6,6] y, float16[2,4,3,3] u")  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
-    assert operators(optimized)[:2] == ["Transpose", "Reshape"]
-    assert operators(optimized).count("Transpose") == 3  # the others are of the outputs
-    assert_same_outputs(original, optimized, rng)
+  pool = "p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(r)  s = Sigmoid(r)"
+  original = graph(f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
+                   y="float16[2,4,6,6] y, float16[2,4,3,3] u")  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
+  assert operators(optimized)[:2] == ["Transpose", "Reshape"]
+  assert operators(optimized).count("Transpose") == 3  # the others are of the outputs
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_of_float32_where_it_may_round() -> None:
-    original = graph(f"{TO_IMAGE}  {CONV}", "float[2,2,3,3,2,4] x", "float[2,4,6,6] y", weights=SINGLE)
-    optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST)
-    assert operators(optimized) == ["Transpose", "Reshape", "Transpose", "FusedConv"]
-    assert_unchanged(run_pass(original, FUSE_CONV, FORBID_TF32)[0], [WINDOWS_LAST])
+  original = graph(f"{TO_IMAGE}  {CONV}", "float[2,2,3,3,2,4] x", "float[2,4,6,6] y", weights=SINGLE)
+  optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST)
+  assert operators(optimized) == ["Transpose", "Reshape", "Transpose", "FusedConv"]
+  assert_unchanged(run_pass(original, FUSE_CONV, FORBID_TF32)[0], [WINDOWS_LAST])
 
 
 SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0.5"] * 144) + "}"
 
 
 @pytest.mark.parametrize(
-    "original",
-    [
-        graph(f"{TO_IMAGE}  y = Relu(r)"),  # without a convolution
-        graph(f"{TO_IMAGE}  {CONV}  z = Neg(t)", y="float16[2,4,6,6] y, float16[2,4,2,3,3,2] z"),
-        graph(f"{TO_IMAGE.replace('0, 5, 1', '0, 1, 5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
-        graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,3,3,4,2] x"),  # channels of which some are pixels
-        graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,A,3,2,4] x", "float16[2,4,B,C] y", (2, 4, 6, -1)),
-    ],
+  "original",
+  [
+    graph(f"{TO_IMAGE}  y = Relu(r)"),  # without a convolution
+    graph(f"{TO_IMAGE}  {CONV}  z = Neg(t)", y="float16[2,4,6,6] y, float16[2,4,2,3,3,2] z"),
+    graph(f"{TO_IMAGE.replace('0, 5, 1', '0, 1, 5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
+    graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,3,3,4,2] x"),  # channels of which some are pixels
+    graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,A,3,2,4] x", "float16[2,4,B,C] y", (2, 4, 6, -1)),
+  ],
 )
 def test_what_stays(original: onnx.ModelProto) -> None:
-    assert_unchanged(run_pass(original, FUSE_CONV)[0], [WINDOWS_LAST])
+  assert_unchanged(run_pass(original, FUSE_CONV)[0], [WINDOWS_LAST])

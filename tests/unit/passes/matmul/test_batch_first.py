@@ -35,43 +35,43 @@ SHAPES = {"w": (24, 72), "b": (72,), "wq": (24, 24), "wk": (24, 24), "wv": (24, 
 
 
 def graph(nodes: str, more: str = "") -> onnx.ModelProto:
-    text = f"g (f[2,5,24] x) => (f[2,5,24] y{more}) {{ {nodes}  y = Softmax(e) }}"
-    used = {name: shape for name, shape in SHAPES.items() if f", {name})" in text}
-    return weighted(text, used, opset=18)
+  text = f"g (f[2,5,24] x) => (f[2,5,24] y{more}) {{ {nodes}  y = Softmax(e) }}"
+  used = {name: shape for name, shape in SHAPES.items() if f", {name})" in text}
+  return weighted(text, used, opset=18)
 
 
 def layouts(optimized: onnx.ModelProto) -> list[str]:
-    (node,) = [each for each in optimized.graph.node if each.op_type == "FusedAttention"]
-    given = {each.name: each.s.decode() for each in node.attribute if each.name.endswith("layout")}
-    return [given[f"{name}_layout"] for name in "qkvy"]
+  (node,) = [each for each in optimized.graph.node if each.op_type == "FusedAttention"]
+  given = {each.name: each.s.decode() for each in node.attribute if each.name.endswith("layout")}
+  return [given[f"{name}_layout"] for name in "qkvy"]
 
 
 CASES = {
-    "packed": (f"{PACKED}  {FLAT}  {BACK}", "b s (0/3 h d)"),
-    "packed, of three axes": (f"{PACKED}  {RANK3}", "b s (0/3 h d)"),
-    "three products": (f"{APART}  {FLAT}  {BACK}", "b s (h d)"),
+  "packed": (f"{PACKED}  {FLAT}  {BACK}", "b s (0/3 h d)"),
+  "packed, of three axes": (f"{PACKED}  {RANK3}", "b s (0/3 h d)"),
+  "three products": (f"{APART}  {FLAT}  {BACK}", "b s (h d)"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_batch_first(case: str, rng: np.random.Generator) -> None:
-    nodes, layout = CASES[case]
-    original = graph(nodes)
-    before, _ = run_pass(original, *BEFORE)
-    assert layouts(before)[0].startswith("s b")
-    assert operators(before).count("Transpose") == 2
-    optimized, _ = run_pass(before, BATCH_FIRST)
-    assert "Transpose" not in operators(optimized)
-    assert "Reshape" not in operators(optimized)
-    assert (layouts(optimized)[0], layouts(optimized)[3]) == (layout, "b s (h d)")
-    assert_same_outputs(original, optimized, rng)
+  nodes, layout = CASES[case]
+  original = graph(nodes)
+  before, _ = run_pass(original, *BEFORE)
+  assert layouts(before)[0].startswith("s b")
+  assert operators(before).count("Transpose") == 2
+  optimized, _ = run_pass(before, BATCH_FIRST)
+  assert "Transpose" not in operators(optimized)
+  assert "Reshape" not in operators(optimized)
+  assert (layouts(optimized)[0], layouts(optimized)[3]) == (layout, "b s (h d)")
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_residual_sum_joins_then(rng: np.random.Generator) -> None:
-    original = graph(f"{PACKED}  {FLAT}  {BACK}".replace("e = Tr", "f = Tr") + "  e = Add(x, f)")
-    optimized, _ = run_pass(run_pass(original, *BEFORE, BATCH_FIRST)[0], MATMUL_EPILOGUE)
-    assert operators(optimized) == ["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"]
-    assert_same_outputs(original, optimized, rng)
+  original = graph(f"{PACKED}  {FLAT}  {BACK}".replace("e = Tr", "f = Tr") + "  e = Add(x, f)")
+  optimized, _ = run_pass(run_pass(original, *BEFORE, BATCH_FIRST)[0], MATMUL_EPILOGUE)
+  assert operators(optimized) == ["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"]
+  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {
@@ -87,16 +87,16 @@ STAY = {
 
 @pytest.mark.parametrize("what", STAY)
 def test_one_side_stays(what: str, rng: np.random.Generator) -> None:
-    original, left = STAY[what]
-    before, _ = run_pass(original, *BEFORE)
-    optimized, _ = run_pass(before, BATCH_FIRST)
-    assert operators(optimized).count("Transpose") == left
-    assert_same_outputs(original, optimized, rng)
+  original, left = STAY[what]
+  before, _ = run_pass(original, *BEFORE)
+  optimized, _ = run_pass(before, BATCH_FIRST)
+  assert operators(optimized).count("Transpose") == left
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_channels_that_move_stay() -> None:
-    """Before the product the last axis moves: its rows are others."""
-    nodes = APART.replace("t = Transpose<perm = [1, 0, 2]>(x)", "i = Constant<value_ints = [5, 24, 2]>()  "
-                          "j = Reshape(x, i)  t = Transpose<perm = [0, 2, 1]>(j)")  # fmt: skip
-    before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = Constant<value_ints = [2, 5, 24]>()  e = Reshape(c, l)"), *BEFORE)
-    assert_unchanged(before, [BATCH_FIRST])
+  """Before the product the last axis moves: its rows are others."""
+  nodes = APART.replace("t = Transpose<perm = [1, 0, 2]>(x)", "i = Constant<value_ints = [5, 24, 2]>()  "
+                        "j = Reshape(x, i)  t = Transpose<perm = [0, 2, 1]>(j)")  # fmt: skip
+  before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = Constant<value_ints = [2, 5, 24]>()  e = Reshape(c, l)"), *BEFORE)
+  assert_unchanged(before, [BATCH_FIRST])

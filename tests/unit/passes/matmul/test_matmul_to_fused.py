@@ -16,7 +16,7 @@ MATMUL = "g (f[N,M,8] x) => (f[N,M,6] y) { y = MatMul(x, w) }"
 
 
 def gemm(attributes: str = "", operands: str = "x, w, b") -> str:
-    return f"g (f[N,8] x) => (f[N,6] y) {{ y = Gemm{attributes}({operands}) }}"
+  return f"g (f[N,8] x) => (f[N,6] y) {{ y = Gemm{attributes}({operands}) }}"
 
 
 @pytest.mark.parametrize(
@@ -38,61 +38,61 @@ def gemm(attributes: str = "", operands: str = "x, w, b") -> str:
     ],
 )  # fmt: skip
 def test_forms(text: str, weights: dict[str, tuple[int, ...]], statements: list[str], rng: np.random.Generator) -> None:
-    original = weighted(text, weights)
-    optimized, result = run_pass(original, MATMUL_TO_FUSED, DEAD_NODES)
-    assert operators(optimized) == ["FusedMatMul"]
-    assert len(result.changes) == 1 + ("Transpose" in text)
-    assert lines(programs(optimized)[0]) == statements
-    (node,) = optimized.graph.node
-    assert attribute(node, "trans_b") == 1
-    assert constant(optimized, node.input[1]).shape == (6, 8)
-    assert_same_outputs(original, optimized, rng)
+  original = weighted(text, weights)
+  optimized, result = run_pass(original, MATMUL_TO_FUSED, DEAD_NODES)
+  assert operators(optimized) == ["FusedMatMul"]
+  assert len(result.changes) == 1 + ("Transpose" in text)
+  assert lines(programs(optimized)[0]) == statements
+  (node,) = optimized.graph.node
+  assert attribute(node, "trans_b") == 1
+  assert constant(optimized, node.input[1]).shape == (6, 8)
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_bias_times_0_is_not_read(rng: np.random.Generator) -> None:
-    original = weighted(gemm("<beta = 0.0>"), {"w": (8, 6), "b": (6,)})
-    original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.full(6, np.nan, np.float16), "b"))
-    assert_same_outputs(original, run_pass(original, MATMUL_TO_FUSED)[0], rng)
+  original = weighted(gemm("<beta = 0.0>"), {"w": (8, 6), "b": (6,)})
+  original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.full(6, np.nan, np.float16), "b"))
+  assert_same_outputs(original, run_pass(original, MATMUL_TO_FUSED)[0], rng)
 
 
 def test_bfloat16() -> None:
-    original = weighted(MATMUL.replace("f[", "bfloat16["), {})
-    values = np.arange(48).reshape(8, 6).astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
-    original.graph.initializer.append(numpy_helper.from_array(values, "w"))
-    optimized, _ = run_pass(original, MATMUL_TO_FUSED)
-    (node,) = optimized.graph.node
-    assert node.op_type == "FusedMatMul"
-    assert (constant(optimized, node.input[1]) == values.T).all()
+  original = weighted(MATMUL.replace("f[", "bfloat16["), {})
+  values = np.arange(48).reshape(8, 6).astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
+  original.graph.initializer.append(numpy_helper.from_array(values, "w"))
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED)
+  (node,) = optimized.graph.node
+  assert node.op_type == "FusedMatMul"
+  assert (constant(optimized, node.input[1]) == values.T).all()
 
 
 def test_float32_stays_with_the_sessions_word_on_tf32() -> None:
-    assert_unchanged(weighted(MATMUL, {"w": (8, 6)}, half=False), [MATMUL_TO_FUSED])
+  assert_unchanged(weighted(MATMUL, {"w": (8, 6)}, half=False), [MATMUL_TO_FUSED])
 
 
 @pytest.mark.parametrize(
-    ("text", "weights", "reasons"),
-    [
-        ("g (f[N,M,8] x, f[8,6] w) => (f[N,M,6] y) { y = MatMul(x, w) }", {}, ["'w' of shape [8, 6] is no constant"]),
-        (MATMUL.replace("x)", "x, f[8,6] w)"), {"w": (8, 6)}, ["that no caller may override"]),
-        ("g (f[N,M,8] x) => (f[N,M,6] y) { y = MatMul(x, w) }", {"w": (3, 8, 6)}, []),  # a batch of products
-        ("g (f[N,M,8] x, f[N,8,6] z) => (f[N,M,6] y) { y = MatMul(x, z) }", {}, []),
-        ("g (f[8,N] x) => (f[N,6] y) { y = Gemm<transA = 1>(x, w) }", {"w": (8, 6)}, ["'x' is transposed"]),
-    ],
+  ("text", "weights", "reasons"),
+  [
+    ("g (f[N,M,8] x, f[8,6] w) => (f[N,M,6] y) { y = MatMul(x, w) }", {}, ["'w' of shape [8, 6] is no constant"]),
+    (MATMUL.replace("x)", "x, f[8,6] w)"), {"w": (8, 6)}, ["that no caller may override"]),
+    ("g (f[N,M,8] x) => (f[N,M,6] y) { y = MatMul(x, w) }", {"w": (3, 8, 6)}, []),  # a batch of products
+    ("g (f[N,M,8] x, f[N,8,6] z) => (f[N,M,6] y) { y = MatMul(x, z) }", {}, []),
+    ("g (f[8,N] x) => (f[N,6] y) { y = Gemm<transA = 1>(x, w) }", {"w": (8, 6)}, ["'x' is transposed"]),
+  ],
 )
 def test_what_stays(text: str, weights: dict[str, tuple[int, ...]], reasons: list[str]) -> None:
-    assert_unchanged(weighted(text, weights), [MATMUL_TO_FUSED], *reasons)
+  assert_unchanged(weighted(text, weights), [MATMUL_TO_FUSED], *reasons)
 
 
 def test_products_that_share_weights_share_the_transposed_ones(rng: np.random.Generator) -> None:
-    original = weighted(
-        "g (f[N,M,8] x, f[N,8] z) => (f[N,M,8] y, f[N,8] v) { a = MatMul(x, w)  y = MatMul(a, w)  v = Gemm(z, w) }",
-        {"w": (8, 8)},
-    )
-    optimized, _ = run_pass(original, MATMUL_TO_FUSED)
-    assert operators(optimized) == ["FusedMatMul"] * 3
-    assert len({each[1] for each in inputs_of(optimized)}) == 1
-    assert len(optimized.graph.initializer) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = weighted(
+    "g (f[N,M,8] x, f[N,8] z) => (f[N,M,8] y, f[N,8] v) { a = MatMul(x, w)  y = MatMul(a, w)  v = Gemm(z, w) }",
+    {"w": (8, 8)},
+  )
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED)
+  assert operators(optimized) == ["FusedMatMul"] * 3
+  assert len({each[1] for each in inputs_of(optimized)}) == 1
+  assert len(optimized.graph.initializer) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 EMBEDDING = "g (int64[N,M] ids) => (f[N,M,6] y) { e = Gather(table, ids)  %s  y = MatMul(e, t) }"
@@ -100,38 +100,38 @@ EMBEDDING = "g (int64[N,M] ids) => (f[N,M,6] y) { e = Gather(table, ids)  %s  y 
 
 @pytest.mark.parametrize("transposed", [True, False])
 def test_a_head_reads_the_table_of_embeddings(rng: np.random.Generator, transposed: bool) -> None:
-    """Through a Transpose, or where an exporter has folded that into weights of their own."""
-    original = weighted(EMBEDDING % ("t = Transpose(table)" if transposed else ""), {"table": (6, 8)})
-    if not transposed:
-        values = constant(original, "table").T
-        original.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), "t"))
-    optimized, _ = run_pass(original, MATMUL_TO_FUSED, DEAD_NODES)
-    assert operators(optimized) == ["Gather", "FusedMatMul"]
-    assert inputs_of(optimized) == [["e", "table"]]
-    assert_same_outputs(original, optimized, rng)
+  """Through a Transpose, or where an exporter has folded that into weights of their own."""
+  original = weighted(EMBEDDING % ("t = Transpose(table)" if transposed else ""), {"table": (6, 8)})
+  if not transposed:
+    values = constant(original, "table").T
+    original.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), "t"))
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED, DEAD_NODES)
+  assert operators(optimized) == ["Gather", "FusedMatMul"]
+  assert inputs_of(optimized) == [["e", "table"]]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_another_table_is_not_taken_for_the_weights(rng: np.random.Generator) -> None:
-    original = weighted(EMBEDDING % "", {"table": (6, 8), "t": (8, 6)})
-    optimized, _ = run_pass(original, MATMUL_TO_FUSED)
-    assert inputs_of(optimized) == [["e", "t_rows"]]
-    assert_same_outputs(original, optimized, rng)
+  original = weighted(EMBEDDING % "", {"table": (6, 8), "t": (8, 6)})
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED)
+  assert inputs_of(optimized) == [["e", "t_rows"]]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_large_weights_that_others_read_stay_as_they_are(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+  rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "g (f[N,M,8] x) => (f[N,M,6] y, f[8,6] v) { y = MatMul(x, w)  v = Neg(w) }"
-    original = weighted(text, {"w": (8, 6)})
-    monkeypatch.setattr("ortplugin.passes.matmul.matmul_to_fused.COPY_BYTES", 95)
-    optimized, _ = run_pass(original, MATMUL_TO_FUSED)
-    assert inputs_of(optimized) == [["x", "w"]]
-    assert attribute(optimized.graph.node[0], "trans_b") == 0
-    assert_same_outputs(original, optimized, rng)
+  text = "g (f[N,M,8] x) => (f[N,M,6] y, f[8,6] v) { y = MatMul(x, w)  v = Neg(w) }"
+  original = weighted(text, {"w": (8, 6)})
+  monkeypatch.setattr("ortplugin.passes.matmul.matmul_to_fused.COPY_BYTES", 95)
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED)
+  assert inputs_of(optimized) == [["x", "w"]]
+  assert attribute(optimized.graph.node[0], "trans_b") == 0
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_the_limit_is_kept() -> None:
-    original = weighted("g (f[N,8] x) => (f[N,8] y) { a = MatMul(x, w)  y = MatMul(a, w) }", {"w": (8, 8)})
-    optimized, result = run_pass(original, MATMUL_TO_FUSED, limit=1)
-    assert operators(optimized) == ["FusedMatMul", "MatMul"]
-    assert len(result.changes) == 1
+  original = weighted("g (f[N,8] x) => (f[N,8] y) { a = MatMul(x, w)  y = MatMul(a, w) }", {"w": (8, 8)})
+  optimized, result = run_pass(original, MATMUL_TO_FUSED, limit=1)
+  assert operators(optimized) == ["FusedMatMul", "MatMul"]
+  assert len(result.changes) == 1

@@ -19,7 +19,7 @@ BACK = "k = Constant<value_ints = [{}]>()  y = Reshape(c, k)"
 
 
 def shaped(back: str, x: str = "2,3,8", y: str = "2,3,6", product: str = "Gemm(a, w, b)", more: str = "") -> str:
-    return f"g (f[{x}] x{more}) => (f[{y}] y) {{ {TO_ROWS} c = {product}  {back} }}"
+  return f"g (f[{x}] x{more}) => (f[{y}] y) {{ {TO_ROWS} c = {product}  {back} }}"
 
 
 # As TorchScript writes x.view(-1, K) and y.view(*x.shape[:-1], N).
@@ -43,52 +43,52 @@ DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<
     ],
 )  # fmt: skip
 def test_forms(text: str, ops: list[str], rng: np.random.Generator) -> None:
-    original = weighted(text, WEIGHTS)
-    optimized, _ = run_pass(original, *PASSES)
-    assert [each for each in operators(optimized) if each not in ("Shape", "Gather", "Unsqueeze", "Concat")] == ops
-    assert_same_outputs(original, optimized, rng)
+  original = weighted(text, WEIGHTS)
+  optimized, _ = run_pass(original, *PASSES)
+  assert [each for each in operators(optimized) if each not in ("Shape", "Gather", "Unsqueeze", "Concat")] == ops
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_rows_whose_number_only_a_run_knows(rng: np.random.Generator) -> None:
-    """The view's shape comes from another tensor than x: what is read is reshaped by it."""
-    text = f"""g (f[R,8] x, f[N,M,6] r) => (f[N,M,6] y) {{ c = Gemm(x, w, b)
+  """The view's shape comes from another tensor than x: what is read is reshaped by it."""
+  text = f"""g (f[R,8] x, f[N,M,6] r) => (f[N,M,6] y) {{ c = Gemm(x, w, b)
         {DYNAMIC.replace("Shape(x)", "Shape(r)")}  v = Reshape(c, k)  y = Add(v, r) }}"""
-    original = weighted(text, WEIGHTS)
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized)[-2:] == ["Reshape", "FusedMatMul"]
-    assert inputs_of(optimized)[0][-1] == "r"
-    assert_same_outputs(original, optimized, rng, R=12)
+  original = weighted(text, WEIGHTS)
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized)[-2:] == ["Reshape", "FusedMatMul"]
+  assert inputs_of(optimized)[0][-1] == "r"
+  assert_same_outputs(original, optimized, rng, R=12)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        shaped(BACK.format("2, 3, 2, 3"), y="2,3,2,3"),  # heads
-        shaped(BACK.format("2, 3, 6").replace("y =", "v =") + "  y = Softmax(c)", y="6,6"),
-        shaped("y = Transpose(c)", y="6,6"),
-    ],
+  "text",
+  [
+    shaped(BACK.format("2, 3, 2, 3"), y="2,3,2,3"),  # heads
+    shaped(BACK.format("2, 3, 6").replace("y =", "v =") + "  y = Softmax(c)", y="6,6"),
+    shaped("y = Transpose(c)", y="6,6"),
+  ],
 )
 def test_what_stays(text: str) -> None:
-    before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED)
-    assert_unchanged(before, [MATMUL_VIEWS])
+  before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED)
+  assert_unchanged(before, [MATMUL_VIEWS])
 
 
 def test_an_operand_of_each_row_keeps_its_place() -> None:
-    text = shaped(BACK.format("2, 3, 6"), product="Gemm(a, w, z)", more=", f[6,1] z")
-    before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED, DEAD_NODES)
-    assert_unchanged(before, [MATMUL_VIEWS], "'z' is no row")
+  text = shaped(BACK.format("2, 3, 6"), product="Gemm(a, w, z)", more=", f[6,1] z")
+  before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED, DEAD_NODES)
+  assert_unchanged(before, [MATMUL_VIEWS], "'z' is no row")
 
 
 def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view() -> None:
-    text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints = [0]>()  a = Unsqueeze(x, first)
+  text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints = [0]>()  a = Unsqueeze(x, first)
         c = Gemm(a, w, b)  k = Constant<value_ints = [6]>()  y = Reshape(c, k) }"""
-    (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
-    assert reason.reason == "'b' has more dimensions than 'y'"
+  (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
+  assert reason.reason == "'b' has more dimensions than 'y'"
 
 
 def test_a_width_that_is_not_known() -> None:
-    """A model may leave it open how wide the rows are; the product is fused, its view stays."""
-    text = "g (f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
-    fused, _ = run_pass(weighted(text % BACK.format("2, 3, 6").replace("y =", "v ="), WEIGHTS), MATMUL_TO_FUSED)
-    assert "FusedMatMul" in operators(fused)
-    assert_unchanged(fused, [MATMUL_VIEWS], "is not known beforehand")
+  """A model may leave it open how wide the rows are; the product is fused, its view stays."""
+  text = "g (f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
+  fused, _ = run_pass(weighted(text % BACK.format("2, 3, 6").replace("y =", "v ="), WEIGHTS), MATMUL_TO_FUSED)
+  assert "FusedMatMul" in operators(fused)
+  assert_unchanged(fused, [MATMUL_VIEWS], "is not known beforehand")

@@ -18,19 +18,19 @@ BEFORE = [FUSE_CONV, CHANNELS_LAST, IMAGE_INPUT, CONV_EPILOGUE]
 
 
 def network(
-    strides: str = "strides = [16, 8]",
-    image: str = "N,3,32,24",
-    channels: int = 3,
-    kernel: str = "16,8",
-    half: bool = True,
-    bias: bool = True,
-    after: str = "",
+  strides: str = "strides = [16, 8]",
+  image: str = "N,3,32,24",
+  channels: int = 3,
+  kernel: str = "16,8",
+  half: bool = True,
+  bias: bool = True,
+  after: str = "",
 ) -> onnx.ModelProto:
-    """A ViT's first layers; the product's rows are moved to [N, h w, M]."""
-    p, q = (int(each) for each in kernel.split(","))
-    weights = {"w": (24, channels, p, q), **({"b": (24,)} if bias else {}), "g": (24,), "o": (24,)}
-    return weighted(
-        f"""g (f[{image}] x) => (f[A,B,24] y) {{ c = Conv<{strides}>(x, w{", b" if bias else ""})  {after}
+  """A ViT's first layers; the product's rows are moved to [N, h w, M]."""
+  p, q = (int(each) for each in kernel.split(","))
+  weights = {"w": (24, channels, p, q), **({"b": (24,)} if bias else {}), "g": (24,), "o": (24,)}
+  return weighted(
+      f"""g (f[{image}] x) => (f[A,B,24] y) {{ c = Conv<{strides}>(x, w{", b" if bias else ""})  {after}
         s = Constant<value_ints = [0, 24, -1]> ()  r = Reshape({"d" if after else "c"}, s)
         t = Transpose<perm = [0, 2, 1]>(r)  y = LayerNormalization(t, g, o) }}""", weights, half=half)  # fmt: skip
 
@@ -38,57 +38,57 @@ def network(
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
 def test_a_product_of_patches(image: str, bias: bool, rng: np.random.Generator) -> None:
-    original = network(image=image, bias=bias)
-    optimized, result = run_pass(original, *BEFORE, PATCHES_TO_MATMUL)
-    first = operators(optimized)[:5]
-    assert first == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
-    assert sum(change.rewrite == "patches-to-matmul" for change in result.changes) == 1
-    assert "Transpose" not in operators(optimized)[4:]
-    assert len(inputs_of(optimized)[0]) == 2 + bias
-    (product,) = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
-    assert attribute(product, "trans_b") == 1
-    assert_same_outputs(original, optimized, rng)
+  original = network(image=image, bias=bias)
+  optimized, result = run_pass(original, *BEFORE, PATCHES_TO_MATMUL)
+  first = operators(optimized)[:5]
+  assert first == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
+  assert sum(change.rewrite == "patches-to-matmul" for change in result.changes) == 1
+  assert "Transpose" not in operators(optimized)[4:]
+  assert len(inputs_of(optimized)[0]) == 2 + bias
+  (product,) = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
+  assert attribute(product, "trans_b") == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_epilogue_comes_along(rng: np.random.Generator) -> None:
-    original = network(after="d = Relu(c)")
-    optimized, _ = run_pass(original, *BEFORE, PATCHES_TO_MATMUL)
-    assert ["Relu" in program for program in programs(optimized)] == [True]
-    assert_same_outputs(original, optimized, rng)
+  original = network(after="d = Relu(c)")
+  optimized, _ = run_pass(original, *BEFORE, PATCHES_TO_MATMUL)
+  assert ["Relu" in program for program in programs(optimized)] == [True]
+  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {
-    "filters that overlap": ({"strides": "strides = [8, 8]"}, ""),
-    "gaps": ({"strides": "strides = [16, 16]", "image": "N,3,32,32"}, ""),
-    "pads": ({"strides": "strides = [16, 8], pads = [8, 0, 8, 0]"}, ""),
-    "padding to the size": ({"strides": 'strides = [16, 8], auto_pad = "SAME_UPPER"', "image": "N,3,30,24"}, ""),
-    "dilations": ({"strides": "strides = [16, 8], dilations = [1, 2]"}, ""),
-    "short sums": ({"strides": "strides = [4, 4]", "kernel": "4,4"}, ""),
-    "an image that is cropped": ({"image": "N,3,40,24"}, "not known to be whole patches"),
-    "an image of any size": ({"image": "N,3,H,W"}, "not known to be whole patches"),
-    "many channels": ({"image": "N,8,32,24", "channels": 8}, ""),
-    "groups": (
-        {"strides": "strides = [16, 16], group = 2", "image": "N,4,32,32", "channels": 2, "kernel": "16,16"},
-        "",
-    ),
+  "filters that overlap": ({"strides": "strides = [8, 8]"}, ""),
+  "gaps": ({"strides": "strides = [16, 16]", "image": "N,3,32,32"}, ""),
+  "pads": ({"strides": "strides = [16, 8], pads = [8, 0, 8, 0]"}, ""),
+  "padding to the size": ({"strides": 'strides = [16, 8], auto_pad = "SAME_UPPER"', "image": "N,3,30,24"}, ""),
+  "dilations": ({"strides": "strides = [16, 8], dilations = [1, 2]"}, ""),
+  "short sums": ({"strides": "strides = [4, 4]", "kernel": "4,4"}, ""),
+  "an image that is cropped": ({"image": "N,3,40,24"}, "not known to be whole patches"),
+  "an image of any size": ({"image": "N,3,H,W"}, "not known to be whole patches"),
+  "many channels": ({"image": "N,8,32,24", "channels": 8}, ""),
+  "groups": (
+    {"strides": "strides = [16, 16], group = 2", "image": "N,4,32,32", "channels": 2, "kernel": "16,16"},
+    "",
+  ),
 }
 
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    arguments, reason = STAY[what]
-    before, _ = run_pass(network(**arguments), *BEFORE)
-    assert "FusedConv" in operators(before)
-    assert_unchanged(before, [PATCHES_TO_MATMUL], *([reason] if reason else []))
+  arguments, reason = STAY[what]
+  before, _ = run_pass(network(**arguments), *BEFORE)
+  assert "FusedConv" in operators(before)
+  assert_unchanged(before, [PATCHES_TO_MATMUL], *([reason] if reason else []))
 
 
 def test_floats_stay() -> None:
-    assert_unchanged(network(half=False), [PATCHES_TO_MATMUL])
+  assert_unchanged(network(half=False), [PATCHES_TO_MATMUL])
 
 
 def test_weights_that_a_caller_may_override_stay() -> None:
-    before, _ = run_pass(network(), *BEFORE)
-    name = next(node for node in before.graph.node if node.op_type == "FusedConv").input[1]
-    weights = next(each for each in before.graph.initializer if each.name == name)
-    before.graph.input.append(onnx.helper.make_tensor_value_info(name, weights.data_type, list(weights.dims)))
-    assert_unchanged(before, [PATCHES_TO_MATMUL], "is no constant")
+  before, _ = run_pass(network(), *BEFORE)
+  name = next(node for node in before.graph.node if node.op_type == "FusedConv").input[1]
+  weights = next(each for each in before.graph.initializer if each.name == name)
+  before.graph.input.append(onnx.helper.make_tensor_value_info(name, weights.data_type, list(weights.dims)))
+  assert_unchanged(before, [PATCHES_TO_MATMUL], "is no constant")

@@ -24,7 +24,7 @@ ROOT = "shifted = Add(variance, epsilon)  root = Sqrt(shifted)"
 
 
 def graph(*nodes: str, dtype: str = "float", result: str = "") -> str:
-    return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
+  return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
 
 
 FORMS = {
@@ -65,159 +65,159 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form: str, rng: np.random.Generator) -> None:
-    opset, nodes = FORMS[form]
-    original = model(graph(*nodes), opset)
-    optimized, result = run_pass(original, FUSE_LAYER_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert lines(programs(optimized)[0]) == ["y = LayerNormalization(x)"]
-    assert len(result.changes) == 1
-    assert result.near_misses == ()
-    assert_same_outputs(original, optimized, rng)
-    assert [(each.domain, each.version) for each in optimized.opset_import] == [("", opset), ("ortplugin", 1)]
+  opset, nodes = FORMS[form]
+  original = model(graph(*nodes), opset)
+  optimized, result = run_pass(original, FUSE_LAYER_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert lines(programs(optimized)[0]) == ["y = LayerNormalization(x)"]
+  assert len(result.changes) == 1
+  assert result.near_misses == ()
+  assert_same_outputs(original, optimized, rng)
+  assert [(each.domain, each.version) for each in optimized.opset_import] == [("", opset), ("ortplugin", 1)]
 
 
 def test_several_trailing_axes(rng: np.random.Generator) -> None:
-    original = model(graph(
-        EPSILON, "mean = ReduceMean<axes = [1, 2]> (x)  d = Sub(x, mean)  square = Mul(d, d)",
-        "variance = ReduceMean<axes = [-1, -2]> (square)", ROOT, "y = Div(d, root)"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert lines(programs(optimized)[0]) == ["y = LayerNormalization<axis=-2>(x)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(
+      EPSILON, "mean = ReduceMean<axes = [1, 2]> (x)  d = Sub(x, mean)  square = Mul(d, d)",
+      "variance = ReduceMean<axes = [-1, -2]> (square)", ROOT, "y = Div(d, root)"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert lines(programs(optimized)[0]) == ["y = LayerNormalization<axis=-2>(x)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_all_axes(rng: np.random.Generator) -> None:
-    original = model(graph(
-        EPSILON, "mean = ReduceMean(x)  d = Sub(x, mean)  square = Mul(d, d)  variance = ReduceMean(square)",
-        ROOT, "y = Div(d, root)"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert lines(programs(optimized)[0]) == ["y = LayerNormalization<axis=-3>(x)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(
+      EPSILON, "mean = ReduceMean(x)  d = Sub(x, mean)  square = Mul(d, d)  variance = ReduceMean(square)",
+      ROOT, "y = Div(d, root)"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert lines(programs(optimized)[0]) == ["y = LayerNormalization<axis=-3>(x)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_cast_to_double_inside(rng: np.random.Generator) -> None:
-    """What TorchScript makes of an fp16 model: x - mean in fp16, the rest in double."""
-    original = model(graph(
-        "epsilon = Constant<value = double {1e-12}> ()  two = Constant<value = double {2.0}> ()", MEAN,
-        "wide = Cast<to = 11> (d)  square = Pow(wide, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT,
-        "y = Div(wide, root)", dtype="float16", result="double"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert lines(programs(optimized)[0]) == [
-        "s = Cast<to=float>(x)",
-        "n = LayerNormalization<epsilon=1e-12>(s)",
-        "y = Cast<to=double>(n)",
-    ]
-    assert_same_outputs(original, optimized, rng, precision="float16")
+  """What TorchScript makes of an fp16 model: x - mean in fp16, the rest in double."""
+  original = model(graph(
+      "epsilon = Constant<value = double {1e-12}> ()  two = Constant<value = double {2.0}> ()", MEAN,
+      "wide = Cast<to = 11> (d)  square = Pow(wide, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT,
+      "y = Div(wide, root)", dtype="float16", result="double"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert lines(programs(optimized)[0]) == [
+    "s = Cast<to=float>(x)",
+    "n = LayerNormalization<epsilon=1e-12>(s)",
+    "y = Cast<to=double>(n)",
+  ]
+  assert_same_outputs(original, optimized, rng, precision="float16")
 
 
 def test_a_cast_of_the_variance_only(rng: np.random.Generator) -> None:
-    original = model(graph(
-        EPSILON, MEAN, "wide = Cast<to = 1> (d)  square = Mul(wide, wide)  variance = ReduceMean<axes = [-1]> (square)",
-        ROOT, "narrow = Cast<to = 10> (root)  y = Div(d, narrow)", dtype="float16"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert lines(programs(optimized)[0]) == ["y = LayerNormalization(x)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(
+      EPSILON, MEAN, "wide = Cast<to = 1> (d)  square = Mul(wide, wide)  variance = ReduceMean<axes = [-1]> (square)",
+      ROOT, "narrow = Cast<to = 10> (root)  y = Div(d, narrow)", dtype="float16"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert lines(programs(optimized)[0]) == ["y = LayerNormalization(x)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 OPERATOR = "g (float[N,M,8] x, float[8] gamma, float[8] beta) => (float[N,M,8] y) "
 
 
 def test_the_operator(rng: np.random.Generator) -> None:
-    original = model(OPERATOR + "{ y = LayerNormalization<epsilon = 1e-6> (x, gamma, beta) }")
-    optimized, result = run_pass(original, FUSE_LAYER_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert programs(optimized) == [
-        "(float x, float gamma, float beta) => (float y) {\n"
-        "  n = LayerNormalization<epsilon=1e-06>(x)\n"
-        "  mul = Mul(n, gamma)\n"
-        "  y = Add(mul, beta)\n"
-        "}"
-    ]
-    assert [(each.nodes, each.result) for each in result.changes] == [
-        (("'y' (LayerNormalization)",), "'y' (FusedLayerNorm)")
-    ]
-    assert_same_outputs(original, optimized, rng)
+  original = model(OPERATOR + "{ y = LayerNormalization<epsilon = 1e-6> (x, gamma, beta) }")
+  optimized, result = run_pass(original, FUSE_LAYER_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert programs(optimized) == [
+    "(float x, float gamma, float beta) => (float y) {\n"
+    "  n = LayerNormalization<epsilon=1e-06>(x)\n"
+    "  mul = Mul(n, gamma)\n"
+    "  y = Add(mul, beta)\n"
+    "}"
+  ]
+  assert [(each.nodes, each.result) for each in result.changes] == [
+    (("'y' (LayerNormalization)",), "'y' (FusedLayerNorm)")
+  ]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_the_operator_without_bias_and_with_empty_outputs(rng: np.random.Generator) -> None:
-    original = model('g (float[N,M,8] x, float[4,8] gamma) => (float[N,M,8] y) { y, "", "" = '
-                     "LayerNormalization<axis = 1> (x, gamma, ) }".replace("M", "4"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert lines(programs(optimized)[0]) == ["n = LayerNormalization<axis=-2>(x)", "y = Mul(n, gamma)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model('g (float[N,M,8] x, float[4,8] gamma) => (float[N,M,8] y) { y, "", "" = '
+                   "LayerNormalization<axis = 1> (x, gamma, ) }".replace("M", "4"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert lines(programs(optimized)[0]) == ["n = LayerNormalization<axis=-2>(x)", "y = Mul(n, gamma)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "double"])
 def test_other_dtypes(dtype: str, rng: np.random.Generator) -> None:
-    original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", dtype))
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert programs(optimized)[0].startswith(f"({dtype} x, {dtype} gamma, {dtype} beta) => ({dtype} y)")
-    assert_same_outputs(original, optimized, rng)
+  original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", dtype))
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert programs(optimized)[0].startswith(f"({dtype} x, {dtype} gamma, {dtype} beta) => ({dtype} y)")
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_bfloat16_is_recognised() -> None:
-    original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", "bfloat16"))
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert programs(optimized)[0].startswith("(bfloat16 x, bfloat16 gamma, bfloat16 beta) => (bfloat16 y)")
+  original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", "bfloat16"))
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert programs(optimized)[0].startswith("(bfloat16 x, bfloat16 gamma, bfloat16 beta) => (bfloat16 y)")
 
 
 SKIP = "g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] beta, float[8] bias) => (float[2,3,8] y{}) "
 
 
 def test_skip_layer_normalization(rng: np.random.Generator) -> None:
-    original = model(
-        SKIP.format(", float[2,3,8] sum")
-        + '{ y, "", "", sum = com.microsoft.SkipLayerNormalization<epsilon = 1e-5> (x, skip, gamma, beta, bias) }',
-        contrib=True,
-    )
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert programs(optimized) == [
-        "(float x, float residual, float bias, float gamma, float beta) => (float y, float s) {\n"
-        "  add = Add(x, residual)\n"
-        "  s = Add(add, bias)\n"
-        "  n = LayerNormalization(s)\n"
-        "  mul = Mul(n, gamma)\n"
-        "  y = Add(mul, beta)\n"
-        "}"
-    ]
-    assert_same_outputs(original, optimized, rng)
+  original = model(
+    SKIP.format(", float[2,3,8] sum")
+    + '{ y, "", "", sum = com.microsoft.SkipLayerNormalization<epsilon = 1e-5> (x, skip, gamma, beta, bias) }',
+    contrib=True,
+  )
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert programs(optimized) == [
+    "(float x, float residual, float bias, float gamma, float beta) => (float y, float s) {\n"
+    "  add = Add(x, residual)\n"
+    "  s = Add(add, bias)\n"
+    "  n = LayerNormalization(s)\n"
+    "  mul = Mul(n, gamma)\n"
+    "  y = Add(mul, beta)\n"
+    "}"
+  ]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_skip_layer_normalization_without_beta_has_its_own_epsilon(rng: np.random.Generator) -> None:
-    original = model(SKIP.format("").replace(", float[8] beta, float[8] bias", "")
-                     + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }", contrib=True)  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert lines(programs(optimized)[0])[1:] == ["n = LayerNormalization<epsilon=1e-12>(s)", "y = Mul(n, gamma)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(SKIP.format("").replace(", float[8] beta, float[8] bias", "")
+                   + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }", contrib=True)  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert lines(programs(optimized)[0])[1:] == ["n = LayerNormalization<epsilon=1e-12>(s)", "y = Mul(n, gamma)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_inside_a_branch(rng: np.random.Generator) -> None:
-    branch = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "z = Div(d, root)"])
-    original = model(
-        f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y) {{
+  branch = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "z = Div(d, root)"])
+  original = model(
+    f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y) {{
             y = If (c) <then_branch = then () => (float[N,M,8] z) {{ {branch} }},
                         else_branch = otherwise () => (float[N,M,8] w) {{ w = Neg(x) }}>
         }}"""
-    )
-    optimized, result = run_pass(original, FUSE_LAYER_NORM)
-    assert len(result.changes) == 1
-    body = optimized.graph.node[0].attribute[0].g
-    assert operators(body) == ["FusedLayerNorm"]
-    for value in (True, False):
-        generator = np.random.default_rng(value)
-        assert_same_outputs(original, optimized, generator)
+  )
+  optimized, result = run_pass(original, FUSE_LAYER_NORM)
+  assert len(result.changes) == 1
+  body = optimized.graph.node[0].attribute[0].g
+  assert operators(body) == ["FusedLayerNorm"]
+  for value in (True, False):
+    generator = np.random.default_rng(value)
+    assert_same_outputs(original, optimized, generator)
 
 
 def test_the_limit_stops_after_so_many(rng: np.random.Generator) -> None:
-    original = model(OPERATOR + """{
+  original = model(OPERATOR + """{
         a = LayerNormalization(x, gamma, beta)  b = Sin(a)  c = LayerNormalization(b, gamma, beta)
         d = Sin(c)  y = LayerNormalization(d, gamma, beta) }""")  # fmt: skip
-    for limit in range(4):
-        optimized, result = run_pass(original, FUSE_LAYER_NORM, limit=limit)
-        kinds = [op for op in operators(optimized) if op != "Sin"]
-        assert kinds == ["FusedLayerNorm"] * limit + ["LayerNormalization"] * (3 - limit)
-        assert len(result.changes) == limit
-        assert_same_outputs(original, optimized, rng)
+  for limit in range(4):
+    optimized, result = run_pass(original, FUSE_LAYER_NORM, limit=limit)
+    kinds = [op for op in operators(optimized) if op != "Sin"]
+    assert kinds == ["FusedLayerNorm"] * limit + ["LayerNormalization"] * (3 - limit)
+    assert len(result.changes) == limit
+    assert_same_outputs(original, optimized, rng)
 
 
 # What must not fuse.
@@ -252,43 +252,43 @@ NEAR_MISSES = {
 
 @pytest.mark.parametrize("reason", NEAR_MISSES)
 def test_near_misses_say_why(reason: str) -> None:
-    opset, nodes = NEAR_MISSES[reason]
-    expected = reason if reason != "epsilon is -1e-05" else "epsilon is -"
-    assert_unchanged(model(graph(*nodes), opset), [FUSE_LAYER_NORM], expected)
+  opset, nodes = NEAR_MISSES[reason]
+  expected = reason if reason != "epsilon is -1e-05" else "epsilon is -"
+  assert_unchanged(model(graph(*nodes), opset), [FUSE_LAYER_NORM], expected)
 
 
 def test_a_square_that_is_none_does_not_match() -> None:
-    three = "two = Constant<value = float {3.0}> ()"
-    nodes = [EPSILON, three, MEAN, "square = Pow(d, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT]
-    assert_unchanged(model(graph(*nodes, "y = Div(d, root)")), [FUSE_LAYER_NORM])
+  three = "two = Constant<value = float {3.0}> ()"
+  nodes = [EPSILON, three, MEAN, "square = Pow(d, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT]
+  assert_unchanged(model(graph(*nodes, "y = Div(d, root)")), [FUSE_LAYER_NORM])
 
 
 def test_another_value_divided_does_not_match() -> None:
-    assert_unchanged(model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(x, root)")), [FUSE_LAYER_NORM])
-    assert_unchanged(model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(root, d)")), [FUSE_LAYER_NORM])
+  assert_unchanged(model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(x, root)")), [FUSE_LAYER_NORM])
+  assert_unchanged(model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(root, d)")), [FUSE_LAYER_NORM])
 
 
 def test_a_mean_of_something_else_does_not_match() -> None:
-    nodes = "other = Neg(x)  mean = ReduceMean<axes = [-1]> (other)  d = Sub(x, mean)"
-    assert_unchanged(model(graph(EPSILON, nodes, VARIANCE, ROOT, "y = Div(d, root)")), [FUSE_LAYER_NORM])
+  nodes = "other = Neg(x)  mean = ReduceMean<axes = [-1]> (other)  d = Sub(x, mean)"
+  assert_unchanged(model(graph(EPSILON, nodes, VARIANCE, ROOT, "y = Div(d, root)")), [FUSE_LAYER_NORM])
 
 
 def test_integers_do_not_match() -> None:
-    original = model("""g (int32[N,M,8] x) => (int32[N,M,8] y) {
+  original = model("""g (int32[N,M,8] x) => (int32[N,M,8] y) {
         epsilon = Constant<value = int32 {1}> ()
         mean = ReduceMean<axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
         variance = ReduceMean<axes = [-1]> (square)  shifted = Add(variance, epsilon)
         wide = Cast<to = 1> (shifted)  root = Sqrt(wide)  narrow = Cast<to = 6> (root)  y = Div(d, narrow) }""")
-    assert_unchanged(original, [FUSE_LAYER_NORM])
+  assert_unchanged(original, [FUSE_LAYER_NORM])
 
 
 def test_a_cast_that_truncates_stays() -> None:  # RELIABILITY 17
-    """Casts through an integer dtype or a narrower floating one are no part of a normalisation."""
-    original = model(graph(
-        EPSILON, MEAN, "narrow = Cast<to = 10> (d)  square = Mul(narrow, narrow)",
-        "mean_square = ReduceMean<axes = [-1]> (square)  variance = Cast<to = 1> (mean_square)", ROOT,
-        "y = Div(d, root)"))  # fmt: skip
-    assert_unchanged(original, [FUSE_LAYER_NORM], "loses precision, going through float16")
+  """Casts through an integer dtype or a narrower floating one are no part of a normalisation."""
+  original = model(graph(
+      EPSILON, MEAN, "narrow = Cast<to = 10> (d)  square = Mul(narrow, narrow)",
+      "mean_square = ReduceMean<axes = [-1]> (square)  variance = Cast<to = 1> (mean_square)", ROOT,
+      "y = Div(d, root)"))  # fmt: skip
+  assert_unchanged(original, [FUSE_LAYER_NORM], "loses precision, going through float16")
 
 
 INTERIOR = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
@@ -296,99 +296,99 @@ INTERIOR = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
 
 @pytest.mark.parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_that_is_a_graph_output_stays(name: str) -> None:  # RELIABILITY 8
-    width = 8 if name in ("d", "square") else 1
-    text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
-    assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is a graph output")
+  width = 8 if name in ("d", "square") else 1
+  text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
+  assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is a graph output")
 
 
 @pytest.mark.parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_with_another_consumer_stays(name: str) -> None:  # RELIABILITY 9
-    text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
-    assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is also used by 'z' (Neg)")
+  text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
+  assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is also used by 'z' (Neg)")
 
 
 def test_an_intermediate_that_a_body_captures_stays() -> None:  # RELIABILITY 10
-    text = f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {INTERIOR}
+  text = f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {INTERIOR}
         z = If (c) <then_branch = then () => (float[N,M,8] t) {{ t = Neg(d) }},
                     else_branch = otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
-    assert_unchanged(model(text), [FUSE_LAYER_NORM], "'d' is also used inside a body, by 't' (Neg)")
+  assert_unchanged(model(text), [FUSE_LAYER_NORM], "'d' is also used inside a body, by 't' (Neg)")
 
 
 def test_an_overridable_epsilon_stays() -> None:  # RELIABILITY 11
-    nodes = " ".join([MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
-    fixed = model(f"g (float[N,M,8] x) => (float[N,M,8] y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
-    assert len(run_pass(fixed, FUSE_LAYER_NORM)[1].changes) == 1
-    overridable = onnx.ModelProto()
-    overridable.CopyFrom(fixed)
-    overridable.graph.input.append(onnx.helper.make_tensor_value_info("epsilon", 1, []))
-    assert_unchanged(overridable, [FUSE_LAYER_NORM], "epsilon, 'epsilon', is no constant scalar")
+  nodes = " ".join([MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
+  fixed = model(f"g (float[N,M,8] x) => (float[N,M,8] y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
+  assert len(run_pass(fixed, FUSE_LAYER_NORM)[1].changes) == 1
+  overridable = onnx.ModelProto()
+  overridable.CopyFrom(fixed)
+  overridable.graph.input.append(onnx.helper.make_tensor_value_info("epsilon", 1, []))
+  assert_unchanged(overridable, [FUSE_LAYER_NORM], "epsilon, 'epsilon', is no constant scalar")
 
 
 def test_the_normalised_value_may_be_an_output_and_the_input_too(rng: np.random.Generator) -> None:  # RELIABILITY 12
-    original = model(f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] x) {{ {INTERIOR} }}")
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] x) {{ {INTERIOR} }}")
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_nodes_named_unlike_their_outputs(rng: np.random.Generator) -> None:  # RELIABILITY 13
-    original = model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"))
-    for index, node in enumerate(original.graph.node):
-        node.name = ["mean", "y", "x", "root", "d", "square", "variance"][index % 7]  # names of other values
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"))
+  for index, node in enumerate(original.graph.node):
+    node.name = ["mean", "y", "x", "root", "d", "square", "variance"][index % 7]  # names of other values
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_unknown_dtype_stays() -> None:  # RELIABILITY 16
-    original = model("g (float[N,M,8] u) => (float[N,M,8] y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }",
-                     contrib=True)  # fmt: skip
-    assert_unchanged(original, [FUSE_LAYER_NORM], "the dtype of 'x' is unknown")
+  original = model("g (float[N,M,8] u) => (float[N,M,8] y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }",
+                   contrib=True)  # fmt: skip
+  assert_unchanged(original, [FUSE_LAYER_NORM], "the dtype of 'x' is unknown")
 
 
 UNKNOWN_RANK = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        "y = LayerNormalization(x, gamma)",
-        "y = LayerNormalization<axis = 2> (x, gamma)",
-        "y = com.microsoft.SkipLayerNormalization(x, u, gamma)",
-        "y = com.microsoft.SkipLayerNormalization(u, x, gamma)",
-        INTERIOR,
-    ],
+  "nodes",
+  [
+    "y = LayerNormalization(x, gamma)",
+    "y = LayerNormalization<axis = 2> (x, gamma)",
+    "y = com.microsoft.SkipLayerNormalization(x, u, gamma)",
+    "y = com.microsoft.SkipLayerNormalization(u, x, gamma)",
+    INTERIOR,
+  ],
 )
 def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
-    """ONNX Runtime would infer a wrong rank for the fused node's output."""
-    original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
+  """ONNX Runtime would infer a wrong rank for the fused node's output."""
+  original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
         unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
-    assert_unchanged(original, [FUSE_LAYER_NORM], UNKNOWN_RANK)
+  assert_unchanged(original, [FUSE_LAYER_NORM], UNKNOWN_RANK)
 
 
 def test_a_fixed_input_shape_tells_the_rank(rng: np.random.Generator) -> None:  # RELIABILITY 16
-    original = model("""g (float[2,3,8] u, float[N] v, float[8] gamma) => (float[2,3,8] y) {
+  original = model("""g (float[2,3,8] u, float[N] v, float[8] gamma) => (float[2,3,8] y) {
         zero = Constant<value = int64[1] {0}> ()  end = Shape(v)  whole = Shape(u)
         shape = Slice(whole, zero, end)  x = Reshape(u, shape)  y = LayerNormalization(x, gamma) }""")
-    optimized, report = optimize(original)
-    assert "LayerNormalization" in operators(optimized)
-    assert UNKNOWN_RANK in [miss.reason for miss in report.near_misses]
-    optimized, _ = optimize(original, input_shapes={"v": (3,)})
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, report = optimize(original)
+  assert "LayerNormalization" in operators(optimized)
+  assert UNKNOWN_RANK in [miss.reason for miss in report.near_misses]
+  optimized, _ = optimize(original, input_shapes={"v": (3,)})
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_axis_beyond_the_rank_stays() -> None:
-    original = model("""g (float[3,8] x, float[8] gamma) => (float[3,8] y)
+  original = model("""g (float[3,8] x, float[8] gamma) => (float[3,8] y)
         { y = LayerNormalization<axis = -3> (x, gamma) }""")  # fmt: skip
-    (miss,) = FUSE_LAYER_NORM(import_model(original)).near_misses
-    assert miss.reason == "the axis -3 is out of range for 'x' of shape [3, 8]"
+  (miss,) = FUSE_LAYER_NORM(import_model(original)).near_misses
+  assert miss.reason == "the axis -3 is out of range for 'x' of shape [3, 8]"
 
 
 def test_a_zero_size_dimension(rng: np.random.Generator) -> None:  # RELIABILITY 16
-    original = model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }")
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert_same_outputs(original, optimized, rng, N=0)
+  original = model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }")
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert_same_outputs(original, optimized, rng, N=0)
 
 
 @pytest.mark.parametrize(("op", "fuse"), [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
@@ -405,69 +405,67 @@ def test_a_zero_size_dimension(rng: np.random.Generator) -> None:  # RELIABILITY
     ],
 )  # fmt: skip
 def test_a_residual_that_may_be_longer_stays(
-    rng: np.random.Generator, op: str, fuse: Any, x: str, residual: str, reason: str
+  rng: np.random.Generator, op: str, fuse: Any, x: str, residual: str, reason: str
 ) -> None:
-    """ONNX Runtime adds the beginning of it; a sum would broadcast x."""
-    original = model(f"g (float[{x}] x, float[{residual}] skip, float[8] gamma) => (float[a,b,c] y) "
-                     f"{{ y = com.microsoft.Skip{op}LayerNormalization(x, skip, gamma) }}", contrib=True)  # fmt: skip
-    if reason:
-        assert_unchanged(original, [fuse], reason)
-        return
-    optimized, _ = run_pass(original, fuse)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert_same_outputs(original, optimized, rng, N=2, M=2)
+  """ONNX Runtime adds the beginning of it; a sum would broadcast x."""
+  original = model(f"g (float[{x}] x, float[{residual}] skip, float[8] gamma) => (float[a,b,c] y) "
+                   f"{{ y = com.microsoft.Skip{op}LayerNormalization(x, skip, gamma) }}", contrib=True)  # fmt: skip
+  if reason:
+    assert_unchanged(original, [fuse], reason)
+    return
+  optimized, _ = run_pass(original, fuse)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert_same_outputs(original, optimized, rng, N=2, M=2)
 
 
 def test_the_statistics_wanted_too_stay() -> None:
-    original = model("g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
-                     "{ y, mean = LayerNormalization(x, gamma) }")  # fmt: skip
-    assert_unchanged(original, [FUSE_LAYER_NORM], "the statistics are wanted too: 'mean' is a graph output")
+  original = model("g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
+                   "{ y, mean = LayerNormalization(x, gamma) }")  # fmt: skip
+  assert_unchanged(original, [FUSE_LAYER_NORM], "the statistics are wanted too: 'mean' is a graph output")
 
 
 def test_another_stash_type_stays() -> None:
-    original = model(OPERATOR + "{ y = LayerNormalization<stash_type = 16> (x, gamma, beta) }")
-    assert_unchanged(original, [FUSE_LAYER_NORM], "stash_type is 16; only 1, float32, is known")
+  original = model(OPERATOR + "{ y = LayerNormalization<stash_type = 16> (x, gamma, beta) }")
+  assert_unchanged(original, [FUSE_LAYER_NORM], "stash_type is 16; only 1, float32, is known")
 
 
 @pytest.mark.parametrize("shape", ["[7]", "[2,1,1,8]", "[3,8]"])
 def test_gamma_of_the_wrong_shape_stays(shape: str) -> None:  # ORT 25855
-    text = f"g (float[2,4,8] x, float{shape} gamma) => (float[2,4,8] y) {{ y = LayerNormalization(x, gamma) }}"
-    assert_unchanged(model(text), [FUSE_LAYER_NORM], "gamma, 'gamma', of shape", "does not broadcast to [2, 4, 8]")
+  text = f"g (float[2,4,8] x, float{shape} gamma) => (float[2,4,8] y) {{ y = LayerNormalization(x, gamma) }}"
+  assert_unchanged(model(text), [FUSE_LAYER_NORM], "gamma, 'gamma', of shape", "does not broadcast to [2, 4, 8]")
 
 
 def test_a_local_function_of_that_name_stays() -> None:  # RELIABILITY 20
-    other_domain = model(OPERATOR + "{ y = custom.LayerNormalization(x, gamma, beta) }")
-    other_domain.opset_import.add(domain="custom", version=1)
-    assert_unchanged(other_domain, [FUSE_LAYER_NORM])
-    shadowing = model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }")
-    function = onnx.parser.parse_function(
-        '<domain: "", opset_import: ["" : 17]> LayerNormalization (x, g, b) => (y) { y = Identity(x) }'
-    )
-    shadowing.functions.append(function)
-    assert not FUSE_LAYER_NORM(import_model(shadowing)).changes
+  other_domain = model(OPERATOR + "{ y = custom.LayerNormalization(x, gamma, beta) }")
+  other_domain.opset_import.add(domain="custom", version=1)
+  assert_unchanged(other_domain, [FUSE_LAYER_NORM])
+  shadowing = model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }")
+  function = onnx.parser.parse_function(
+    '<domain: "", opset_import: ["" : 17]> LayerNormalization (x, g, b) => (y) { y = Identity(x) }'
+  )
+  shadowing.functions.append(function)
+  assert not FUSE_LAYER_NORM(import_model(shadowing)).changes
 
 
 def test_an_old_opset_stays() -> None:
-    """What is fused must have a decomposition to go back to."""
-    nodes = [EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"]
-    assert_unchanged(
-        model(graph(*nodes), 10, ir=5), [FUSE_LAYER_NORM], "the model has opset 10, and the fused operator"
-    )
+  """What is fused must have a decomposition to go back to."""
+  nodes = [EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"]
+  assert_unchanged(model(graph(*nodes), 10, ir=5), [FUSE_LAYER_NORM], "the model has opset 10, and the fused operator")
 
 
 def test_the_operator_that_onnx_runtime_has_before_opset_17(rng: np.random.Generator) -> None:
-    """Its own optimizer writes it into older models, where onnx does not know it."""
-    original = model(OPERATOR + "{ z = Sin(x)  n = LayerNormalization(z, gamma, beta)  y = Neg(n) }", 14)
-    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
-    assert operators(optimized) == ["Sin", "FusedLayerNorm", "Neg"]
-    assert_same_outputs(original, optimized, rng)
+  """Its own optimizer writes it into older models, where onnx does not know it."""
+  original = model(OPERATOR + "{ z = Sin(x)  n = LayerNormalization(z, gamma, beta)  y = Neg(n) }", 14)
+  optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+  assert operators(optimized) == ["Sin", "FusedLayerNorm", "Neg"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_weight_tells_the_dtype_of_what_nothing_else_does() -> None:
-    """So that only the rank is in the way."""
-    original = model(
-        SKIP.format("")
-        + "{ u = com.microsoft.Unheard(x)  y = com.microsoft.SkipLayerNormalization(u, skip, gamma, beta, bias) }",
-        contrib=True,
-    )
-    assert_unchanged(original, [FUSE_LAYER_NORM], "the rank of 'u' is unknown")
+  """So that only the rank is in the way."""
+  original = model(
+    SKIP.format("")
+    + "{ u = com.microsoft.Unheard(x)  y = com.microsoft.SkipLayerNormalization(u, skip, gamma, beta, bias) }",
+    contrib=True,
+  )
+  assert_unchanged(original, [FUSE_LAYER_NORM], "the rank of 'u' is unknown")

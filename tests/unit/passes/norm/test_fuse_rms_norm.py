@@ -17,7 +17,7 @@ ROOT = "shifted = Add(mean, epsilon)  root = Sqrt(shifted)"
 
 
 def graph(*nodes: str, dtype: str = "float", result: str = "") -> str:
-    return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
+  return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
 
 
 FORMS = {
@@ -38,185 +38,185 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form: str, rng: np.random.Generator) -> None:
-    opset, nodes = FORMS[form]
-    original = model(graph(*nodes), opset)
-    optimized, result = run_pass(original, FUSE_LAYER_NORM, FUSE_RMS_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
-    assert len(result.changes) == 1
-    assert result.near_misses == ()
-    assert_same_outputs(original, optimized, rng)
+  opset, nodes = FORMS[form]
+  original = model(graph(*nodes), opset)
+  optimized, result = run_pass(original, FUSE_LAYER_NORM, FUSE_RMS_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
+  assert len(result.changes) == 1
+  assert result.near_misses == ()
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_in_float_between_casts(rng: np.random.Generator) -> None:
-    """Llama in fp16: the outer Casts stay, to be drawn in later."""
-    original = model(graph(
-        EPSILON, TWO, WIDE, ROOT,
-        "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
-        dtype="float16"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert operators(optimized) == ["Cast", "FusedLayerNorm", "Cast"]
-    assert_same_outputs(original, optimized, rng)
+  """Llama in fp16: the outer Casts stay, to be drawn in later."""
+  original = model(graph(
+      EPSILON, TWO, WIDE, ROOT,
+      "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
+      dtype="float16"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert operators(optimized) == ["Cast", "FusedLayerNorm", "Cast"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_cast_in_each_branch(rng: np.random.Generator) -> None:
-    """The square is of one Cast, what is scaled of another, as before common subexpressions are merged."""
-    original = model(graph(
-        EPSILON, TWO, WIDE, ROOT,
-        "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
-        dtype="float16", result="float"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert lines(programs(optimized)[0]) == ["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"]
-    assert_same_outputs(original, optimized, rng)
+  """The square is of one Cast, what is scaled of another, as before common subexpressions are merged."""
+  original = model(graph(
+      EPSILON, TWO, WIDE, ROOT,
+      "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
+      dtype="float16", result="float"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert lines(programs(optimized)[0]) == ["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_only_the_statistics_in_float(rng: np.random.Generator) -> None:
-    """T5 in fp16: x stays fp16, its mean square is computed in fp32 and cast back."""
-    original = model(graph(
-        EPSILON, TWO, WIDE, ROOT,
-        "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
-        dtype="float16"))  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
-    assert_same_outputs(original, optimized, rng)
+  """T5 in fp16: x stays fp16, its mean square is computed in fp32 and cast back."""
+  original = model(graph(
+      EPSILON, TWO, WIDE, ROOT,
+      "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
+      dtype="float16"))  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_the_cast_value_used_elsewhere(rng: np.random.Generator) -> None:
-    """Where the Cast has to stay, the norm reads what it makes."""
-    nodes = " ".join([EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)",
-                      "mean = ReduceMean<axes = [-1]> (square)", ROOT,
-                      "y = Div(wide, root)  z = Sin(wide)"])  # fmt: skip
-    original = model(f"g (float16[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {nodes} }}")
-    optimized, result = run_pass(original, FUSE_RMS_NORM)
-    assert operators(optimized) == ["Cast", "FusedLayerNorm", "Sin"]
-    assert result.near_misses == ()
-    assert_same_outputs(original, optimized, rng)
+  """Where the Cast has to stay, the norm reads what it makes."""
+  nodes = " ".join([EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)",
+                    "mean = ReduceMean<axes = [-1]> (square)", ROOT,
+                    "y = Div(wide, root)  z = Sin(wide)"])  # fmt: skip
+  original = model(f"g (float16[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {nodes} }}")
+  optimized, result = run_pass(original, FUSE_RMS_NORM)
+  assert operators(optimized) == ["Cast", "FusedLayerNorm", "Sin"]
+  assert result.near_misses == ()
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(("epsilon", "fused"), [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
 def test_epsilon_in_double(epsilon: str, fused: bool, rng: np.random.Generator) -> None:
-    nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
-    original = model(graph(*nodes).replace("float", "double"))
-    optimized, result = run_pass(original, FUSE_RMS_NORM)
-    assert operators(optimized) == (["FusedLayerNorm"] if fused else operators(original))
-    assert fused or "epsilon, 1e-06, is no float32 number" in result.near_misses[0].reason
-    assert_same_outputs(original, optimized, rng)
+  nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
+  original = model(graph(*nodes).replace("float", "double"))
+  optimized, result = run_pass(original, FUSE_RMS_NORM)
+  assert operators(optimized) == (["FusedLayerNorm"] if fused else operators(original))
+  assert fused or "epsilon, 1e-06, is no float32 number" in result.near_misses[0].reason
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16", "double"])
 def test_the_operator_of_opset_23(dtype: str) -> None:
-    original = model(f"g ({dtype}[N,M,8] x, {dtype}[8] scale) => ({dtype}[N,M,8] y) "
-                     "{ y = RMSNormalization<epsilon = 1e-6> (x, scale) }", opset=23, ir=10)  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert lines(programs(optimized)[0]) == ["n = RMSNormalization<epsilon=1e-06>(x)", "y = Mul(n, gamma)"]
+  original = model(f"g ({dtype}[N,M,8] x, {dtype}[8] scale) => ({dtype}[N,M,8] y) "
+                   "{ y = RMSNormalization<epsilon = 1e-6> (x, scale) }", opset=23, ir=10)  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert lines(programs(optimized)[0]) == ["n = RMSNormalization<epsilon=1e-06>(x)", "y = Mul(n, gamma)"]
 
 
 def test_the_operator_of_opset_23_in_onnx_runtime(rng: np.random.Generator) -> None:
-    original = model("g (float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }",
-                     opset=23, ir=10)  # fmt: skip
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert_same_outputs(original, optimized, rng)
+  original = model("g (float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }",
+                   opset=23, ir=10)  # fmt: skip
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_simplified_layer_normalization_of_onnx_runtime(rng: np.random.Generator) -> None:
-    """ONNX Runtime has it in the domain ai.onnx; onnx itself does not know it."""
-    from ortplugin.graph.convert import import_model
-    from ortplugin.graph.export import export_model
-    from ortplugin.model.annotate import annotate
+  """ONNX Runtime has it in the domain ai.onnx; onnx itself does not know it."""
+  from ortplugin.graph.convert import import_model
+  from ortplugin.graph.export import export_model
+  from ortplugin.model.annotate import annotate
 
-    original = model(
-        "g (float[2,3,8] x, float[8] scale) => (float[2,3,8] y) { y = SimplifiedLayerNormalization(x, scale) }"
-    )
-    graph_ = import_model(original)
-    annotate(graph_)
-    assert len(FUSE_RMS_NORM(graph_).changes) == 1
-    optimized = export_model(graph_, original)
-    assert lines(programs(optimized)[0]) == ["n = RMSNormalization(x)", "y = Mul(n, gamma)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(
+    "g (float[2,3,8] x, float[8] scale) => (float[2,3,8] y) { y = SimplifiedLayerNormalization(x, scale) }"
+  )
+  graph_ = import_model(original)
+  annotate(graph_)
+  assert len(FUSE_RMS_NORM(graph_).changes) == 1
+  optimized = export_model(graph_, original)
+  assert lines(programs(optimized)[0]) == ["n = RMSNormalization(x)", "y = Mul(n, gamma)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_skip_simplified_layer_normalization(rng: np.random.Generator) -> None:
-    original = model(
-        """g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] bias) => (float[2,3,8] y, float[2,3,8] sum)
+  original = model(
+    """g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] bias) => (float[2,3,8] y, float[2,3,8] sum)
         { y, "", "", sum = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, skip, gamma, bias) }""",
-        contrib=True,
-    )
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert programs(optimized) == [
-        "(float x, float residual, float bias, float gamma) => (float y, float s) {\n"
-        "  add = Add(x, residual)\n"
-        "  s = Add(add, bias)\n"
-        "  n = RMSNormalization<epsilon=1e-06>(s)\n"
-        "  y = Mul(n, gamma)\n"
-        "}"
-    ]
-    assert_same_outputs(original, optimized, rng)
+    contrib=True,
+  )
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert programs(optimized) == [
+    "(float x, float residual, float bias, float gamma) => (float y, float s) {\n"
+    "  add = Add(x, residual)\n"
+    "  s = Add(add, bias)\n"
+    "  n = RMSNormalization<epsilon=1e-06>(s)\n"
+    "  y = Mul(n, gamma)\n"
+    "}"
+  ]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_value_added_to_itself(rng: np.random.Generator) -> None:
-    original = model(
-        "g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) "
-        "{ y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, x, gamma) }",
-        contrib=True,
-    )
-    optimized, _ = run_pass(original, FUSE_RMS_NORM)
-    assert list(optimized.graph.node[0].input) == ["x", "gamma"]
-    assert lines(programs(optimized)[0])[0] == "s = Add(x, x)"
-    assert_same_outputs(original, optimized, rng)
+  original = model(
+    "g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) "
+    "{ y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, x, gamma) }",
+    contrib=True,
+  )
+  optimized, _ = run_pass(original, FUSE_RMS_NORM)
+  assert list(optimized.graph.node[0].input) == ["x", "gamma"]
+  assert lines(programs(optimized)[0])[0] == "s = Add(x, x)"
+  assert_same_outputs(original, optimized, rng)
 
 
 # What must not fuse.
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        "y = com.microsoft.SkipSimplifiedLayerNormalization(u, x, gamma)",
-        f"{EPSILON} {TWO} {SQUARE} {ROOT} y = Div(x, root)",
-    ],
+  "nodes",
+  [
+    "y = com.microsoft.SkipSimplifiedLayerNormalization(u, x, gamma)",
+    f"{EPSILON} {TWO} {SQUARE} {ROOT} y = Div(x, root)",
+  ],
 )
 def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
-    original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
+  original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
         unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
-    reason = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
-    assert_unchanged(original, [FUSE_RMS_NORM], reason)
+  reason = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
+  assert_unchanged(original, [FUSE_RMS_NORM], reason)
 
 
 def test_the_mean_of_the_square_of_something_else_does_not_match() -> None:
-    nodes = [EPSILON, TWO, "other = Neg(x)  square = Pow(other, two)  mean = ReduceMean<axes = [-1]> (square)", ROOT]
-    assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])
+  nodes = [EPSILON, TWO, "other = Neg(x)  square = Pow(other, two)  mean = ReduceMean<axes = [-1]> (square)", ROOT]
+  assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])
 
 
 def test_a_sum_instead_of_a_mean_does_not_match() -> None:
-    nodes = [EPSILON, TWO, "square = Pow(x, two)  axes = Constant<value = int64[1] {-1}> ()",
-             "mean = ReduceSum(square, axes)", ROOT]  # fmt: skip
-    assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])
+  nodes = [EPSILON, TWO, "square = Pow(x, two)  axes = Constant<value = int64[1] {-1}> ()",
+           "mean = ReduceSum(square, axes)", ROOT]  # fmt: skip
+  assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])
 
 
 def test_other_axes_stay() -> None:
-    nodes = [EPSILON, TWO, "square = Pow(x, two)  mean = ReduceMean<axes = [1]> (square)", ROOT, "y = Div(x, root)"]
-    assert_unchanged(model(graph(*nodes)), [FUSE_RMS_NORM], "the axes [1] of 'mean' (ReduceMean) are not the trailing")
+  nodes = [EPSILON, TWO, "square = Pow(x, two)  mean = ReduceMean<axes = [1]> (square)", ROOT, "y = Div(x, root)"]
+  assert_unchanged(model(graph(*nodes)), [FUSE_RMS_NORM], "the axes [1] of 'mean' (ReduceMean) are not the trailing")
 
 
 def test_axes_that_are_no_constant_stay() -> None:
-    text = f"""g (float[N,M,8] x, int64[1] axes) => (float[N,M,8] y) {{ {EPSILON} {TWO}
+  text = f"""g (float[N,M,8] x, int64[1] axes) => (float[N,M,8] y) {{ {EPSILON} {TWO}
         square = Pow(x, two)  mean = ReduceMean(square, axes)  {ROOT}  y = Div(x, root) }}"""
-    assert_unchanged(model(text, 18), [FUSE_RMS_NORM], "the axes 'axes' of 'mean' (ReduceMean) are no constant")
+  assert_unchanged(model(text, 18), [FUSE_RMS_NORM], "the axes 'axes' of 'mean' (ReduceMean) are no constant")
 
 
 def test_the_square_as_an_output_stays() -> None:  # RELIABILITY 8
-    nodes = " ".join([EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"])
-    text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] square) {{ {nodes} }}"
-    assert_unchanged(model(text), [FUSE_RMS_NORM], "'square' is a graph output, so 'square' (Pow) has to stay")
+  nodes = " ".join([EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"])
+  text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] square) {{ {nodes} }}"
+  assert_unchanged(model(text), [FUSE_RMS_NORM], "'square' is a graph output, so 'square' (Pow) has to stay")
 
 
 def test_skip_with_statistics_stays() -> None:
-    original = model(
-        """g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y, float[2,3,1] inverse)
+  original = model(
+    """g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y, float[2,3,1] inverse)
         { y, "", inverse = com.microsoft.SkipSimplifiedLayerNormalization(x, x, gamma) }""",
-        contrib=True,
-    )
-    assert_unchanged(original, [FUSE_RMS_NORM], "the statistics are wanted too: 'inverse' is a graph output")
+    contrib=True,
+  )
+  assert_unchanged(original, [FUSE_RMS_NORM], "the statistics are wanted too: 'inverse' is a graph output")

@@ -14,8 +14,8 @@ from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
 PASSES = (FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_EPILOGUE)
 EPSILON = "epsilon = Constant<value = float {1e-5}> ()  "
 NORM = (
-    EPSILON
-    + """mean = ReduceMean<axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
+  EPSILON
+  + """mean = ReduceMean<axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
     variance = ReduceMean<axes = [-1]> (square)  shifted = Add(variance, epsilon)  root = Sqrt(shifted)
     n = Div(d, root)  """
 )
@@ -26,288 +26,286 @@ NORM_18 = AXES + NORM.replace("<axes = [-1]> (x)", "(x, axes)").replace("<axes =
 
 
 def graph(nodes: str, inputs: str = "", outputs: str = "", y: str = "float[N,M,8] y") -> str:
-    return f"g (float[N,M,8] x, float[8] gamma, float[8] beta{inputs}) => ({y}{outputs}) {{ {NORM} {nodes} }}"
+  return f"g (float[N,M,8] x, float[8] gamma, float[8] beta{inputs}) => ({y}{outputs}) {{ {NORM} {nodes} }}"
 
 
 def outputs_of_norm(optimized: onnx.ModelProto) -> list[str]:
-    return next(list(node.output) for node in optimized.graph.node if node.op_type == "FusedLayerNorm")
+  return next(list(node.output) for node in optimized.graph.node if node.op_type == "FusedLayerNorm")
 
 
 def check(text: str, rng: np.random.Generator, ops: list[str], statements: list[str]) -> None:
-    original = model(text)
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ops
-    assert lines(programs(optimized)[0]) == statements
-    assert_same_outputs(original, optimized, rng)
+  original = model(text)
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ops
+  assert lines(programs(optimized)[0]) == statements
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_gamma_and_beta(rng: np.random.Generator) -> None:
-    expected = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
-    check(graph("m = Mul(n, gamma)  y = Add(m, beta)"), rng, ["FusedLayerNorm"], expected)
-    swapped = ["n = LayerNormalization(x)", "mul = Mul(gamma, n)", "y = Add(beta, mul)"]
-    check(graph("m = Mul(gamma, n)  y = Add(beta, m)"), rng, ["FusedLayerNorm"], swapped)
+  expected = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
+  check(graph("m = Mul(n, gamma)  y = Add(m, beta)"), rng, ["FusedLayerNorm"], expected)
+  swapped = ["n = LayerNormalization(x)", "mul = Mul(gamma, n)", "y = Add(beta, mul)"]
+  check(graph("m = Mul(gamma, n)  y = Add(beta, m)"), rng, ["FusedLayerNorm"], swapped)
 
 
 def test_a_cast_back_and_gamma_in_half(rng: np.random.Generator) -> None:
-    """Llama: the norm in fp32, rounded to fp16, then scaled in fp16."""
-    original = model(f"""g (float[N,M,8] x, float16[8] gamma) => (float16[N,M,8] y)
+  """Llama: the norm in fp32, rounded to fp16, then scaled in fp16."""
+  original = model(f"""g (float[N,M,8] x, float16[8] gamma) => (float16[N,M,8] y)
         {{ {NORM} h = Cast<to = 10> (n)  y = Mul(gamma, h) }}""")
-    optimized, _ = run_pass(original, *PASSES)
-    assert lines(programs(optimized)[0]) == [
-        "n = LayerNormalization(x)",
-        "cast = Cast<to=float16>(n)",
-        "y = Mul(gamma, cast)",
-    ]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, *PASSES)
+  assert lines(programs(optimized)[0]) == [
+    "n = LayerNormalization(x)",
+    "cast = Cast<to=float16>(n)",
+    "y = Mul(gamma, cast)",
+  ]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_gelu_written_out(rng: np.random.Generator) -> None:
-    """n is read twice, and neither it nor what is between remains an output."""
-    check(
-        graph("""root2 = Constant<value = float {1.4142135}> ()  one = Constant<value = float {1.0}> ()
+  """n is read twice, and neither it nor what is between remains an output."""
+  check(
+    graph("""root2 = Constant<value = float {1.4142135}> ()  one = Constant<value = float {1.0}> ()
             half = Constant<value = float {0.5}> ()  scaled = Div(n, root2)  e = Erf(scaled)  gate = Add(e, one)
             wide = Mul(n, gate)  y = Mul(wide, half)"""),
-        rng,
-        ["FusedLayerNorm"],
-        [
-            "n = LayerNormalization(x)",
-            "div = Div(n, 1.4142135381698608)",
-            "erf = Erf(div)",
-            "add = Add(erf, 1)",
-            "mul = Mul(n, add)",
-            "y = Mul(mul, 0.5)",
-        ],
-    )
+    rng,
+    ["FusedLayerNorm"],
+    [
+      "n = LayerNormalization(x)",
+      "div = Div(n, 1.4142135381698608)",
+      "erf = Erf(div)",
+      "add = Add(erf, 1)",
+      "mul = Mul(n, add)",
+      "y = Mul(mul, 0.5)",
+    ],
+  )
 
 
 @pytest.mark.parametrize(
-    ("opset", "node", "statement"),
-    [
-        (17, "y = Relu(n)", "y = Relu(n)"),
-        (17, "y = LeakyRelu<alpha = 0.1> (n)", "y = LeakyRelu<alpha=0.1>(n)"),
-        (17, "y = LeakyRelu(n)", "y = LeakyRelu(n)"),
-        (17, "y = Elu<alpha = 2.0> (n)", "y = Elu<alpha=2>(n)"),
-        (17, "y = Selu(n)", "y = Selu(n)"),
-        (17, "y = HardSigmoid(n)", "y = HardSigmoid(n)"),
-        (17, "y = HardSwish(n)", "y = HardSwish(n)"),
-        (17, "y = Shrink<bias = 0.25> (n)", "y = Shrink<bias=0.25>(n)"),
-        (17, "y = Celu(n)", "y = Celu(n)"),
-        (17, "y = ThresholdedRelu(n)", "y = ThresholdedRelu(n)"),
-        (17, "y = Softplus(n)", "y = Softplus(n)"),
-        (18, "y = Mish(n)", "y = Mish(n)"),
-        (20, "y = Gelu(n)", "y = Gelu(n)"),
-        (20, 'y = Gelu<approximate = "tanh"> (n)', 'y = Gelu<approximate="tanh">(n)'),
-        (17, "y = PRelu(n, gamma)", "y = PRelu(n, slope)"),
-        (17, "y = Clip(n)", "y = Clip(n, -3.4028234663852886e+38, 3.4028234663852886e+38)"),
-        (17, "six = Constant<value = float {6.0}> ()  y = Clip(n, , six)", "y = Clip(n, -3.4028234663852886e+38, 6)"),
-        (17, "low = Constant<value = float {-1.0}> ()  y = Clip(n, low)", "y = Clip(n, -1, 3.4028234663852886e+38)"),
-        (17, "two = Constant<value = int64 {2}> ()  y = Pow(n, two)", "y = Pow(n, 2)"),
-        (17, "y = Max(n, gamma)", "y = Max(n, operand)"),
-        (17, "y = Min(gamma, n, beta)", "y = Min(min, operand2)"),
-    ],
+  ("opset", "node", "statement"),
+  [
+    (17, "y = Relu(n)", "y = Relu(n)"),
+    (17, "y = LeakyRelu<alpha = 0.1> (n)", "y = LeakyRelu<alpha=0.1>(n)"),
+    (17, "y = LeakyRelu(n)", "y = LeakyRelu(n)"),
+    (17, "y = Elu<alpha = 2.0> (n)", "y = Elu<alpha=2>(n)"),
+    (17, "y = Selu(n)", "y = Selu(n)"),
+    (17, "y = HardSigmoid(n)", "y = HardSigmoid(n)"),
+    (17, "y = HardSwish(n)", "y = HardSwish(n)"),
+    (17, "y = Shrink<bias = 0.25> (n)", "y = Shrink<bias=0.25>(n)"),
+    (17, "y = Celu(n)", "y = Celu(n)"),
+    (17, "y = ThresholdedRelu(n)", "y = ThresholdedRelu(n)"),
+    (17, "y = Softplus(n)", "y = Softplus(n)"),
+    (18, "y = Mish(n)", "y = Mish(n)"),
+    (20, "y = Gelu(n)", "y = Gelu(n)"),
+    (20, 'y = Gelu<approximate = "tanh"> (n)', 'y = Gelu<approximate="tanh">(n)'),
+    (17, "y = PRelu(n, gamma)", "y = PRelu(n, slope)"),
+    (17, "y = Clip(n)", "y = Clip(n, -3.4028234663852886e+38, 3.4028234663852886e+38)"),
+    (17, "six = Constant<value = float {6.0}> ()  y = Clip(n, , six)", "y = Clip(n, -3.4028234663852886e+38, 6)"),
+    (17, "low = Constant<value = float {-1.0}> ()  y = Clip(n, low)", "y = Clip(n, -1, 3.4028234663852886e+38)"),
+    (17, "two = Constant<value = int64 {2}> ()  y = Pow(n, two)", "y = Pow(n, 2)"),
+    (17, "y = Max(n, gamma)", "y = Max(n, operand)"),
+    (17, "y = Min(gamma, n, beta)", "y = Min(min, operand2)"),
+  ],
 )
 def test_operators_and_their_attributes(opset: int, node: str, statement: str, rng: np.random.Generator) -> None:
-    text = graph(node)
-    original = model(text.replace(NORM, NORM_18) if opset >= 18 else text, opset, ir=8 if opset < 20 else 10)
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert lines(programs(optimized)[0])[-1] == statement
-    assert_same_outputs(original, optimized, rng)
+  text = graph(node)
+  original = model(text.replace(NORM, NORM_18) if opset >= 18 else text, opset, ir=8 if opset < 20 else 10)
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert lines(programs(optimized)[0])[-1] == statement
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    ("node", "statements"),
-    [
-        ("y = com.microsoft.Gelu(n)", ["y = Gelu(n)"]),
-        ("y = com.microsoft.FastGelu(n)", ['y = Gelu<approximate="tanh">(n)']),
-        ("y = com.microsoft.FastGelu(n, gamma)", ["add = Add(n, bias)", 'y = Gelu<approximate="tanh">(add)']),
-        ("y = com.microsoft.BiasGelu(n, gamma)", ["add = Add(n, bias)", "y = Gelu(add)"]),
-        ("y = com.microsoft.QuickGelu<alpha = 1.5> (n)", ["y = QuickGelu<alpha=1.5>(n)"]),
-    ],
+  ("node", "statements"),
+  [
+    ("y = com.microsoft.Gelu(n)", ["y = Gelu(n)"]),
+    ("y = com.microsoft.FastGelu(n)", ['y = Gelu<approximate="tanh">(n)']),
+    ("y = com.microsoft.FastGelu(n, gamma)", ["add = Add(n, bias)", 'y = Gelu<approximate="tanh">(add)']),
+    ("y = com.microsoft.BiasGelu(n, gamma)", ["add = Add(n, bias)", "y = Gelu(add)"]),
+    ("y = com.microsoft.QuickGelu<alpha = 1.5> (n)", ["y = QuickGelu<alpha=1.5>(n)"]),
+  ],
 )
 def test_activations_of_onnx_runtime(node: str, statements: list[str], rng: np.random.Generator) -> None:
-    original = model(graph(node), contrib=True)
-    optimized, _ = run_pass(original, *PASSES)
-    assert lines(programs(optimized)[0]) == ["n = LayerNormalization(x)", *statements]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(node), contrib=True)
+  optimized, _ = run_pass(original, *PASSES)
+  assert lines(programs(optimized)[0]) == ["n = LayerNormalization(x)", *statements]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_comparisons_and_where(rng: np.random.Generator) -> None:
-    original = model(graph(
-        "zero = Constant<value = float {0.0}> ()  positive = Greater(n, zero)  both = And(positive, mask)"
-        "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z"))  # fmt: skip
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert programs(optimized)[0].splitlines()[0] == "(float x, bool operand) => (float y, bool y2) {"
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(
+      "zero = Constant<value = float {0.0}> ()  positive = Greater(n, zero)  both = And(positive, mask)"
+      "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z"))  # fmt: skip
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert programs(optimized)[0].splitlines()[0] == "(float x, bool operand) => (float y, bool y2) {"
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_residual_after_the_norm(rng: np.random.Generator) -> None:
-    check(graph("y = Add(n, x)"), rng, ["FusedLayerNorm"], ["n = LayerNormalization(x)", "y = Add(n, x)"])
-    check(graph("y = Add(n, r)", ", float[N,M,8] r"), rng, ["FusedLayerNorm"],
-          ["n = LayerNormalization(x)", "y = Add(n, residual)"])  # fmt: skip
+  check(graph("y = Add(n, x)"), rng, ["FusedLayerNorm"], ["n = LayerNormalization(x)", "y = Add(n, x)"])
+  check(graph("y = Add(n, r)", ", float[N,M,8] r"), rng, ["FusedLayerNorm"],
+        ["n = LayerNormalization(x)", "y = Add(n, residual)"])  # fmt: skip
 
 
 def test_an_output_in_between_is_kept(rng: np.random.Generator) -> None:  # RELIABILITY 8
-    original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)", outputs=", float[N,M,8] m, float[N,M,8] n"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert sorted(outputs_of_norm(optimized)) == ["m", "n", "y"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)", outputs=", float[N,M,8] m, float[N,M,8] n"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert sorted(outputs_of_norm(optimized)) == ["m", "n", "y"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_value_with_another_consumer_is_kept(rng: np.random.Generator) -> None:  # RELIABILITY 9
-    original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)  z = Softmax(m)", outputs=", float[N,M,8] z"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm", "Softmax"]
-    assert outputs_of_norm(optimized) == ["m", "y"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)  z = Softmax(m)", outputs=", float[N,M,8] z"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm", "Softmax"]
+  assert outputs_of_norm(optimized) == ["m", "y"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_value_that_a_body_captures_is_kept(rng: np.random.Generator) -> None:  # RELIABILITY 10
-    branches = """z = If (c) <then_branch = then () => (float[N,M,8] t) { t = Neg(n) },
+  branches = """z = If (c) <then_branch = then () => (float[N,M,8] t) { t = Neg(n) },
                                else_branch = otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
-    original = model(graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm", "If"]
-    assert sorted(outputs_of_norm(optimized)) == ["n", "y"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm", "If"]
+  assert sorted(outputs_of_norm(optimized)) == ["n", "y"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_consumer_in_a_body_stays_there(rng: np.random.Generator) -> None:
-    branches = """y = If (c) <then_branch = then () => (float[N,M,8] t) { t = Mul(n, gamma) },
+  branches = """y = If (c) <then_branch = then () => (float[N,M,8] t) { t = Mul(n, gamma) },
                                else_branch = otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
-    original = model(graph(branches, ", bool c"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm", "If"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph(branches, ", bool c"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm", "If"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_what_an_operand_needs_moves_before_the_norm(rng: np.random.Generator) -> None:
-    original = model(graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["Softmax", "FusedLayerNorm"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["Softmax", "FusedLayerNorm"]
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("shape", ["8", "1", "", "M,1", "N,1,1", "1,M,8", "1,1,1"])
 def test_operands_that_broadcast(shape: str, rng: np.random.Generator) -> None:  # RELIABILITY 15
-    dims = f"[{shape}]" if shape else ""
-    original = model(graph("y = Mul(c, n)", f", float{dims} c"))
-    optimized, _ = run_pass(original, *PASSES)
-    assert operators(optimized) == ["FusedLayerNorm"]
-    assert_same_outputs(original, optimized, rng)
+  dims = f"[{shape}]" if shape else ""
+  original = model(graph("y = Mul(c, n)", f", float{dims} c"))
+  optimized, _ = run_pass(original, *PASSES)
+  assert operators(optimized) == ["FusedLayerNorm"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_numbers_of_every_shape_that_fits(rng: np.random.Generator) -> None:
-    for dims in ("", "[1]", "[1,1,1]"):
-        original = model(
-            f"g (float[N,M,8] x) => (float[N,M,8] y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}"
-        )
-        optimized, _ = run_pass(original, *PASSES)
-        assert lines(programs(optimized)[0])[-1] == "y = Mul(n, 0.25)"
-        assert_same_outputs(original, optimized, rng)
+  for dims in ("", "[1]", "[1,1,1]"):
+    original = model(f"g (float[N,M,8] x) => (float[N,M,8] y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}")
+    optimized, _ = run_pass(original, *PASSES)
+    assert lines(programs(optimized)[0])[-1] == "y = Mul(n, 0.25)"
+    assert_same_outputs(original, optimized, rng)
 
 
 # What must not fuse.
 
 
 def unchanged_epilogue(text: str, *fragments: str, **options: int) -> None:
-    fused, _ = run_pass(model(text, **options), FUSE_LAYER_NORM)
-    assert_unchanged(fused, [NORM_EPILOGUE], *fragments)
+  fused, _ = run_pass(model(text, **options), FUSE_LAYER_NORM)
+  assert_unchanged(fused, [NORM_EPILOGUE], *fragments)
 
 
 def test_a_cycle_stays() -> None:
-    """The other operand is computed from the norm."""
-    unchanged_epilogue(graph("p = Softmax(n)  y = Add(n, p)"), "'p', which it also reads, depends on the norm")
+  """The other operand is computed from the norm."""
+  unchanged_epilogue(graph("p = Softmax(n)  y = Add(n, p)"), "'p', which it also reads, depends on the norm")
 
 
 @pytest.mark.parametrize("shape", ["2,N,M,8", "1,1,1,1", "4,1", "K,1,1", "1,1,K"])
 def test_an_operand_that_may_enlarge_the_result_stays(shape: str) -> None:  # RELIABILITY 15, 16
-    text = graph("y = Mul(n, c)", f", float[{shape}] c", y="float y").replace("=> (float y)", "=> (float[A,B,C] y)")
-    original = model(text.replace("[A,B,C] y", "[A,B,C,D] y") if shape.count(",") == 3 else text)
-    fused, _ = run_pass(original, FUSE_LAYER_NORM)
-    fits = shape == "1,1,K"  # against a last dimension of 8, in a valid model K is 1 or 8
-    if fits:
-        assert operators(run_pass(fused, NORM_EPILOGUE)[0]) == ["FusedLayerNorm"]
-    else:
-        assert_unchanged(fused, [NORM_EPILOGUE], "does not surely broadcast to [N, M, 8]")
+  text = graph("y = Mul(n, c)", f", float[{shape}] c", y="float y").replace("=> (float y)", "=> (float[A,B,C] y)")
+  original = model(text.replace("[A,B,C] y", "[A,B,C,D] y") if shape.count(",") == 3 else text)
+  fused, _ = run_pass(original, FUSE_LAYER_NORM)
+  fits = shape == "1,1,K"  # against a last dimension of 8, in a valid model K is 1 or 8
+  if fits:
+    assert operators(run_pass(fused, NORM_EPILOGUE)[0]) == ["FusedLayerNorm"]
+  else:
+    assert_unchanged(fused, [NORM_EPILOGUE], "does not surely broadcast to [N, M, 8]")
 
 
 def test_a_norm_of_a_single_row_that_grows_stays() -> None:  # RELIABILITY 15
-    text = f"g (float[1,1,8] x, float[5,8] c) => (float[1,5,8] y) {{ {NORM} y = Mul(n, c) }}"
-    unchanged_epilogue(text, "'c' of shape [5, 8] does not surely broadcast to [1, 1, 8]")
+  text = f"g (float[1,1,8] x, float[5,8] c) => (float[1,5,8] y) {{ {NORM} y = Mul(n, c) }}"
+  unchanged_epilogue(text, "'c' of shape [5, 8] does not surely broadcast to [1, 1, 8]")
 
 
 def test_a_norm_over_a_dimension_of_one_that_grows_stays() -> None:  # RELIABILITY 15
-    text = f"g (float[N,M,1] x, float[8] c) => (float[N,M,8] y) {{ {NORM} y = Mul(n, c) }}"
-    unchanged_epilogue(text, "'c' of shape [8] does not surely broadcast to [N, M, 1]")
+  text = f"g (float[N,M,1] x, float[8] c) => (float[N,M,8] y) {{ {NORM} y = Mul(n, c) }}"
+  unchanged_epilogue(text, "'c' of shape [8] does not surely broadcast to [N, M, 1]")
 
 
 def test_a_cast_to_an_integer_stays() -> None:  # RELIABILITY 17
-    unchanged_epilogue(graph("y = Cast<to = 7> (n)", y="int64[N,M,8] y"), "'y' is int64; programs know")
+  unchanged_epilogue(graph("y = Cast<to = 7> (n)", y="int64[N,M,8] y"), "'y' is int64; programs know")
 
 
 def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double(rng: np.random.Generator) -> None:  # RELIABILITY 17
-    text = f"""g (float[N,M,8] x) => (float[N,M,8] y) {{ {NORM}
+  text = f"""g (float[N,M,8] x) => (float[N,M,8] y) {{ {NORM}
         p = Constant<value = double {{0.1}}> ()  a = Abs(n)  y = Pow(a, p) }}"""
-    expected = ["n = LayerNormalization(x)", "abs = Abs(n)", "cast = Cast<to=double>(abs)", "pow = Pow(cast, 0.1)",
-                "y = Cast<to=float>(pow)"]  # fmt: skip
-    check(text, rng, ["FusedLayerNorm"], expected)
+  expected = ["n = LayerNormalization(x)", "abs = Abs(n)", "cast = Cast<to=double>(abs)", "pow = Pow(cast, 0.1)",
+              "y = Cast<to=float>(pow)"]  # fmt: skip
+  check(text, rng, ["FusedLayerNorm"], expected)
 
 
 def test_an_integer_exponent_that_varies_stays() -> None:
-    unchanged_epilogue(graph("y = Pow(n, p)", ", int64[8] p"), "'p' is int64; programs know float16, bfloat16, float")
+  unchanged_epilogue(graph("y = Pow(n, p)", ", int64[8] p"), "'p' is int64; programs know float16, bfloat16, float")
 
 
 def test_the_infinity_of_one_sign(rng: np.random.Generator) -> None:  # RELIABILITY 18
-    text = graph("y = IsInf<detect_negative = 0> (n)", y="bool[N,M,8] y")
-    expected = ["n = LayerNormalization(x)", "y = IsInf<detect_negative=0>(n)"]
-    check(text, rng, ["FusedLayerNorm"], expected)
+  text = graph("y = IsInf<detect_negative = 0> (n)", y="bool[N,M,8] y")
+  expected = ["n = LayerNormalization(x)", "y = IsInf<detect_negative=0>(n)"]
+  check(text, rng, ["FusedLayerNorm"], expected)
 
 
 def test_other_operators_stay() -> None:
-    unchanged_epilogue(graph("y = Softmax(n)"))
-    unchanged_epilogue(graph("y = Transpose<perm = [0, 1, 2]> (n)"))
+  unchanged_epilogue(graph("y = Softmax(n)"))
+  unchanged_epilogue(graph("y = Transpose<perm = [0, 1, 2]> (n)"))
 
 
 def test_more_results_than_there_may_be_stay(rng: np.random.Generator) -> None:
-    outputs = "".join(f", float[N,M,8] z{i}" for i in range(20))
-    nodes = "  ".join(f"z{i} = {op}(n)" for i, op in enumerate(["Sin", "Cos", "Tanh", "Exp", "Relu"] * 4))
-    original = model(graph(f"y = Neg(n)  {nodes}", outputs=outputs))
-    optimized, result = run_pass(original, *PASSES)
-    assert len(outputs_of_norm(optimized)) == 16
-    assert any("17 results; the limit is 16" in each.reason for each in result.near_misses)
-    assert_same_outputs(original, optimized, rng)
+  outputs = "".join(f", float[N,M,8] z{i}" for i in range(20))
+  nodes = "  ".join(f"z{i} = {op}(n)" for i, op in enumerate(["Sin", "Cos", "Tanh", "Exp", "Relu"] * 4))
+  original = model(graph(f"y = Neg(n)  {nodes}", outputs=outputs))
+  optimized, result = run_pass(original, *PASSES)
+  assert len(outputs_of_norm(optimized)) == 16
+  assert any("17 results; the limit is 16" in each.reason for each in result.near_misses)
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_special_values_pass_through(rng: np.random.Generator) -> None:  # RELIABILITY 18
-    """NaN, infinities, -0 and denormals in the operands come out as they did."""
-    from pass_helpers import restore, run
+  """NaN, infinities, -0 and denormals in the operands come out as they did."""
+  from pass_helpers import restore, run
 
-    original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)"))
-    optimized, _ = run_pass(original, *PASSES)
-    special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, 1.0, -1.0], np.float32)
-    x = rng.standard_normal((3, 4, 8)).astype(np.float32)
-    x[0, 0, 3], x[1, 1, 2], x[2, 2, :] = np.nan, np.inf, 0
-    for gamma, beta in (
-        (special, np.zeros(8, np.float32)),
-        (np.ones(8, np.float32), special),
-        (special, special[::-1]),
-    ):
-        feeds = {"x": x, "gamma": gamma, "beta": np.ascontiguousarray(beta)}
-        expected, found = run(original, feeds)[0], run(restore(optimized), feeds)[0]
-        np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-        np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
-        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+  original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)"))
+  optimized, _ = run_pass(original, *PASSES)
+  special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, 1.0, -1.0], np.float32)
+  x = rng.standard_normal((3, 4, 8)).astype(np.float32)
+  x[0, 0, 3], x[1, 1, 2], x[2, 2, :] = np.nan, np.inf, 0
+  for gamma, beta in (
+    (special, np.zeros(8, np.float32)),
+    (np.ones(8, np.float32), special),
+    (special, special[::-1]),
+  ):
+    feeds = {"x": x, "gamma": gamma, "beta": np.ascontiguousarray(beta)}
+    expected, found = run(original, feeds)[0], run(restore(optimized), feeds)[0]
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
 def test_what_a_jump_reads_is_rounded(rng: np.random.Generator) -> None:
-    """As in fuse-pointwise; tests/ort/test_roundings.py has values for which it matters."""
-    original = model(
-        "g (float16[2,8] x, float16[8] gamma) => (float16[2,8] y) { n = LayerNormalization(x, gamma)  y = Floor(n) }"
-    )
-    optimized, _ = run_pass(original, *PASSES)
-    steps = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "cast = Cast<to=float16>(mul)", "y = Floor(cast)"]
-    assert lines(programs(optimized)[0]) == steps
-    assert_same_outputs(original, optimized, rng)
+  """As in fuse-pointwise; tests/ort/test_roundings.py has values for which it matters."""
+  original = model(
+    "g (float16[2,8] x, float16[8] gamma) => (float16[2,8] y) { n = LayerNormalization(x, gamma)  y = Floor(n) }"
+  )
+  optimized, _ = run_pass(original, *PASSES)
+  steps = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "cast = Cast<to=float16>(mul)", "y = Floor(cast)"]
+  assert lines(programs(optimized)[0]) == steps
+  assert_same_outputs(original, optimized, rng)

@@ -14,20 +14,20 @@ DTYPES = {"int64": 7, "int32": 6, "uint8": 2, "float": 1}
 
 
 def graph(
-    reduction: str, to: int = 7, end: str = "y = Cast<to = 9>(r)", x: str = "3,4,5", y: str = "", outputs: str = ""
+  reduction: str, to: int = 7, end: str = "y = Cast<to = 9>(r)", x: str = "3,4,5", y: str = "", outputs: str = ""
 ) -> onnx.ModelProto:
-    """Whether x [3,4,5] is infinite, as numbers of the dtype `to`, reduced."""
-    original = model(f"""g (float[{x}] x) => (bool[{y or "Y"}] y{outputs}) {{ i = IsInf(x)  c = Cast<to = {to}>(i)
+  """Whether x [3,4,5] is infinite, as numbers of the dtype `to`, reduced."""
+  original = model(f"""g (float[{x}] x) => (bool[{y or "Y"}] y{outputs}) {{ i = IsInf(x)  c = Cast<to = {to}>(i)
         r = {reduction}  {end} }}""")
-    for each in original.graph.output if not y else ():
-        each.type.tensor_type.shape.ClearField("dim")
-    return original
+  for each in original.graph.output if not y else ():
+    each.type.tensor_type.shape.ClearField("dim")
+  return original
 
 
 def feeds(*infinite: int, rows: int = 3) -> dict[str, np.ndarray]:
-    x = np.ones((rows, 4, 5), np.float32)
-    x.reshape(-1)[list(infinite)] = np.inf
-    return {"x": x}
+  x = np.ones((rows, 4, 5), np.float32)
+  x.reshape(-1)[list(infinite)] = np.inf
+  return {"x": x}
 
 
 FEEDS = [feeds(), feeds(7), feeds(0, 59), feeds(*range(20)), feeds(*range(60))]
@@ -38,55 +38,55 @@ FEEDS = [feeds(), feeds(7), feeds(0, 59), feeds(*range(20)), feeds(*range(60))]
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", ["", ", axes = [1, -1]", ", axes = [0, 1, 2]"])
 def test_any_and_all(op: str, dtype: str, keepdims: int, axes: str) -> None:
-    y = {"": ["", "1,1,1"], ", axes = [1, -1]": ["3", "3,1,1"]}.get(axes, ["", "1,1,1"])[keepdims]
-    original = graph(f"{op}<keepdims = {keepdims}{axes}>(c)", DTYPES[dtype], y=y)
-    optimized, result = run_pass(original, ANY_TO_SUM)
-    assert op not in operators(optimized)
-    assert operators(optimized).count("ReduceSum") == 1
-    assert len(result.changes) == 1
-    for each in FEEDS:
-        np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
+  y = {"": ["", "1,1,1"], ", axes = [1, -1]": ["3", "3,1,1"]}.get(axes, ["", "1,1,1"])[keepdims]
+  original = graph(f"{op}<keepdims = {keepdims}{axes}>(c)", DTYPES[dtype], y=y)
+  optimized, result = run_pass(original, ANY_TO_SUM)
+  assert op not in operators(optimized)
+  assert operators(optimized).count("ReduceSum") == 1
+  assert len(result.changes) == 1
+  for each in FEEDS:
+    np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
 
 @pytest.mark.parametrize("opset", [12, 18, 20])
 def test_opsets(opset: int) -> None:
-    axes = "ReduceMax<keepdims = 0, axes = [1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims = 0>(c, axes)"
-    text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints = [1, 2]>()  i = IsInf(x)
+  axes = "ReduceMax<keepdims = 0, axes = [1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims = 0>(c, axes)"
+  text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints = [1, 2]>()  i = IsInf(x)
         c = Cast<to = 7>(i)  r = {axes}  y = Cast<to = 9>(r) }}"""
-    original = model(text, opset)
-    optimized, _ = run_pass(original, ANY_TO_SUM)
-    assert operators(optimized) == ["IsInf", "Cast", "ReduceSum", "Cast"]
-    for each in FEEDS:
-        np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
+  original = model(text, opset)
+  optimized, _ = run_pass(original, ANY_TO_SUM)
+  assert operators(optimized) == ["IsInf", "Cast", "ReduceSum", "Cast"]
+  for each in FEEDS:
+    np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
 
 def test_of_bools() -> None:
-    original = model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
+  original = model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
         y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20)  # fmt: skip
-    optimized, _ = run_pass(original, ANY_TO_SUM)
-    assert operators(optimized).count("ReduceSum") == 2
-    for x in (np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), np.ones((3, 4), bool)):
-        for found, expected in zip(run(optimized, {"x": x}), [x.any(1, keepdims=True), x.all()], strict=True):
-            np.testing.assert_array_equal(found, expected)
+  optimized, _ = run_pass(original, ANY_TO_SUM)
+  assert operators(optimized).count("ReduceSum") == 2
+  for x in (np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), np.ones((3, 4), bool)):
+    for found, expected in zip(run(optimized, {"x": x}), [x.any(1, keepdims=True), x.all()], strict=True):
+      np.testing.assert_array_equal(found, expected)
 
 
 def test_larger_than_zero() -> None:
-    original = graph("ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(r, zero)")
-    optimized, _ = run_pass(original, ANY_TO_SUM)
-    assert "ReduceSum" in operators(optimized)
-    for each in FEEDS:
-        np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
+  original = graph("ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(r, zero)")
+  optimized, _ = run_pass(original, ANY_TO_SUM)
+  assert "ReduceSum" in operators(optimized)
+  for each in FEEDS:
+    np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
 
 @pytest.mark.parametrize(("op", "to", "changed"), [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
 def test_of_no_elements(op: str, to: int, changed: int) -> None:
-    """The maximum of no signed integers is the lowest one, which is true: the sum would be false."""
-    original = graph(f"{op}<keepdims = 0>(c)", to, x="N,4,5")
-    optimized, result = run_pass(original, ANY_TO_SUM)
-    assert len(result.changes) == changed
-    assert len(result.near_misses) == 1 - changed
-    for each in (feeds(rows=0), *FEEDS):
-        np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
+  """The maximum of no signed integers is the lowest one, which is true: the sum would be false."""
+  original = graph(f"{op}<keepdims = 0>(c)", to, x="N,4,5")
+  optimized, result = run_pass(original, ANY_TO_SUM)
+  assert len(result.changes) == changed
+  assert len(result.near_misses) == 1 - changed
+  for each in (feeds(rows=0), *FEEDS):
+    np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
 
 STAY = {
@@ -101,27 +101,27 @@ STAY = {
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    assert_unchanged(STAY[what], [ANY_TO_SUM])
+  assert_unchanged(STAY[what], [ANY_TO_SUM])
 
 
 def test_no_axis_is_reduced() -> None:
-    original = model("""g (float[3] x) => (bool[3] y) { a = Constant<value = int64[0] {}>()  i = IsInf(x)
+  original = model("""g (float[3] x) => (bool[3] y) { a = Constant<value = int64[0] {}>()  i = IsInf(x)
         c = Cast<to = 7>(i)  r = ReduceMax<noop_with_empty_axes = 1>(c, a)  y = Cast<to = 9>(r) }""", 18)  # fmt: skip
-    assert_unchanged(original, [ANY_TO_SUM], "its axes")
+  assert_unchanged(original, [ANY_TO_SUM], "its axes")
 
 
 def test_what_is_infinite_is_counted_where_it_is_found(rng: np.random.Generator) -> None:
-    """T5's clamp: the test for infinity goes into the kernel that sums."""
-    original = model(
-        """g (float16[2,3,8] x) => (float16[2,3,8] y) <float a = {64504}, float b = {65504}> {
+  """T5's clamp: the test for infinity goes into the kernel that sums."""
+  original = model(
+    """g (float16[2,3,8] x) => (float16[2,3,8] y) <float a = {64504}, float b = {65504}> {
         f = Cast<to = 1>(x)  i = IsInf(f)  c = Cast<to = 7>(i)  r = ReduceMax<keepdims = 0>(c)
         any = Cast<to = 9>(r)  w = Where(any, a, b)  n = Neg(w)  low = Max(f, n)  high = Min(low, w)
         y = Cast<to = 10>(high) }""",
-        18,
-    )
-    optimized, _ = run_pass(original, ANY_TO_SUM, FUSE_SUM_TO)
-    assert operators(optimized) == ["FusedSumTo", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
-    assert "isinf = IsInf(y)" in programs(optimized)[0]
-    assert_same_outputs(original, optimized, rng)
-    infinite = np.full((2, 3, 8), np.inf, np.float16)
-    np.testing.assert_array_equal(run(restore(optimized), {"x": infinite})[0], np.full_like(infinite, 64504))
+    18,
+  )
+  optimized, _ = run_pass(original, ANY_TO_SUM, FUSE_SUM_TO)
+  assert operators(optimized) == ["FusedSumTo", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
+  assert "isinf = IsInf(y)" in programs(optimized)[0]
+  assert_same_outputs(original, optimized, rng)
+  infinite = np.full((2, 3, 8), np.inf, np.float16)
+  np.testing.assert_array_equal(run(restore(optimized), {"x": infinite})[0], np.full_like(infinite, 64504))

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from pass_helpers import (
-    assert_same_outputs,
-    assert_unchanged,
-    lines,
-    model,
-    operators,
-    programs,
-    reasons,
-    run_pass,
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  model,
+  operators,
+  programs,
+  reasons,
+  run_pass,
 )
 
 from ortplugin.graph.convert import import_model
@@ -31,442 +31,440 @@ Y = "float[N,M,8] y"
 
 
 def graph(nodes: str, inputs: str = X, outputs: str = Y) -> str:
-    return f"g ({inputs}) => ({outputs}) {{ {nodes} }}"
+  return f"g ({inputs}) => ({outputs}) {{ {nodes} }}"
 
 
 def check(
-    text: str, rng: np.random.Generator, ops: list[str], *wanted: list[str], opset: int = 17, precision: str = ""
+  text: str, rng: np.random.Generator, ops: list[str], *wanted: list[str], opset: int = 17, precision: str = ""
 ) -> onnx.ModelProto:
-    """The operators after the pass and the statements of each program; outputs are the same."""
-    original = model(text, opset, ir=8 if opset < 20 else 10)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    assert operators(optimized) == ops
-    assert [lines(each) for each in programs(optimized)] == list(wanted)
-    assert_same_outputs(original, optimized, rng, precision)
-    return optimized
+  """The operators after the pass and the statements of each program; outputs are the same."""
+  original = model(text, opset, ir=8 if opset < 20 else 10)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  assert operators(optimized) == ops
+  assert [lines(each) for each in programs(optimized)] == list(wanted)
+  assert_same_outputs(original, optimized, rng, precision)
+  return optimized
 
 
 # ------------------------------------------------------------------------------------------------------ what is fused
 
 
 def test_a_chain(rng: np.random.Generator) -> None:
-    text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, float[N,M,8] r")
-    check(text, rng, ["FusedPointwise"], ["add = Add(x, x2)", "y = Relu(add)"])
+  text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, float[N,M,8] r")
+  check(text, rng, ["FusedPointwise"], ["add = Add(x, x2)", "y = Relu(add)"])
 
 
 def test_broadcasts_and_literals(rng: np.random.Generator) -> None:
-    text = graph(
-        "half = Constant<value = float {0.5}> ()  a = Mul(x, half)  b = Add(a, bias)  c = Mul(column, b)  y = Tanh(c)",
-        f"{X}, float[8] bias, float[M,1] column",
-    )
-    statements = ["mul = Mul(x, 0.5)", "add = Add(mul, bias)", "mul2 = Mul(scale, add)", "y = Tanh(mul2)"]
-    optimized = check(text, rng, ["FusedPointwise"], statements)
-    assert list(optimized.graph.node[-1].input) == ["x", "bias", "column"]
+  text = graph(
+    "half = Constant<value = float {0.5}> ()  a = Mul(x, half)  b = Add(a, bias)  c = Mul(column, b)  y = Tanh(c)",
+    f"{X}, float[8] bias, float[M,1] column",
+  )
+  statements = ["mul = Mul(x, 0.5)", "add = Add(mul, bias)", "mul2 = Mul(scale, add)", "y = Tanh(mul2)"]
+  optimized = check(text, rng, ["FusedPointwise"], statements)
+  assert list(optimized.graph.node[-1].input) == ["x", "bias", "column"]
 
 
 def test_across_several_consumers_and_producers(rng: np.random.Generator) -> None:
-    """A diamond whose values other operators need too: one node, with those as outputs."""
-    text = graph(
-        "s = Add(x, r)  a = Sigmoid(s)  b = Tanh(s)  y = Mul(a, b)  z = Softmax(b)",
-        f"{X}, float[N,M,8] r",
-        f"{Y}, float[N,M,8] z, float[N,M,8] s",
-    )
-    optimized = check(
-        text,
-        rng,
-        ["FusedPointwise", "Softmax"],
-        ["y = Add(x, x2)", "sigmoid = Sigmoid(y)", "y2 = Tanh(y)", "y3 = Mul(sigmoid, y2)"],
-    )
-    assert list(optimized.graph.node[0].output) == ["s", "b", "y"]
+  """A diamond whose values other operators need too: one node, with those as outputs."""
+  text = graph(
+    "s = Add(x, r)  a = Sigmoid(s)  b = Tanh(s)  y = Mul(a, b)  z = Softmax(b)",
+    f"{X}, float[N,M,8] r",
+    f"{Y}, float[N,M,8] z, float[N,M,8] s",
+  )
+  optimized = check(
+    text,
+    rng,
+    ["FusedPointwise", "Softmax"],
+    ["y = Add(x, x2)", "sigmoid = Sigmoid(y)", "y2 = Tanh(y)", "y3 = Mul(sigmoid, y2)"],
+  )
+  assert list(optimized.graph.node[0].output) == ["s", "b", "y"]
 
 
 def test_siblings_meet_in_a_common_consumer(rng: np.random.Generator) -> None:
-    text = graph("a = Neg(x)  b = Abs(r)  y = Add(a, b)", f"{X}, float[N,M,8] r")
-    check(text, rng, ["FusedPointwise"], ["neg = Neg(x)", "abs = Abs(x2)", "y = Add(neg, abs)"])
+  text = graph("a = Neg(x)  b = Abs(r)  y = Add(a, b)", f"{X}, float[N,M,8] r")
+  check(text, rng, ["FusedPointwise"], ["neg = Neg(x)", "abs = Abs(x2)", "y = Add(neg, abs)"])
 
 
 def test_readers_of_one_input(rng: np.random.Generator) -> None:
-    """What a Conv made is read once for both."""
-    text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, float[N,M,8] z")
-    check(text, rng, ["Softmax", "FusedPointwise"], ["y = Sin(x)", "y2 = Cos(x)"])
+  """What a Conv made is read once for both."""
+  text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, float[N,M,8] z")
+  check(text, rng, ["Softmax", "FusedPointwise"], ["y = Sin(x)", "y2 = Cos(x)"])
 
 
 def test_what_is_unrelated_stays_apart() -> None:
-    text = graph("y = Neg(x)  z = Abs(r)", f"{X}, float[N,M,8] r", f"{Y}, float[N,M,8] z")
-    assert_unchanged(model(text), [FUSE_POINTWISE])
+  text = graph("y = Neg(x)  z = Abs(r)", f"{X}, float[N,M,8] r", f"{Y}, float[N,M,8] z")
+  assert_unchanged(model(text), [FUSE_POINTWISE])
 
 
 def test_a_single_operator_stays() -> None:
-    assert_unchanged(model(graph("h = Softmax(x)  a = Relu(h)  y = Softmax(a)")), [FUSE_POINTWISE])
+  assert_unchanged(model(graph("h = Softmax(x)  a = Relu(h)  y = Softmax(a)")), [FUSE_POINTWISE])
 
 
 def test_lerp_in_both_forms(rng: np.random.Generator) -> None:
-    inputs = f"{X}, float[M,8] r, float w"
-    one = "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  b = Mul(a, x)  c = Mul(w, r)  y = Add(b, c)"
-    check(graph(one, inputs), rng, ["FusedPointwise"],
-          ["sub = Sub(1, x)", "mul = Mul(sub, x2)", "mul2 = Mul(x, x3)", "y = Add(mul, mul2)"])  # fmt: skip
-    difference = "d = Sub(r, x)  s = Mul(w, d)  y = Add(x, s)"
-    check(graph(difference, inputs), rng, ["FusedPointwise"],
-          ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"])  # fmt: skip
+  inputs = f"{X}, float[M,8] r, float w"
+  one = "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  b = Mul(a, x)  c = Mul(w, r)  y = Add(b, c)"
+  check(graph(one, inputs), rng, ["FusedPointwise"],
+        ["sub = Sub(1, x)", "mul = Mul(sub, x2)", "mul2 = Mul(x, x3)", "y = Add(mul, mul2)"])  # fmt: skip
+  difference = "d = Sub(r, x)  s = Mul(w, d)  y = Add(x, s)"
+  check(graph(difference, inputs), rng, ["FusedPointwise"],
+        ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"])  # fmt: skip
 
 
 def test_the_gradient_of_lerp_reads_its_input_once(rng: np.random.Generator) -> None:
-    text = graph(
-        "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)",
-        f"{X}, float w",
-        f"{Y}, float[N,M,8] z",
-    )
-    check(text, rng, ["FusedPointwise"], ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
+  text = graph(
+    "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)",
+    f"{X}, float w",
+    f"{Y}, float[N,M,8] z",
+  )
+  check(text, rng, ["FusedPointwise"], ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
 
 
 @pytest.mark.parametrize(
-    ("opset", "nodes", "ops"),
-    [
-        (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", ["Greater", "Not", "Where"]),
-        (17, "h = Cast<to = 10> (x)  k = Relu(h)  y = Cast<to = 1> (k)", ["Cast", "Relu", "Cast"]),
-        (17, "i = Cast<to = 7> (x)  j = Mul(i, i)  y = Cast<to = 1> (j)", ["Cast", "Mul", "Cast"]),
-        (17, "a = Min(x, r, x)  y = Max(a, r)", ["Min", "Min", "Max"]),
-        (17, "n = IsNaN(x)  m = IsInf(r)  b = Or(n, m)  y = Where(b, r, x)", ["IsNaN", "IsInf", "Or", "Where"]),
-        (17, "a = HardSwish(x)  b = HardSigmoid(a)  y = Pow(b, r)", ["HardSwish", "HardSigmoid", "Pow"]),
-        (17, "a = PRelu(x, r)  y = Celu(a)", ["PRelu", "Celu"]),
-        (18, "a = Mish(x)  y = Div(a, r)", ["Mish", "Div"]),
-        (20, 'a = Gelu<approximate = "tanh"> (x)  y = Erf(a)', ["Gelu", "Erf"]),
-    ],
+  ("opset", "nodes", "ops"),
+  [
+    (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", ["Greater", "Not", "Where"]),
+    (17, "h = Cast<to = 10> (x)  k = Relu(h)  y = Cast<to = 1> (k)", ["Cast", "Relu", "Cast"]),
+    (17, "i = Cast<to = 7> (x)  j = Mul(i, i)  y = Cast<to = 1> (j)", ["Cast", "Mul", "Cast"]),
+    (17, "a = Min(x, r, x)  y = Max(a, r)", ["Min", "Min", "Max"]),
+    (17, "n = IsNaN(x)  m = IsInf(r)  b = Or(n, m)  y = Where(b, r, x)", ["IsNaN", "IsInf", "Or", "Where"]),
+    (17, "a = HardSwish(x)  b = HardSigmoid(a)  y = Pow(b, r)", ["HardSwish", "HardSigmoid", "Pow"]),
+    (17, "a = PRelu(x, r)  y = Celu(a)", ["PRelu", "Celu"]),
+    (18, "a = Mish(x)  y = Div(a, r)", ["Mish", "Div"]),
+    (20, 'a = Gelu<approximate = "tanh"> (x)  y = Erf(a)', ["Gelu", "Erf"]),
+  ],
 )
 def test_operators_of_every_kind(opset: int, nodes: str, ops: list[str], rng: np.random.Generator) -> None:
-    original = model(graph(nodes, f"{X}, float[N,M,8] r"), opset, ir=8 if opset < 20 else 10)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    assert operators(optimized) == ["FusedPointwise"]
-    assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
-    if "Cast<to = 7>" not in nodes and "Pow" not in nodes:
-        assert_same_outputs(original, optimized, rng, "float16" if "to = 10" in nodes else "")
+  original = model(graph(nodes, f"{X}, float[N,M,8] r"), opset, ir=8 if opset < 20 else 10)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  assert operators(optimized) == ["FusedPointwise"]
+  assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
+  if "Cast<to = 7>" not in nodes and "Pow" not in nodes:
+    assert_same_outputs(original, optimized, rng, "float16" if "to = 10" in nodes else "")
 
 
 def test_activations_of_onnx_runtime(rng: np.random.Generator) -> None:
-    original = model(graph("a = com.microsoft.BiasGelu(x, b)  y = Mul(a, x)", f"{X}, float[8] b"), contrib=True)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    assert lines(programs(optimized)[0]) == ["add = Add(x, bias)", "gelu = Gelu(add)", "y = Mul(gelu, x)"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph("a = com.microsoft.BiasGelu(x, b)  y = Mul(a, x)", f"{X}, float[8] b"), contrib=True)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  assert lines(programs(optimized)[0]) == ["add = Add(x, bias)", "gelu = Gelu(add)", "y = Mul(gelu, x)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_integers_that_are_data(rng: np.random.Generator) -> None:
-    text = "g (int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
-    check(text, rng, ["FusedPointwise"], ["add = Add(x, bias)", "y = Mul(add, add)"])
+  text = "g (int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
+  check(text, rng, ["FusedPointwise"], ["add = Add(x, bias)", "y = Mul(add, add)"])
 
 
 def test_a_value_used_twice_by_one_operator(rng: np.random.Generator) -> None:
-    check(graph("a = Abs(x)  y = Mul(a, a)"), rng, ["FusedPointwise"], ["abs = Abs(x)", "y = Mul(abs, abs)"])
+  check(graph("a = Abs(x)  y = Mul(a, a)"), rng, ["FusedPointwise"], ["abs = Abs(x)", "y = Mul(abs, abs)"])
 
 
 def test_where_a_result_jumps_float16_is_rounded_as_before(rng: np.random.Generator) -> None:
-    """x + r is equal to s, which was rounded when it was made."""
-    inputs = "float16[N,M,8] x, float16[N,M,8] r"
-    text = graph("a = Add(x, r)  b = Sub(a, r)  e = Equal(b, x)  y = Where(e, a, b)", inputs, "float16[N,M,8] y")
-    original = model(text)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    assert lines(programs(optimized)[0]) == [
-        "add = Add(x, x2)",
-        "sub = Sub(add, x2)",
-        "cast = Cast<to=float16>(sub)",
-        "equal = Equal(cast, x)",
-        "y = Where(equal, add, sub)",
-    ]
-    assert_same_outputs(original, optimized, rng)
+  """x + r is equal to s, which was rounded when it was made."""
+  inputs = "float16[N,M,8] x, float16[N,M,8] r"
+  text = graph("a = Add(x, r)  b = Sub(a, r)  e = Equal(b, x)  y = Where(e, a, b)", inputs, "float16[N,M,8] y")
+  original = model(text)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  assert lines(programs(optimized)[0]) == [
+    "add = Add(x, x2)",
+    "sub = Sub(add, x2)",
+    "cast = Cast<to=float16>(sub)",
+    "equal = Equal(cast, x)",
+    "y = Where(equal, add, sub)",
+  ]
+  assert_same_outputs(original, optimized, rng)
 
 
 # -------------------------------------------------------------------------------------------------- shapes, and costs
 
 
 def test_a_cheap_small_value_is_computed_inside(rng: np.random.Generator) -> None:
-    """1 + gamma, and a mask made of a row and a column: interior values of smaller shapes."""
-    text = graph(
-        """one = Constant<value = float {1.0}> ()  g = Add(gamma, one)  m = Less(row, column)  a = Mul(x, g)
+  """1 + gamma, and a mask made of a row and a column: interior values of smaller shapes."""
+  text = graph(
+    """one = Constant<value = float {1.0}> ()  g = Add(gamma, one)  m = Less(row, column)  a = Mul(x, g)
         y = Where(m, a, x)""",
-        f"{X}, float[8] gamma, float[1,8] row, float[M,1] column",
-    )
-    check(
-        text,
-        rng,
-        ["FusedPointwise"],
-        ["add = Add(x, 1)", "less = Less(operand, operand2)", "mul = Mul(x2, add)", "y = Where(less, mul, x2)"],
-    )
+    f"{X}, float[8] gamma, float[1,8] row, float[M,1] column",
+  )
+  check(
+    text,
+    rng,
+    ["FusedPointwise"],
+    ["add = Add(x, 1)", "less = Less(operand, operand2)", "mul = Mul(x2, add)", "y = Where(less, mul, x2)"],
+  )
 
 
 GATE = "float[2,3,8,8] x, float[2,3,1,1] s"
 
 
 def test_an_expensive_small_value_is_computed_inside_where_the_whole_is_small(rng: np.random.Generator) -> None:
-    """Squeeze and excitation: a launch costs more than the Sigmoids."""
-    text = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE, "float[2,3,8,8] y")
-    check(text, rng, ["FusedPointwise"], ["sigmoid = Sigmoid(x)", "y = Mul(x2, sigmoid)"])
+  """Squeeze and excitation: a launch costs more than the Sigmoids."""
+  text = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE, "float[2,3,8,8] y")
+  check(text, rng, ["FusedPointwise"], ["sigmoid = Sigmoid(x)", "y = Mul(x2, sigmoid)"])
 
 
 def test_an_expensive_small_value_stays_apart_where_the_whole_is_large() -> None:
-    shapes = GATE.replace("8,8", "2000,2000")
-    text = graph("g = Sigmoid(s)  y = Mul(x, g)", shapes, "float[2,3,2000,2000] y")
-    assert_unchanged(model(text), [FUSE_POINTWISE], "24000000 elements costs as much as moving 48000000 bytes")
-    unknown = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE.replace("8,8", "H,W"), "float[2,3,H,W] y")
-    assert_unchanged(model(unknown), [FUSE_POINTWISE], "is 16 operations, above 4, and how many is unknown")
+  shapes = GATE.replace("8,8", "2000,2000")
+  text = graph("g = Sigmoid(s)  y = Mul(x, g)", shapes, "float[2,3,2000,2000] y")
+  assert_unchanged(model(text), [FUSE_POINTWISE], "24000000 elements costs as much as moving 48000000 bytes")
+  unknown = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE.replace("8,8", "H,W"), "float[2,3,H,W] y")
+  assert_unchanged(model(unknown), [FUSE_POINTWISE], "is 16 operations, above 4, and how many is unknown")
 
 
 def test_a_small_value_that_something_else_needs_stays_apart(rng: np.random.Generator) -> None:
-    """It would be computed twice, and is no result: it has not the shape of the others."""
-    text = graph("g = Neg(s)  a = Mul(x, g)  y = Relu(a)  z = Softmax(g)", f"{X}, float[8] s", f"{Y}, float[8] z")
-    check(text, rng, ["Neg", "FusedPointwise", "Softmax"], ["mul = Mul(x, scale)", "y = Relu(mul)"])
-    _, result = run_pass(model(text), FUSE_POINTWISE)
-    assert reasons(result) == ["'y' (FusedPointwise): it is computed apart: 'g' is also used by 'z' (Softmax)"]
+  """It would be computed twice, and is no result: it has not the shape of the others."""
+  text = graph("g = Neg(s)  a = Mul(x, g)  y = Relu(a)  z = Softmax(g)", f"{X}, float[8] s", f"{Y}, float[8] z")
+  check(text, rng, ["Neg", "FusedPointwise", "Softmax"], ["mul = Mul(x, scale)", "y = Relu(mul)"])
+  _, result = run_pass(model(text), FUSE_POINTWISE)
+  assert reasons(result) == ["'y' (FusedPointwise): it is computed apart: 'g' is also used by 'z' (Softmax)"]
 
 
 def test_a_small_value_that_two_members_read_is_computed_inside(rng: np.random.Generator) -> None:
-    text = graph("g = Neg(s)  a = Mul(x, g)  y = Add(a, g)", f"{X}, float[8] s")
-    check(text, rng, ["FusedPointwise"], ["neg = Neg(x)", "mul = Mul(x2, neg)", "y = Add(mul, neg)"])
+  text = graph("g = Neg(s)  a = Mul(x, g)  y = Add(a, g)", f"{X}, float[8] s")
+  check(text, rng, ["FusedPointwise"], ["neg = Neg(x)", "mul = Mul(x2, neg)", "y = Add(mul, neg)"])
 
 
 def test_small_values_are_fused_among_themselves(rng: np.random.Generator) -> None:
-    text = graph("a = Exp(s)  b = Log(a)  c = Tanh(b)  g = Softmax(c)  y = Mul(x, g)", f"{X}, float[8] s")
-    check(text, rng, ["FusedPointwise", "Softmax", "Mul"], ["exp = Exp(x)", "log = Log(exp)", "y = Tanh(log)"])
+  text = graph("a = Exp(s)  b = Log(a)  c = Tanh(b)  g = Softmax(c)  y = Mul(x, g)", f"{X}, float[8] s")
+  check(text, rng, ["FusedPointwise", "Softmax", "Mul"], ["exp = Exp(x)", "log = Log(exp)", "y = Tanh(log)"])
 
 
 def test_a_shape_that_is_not_surely_the_same() -> None:
-    """a may have one row where y has many."""
-    text = graph("a = Neg(x)  y = Add(a, r)", "float[K,8] x, float[N,8] r", "float[N,8] y")
-    assert_unchanged(model(text), [FUSE_POINTWISE], "[K, 8] is not surely")
+  """a may have one row where y has many."""
+  text = graph("a = Neg(x)  y = Add(a, r)", "float[K,8] x, float[N,8] r", "float[N,8] y")
+  assert_unchanged(model(text), [FUSE_POINTWISE], "[K, 8] is not surely")
 
 
 def test_an_unknown_rank_is_left_alone() -> None:
-    text = "g (float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
-    assert_unchanged(model(text), [FUSE_POINTWISE], "the rank of 'r' is unknown")
+  text = "g (float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
+  assert_unchanged(model(text), [FUSE_POINTWISE], "the rank of 'r' is unknown")
 
 
 def test_unnamed_lengths_are_the_same_along_a_chain(rng: np.random.Generator) -> None:
-    """What NonZero finds has a length that nothing names; a chain on it keeps that length."""
-    text = "g (float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
-    original = model(text)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    assert operators(optimized) == ["NonZero", "FusedPointwise"]
-    assert_same_outputs(original, optimized, rng)
+  """What NonZero finds has a length that nothing names; a chain on it keeps that length."""
+  text = "g (float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
+  original = model(text)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  assert operators(optimized) == ["NonZero", "FusedPointwise"]
+  assert_same_outputs(original, optimized, rng)
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept
 
 
 def test_no_cycle(rng: np.random.Generator) -> None:
-    """Softmax reads a and is read by y: a and y in one node would wait for it, and it for them."""
-    text = graph("a = Abs(x)  s = Softmax(a)  b = Neg(a)  c = Add(b, s)  y = Relu(c)")
-    check(text, rng, ["FusedPointwise", "Softmax", "FusedPointwise"],
-          ["y = Abs(x)", "y2 = Neg(y)"], ["add = Add(x, x2)", "y = Relu(add)"])  # fmt: skip
+  """Softmax reads a and is read by y: a and y in one node would wait for it, and it for them."""
+  text = graph("a = Abs(x)  s = Softmax(a)  b = Neg(a)  c = Add(b, s)  y = Relu(c)")
+  check(text, rng, ["FusedPointwise", "Softmax", "FusedPointwise"],
+        ["y = Abs(x)", "y2 = Neg(y)"], ["add = Add(x, x2)", "y = Relu(add)"])  # fmt: skip
 
 
 def test_no_cycle_of_two_sets(rng: np.random.Generator) -> None:
-    """Each pair alone has no path through others, both together do."""
-    text = graph(
-        """a = Abs(x)  b = Neg(r)  sa = Softmax(a)  sb = Softmax(b)  c = Add(b, sa)  d = Add(a, sb)
+  """Each pair alone has no path through others, both together do."""
+  text = graph(
+    """a = Abs(x)  b = Neg(r)  sa = Softmax(a)  sb = Softmax(b)  c = Add(b, sa)  d = Add(a, sb)
         y = Relu(c)  z = Relu(d)""",
-        f"{X}, float[N,M,8] r",
-        f"{Y}, float[N,M,8] z",
-    )
-    original = model(text)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    onnx.checker.check_model(onnx.load_model_from_string(optimized.SerializeToString()))
-    assert_same_outputs(original, optimized, rng)
+    f"{X}, float[N,M,8] r",
+    f"{Y}, float[N,M,8] z",
+  )
+  original = model(text)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  onnx.checker.check_model(onnx.load_model_from_string(optimized.SerializeToString()))
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_graph_output_in_between_keeps_its_name(rng: np.random.Generator) -> None:
-    text = graph("a = Abs(x)  b = Neg(a)  y = Exp(b)", outputs=f"{Y}, float[N,M,8] a")
-    optimized = check(text, rng, ["FusedPointwise"], ["y = Abs(x)", "neg = Neg(y)", "y2 = Exp(neg)"])
-    assert list(optimized.graph.node[0].output) == ["a", "y"]
+  text = graph("a = Abs(x)  b = Neg(a)  y = Exp(b)", outputs=f"{Y}, float[N,M,8] a")
+  optimized = check(text, rng, ["FusedPointwise"], ["y = Abs(x)", "neg = Neg(y)", "y2 = Exp(neg)"])
+  assert list(optimized.graph.node[0].output) == ["a", "y"]
 
 
 def test_shape_arithmetic_stays_on_the_cpu(rng: np.random.Generator) -> None:
-    """Lengths that a Reshape, an Expand or a Range needs, and an attention's scale made of one."""
-    text = graph(
-        """shape = Shape(x)  two = Constant<value = int64[1] {2}> ()  zero = Constant<value = int64[1] {0}> ()
+  """Lengths that a Reshape, an Expand or a Range needs, and an attention's scale made of one."""
+  text = graph(
+    """shape = Shape(x)  two = Constant<value = int64[1] {2}> ()  zero = Constant<value = int64[1] {0}> ()
         n = Gather(shape, zero)  m = Mul(n, two)  k = Div(m, two)  minus = Neg(two)  rest = Add(minus, k)
         abs = Abs(rest)  whole = Concat<axis = 0> (n, abs, zero)  r = Reshape(x, shape)
         f = Cast<to = 1> (n)  q = Sqrt(f)  half = Div(q, f)  scaled = Mul(r, half)  y = Relu(scaled)
         z = Identity(whole)""",
-        outputs=f"{Y}, int64[3] z",
-    )
-    original = model(text)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    assert operators(optimized).count("FusedPointwise") == 1
-    assert lines(programs(optimized)[0]) == ["mul = Mul(x, scale)", "y = Relu(mul)"]
-    assert_same_outputs(original, optimized, rng)
+    outputs=f"{Y}, int64[3] z",
+  )
+  original = model(text)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  assert operators(optimized).count("FusedPointwise") == 1
+  assert lines(programs(optimized)[0]) == ["mul = Mul(x, scale)", "y = Relu(mul)"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_operands_of_shapes_stay_on_the_cpu(rng: np.random.Generator) -> None:
-    text = (
-        "g (float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
-    )
-    assert_unchanged(model(text), [FUSE_POINTWISE])
+  text = "g (float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
+  assert_unchanged(model(text), [FUSE_POINTWISE])
 
 
 def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu(rng: np.random.Generator) -> None:
-    text = f"""g ({X}, int64 most, bool start) => (float[N,M,8] y) {{
+  text = f"""g ({X}, int64 most, bool start) => (float[N,M,8] y) {{
         y = Loop (most, start, x) <body = b (int64 i, bool going, float[N,M,8] v) => (bool more, float[N,M,8] w) {{
             three = Constant<value = int64 {{3}}> ()  j = Add(i, i)  few = Less(j, three)  more = And(few, going)
             a = Neg(v)  w = Mul(a, x)
         }}> }}"""
-    original = model(text)
-    optimized, _ = run_pass(original, FUSE_POINTWISE)
-    body = optimized.graph.node[0].attribute[0].g
-    assert operators(body) == ["Add", "Less", "And", "FusedPointwise"]
-    assert_same_outputs(original, optimized, rng)
+  original = model(text)
+  optimized, _ = run_pass(original, FUSE_POINTWISE)
+  body = optimized.graph.node[0].attribute[0].g
+  assert operators(body) == ["Add", "Less", "And", "FusedPointwise"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_in_bodies_with_values_from_outside(rng: np.random.Generator) -> None:
-    text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
+  text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
         y = If (flag) < then_branch = t () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
                         else_branch = e () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
-    original = model(text)
-    optimized, result = run_pass(original, FUSE_POINTWISE)
-    assert operators(optimized) == ["FusedPointwise", "If"]
-    assert list(optimized.graph.node[0].output) == ["a", "b"]
-    assert [operators(each.g) for each in optimized.graph.node[1].attribute] == [["FusedPointwise"]] * 2
-    assert len(result.changes) == 3
-    assert_same_outputs(original, optimized, rng)
+  original = model(text)
+  optimized, result = run_pass(original, FUSE_POINTWISE)
+  assert operators(optimized) == ["FusedPointwise", "If"]
+  assert list(optimized.graph.node[0].output) == ["a", "b"]
+  assert [operators(each.g) for each in optimized.graph.node[1].attribute] == [["FusedPointwise"]] * 2
+  assert len(result.changes) == 3
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_what_folds_into_a_conv_stays() -> None:
-    """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
-    text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, float[N,2,8,8] z) {
+  """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
+  text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, float[N,2,8,8] z) {
         w = Constant<value = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}> ()  s = Constant<value = float[1,2,1,1] {2.0, 3.0}> ()
         b = Constant<value = float[2,1,1] {1.0, -1.0}> ()
         c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
         d = Conv(y, w)  e = Mul(free, d)  z = Add(e, b) }"""
-    optimized, _ = run_pass(model(text), FUSE_POINTWISE)
-    assert operators(optimized) == ["Conv", "Mul", "Add", "Relu", "Conv", "FusedPointwise"]
+  optimized, _ = run_pass(model(text), FUSE_POINTWISE)
+  assert operators(optimized) == ["Conv", "Mul", "Add", "Relu", "Conv", "FusedPointwise"]
 
 
 def test_an_old_opset_is_left_alone() -> None:
-    assert_unchanged(model(graph("a = Neg(x)  y = Abs(a)"), 10), [FUSE_POINTWISE])
+  assert_unchanged(model(graph("a = Neg(x)  y = Abs(a)"), 10), [FUSE_POINTWISE])
 
 
 def test_what_a_program_cannot_say_is_reported() -> None:
-    original = model(graph("a = Neg(x)  c = Cast<to = 8> (a)  d = Cast<to = 1> (c)  y = Relu(d)"))
-    optimized, result = run_pass(original, FUSE_POINTWISE)
-    assert operators(optimized) == ["Neg", "Cast", "Cast", "Relu"] or "FusedPointwise" in operators(optimized)
-    assert any("string" in each or "object" in each for each in reasons(result))
+  original = model(graph("a = Neg(x)  c = Cast<to = 8> (a)  d = Cast<to = 1> (c)  y = Relu(d)"))
+  optimized, result = run_pass(original, FUSE_POINTWISE)
+  assert operators(optimized) == ["Neg", "Cast", "Cast", "Relu"] or "FusedPointwise" in operators(optimized)
+  assert any("string" in each or "object" in each for each in reasons(result))
 
 
 def test_the_limit_and_the_names(rng: np.random.Generator) -> None:
-    text = graph("a = Abs(x)  b = Neg(a)  s = Softmax(b)  c = Exp(s)  y = Sin(c)")
-    original = model(text)
-    original.graph.node[1].name = "negate"
-    whole, result = run_pass(original, FUSE_POINTWISE)
-    assert [each.nodes for each in result.changes] == [("'a' (Abs)", "negate (Neg)"), ("'c' (Exp)", "'y' (Sin)")]
-    assert [each.result for each in result.changes] == ["negate (FusedPointwise)", "'y' (FusedPointwise)"]
-    one, result = run_pass(original, FUSE_POINTWISE, limit=1)
-    assert operators(one) == ["FusedPointwise", "Softmax", "Exp", "Sin"]
-    assert len(result.changes) == 1
-    assert operators(whole) == ["FusedPointwise", "Softmax", "FusedPointwise"]
-    assert_same_outputs(original, one, rng)
+  text = graph("a = Abs(x)  b = Neg(a)  s = Softmax(b)  c = Exp(s)  y = Sin(c)")
+  original = model(text)
+  original.graph.node[1].name = "negate"
+  whole, result = run_pass(original, FUSE_POINTWISE)
+  assert [each.nodes for each in result.changes] == [("'a' (Abs)", "negate (Neg)"), ("'c' (Exp)", "'y' (Sin)")]
+  assert [each.result for each in result.changes] == ["negate (FusedPointwise)", "'y' (FusedPointwise)"]
+  one, result = run_pass(original, FUSE_POINTWISE, limit=1)
+  assert operators(one) == ["FusedPointwise", "Softmax", "Exp", "Sin"]
+  assert len(result.changes) == 1
+  assert operators(whole) == ["FusedPointwise", "Softmax", "FusedPointwise"]
+  assert_same_outputs(original, one, rng)
 
 
 # ----------------------------------------------------------------------------------------------- limits, large graphs
 
 
 def flat(nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
-    def infos(names: list[str]) -> list[onnx.ValueInfoProto]:
-        return [helper.make_tensor_value_info(name, 1, [2, 3]) for name in names]
+  def infos(names: list[str]) -> list[onnx.ValueInfoProto]:
+    return [helper.make_tensor_value_info(name, 1, [2, 3]) for name in names]
 
-    made = helper.make_graph(nodes, "g", infos(inputs), infos(outputs))
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  made = helper.make_graph(nodes, "g", infos(inputs), infos(outputs))
+  return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def test_long_chains_are_cut(rng: np.random.Generator) -> None:
-    nodes = [helper.make_node(("Neg", "Sin", "Abs")[i % 3], [f"v{i}"], [f"v{i + 1}"]) for i in range(700)]
-    original = flat(nodes, ["v0"], ["v700"])
-    optimized, result = run_pass(original, FUSE_POINTWISE)
-    assert [len(parse(each).statements) for each in programs(optimized)] == [MAX_STATEMENTS, MAX_STATEMENTS, 188]
-    assert any("512 statements, and the limit is 256" in each for each in reasons(result))
-    assert_same_outputs(original, optimized, rng)
+  nodes = [helper.make_node(("Neg", "Sin", "Abs")[i % 3], [f"v{i}"], [f"v{i + 1}"]) for i in range(700)]
+  original = flat(nodes, ["v0"], ["v700"])
+  optimized, result = run_pass(original, FUSE_POINTWISE)
+  assert [len(parse(each).statements) for each in programs(optimized)] == [MAX_STATEMENTS, MAX_STATEMENTS, 188]
+  assert any("512 statements, and the limit is 256" in each for each in reasons(result))
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_many_inputs_are_cut(rng: np.random.Generator) -> None:
-    names = [f"p{i}" for i in range(80)]
-    nodes = [helper.make_node("Add", ["p0", "p1"], ["s1"])]
-    nodes += [helper.make_node("Add", [f"s{i - 1}", f"p{i}"], [f"s{i}"]) for i in range(2, 80)]
-    original = flat(nodes, names, ["s79"])
-    optimized, result = run_pass(original, FUSE_POINTWISE)
-    assert max(len(parse(each).parameters) for each in programs(optimized)) == MAX_PARAMETERS
-    assert len(programs(optimized)) == 3
-    assert any("inputs, and the limit is 32" in each for each in reasons(result))
-    assert_same_outputs(original, optimized, rng)
+  names = [f"p{i}" for i in range(80)]
+  nodes = [helper.make_node("Add", ["p0", "p1"], ["s1"])]
+  nodes += [helper.make_node("Add", [f"s{i - 1}", f"p{i}"], [f"s{i}"]) for i in range(2, 80)]
+  original = flat(nodes, names, ["s79"])
+  optimized, result = run_pass(original, FUSE_POINTWISE)
+  assert max(len(parse(each).parameters) for each in programs(optimized)) == MAX_PARAMETERS
+  assert len(programs(optimized)) == 3
+  assert any("inputs, and the limit is 32" in each for each in reasons(result))
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_many_outputs_are_cut(rng: np.random.Generator) -> None:
-    nodes = [helper.make_node("Abs", ["x"], ["h"])]
-    nodes += [helper.make_node("Mul", ["h", f"y{i - 1}" if i else "h"], [f"y{i}"]) for i in range(40)]
-    original = flat(nodes, ["x"], [f"y{i}" for i in range(40)])
-    optimized, result = run_pass(original, FUSE_POINTWISE)
-    assert max(len(parse(each).results) for each in programs(optimized)) == MAX_RESULTS
-    assert any("outputs, and the limit is 16" in each for each in reasons(result))
-    assert_same_outputs(original, optimized, rng)
+  nodes = [helper.make_node("Abs", ["x"], ["h"])]
+  nodes += [helper.make_node("Mul", ["h", f"y{i - 1}" if i else "h"], [f"y{i}"]) for i in range(40)]
+  original = flat(nodes, ["x"], [f"y{i}" for i in range(40)])
+  optimized, result = run_pass(original, FUSE_POINTWISE)
+  assert max(len(parse(each).results) for each in programs(optimized)) == MAX_RESULTS
+  assert any("outputs, and the limit is 16" in each for each in reasons(result))
+  assert_same_outputs(original, optimized, rng)
 
 
 def chain(count: int) -> onnx.ModelProto:
-    nodes = [helper.make_node(("Neg", "Abs")[i % 2], [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
-    return flat(nodes, ["v0"], [f"v{count}"])
+  nodes = [helper.make_node(("Neg", "Abs")[i % 2], [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
+  return flat(nodes, ["v0"], [f"v{count}"])
 
 
 def residual(count: int) -> onnx.ModelProto:
-    """Blocks of Relu, Softmax, Mul and Add around a path that passes each by."""
-    nodes = []
-    for i in range(count // 4):
-        nodes += [
-            helper.make_node("Relu", [f"v{i}"], [f"a{i}"]),
-            helper.make_node("Softmax", [f"a{i}"], [f"b{i}"]),
-            helper.make_node("Mul", [f"b{i}", "v0"], [f"c{i}"]),
-            helper.make_node("Add", [f"a{i}", f"c{i}"], [f"v{i + 1}"]),
-        ]
-    return flat(nodes, ["v0"], [f"v{count // 4}"])
+  """Blocks of Relu, Softmax, Mul and Add around a path that passes each by."""
+  nodes = []
+  for i in range(count // 4):
+    nodes += [
+      helper.make_node("Relu", [f"v{i}"], [f"a{i}"]),
+      helper.make_node("Softmax", [f"a{i}"], [f"b{i}"]),
+      helper.make_node("Mul", [f"b{i}", "v0"], [f"c{i}"]),
+      helper.make_node("Add", [f"a{i}", f"c{i}"], [f"v{i + 1}"]),
+    ]
+  return flat(nodes, ["v0"], [f"v{count // 4}"])
 
 
 def far(count: int) -> onnx.ModelProto:
-    """An early value that every block reads."""
-    nodes = [helper.make_node("Tanh", ["v0"], ["early"])]
-    for i in range(count // 3):
-        nodes += [
-            helper.make_node("Softmax", [f"v{i}"], [f"a{i}"]),
-            helper.make_node("Add", [f"a{i}", "early"], [f"b{i}"]),
-            helper.make_node("Relu", [f"b{i}"], [f"v{i + 1}"]),
-        ]
-    return flat(nodes, ["v0"], [f"v{count // 3}"])
+  """An early value that every block reads."""
+  nodes = [helper.make_node("Tanh", ["v0"], ["early"])]
+  for i in range(count // 3):
+    nodes += [
+      helper.make_node("Softmax", [f"v{i}"], [f"a{i}"]),
+      helper.make_node("Add", [f"a{i}", "early"], [f"b{i}"]),
+      helper.make_node("Relu", [f"b{i}"], [f"v{i + 1}"]),
+    ]
+  return flat(nodes, ["v0"], [f"v{count // 3}"])
 
 
 def star(count: int) -> onnx.ModelProto:
-    nodes = [helper.make_node("Relu", ["v0"], ["h"])]
-    nodes += [helper.make_node("Neg", ["h"], [f"y{i}"]) for i in range(count)]
-    return flat(nodes, ["v0"], [f"y{i}" for i in range(count)])
+  nodes = [helper.make_node("Relu", ["v0"], ["h"])]
+  nodes += [helper.make_node("Neg", ["h"], [f"y{i}"]) for i in range(count)]
+  return flat(nodes, ["v0"], [f"y{i}" for i in range(count)])
 
 
 def ladder(count: int) -> onnx.ModelProto:
-    """Two rails with rungs in both directions."""
-    nodes = []
-    for i in range(count // 4):
-        nodes += [
-            helper.make_node("Neg", [f"a{i}"], [f"p{i}"]),
-            helper.make_node("Softmax", [f"b{i}"], [f"q{i}"]),
-            helper.make_node("Add", [f"p{i}", f"q{i}"], [f"a{i + 1}"]),
-            helper.make_node("Mul", [f"q{i}", f"p{i}"], [f"b{i + 1}"]),
-        ]
-    return flat(nodes, ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
+  """Two rails with rungs in both directions."""
+  nodes = []
+  for i in range(count // 4):
+    nodes += [
+      helper.make_node("Neg", [f"a{i}"], [f"p{i}"]),
+      helper.make_node("Softmax", [f"b{i}"], [f"q{i}"]),
+      helper.make_node("Add", [f"p{i}", f"q{i}"], [f"a{i + 1}"]),
+      helper.make_node("Mul", [f"q{i}", f"p{i}"], [f"b{i + 1}"]),
+    ]
+  return flat(nodes, ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
 
 
 @pytest.mark.parametrize("make", [chain, residual, far, star, ladder])
 def test_ten_thousand_nodes(make: object) -> None:
-    """In time near linear: ten times the nodes take at most twenty times as long, and no more than a minute."""
-    seconds = []
-    for count in (1000, 10_000):
-        graph = import_model(make(count))  # type: ignore[operator]
-        annotate(graph)
-        start = time.perf_counter()
-        result = FUSE_POINTWISE(graph)
-        seconds.append(time.perf_counter() - start)
-        assert len(result.changes) >= count // 256
-    assert seconds[1] < 60
-    assert seconds[1] < 20 * seconds[0] + 5
+  """In time near linear: ten times the nodes take at most twenty times as long, and no more than a minute."""
+  seconds = []
+  for count in (1000, 10_000):
+    graph = import_model(make(count))  # type: ignore[operator]
+    annotate(graph)
+    start = time.perf_counter()
+    result = FUSE_POINTWISE(graph)
+    seconds.append(time.perf_counter() - start)
+    assert len(result.changes) >= count // 256
+  assert seconds[1] < 60
+  assert seconds[1] < 20 * seconds[0] + 5
 
 
 # ------------------------------------------------------------------------------------------------------ random graphs
@@ -478,72 +476,72 @@ SHAPES = {"x": "[N,M,8]", "r": "[N,M,8]", "b": "[8]", "c": "[M,1]", "e": "[N,1,8
 
 @st.composite
 def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """Up to 25 operators on values of all shapes, read at random, some of them outputs, a Softmax here and there."""
-    ranks = {name: shape for name, shape in SHAPES.items()}
-    nodes = []
-    for index in range(draw(st.integers(2, 25))):
-        name = f"v{index}"
-        known = list(ranks)
-        a = draw(st.sampled_from(known[-6:]))
-        kind = draw(st.sampled_from(["unary", "binary", "binary", "binary", "where", "softmax", "cast", "if"]))
-        b = draw(st.sampled_from(known))
-        ranks[name] = ranks[a]
-        if kind in ("binary", "where"):
-            shapes = {ranks[a], ranks[b]}
-            full = next((each for each in shapes if shapes <= {each, "[]", "[8]"}), "[N,M,8]")
-            if len(shapes) > 1 and full == "[N,M,8]" and "[N,M,8]" not in shapes:
-                b = draw(st.sampled_from(["x", "r"]))
-            ranks[name] = full if len(shapes) > 1 else ranks[a]
-        if kind == "unary" or (kind == "if" and ranks[a] != "[N,M,8]") or (kind == "softmax" and ranks[a] == "[]"):
-            nodes.append(f"{name} = {draw(st.sampled_from(UNARY))}({a})")
-        elif kind == "binary":
-            pair = [a, b] if draw(st.booleans()) else [b, a]
-            nodes.append(f"{name} = {draw(st.sampled_from(BINARY))}({pair[0]}, {pair[1]})")
-        elif kind == "where":
-            nodes.append(f"{name}_p = Greater({a}, {b})  {name} = Where({name}_p, {a}, {b})")
-        elif kind == "softmax":
-            nodes.append(f"{name} = Softmax({a})")
-        elif kind == "cast":
-            nodes.append(f"{name}_c = Cast<to = 11> ({a})  {name} = Cast<to = 1> ({name}_c)")
-        else:
-            nodes.append(f"""{name} = If (flag) <
+  """Up to 25 operators on values of all shapes, read at random, some of them outputs, a Softmax here and there."""
+  ranks = {name: shape for name, shape in SHAPES.items()}
+  nodes = []
+  for index in range(draw(st.integers(2, 25))):
+    name = f"v{index}"
+    known = list(ranks)
+    a = draw(st.sampled_from(known[-6:]))
+    kind = draw(st.sampled_from(["unary", "binary", "binary", "binary", "where", "softmax", "cast", "if"]))
+    b = draw(st.sampled_from(known))
+    ranks[name] = ranks[a]
+    if kind in ("binary", "where"):
+      shapes = {ranks[a], ranks[b]}
+      full = next((each for each in shapes if shapes <= {each, "[]", "[8]"}), "[N,M,8]")
+      if len(shapes) > 1 and full == "[N,M,8]" and "[N,M,8]" not in shapes:
+        b = draw(st.sampled_from(["x", "r"]))
+      ranks[name] = full if len(shapes) > 1 else ranks[a]
+    if kind == "unary" or (kind == "if" and ranks[a] != "[N,M,8]") or (kind == "softmax" and ranks[a] == "[]"):
+      nodes.append(f"{name} = {draw(st.sampled_from(UNARY))}({a})")
+    elif kind == "binary":
+      pair = [a, b] if draw(st.booleans()) else [b, a]
+      nodes.append(f"{name} = {draw(st.sampled_from(BINARY))}({pair[0]}, {pair[1]})")
+    elif kind == "where":
+      nodes.append(f"{name}_p = Greater({a}, {b})  {name} = Where({name}_p, {a}, {b})")
+    elif kind == "softmax":
+      nodes.append(f"{name} = Softmax({a})")
+    elif kind == "cast":
+      nodes.append(f"{name}_c = Cast<to = 11> ({a})  {name} = Cast<to = 1> ({name}_c)")
+    else:
+      nodes.append(f"""{name} = If (flag) <
                 then_branch = then{index} () => (float[N,M,8] {name}_t)
                     {{ {name}_u = Neg({a})  {name}_t = Abs({name}_u) }},
                 else_branch = else{index} () => (float[N,M,8] {name}_f) {{ {name}_f = Add(x, {a}) }}>""")
-    made = [name for name in ranks if name not in SHAPES]
-    outputs = draw(st.sets(st.sampled_from(made), min_size=1, max_size=4)) | {made[-1]}
-    declared = ", ".join(f"float{'' if shape == '[]' else shape} {name}" for name, shape in SHAPES.items())
-    results = ", ".join(f"float{'' if ranks[n] == '[]' else ranks[n]} {n}" for n in sorted(outputs))
-    return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
+  made = [name for name in ranks if name not in SHAPES]
+  outputs = draw(st.sets(st.sampled_from(made), min_size=1, max_size=4)) | {made[-1]}
+  declared = ", ".join(f"float{'' if shape == '[]' else shape} {name}" for name, shape in SHAPES.items())
+  results = ", ".join(f"float{'' if ranks[n] == '[]' else ranks[n]} {n}" for n in sorted(outputs))
+  return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
-    optimized, result = run_pass(original, FUSE_POINTWISE)
-    models = [optimized]
-    if result.changes:  # stopped anywhere, the model is right as well
-        models.append(run_pass(original, FUSE_POINTWISE, limit=seed % len(result.changes))[0])
-    for each in models:
-        for lengths in ({}, {"N": 1, "M": 1}):
-            assert_same_outputs(original, each, np.random.default_rng(seed), precision="float16", **lengths)
-    again, _ = run_pass(original, FUSE_POINTWISE)
-    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  optimized, result = run_pass(original, FUSE_POINTWISE)
+  models = [optimized]
+  if result.changes:  # stopped anywhere, the model is right as well
+    models.append(run_pass(original, FUSE_POINTWISE, limit=seed % len(result.changes))[0])
+  for each in models:
+    for lengths in ({}, {"N": 1, "M": 1}):
+      assert_same_outputs(original, each, np.random.default_rng(seed), precision="float16", **lengths)
+  again, _ = run_pass(original, FUSE_POINTWISE)
+  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("op", ["Sum", "Max", "Mean"])
 def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
-    """Nor is any of them looked at in detail: a program has fewer statements."""
-    names = [f"x{index}" for index in range(4000)]
-    nodes = [helper.make_node(op, names, ["s"]), helper.make_node("Relu", ["s"], ["y"])]
-    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4]) for name in names]
-    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])]
-    imports = [helper.make_opsetid("", 17)]
-    original = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=imports, ir_version=8)
-    imported = import_model(original)
-    annotate(imported)
-    begin = time.perf_counter()
-    result = FUSE_POINTWISE(imported)
-    assert time.perf_counter() - begin < 5
-    assert not result.changes
-    assert any(f"has 4000 inputs; a program has {MAX_STATEMENTS} statements" in each for each in reasons(result))
+  """Nor is any of them looked at in detail: a program has fewer statements."""
+  names = [f"x{index}" for index in range(4000)]
+  nodes = [helper.make_node(op, names, ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+  inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4]) for name in names]
+  outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])]
+  imports = [helper.make_opsetid("", 17)]
+  original = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=imports, ir_version=8)
+  imported = import_model(original)
+  annotate(imported)
+  begin = time.perf_counter()
+  result = FUSE_POINTWISE(imported)
+  assert time.perf_counter() - begin < 5
+  assert not result.changes
+  assert any(f"has 4000 inputs; a program has {MAX_STATEMENTS} statements" in each for each in reasons(result))

@@ -9,18 +9,18 @@ import onnx
 import pytest
 from exported import DATA
 from pass_helpers import (
-    assert_close,
-    assert_same_outputs,
-    assert_unchanged,
-    lines,
-    model,
-    operators,
-    programs,
-    random_feeds,
-    reasons,
-    restore,
-    run,
-    run_pass,
+  assert_close,
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  model,
+  operators,
+  programs,
+  random_feeds,
+  reasons,
+  restore,
+  run,
+  run_pass,
 )
 
 from ortplugin.optimizer import PIPELINE, optimize
@@ -31,18 +31,18 @@ GRADIENT = "a = Sub(one, w)  g = Mul(a, dout)"
 
 
 def graph(nodes: str, inputs: str, outputs: str, constants: str = "float one = {1}") -> str:
-    return f"g ({inputs}) => ({outputs}) <{constants}> {{ {nodes} }}"
+  return f"g ({inputs}) => ({outputs}) <{constants}> {{ {nodes} }}"
 
 
 def check(
-    text: str, rng: np.random.Generator, ops: list[str], statements: list[str], opset: int = 17
+  text: str, rng: np.random.Generator, ops: list[str], statements: list[str], opset: int = 17
 ) -> onnx.ModelProto:
-    original = model(text, opset)
-    optimized, _ = run_pass(original, FUSE_SUM_TO)
-    assert operators(optimized) == ops
-    assert lines(programs(optimized)[0]) == statements
-    assert_same_outputs(original, optimized, rng)
-    return optimized
+  original = model(text, opset)
+  optimized, _ = run_pass(original, FUSE_SUM_TO)
+  assert operators(optimized) == ops
+  assert lines(programs(optimized)[0]) == statements
+  assert_same_outputs(original, optimized, rng)
+  return optimized
 
 
 # --------------------------------------------------------------------------------------------------- what becomes one
@@ -50,334 +50,332 @@ def check(
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 17, 18])
 def test_the_gradients_of_lerp(rng: np.random.Generator, opset: int) -> None:
-    """x: [N, 1, 1, 1]; y: [N, 3, M, 8]; w: [3, 1, 8]."""
-    reduce = "dx = ReduceSum<axes=[1, 2, 3]>(g)" if opset < 13 else "dx = ReduceSum(g, axes)"
-    check(
-        graph(
-            f"{GRADIENT}  {reduce}  dy = Mul(w, dout)",
-            "float[N,3,M,8] dout, float[3,1,8] w",
-            "float[N,1,1,1] dx, float[N,3,M,8] dy",
-            "float one = {1}" + (", int64[3] axes = {1, 2, 3}" if opset >= 13 else ""),
-        ),
-        rng,
-        ["FusedSumTo"],
-        ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "y2 = Mul(x, x2)"],
-        opset,
-    )
+  """x: [N, 1, 1, 1]; y: [N, 3, M, 8]; w: [3, 1, 8]."""
+  reduce = "dx = ReduceSum<axes=[1, 2, 3]>(g)" if opset < 13 else "dx = ReduceSum(g, axes)"
+  check(
+    graph(
+      f"{GRADIENT}  {reduce}  dy = Mul(w, dout)",
+      "float[N,3,M,8] dout, float[3,1,8] w",
+      "float[N,1,1,1] dx, float[N,3,M,8] dy",
+      "float one = {1}" + (", int64[3] axes = {1, 2, 3}" if opset >= 13 else ""),
+    ),
+    rng,
+    ["FusedSumTo"],
+    ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "y2 = Mul(x, x2)"],
+    opset,
+  )
 
 
 def test_both_gradients_summed_over_other_axes(rng: np.random.Generator) -> None:
-    """dout is read twice, which is less than to write and read a tensor of its size."""
-    check(
-        graph(
-            f"{GRADIENT}  dx = ReduceSum(g, cxy)  h = Mul(w, dout)  dy = ReduceSum<keepdims=0>(h, n)",
-            "float[N,3,M,8] dout, float[3,1,8] w",
-            "float[N,1,1,1] dx, float[3,M,8] dy",
-            "float one = {1}, int64[3] cxy = {1, -2, 3}, int64[1] n = {0}",
-        ),
-        rng,
-        ["FusedSumTo"],
-        ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "mul2 = Mul(x, x2)",
-         'y2 = SumTo<axes="0", keepdims=0>(mul2)'],
-    )  # fmt: skip
+  """dout is read twice, which is less than to write and read a tensor of its size."""
+  check(
+      graph(
+          f"{GRADIENT}  dx = ReduceSum(g, cxy)  h = Mul(w, dout)  dy = ReduceSum<keepdims=0>(h, n)",
+          "float[N,3,M,8] dout, float[3,1,8] w",
+          "float[N,1,1,1] dx, float[3,M,8] dy",
+          "float one = {1}, int64[3] cxy = {1, -2, 3}, int64[1] n = {0}",
+      ),
+      rng,
+      ["FusedSumTo"],
+      ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "mul2 = Mul(x, x2)",
+       'y2 = SumTo<axes="0", keepdims=0>(mul2)'],
+  )  # fmt: skip
 
 
 def test_a_trailing_reshape_stays(rng: np.random.Generator) -> None:
-    optimized = check(
-        graph(
-            f"{GRADIENT}  s = ReduceSum<keepdims=0>(g, axes)  dx = Reshape(s, shape)",
-            "float[4,3,8] dout, float[8] w",
-            "float[1,8] dx",
-            "float one = {1}, int64[2] axes = {0, 1}, int64[2] shape = {1, 8}",
-        ),
-        rng,
-        ["FusedSumTo", "Reshape"],
-        ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
-    )
-    assert list(optimized.graph.node[0].output) == ["s"]
+  optimized = check(
+    graph(
+      f"{GRADIENT}  s = ReduceSum<keepdims=0>(g, axes)  dx = Reshape(s, shape)",
+      "float[4,3,8] dout, float[8] w",
+      "float[1,8] dx",
+      "float one = {1}, int64[2] axes = {0, 1}, int64[2] shape = {1, 8}",
+    ),
+    rng,
+    ["FusedSumTo", "Reshape"],
+    ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
+  )
+  assert list(optimized.graph.node[0].output) == ["s"]
 
 
 def test_relu_and_bias_gradients(rng: np.random.Generator) -> None:
-    """The gradient of a convolution's bias and Relu: what flows on is a result beside the sum."""
-    check(
-        graph(
-            "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)",
-            "float[N,3,M,8] dy, float[N,3,M,8] y",
-            "float[3] db, float[N,3,M,8] dx",
-            "float zero = {0}, int64[3] axes = {0, 2, 3}",
-        ),
-        rng,
-        ["FusedSumTo"],
-        ["greater = Greater(x, 0)", "y = Where(greater, x2, 0)", 'y2 = SumTo<axes="0 2 3", keepdims=0>(y)'],
-    )
+  """The gradient of a convolution's bias and Relu: what flows on is a result beside the sum."""
+  check(
+    graph(
+      "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)",
+      "float[N,3,M,8] dy, float[N,3,M,8] y",
+      "float[3] db, float[N,3,M,8] dx",
+      "float zero = {0}, int64[3] axes = {0, 2, 3}",
+    ),
+    rng,
+    ["FusedSumTo"],
+    ["greater = Greater(x, 0)", "y = Where(greater, x2, 0)", 'y2 = SumTo<axes="0 2 3", keepdims=0>(y)'],
+  )
 
 
 def test_what_follows_a_result_is_drawn_in(rng: np.random.Generator) -> None:
-    check(
-        graph(
-            "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
-            "float[N,3,8] dy, float[N,3,8] y, float[N,3,8] z",
-            "float[3] db, float[N,3,8] q",
-            "float zero = {0}, int64[2] axes = {0, 2}",
-        ),
-        rng,
-        ["FusedSumTo"],
-        ["greater = Greater(x, 0)", "where = Where(greater, x2, 0)", 'y = SumTo<axes="0 2", keepdims=0>(where)',
-         "y2 = Mul(where, x3)"],
-    )  # fmt: skip
+  check(
+      graph(
+          "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
+          "float[N,3,8] dy, float[N,3,8] y, float[N,3,8] z",
+          "float[3] db, float[N,3,8] q",
+          "float zero = {0}, int64[2] axes = {0, 2}",
+      ),
+      rng,
+      ["FusedSumTo"],
+      ["greater = Greater(x, 0)", "where = Where(greater, x2, 0)", 'y = SumTo<axes="0 2", keepdims=0>(where)',
+       "y2 = Mul(where, x3)"],
+  )  # fmt: skip
 
 
 def test_sums_over_the_same_axes(rng: np.random.Generator) -> None:
-    """With and without the summed dimensions; a third over other axes stays apart."""
-    check(
-        graph(
-            "s = ReduceSum<keepdims=0>(x, last)  k = ReduceSum(x, last)  c = ReduceSum(x, first)",
-            "float[N,8] x",
-            "float[N] s, float[N,1] k, float[1,8] c",
-            "int64[1] first = {0}, int64[1] last = {-1}",
-        ),
-        rng,
-        ["FusedSumTo", "ReduceSum"],
-        ['y = SumTo<axes="1", keepdims=0>(x)', 'y2 = SumTo<axes="1">(x)'],
-    )
+  """With and without the summed dimensions; a third over other axes stays apart."""
+  check(
+    graph(
+      "s = ReduceSum<keepdims=0>(x, last)  k = ReduceSum(x, last)  c = ReduceSum(x, first)",
+      "float[N,8] x",
+      "float[N] s, float[N,1] k, float[1,8] c",
+      "int64[1] first = {0}, int64[1] last = {-1}",
+    ),
+    rng,
+    ["FusedSumTo", "ReduceSum"],
+    ['y = SumTo<axes="1", keepdims=0>(x)', 'y2 = SumTo<axes="1">(x)'],
+  )
 
 
 def test_over_all_axes(rng: np.random.Generator) -> None:
-    """A loss: no axes given."""
-    for axes in ("", ", none"):
-        check(
-            graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, float[N,8] t",
-                  "float y", "int64[0] none = {}"),
-            rng,
-            ["FusedSumTo"],
-            ["sub = Sub(x, x2)", "mul = Mul(sub, sub)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
-        )  # fmt: skip
+  """A loss: no axes given."""
+  for axes in ("", ", none"):
+    check(
+        graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, float[N,8] t",
+              "float y", "int64[0] none = {}"),
+        rng,
+        ["FusedSumTo"],
+        ["sub = Sub(x, x2)", "mul = Mul(sub, sub)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
+    )  # fmt: skip
 
 
 def test_a_cast_around_the_sum(rng: np.random.Generator) -> None:
-    """float16 summed in float, as exporters write it."""
-    check(
-        "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
-        "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",
-        rng,
-        ["FusedSumTo"],
-        ["add = Add(x, bias)", "cast = Cast<to=float>(add)", 'sumto = SumTo<axes="1", keepdims=0>(cast)',
-         "y = Cast<to=float16>(sumto)"],
-    )  # fmt: skip
+  """float16 summed in float, as exporters write it."""
+  check(
+      "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
+      "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",
+      rng,
+      ["FusedSumTo"],
+      ["add = Add(x, bias)", "cast = Cast<to=float>(add)", 'sumto = SumTo<axes="1", keepdims=0>(cast)',
+       "y = Cast<to=float16>(sumto)"],
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize("number", ["-2", "3", "0"])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("opset", [12, 17])
 def test_a_constant_before_its_slope(opset: int, keepdims: int, number: str, rng: np.random.Generator) -> None:
-    """PRelu's result has its first operand's shape: a literal in its place must not make it a scalar."""
-    axes = ("axes=[0], ", "") if opset < 13 else ("", ", axes")
-    original = model(
-        graph(
-            f"p = PRelu(c, x)  y = ReduceSum<{axes[0]}keepdims={keepdims}>(p{axes[1]})",
-            "float[1] x",
-            f"float{'[1]' * keepdims} y",
-            f"float[1] c = {{{number}}}" + ", int64[1] axes = {0}" * (opset >= 13),
-        ),
-        opset,
-    )
-    optimized, _ = run_pass(original, FUSE_SUM_TO)
-    assert operators(optimized) == ["FusedSumTo"]
-    assert_same_outputs(original, optimized, rng)
+  """PRelu's result has its first operand's shape: a literal in its place must not make it a scalar."""
+  axes = ("axes=[0], ", "") if opset < 13 else ("", ", axes")
+  original = model(
+    graph(
+      f"p = PRelu(c, x)  y = ReduceSum<{axes[0]}keepdims={keepdims}>(p{axes[1]})",
+      "float[1] x",
+      f"float{'[1]' * keepdims} y",
+      f"float[1] c = {{{number}}}" + ", int64[1] axes = {0}" * (opset >= 13),
+    ),
+    opset,
+  )
+  optimized, _ = run_pass(original, FUSE_SUM_TO)
+  assert operators(optimized) == ["FusedSumTo"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_comparison_sees_what_the_model_rounds(rng: np.random.Generator) -> None:
-    check(
-        "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
-        "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
-        rng,
-        ["FusedSumTo"],
-        ["mul = Mul(x, scale)", "cast = Cast<to=float16>(mul)", "greater = Greater(cast, 0)",
-         "where = Where(greater, x, 0)", 'y = SumTo<axes="0", keepdims=0>(where)'],
-    )  # fmt: skip
+  check(
+      "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
+      "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
+      rng,
+      ["FusedSumTo"],
+      ["mul = Mul(x, scale)", "cast = Cast<to=float16>(mul)", "greater = Greater(cast, 0)",
+       "where = Where(greater, x, 0)", 'y = SumTo<axes="0", keepdims=0>(where)'],
+  )  # fmt: skip
 
 
 def test_in_a_body(rng: np.random.Generator) -> None:
-    text = """g (float[N,8] x, bool c) => (float[N] y) { y = If (c) <
+  text = """g (float[N,8] x, bool c) => (float[N] y) { y = If (c) <
         then_branch = a () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
         else_branch = b () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
-    original = model(text, 12)
-    optimized, result = run_pass(original, FUSE_SUM_TO)
-    assert len(result.changes) == 2
-    assert_same_outputs(original, optimized, rng)
+  original = model(text, 12)
+  optimized, result = run_pass(original, FUSE_SUM_TO)
+  assert len(result.changes) == 2
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_it_runs_before_other_pointwise_operators_are_fused(rng: np.random.Generator) -> None:
-    """A chain beside the sum, fused first, is then joined with it: x is read once."""
-    original = model(
-        graph(
-            "e = Exp(x)  y = Mul(e, b)  z = Add(y, x)  p = Mul(x, b)  s = ReduceSum(p, axes)",
-            "float[N,8] x, float[8] b",
-            "float[N,8] z, float[1,8] s",
-            "int64[1] axes = {0}",
-        )
+  """A chain beside the sum, fused first, is then joined with it: x is read once."""
+  original = model(
+    graph(
+      "e = Exp(x)  y = Mul(e, b)  z = Add(y, x)  p = Mul(x, b)  s = ReduceSum(p, axes)",
+      "float[N,8] x, float[8] b",
+      "float[N,8] z, float[1,8] s",
+      "int64[1] axes = {0}",
     )
-    names = [step.name for step in PIPELINE]
-    assert names.index(FUSE_SUM_TO.name) < names.index(FUSE_POINTWISE.name)
-    optimized, _ = optimize(original)
-    assert operators(optimized) == ["FusedSumTo"]
-    assert_same_outputs(original, optimized, rng)
+  )
+  names = [step.name for step in PIPELINE]
+  assert names.index(FUSE_SUM_TO.name) < names.index(FUSE_POINTWISE.name)
+  optimized, _ = optimize(original)
+  assert operators(optimized) == ["FusedSumTo"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_changes_may_be_limited() -> None:
-    original = model(graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx"))
-    for limit, ops in ((0, ["Sub", "Mul", "ReduceSum"]), (1, ["Sub", "FusedSumTo"]), (2, ["FusedSumTo"])):
-        optimized, result = run_pass(original, FUSE_SUM_TO, limit=limit)
-        assert operators(optimized) == ops
-        assert len(result.changes) == limit
+  original = model(graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx"))
+  for limit, ops in ((0, ["Sub", "Mul", "ReduceSum"]), (1, ["Sub", "FusedSumTo"]), (2, ["FusedSumTo"])):
+    optimized, result = run_pass(original, FUSE_SUM_TO, limit=limit)
+    assert operators(optimized) == ops
+    assert len(result.changes) == limit
 
 
 # ------------------------------------------------------------------------------------------------------- what must not
 
 
 def test_a_lone_sum_stays() -> None:
-    assert_unchanged(model(graph("y = ReduceSum(x)", "float[N,8] x", "float[1,1] y", "float c = {1}")), [FUSE_SUM_TO])
+  assert_unchanged(model(graph("y = ReduceSum(x)", "float[N,8] x", "float[1,1] y", "float c = {1}")), [FUSE_SUM_TO])
 
 
 def test_a_mean_stays() -> None:
-    text = graph("p = Mul(x, x)  y = ReduceMean<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
-    assert_unchanged(model(text), [FUSE_SUM_TO])
+  text = graph("p = Mul(x, x)  y = ReduceMean<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
+  assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
 def test_integers_stay() -> None:
-    """ONNX Runtime's sums of integers do not wrap."""
-    text = graph("p = Mul(x, x)  y = ReduceSum(p)", "int64[N,8] x", "int64[1,1] y", "float c = {1}")
-    assert_unchanged(model(text), [FUSE_SUM_TO])
+  """ONNX Runtime's sums of integers do not wrap."""
+  text = graph("p = Mul(x, x)  y = ReduceSum(p)", "int64[N,8] x", "int64[1,1] y", "float c = {1}")
+  assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
 def test_axes_that_are_not_known() -> None:
-    text = graph(
-        "p = Mul(x, x)  y = ReduceSum(p, axes)", "float[N,8] x, int64[1] axes", "float[N,1] y", "float c = {1}"
-    )
-    assert_unchanged(model(text), [FUSE_SUM_TO], "the axes 'axes' of 'y' (ReduceSum) are no constant")
+  text = graph("p = Mul(x, x)  y = ReduceSum(p, axes)", "float[N,8] x, int64[1] axes", "float[N,1] y", "float c = {1}")
+  assert_unchanged(model(text), [FUSE_SUM_TO], "the axes 'axes' of 'y' (ReduceSum) are no constant")
 
 
 def test_no_axes_may_mean_nothing_to_do() -> None:
-    text = "p = Mul(x, x)  y = ReduceSum<noop_with_empty_axes=1>(p)"
-    assert_unchanged(model(graph(text, "float[N,8] x", "float[N,8] y", "float c = {1}")), [FUSE_SUM_TO])
+  text = "p = Mul(x, x)  y = ReduceSum<noop_with_empty_axes=1>(p)"
+  assert_unchanged(model(graph(text, "float[N,8] x", "float[N,8] y", "float c = {1}")), [FUSE_SUM_TO])
 
 
 def test_an_unknown_rank() -> None:
-    text = graph(
-        "v = Reshape(x, shape)  p = Mul(v, v)  y = ReduceSum<keepdims=0>(p)",
-        "float[N,8] x, int64[r] shape", "float y", "float c = {1}",
-    )  # fmt: skip
-    assert_unchanged(model(text), [FUSE_SUM_TO], "rank of 'p' is unknown")
+  text = graph(
+      "v = Reshape(x, shape)  p = Mul(v, v)  y = ReduceSum<keepdims=0>(p)",
+      "float[N,8] x, int64[r] shape", "float y", "float c = {1}",
+  )  # fmt: skip
+  assert_unchanged(model(text), [FUSE_SUM_TO], "rank of 'p' is unknown")
 
 
 def test_an_intermediate_that_is_a_graph_output_is_kept(rng: np.random.Generator) -> None:
-    optimized = check(
-        graph("p = Mul(x, b)  y = ReduceSum(p, axes)", "float[N,8] x, float[8] b", "float[1,8] y, float[N,8] p",
-              "int64[1] axes = {0}"),
-        rng,
-        ["FusedSumTo"],
-        ["y = Mul(x, scale)", 'y2 = SumTo<axes="0">(y)'],
-    )  # fmt: skip
-    assert list(optimized.graph.node[0].output) == ["p", "y"]
+  optimized = check(
+      graph("p = Mul(x, b)  y = ReduceSum(p, axes)", "float[N,8] x, float[8] b", "float[1,8] y, float[N,8] p",
+            "int64[1] axes = {0}"),
+      rng,
+      ["FusedSumTo"],
+      ["y = Mul(x, scale)", 'y2 = SumTo<axes="0">(y)'],
+  )  # fmt: skip
+  assert list(optimized.graph.node[0].output) == ["p", "y"]
 
 
 def test_a_smaller_value_that_something_else_needs_is_computed_once(rng: np.random.Generator) -> None:
-    check(
-        graph("a = Exp(w)  p = Mul(x, a)  y = ReduceSum(p, axes)  z = Softmax(a)", "float[N,8] x, float[8] w",
-              "float[1,8] y, float[8] z", "int64[1] axes = {0}"),
-        rng,
-        ["Exp", "FusedSumTo", "Softmax"],
-        ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
-    )  # fmt: skip
+  check(
+      graph("a = Exp(w)  p = Mul(x, a)  y = ReduceSum(p, axes)  z = Softmax(a)", "float[N,8] x, float[8] w",
+            "float[1,8] y, float[8] z", "int64[1] axes = {0}"),
+      rng,
+      ["Exp", "FusedSumTo", "Softmax"],
+      ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
+  )  # fmt: skip
 
 
 def test_an_expensive_smaller_value_is_computed_once(rng: np.random.Generator) -> None:
-    original = model(
-        graph("t = Tan(w)  a = Exp(t)  p = Mul(x, a)  y = ReduceSum(p, axes)", "float[100000,256] x, float[256] w",
-              "float[1,256] y", "int64[1] axes = {0}")
-    )  # fmt: skip
-    optimized, result = run_pass(original, FUSE_SUM_TO)
-    assert operators(optimized) == ["Tan", "Exp", "FusedSumTo"]
-    assert any("'a' is computed apart: computing it again" in reason for reason in reasons(result))
+  original = model(
+      graph("t = Tan(w)  a = Exp(t)  p = Mul(x, a)  y = ReduceSum(p, axes)", "float[100000,256] x, float[256] w",
+            "float[1,256] y", "int64[1] axes = {0}")
+  )  # fmt: skip
+  optimized, result = run_pass(original, FUSE_SUM_TO)
+  assert operators(optimized) == ["Tan", "Exp", "FusedSumTo"]
+  assert any("'a' is computed apart: computing it again" in reason for reason in reasons(result))
 
 
 def test_no_cycle(rng: np.random.Generator) -> None:
-    """q reads what the sum reads, and the sum itself by way of Softmax."""
-    optimized = check(
-        graph("p = Mul(x, b)  y = ReduceSum(p, axes)  s = Softmax(y)  q = Mul(x, s)", "float[N,8] x, float[8] b",
-              "float[N,8] q", "int64[1] axes = {0}"),
-        rng,
-        ["FusedSumTo", "Softmax", "Mul"],
-        ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
-    )  # fmt: skip
-    assert optimized.graph.node[0].output == ["y"]
+  """q reads what the sum reads, and the sum itself by way of Softmax."""
+  optimized = check(
+      graph("p = Mul(x, b)  y = ReduceSum(p, axes)  s = Softmax(y)  q = Mul(x, s)", "float[N,8] x, float[8] b",
+            "float[N,8] q", "int64[1] axes = {0}"),
+      rng,
+      ["FusedSumTo", "Softmax", "Mul"],
+      ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
+  )  # fmt: skip
+  assert optimized.graph.node[0].output == ["y"]
 
 
 def test_nothing_computes_with_the_sum(rng: np.random.Generator) -> None:
-    """Also where one element is summed, so that the sum has the shape of what it reads."""
-    check(
-        graph("p = Mul(x, b)  y = ReduceSum(p, axes)  z = Mul(y, b)", "float[1,8] x, float[8] b", "float[1,8] z",
-              "int64[1] axes = {0}"),
-        rng,
-        ["FusedSumTo", "Mul"],
-        ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
-    )  # fmt: skip
+  """Also where one element is summed, so that the sum has the shape of what it reads."""
+  check(
+      graph("p = Mul(x, b)  y = ReduceSum(p, axes)  z = Mul(y, b)", "float[1,8] x, float[8] b", "float[1,8] z",
+            "int64[1] axes = {0}"),
+      rng,
+      ["FusedSumTo", "Mul"],
+      ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
+  )  # fmt: skip
 
 
 SHAPES = {
-    "a part that broadcasts": ("float[1,8] o", "float[1] u", 1),
-    "length 1 on the axis": ("float[N,1] o", "float[N] u", 1),
-    "a lower rank": ("float[8] o", "float u", 0),
-    "a length that may be 1": ("float[M,8] o", "float[M] u", 1),
+  "a part that broadcasts": ("float[1,8] o", "float[1] u", 1),
+  "length 1 on the axis": ("float[N,1] o", "float[N] u", 1),
+  "a lower rank": ("float[8] o", "float u", 0),
+  "a length that may be 1": ("float[M,8] o", "float[M] u", 1),
 }
 
 
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("first", [True, False])
 def test_sums_of_other_shapes_stay_apart(case: str, first: bool, rng: np.random.Generator) -> None:
-    """y = x + o; y.sum(), o.sum(): an input that both read is not the whole of what both sum."""
-    operand, result, axis = SHAPES[case]
-    sums = ["s = ReduceSum<keepdims=0>(y, axes)", "u = ReduceSum<keepdims=0>(o, axes)"]
-    original = model(
-        graph(
-            "y = Add(x, o)  " + "  ".join(sums if first else reversed(sums)),
-            f"float[N,8] x, {operand}",
-            f"float[A] s, {result}",
-            f"int64[1] axes = {{{axis}}}",
-        )
+  """y = x + o; y.sum(), o.sum(): an input that both read is not the whole of what both sum."""
+  operand, result, axis = SHAPES[case]
+  sums = ["s = ReduceSum<keepdims=0>(y, axes)", "u = ReduceSum<keepdims=0>(o, axes)"]
+  original = model(
+    graph(
+      "y = Add(x, o)  " + "  ".join(sums if first else reversed(sums)),
+      f"float[N,8] x, {operand}",
+      f"float[A] s, {result}",
+      f"int64[1] axes = {{{axis}}}",
     )
-    optimized, _ = run_pass(original, FUSE_SUM_TO)
-    assert sorted(operators(optimized)) == ["FusedSumTo", "ReduceSum"]
-    for lengths in ({"M": 1, "N": 3}, {"M": 1, "N": 1}):
-        assert_same_outputs(original, optimized, rng, **lengths)
+  )
+  optimized, _ = run_pass(original, FUSE_SUM_TO)
+  assert sorted(operators(optimized)) == ["FusedSumTo", "ReduceSum"]
+  for lengths in ({"M": 1, "N": 3}, {"M": 1, "N": 1}):
+    assert_same_outputs(original, optimized, rng, **lengths)
 
 
 def test_two_fused_sums_of_other_shapes_stay_apart(rng: np.random.Generator) -> None:
-    """x [a,b,c] and o [a,1,c]: the sum of o is of a program with several inputs, too."""
-    original = model(
-        graph(
-            "y = Mul(x, o)  s = ReduceSum(y, axes)  z = Mul(o, p)  u = ReduceSum(z, axes)",
-            "float[N,5,8] x, float[N,1,8] o, float[N,1,8] p",
-            "float[N,1,8] s, float[N,1,8] u",
-            "int64[1] axes = {1}",
-        )
+  """x [a,b,c] and o [a,1,c]: the sum of o is of a program with several inputs, too."""
+  original = model(
+    graph(
+      "y = Mul(x, o)  s = ReduceSum(y, axes)  z = Mul(o, p)  u = ReduceSum(z, axes)",
+      "float[N,5,8] x, float[N,1,8] o, float[N,1,8] p",
+      "float[N,1,8] s, float[N,1,8] u",
+      "int64[1] axes = {1}",
     )
-    optimized, _ = run_pass(original, FUSE_SUM_TO)
-    assert operators(optimized) == ["FusedSumTo", "FusedSumTo"]
-    assert_same_outputs(original, optimized, rng)
+  )
+  optimized, _ = run_pass(original, FUSE_SUM_TO)
+  assert operators(optimized) == ["FusedSumTo", "FusedSumTo"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_old_opset_stays() -> None:
-    text = graph("p = Mul(x, x)  y = ReduceSum<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
-    assert_unchanged(model(text, 10), [FUSE_SUM_TO])
+  text = graph("p = Mul(x, x)  y = ReduceSum<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
+  assert_unchanged(model(text, 10), [FUSE_SUM_TO])
 
 
 def test_a_shape_in_floats_stays() -> None:
-    text = graph(
-        "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, half)  y = ReduceSum<keepdims=0>(g)", "float[N,8] x", "float y",
-        "float half = {0.5}",
-    )  # fmt: skip
-    assert_unchanged(model(text), [FUSE_SUM_TO])
+  text = graph(
+      "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, half)  y = ReduceSum<keepdims=0>(g)", "float[N,8] x", "float y",
+      "float half = {0.5}",
+  )  # fmt: skip
+  assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
 # ---------------------------------------------------------------------------------------------- lerp, from exporters
@@ -386,39 +384,39 @@ LERP = DATA / "lerp"  # made by models/export_lerp.py
 
 
 def lerp(x: np.ndarray, y: np.ndarray, w: np.ndarray | float) -> np.ndarray:
-    return np.asarray(x + w * (y - x), np.float32)
+  return np.asarray(x + w * (y - x), np.float32)
 
 
 def gradients(dout: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
-    return [(dout * (1 - w)).sum((1, 2, 3), keepdims=True), (dout * w).sum(0, keepdims=True)]
+  return [(dout * (1 - w)).sum((1, 2, 3), keepdims=True), (dout * w).sum(0, keepdims=True)]
 
 
 EXPORTED: dict[str, tuple[list[str], Callable[..., list[np.ndarray]]]] = {
-    "tensor_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
-    "one_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
-    "low_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.25)]),
-    "high_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.75)]),
-    "gradients": (["FusedSumTo", "Reshape"], gradients),
+  "tensor_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
+  "one_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
+  "low_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.25)]),
+  "high_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.75)]),
+  "gradients": (["FusedSumTo", "Reshape"], gradients),
 }
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("name", EXPORTED)
 def test_what_torch_exports_becomes_one(name: str, exporter: str, rng: np.random.Generator) -> None:
-    ops, formula = EXPORTED[name]
-    original = onnx.load(LERP / f"{name}_{exporter}.onnx")
-    optimized, _ = optimize(original)
-    assert operators(optimized) == ops
-    feeds = random_feeds(original, rng)
-    for found in (run(original, feeds), run(restore(optimized), feeds)):
-        for got, wanted in zip(found, formula(*feeds.values()), strict=True):
-            assert_close(wanted, got)
+  ops, formula = EXPORTED[name]
+  original = onnx.load(LERP / f"{name}_{exporter}.onnx")
+  optimized, _ = optimize(original)
+  assert operators(optimized) == ops
+  feeds = random_feeds(original, rng)
+  for found in (run(original, feeds), run(restore(optimized), feeds)):
+    for got, wanted in zip(found, formula(*feeds.values()), strict=True):
+      assert_close(wanted, got)
 
 
 @pytest.mark.parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
 def test_the_plain_form_of_lerp_becomes_one(weight: str, rng: np.random.Generator) -> None:
-    original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
+  original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
         {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")
-    optimized, _ = optimize(original)
-    assert operators(optimized) == ["FusedPointwise"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = optimize(original)
+  assert operators(optimized) == ["FusedPointwise"]
+  assert_same_outputs(original, optimized, rng)

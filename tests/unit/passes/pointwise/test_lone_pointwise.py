@@ -14,52 +14,52 @@ Y = "float[N,4,8] y"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "inputs", "operators_after", "statement"),
-    [
-        ("m = MatMul(x, w)  y = Add(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Add(x, bias)"),
-        ("m = MatMul(x, w)  y = Mul(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Mul(x, scale)"),
-        ("m = MatMul(x, w)  y = Sigmoid(m)", f"{X}, {W}", ["MatMul", "FusedPointwise"], "y = Sigmoid(x)"),
-        ("s = Softmax(x)  y = Mul(s, b)", f"{X}, float[1] b", ["Softmax", "FusedPointwise"], "y = Mul(x, scale)"),
-        ("a = Relu(x)  y = Softmax(a)", X, ["FusedPointwise", "Softmax"], "y = Relu(x)"),
-        ("y = Where(c, x, b)", f"{X}, bool[4,8] c, float b", ["FusedPointwise"], "y = Where(condition, x, condition2)"),
-    ],
+  ("nodes", "inputs", "operators_after", "statement"),
+  [
+    ("m = MatMul(x, w)  y = Add(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Add(x, bias)"),
+    ("m = MatMul(x, w)  y = Mul(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Mul(x, scale)"),
+    ("m = MatMul(x, w)  y = Sigmoid(m)", f"{X}, {W}", ["MatMul", "FusedPointwise"], "y = Sigmoid(x)"),
+    ("s = Softmax(x)  y = Mul(s, b)", f"{X}, float[1] b", ["Softmax", "FusedPointwise"], "y = Mul(x, scale)"),
+    ("a = Relu(x)  y = Softmax(a)", X, ["FusedPointwise", "Softmax"], "y = Relu(x)"),
+    ("y = Where(c, x, b)", f"{X}, bool[4,8] c, float b", ["FusedPointwise"], "y = Where(condition, x, condition2)"),
+  ],
 )
 def test_becomes_a_kernel_of_its_own(
-    nodes: str, inputs: str, operators_after: list[str], statement: str, rng: np.random.Generator
+  nodes: str, inputs: str, operators_after: list[str], statement: str, rng: np.random.Generator
 ) -> None:
-    original = model(f"g ({inputs}) => ({Y}) {{ {nodes} }}")
-    optimized, _ = run_pass(original, LONE_POINTWISE)
-    assert operators(optimized) == operators_after
-    assert [lines(each) for each in programs(optimized)] == [[statement]]
-    assert_same_outputs(original, optimized, rng)
-    assert_unchanged(optimized, [LONE_POINTWISE])
+  original = model(f"g ({inputs}) => ({Y}) {{ {nodes} }}")
+  optimized, _ = run_pass(original, LONE_POINTWISE)
+  assert operators(optimized) == operators_after
+  assert [lines(each) for each in programs(optimized)] == [[statement]]
+  assert_same_outputs(original, optimized, rng)
+  assert_unchanged(optimized, [LONE_POINTWISE])
 
 
 ONE = "k = Constant<value = float {0.125}> ()"
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (f"g ({X}, {W}) => ({Y}) {{ {ONE} m = MatMul(x, w) y = Mul(m, k) }}", "a scale after a MatMul"),
-        (f"g ({X}, {W}) => ({Y}) {{ {ONE} s = Div(x, k) y = MatMul(s, w) }}", "a scale before a MatMul"),
-        (f"g ({X}, float[4,8] b) => ({Y}) {{ a = Add(x, b) y = Softmax(a) }}", "a mask before a Softmax"),
-        (
-            "g (float[N,8] x, float[8,8] w, float[8] b) => (float[N,8] y) { m = MatMul(x, w) y = Add(m, b) }",
-            "a bias of a product of matrices",
-        ),
-        (f"g ({X}) => (float16[N,4,8] y) {{ y = Cast<to = 10> (x) }}", "a Cast"),
-        ("g (int64[N] x) => (int64[N] y) { y = Neg(x) }", "no floating-point result"),
-        ("g (float x) => (float y) { y = Exp(x) }", "one number"),
-        (f"g ({X}) => ({Y}) {{ y = Softmax(x) }}", "not pointwise"),
-    ],
-    ids=lambda value: value if " => " not in value else "",
+  ("text", "why"),
+  [
+    (f"g ({X}, {W}) => ({Y}) {{ {ONE} m = MatMul(x, w) y = Mul(m, k) }}", "a scale after a MatMul"),
+    (f"g ({X}, {W}) => ({Y}) {{ {ONE} s = Div(x, k) y = MatMul(s, w) }}", "a scale before a MatMul"),
+    (f"g ({X}, float[4,8] b) => ({Y}) {{ a = Add(x, b) y = Softmax(a) }}", "a mask before a Softmax"),
+    (
+      "g (float[N,8] x, float[8,8] w, float[8] b) => (float[N,8] y) { m = MatMul(x, w) y = Add(m, b) }",
+      "a bias of a product of matrices",
+    ),
+    (f"g ({X}) => (float16[N,4,8] y) {{ y = Cast<to = 10> (x) }}", "a Cast"),
+    ("g (int64[N] x) => (int64[N] y) { y = Neg(x) }", "no floating-point result"),
+    ("g (float x) => (float y) { y = Exp(x) }", "one number"),
+    (f"g ({X}) => ({Y}) {{ y = Softmax(x) }}", "not pointwise"),
+  ],
+  ids=lambda value: value if " => " not in value else "",
 )
 def test_stays(text: str, why: str) -> None:
-    assert_unchanged(model(text), [LONE_POINTWISE])
+  assert_unchanged(model(text), [LONE_POINTWISE])
 
 
 def test_the_limit_counts_replacements() -> None:
-    original = model(f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}")
-    optimized, _ = run_pass(original, LONE_POINTWISE, limit=1)
-    assert operators(optimized) == ["FusedPointwise", "Softmax", "Exp"]
+  original = model(f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}")
+  optimized, _ = run_pass(original, LONE_POINTWISE, limit=1)
+  assert operators(optimized) == ["FusedPointwise", "Softmax", "Exp"]

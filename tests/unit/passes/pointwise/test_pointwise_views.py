@@ -14,58 +14,58 @@ SPLIT = "to = Constant<value = int64[4] {2, 3, 4, 8}> ()"  # of float[6,4,8]
 
 
 def graph(nodes: str, inputs: str, outputs: str = "float[2,3,4,8] y") -> str:
-    return f"g (float[6,4,8] x{inputs}) => ({outputs}) {{ {SPLIT}  {nodes} }}"
+  return f"g (float[6,4,8] x{inputs}) => ({outputs}) {{ {SPLIT}  {nodes} }}"
 
 
 def check(text: str, rng: np.random.Generator, *ops: str, opset: int = 17) -> onnx.ModelProto:
-    """The operators after the pass; outputs are the same then, and with everything fused that now can be."""
-    original = model(text, opset)
-    optimized, _ = run_pass(original, POINTWISE_VIEWS)
-    assert operators(optimized) == list(ops)
-    assert_same_outputs(original, optimized, rng)
-    assert_same_outputs(original, run_pass(original, POINTWISE_VIEWS, FUSE_POINTWISE)[0], rng)
-    return optimized
+  """The operators after the pass; outputs are the same then, and with everything fused that now can be."""
+  original = model(text, opset)
+  optimized, _ = run_pass(original, POINTWISE_VIEWS)
+  assert operators(optimized) == list(ops)
+  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, run_pass(original, POINTWISE_VIEWS, FUSE_POINTWISE)[0], rng)
+  return optimized
 
 
 def test_a_reshape_moves_up_and_both_sides_join(rng: np.random.Generator) -> None:
-    """As Swin adds a position bias and then, for each window, a mask."""
-    text = graph("a = Add(x, bias)  v = Reshape(a, to)  y = Add(v, mask)", ", float[1,4,8] bias, float[3,4,8] mask")
-    optimized = check(text, rng, "Reshape", "Add", "Add")
-    fused, _ = run_pass(optimized, FUSE_POINTWISE)
-    assert operators(fused) == ["Reshape", "FusedPointwise"]
-    assert programs(fused)[0].count("Add") == 2
+  """As Swin adds a position bias and then, for each window, a mask."""
+  text = graph("a = Add(x, bias)  v = Reshape(a, to)  y = Add(v, mask)", ", float[1,4,8] bias, float[3,4,8] mask")
+  optimized = check(text, rng, "Reshape", "Add", "Add")
+  fused, _ = run_pass(optimized, FUSE_POINTWISE)
+  assert operators(fused) == ["Reshape", "FusedPointwise"]
+  assert programs(fused)[0].count("Add") == 2
 
 
 def test_over_a_chain_with_its_attributes(rng: np.random.Generator) -> None:
-    text = graph(
-        """m = Softmax(x)  a = Mul(m, s)  b = LeakyRelu<alpha = 0.3> (a)  c = Cast<to = 11> (b)  d = Cast<to = 1> (c)
+  text = graph(
+    """m = Softmax(x)  a = Mul(m, s)  b = LeakyRelu<alpha = 0.3> (a)  c = Cast<to = 11> (b)  d = Cast<to = 1> (c)
         v = Reshape(d, to)  y = Relu(v)""",
-        ", float s",
-    )
-    optimized = check(text, rng, "Softmax", "Reshape", "Mul", "LeakyRelu", "Cast", "Cast", "Relu")
-    moved = {node.op_type: node for node in optimized.graph.node}
-    assert moved["LeakyRelu"].attribute[0].f == pytest.approx(0.3)
-    assert moved["Relu"].input[0] == "v"
+    ", float s",
+  )
+  optimized = check(text, rng, "Softmax", "Reshape", "Mul", "LeakyRelu", "Cast", "Cast", "Relu")
+  moved = {node.op_type: node for node in optimized.graph.node}
+  assert moved["LeakyRelu"].attribute[0].f == pytest.approx(0.3)
+  assert moved["Relu"].input[0] == "v"
 
 
 @pytest.mark.parametrize(
-    ("view", "shape", "back"),
-    [
-        ("zero = Constant<value = int64[1] {0}> ()  v = Unsqueeze(a, zero)", "[1,6,4,8]", "Unsqueeze"),
-        ("v = Flatten<axis = 2> (a)", "[24,8]", "Flatten"),
-        ("shape = Constant<value = int64[3] {0, -1, 2}> ()  v = Reshape(a, shape)", "[6,16,2]", "Reshape"),
-    ],
+  ("view", "shape", "back"),
+  [
+    ("zero = Constant<value = int64[1] {0}> ()  v = Unsqueeze(a, zero)", "[1,6,4,8]", "Unsqueeze"),
+    ("v = Flatten<axis = 2> (a)", "[24,8]", "Flatten"),
+    ("shape = Constant<value = int64[3] {0, -1, 2}> ()  v = Reshape(a, shape)", "[6,16,2]", "Reshape"),
+  ],
 )
 def test_other_views(view: str, shape: str, back: str, rng: np.random.Generator) -> None:
-    check(graph(f"a = Neg(x)  {view}  y = Abs(v)", "", f"float{shape} y"), rng, back, "Neg", "Abs")
+  check(graph(f"a = Neg(x)  {view}  y = Abs(v)", "", f"float{shape} y"), rng, back, "Neg", "Abs")
 
 
 def test_the_shape_may_come_after_the_chain(rng: np.random.Generator) -> None:
-    text = graph("a = Neg(x)  n = Neg(minus)  v = Reshape(a, n)  y = Abs(v)", ", int64[2] minus", "float[A,B] y")
-    original = model(text)
-    optimized, _ = run_pass(original, POINTWISE_VIEWS)
-    assert operators(optimized) == ["Neg", "Reshape", "Neg", "Abs"]
-    assert next(node.output[0] for node in optimized.graph.node if node.op_type == "Neg") == "n"
+  text = graph("a = Neg(x)  n = Neg(minus)  v = Reshape(a, n)  y = Abs(v)", ", int64[2] minus", "float[A,B] y")
+  original = model(text)
+  optimized, _ = run_pass(original, POINTWISE_VIEWS)
+  assert operators(optimized) == ["Neg", "Reshape", "Neg", "Abs"]
+  assert next(node.output[0] for node in optimized.graph.node if node.op_type == "Neg") == "n"
 
 
 @pytest.mark.parametrize(
@@ -78,66 +78,64 @@ def test_the_shape_may_come_after_the_chain(rng: np.random.Generator) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_passed(nodes: str, inputs: str, words: str) -> None:
-    assert_unchanged(model(graph(nodes, inputs)), [POINTWISE_VIEWS], words)
+  assert_unchanged(model(graph(nodes, inputs)), [POINTWISE_VIEWS], words)
 
 
 def test_nothing_moves_where_nothing_pointwise_follows() -> None:
-    assert_unchanged(model(graph("a = Relu(x)  v = Reshape(a, to)  y = Softmax(v)", "")), [POINTWISE_VIEWS])
-    assert_unchanged(model(graph("a = Softmax(x)  v = Reshape(a, to)  y = Relu(v)", "")), [POINTWISE_VIEWS])
+  assert_unchanged(model(graph("a = Relu(x)  v = Reshape(a, to)  y = Softmax(v)", "")), [POINTWISE_VIEWS])
+  assert_unchanged(model(graph("a = Softmax(x)  v = Reshape(a, to)  y = Relu(v)", "")), [POINTWISE_VIEWS])
 
 
 def test_a_value_that_is_needed_before_the_view_stays() -> None:
-    text = graph("a = Relu(x)  v = Reshape(a, to)  y = Neg(v)", "", "float[2,3,4,8] y, float[6,4,8] a")
-    assert_unchanged(model(text), [POINTWISE_VIEWS])
-    read = graph("a = Relu(x)  v = Reshape(a, to)  y = Neg(v)  z = Softmax(a)", "", "float[2,3,4,8] y, float[6,4,8] z")
-    assert_unchanged(model(read), [POINTWISE_VIEWS])
+  text = graph("a = Relu(x)  v = Reshape(a, to)  y = Neg(v)", "", "float[2,3,4,8] y, float[6,4,8] a")
+  assert_unchanged(model(text), [POINTWISE_VIEWS])
+  read = graph("a = Relu(x)  v = Reshape(a, to)  y = Neg(v)  z = Softmax(a)", "", "float[2,3,4,8] y, float[6,4,8] z")
+  assert_unchanged(model(read), [POINTWISE_VIEWS])
 
 
 def test_a_transpose_stays() -> None:
-    text = graph("a = Relu(x)  v = Transpose(a)  y = Neg(v)", "", "float[8,4,6] y")
-    assert_unchanged(model(text), [POINTWISE_VIEWS])
+  text = graph("a = Relu(x)  v = Transpose(a)  y = Neg(v)", "", "float[8,4,6] y")
+  assert_unchanged(model(text), [POINTWISE_VIEWS])
 
 
 def test_an_expand_that_its_reader_makes_needless(rng: np.random.Generator) -> None:
-    text = graph(
-        "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)",
-        ", float[8] b",
-        "float[6,4,8] y",
-    )
-    original = model(text)
-    optimized, result = run_pass(original, POINTWISE_VIEWS)
-    assert [list(node.input) for node in optimized.graph.node[-2:]] == [["b", "x"], ["c", "x", "b"]]
-    assert [each.nodes for each in result.changes] == [
-        ("'e' (Expand)", "'c' (Greater)"),
-        ("'e' (Expand)", "'y' (Where)"),
-    ]
-    assert_same_outputs(original, optimized, rng)
+  text = graph(
+    "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)",
+    ", float[8] b",
+    "float[6,4,8] y",
+  )
+  original = model(text)
+  optimized, result = run_pass(original, POINTWISE_VIEWS)
+  assert [list(node.input) for node in optimized.graph.node[-2:]] == [["b", "x"], ["c", "x", "b"]]
+  assert [each.nodes for each in result.changes] == [
+    ("'e' (Expand)", "'c' (Greater)"),
+    ("'e' (Expand)", "'y' (Where)"),
+  ]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_expand_that_gives_the_shape_stays() -> None:
-    """Of two that meet, one goes; of one beside something smaller, none."""
-    text = graph(
-        "shape = Shape(x)  e = Expand(b, shape)  y = Mul(e, c)", ", float[8] b, float[4,1] c", "float[6,4,8] y"
-    )
-    assert_unchanged(model(text), [POINTWISE_VIEWS])
-    both = graph(
-        "shape = Shape(x)  e = Expand(b, shape)  f = Expand(c, shape)  y = Mul(e, f)",
-        ", float[8] b, float[4,1] c",
-        "float[6,4,8] y",
-    )
-    optimized, result = run_pass(model(both), POINTWISE_VIEWS)
-    assert list(optimized.graph.node[-1].input) == ["b", "f"]
-    assert len(result.changes) == 1
-    assert not reasons(result)
+  """Of two that meet, one goes; of one beside something smaller, none."""
+  text = graph("shape = Shape(x)  e = Expand(b, shape)  y = Mul(e, c)", ", float[8] b, float[4,1] c", "float[6,4,8] y")
+  assert_unchanged(model(text), [POINTWISE_VIEWS])
+  both = graph(
+    "shape = Shape(x)  e = Expand(b, shape)  f = Expand(c, shape)  y = Mul(e, f)",
+    ", float[8] b, float[4,1] c",
+    "float[6,4,8] y",
+  )
+  optimized, result = run_pass(model(both), POINTWISE_VIEWS)
+  assert list(optimized.graph.node[-1].input) == ["b", "f"]
+  assert len(result.changes) == 1
+  assert not reasons(result)
 
 
 def test_the_limit(rng: np.random.Generator) -> None:
-    text = graph(
-        "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)",
-        ", float[8] s",
-    )
-    original = model(text)
-    for limit, changes in ((0, 0), (1, 1), (2, 2)):
-        optimized, result = run_pass(original, POINTWISE_VIEWS, limit=limit)
-        assert len(result.changes) == changes
-        assert_same_outputs(original, optimized, rng)
+  text = graph(
+    "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)",
+    ", float[8] s",
+  )
+  original = model(text)
+  for limit, changes in ((0, 0), (1, 1), (2, 2)):
+    optimized, result = run_pass(original, POINTWISE_VIEWS, limit=limit)
+    assert len(result.changes) == changes
+    assert_same_outputs(original, optimized, rng)

@@ -17,19 +17,19 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
 def ours(model: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, Any]]]:
-    """The type and attributes of every ortplugin node."""
-    graph = model.graph if isinstance(model, onnx.ModelProto) else model
-    return [
-        (node.op_type, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
-        for node in graph.node
-        if node.domain == "ortplugin"
-    ]
+  """The type and attributes of every ortplugin node."""
+  graph = model.graph if isinstance(model, onnx.ModelProto) else model
+  return [
+    (node.op_type, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
+    for node in graph.node
+    if node.domain == "ortplugin"
+  ]
 
 
 def with_constants(original: onnx.ModelProto, **constants: Any) -> onnx.ModelProto:
-    for name, values in constants.items():
-        original.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-    return original
+  for name, values in constants.items():
+    original.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+  return original
 
 
 ELEMENTS = "g (float[3,4] x, int64[2,4] i, float[2,4] u) => (float[3,4] y) { y = ScatterElements%s(x, i, u) }"
@@ -39,40 +39,40 @@ TUPLES = "g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = S
 @pytest.mark.parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
 @pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
 def test_plain(graph: str, opset: int, rng: np.random.Generator) -> None:
-    original = model(graph % "", opset)
-    optimized, result = run_pass(original, FUSE_SCATTER)
-    name = "ScatterND" if graph is TUPLES else "ScatterElements"
-    assert ours(optimized) == [(name, {} if graph is TUPLES else {"axis": 0})]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph % "", opset)
+  optimized, result = run_pass(original, FUSE_SCATTER)
+  name = "ScatterND" if graph is TUPLES else "ScatterElements"
+  assert ours(optimized) == [(name, {} if graph is TUPLES else {"axis": 0})]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(("reduction", "since"), [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
 @pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
 def test_reductions(graph: str, reduction: str, since: int, rng: np.random.Generator) -> None:
-    original = model(graph % f'<reduction = "{reduction}">', since)
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert ours(optimized)[0][1]["reduction"] == reduction.encode()
-    assert_same_outputs(original, optimized, rng)
+  original = model(graph % f'<reduction = "{reduction}">', since)
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert ours(optimized)[0][1]["reduction"] == reduction.encode()
+  assert_same_outputs(original, optimized, rng)
 
 
 def run_on(original: onnx.ModelProto, *fragments: str) -> None:
-    """Like assert_unchanged, for models that onnx.checker refuses."""
-    from ortplugin.graph.convert import import_model
-    from ortplugin.model.annotate import annotate
+  """Like assert_unchanged, for models that onnx.checker refuses."""
+  from ortplugin.graph.convert import import_model
+  from ortplugin.model.annotate import annotate
 
-    graph = import_model(original)
-    annotate(graph)
-    result = FUSE_SCATTER(graph)
-    assert not result.changes
-    for fragment in fragments:
-        assert any(fragment in each.reason for each in result.near_misses), result.near_misses
+  graph = import_model(original)
+  annotate(graph)
+  result = FUSE_SCATTER(graph)
+  assert not result.changes
+  for fragment in fragments:
+    assert any(fragment in each.reason for each in result.near_misses), result.near_misses
 
 
 def test_a_reduction_before_its_opset_stays() -> None:
-    run_on(model(TUPLES % '<reduction = "add">', 15), "the reduction 'add' is none of opset 15")
-    run_on(model(TUPLES % '<reduction = "max">', 17), "the reduction 'max' is none of opset 17")
-    run_on(model(TUPLES % '<reduction = "median">', 18), "the reduction 'median' is none of opset 18")
+  run_on(model(TUPLES % '<reduction = "add">', 15), "the reduction 'add' is none of opset 15")
+  run_on(model(TUPLES % '<reduction = "max">', 17), "the reduction 'max' is none of opset 17")
+  run_on(model(TUPLES % '<reduction = "median">', 18), "the reduction 'median' is none of opset 18")
 
 
 STAYS = {
@@ -104,46 +104,46 @@ STAYS = {
 
 @pytest.mark.parametrize("case", STAYS)
 def test_what_the_operators_lack(case: str) -> None:
-    text, reason = STAYS[case]
-    assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
+  text, reason = STAYS[case]
+  assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
 
 
 @pytest.mark.parametrize("opset", [9, 10])
 def test_scatter_before_it_was_renamed(opset: int, rng: np.random.Generator) -> None:
-    original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
-    feeds = random_feeds(original, rng)
-    optimized, result = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
-    assert ours(optimized) == [("ScatterElements", {"axis": 1})]
-    assert len(result.changes) == 1
-    np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
+  original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
+  feeds = random_feeds(original, rng)
+  optimized, result = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
+  assert ours(optimized) == [("ScatterElements", {"axis": 1})]
+  assert len(result.changes) == 1
+  np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
 def test_a_slice_in_an_opset_that_can_not_write_it_back_stays(rng: np.random.Generator) -> None:
-    original = with_constants(
-        model("g (float[3,4] x, float[1,4] u) => (float[3,4] y) { y = Scatter(x, i, u) }", 10, ir=4),
-        i=np.ones((1, 4), np.int64),
-    )
-    optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
-    assert ours(optimized) == [("ScatterElements", {"axis": 0, "unique": 1})]
-    assert_same_outputs(original, optimized, rng)
+  original = with_constants(
+    model("g (float[3,4] x, float[1,4] u) => (float[3,4] y) { y = Scatter(x, i, u) }", 10, ir=4),
+    i=np.ones((1, 4), np.int64),
+  )
+  optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
+  assert ours(optimized) == [("ScatterElements", {"axis": 0, "unique": 1})]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_older_scatter_stays() -> None:
-    run_on(model((ELEMENTS % "").replace("ScatterElements", "Scatter"), 8), "the model has opset 8")
+  run_on(model((ELEMENTS % "").replace("ScatterElements", "Scatter"), 8), "the model has opset 8")
 
 
 def test_a_shape_that_is_changed_stays() -> None:
-    """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
-    original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
+  """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
+  original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
         at = Constant<value = int64[1] {1}> ()  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
-    assert_unchanged(original, [FUSE_SCATTER])
+  assert_unchanged(original, [FUSE_SCATTER])
 
 
 def test_a_local_function_of_the_name_stays() -> None:
-    text = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+  text = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
         g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = local.ScatterND(x, i, u) }
         <domain: "local", opset_import: ["" : 17]> ScatterND (x, i, u) => (y) { y = Abs(x) }"""
-    assert_unchanged(onnx.parser.parse_model(text), [FUSE_SCATTER])
+  assert_unchanged(onnx.parser.parse_model(text), [FUSE_SCATTER])
 
 
 UNIQUE = {
@@ -163,14 +163,14 @@ UNIQUE = {
 
 @pytest.mark.parametrize("case", UNIQUE)
 def test_unique_constants(case: str, rng: np.random.Generator) -> None:
-    op, attributes, data, indices, unique = UNIQUE[case]
-    depth = indices.shape[-1] if op == "ScatterND" else 0
-    shape = [2, 4][: 3 - depth] if depth else list(indices.shape)
-    text = f"g ({data} x, float{shape} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}"
-    original = with_constants(model(text), i=indices)
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert ours(optimized)[0][1].get("unique", 0) == unique
-    assert_same_outputs(original, optimized, rng)
+  op, attributes, data, indices, unique = UNIQUE[case]
+  depth = indices.shape[-1] if op == "ScatterND" else 0
+  shape = [2, 4][: 3 - depth] if depth else list(indices.shape)
+  text = f"g ({data} x, float{shape} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}"
+  original = with_constants(model(text), i=indices)
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert ours(optimized)[0][1].get("unique", 0) == unique
+  assert_same_outputs(original, optimized, rng)
 
 
 RUN_TIME = {
@@ -212,17 +212,17 @@ RUN_TIME = {
 
 @pytest.mark.parametrize("case", RUN_TIME)
 def test_unique_at_run_time(case: str, rng: np.random.Generator) -> None:
-    text, unique = RUN_TIME[case]
-    original = with_constants(model(text, 18), **({"d": np.array([-1, 1])} if "Reshape(c, d)" in text else {}))
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert ours(optimized)[0][1].get("unique", 0) == unique
-    feeds = random_feeds(original, rng, N=3, M=3, k=1)
-    if "NonZero" in text:
-        rest = feeds["u"].shape[1:]
-        feeds["u"] = rng.standard_normal((int(feeds["m"].sum()), *rest)).astype(np.float32)
-    if case == "a Range from anywhere":
-        feeds.update(z=np.array(-2), n=np.array(1), u=rng.standard_normal((3, 4)).astype(np.float32))
-    np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
+  text, unique = RUN_TIME[case]
+  original = with_constants(model(text, 18), **({"d": np.array([-1, 1])} if "Reshape(c, d)" in text else {}))
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert ours(optimized)[0][1].get("unique", 0) == unique
+  feeds = random_feeds(original, rng, N=3, M=3, k=1)
+  if "NonZero" in text:
+    rest = feeds["u"].shape[1:]
+    feeds["u"] = rng.standard_normal((int(feeds["m"].sum()), *rest)).astype(np.float32)
+  if case == "a Range from anywhere":
+    feeds.update(z=np.array(-2), n=np.array(1), u=rng.standard_normal((3, 4)).astype(np.float32))
+  np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
@@ -250,93 +250,93 @@ REPEATED = {
 @pytest.mark.parametrize("case", REPEATED)
 @pytest.mark.parametrize("opset", [12, 18])
 def test_an_index_that_was_only_repeated(case: str, opset: int, rng: np.random.Generator) -> None:
-    nodes, expected = REPEATED[case]
-    if opset < 13:  # whose Unsqueeze has its axes in an attribute
-        axes = "[0, 2]" if "{0, 2}" in nodes else "[1]"
-        nodes = re.sub(r"Unsqueeze\((\w+), a\)", rf"Unsqueeze<axes = {axes}>(\1)", nodes)
-    original = model(COPY.format(nodes), opset)
-    optimized, _ = run_pass(original, FUSE_SCATTER, DEAD_NODES)
-    assert [each for each in operators(optimized) if each != "Shape"] == expected
-    assert_same_outputs(original, optimized, rng)
+  nodes, expected = REPEATED[case]
+  if opset < 13:  # whose Unsqueeze has its axes in an attribute
+    axes = "[0, 2]" if "{0, 2}" in nodes else "[1]"
+    nodes = re.sub(r"Unsqueeze\((\w+), a\)", rf"Unsqueeze<axes = {axes}>(\1)", nodes)
+  original = model(COPY.format(nodes), opset)
+  optimized, _ = run_pass(original, FUSE_SCATTER, DEAD_NODES)
+  assert [each for each in operators(optimized) if each != "Shape"] == expected
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_constant_index_that_was_only_repeated(rng: np.random.Generator) -> None:
-    indices = np.broadcast_to(np.array([3, 1])[None, :, None], (3, 2, 5))
-    original = with_constants(model(COPY.format("j = Identity(c)")), c=indices)
-    original.graph.node[1].input[1] = "c"
-    del original.graph.node[0]
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert [list(each.dims) for each in optimized.graph.initializer] == [[1, 2, 1]]
-    assert ours(optimized) == [("ScatterElements", {"axis": 1, "unique": 1})]
-    assert_same_outputs(original, optimized, rng)
+  indices = np.broadcast_to(np.array([3, 1])[None, :, None], (3, 2, 5))
+  original = with_constants(model(COPY.format("j = Identity(c)")), c=indices)
+  original.graph.node[1].input[1] = "c"
+  del original.graph.node[0]
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert [list(each.dims) for each in optimized.graph.initializer] == [[1, 2, 1]]
+  assert ours(optimized) == [("ScatterElements", {"axis": 1, "unique": 1})]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_rows_of_columns(rng: np.random.Generator) -> None:
-    """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
-    original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
+  """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
+  original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
         rows = Constant<value = int64[3,2,1] {0, 0, 1, 1, 2, 2}> ()  s = Constant<value = int64[2] {3, 2}> ()
         e = Expand(i, s)  a = Constant<value = int64[1] {-1}> ()  columns = Unsqueeze(e, a)
         j = Concat<axis = -1>(rows, columns)  y = ScatterND(x, j, u) }""")
-    optimized, _ = run_pass(original, FUSE_SCATTER, DEAD_NODES)
-    assert operators(optimized) == ["Reshape", "ScatterElements"]
-    assert ours(optimized)[0][1] == {"axis": 1}
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, FUSE_SCATTER, DEAD_NODES)
+  assert operators(optimized) == ["Reshape", "ScatterElements"]
+  assert ours(optimized)[0][1] == {"axis": 1}
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_pairs_that_belong_together_stay_tuples(rng: np.random.Generator) -> None:
-    """a[index, other] = v"""
-    original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
+  """a[index, other] = v"""
+  original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
         a = Constant<value = int64[1] {-1}> ()  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
         j = Concat<axis = -1>(b, c)  y = ScatterND(x, j, u) }""")
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert ours(optimized) == [("ScatterND", {})]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert ours(optimized) == [("ScatterND", {})]
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "double", "int8", "uint64", "bool", "bfloat16"])
 def test_dtypes(dtype: str, rng: np.random.Generator) -> None:
-    original = model((TUPLES % "").replace("float[", f"{dtype}["), 18)
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert ours(optimized)[0][0] == "ScatterND"
-    if dtype != "bfloat16":  # which ONNX Runtime does not take from NumPy
-        assert_same_outputs(original, optimized, rng)
+  original = model((TUPLES % "").replace("float[", f"{dtype}["), 18)
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert ours(optimized)[0][0] == "ScatterND"
+  if dtype != "bfloat16":  # which ONNX Runtime does not take from NumPy
+    assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "g (float[3,4] x, int64[0,1] i, float[0,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }",
-        "g (float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
-        "g (float[3] x, int64[1] i, float u) => (float[3] y) { y = ScatterND(x, i, u) }",
-        "g (float[3,4] x, int64[0,4] i, float[0,4] u) => (float[3,4] y) { y = ScatterElements(x, i, u) }",
-    ],
+  "text",
+  [
+    "g (float[3,4] x, int64[0,1] i, float[0,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }",
+    "g (float[3,0] x, int64[2,1] i, float[2,0] u) => (float[3,0] y) { y = ScatterND(x, i, u) }",
+    "g (float[3] x, int64[1] i, float u) => (float[3] y) { y = ScatterND(x, i, u) }",
+    "g (float[3,4] x, int64[0,4] i, float[0,4] u) => (float[3,4] y) { y = ScatterElements(x, i, u) }",
+  ],
 )
 def test_nothing_to_do(text: str, rng: np.random.Generator) -> None:
-    original = model(text)
-    optimized, _ = run_pass(original, FUSE_SCATTER)
-    assert len(ours(optimized)) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = model(text)
+  optimized, _ = run_pass(original, FUSE_SCATTER)
+  assert len(ours(optimized)) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_inside_bodies(rng: np.random.Generator) -> None:
-    original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
+  original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
         n = Constant<value = int64 {2}> ()  t = Constant<value = bool {1}> ()
         y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
             d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
-    optimized, result = run_pass(original, FUSE_SCATTER)
-    assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  optimized, result = run_pass(original, FUSE_SCATTER)
+  assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
 def test_what_else_needs_the_data(op: str, rng: np.random.Generator) -> None:
-    """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
-    i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
-    original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
+  """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
+  i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
+  original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
         a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
         z = If (c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
                     else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}""")
-    optimized, result = run_pass(original, FUSE_SCATTER)
-    assert len(result.changes) == 3
-    assert_same_outputs(original, optimized, rng)
+  optimized, result = run_pass(original, FUSE_SCATTER)
+  assert len(result.changes) == 3
+  assert_same_outputs(original, optimized, rng)

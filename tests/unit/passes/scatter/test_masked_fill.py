@@ -20,100 +20,100 @@ def fill(
     updates: str = "w = Expand(v, count)  u = Reshape(w, m1)", places: str = PLACES, scatter: str = "ScatterND",
     opset: int = 18,
 ) -> onnx.ModelProto:  # fmt: skip
-    return model(
-        f"g ({x} x, {mask} m) => ({x} y) {{ {COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u) }}", opset
-    )
+  return model(
+    f"g ({x} x, {mask} m) => ({x} y) {{ {COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u) }}", opset
+  )
 
 
 FORMS = {
-    "as dynamo writes it": fill(),
-    "without the Reshape": fill(updates="u = Expand(v, count)"),
-    "a value of shape [1]": fill(value="v = Constant<value = float[1] {2.5}> ()"),
-    "more dimensions than x": fill(
-        value="v = Constant<value = float[1,1,1] {2.5}> ()",
-        updates="c1 = Concat<axis = 0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
-        places=PLACES + "  one = Constant<value = int64[1] {1}> ()",
-    ),
-    "int64": fill(x="int64[3,4]", value="v = Constant<value = int64 {7}> ()"),
-    "float16": fill(x="float16[3,4]", value="h = Constant<value = float {2.5}> ()  v = Cast<to = 10> (h)"),
-    "double": fill(x="double[3,4]", value="v = Constant<value = double {2.5}> ()"),
-    "a perm that is absent": fill(places="places = NonZero(m)  i = Transpose(places)"),
-    "ConstantOfShape": fill(updates="u = ConstantOfShape<value = float[1] {2.5}> (count)"),
-    "an open size": fill(x="float[N,4]", mask="bool[N,4]"),
-    "opset 13": fill(opset=13),
-    "one dimension": fill(x="float[5]", mask="bool[5]"),
+  "as dynamo writes it": fill(),
+  "without the Reshape": fill(updates="u = Expand(v, count)"),
+  "a value of shape [1]": fill(value="v = Constant<value = float[1] {2.5}> ()"),
+  "more dimensions than x": fill(
+    value="v = Constant<value = float[1,1,1] {2.5}> ()",
+    updates="c1 = Concat<axis = 0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
+    places=PLACES + "  one = Constant<value = int64[1] {1}> ()",
+  ),
+  "int64": fill(x="int64[3,4]", value="v = Constant<value = int64 {7}> ()"),
+  "float16": fill(x="float16[3,4]", value="h = Constant<value = float {2.5}> ()  v = Cast<to = 10> (h)"),
+  "double": fill(x="double[3,4]", value="v = Constant<value = double {2.5}> ()"),
+  "a perm that is absent": fill(places="places = NonZero(m)  i = Transpose(places)"),
+  "ConstantOfShape": fill(updates="u = ConstantOfShape<value = float[1] {2.5}> (count)"),
+  "an open size": fill(x="float[N,4]", mask="bool[N,4]"),
+  "opset 13": fill(opset=13),
+  "one dimension": fill(x="float[5]", mask="bool[5]"),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(form: str, rng: np.random.Generator) -> None:
-    original = FORMS[form]
-    optimized, result = run_pass(original, MASKED_FILL, DEAD_NODES)
-    assert [each for each in operators(optimized) if each not in ("Cast", "Reshape")] == ["Where"]
-    assert len([each for each in result.changes if each.rewrite == "masked-fill"]) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = FORMS[form]
+  optimized, result = run_pass(original, MASKED_FILL, DEAD_NODES)
+  assert [each for each in operators(optimized) if each not in ("Cast", "Reshape")] == ["Where"]
+  assert len([each for each in result.changes if each.rewrite == "masked-fill"]) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("chosen", [0.0, 1.0])
 def test_all_or_nothing_is_chosen(chosen: float, rng: np.random.Generator) -> None:
-    original = fill()
-    optimized, _ = run_pass(original, MASKED_FILL)
-    feeds = {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))}
-    np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
+  original = fill()
+  optimized, _ = run_pass(original, MASKED_FILL)
+  feeds = {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))}
+  np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
 def test_a_mask_over_the_first_axes(rng: np.random.Generator) -> None:
-    original = model(
-        f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
+  original = model(
+    f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
         v = Constant<value = float {{2.5}}> ()  five = Constant<value = int64[1] {{5}}> ()
         s = Concat<axis = 0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
-        18,
-    )
-    optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
-    assert operators(optimized) == ["Unsqueeze", "Where"]
-    assert_same_outputs(original, optimized, rng)
+    18,
+  )
+  optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
+  assert operators(optimized) == ["Unsqueeze", "Where"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_mask_that_was_repeated(rng: np.random.Generator) -> None:
-    """Where broadcasts it."""
-    original = model(
-        f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
+  """Where broadcasts it."""
+  original = model(
+    f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
         s = Constant<value = int64[2] {{3, 4}}> ()  m = Expand(m0, s)  {COUNT}  {PLACES}
         v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
-        18,
-    )
-    optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
-    assert operators(optimized) == ["Where"]
-    assert_same_outputs(original, optimized, rng)
+    18,
+  )
+  optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
+  assert operators(optimized) == ["Where"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_value_at_run_time(rng: np.random.Generator) -> None:
-    original = model(
-        f"""g (float[3,4] x, bool[3,4] m, float v) => (float[3,4] y) {{ {COUNT}  {PLACES}
+  original = model(
+    f"""g (float[3,4] x, bool[3,4] m, float v) => (float[3,4] y) {{ {COUNT}  {PLACES}
         u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
-        18,
-    )
-    optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
-    assert operators(optimized) == ["Where"]
-    assert_same_outputs(original, optimized, rng)
+    18,
+  )
+  optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
+  assert operators(optimized) == ["Where"]
+  assert_same_outputs(original, optimized, rng)
 
 
 MISSES = {
-    "a mask of another size": (fill(x="float[N,4]", mask="bool[M,4]"), "the shape of 'm', [M, 4] is not surely"),
-    "a mask that would broadcast": (fill(mask="bool[1,4]"), "the shape of 'm', [1, 4] is not surely"),
-    "a mask of numbers": (fill(mask="float[3,4]"), "'m' is no mask of 'x'"),
-    "an unknown size": (fill(x="float[N,4]", mask="bool[3,4]"), "is not surely that of 'x', [N, 4]"),
-    "no Where for int8": (
-        fill(x="int8[3,4]", value="h = Constant<value = float {2.5}> ()  v = Cast<to = 3> (h)"),
-        "for which ONNX Runtime has no Where",
-    ),
+  "a mask of another size": (fill(x="float[N,4]", mask="bool[M,4]"), "the shape of 'm', [M, 4] is not surely"),
+  "a mask that would broadcast": (fill(mask="bool[1,4]"), "the shape of 'm', [1, 4] is not surely"),
+  "a mask of numbers": (fill(mask="float[3,4]"), "'m' is no mask of 'x'"),
+  "an unknown size": (fill(x="float[N,4]", mask="bool[3,4]"), "is not surely that of 'x', [N, 4]"),
+  "no Where for int8": (
+    fill(x="int8[3,4]", value="h = Constant<value = float {2.5}> ()  v = Cast<to = 3> (h)"),
+    "for which ONNX Runtime has no Where",
+  ),
 }
 
 
 @pytest.mark.parametrize("case", MISSES)
 def test_near_misses(case: str) -> None:
-    original, reason = MISSES[case]
-    assert_unchanged(original, [MASKED_FILL], reason)
+  original, reason = MISSES[case]
+  assert_unchanged(original, [MASKED_FILL], reason)
 
 
 OTHERS = {
@@ -131,15 +131,15 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_what_is_no_masked_fill_stays(case: str) -> None:
-    assert_unchanged(OTHERS[case], [MASKED_FILL])
+  assert_unchanged(OTHERS[case], [MASKED_FILL])
 
 
 def test_the_places_are_used_elsewhere_too(rng: np.random.Generator) -> None:
-    original = model(
-        f"""g (float[3,4] x, bool[3,4] m) => (float[3,4] y, int64[N,2] i) {{ {COUNT}  {PLACES}
+  original = model(
+    f"""g (float[3,4] x, bool[3,4] m) => (float[3,4] y, int64[N,2] i) {{ {COUNT}  {PLACES}
         v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
-        18,
-    )
-    optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
-    assert operators(optimized) == ["NonZero", "Transpose", "Where"]
-    assert_same_outputs(original, optimized, rng)
+    18,
+  )
+  optimized, _ = run_pass(original, MASKED_FILL, DEAD_NODES)
+  assert operators(optimized) == ["NonZero", "Transpose", "Where"]
+  assert_same_outputs(original, optimized, rng)

@@ -18,29 +18,29 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
 def constant(name: str, values: Any, dtype: Any = np.int64) -> onnx.TensorProto:
-    return numpy_helper.from_array(np.array(values, dtype), name)
+  return numpy_helper.from_array(np.array(values, dtype), name)
 
 
 def scatter(
     indices: Any, data: str = "float[3,4,5]", updates: str = "float[1,4,5]", op: str = "ScatterND", opset: int = 17,
     attributes: str = "", dtype: Any = np.int64,
 ) -> onnx.ModelProto:  # fmt: skip
-    """y = op(x, indices, u) with constant indices."""
-    made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
-    made.graph.initializer.append(constant("i", indices, dtype))
-    return made
+  """y = op(x, indices, u) with constant indices."""
+  made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
+  made.graph.initializer.append(constant("i", indices, dtype))
+  return made
 
 
 def slices(model: onnx.ModelProto) -> list[tuple[list[int], list[int], list[int]]]:
-    """axes, constant starts and steps of each UpdateSlice."""
-    given = {each.name: numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
-    found = []
-    for node in model.graph.node:
-        if node.op_type == "UpdateSlice":
-            attributes = {each.name: list(each.ints) for each in node.attribute}
-            axes = attributes["axes"]
-            found.append((axes, given.get(node.input[2], []), attributes.get("steps", [1] * len(axes))))
-    return found
+  """axes, constant starts and steps of each UpdateSlice."""
+  given = {each.name: numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
+  found = []
+  for node in model.graph.node:
+    if node.op_type == "UpdateSlice":
+      attributes = {each.name: list(each.ints) for each in node.attribute}
+      axes = attributes["axes"]
+      found.append((axes, given.get(node.input[2], []), attributes.get("steps", [1] * len(axes))))
+  return found
 
 
 GRID = np.stack(np.meshgrid(np.arange(3), [1, 2], indexing="ij"), -1)
@@ -86,46 +86,46 @@ CONSTANT = {
 
 @pytest.mark.parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
 def test_constant_indices(case: str, rng: np.random.Generator) -> None:
-    original, expected = CONSTANT[case]
-    optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
-    assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
-    assert slices(optimized) == [expected]
-    assert len(result.changes) == 1
-    assert result.near_misses == ()
-    assert "i" not in [each.name for each in optimized.graph.initializer]
-    assert_same_outputs(original, optimized, rng)
+  original, expected = CONSTANT[case]
+  optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+  assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
+  assert slices(optimized) == [expected]
+  assert len(result.changes) == 1
+  assert result.near_misses == ()
+  assert "i" not in [each.name for each in optimized.graph.initializer]
+  assert_same_outputs(original, optimized, rng)
 
 
 NO_SLICE = {
-    "a row twice": scatter([[1], [1]], updates="float[2,4,5]"),
-    "no progression": scatter([[0], [1], [3]], data="float[5,4]", updates="float[3,4]"),
-    "a column of several rows, by pairs": scatter([[0, 1], [1, 2]], updates="float[2,5]"),
-    "axes that change places": scatter(GRID[..., ::-1], data="float[4,4,5]", updates="float[3,2,5]"),
-    "ScatterElements that differs between columns": scatter(
-        [[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]", op="ScatterElements"
-    ),
-    "ScatterElements of one row, another place in each column": scatter(
-        [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
-    ),
-    "ScatterElements of one column, another place in each row": scatter(
-        [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis = 1>"
-    ),
-    "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
-    "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
-    "a reduction": scatter([[1]], opset=18, attributes='<reduction = "add">'),
-    "around an end of unknown size": scatter([[-1], [0]], data="float[rows,M]", updates="float[2,M]"),
+  "a row twice": scatter([[1], [1]], updates="float[2,4,5]"),
+  "no progression": scatter([[0], [1], [3]], data="float[5,4]", updates="float[3,4]"),
+  "a column of several rows, by pairs": scatter([[0, 1], [1, 2]], updates="float[2,5]"),
+  "axes that change places": scatter(GRID[..., ::-1], data="float[4,4,5]", updates="float[3,2,5]"),
+  "ScatterElements that differs between columns": scatter(
+    [[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]", op="ScatterElements"
+  ),
+  "ScatterElements of one row, another place in each column": scatter(
+    [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
+  ),
+  "ScatterElements of one column, another place in each row": scatter(
+    [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis = 1>"
+  ),
+  "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
+  "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
+  "a reduction": scatter([[1]], opset=18, attributes='<reduction = "add">'),
+  "around an end of unknown size": scatter([[-1], [0]], data="float[rows,M]", updates="float[2,M]"),
 }
 
 
 @pytest.mark.parametrize("case", NO_SLICE)
 def test_no_slice(case: str) -> None:
-    assert_unchanged(NO_SLICE[case], [UPDATE_SLICE])
+  assert_unchanged(NO_SLICE[case], [UPDATE_SLICE])
 
 
 @pytest.mark.parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
 def test_out_of_range_stays_an_error(indices: list[list[int]]) -> None:
-    original = scatter(indices, updates=f"float[{len(indices)},4,5]")
-    assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
+  original = scatter(indices, updates=f"float[{len(indices)},4,5]")
+  assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
 
 
 ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
@@ -136,70 +136,70 @@ ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
 
 @pytest.mark.parametrize("first", [[], [FUSE_SCATTER]])
 def test_one_update_for_each_row_at_its_own_place_is_no_slice(first: list[Pass], rng: np.random.Generator) -> None:
-    """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
-    original = model(ARANGE.format(domain=""))
-    optimized, _ = run_pass(original, *first, UPDATE_SLICE)
-    assert operators(optimized)[-1] == "ScatterElements"
-    assert_same_outputs(original, optimized, rng, B=4)
+  """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
+  original = model(ARANGE.format(domain=""))
+  optimized, _ = run_pass(original, *first, UPDATE_SLICE)
+  assert operators(optimized)[-1] == "ScatterElements"
+  assert_same_outputs(original, optimized, rng, B=4)
 
 
 def overridable(original: onnx.ModelProto, shape: list[int]) -> onnx.ModelProto:
-    original.graph.input.append(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, shape))
-    return original
+  original.graph.input.append(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, shape))
+  return original
 
 
 def test_a_constant_that_a_caller_may_override_stays() -> None:  # RELIABILITY 11
-    assert_unchanged(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), [UPDATE_SLICE])
+  assert_unchanged(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), [UPDATE_SLICE])
 
 
 def test_one_index_that_a_caller_may_override(rng: np.random.Generator) -> None:
-    original = overridable(scatter([[1]]), [1, 1])
-    optimized, _ = run_pass(original, UPDATE_SLICE)
-    assert operators(optimized) == ["Reshape", "UpdateSlice"]
-    feeds = random_feeds(original, rng)
-    for given in ({}, {"i": np.array([[2]])}):
-        expected = run(original, {**feeds, **given})[0]
-        np.testing.assert_array_equal(run(restore(optimized), {**feeds, **given})[0], expected)
+  original = overridable(scatter([[1]]), [1, 1])
+  optimized, _ = run_pass(original, UPDATE_SLICE)
+  assert operators(optimized) == ["Reshape", "UpdateSlice"]
+  feeds = random_feeds(original, rng)
+  for given in ({}, {"i": np.array([[2]])}):
+    expected = run(original, {**feeds, **given})[0]
+    np.testing.assert_array_equal(run(restore(optimized), {**feeds, **given})[0], expected)
 
 
 def test_indices_at_run_time_stay() -> None:
-    assert_unchanged(
-        model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"),
-        [UPDATE_SLICE],
-    )
+  assert_unchanged(
+    model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"),
+    [UPDATE_SLICE],
+  )
 
 
 def test_one_index_at_run_time(rng: np.random.Generator) -> None:
-    """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
-    original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
+  """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
+  original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
         s = Constant<value = int64[2] {1, 1}> ()  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
-    optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
-    assert operators(optimized) == ["Reshape", "UpdateSlice"]
-    feeds = random_feeds(original, rng)
-    for index in (-3, -1, 0, 2):
-        feeds["i"] = np.array(index)
-        np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
+  optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+  assert operators(optimized) == ["Reshape", "UpdateSlice"]
+  feeds = random_feeds(original, rng)
+  for index in (-3, -1, 0, 2):
+    feeds["i"] = np.array(index)
+    np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
 def test_a_loop_of_assignments(rng: np.random.Generator) -> None:
-    """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
-    original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
+  """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
+  original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
         n = Constant<value = int64 {3}> ()  t = Constant<value = bool {1}> ()
         y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
             d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = Constant<value = int64[2] {1, 1}> ()
             j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
-    optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
-    assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
-    assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
-    assert_same_outputs(original, optimized, rng)
+  optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+  assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
+  assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_starts_of_int32(rng: np.random.Generator) -> None:
-    original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
+  original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
         s = Constant<value = int64[2] {3, 1}> ()  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
-    optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
-    assert operators(optimized) == ["Cast", "Reshape", "UpdateSlice"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+  assert operators(optimized) == ["Cast", "Reshape", "UpdateSlice"]
+  assert_same_outputs(original, optimized, rng)
 
 
 RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
@@ -227,22 +227,22 @@ M1 = "m1 = Constant<value = int64[1] {-1}> ()"
     ],
 )  # fmt: skip
 def test_a_grid_of_ranges(steps: str, axes: list[int], rng: np.random.Generator) -> None:
-    original = model(RANGE.format(steps=f"{M1}  {steps}"))
-    optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
-    assert [found[0] for found in slices(optimized)] == [axes] * bool(axes)
-    assert ("ScatterND" in operators(optimized)) == (not axes)
-    if "minus" in steps:
-        assert "start or limit of 'i' (Range) may be negative" in result.near_misses[0].reason
-    for past in (0, 1, 3):
-        assert_same_outputs(original, optimized, rng, k=2, past=past)
+  original = model(RANGE.format(steps=f"{M1}  {steps}"))
+  optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+  assert [found[0] for found in slices(optimized)] == [axes] * bool(axes)
+  assert ("ScatterND" in operators(optimized)) == (not axes)
+  if "minus" in steps:
+    assert "start or limit of 'i' (Range) may be negative" in result.near_misses[0].reason
+  for past in (0, 1, 3):
+    assert_same_outputs(original, optimized, rng, k=2, past=past)
 
 
 def test_a_start_that_may_be_negative_stays() -> None:
-    original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
+  original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
         z = Constant<value = int64[1] {0}> ()  one = Constant<value = int64 {1}> ()  su = Shape<end = 1> (u)
         n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
         a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
-    assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
+  assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
 
 
 CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
@@ -254,22 +254,22 @@ CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) =>
 
 @pytest.mark.parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
 def test_a_slice_of_numbers(start: int, end: int, length: int, rng: np.random.Generator) -> None:
-    """kv[:, :, pos:end] = v: the slice of arange is clamped, and so are the starts."""
-    original = model(CACHE)
-    optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
-    assert "UpdateSlice" in operators(optimized)
-    feeds = {**random_feeds(original, rng, n=length), "pos": np.array([start]), "end": np.array([end])}
-    np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
+  """kv[:, :, pos:end] = v: the slice of arange is clamped, and so are the starts."""
+  original = model(CACHE)
+  optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+  assert "UpdateSlice" in operators(optimized)
+  feeds = {**random_feeds(original, rng, n=length), "pos": np.array([start]), "end": np.array([end])}
+  np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
 def test_an_index_that_is_stretched_along_its_axis_stays() -> None:
-    """A vector of one element repeated k times writes one row k times, not k rows."""
-    assert_unchanged(
-        model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
+  """A vector of one element repeated k times writes one row k times, not k rows."""
+  assert_unchanged(
+    model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
             numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
             e = Expand(s, k)  a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
-        [UPDATE_SLICE],
-    )
+    [UPDATE_SLICE],
+  )
 
 
 USES = {
@@ -290,49 +290,49 @@ USES = {
 
 @pytest.mark.parametrize("case", USES)
 def test_what_else_needs_the_data(case: str, rng: np.random.Generator) -> None:
-    """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
-    original = model(USES[case])
-    original.graph.initializer.append(constant("i", [[0]]))
-    optimized, result = run_pass(original, UPDATE_SLICE)
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
+  original = model(USES[case])
+  original.graph.initializer.append(constant("i", [[0]]))
+  optimized, result = run_pass(original, UPDATE_SLICE)
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize("overridable", [False, True])
 def test_data_that_is_an_initializer(overridable: bool, rng: np.random.Generator) -> None:
-    original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
-    weights = numpy_helper.from_array(rng.standard_normal((3, 4)).astype(np.float32), "d")
-    original.graph.initializer.extend([constant("i", [[1]]), weights])
-    if overridable:
-        original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))
-    optimized, _ = run_pass(original, UPDATE_SLICE)
-    assert operators(optimized) == ["UpdateSlice"]
-    assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
-    assert_same_outputs(original, optimized, rng)
+  original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
+  weights = numpy_helper.from_array(rng.standard_normal((3, 4)).astype(np.float32), "d")
+  original.graph.initializer.extend([constant("i", [[1]]), weights])
+  if overridable:
+    original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))
+  optimized, _ = run_pass(original, UPDATE_SLICE)
+  assert operators(optimized) == ["UpdateSlice"]
+  assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_data_without_elements(rng: np.random.Generator) -> None:
-    original = scatter([[1]], data="float[3,0]", updates="float[1,0]")
-    assert_same_outputs(original, run_pass(original, UPDATE_SLICE)[0], rng)
+  original = scatter([[1]], data="float[3,0]", updates="float[1,0]")
+  assert_same_outputs(original, run_pass(original, UPDATE_SLICE)[0], rng)
 
 
 def test_the_result_has_a_known_shape() -> None:
-    """Without it ONNX Runtime would not let the update work in place."""
-    original = model(
-        "g (float[N,4] x, float[1,4] u) => (float[N,4] y) { a = Neg(x)  b = ScatterND(a, i, u)  y = Neg(b) }"
-    )
-    original.graph.initializer.append(constant("i", [[0]]))
-    optimized, _ = run_pass(original, UPDATE_SLICE)
-    found = {each.name: each for node in import_model(optimized).nodes for each in node.outputs}["b"]
-    assert tuple(found.shape) == ("N", 4)
-    assert "b" in [each.name for each in optimized.graph.value_info]
+  """Without it ONNX Runtime would not let the update work in place."""
+  original = model(
+    "g (float[N,4] x, float[1,4] u) => (float[N,4] y) { a = Neg(x)  b = ScatterND(a, i, u)  y = Neg(b) }"
+  )
+  original.graph.initializer.append(constant("i", [[0]]))
+  optimized, _ = run_pass(original, UPDATE_SLICE)
+  found = {each.name: each for node in import_model(optimized).nodes for each in node.outputs}["b"]
+  assert tuple(found.shape) == ("N", 4)
+  assert "b" in [each.name for each in optimized.graph.value_info]
 
 
 def test_limit() -> None:
-    original = model(
-        "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { a = ScatterND(x, i, u)  y = ScatterND(a, i, u) }"
-    )
-    original.graph.initializer.append(constant("i", [[0]]))
-    optimized, result = run_pass(original, UPDATE_SLICE, limit=1)
-    assert operators(optimized) == ["UpdateSlice", "ScatterND"]
-    assert len(result.changes) == 1
+  original = model(
+    "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { a = ScatterND(x, i, u)  y = ScatterND(a, i, u) }"
+  )
+  original.graph.initializer.append(constant("i", [[0]]))
+  optimized, result = run_pass(original, UPDATE_SLICE, limit=1)
+  assert operators(optimized) == ["UpdateSlice", "ScatterND"]
+  assert len(result.changes) == 1

@@ -18,29 +18,27 @@ DISTANCE = np.arange(6).reshape(2, 3)
 
 
 def graph(nodes: str, near: np.ndarray = NEAR, logs: np.ndarray = LOGS, outputs: str = "") -> onnx.ModelProto:
-    original = model(f"g (int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
-    given = {"c": logs, "near": near, "far": ~near, "distance": DISTANCE, "most": np.array(2)}
-    used = {name for node in original.graph.node for name in node.input}
-    original.graph.initializer.extend(
-        numpy_helper.from_array(each, name) for name, each in given.items() if name in used
-    )
-    return original
+  original = model(f"g (int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
+  given = {"c": logs, "near": near, "far": ~near, "distance": DISTANCE, "most": np.array(2)}
+  used = {name for node in original.graph.node for name in node.input}
+  original.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in given.items() if name in used)
+  return original
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        "i = Cast<to = 7>(c)  w = Where(near, distance, i)",
-        "i = Cast<to = 7>(c)  w = Where(far, i, distance)",
-        "i = Cast<to = 6>(c)  j = Cast<to = 7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
-    ],
+  "nodes",
+  [
+    "i = Cast<to = 7>(c)  w = Where(near, distance, i)",
+    "i = Cast<to = 7>(c)  w = Where(far, i, distance)",
+    "i = Cast<to = 6>(c)  j = Cast<to = 7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
+  ],
 )
 def test_discarded(nodes: str, rng: np.random.Generator) -> None:
-    original = graph(nodes)
-    optimized, result = run_pass(original, DISCARDED_ELEMENTS, FOLD_CONSTANTS, DEAD_NODES)
-    assert operators(optimized) == ["Add"]
-    assert result.changes[0].rewrite == "discarded-elements"
-    assert_same_outputs(original, optimized, rng)
+  original = graph(nodes)
+  optimized, result = run_pass(original, DISCARDED_ELEMENTS, FOLD_CONSTANTS, DEAD_NODES)
+  assert operators(optimized) == ["Add"]
+  assert result.changes[0].rewrite == "discarded-elements"
+  assert_same_outputs(original, optimized, rng)
 
 
 CAST = "i = Cast<to = 7>(c)"
@@ -60,4 +58,4 @@ STAY = {
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    assert_unchanged(STAY[what], [DISCARDED_ELEMENTS])
+  assert_unchanged(STAY[what], [DISCARDED_ELEMENTS])

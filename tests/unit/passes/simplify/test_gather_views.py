@@ -12,50 +12,50 @@ from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 
 
 def graph(op: str, indices: object, x: str = "2,3,4", made: str = "A,B,C,D", dtype: str = "float") -> onnx.ModelProto:
-    original = model(f"g ({dtype}[{x}] x) => ({dtype}[{made}] y) {{ y = {op}(x, i) }}")
-    original.graph.initializer.append(numpy_helper.from_array(np.asarray(indices, np.int64), "i"))
-    return original
+  original = model(f"g ({dtype}[{x}] x) => ({dtype}[{made}] y) {{ y = {op}(x, i) }}")
+  original.graph.initializer.append(numpy_helper.from_array(np.asarray(indices, np.int64), "i"))
+  return original
 
 
 GRID = np.moveaxis(np.indices((2, 3)), 0, -1)
 
 CASES = {
-    "Gather": ("Gather<axis = 1>", [0, 1, 2], "A,B,C"),
-    "Gather from the end": ("Gather<axis = -2>", [-3, 1, -1], "A,B,C"),
-    "Gather in two dimensions": ("Gather<axis = 2>", [[0, 1], [2, 3]], "A,B,C,D"),
-    "GatherND of a grid": ("GatherND", GRID, "A,B,C"),
-    "GatherND with axes of length 1": ("GatherND", GRID[:, None], "A,B,C,D"),
-    "GatherND of rows": ("GatherND", [[[0]], [[-1]]], "A,B,C,D"),
-    "GatherND of elements": (
-        "GatherND",
-        np.stack(np.meshgrid(range(2), range(3), range(4), indexing="ij"), -1),
-        "A,B,C",
-    ),
+  "Gather": ("Gather<axis = 1>", [0, 1, 2], "A,B,C"),
+  "Gather from the end": ("Gather<axis = -2>", [-3, 1, -1], "A,B,C"),
+  "Gather in two dimensions": ("Gather<axis = 2>", [[0, 1], [2, 3]], "A,B,C,D"),
+  "GatherND of a grid": ("GatherND", GRID, "A,B,C"),
+  "GatherND with axes of length 1": ("GatherND", GRID[:, None], "A,B,C,D"),
+  "GatherND of rows": ("GatherND", [[[0]], [[-1]]], "A,B,C,D"),
+  "GatherND of elements": (
+    "GatherND",
+    np.stack(np.meshgrid(range(2), range(3), range(4), indexing="ij"), -1),
+    "A,B,C",
+  ),
 }
 
 
 @pytest.mark.parametrize("dtype", ["float", "bool"])
 @pytest.mark.parametrize("case", CASES)
 def test_views(case: str, dtype: str, rng: np.random.Generator) -> None:
-    op, indices, made = CASES[case]
-    original = graph(op, indices, made=made, dtype=dtype)
-    optimized, result = run_pass(original, GATHER_VIEWS)
-    assert operators(optimized) == ["Reshape"]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  op, indices, made = CASES[case]
+  original = graph(op, indices, made=made, dtype=dtype)
+  optimized, result = run_pass(original, GATHER_VIEWS)
+  assert operators(optimized) == ["Reshape"]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {
-    "another order": graph("Gather<axis = 1>", [0, 2, 1], made="A,B,C"),
-    "a part": graph("Gather<axis = 1>", [0, 1], made="A,B,C"),
-    "twice": graph("Gather<axis = 0>", [0, 1, 0], made="A,B,C"),
-    "columns first": graph("GatherND", GRID.swapaxes(0, 1), made="A,B,C"),
-    "out of range, but as many": graph("GatherND", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 2]], made="A,B"),
-    "batches": graph("GatherND<batch_dims = 1>", [[[0], [1], [2]], [[0], [1], [2]]], made="A,B,C"),
-    "an unknown length": graph("Gather<axis = 1>", [0, 1, 2], x="N,3,4", made="A,B,C"),
+  "another order": graph("Gather<axis = 1>", [0, 2, 1], made="A,B,C"),
+  "a part": graph("Gather<axis = 1>", [0, 1], made="A,B,C"),
+  "twice": graph("Gather<axis = 0>", [0, 1, 0], made="A,B,C"),
+  "columns first": graph("GatherND", GRID.swapaxes(0, 1), made="A,B,C"),
+  "out of range, but as many": graph("GatherND", [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 2]], made="A,B"),
+  "batches": graph("GatherND<batch_dims = 1>", [[[0], [1], [2]], [[0], [1], [2]]], made="A,B,C"),
+  "an unknown length": graph("Gather<axis = 1>", [0, 1, 2], x="N,3,4", made="A,B,C"),
 }
 
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    assert_unchanged(STAY[what], [GATHER_VIEWS])
+  assert_unchanged(STAY[what], [GATHER_VIEWS])

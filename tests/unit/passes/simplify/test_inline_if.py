@@ -15,129 +15,129 @@ def conditional(
     condition: str = "c = Constant<value = bool {1}> ()", then: str = "t = Neg(a)", other: str = "e = Abs(a)",
     rest: str = "y = Exp(r)", inputs: str = "", outputs: str = "float[3,4] y",
 ) -> onnx.ModelProto:  # fmt: skip
-    return model(f"""g (float[3,4] x{inputs}) => ({outputs}) {{ {condition}  a = Sin(x)
+  return model(f"""g (float[3,4] x{inputs}) => ({outputs}) {{ {condition}  a = Sin(x)
         r = If (c) <then_branch = th () => (float[3,4] t) {{ {then} }},
                     else_branch = el () => (float[3,4] e) {{ {other} }}>  {rest} }}""")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
 def test_the_branch_that_is_taken(value: int, expected: list[str], rng: np.random.Generator) -> None:
-    original = conditional(f"c = Constant<value = bool {{{value}}}> ()")
-    optimized, result = run_pass(original, INLINE_IF)
-    assert operators(optimized) == expected
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = conditional(f"c = Constant<value = bool {{{value}}}> ()")
+  optimized, result = run_pass(original, INLINE_IF)
+  assert operators(optimized) == expected
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 FORMS = {
-    "a condition of shape [1]": conditional("c = Constant<value = bool[1] {1}> ()"),
-    "several nodes": conditional(then="b = Neg(a)  d = Mul(b, a)  t = Sub(d, b)"),
-    "the output of the model": conditional(rest="", outputs="float[3,4] r"),
-    "an outer value as it is": conditional(then="t = Identity(a)"),
-    "used in a body too": conditional(
-        inputs=", bool p",
-        rest="""y = If (p) <then_branch = q () => (float[3,4] u) { u = Neg(r) },
+  "a condition of shape [1]": conditional("c = Constant<value = bool[1] {1}> ()"),
+  "several nodes": conditional(then="b = Neg(a)  d = Mul(b, a)  t = Sub(d, b)"),
+  "the output of the model": conditional(rest="", outputs="float[3,4] r"),
+  "an outer value as it is": conditional(then="t = Identity(a)"),
+  "used in a body too": conditional(
+    inputs=", bool p",
+    rest="""y = If (p) <then_branch = q () => (float[3,4] u) { u = Neg(r) },
                             else_branch = s () => (float[3,4] v) { v = Abs(a) }>""",
-    ),
-    "with a body in it": conditional(
-        inputs=", bool p",
-        then="""b = Neg(a)  t = If (p) <then_branch = q () => (float[3,4] u) { u = Neg(b) },
+  ),
+  "with a body in it": conditional(
+    inputs=", bool p",
+    then="""b = Neg(a)  t = If (p) <then_branch = q () => (float[3,4] u) { u = Neg(b) },
                                         else_branch = s () => (float[3,4] v) { v = Abs(b) }>""",
-    ),
-    "one in the branch that goes": conditional(
-        other="""k = Constant<value = bool {0}> ()
+  ),
+  "one in the branch that goes": conditional(
+    other="""k = Constant<value = bool {0}> ()
             e = If (k) <then_branch = q () => (float[3,4] u) { u = Neg(a) },
                         else_branch = s () => (float[3,4] v) { v = Abs(a) }>"""
-    ),
-    "one in the other": conditional(
-        then="""b = Neg(a)  k = Constant<value = bool {0}> ()
+  ),
+  "one in the other": conditional(
+    then="""b = Neg(a)  k = Constant<value = bool {0}> ()
             t = If (k) <then_branch = q () => (float[3,4] u) { u = Neg(b) },
                         else_branch = s () => (float[3,4] v) { v = Abs(b) }>""",
-    ),
+  ),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(form: str, rng: np.random.Generator) -> None:
-    original = FORMS[form]
-    original.graph.input[0].name = "x"
-    optimized, result = run_pass(original, INLINE_IF)
-    assert result.changes
-    assert operators(optimized).count("If") == operators(original).count("If") - 1 + (form == "with a body in it")
-    assert [each.name for each in optimized.graph.output] == [each.name for each in original.graph.output]
-    assert_same_outputs(original, optimized, rng)
+  original = FORMS[form]
+  original.graph.input[0].name = "x"
+  optimized, result = run_pass(original, INLINE_IF)
+  assert result.changes
+  assert operators(optimized).count("If") == operators(original).count("If") - 1 + (form == "with a body in it")
+  assert [each.name for each in optimized.graph.output] == [each.name for each in original.graph.output]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_constants_of_the_branch_move_with_it(rng: np.random.Generator) -> None:
-    original = conditional(then="t = Mul(a, w)", other="e = Add(a, w2)")
-    for branch, name in zip(original.graph.node[2].attribute, ("w", "w2"), strict=True):
-        branch.g.initializer.append(numpy_helper.from_array(rng.random((3, 4), np.float32), name))
-    optimized, _ = run_pass(original, INLINE_IF)
-    assert operators(optimized) == ["Sin", "Mul", "Exp"]
-    assert len(optimized.graph.initializer) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = conditional(then="t = Mul(a, w)", other="e = Add(a, w2)")
+  for branch, name in zip(original.graph.node[2].attribute, ("w", "w2"), strict=True):
+    branch.g.initializer.append(numpy_helper.from_array(rng.random((3, 4), np.float32), name))
+  optimized, _ = run_pass(original, INLINE_IF)
+  assert operators(optimized) == ["Sin", "Mul", "Exp"]
+  assert len(optimized.graph.initializer) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_names_that_another_body_has_too(rng: np.random.Generator) -> None:
-    """Two Ifs may use the same names in their branches; outside each value has one of its own."""
-    original = model("""g (float[3,4] x) => (float[3,4] y) { c = Constant<value = bool {1}> ()
+  """Two Ifs may use the same names in their branches; outside each value has one of its own."""
+  original = model("""g (float[3,4] x) => (float[3,4] y) { c = Constant<value = bool {1}> ()
         r = If (c) <then_branch = th () => (float[3,4] t) { b = Neg(x)  t = Neg(b) },
                     else_branch = el () => (float[3,4] e) { e = Abs(x) }>
         y = If (c) <then_branch = th2 () => (float[3,4] t) { b = Sin(r)  t = Exp(b) },
                     else_branch = el2 () => (float[3,4] e) { e = Abs(r) }> }""")
-    optimized, result = run_pass(original, INLINE_IF)
-    assert operators(optimized) == ["Neg", "Neg", "Sin", "Exp"]
-    assert len(result.changes) == 2
-    assert_same_outputs(original, optimized, rng)
-    partial, _ = run_pass(original, INLINE_IF, limit=1)
-    assert operators(partial) == ["Neg", "Neg", "If"]
-    assert_same_outputs(original, partial, rng)
+  optimized, result = run_pass(original, INLINE_IF)
+  assert operators(optimized) == ["Neg", "Neg", "Sin", "Exp"]
+  assert len(result.changes) == 2
+  assert_same_outputs(original, optimized, rng)
+  partial, _ = run_pass(original, INLINE_IF, limit=1)
+  assert operators(partial) == ["Neg", "Neg", "If"]
+  assert_same_outputs(original, partial, rng)
 
 
 def test_several_outputs(rng: np.random.Generator) -> None:
-    original = model("""g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = Constant<value = bool {0}> ()
+  original = model("""g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = Constant<value = bool {0}> ()
         y, s = If (c) <then_branch = th () => (float[3,4] t, float[3,4] u) { t = Neg(x)  u = Abs(x) },
                        else_branch = el () => (float[3,4] e, float[3,4] f) { f = Sin(x)  e = Exp(f) }>
         z = Neg(s) }""")
-    optimized, _ = run_pass(original, INLINE_IF)
-    assert operators(optimized) == ["Sin", "Exp", "Neg"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, INLINE_IF)
+  assert operators(optimized) == ["Sin", "Exp", "Neg"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_inside_a_body(rng: np.random.Generator) -> None:
-    original = model("""g (float[3,4] x) => (float[3,4] y) {
+  original = model("""g (float[3,4] x) => (float[3,4] y) {
         n = Constant<value = int64 {2}> ()  o = Constant<value = bool {1}> ()
         y = Loop(n, o, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) { d = Identity(c)
             p = Constant<value = bool {0}> ()  z = If (p) <then_branch = th () => (float[3,4] t) { t = Neg(a) },
                         else_branch = el () => (float[3,4] e) { e = Abs(a) }> }> }""")
-    optimized, _ = run_pass(original, INLINE_IF)
-    assert operators(optimized.graph.node[-1].attribute[0].g) == ["Identity", "Abs"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, INLINE_IF)
+  assert operators(optimized.graph.node[-1].attribute[0].g) == ["Identity", "Abs"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_output_of_another_shape_stays() -> None:
-    """TorchScript declares the shape that the other branch would give, which the If hides."""
-    original = model("""g (float[3,4] x) => (float[12] y) { c = Constant<value = bool {0}> ()
+  """TorchScript declares the shape that the other branch would give, which the If hides."""
+  original = model("""g (float[3,4] x) => (float[12] y) { c = Constant<value = bool {0}> ()
         y = If (c) <then_branch = th () => (float[12] t) { s = Constant<value = int64[1] {-1}> ()  t = Reshape(x, s) },
                     else_branch = el () => (float[3,4] e) { e = Abs(x) }> }""")
-    assert_unchanged(original, [INLINE_IF])
+  assert_unchanged(original, [INLINE_IF])
 
 
 def test_a_condition_at_run_time_stays() -> None:
-    assert_unchanged(conditional("", inputs=", bool c"), [INLINE_IF])
+  assert_unchanged(conditional("", inputs=", bool c"), [INLINE_IF])
 
 
 def test_a_condition_that_a_caller_may_override_stays() -> None:  # RELIABILITY 11
-    original = conditional("", inputs=", bool c")
-    original.graph.initializer.append(helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]))
-    assert_unchanged(original, [INLINE_IF])
+  original = conditional("", inputs=", bool c")
+  original.graph.initializer.append(helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]))
+  assert_unchanged(original, [INLINE_IF])
 
 
 def test_an_output_that_the_branch_takes_from_outside_stays() -> None:
-    """It would have to be two things by one name."""
-    original = model("""g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = Constant<value = bool {1}> ()  a = Sin(x)
+  """It would have to be two things by one name."""
+  original = model("""g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = Constant<value = bool {1}> ()  a = Sin(x)
         r = If (c) <then_branch = th () => (float[3,4] t) { t = Identity(a) },
                     else_branch = el () => (float[3,4] e) { e = Abs(a) }> }""")
-    optimized, _ = run_pass(original, INLINE_IF)
-    assert operators(optimized) == ["Sin", "Identity"]
-    assert [each.name for each in optimized.graph.output] == ["a", "r"]
+  optimized, _ = run_pass(original, INLINE_IF)
+  assert operators(optimized) == ["Sin", "Identity"]
+  assert [each.name for each in optimized.graph.output] == ["a", "r"]

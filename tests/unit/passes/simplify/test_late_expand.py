@@ -12,9 +12,9 @@ from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 
 
 def graph(nodes: str, inputs: str, shape: object = (2, 1, 3, 4), y: str = "float[2,5,3,4] y") -> onnx.ModelProto:
-    original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", contrib="microsoft" in nodes)
-    original.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), "s"))
-    return original
+  original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", contrib="microsoft" in nodes)
+  original.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), "s"))
+  return original
 
 
 MASK = "bool[2,1,1,4] m"
@@ -43,10 +43,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_smaller(case: str, rng: np.random.Generator) -> None:
-    original, left = CASES[case]
-    optimized, _ = run_pass(original, LATE_EXPAND)
-    assert operators(optimized) == left
-    assert_same_outputs(original, optimized, rng)
+  original, left = CASES[case]
+  optimized, _ = run_pass(original, LATE_EXPAND)
+  assert operators(optimized) == left
+  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {
@@ -72,4 +72,4 @@ STAY = {
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    assert_unchanged(STAY[what], [LATE_EXPAND])
+  assert_unchanged(STAY[what], [LATE_EXPAND])

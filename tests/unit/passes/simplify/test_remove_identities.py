@@ -16,33 +16,33 @@ START = "start = Constant<value = int64[2] {0, 0}> ()"
 
 
 @pytest.mark.parametrize(
-    "node",
-    [
-        "b = Identity(a)",
-        "b = Dropout(a)",
-        "b, mask = Dropout(a)",
-        "no = Constant<value = bool {0}> ()  b = Dropout(a, , no)",
-        "b = Cast<to = 1> (a)",
-        "shape = Constant<value = int64[2] {-1, 4}> ()  b = Reshape(a, shape)",
-        "shape = Constant<value = int64[2] {1, 4}> ()  b = Expand(a, shape)",
-        "b = Transpose<perm = [0, 1]> (a)",
-        'pads = Constant<value = int64[4] {0, 0, 0, 0}> ()  b = Pad<mode = "reflect"> (a, pads)',
-        f"{START}  end = Constant<value = int64[2] {{3, 9}}> ()  b = Slice(a, start, end)",
-        "v = Constant<value_ints = [0]> ()  w = Constant<value_ints = [4]> ()  axis = Constant<value_ints = [1]> ()"
-        "  step = Constant<value_ints = [1]> ()  b = Slice(a, v, w, axis, step)",
-        "b = Concat<axis = 0> (a)",
-        "b = Sum(a)",
-        "b = Mean(a)",
-        "b = Max(a)",
-        "b = Min(a)",
-    ],
+  "node",
+  [
+    "b = Identity(a)",
+    "b = Dropout(a)",
+    "b, mask = Dropout(a)",
+    "no = Constant<value = bool {0}> ()  b = Dropout(a, , no)",
+    "b = Cast<to = 1> (a)",
+    "shape = Constant<value = int64[2] {-1, 4}> ()  b = Reshape(a, shape)",
+    "shape = Constant<value = int64[2] {1, 4}> ()  b = Expand(a, shape)",
+    "b = Transpose<perm = [0, 1]> (a)",
+    'pads = Constant<value = int64[4] {0, 0, 0, 0}> ()  b = Pad<mode = "reflect"> (a, pads)',
+    f"{START}  end = Constant<value = int64[2] {{3, 9}}> ()  b = Slice(a, start, end)",
+    "v = Constant<value_ints = [0]> ()  w = Constant<value_ints = [4]> ()  axis = Constant<value_ints = [1]> ()"
+    "  step = Constant<value_ints = [1]> ()  b = Slice(a, v, w, axis, step)",
+    "b = Concat<axis = 0> (a)",
+    "b = Sum(a)",
+    "b = Mean(a)",
+    "b = Max(a)",
+    "b = Min(a)",
+  ],
 )
 def test_removed(node: str, rng: np.random.Generator) -> None:
-    original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
-    optimized, result = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Sin", "Neg"]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
+  optimized, result = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Sin", "Neg"]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 WIDER = {"float": ["double"], "float16": ["float", "double"], "bfloat16": ["float", "double"],
@@ -55,34 +55,34 @@ READ_IN_A_BODY = """y = If (c) <then_branch = then () => ({0}[N] t) {{ t = Ident
 @pytest.mark.parametrize(("dtype", "wide"), [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
 @pytest.mark.parametrize("between", ["", "w = Identity(v)"])
 def test_a_cast_to_a_wider_dtype_and_back(dtype: str, wide: str, between: str, rng: np.random.Generator) -> None:
-    """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
-    to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
-    original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
+  """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
+  to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
+  original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
         v = Cast<to = {to[wide]}>(x)  {between}  b = Cast<to = {to[dtype]}>({"w" if between else "v"})
         {READ_IN_A_BODY.format(dtype)} }}""")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES)
-    assert operators(optimized) == ["If"]
-    if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
-        feeds = random_feeds(optimized, rng)
-        assert np.array_equal(run(optimized, feeds)[0], feeds["x"])
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES)
+  assert operators(optimized) == ["If"]
+  if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
+    feeds = random_feeds(optimized, rng)
+    assert np.array_equal(run(optimized, feeds)[0], feeds["x"])
 
 
 @pytest.mark.parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
 def test_a_wider_form_stays_for_others(end: str, rng: np.random.Generator) -> None:
-    original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
+  original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
         x = Abs(i)  v = Cast<to = 1>(x)  z = Neg(v)  b = Cast<to = 10>(v)  {end} }}""")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3]
-    assert [each.name for each in optimized.graph.output] == ["y", "z"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3]
+  assert [each.name for each in optimized.graph.output] == ["y", "z"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_slice_to_the_end_of_an_unknown_length(rng: np.random.Generator) -> None:
-    original = model("""g (float[N,M] x) => (float[N,M] y) { v = Constant<value_ints = [0]> ()
+  original = model("""g (float[N,M] x) => (float[N,M] y) { v = Constant<value_ints = [0]> ()
         w = Constant<value_ints = [9223372036854775807]> ()  b = Slice(x, v, w, v)  y = Neg(b) }""")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Neg"]
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Neg"]
+  assert_same_outputs(original, optimized, rng)
 
 
 ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
@@ -96,133 +96,133 @@ ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1]
 
 @pytest.mark.parametrize("rows", ["3", "N"])
 def test_an_update_of_all_rows(rows: str, rng: np.random.Generator) -> None:
-    """x[:, 1] = u, as PyTorch's dynamo exporter writes it: a slice of all rows is taken, updated and put back."""
-    original = model(ALL_ROWS.format(rows))
-    nodes = list(original.graph.node)
-    original.graph.ClearField("node")
-    original.graph.node.extend(sorted(nodes, key=lambda node: node.op_type != "Constant"))
-    first = run_pass(original, REMOVE_IDENTITIES, UPDATE_SLICE, SCATTER_TRANSPOSE)[0]
-    optimized, _ = run_pass(first, REMOVE_IDENTITIES, DEAD_NODES)
-    assert operators(optimized) == ["UpdateSlice"]
-    assert_same_outputs(original, optimized, rng)
+  """x[:, 1] = u, as PyTorch's dynamo exporter writes it: a slice of all rows is taken, updated and put back."""
+  original = model(ALL_ROWS.format(rows))
+  nodes = list(original.graph.node)
+  original.graph.ClearField("node")
+  original.graph.node.extend(sorted(nodes, key=lambda node: node.op_type != "Constant"))
+  first = run_pass(original, REMOVE_IDENTITIES, UPDATE_SLICE, SCATTER_TRANSPOSE)[0]
+  optimized, _ = run_pass(first, REMOVE_IDENTITIES, DEAD_NODES)
+  assert operators(optimized) == ["UpdateSlice"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_an_update_of_all_by_constants_stays() -> None:
-    """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
-    text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
+  """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
+  text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
         a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
-    made, _ = run_pass(model(text), UPDATE_SLICE)
-    assert operators(made) == ["Sin", "UpdateSlice", "Neg"]
-    assert_unchanged(made, [REMOVE_IDENTITIES])
+  made, _ = run_pass(model(text), UPDATE_SLICE)
+  assert operators(made) == ["Sin", "UpdateSlice", "Neg"]
+  assert_unchanged(made, [REMOVE_IDENTITIES])
 
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_slice_of_attributes(start: int, rng: np.random.Generator) -> None:
-    text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
-    original = model(text.format(start), opset=9)
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Slice", "Neg"][start == 0 :]
-    assert_same_outputs(original, optimized, rng)
+  text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
+  original = model(text.format(start), opset=9)
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Slice", "Neg"][start == 0 :]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_a_graph_output_keeps_its_name(rng: np.random.Generator) -> None:
-    original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Sin", "Cos"]
-    assert [each.name for each in optimized.graph.output] == ["y", "z"]
-    assert_same_outputs(original, optimized, rng)
+  original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Sin", "Cos"]
+  assert [each.name for each in optimized.graph.output] == ["y", "z"]
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_what_a_body_reads_is_followed(rng: np.random.Generator) -> None:  # RELIABILITY 10
-    original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
+  original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
         y = If (c) <then_branch = then () => (float[N] t) { t = Neg(b) },
                     else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Sin", "If"]
-    assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Sin", "If"]
+  assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_of_a_constant(rng: np.random.Generator) -> None:
-    original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == ["Mul"]
-    assert_same_outputs(original, optimized, rng)
+  original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == ["Mul"]
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        "y = Identity(x)",  # an input that is an output (RELIABILITY 12)
-        "a = Sin(x)  y = Identity(a)  z = Identity(a)",  # two outputs of one value; one has to be copied
-    ],
+  "nodes",
+  [
+    "y = Identity(x)",  # an input that is an output (RELIABILITY 12)
+    "a = Sin(x)  y = Identity(a)  z = Identity(a)",  # two outputs of one value; one has to be copied
+  ],
 )
 def test_an_identity_between_fixed_names_stays(nodes: str, rng: np.random.Generator) -> None:
-    outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
-    original = model(f"g (float[N] x) => ({outputs}) {{ {nodes} }}")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert "Identity" in operators(optimized)
-    assert_same_outputs(original, optimized, rng)
+  outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
+  original = model(f"g (float[N] x) => ({outputs}) {{ {nodes} }}")
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert "Identity" in operators(optimized)
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    "node",
-    [
-        "zero = Constant<value = float {0.0}> ()  b = Add(a, zero)",  # -0 + 0 is 0 (RELIABILITY 18)
-        "one = Constant<value = float[1,1,1] {1.0}> ()  c = Mul(a, one)  s = Constant<value = int64[1] {0}> ()"
-        "  b = Squeeze(c, s)",
-        "shape = Constant<value = int64[2] {4, 3}> ()  c = Reshape(a, shape)  b = Transpose(c)",
-        "c = Transpose(a)  b = Transpose(c)",
-        "pads = Constant<value = int64[4] {1, 0, -1, 0}> ()  b = Pad(a, pads)",  # moves the rows
-        f"{START}  end = Constant<value = int64[2] {{3, 3}}> ()  b = Slice(a, start, end)",
-        "v = Constant<value_ints = [-1]> ()  w = Constant<value_ints = [-9]> ()  axis = Constant<value_ints = [1]> ()"
-        "  b = Slice(a, v, w, axis, v)",  # reversed
-        "c = Cast<to = 10> (a)  b = Cast<to = 1> (c)",  # rounds (RELIABILITY 17)
-        "c = Cast<to = 7> (a)  b = Cast<to = 1> (c)",
-        "d = Cast<to = 11> (a)  e = Cast<to = 6> (d)  b = Cast<to = 1> (e)",
-        "d = Cast<to = 10> (a)  e = Cast<to = 16> (d)  f = Cast<to = 10> (e)  b = Cast<to = 1> (f)",
-        "d = Cast<to = 6> (a)  e = Cast<to = 1> (d)  f = Cast<to = 6> (e)  b = Cast<to = 1> (f)",
-        "d = Cast<to = 2> (a)  e = Cast<to = 3> (d)  f = Cast<to = 2> (e)  b = Cast<to = 1> (f)",
-        "d = Cast<to = 4> (a)  e = Cast<to = 10> (d)  f = Cast<to = 4> (e)  b = Cast<to = 1> (f)",
-        "b = Concat<axis = 0> (a, a)",
-        "b = Max(a, a)",
-    ],
+  "node",
+  [
+    "zero = Constant<value = float {0.0}> ()  b = Add(a, zero)",  # -0 + 0 is 0 (RELIABILITY 18)
+    "one = Constant<value = float[1,1,1] {1.0}> ()  c = Mul(a, one)  s = Constant<value = int64[1] {0}> ()"
+    "  b = Squeeze(c, s)",
+    "shape = Constant<value = int64[2] {4, 3}> ()  c = Reshape(a, shape)  b = Transpose(c)",
+    "c = Transpose(a)  b = Transpose(c)",
+    "pads = Constant<value = int64[4] {1, 0, -1, 0}> ()  b = Pad(a, pads)",  # moves the rows
+    f"{START}  end = Constant<value = int64[2] {{3, 3}}> ()  b = Slice(a, start, end)",
+    "v = Constant<value_ints = [-1]> ()  w = Constant<value_ints = [-9]> ()  axis = Constant<value_ints = [1]> ()"
+    "  b = Slice(a, v, w, axis, v)",  # reversed
+    "c = Cast<to = 10> (a)  b = Cast<to = 1> (c)",  # rounds (RELIABILITY 17)
+    "c = Cast<to = 7> (a)  b = Cast<to = 1> (c)",
+    "d = Cast<to = 11> (a)  e = Cast<to = 6> (d)  b = Cast<to = 1> (e)",
+    "d = Cast<to = 10> (a)  e = Cast<to = 16> (d)  f = Cast<to = 10> (e)  b = Cast<to = 1> (f)",
+    "d = Cast<to = 6> (a)  e = Cast<to = 1> (d)  f = Cast<to = 6> (e)  b = Cast<to = 1> (f)",
+    "d = Cast<to = 2> (a)  e = Cast<to = 3> (d)  f = Cast<to = 2> (e)  b = Cast<to = 1> (f)",
+    "d = Cast<to = 4> (a)  e = Cast<to = 10> (d)  f = Cast<to = 4> (e)  b = Cast<to = 1> (f)",
+    "b = Concat<axis = 0> (a, a)",
+    "b = Max(a, a)",
+  ],
 )
 def test_kept(node: str) -> None:
-    rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
-    assert_unchanged(model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"),
-                     [REMOVE_IDENTITIES])  # fmt: skip
+  rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
+  assert_unchanged(model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"),
+                   [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_training_dropout_stays() -> None:  # RELIABILITY 20
-    assert_unchanged(model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
+  assert_unchanged(model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
         t = Constant<value = bool {1}> ()  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
-        [REMOVE_IDENTITIES])  # fmt: skip
+      [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_a_mask_in_use_keeps_the_dropout() -> None:  # RELIABILITY 14
-    assert_unchanged(model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
-                     [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged(model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
+                   [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_a_reshape_to_an_unknown_shape_stays() -> None:  # RELIABILITY 16
-    assert_unchanged(model("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
+  assert_unchanged(model("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
         a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_an_overridable_training_mode_stays() -> None:  # RELIABILITY 11
-    assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
+  assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
         a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
 
 
 @pytest.mark.parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(
-    ceil: int, left: list[str], rng: np.random.Generator
+  ceil: int, left: list[str], rng: np.random.Generator
 ) -> None:
-    """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
-    original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
+  """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
+  original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
         a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)
         y = Neg(b) }}""")
-    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
-    assert operators(optimized) == left
-    assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+  assert operators(optimized) == left
+  assert_same_outputs(original, optimized, rng)

@@ -16,67 +16,67 @@ ZEROS = np.array([[0.0], [-0.0]], np.float32)
 
 
 def graph(nodes: str, shape: str = "2,3,4", made: str = "2,3,4", **constants: np.ndarray) -> onnx.ModelProto:
-    original = model(f"g (float[{shape}] x) => (float[{made}] y) {{ {nodes} }}")
-    original.graph.initializer.extend(numpy_helper.from_array(c, name) for name, c in constants.items())
-    return original
+  original = model(f"g (float[{shape}] x) => (float[{made}] y) {{ {nodes} }}")
+  original.graph.initializer.extend(numpy_helper.from_array(c, name) for name, c in constants.items())
+  return original
 
 
 def shapes(optimized: onnx.ModelProto, index: int) -> list[list[int]]:
-    """Those of the constants that the nodes read at this place."""
-    given = {each.name: list(each.dims) for each in optimized.graph.initializer}
-    return [given[node.input[index]] for node in optimized.graph.node if node.input[index] in given]
+  """Those of the constants that the nodes read at this place."""
+  given = {each.name: list(each.dims) for each in optimized.graph.initializer}
+  return [given[node.input[index]] for node in optimized.graph.node if node.input[index] in given]
 
 
 @pytest.mark.parametrize(
-    ("constant", "kept"),
-    [
-        (np.broadcast_to(ROWS[:3], (2, 3, 4)), [1, 3, 4]),
-        (np.zeros((2, 3, 4), np.float32), [1, 1, 1]),
-        (np.full(4, np.nan, np.float32), [1]),
-        (np.broadcast_to(ROWS[:3, :1], (2, 3, 4)), [1, 3, 1]),
-    ],
+  ("constant", "kept"),
+  [
+    (np.broadcast_to(ROWS[:3], (2, 3, 4)), [1, 3, 4]),
+    (np.zeros((2, 3, 4), np.float32), [1, 1, 1]),
+    (np.full(4, np.nan, np.float32), [1]),
+    (np.broadcast_to(ROWS[:3, :1], (2, 3, 4)), [1, 3, 1]),
+  ],
 )
 def test_operands(constant: np.ndarray, kept: list[int], rng: np.random.Generator) -> None:
-    original = graph("y = Add(x, c)", c=np.ascontiguousarray(constant))
-    optimized, result = run_pass(original, REPEATED_CONSTANTS)
-    assert shapes(optimized, 1) == [kept]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original = graph("y = Add(x, c)", c=np.ascontiguousarray(constant))
+  optimized, result = run_pass(original, REPEATED_CONSTANTS)
+  assert shapes(optimized, 1) == [kept]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    ("indices", "kept"), [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])]
+  ("indices", "kept"), [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])]
 )
 def test_lookups(indices: np.ndarray, kept: list[int], rng: np.random.Generator) -> None:
-    original = graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=indices)
-    optimized, _ = run_pass(original, REPEATED_CONSTANTS)
-    assert shapes(optimized, 1) == [kept]
-    assert_same_outputs(original, optimized, rng)
-    assert operators(run_pass(optimized, FOLD_CONSTANTS)[0]) == ["Add"]
+  original = graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=indices)
+  optimized, _ = run_pass(original, REPEATED_CONSTANTS)
+  assert shapes(optimized, 1) == [kept]
+  assert_same_outputs(original, optimized, rng)
+  assert operators(run_pass(optimized, FOLD_CONSTANTS)[0]) == ["Add"]
 
 
 STAY = {
-    "data of PRelu, to which its slope broadcasts": graph(
-        "y = PRelu(c, x)", "3,4", "3,4", c=np.full((3, 4), -1, np.float32)
-    ),
-    "data of CastLike, whose other operand has no part in the shape": graph(
-        "y = CastLike(c, x)", "3,4", "3,4", c=np.full((3, 4), -1, np.float32)
-    ),
-    "what differs": graph("y = Add(x, c)", c=ROWS[:3]),
-    "another zero": graph("y = Add(x, c)", shape="2,4", made="2,4", c=ZEROS),
-    "what makes the result as large": graph("y = Add(x, c)", "1,3,4", c=np.stack([ROWS[:3]] * 2)),
-    "no pointwise reader": graph("y = MatMul(x, c)", made="2,3,5", c=np.zeros((4, 5), np.float32)),
-    "no elements": graph("y = Add(x, c)", "2,0,4", "2,0,4", c=np.zeros((2, 0, 4), np.float32)),
-    "an unknown length": graph("y = Add(x, c)", "N,3,4", "2,3,4", c=np.stack([ROWS[:3]] * 2)),
-    "indices that differ": graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=np.array([[1, 0, 2], [3, 0, 2]])),
+  "data of PRelu, to which its slope broadcasts": graph(
+    "y = PRelu(c, x)", "3,4", "3,4", c=np.full((3, 4), -1, np.float32)
+  ),
+  "data of CastLike, whose other operand has no part in the shape": graph(
+    "y = CastLike(c, x)", "3,4", "3,4", c=np.full((3, 4), -1, np.float32)
+  ),
+  "what differs": graph("y = Add(x, c)", c=ROWS[:3]),
+  "another zero": graph("y = Add(x, c)", shape="2,4", made="2,4", c=ZEROS),
+  "what makes the result as large": graph("y = Add(x, c)", "1,3,4", c=np.stack([ROWS[:3]] * 2)),
+  "no pointwise reader": graph("y = MatMul(x, c)", made="2,3,5", c=np.zeros((4, 5), np.float32)),
+  "no elements": graph("y = Add(x, c)", "2,0,4", "2,0,4", c=np.zeros((2, 0, 4), np.float32)),
+  "an unknown length": graph("y = Add(x, c)", "N,3,4", "2,3,4", c=np.stack([ROWS[:3]] * 2)),
+  "indices that differ": graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=np.array([[1, 0, 2], [3, 0, 2]])),
 }
 
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    assert_unchanged(STAY[what], [REPEATED_CONSTANTS])
+  assert_unchanged(STAY[what], [REPEATED_CONSTANTS])
 
 
 def test_a_lookup_that_something_else_reads_stays() -> None:
-    original = graph("r = Gather(t, i)  s = Softmax(r)  y = Add(s, x)", t=ROWS, i=np.zeros((2, 3), np.int64))
-    assert_unchanged(original, [REPEATED_CONSTANTS], "reads the rows")
+  original = graph("r = Gather(t, i)  s = Softmax(r)  y = Add(s, x)", t=ROWS, i=np.zeros((2, 3), np.int64))
+  assert_unchanged(original, [REPEATED_CONSTANTS], "reads the rows")

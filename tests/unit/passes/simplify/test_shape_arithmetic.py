@@ -23,59 +23,59 @@ from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
     ],
 )  # fmt: skip
 def test_known(nodes: str, value: list[int], rng: np.random.Generator) -> None:
-    original = model(f"g (float[3,4] k, float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}")
-    optimized, result = run_pass(original, SHAPE_ARITHMETIC, DEAD_NODES)
-    assert operators(optimized)[-1] == "Neg"
-    assert "Shape" not in operators(optimized)
-    assert "Size" not in operators(optimized)
-    assert len(result.changes) >= 1
-    np.testing.assert_array_equal(run(optimized, random_feeds(original, rng))[0], [-each for each in value])
-    assert_same_outputs(original, optimized, rng)
+  original = model(f"g (float[3,4] k, float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}")
+  optimized, result = run_pass(original, SHAPE_ARITHMETIC, DEAD_NODES)
+  assert operators(optimized)[-1] == "Neg"
+  assert "Shape" not in operators(optimized)
+  assert "Size" not in operators(optimized)
+  assert len(result.changes) >= 1
+  np.testing.assert_array_equal(run(optimized, random_feeds(original, rng))[0], [-each for each in value])
+  assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        "s = Shape(x)",
-        "t = Shape(x)  i = Constant<value = int64[1] {0}> ()  s = Gather(t, i)",
-        "t = Shape(x)  i = Constant<value = int64[1] {5}> ()  s = Gather(t, i)",  # invalid: ONNX Runtime says so
-        "t = Size(x)  a = Constant<value = int64[1] {0}> ()  s = Unsqueeze(t, a)",
-        """t = Shape(x)  b = Constant<value = int64[1] {0}> ()  e = Constant<value = int64[1] {1}> ()
+  "nodes",
+  [
+    "s = Shape(x)",
+    "t = Shape(x)  i = Constant<value = int64[1] {0}> ()  s = Gather(t, i)",
+    "t = Shape(x)  i = Constant<value = int64[1] {5}> ()  s = Gather(t, i)",  # invalid: ONNX Runtime says so
+    "t = Size(x)  a = Constant<value = int64[1] {0}> ()  s = Unsqueeze(t, a)",
+    """t = Shape(x)  b = Constant<value = int64[1] {0}> ()  e = Constant<value = int64[1] {1}> ()
             s = Slice(t, b, e)""",
-    ],
+  ],
 )
 def test_unknown_stays(nodes: str) -> None:  # RELIABILITY 16
-    assert_unchanged(model(f"g (float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}"), [SHAPE_ARITHMETIC])
+  assert_unchanged(model(f"g (float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}"), [SHAPE_ARITHMETIC])
 
 
 @pytest.mark.parametrize("nodes", ["s = Shape(x)", "c = Concat<axis = 0>(x, x)  s = Shape(c)", "s = Shape(v)"])
 @pytest.mark.parametrize("lengths", [(-1, 4), (3, -2), (-1, -1)])
 def test_a_negative_length_is_an_open_one(nodes: str, lengths: tuple[int, int], rng: np.random.Generator) -> None:
-    """As ONNX Runtime has it; exporters write -1 for a length that they do not know."""
-    original = model(f"g (float[3,4] x) => (int64[R] y) <float[3,4] v> {{ v = Relu(x)  {nodes}  y = Neg(s) }}")
-    feeds = random_feeds(original, rng)
-    for info in (*original.graph.input, *original.graph.value_info):
-        for dim, length in zip(info.type.tensor_type.shape.dim, lengths, strict=True):
-            dim.dim_value = length
-    optimized, result = run_pass(original, SHAPE_ARITHMETIC)
-    assert not result.changes
-    assert optimized.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)
-    np.testing.assert_array_equal(run(optimized, feeds)[0], run(original, feeds)[0])
+  """As ONNX Runtime has it; exporters write -1 for a length that they do not know."""
+  original = model(f"g (float[3,4] x) => (int64[R] y) <float[3,4] v> {{ v = Relu(x)  {nodes}  y = Neg(s) }}")
+  feeds = random_feeds(original, rng)
+  for info in (*original.graph.input, *original.graph.value_info):
+    for dim, length in zip(info.type.tensor_type.shape.dim, lengths, strict=True):
+      dim.dim_value = length
+  optimized, result = run_pass(original, SHAPE_ARITHMETIC)
+  assert not result.changes
+  assert optimized.SerializeToString(deterministic=True) == original.SerializeToString(deterministic=True)
+  np.testing.assert_array_equal(run(optimized, feeds)[0], run(original, feeds)[0])
 
 
 def test_a_graph_output_stays() -> None:
-    assert_unchanged(model("g (float[3,4] x) => (int64[2] y) { y = Shape(x) }"), [SHAPE_ARITHMETIC])
+  assert_unchanged(model("g (float[3,4] x) => (int64[2] y) { y = Shape(x) }"), [SHAPE_ARITHMETIC])
 
 
 def test_a_size_that_overflows_stays() -> None:  # RELIABILITY 43
-    original = model("g (float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }")
-    assert_unchanged(original, [SHAPE_ARITHMETIC])
+  original = model("g (float[4294967296,4294967296] x) => (int64 y) { s = Size(x)  y = Neg(s) }")
+  assert_unchanged(original, [SHAPE_ARITHMETIC])
 
 
 def test_inside_a_body(rng: np.random.Generator) -> None:
-    original = model("""g (bool c, float[3,4] x) => (int64[2] y) {
+  original = model("""g (bool c, float[3,4] x) => (int64[2] y) {
         y = If (c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
                     else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }""")
-    optimized, result = run_pass(original, SHAPE_ARITHMETIC)
-    assert len(result.changes) == 2
-    assert_same_outputs(original, optimized, rng)
+  optimized, result = run_pass(original, SHAPE_ARITHMETIC)
+  assert len(result.changes) == 2
+  assert_same_outputs(original, optimized, rng)

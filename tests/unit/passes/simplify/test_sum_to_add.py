@@ -12,25 +12,25 @@ from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
 @pytest.mark.parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
 @pytest.mark.parametrize("opset", [8, 13, 17])
 def test_renamed(nodes: str, ops: list[str], opset: int, rng: np.random.Generator) -> None:
-    original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
-    optimized, result = run_pass(original, SUM_TO_ADD)
-    assert operators(optimized) == ops
-    assert result.changes[0].nodes == ("'y' (Sum)",)
-    assert_same_outputs(original, optimized, rng)
+  original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
+  optimized, result = run_pass(original, SUM_TO_ADD)
+  assert operators(optimized) == ops
+  assert result.changes[0].nodes == ("'y' (Sum)",)
+  assert_same_outputs(original, optimized, rng)
 
 
 def test_more_stay() -> None:
-    """In float16 a Sum of three may round once."""
-    assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z, x) }"), [SUM_TO_ADD])
+  """In float16 a Sum of three may round once."""
+  assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z, x) }"), [SUM_TO_ADD])
 
 
 def test_where_an_add_does_not_broadcast_as_numpy_does_it_stays() -> None:
-    assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z) }", 6), [SUM_TO_ADD])
+  assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z) }", 6), [SUM_TO_ADD])
 
 
 def test_a_function_of_that_name_stays() -> None:
-    import onnx.parser
+  import onnx.parser
 
-    assert_unchanged(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+  assert_unchanged(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
         g (float[3] x, float[3] z) => (float[3] y) { y = local.Sum(x, z) }
         <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }"""), [SUM_TO_ADD])  # fmt: skip

@@ -14,46 +14,46 @@ TRUE, FALSE, MIXED = np.ones((1, 4), bool), np.zeros((3, 4), bool), np.arange(12
 
 
 def graph(
-    node: str, dtype: str = "bool", shape: str = "3,4", made: str = "3,4", **constants: object
+  node: str, dtype: str = "bool", shape: str = "3,4", made: str = "3,4", **constants: object
 ) -> onnx.ModelProto:
-    original = model(f"g ({dtype}[{shape}] x, {dtype}[3,4] z) => ({dtype}[{made}] y) {{ y = {node} }}")
-    original.graph.initializer.extend(numpy_helper.from_array(np.asarray(c), name) for name, c in constants.items())
-    return original
+  original = model(f"g ({dtype}[{shape}] x, {dtype}[3,4] z) => ({dtype}[{made}] y) {{ y = {node} }}")
+  original.graph.initializer.extend(numpy_helper.from_array(np.asarray(c), name) for name, c in constants.items())
+  return original
 
 
 DECIDED = {
-    "And": (graph("And(c, x)", c=TRUE), "Identity"),
-    "And, the other way round": (graph("And(x, c)", c=np.True_), "Identity"),
-    "Or": (graph("Or(c, x)", c=FALSE), "Identity"),
-    "Where": (graph("Where(c, x, z)", "float", c=TRUE), "Identity"),
-    "Where not": (graph("Where(c, z, x)", "float", c=FALSE), "Identity"),
-    "of a named length": (graph("And(c, x)", shape="N,4", made="N,4", c=TRUE), "Identity"),
-    "a smaller branch": (graph("Where(c, x, z)", "float", "4", c=TRUE), "Expand"),
-    "a smaller mask": (graph("And(c, x)", shape="1,4", c=~FALSE), "Expand"),
+  "And": (graph("And(c, x)", c=TRUE), "Identity"),
+  "And, the other way round": (graph("And(x, c)", c=np.True_), "Identity"),
+  "Or": (graph("Or(c, x)", c=FALSE), "Identity"),
+  "Where": (graph("Where(c, x, z)", "float", c=TRUE), "Identity"),
+  "Where not": (graph("Where(c, z, x)", "float", c=FALSE), "Identity"),
+  "of a named length": (graph("And(c, x)", shape="N,4", made="N,4", c=TRUE), "Identity"),
+  "a smaller branch": (graph("Where(c, x, z)", "float", "4", c=TRUE), "Expand"),
+  "a smaller mask": (graph("And(c, x)", shape="1,4", c=~FALSE), "Expand"),
 }
 
 
 @pytest.mark.parametrize("case", DECIDED)
 def test_decided(case: str, rng: np.random.Generator) -> None:
-    original, op = DECIDED[case]
-    optimized, result = run_pass(original, UNIFORM_CONDITIONS)
-    assert operators(optimized) == [op]
-    assert len(result.changes) == 1
-    assert_same_outputs(original, optimized, rng)
+  original, op = DECIDED[case]
+  optimized, result = run_pass(original, UNIFORM_CONDITIONS)
+  assert operators(optimized) == [op]
+  assert len(result.changes) == 1
+  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {
-    "And with both": graph("And(c, x)", c=MIXED),
-    "And with false": graph("And(c, x)", c=FALSE),
-    "Or with true": graph("Or(c, x)", c=TRUE),
-    "Xor": graph("Xor(c, x)", c=TRUE),
-    "Where of both": graph("Where(c, x, z)", "float", c=MIXED),
-    "no elements": graph("And(c, x)", shape="0,4", made="0,4", c=TRUE[:0]),
-    "a constant branch": graph("Where(c, k, x)", "float", c=TRUE, k=np.zeros((3, 4), np.float32)),
-    "a length that is not known": graph("Where(c, x, w)", "float", "N,1", "N,4", c=TRUE[0], w=np.zeros(4, np.float32)),
+  "And with both": graph("And(c, x)", c=MIXED),
+  "And with false": graph("And(c, x)", c=FALSE),
+  "Or with true": graph("Or(c, x)", c=TRUE),
+  "Xor": graph("Xor(c, x)", c=TRUE),
+  "Where of both": graph("Where(c, x, z)", "float", c=MIXED),
+  "no elements": graph("And(c, x)", shape="0,4", made="0,4", c=TRUE[:0]),
+  "a constant branch": graph("Where(c, k, x)", "float", c=TRUE, k=np.zeros((3, 4), np.float32)),
+  "a length that is not known": graph("Where(c, x, w)", "float", "N,1", "N,4", c=TRUE[0], w=np.zeros(4, np.float32)),
 }
 
 
 @pytest.mark.parametrize("what", STAY)
 def test_stays(what: str) -> None:
-    assert_unchanged(STAY[what], [UNIFORM_CONDITIONS])
+  assert_unchanged(STAY[what], [UNIFORM_CONDITIONS])
