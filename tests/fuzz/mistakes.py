@@ -103,8 +103,8 @@ MISTAKES = (
     ),
     Mistake(
         "pointwise-views", "ortplugin.passes.pointwise.pointwise_views",
-        "whole = [index for index, tensor in given if scope.same_shape(tensor, y)]\n    if len(whole) != 1",
-        "whole = [index for index, tensor in given if scope.same_shape(tensor, y)]\n    if not whole",
+        "whole = [index for index, tensor in given if scope.same_shape(tensor, y)]\n  if len(whole) != 1",
+        "whole = [index for index, tensor in given if scope.same_shape(tensor, y)]\n  if not whole",
         "that a second operand may need the view, too",
     ),
 )  # fmt: skip
