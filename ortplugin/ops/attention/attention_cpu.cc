@@ -309,10 +309,11 @@ class Block {
 
   void Store() {
     const auto size = static_cast<int64_t>(SizeOf(p_.dtype));
+    // Of weights that are 0 the sum is 0, or NaN where V is not finite, as ONNX's MatMul has it.
     const T nothing = p_.zero_where_nothing_is_seen() ? T(0) : std::numeric_limits<T>::quiet_NaN();
     for (int64_t row = 0; row < rows_; ++row) {
       T* const y = y_.data() + row * width_;
-      for (int64_t e = 0; e < p_.value_size; ++e) y[e] = sum_[row] == 0 ? nothing : y[e] / sum_[row];
+      for (int64_t e = 0; e < p_.value_size; ++e) y[e] = sum_[row] == 0 ? y[e] * nothing : y[e] / sum_[row];
       char* const to = const_cast<char*>(At(tensors_.y, p_.y, head_, first_ + row));
       if (p_.y.column == 1) {
         StoreLanes(p_.dtype, y, static_cast<size_t>(p_.value_size), to);

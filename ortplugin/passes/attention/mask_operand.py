@@ -10,26 +10,31 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import broadcast
-from ortplugin.passes.attention.mask_values import ABSORBING, ELEMENTS, LOWEST, without_repeats
+from ortplugin.passes.attention.mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats
 from ortplugin.passes.attention.masks import Part
-from ortplugin.passes.attention.scores import Mask
 from ortplugin.passes.emit import emit, integers
 from ortplugin.program import NUMPY_DTYPES
 
 
 def emit_mask(scope: Scope, before: gs.Node, parts: Sequence[Part], dtype: str) -> gs.Tensor | None:
   """The operand, made by new nodes before `before`: bools, or numbers in the dtype of Q or float32."""
-  if len(parts) == 1:
-    return _emit_part(scope, before, parts[0], dtype, alone=True)
-  tensors = [_emit_part(scope, before, part, dtype, alone=False) for part in parts]
-  if not tensors:
-    return None
-  wide = any(scope.dtype(tensor) != dtype for tensor in tensors)
-  result = _cast(scope, before, tensors[0]) if wide else tensors[0]
-  for tensor in tensors[1:]:
-    other = _cast(scope, before, tensor) if wide else tensor
-    result = emit(scope, before, "Add", [result, other], broadcast([scope.shape(result), scope.shape(other)]))
+  result: gs.Tensor | None = None
+  for part in parts:
+    if part.mask.filling is None:
+      added = _added(scope, before, part, dtype)
+      result = added if result is None else _sum(scope, before, result, added)
+      continue
+    condition, kept = _condition(scope, before, part)
+    if len(parts) == 1 and part.mask.filling == -np.inf:
+      return condition if kept else emit(scope, before, "Not", [condition], scope.shape(condition))
+    result = _where(scope, before, condition, result, filled_in(part.mask.filling), kept)
   return result
+
+
+def _sum(scope: Scope, before: gs.Node, a: gs.Tensor, b: gs.Tensor) -> gs.Tensor:
+  if scope.dtype(a) != scope.dtype(b):
+    a, b = _cast(scope, before, a), _cast(scope, before, b)
+  return emit(scope, before, "Add", [a, b], broadcast([scope.shape(a), scope.shape(b)]))
 
 
 def _cast(scope: Scope, before: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
@@ -41,22 +46,31 @@ def _cast(scope: Scope, before: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
   return result
 
 
-def _emit_part(scope: Scope, before: gs.Node, part: Part, dtype: str, alone: bool) -> gs.Tensor:
-  hint = f"{before.name or before.outputs[0].name}/mask"
+def _added(scope: Scope, before: gs.Node, part: Part, dtype: str) -> gs.Tensor:
+  """Numbers, in the dtype of Q where that holds a constant's."""
+  if part.values is None:
+    tensor = _absorbing(scope, before, part.mask.tensor, part.expanded is None and part.shape is None)
+    return _viewed(scope, before, part, tensor)
+  finite = part.values[np.isfinite(part.values)]
+  narrow = NUMPY_DTYPES[dtype] if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
+  return scope.add_constant(part.values.astype(narrow), _hint(before))
+
+
+def _condition(scope: Scope, before: gs.Node, part: Part) -> tuple[gs.Tensor, bool]:
+  """The bools, and which of them let a score stay."""
   if part.values is not None:
-    if part.values.dtype == np.bool_ and alone:
-      return scope.add_constant(part.values, hint)
-    values = part.values
-    if values.dtype == np.bool_:
-      values = np.where(values, np.float32(0), np.float32(-np.inf))
-    finite = values[np.isfinite(values)]
-    narrow = NUMPY_DTYPES[dtype] if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
-    return scope.add_constant(values.astype(narrow), hint)
-  same = part.expanded is None and part.shape is None
-  if part.mask.filling is not None:
-    tensor = _selected(scope, before, part.mask, alone, same)
-  else:
-    tensor = _absorbing(scope, before, part.mask.tensor, same)
+    return scope.add_constant(part.values, _hint(before)), True
+  if part.expanded is None and part.shape is None:
+    return stripped(scope, part.mask.tensor, part.mask.kept)
+  return _viewed(scope, before, part, part.mask.tensor), part.mask.kept
+
+
+def _hint(before: gs.Node) -> str:
+  return f"{before.name or before.outputs[0].name}/mask"
+
+
+def _viewed(scope: Scope, before: gs.Node, part: Part, tensor: gs.Tensor) -> gs.Tensor:
+  """The tensor as the part's four dimensions."""
   if part.expanded is not None:
     rank = len(part.expanded)
     missing = rank - (scope.rank(tensor) or 0)
@@ -68,19 +82,6 @@ def _emit_part(scope: Scope, before: gs.Node, part: Part, dtype: str, alone: boo
     known = tuple(None if dim < 0 else dim for dim in part.shape)
     tensor = emit(scope, before, "Reshape", [tensor, integers(scope, part.shape, "shape")], known)
   return tensor
-
-
-def _selected(scope: Scope, before: gs.Node, mask: Mask, alone: bool, smaller: bool) -> gs.Tensor:
-  """A mask of bools as it is, or with numbers in the place of the bools where false is not -inf.
-
-  `smaller`: it may become one of another shape that broadcasts as well.
-  """
-  condition, kept = stripped(scope, mask.tensor, mask.kept) if smaller else (mask.tensor, mask.kept)
-  assert mask.filling is not None
-  if alone and mask.filling == -np.inf:
-    return condition if kept else emit(scope, before, "Not", [condition], scope.shape(condition))
-  filling = mask.filling if mask.filling == -np.inf else LOWEST
-  return _where(scope, before, condition, None, filling, kept)
 
 
 def _where(

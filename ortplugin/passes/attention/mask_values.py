@@ -33,15 +33,16 @@ def without_repeats(values: Array) -> Array:
   return values
 
 
+def filled_in(number: float) -> float:
+  """What stands in float32 for a number that is filled in, so that a score added to it is lost."""
+  return min(number, LOWEST)
+
+
 def mask_values(scope: Scope, mask: Mask) -> Array | None:
-  """A constant mask as what is added, in float32."""
+  """What a constant mask adds, in float32."""
   array = scope.constant(mask.tensor, ELEMENTS)
   if array is None:
     return None
-  if mask.filling is not None:
-    filling = LOWEST if np.isfinite(mask.filling) else mask.filling
-    selected: Array = np.where(array if mask.kept else ~array, np.float32(0), np.float32(filling))
-    return selected
   wide: Array = array.astype(np.float32)
   if scope.dtype(mask.tensor) == "float16":
     wide = np.where(np.isfinite(wide) & (wide <= ABSORBING), np.float32(LOWEST), wide)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import ONE, Length, dims, product
@@ -16,13 +17,17 @@ from ortplugin.passes.attention.mask_values import (
   LOWEST,
   Array,
   causal_window,
+  filled_in,
   mask_values,
   selection,
   without_repeats,
 )
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
+from ortplugin.passes.attention.views import FAR
+from ortplugin.program import FLOATING
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, t
+_MOVING = ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Slice", "Transpose")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Part:
 
   mask: Mask
   values: Array | None = None
+  """Of a constant: which scores stay if `mask` fills in, else what is added."""
   expanded: tuple[int, ...] | None = None
   shape: tuple[int, ...] | None = None
 
@@ -42,11 +48,11 @@ class Masking:
   causal: str = "none"
   window: int = 0
   parts: tuple[Part, ...] = ()
-  """What the attributes don't say: their sum."""
+  """What the attributes don't say, from the scores on: each is added, or takes the place of what is there."""
 
 
 def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
-  """The masks without any edit, or why they are none that FusedAttention takes.
+  """The masks without any edit, or why they are none that FusedAttention takes. `masks`: from the Softmax back.
 
   A conjunction of a constant and another mask, such as a triangle and a padding, is two masks if that leaves one
   operand: all that is false is -inf.
@@ -56,10 +62,10 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
   finite = next((mask for mask in filled if mask.filling != -np.inf), None)
   if len(filled) > 1 and finite is not None:
     return f"'{finite.tensor.name}' fills in {finite.filling}, and another mask fills in as well"
-  reason = _lost_number(scope, masks)
+  reason = "" if finite is None else _deciding(scope, masks[: masks.index(finite)], finite)
   if reason:
     return reason
-  read = [_selecting(scope, mask) for mask in masks]
+  read = [_selecting(scope, mask, alone=len(masks) == 1) for mask in reversed(masks)]
   divided = [part for mask in read for part in _conjuncts(scope, mask)]
   if len(divided) > len(read):
     masking = _planned(scope, divided, names)
@@ -68,77 +74,145 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
   return _planned(scope, read, names)
 
 
-def _lost_number(scope: Scope, masks: Sequence[Mask]) -> str:
-  """Why LOWEST would decide otherwise than a finite number that is filled in and may mask a row whole; or ''.
+def _deciding(scope: Scope, behind: Sequence[Mask], mask: Mask) -> str:
+  """Why what is added to the finite number that `mask` fills in decides the weights of a row of such numbers; or ''.
 
-  A constant bias behind it, Where(m, s, -1e4) + b, decides the weights of that row. A mask before it, Where(m, s +
-  mask, -1e4), does so no more. What is no constant is taken for another mask behind it, as GPT-2's of padding is,
-  and for a bias before it, as that of positions is, unless a Where makes it. `masks`: from the Softmax back.
+  It does not where LOWEST stands for the number if it is 0, or nothing beside it. A constant mask that leaves each
+  row a score, under biases, fills no row.
   """
-  for place, mask in enumerate(masks):
-    values = mask_values(scope, mask)
-    if mask.filling in (None, -np.inf) or (values is not None and selection(values) is not None):
+  assert mask.filling is not None
+  kept = mask_values(scope, mask)
+  leaves = kept is not None and bool((kept == mask.kept).any(axis=-1).all())
+  for each in behind if mask.filling > LOWEST / 100 else ():
+    values = mask_values(scope, each)
+    if leaves and values is not None and values.min(initial=0) > LARGE_NEGATIVE:
       continue
-    behind = next((each for each in masks[:place] if _is_bias(scope, each)), None)
-    if behind is not None and mask.filling > LOWEST / 100:
-      return f"'{behind.tensor.name}' is a bias of scores that a finite number has taken the place of"
-    before = next((each for each in masks[place + 1 :] if _hides(scope, each)), None)
-    if before is not None:
-      return f"a finite number takes the place of scores that '{before.tensor.name}' masks"
+    if not _is_zero_or_lowest(scope, each):
+      return (
+        f"'{each.tensor.name}' is added to {mask.filling:g}, which '{mask.tensor.name}' fills in, and may decide a row"
+        " that is masked whole"
+      )
   return ""
 
 
-def _is_bias(scope: Scope, mask: Mask) -> bool:
-  """Whether a constant that is added is more than a mask."""
+def _is_zero_or_lowest(scope: Scope, mask: Mask) -> bool:
+  """Whether what is added is surely 0, or so low that a number that stands for LOWEST is nothing beside it."""
   values = mask_values(scope, mask)
-  return mask.filling is None and values is not None and not ((values == 0) | (values <= LARGE_NEGATIVE)).all()
-
-
-def _hides(scope: Scope, mask: Mask) -> bool:
-  """Whether a mask is known to put large negative numbers on scores."""
-  values, node = mask_values(scope, mask), scope.producer(mask.tensor)
   if values is not None:
-    return bool((values <= LARGE_NEGATIVE).any())
-  numbers = [] if node is None or scope.op(node) != "Where" else [scope.scalar(each) for each in node.inputs[1:]]
-  return mask.filling is not None or any(each is not None and each <= LARGE_NEGATIVE for each in numbers)
+    return bool(((values == 0) | (values <= LOWEST / 100)).all())
+  node, lowest = scope.producer(mask.tensor), LOWEST / 100
+  if node is not None and scope.op(node) == "Where" and scope.dtype(mask.tensor) == "float16":
+    lowest = ABSORBING  # emit_mask has LOWEST in its place
+  return _has_two_values(scope, mask.tensor, lowest, FAR)
+
+
+def _has_two_values(scope: Scope, tensor: gs.Tensor, lowest: float, steps: int) -> bool:
+  """Whether each element is 0 or beyond `lowest`, as Where(bools, 0, lowest) and (1 - integers) * lowest are."""
+  number, node = scope.scalar(tensor), scope.producer(tensor)
+  if number is not None:
+    return number == 0 or number <= lowest
+  if node is None or not steps:
+    return False
+  op = scope.op(node)
+  if op == "Where":
+    return all(_has_two_values(scope, each, lowest, steps - 1) for each in node.inputs[1:])
+  if op == "Mul":
+    for whole, factor in (node.inputs, reversed(node.inputs)):
+      number = scope.scalar(factor)
+      if number is not None and abs(number) >= abs(lowest):
+        return _is_integral(scope, whole, steps - 1)
+    return False
+  return op in _MOVING and _has_two_values(scope, node.inputs[0], lowest, steps - 1)
+
+
+def _is_integral(scope: Scope, tensor: gs.Tensor, steps: int) -> bool:
+  """Whether each element is an integer, whatever its dtype."""
+  number, node = scope.scalar(tensor), scope.producer(tensor)
+  if number is not None:
+    return float(number).is_integer()
+  if scope.dtype(tensor) not in (None, *FLOATING):
+    return True
+  if node is None or not steps:
+    return False
+  if scope.op(node) in ("Sub", "Add", "Mul"):
+    return all(_is_integral(scope, each, steps - 1) for each in node.inputs)
+  return scope.op(node) in _MOVING and _is_integral(scope, node.inputs[0], steps - 1)
 
 
 def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
+  """`masks`: from the scores on."""
   parts: list[Part] = []
   for mask in masks:
     part = _part(scope, mask, names)
     if isinstance(part, str):
       return part
     parts.append(part)
-  constant = [part for part in parts if part.values is not None]
-  rest = [part for part in parts if part.values is None]
-  if not constant:
-    return Masking(parts=tuple(rest))
-  total = constant[0].values
-  for part in constant[1:]:
-    total = total + part.values  # type: ignore[operator]
-  assert total is not None
-  total = without_repeats(total)
+  merged = _merged(parts)
+  if not merged or merged[0].values is None:
+    return Masking(parts=tuple(merged))
+  first, *rest = merged
+  assert first.values is not None
+  total = without_repeats(first.values)
   selected = selection(total)
-  if selected is None:
-    return Masking(parts=(Part(constant[0].mask, total), *rest))
-  if selected.all():
+  if selected is not None and selected.all():
     return Masking(parts=tuple(rest))
+  # Beside another mask a row may be masked whole by both, where a finite number is not what -inf is.
+  replaces = any(part.mask.filling not in (None, -np.inf) for part in rest)
+  if selected is None or replaces or (rest and np.isfinite(total[~selected]).any()):
+    return Masking(parts=(replace(first, values=total), *rest))
   triangle = causal_window(selected)
   if triangle is not None:
     return Masking(*triangle, tuple(rest))
-  return Masking(parts=(Part(constant[0].mask, selected), *rest))
+  fills = Part(Mask(first.mask.tensor, first.mask.axes, -np.inf), selected)
+  return Masking(parts=(*rest, fills))
 
 
-def _selecting(scope: Scope, mask: Mask) -> Mask:
-  """What is added as Where(bools, 0, number), if the number hides the score that it is added to, as these bools."""
+def _merged(parts: Sequence[Part]) -> list[Part]:
+  """The parts in an order that does the same and has few operands: constants come first, as one sum, if they may.
+
+  What is added, and -inf that is filled in, may change places with each other. A finite number that is filled in is
+  behind what is added before it, and before what is added to it.
+  """
+  finite = [index for index, part in enumerate(parts) if part.mask.filling not in (None, -np.inf)]
+  at = finite[0] if finite else len(parts)
+  ordered = [*_constants_first(parts[:at]), *parts[at : at + 1], *_constants_first(parts[at + 1 :])]
+  merged: list[Part] = []
+  for part in ordered:
+    before = merged.pop() if merged else None
+    if before is not None and (before.values is None or part.values is None or before.mask.filling is not None):
+      merged.append(before)
+      before = None
+    if part.values is None or (before is None and part.mask.filling is not None and merged):
+      merged.append(part)
+      continue
+    total: Array = np.zeros((1,) * part.values.ndim, np.float32)
+    if before is not None and before.values is not None:
+      total = before.values
+    if part.mask.filling is None:
+      total = total + part.values
+    else:
+      total = np.where(part.values, total, np.float32(filled_in(part.mask.filling)))
+    merged.append(Part(Mask(part.mask.tensor, part.mask.axes), total))
+  return merged
+
+
+def _constants_first(parts: Sequence[Part]) -> list[Part]:
+  """Constants, then what is added, then what is filled in."""
+  return sorted(parts, key=lambda part: (part.values is None, part.mask.filling is not None))
+
+
+def _selecting(scope: Scope, mask: Mask, alone: bool) -> Mask:
+  """What is added as Where(bools, 0, number) as these bools, if the number hides the score that it is added to.
+
+  A finite number does so where the mask is `alone`: another mask that is added makes a difference to it.
+  """
   node = scope.producer(mask.tensor)
   if mask.filling is not None or node is None or scope.op(node) != "Where":
     return mask
   condition = scope.constant(node.inputs[0], ELEMENTS)
   if condition is not None and (condition.all() or not condition.any()):
-    return _selecting(scope, Mask(node.inputs[1 if condition.all() else 2], mask.axes))
-  hides = {"float16": ABSORBING}.get(scope.dtype(mask.tensor) or "", LOWEST / 100)
+    return _selecting(scope, Mask(node.inputs[1 if condition.all() else 2], mask.axes), alone)
+  hides = {"float16": ABSORBING}.get(scope.dtype(mask.tensor) or "", LOWEST / 100) if alone else -np.inf
   for index, kept in ((2, True), (1, False)):
     filling = scope.scalar(node.inputs[index])
     if filling is not None and filling <= hides and scope.scalar(node.inputs[3 - index]) == 0:
@@ -181,8 +255,10 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
     sizes.append(_product(leaves) if repeats else -1 if dim.known is None else dim.known)
   whole = [[id(term.atom) for term in flat((axis,)) or () if term.size != ONE] for axis in mask.axes]
   plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != ONE] for n in "bhst"]
-  values = mask_values(scope, mask)
+  values = mask_values(scope, mask) if mask.filling is None else scope.constant(mask.tensor, ELEMENTS)
   if values is not None:
+    if mask.filling is not None:
+      values = values == mask.kept
     values = values.reshape([1] * (len(mask.axes) - values.ndim) + list(values.shape))
     if mixed:
       if any(size < 0 for size in sizes) or np.prod(sizes, dtype=object) > ELEMENTS:

@@ -154,7 +154,7 @@ __device__ __forceinline__ void store(const Arguments& a, storage_t* head, long 
       const int e = 32 * c + threadIdx.x % 32;
       if (query + r >= a.queries || e >= VALUE_SIZE) continue;
       storage_t stored;
-      from_compute(sum[r] == 0 ? nothing : results[r][c] / sum[r], stored);
+      from_compute(sum[r] == 0 ? results[r][c] * nothing : results[r][c] / sum[r], stored);
       head[(query + r) * a.y_view.row + e * a.y_view.column] = stored;
     }
 }

@@ -141,12 +141,76 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str, rng: np.r
   assert_equal(original, optimized, given)
 
 
-@pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)"])
-def test_a_number_that_takes_the_place_of_masked_scores(before: str) -> None:
-  nodes = f"{SCORES} {LOW} {before}  fill = Constant<value = float {{-1e4}}> ()  masked = Where(m, hidden, fill) {END}"
-  original = graph(nodes, f"{QKV}, bool[5,5] m, bool[5,5] t2", Y)
-  original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
-  assert_unchanged(original, [FUSE_ATTENTION], "a finite number takes the place of scores that")
+@pytest.mark.parametrize("number", [-1e4, -3e38, -np.inf])
+@pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)",
+                                    "hidden = Add(t3, s)"])  # fmt: skip
+def test_a_number_takes_the_place_of_masked_scores(before: str, number: float, rng: np.random.Generator) -> None:
+  original = graph(f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
+                   f"{QKV}, bool[5,5] m, bool[5,5] t2, float[5,5] t3", Y)  # fmt: skip
+  triangle = np.where(TRIANGLE, 0, -np.inf).astype(np.float32)
+  fill = onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number])
+  original.graph.initializer.extend([numpy_helper.from_array(triangle, "t"), fill])
+  optimized, node = fused(original, rng)
+  assert "causal" not in attributes(node) or number == -np.inf
+  given = feeds(original, rng) | {"t2": TRIANGLE, "t3": triangle}
+  given["m"][0] = False
+  given["m"][1, :2] = False
+  if number == -np.inf:
+    given["m"][:, 0] = True
+  assert_equal(original, optimized, given)
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9])
+@pytest.mark.parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)"])
+def test_what_is_added_to_a_number_may_decide_a_row(behind: str, low: float) -> None:
+  number = f"low = Constant<value = float {{{low}}}> ()  zero = Constant<value = float {{0}}> ()"
+  after = "b2 = Identity(b)" if behind == "b" else f"b2 = {behind}"
+  nodes = f"{SCORES} {number} filled = Where(m, s, low)  {after}  masked = Add(filled, b2) {END}"
+  original = graph(nodes, f"{QKV}, bool[5,5] m, bool[5,5] m2, float[5] b, float[5,5] t3", Y)
+  assert_unchanged(original, [FUSE_ATTENTION], "is added to", "may decide a row that is masked whole")
+
+
+PADDINGS = {
+  "bools": "zero2 = Constant<value = float {0}> ()  b = Where(m2, zero2, lowest)",
+  "bools of texts": "axes = {0,1}  w = Unsqueeze(m1, axes)  zero2 = Constant<value = float {0}> ()"
+  "  b = Where(w, zero2, lowest)",
+  "integers": "axes = {0,1}  w = Unsqueeze(n, axes)  f = Cast<to = 1> (w)  one = Constant<value = float {1}> ()"
+  "  no = Sub(one, f)  b = Mul(no, lowest)",
+}
+
+
+@pytest.mark.parametrize("number", [-1e4, -1e9, -3.4028235e38])
+@pytest.mark.parametrize("triangle", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_a_padding_of_the_lowest_number_decides_as_before(
+  padding: str, triangle: bool, number: float, rng: np.random.Generator
+) -> None:
+  """GPT-2 in a text that is padded on the left: rows that the triangle and the padding mask whole together."""
+  original = graph(f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
+                   f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n", Y)  # fmt: skip
+  original.graph.initializer.append(onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number]))
+  if triangle:
+    original.graph.initializer.append(numpy_helper.from_array(TRIANGLE, "m"))
+  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+  (node,) = attentions(optimized)
+  assert attributes(node) == {"mask_dtype": "float"}
+  padded = np.arange(5) >= 2
+  given = {**feeds(original, rng), "m1": padded, "n": padded.astype(np.int64), "m2": np.tile(padded, (5, 1))}
+  assert_equal(original, optimized, given if triangle else given | {"m": TRIANGLE & (np.arange(5) != 4)[:, None]})
+
+
+@pytest.mark.parametrize(("number", "causal"), [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
+def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(
+  number: float, causal: bool, rng: np.random.Generator
+) -> None:
+  """In a row that both mask whole a finite number has weights, where the padding is the same or lower."""
+  how = f"{LOWEST} b = Where(m2, zero, lowest)  padded = Add(s, b)  masked = Add(padded, m)"
+  original = with_constant(np.where(TRIANGLE, 0, number).astype(np.float32), how)
+  original.graph.input.append(onnx.helper.make_tensor_value_info("m2", onnx.TensorProto.BOOL, [5]))
+  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+  (node,) = attentions(optimized)
+  assert attributes(node) == {**({"causal": "upper_left"} if causal else {}), "mask_dtype": "float"}
+  assert_equal(original, optimized, feeds(original, rng) | {"m2": np.arange(5) >= 2})
 
 
 def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays() -> None:
@@ -195,7 +259,7 @@ def test_several_masks_are_added_up(rng: np.random.Generator) -> None:
   how = """low = Constant<value = float {-inf}> ()  biased = Add(s, b)  kept = Where(m, biased, low)
         masked = Add(kept, t)"""
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
-  original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -1e30).astype(np.float32), "t"))
+  original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
   given = {"m": np.ones((2, 1, 1, 5), bool)}
   given["m"][1, ..., 3:] = False
   optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
