@@ -14,9 +14,10 @@ OPSET = 10
 def forget(graph: GraphProto, constants: Mapping[str, TensorProto]) -> None:
   """Takes the names from what `graph` and its bodies say of values that follow from a Slice of open lengths."""
   said = {each.name: each for body in walk_graphs(graph) for each in _said(body)}
-  closed = {
+  shapes = {
     name for body in walk_graphs(graph) for node in body.node if node.op_type == "Shape" for name in node.output
   }
+  closed = {name for name in shapes if name not in said or not _open(said[name])}  # open if of a value of unknown rank
   closed.update(constants)
   following: set[str] = set()
   before = -1
@@ -37,6 +38,10 @@ def _said(body: GraphProto) -> Iterator[ValueInfoProto]:
   yield from body.input
   yield from body.output
   yield from body.value_info
+
+
+def _open(value: ValueInfoProto) -> bool:
+  return any(dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
 def _read(node: NodeProto) -> Iterator[str]:
