@@ -98,7 +98,7 @@ def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
       if again is not None and again.what != "finding":  # by each output that the original has right
         return Verdict("unfit", BY_OPTIMIZATIONS)
       assert verdict.finding is not None
-      if bare and model is not None and _fails_alike(bare, model, references, verdict.finding):
+      if bare and model is not None and _fails_alike(bare, case, model, references, verdict.finding):
         return Verdict("unfit", f"{ORIGINAL}fails alike without ONNX Runtime's own optimizations")
     return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
   raise AssertionError("a provider without a CUDA graph gives a verdict")
@@ -148,15 +148,21 @@ def _optimized(
   return Verdict("unrepeated", f"{first}, and then right in {count} runs {judge.provider.where}")
 
 
-def _fails_alike(provider: Provider, model: onnx.ModelProto, references: Sequence[Reference], finding: Finding) -> bool:
-  """Whether the original fails as the finding says: a node that ONNX Runtime's optimizations would have removed."""
-  if finding.kind != "run":
-    return False
+def _fails_alike(
+  provider: Provider, case: Case, model: onnx.ModelProto, references: Sequence[Reference], finding: Finding
+) -> bool:
+  """Whether the original fails as the finding says: a node that ONNX Runtime's optimizations would have removed.
+
+  Such as its Softmax in double, which on CUDA has the precision of float32, unless an Add before it is a part of it.
+  """
   try:
-    _runs(provider, model, references)
+    runs = _runs(provider, model, references)
   except Exception as error:  # ONNX Runtime's own classes have no common base
-    return status(error) == status(finding.message)
-  return False
+    return finding.kind == "run" and status(error) == status(finding.message)
+  if finding.kind != "values":
+    return False
+  faults = _faults(Judge(provider), case, model, references, runs)
+  return any(finding.message.startswith(f"'{name}': ") for name in faults)
 
 
 def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:

@@ -59,6 +59,8 @@ class Judge:
       references = references_of(case)
     except Exception as error:  # ONNX Runtime's own classes have no common base
       return Verdict("unfit", one_line(error))
+    if not self.provider.is_cpu and any(lethal.of_scale(case.model, each.feeds) for each in references):
+      return Verdict("unfit", "ONNX Runtime's LayerNormalization on CUDA reads beyond a scale that broadcasts")
     self.tell("optimize")
     try:
       made, report = optimize(case)

@@ -15,6 +15,9 @@ RNN takes the first two, FusedConvTranspose the third.
 Two more end only a run. It draws a Transpose through a cubic Resize to one row, [1, C, 1, W] by sizes, since Transposes
 of that are free, and its kernel refuses what has its channels last. It draws one through the Shape and Gather that a
 CenterCropPad with `axes` is made of, and the Gather's index is none of the Shape.
+
+On CUDA its LayerNormalization (1.31) reads a scale and a bias as long as what it normalizes, also where they are
+shorter and broadcast: [1] of [2].
 """
 
 from __future__ import annotations
@@ -94,6 +97,19 @@ def _shapes(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, list[
     for name, kind in kinds.items()
     if kind.HasField("shape")
   }
+
+
+def of_scale(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> bool:
+  """Whether a LayerNormalization reads beyond its scale or bias on CUDA."""
+  nodes = [node for node in model.graph.node if (node.domain, node.op_type) == ("", "LayerNormalization")]
+  shapes = _shapes(model, feeds) if nodes else {}
+  shapes.update((each.name, list(each.dims)) for each in model.graph.initializer)
+  for node in nodes:
+    axis = next((each.i for each in node.attribute if each.name == "axis"), -1)
+    x, *others = (shapes.get(name) for name in node.input)
+    if x is not None and any(each is not None and each != x[axis:] for each in others):
+      return True
+  return False
 
 
 def of_rotation(model: onnx.ModelProto) -> bool:

@@ -96,6 +96,14 @@ def test_what_the_original_fails_by_without_them() -> None:
   assert finding_of(ask("ortplugin:fails,CumSum:bare/off")).kind == "run"
 
 
+def test_what_the_original_has_wrong_without_them() -> None:
+  """They had put a node in its place that is more precise, as for Softmax in double."""
+  verdict = ask("ortplugin:off:z,CumSum:bare/off:z")
+  assert verdict.what == "unfit", verdict
+  assert "fails alike" in verdict.message
+  assert finding_of(ask("ortplugin:off:z,CumSum:bare/off:y")).kind == "values"
+
+
 def test_what_the_original_does_in_the_precision_asked_for() -> None:
   wrong = "ortplugin:off:z,Sigmoid:half/off:z"
   assert ask(wrong, precision="fp16").what == "same"

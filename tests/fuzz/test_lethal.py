@@ -186,6 +186,14 @@ def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: s
   assert not lethal.of_crop(model)
 
 
+@pytest.mark.parametrize(("length", "beyond"), [(1, False), (2, True)])
+def test_a_scale_that_is_read_beyond_on_a_gpu(length: int, beyond: bool) -> None:
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
+        { a = Abs(x)  y = LayerNormalization<axis = 0>(a, s, b) }""")
+  assert lethal.of_scale(model, {"x": np.ones(length, np.float32)}) == beyond
+
+
 def test_an_empty_feed_alone_is_judged() -> None:
   model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
   assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})

@@ -362,6 +362,23 @@ std::string Shown(const PointwiseGraph& graph) {
   return text;
 }
 
+void TestAValueAmongResults() {
+  const auto is_among = [](const std::string& program) {
+    Problem problem;
+    problem.dtype = DType::kFloat16;
+    problem.program = std::make_shared<const Program>(Program::Parse(program));
+    return cudnn::HasWidenedValueAmongResults(problem);
+  };
+  const std::string value = "y = Cast<to=float>(c) ", other = "m = Neg(c) n = Cast<to=float>(m) ";
+  CHECK(is_among("(float16 c) => (float y, float n) { " + value + other + "}"));
+  CHECK(is_among("(float16 c) => (float n, float y) { " + value + other + "}"));
+  CHECK(is_among("(float16 c) => (float16 c, float n) { " + other + "}"));
+  CHECK(is_among("(float16 c) => (float y, float16 m) { " + value + "m = Neg(c) }"));
+  CHECK(!is_among("(float16 c) => (float16 c, float16 m) { m = Neg(c) }"));
+  CHECK(!is_among("(float16 c) => (float y) { " + value + "}"));
+  CHECK(!is_among("(float16 c) => (float n, float16 m) { " + other + "}"));
+}
+
 void TestPrograms() {
   const auto mapped = [](const std::string& signature, const std::string& body) {
     const Program program = Program::Parse(signature + " {" + body + "}");
@@ -445,5 +462,6 @@ int main(int argc, char** argv) {
   TestIdentities();
   TestRotated();
   TestPrograms();
+  TestAValueAmongResults();
   return test::Summary();
 }

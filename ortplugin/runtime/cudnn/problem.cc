@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -164,6 +165,18 @@ Problem WithIdentity(Problem problem) {
   problem.program = std::make_shared<const Program>(Program::Parse("(" + type + " c) => (" + type + " c) {}"));
   problem.results = {ValueOf(problem)};
   return problem;
+}
+
+bool HasWidenedValueAmongResults(const Problem& problem) {
+  if (problem.program == nullptr || problem.program->results().size() < 2) return false;
+  const Program& program = *problem.program;
+  std::set<ValueId> same{program.parameters()[0]};
+  for (const Statement& statement : program.statements())
+    if (statement.op == Op::kCast && same.count(statement.operands[0]) != 0) same.insert(statement.result);
+  const std::vector<ValueId>& results = program.results();
+  return std::any_of(results.begin(), results.end(), [&](ValueId id) { return same.count(id) != 0; }) &&
+         std::any_of(results.begin(), results.end(),
+                     [&](ValueId id) { return program.value(id).dtype != problem.dtype; });
 }
 
 bool HasIdentity(const Problem& problem) { return problem.program != nullptr && IsIdentity(*problem.program); }

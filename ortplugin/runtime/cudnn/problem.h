@@ -51,6 +51,9 @@ bool IsFasterWithIdentity(const Problem& problem, const TargetLimits& limits, in
 // one group.
 std::optional<Problem> Rotated180(const Problem& gradient);
 
+// Whether the convolution's value, or a Cast of it, is one of several results, of which not all have its dtype.
+bool HasWidenedValueAmongResults(const Problem& problem);
+
 // Equal for problems that have the same plans: all but the names in the program.
 std::string Signature(const Problem& problem);
 
