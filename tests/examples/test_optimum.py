@@ -50,10 +50,10 @@ def folder(bert: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
   (path / "vocab.txt").write_text("\n".join(WORDS))
   transformers.BertTokenizerFast(path / "vocab.txt").save_pretrained(path)
   bert.config.save_pretrained(path)
-  names, ids = ["input_ids", "attention_mask", "token_type_ids"], torch.ones(2, 6, dtype=torch.int64)
+  names = ["input_ids", "attention_mask", "token_type_ids"]
   torch.onnx.export(
-    Exported(bert), (ids, ids, 0 * ids), path / "model.onnx", dynamo=True, verbose=False, external_data=False,
-    input_names=names, output_names=["logits"],
+    Exported(bert).eval(), tuple(torch.ones(2, 6, dtype=torch.int64) for _ in names), path / "model.onnx",
+    dynamo=True, verbose=False, external_data=False, input_names=names, output_names=["logits"],
     dynamic_shapes={name: {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")} for name in names},
   )  # fmt: skip
   return path

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 from example_model import reference
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed; install the extra 'service'")
-testclient = pytest.importorskip("fastapi.testclient", reason="httpx2 is not installed; install the extra 'service'")
+if not (find_spec("httpx2") or find_spec("httpx")):
+  pytest.skip("httpx2 is not installed; install the extra 'service'", allow_module_level=True)
+testclient = importlib.import_module("fastapi.testclient")
 
 
 @pytest.fixture(scope="module")
