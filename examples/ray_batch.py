@@ -48,10 +48,13 @@ class Infer:
     """Writes the results of a block, unless an earlier attempt has."""
     if result.exists():
       return int(pq.read_metadata(result).num_rows)
-    with pq.ParquetFile(path) as file:
-      names = list({*self.columns.values(), *self.keep})
-      batches = file.iter_batches(self.batch, row_groups=[group], columns=names)
-      table = pa.Table.from_batches([self.infer(batch) for batch in batches])
+    names = list({*self.columns.values(), *self.keep})
+    try:
+      with pq.ParquetFile(path) as file:
+        batches = file.iter_batches(self.batch, row_groups=[group], columns=names)
+        table = pa.Table.from_batches([self.infer(batch) for batch in batches])
+    except Exception as error:
+      raise RuntimeError(f"row group {group} of {path}: {error}") from error
     result.parent.mkdir(parents=True, exist_ok=True)
     partial = result.with_name(f".{result.name}.{uuid.uuid4().hex}.partial")  # readers of a folder skip such names
     with open(partial, "xb") as out:
@@ -111,6 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
   source, target = given.source.resolve(), given.target.resolve()
   if target.is_relative_to(source):
     parser.error(f"results in {target} would be read as input; choose a folder outside {source}")
+  if bad := [pair for pair in given.column if "=" not in pair]:
+    parser.error(f"--column {bad[0]} names no column; write INPUT=COLUMN")
   if not ray.is_initialized():
     ray.init()
   count, blocks = 0, missing(source, target)

@@ -165,15 +165,22 @@ def test_a_killed_run(
   assert actor.block("nothing is read", 0, next(iter(before))) == 500
 
 
-def test_rows_without_a_value(ray_batch: ModuleType) -> None:
-  batch = pa.record_batch({"picture": pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))})
-  with pytest.raises(ValueError, match="column 'picture': 1 rows have no value"):
-    ray_batch.tensor(batch, "picture", None)
+def test_rows_without_a_value(ray_batch: ModuleType, model: Path, tmp_path: Path) -> None:
+  pictures = pa.array([[1.0] * 48, None], pa.list_(pa.float32(), 48))
+  pq.write_table(pa.table({"picture": pictures}), tmp_path / "in.parquet")
+  actor = ray_batch.Infer(str(model), {"image": "picture"}, [], 200)
+  with pytest.raises(RuntimeError, match=r"row group 0 of .*in.parquet: column 'picture': 1 rows have no value"):
+    actor.block(str(tmp_path / "in.parquet"), 0, tmp_path / "target" / "out.parquet")
+  assert not (tmp_path / "target").exists()
 
 
-def test_results_beside_the_input_are_refused(
-  ray_batch: ModuleType, source: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+  ("target", "options", "words"),
+  [("results", [], "choose a folder outside"), ("../results", ["--column", "image"], "write INPUT=COLUMN")],
+)
+def test_arguments_that_are_refused(
+  ray_batch: ModuleType, source: Path, capsys: pytest.CaptureFixture[str], target: str, options: list[str], words: str
 ) -> None:
   with pytest.raises(SystemExit):
-    ray_batch.main(["fast.onnx", str(source), str(source / "results")])
-  assert "choose a folder outside" in capsys.readouterr().err
+    ray_batch.main(["fast.onnx", str(source), str(source / target), *options])
+  assert words in capsys.readouterr().err
