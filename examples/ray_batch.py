@@ -1,11 +1,10 @@
 """Runs a model over a folder of Parquet files with Ray Data: one actor per GPU, or per CPU where there is none.
 
-    python examples/ray_batch.py fast.onnx images/ features/ --column input=image --keep id
+    python examples/ray_batch.py fast.onnx images/ features/ --column input image --keep id
 
 An input block is one row group of one file. Its results get a file of their own, named after the block, written under
-a temporary name and renamed: it is there whole or not at all, and a block whose file is there is skipped. So Ray may
-repeat a block when an actor dies, and a run that was killed goes on where it was when it is started again: no row is
-lost, and none is there twice. All machines must see the folders; another model needs another folder for its results.
+a temporary name and renamed; a block whose file is there is skipped. So Ray may repeat a block when an actor dies, and
+a run that was killed goes on when it is started again: no row is lost, none is there twice.
 
 A column holds numbers: one per row, a list of fixed length, or a tensor. The model's first dimension is open.
 """
@@ -18,7 +17,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,18 +38,17 @@ class Infer:
     self.keep, self.batch = keep, batch
 
   def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-    """Computes blocks, which are the rows of Ray's data set; returns how many rows each of them has."""
-    each = zip(rows["path"], rows["group"], rows["result"], strict=True)
-    return {"count": np.array([self.block(path, int(group), Path(result)) for path, group, result in each])}
+    """Computes blocks, which are Ray's rows; returns how many rows each has."""
+    blocks = zip(rows["path"], rows["group"], rows["result"], strict=True)
+    return {"count": [self.block(str(path), int(group), Path(result)) for path, group, result in blocks]}
 
   def block(self, path: str, group: int, result: Path) -> int:
     """Writes the results of a block, unless an earlier attempt has."""
     if result.exists():
       return int(pq.read_metadata(result).num_rows)
-    names = list({*self.columns.values(), *self.keep})
     try:
       with pq.ParquetFile(path) as file:
-        batches = file.iter_batches(self.batch, row_groups=[group], columns=names)
+        batches = file.iter_batches(self.batch, [group], [*self.columns.values(), *self.keep])
         table = pa.Table.from_batches([self.infer(batch) for batch in batches])
     except Exception as error:
       raise RuntimeError(f"row group {group} of {path}: {error}") from error
@@ -69,8 +66,7 @@ class Infer:
     feeds = {value.name: tensor(batch, self.columns[value.name], value) for value in self.session.get_inputs()}
     done = {name: batch.column(name) for name in self.keep}
     for value, array in zip(self.session.get_outputs(), self.session.run(None, feeds), strict=True):
-      many = array.ndim > 1
-      done[value.name] = pa.FixedShapeTensorArray.from_numpy_ndarray(array) if many else pa.array(array)
+      done[value.name] = (pa.FixedShapeTensorArray.from_numpy_ndarray if array.ndim > 1 else pa.array)(array)
     return pa.RecordBatch.from_pydict(done)
 
 
@@ -78,7 +74,7 @@ def tensor(batch: pa.RecordBatch, name: str, value: Any) -> Any:
   """A column in the dtype and shape of an input of the model."""
   column = batch.column(name)
   if column.null_count:
-    raise ValueError(f"column '{name}': {column.null_count} rows have no value; give them one or leave them out")
+    raise ValueError(f"column '{name}' has {column.null_count} rows without a value; leave them out")
   column = getattr(column, "storage", column)
   while hasattr(column, "flatten"):
     column = column.flatten()
@@ -103,19 +99,18 @@ def missing(source: Path, target: Path) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> None:
   """The command."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("model", type=Path)
-  parser.add_argument("source", type=Path, help="folder with Parquet files")
-  parser.add_argument("target", type=Path, help="folder for the results")
-  parser.add_argument("--column", action="append", default=[], help="INPUT=COLUMN; by default they share a name")
+  for name in ("model", "source", "target"):
+    parser.add_argument(name, type=Path)
+  parser.add_argument(
+    "--column", nargs=2, action="append", default=[], help="an input, and its column if not of its name"
+  )
   parser.add_argument("--keep", action="append", default=[], help="a column to copy to the results")
-  parser.add_argument("--batch", type=int, default=64, help="rows in one run of the model")
+  parser.add_argument("--batch", type=int, default=64)
   parser.add_argument("--actors", type=int, help="default: one for each GPU, else for each CPU")
   given = parser.parse_args(arguments)
   source, target = given.source.resolve(), given.target.resolve()
   if target.is_relative_to(source):
-    parser.error(f"results in {target} would be read as input; choose a folder outside {source}")
-  if bad := [pair for pair in given.column if "=" not in pair]:
-    parser.error(f"--column {bad[0]} names no column; write INPUT=COLUMN")
+    parser.error(f"results in {target} would be read as input; choose a folder outside")
   if not ray.is_initialized():
     ray.init()
   count, blocks = 0, missing(source, target)
@@ -123,12 +118,11 @@ def main(arguments: list[str] | None = None) -> None:
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     actors = min(len(blocks), given.actors or gpus or int(resources["CPU"]))
-    # Two calls at once in an actor: one block is read or written while the session runs another.
+    # Two calls at once: one block is read or written while the session runs another.
     pool = ray.data.ActorPoolStrategy(size=actors, max_concurrent_calls_per_actor=2, enable_true_multi_threading=True)
-    columns = dict(pair.split("=", 1) for pair in given.column)
     data = ray.data.from_items(blocks, override_num_blocks=min(len(blocks), 100 * actors)).map_batches(
       Infer,
-      fn_constructor_args=(str(given.model.resolve()), columns, given.keep, given.batch),
+      fn_constructor_args=(str(given.model.resolve()), dict(given.column), given.keep, given.batch),
       batch_size=1,
       compute=pool,
       **({"num_gpus": 1} if gpus else {"num_cpus": 1}),

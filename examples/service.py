@@ -1,69 +1,44 @@
-"""A web service with one optimized session: JSON numbers in, JSON numbers out.
+"""A web service with one optimized session, which the threads of the server share.
 
     MODEL=fast.onnx uvicorn --app-dir examples service:app
+    curl localhost:8000/infer -H 'Content-Type: application/json' -d '{"inputs": {"x": [[1, 2], [3, 4]]}}'
 
-    curl -X POST localhost:8000/infer -H 'Content-Type: application/json' -d '{"inputs": {"x": [[1, 2], [3, 4]]}}'
-
-The inputs' first dimension is the batch. FastAPI runs `infer`, which is no coroutine, in a pool of threads: they share
-the session, whose `run` may be called by several threads at the same time. Values that JSON lacks (NaN, infinities)
-are null in the answer.
+The first dimension is the batch. NaN and infinities, which JSON lacks, are null in the answer.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel
+from fastapi import Body, FastAPI, HTTPException
 
 import ortplugin
 
-
-class Request(BaseModel):
-  """Nested lists of numbers by input."""
-
-  inputs: dict[str, Any]
+app = FastAPI()
+session = ortplugin.session(os.environ["MODEL"])
 
 
-class Response(BaseModel):
-  """Nested lists of numbers by output."""
-
-  outputs: dict[str, Any]
-
-
-def create(model: str | Path) -> FastAPI:
-  """The service of a model, on a GPU where there is one."""
-  session = ortplugin.session(model)
-  inputs, names = session.get_inputs(), [value.name for value in session.get_outputs()]
-  service = FastAPI(title=Path(model).name)
-
-  @service.post("/infer")
-  def infer(request: Request) -> Response:
-    known = {value.name for value in inputs}
-    if request.inputs.keys() != known:
-      raise HTTPException(422, f"the model takes the inputs {sorted(known)}, not {sorted(request.inputs)}")
-    feeds = {value.name: tensor(request.inputs[value.name], value) for value in inputs}
-    results = session.run(names, feeds)
-    return Response(outputs={name: array.tolist() for name, array in zip(names, results, strict=True)})
-
-  return service
+@app.post("/infer")
+def infer(inputs: Annotated[dict[str, Any], Body(embed=True)]) -> dict[str, Any]:
+  """Runs the model in one of the threads that FastAPI has for functions that are no coroutines."""
+  known = {value.name: value for value in session.get_inputs()}
+  if inputs.keys() != known.keys():
+    raise HTTPException(422, f"the model takes the inputs {sorted(known)}, not {sorted(inputs)}")
+  feeds = {name: tensor(numbers, known[name]) for name, numbers in inputs.items()}
+  results = zip(session.get_outputs(), session.run(None, feeds), strict=True)
+  return {"outputs": {value.name: array.tolist() for value, array in results}}
 
 
 def tensor(numbers: Any, value: Any) -> Any:
-  """Nested lists in the dtype of an input of the model, if they have its shape; an HTTP error 422 if not."""
+  """Nested lists as an array of the dtype and shape of an input of the model."""
   element = value.type.removeprefix("tensor(").removesuffix(")")
   try:
     array = np.array(numbers, {"float": "float32", "double": "float64"}.get(element, element))
   except (TypeError, ValueError, OverflowError) as error:
     raise HTTPException(422, f"input '{value.name}' can't be read as {value.type}: {error}") from error
-  sizes = zip(array.shape, value.shape, strict=False)
-  if array.ndim != len(value.shape) or any(isinstance(b, int) and a != b for a, b in sizes):
+  sizes = list(zip(array.shape, value.shape, strict=False))
+  if array.ndim != len(value.shape) or any(isinstance(size, int) and size != given for given, size in sizes):
     raise HTTPException(422, f"input '{value.name}' has shape {list(array.shape)}; the model's is {value.shape}")
   return array
-
-
-if "MODEL" in os.environ:
-  app = create(os.environ["MODEL"])
