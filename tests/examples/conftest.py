@@ -1,11 +1,9 @@
-"""The examples as modules, and a tiny model for them."""
+"""Makes the examples importable, and a tiny model for them."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import onnx
 import onnx.parser
@@ -13,6 +11,8 @@ import pytest
 from example_model import EXAMPLES, MODEL
 
 import ortplugin
+
+sys.path.append(str(EXAMPLES))
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +22,3 @@ def model(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
   path = tmp_path_factory.mktemp("model") / "fast.onnx"
   onnx.save(optimized, path)
   return path
-
-
-@pytest.fixture(scope="session")
-def example() -> Iterator[Callable[[str], ModuleType]]:
-  """An example's module by its name."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(EXAMPLES))
-    yield importlib.import_module

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-
 import numpy as np
 import onnx
 import pytest
@@ -15,12 +12,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; install t
 pytest.importorskip("onnxscript", reason="onnxscript is not installed; install the extra 'torch'")
 
 
-def test_a_module(example: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-  module, session, saved = example("export_torch"), ortplugin.session, []
+def test_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+  import export_torch
+
+  session, saved = ortplugin.session, []
   monkeypatch.setattr(ortplugin, "session", lambda data: (saved.append(data), session(data))[1])
   torch.manual_seed(0)
   network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.GELU(), torch.nn.LayerNorm(6))
-  fast = module.optimized_session(network, (torch.rand(2, 3, 8, 8),), dynamic_shapes=module.OPEN_BATCH)
+  fast = export_torch.optimized_session(network, (torch.rand(2, 3, 8, 8),), dynamic_shapes=export_torch.OPEN_BATCH)
   assert {"FusedConv", "FusedLayerNorm"} <= {node.op_type for node in onnx.load_from_string(saved[0]).graph.node}
   for batch in (1, 5):
     image = torch.rand(batch, 3, 8, 8)

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import example_model
@@ -24,6 +23,7 @@ for needed in ("ray", "pyarrow", "pandas"):
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 import ray  # noqa: E402
+import ray_batch  # noqa: E402
 
 ROWS, BLOCKS = 10_000, 20
 IMAGES = np.random.default_rng(0).integers(0, 8, (ROWS, 3, 4, 4), dtype=np.uint8)  # by id
@@ -51,15 +51,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return folder
 
 
-@pytest.fixture(scope="module")
-def ray_batch(example: Callable[[str], ModuleType]) -> Iterator[ModuleType]:
-  """The example, with two CPUs to run on, whose cluster outlives a killed run."""
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+  """Two CPUs; it outlives a killed run."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYTHONPATH", f"{Path(ortplugin.__file__).parent.parent}:{example_model.EXAMPLES}")
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home folder
     with ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=100 << 20):
-      yield example("ray_batch")
+      yield
 
 
 def check(target: Path) -> None:
@@ -73,9 +73,7 @@ def check(target: Path) -> None:
   example_model.check({"mean": mean, "top": table["top"].to_numpy()}, IMAGES[ids])
 
 
-def test_a_killed_actor(
-  ray_batch: ModuleType, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_actor(model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   marker, target, inner = tmp_path / "killed", tmp_path / "target", ray_batch.Infer
 
   def torn(table: Any, out: Any) -> None:
@@ -97,7 +95,7 @@ def test_a_killed_actor(
   check(target)
 
 
-def test_a_killed_run(ray_batch: ModuleType, model: Path, source: Path, tmp_path: Path) -> None:
+def test_a_killed_run(model: Path, source: Path, tmp_path: Path) -> None:
   target = tmp_path / "target"
   arguments = [str(model), str(source), str(target), *OPTIONS]
   joined = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
@@ -125,14 +123,14 @@ def test_a_killed_run(ray_batch: ModuleType, model: Path, source: Path, tmp_path
   assert actor.block("nothing is read", 0, next(iter(before))) == 500
 
 
-def test_rows_without_a_value(ray_batch: ModuleType, model: Path, tmp_path: Path) -> None:
+def test_rows_without_a_value(model: Path, tmp_path: Path) -> None:
   pq.write_table(pa.table({"image": pa.array([[1.0] * 48, None], pa.list_(pa.float32(), 48))}), tmp_path / "in")
   with pytest.raises(RuntimeError, match=r"row group 0 of .*in: column 'image' has 1 rows without a value"):
     ray_batch.Infer(str(model), {}, [], 200).block(str(tmp_path / "in"), 0, tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 
-def test_results_beside_the_input_are_refused(ray_batch: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_beside_the_input_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
   with pytest.raises(SystemExit):
     ray_batch.main(["fast.onnx", "images", "images/results"])
   assert "choose a folder outside" in capsys.readouterr().err

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ for needed in ("fastapi", "httpx2"):
 
 
 @pytest.fixture(scope="module")
-def post(example: Callable[[str], ModuleType], model: Path) -> Callable[[Any], Any]:
+def post(model: Path) -> Callable[[Any], Any]:
   from fastapi.testclient import TestClient
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("MODEL", str(model))
-    client = TestClient(example("service").app)
+    client = TestClient(importlib.import_module("service").app)
   return lambda inputs: client.post("/infer", json={"inputs": inputs})
 
 
