@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,13 @@ def check(target: Path) -> None:
   example_model.check({"mean": mean, "top": table["top"].to_numpy()}, IMAGES[ids])
 
 
+def wait(until: Callable[[], bool]) -> None:
+  limit = time.monotonic() + 30
+  while not until():
+    assert time.monotonic() < limit
+    time.sleep(0.05)
+
+
 def test_a_killed_actor(model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   marker, target, inner = tmp_path / "killed", tmp_path / "target", ray_batch.Infer
 
@@ -104,12 +111,11 @@ def test_a_killed_run(model: Path, source: Path, tmp_path: Path) -> None:
     return {path: path.stat().st_mtime_ns for path in target.rglob("*.parquet")}
 
   with subprocess.Popen([sys.executable, "-c", SLOW, *arguments], env=joined) as process:
-    while len(results()) < 5:
-      assert process.poll() is None
-      time.sleep(0.02)
-    process.kill()
-  while ray.available_resources().get("CPU") != 2:  # an actor may live a moment longer than its run
-    time.sleep(0.1)
+    try:
+      wait(lambda: len(results()) >= 5)
+    finally:
+      process.kill()
+  wait(lambda: ray.available_resources().get("CPU") == 2)  # an actor may live a moment longer than its run
   before = results()
   left = BLOCKS - len(before)
   assert left > 0
