@@ -56,6 +56,7 @@ def cluster() -> Iterator[None]:
   """Two CPUs; it outlives a killed run."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYTHONPATH", f"{Path(ortplugin.__file__).parent.parent}:{example_model.EXAMPLES}")
+    patch.delenv("RAY_ADDRESS", raising=False)
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home folder
     with ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=100 << 20):
