@@ -1,4 +1,4 @@
-"""Optimum's classifier on an optimized BERT with random weights, made here, against the transformers model."""
+"""Optimum's classifier on an optimized BERT with random weights against the transformers model."""
 
 from __future__ import annotations
 

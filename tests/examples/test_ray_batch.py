@@ -1,4 +1,4 @@
-"""A batch job of 10,000 rows: an actor is killed in the middle, or all of it, and no row is lost or there twice."""
+"""10,000 rows: an actor or the whole run is killed, and no row is lost or there twice."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cluster() -> Iterator[None]:
     patch.setenv("PYTHONPATH", f"{Path(ortplugin.__file__).parent.parent}:{example_model.EXAMPLES}")
     patch.delenv("RAY_ADDRESS", raising=False)
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home folder
+    patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes into the home folder
     with ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=100 << 20):
       yield
 
@@ -116,7 +116,7 @@ def test_a_killed_run(model: Path, source: Path, tmp_path: Path) -> None:
       wait(lambda: len(results()) >= 5)
     finally:
       process.kill()
-  wait(lambda: ray.available_resources().get("CPU") == 2)  # an actor may live a moment longer than its run
+  wait(lambda: ray.available_resources().get("CPU") == 2)  # actors outlive their run for a moment
   before = results()
   left = BLOCKS - len(before)
   assert left > 0
