@@ -53,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-  """Two CPUs; it outlives a killed run."""
+  """It outlives a killed run."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYTHONPATH", f"{Path(ortplugin.__file__).parent.parent}:{example_model.EXAMPLES}")
     patch.delenv("RAY_ADDRESS", raising=False)
@@ -92,7 +92,7 @@ def test_a_killed_actor(model: Path, source: Path, tmp_path: Path, monkeypatch: 
   class Dying(inner):
     def block(self, *arguments: Any) -> Any:
       if len(list(target.rglob("*.parquet"))) >= BLOCKS // 2:
-        with contextlib.suppress(FileExistsError):  # once
+        with contextlib.suppress(FileExistsError):
           marker.touch(exist_ok=False)
           pq.write_table = torn
       return super().block(*arguments)
