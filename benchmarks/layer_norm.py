@@ -138,7 +138,7 @@ def table(record: dict[str, Any]) -> str:
     "",
     timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),
     "",
-    "![time over the time of a copy](benchmarks/results/layer_norm.svg)",
+    "![time over the time of a copy](../benchmarks/results/layer_norm.svg)",
   ]
   return "\n".join(lines)
 
