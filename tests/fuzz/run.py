@@ -33,7 +33,7 @@ from .guilty import find_guilty
 from .minimise import Minimiser
 from .providers import NAMES as PROVIDERS
 from .reference import Finding
-from .worker import ALONE, Worker
+from .worker import ALONE, LIVING, Worker
 
 
 @dataclass
@@ -183,6 +183,8 @@ def main() -> int:
     """A case that hangs must not cost what is known of the others."""
     result.seconds = time.monotonic() - start
     summarize(result, arguments.provider, arguments.reasons)
+    for process in list(LIVING):
+      process.kill()
     os._exit(1)
 
   signal.signal(signal.SIGTERM, terminate)

@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -142,7 +147,15 @@ def test_what_is_known_when_it_is_terminated() -> None:
   process = subprocess.Popen(command, cwd=TESTS, env=environment(), stdout=subprocess.PIPE, text=True)
   with pytest.raises(subprocess.TimeoutExpired):
     process.communicate(timeout=15)
+  tasks = Path(f"/proc/{process.pid}/task").iterdir()
+  (worker,) = (Path("/proc") / each for task in tasks for each in (task / "children").read_text().split())
+  os.kill(int(worker.name), signal.SIGSTOP)  # as good as in a kernel that never returns
   process.terminate()
   told, _ = process.communicate(timeout=15)
   assert process.returncode == 1
+  end = time.monotonic() + 10
+  with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    while b"fuzz.worker" in (worker / "cmdline").read_bytes():  # empty of a process that has ended
+      assert time.monotonic() < end
+      time.sleep(0.1)
   assert re.search(r"^[1-9]\d* graphs, ", told, re.MULTILINE), told

@@ -36,6 +36,10 @@ def _write(stream: BinaryIO, thing: Any) -> None:
   stream.flush()
 
 
+LIVING: set[subprocess.Popen[bytes]] = set()
+"""The processes of all workers. One in a kernel that never returns outlives this process unless it is killed."""
+
+
 class Worker:
   """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
 
@@ -93,6 +97,7 @@ class Worker:
     if self._process is not None:
       self._process.kill()
       self._process.wait()
+      LIVING.discard(self._process)
       for pipe in (self._process.stdin, self._process.stdout):
         if pipe is not None:
           pipe.close()
@@ -104,6 +109,7 @@ class Worker:
     self._process = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=environment()
     )
+    LIVING.add(self._process)
     self._tasks = 0
 
   def _read(self, end: float) -> Any:
