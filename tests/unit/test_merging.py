@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import examples
 
 from ortplugin.graph.merging import BUDGET, CYCLE, FAR, Merging
 
@@ -34,7 +35,7 @@ def has_cycle(edges: Edges, names: Sequence[int]) -> bool:
   return bool(needs)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(graphs())
 def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case: tuple[Edges, list[tuple[int, int]]]) -> None:
   edges, pairs = case

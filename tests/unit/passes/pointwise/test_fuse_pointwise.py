@@ -20,6 +20,7 @@ from pass_helpers import (
   reasons,
   run_pass,
 )
+from sample import examples
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
@@ -515,7 +516,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
   return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
   optimized, result = run_pass(original, FUSE_POINTWISE)
