@@ -1,8 +1,9 @@
 """What `make test` runs of the large families of tests. `make test-all`, and pytest by itself, run all of them.
 
-With ORTPLUGIN_SAMPLE=1, which `make test` sets, the cases of a large test that differ in dtype or layout alone take
-turns: one of them runs, by a hash of what they have in common. Property tests try a fifth of their examples. No chance
-is in it: the same ones on every machine and every day.
+With ORTPLUGIN_SAMPLE=1, which `make test` sets, the cases of a large test that differ in dtype, layout or exporter
+alone take turns: one of them runs, by a hash of what they have in common. Of cases with the marker `one_in(n)` one in n
+runs. Property tests, and others that count, try a fifth of their examples. No chance is in it: the same ones on every
+machine and every day.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from collections.abc import Iterable
 
 SAMPLING = os.environ.get("ORTPLUGIN_SAMPLE") == "1"
 FEW = 24  # cases of a test that is not large
-WORDS = re.compile(r"\b(b?float(16|32|64)?|double|u?int(8|16|32|64)|bool)\b|\bN(CHW|HWC)\b( but X)?")
+WORDS = re.compile(
+  r"\b(b?float(16|32|64)?|double|u?int(8|16|32|64)|bool)\b|\bN(CHW|HWC)\b( but X)?|"
+  r"_(torchscript|dynamo|dynamic|opset\d+|fp16)(?![a-z])"
+)
 
 
 def examples(count: int) -> int:
-  """How many of its examples a property test tries."""
+  """How many of its examples a test tries."""
   return max(10, count // 5) if SAMPLING else count
 
 
@@ -37,7 +41,7 @@ def taken(names: Iterable[str]) -> set[str]:
 
 
 def _turns(family: list[str]) -> list[str]:
-  """One of the cases that have all but dtypes and layouts in common."""
+  """One of the cases that have all but such words in common."""
   groups: defaultdict[str, list[str]] = defaultdict(list)
   for name in family:
     groups[WORDS.sub("", name)].append(name)

@@ -60,7 +60,7 @@ def test_a_search_gives_up_in_the_end() -> None:
   count = 20 * BUDGET
   edges: Edges = [[], *([0] for _ in range(count)), [0]]
   merging = Merging(edges)
-  start = time.perf_counter()
+  start = time.process_time()
   for _ in range(100):
     assert merging.merge(0, count + 1) == FAR
-  assert time.perf_counter() - start < 1
+  assert time.process_time() - start < 1
