@@ -12,7 +12,7 @@ import pytest
 import sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FILE = "tests/ort/test_sum_to.py"
+FILES = ("tests/ort/test_sum_to.py", "tests/ort/test_exported_architectures.py")  # one has the marker `one_in`
 DTYPES = ("float16", "bfloat16", "float", "double", "int8")
 CASES = itertools.product("pqrstuv", DTYPES, ("NCHW", "NHWC"))
 FAMILY = [f"a.py::test[{', '.join(case)}]" for case in CASES]
@@ -28,11 +28,11 @@ def test_dtypes_and_layouts_take_turns() -> None:
 
 
 def collected(sampling: str) -> tuple[set[str], str]:
-  """The tests of a file, and all that pytest prints."""
-  command = [sys.executable, "-m", "pytest", "--collect-only", "-q", FILE]
+  """The tests of two files, and all that pytest prints."""
+  command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES]
   environment = {**os.environ, "ORTPLUGIN_SAMPLE": sampling}
   done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-  return {line for line in done.stdout.splitlines() if line.startswith(FILE)}, done.stdout
+  return {line for line in done.stdout.splitlines() if line.startswith(FILES)}, done.stdout
 
 
 def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest() -> None:
