@@ -5,7 +5,7 @@
 # a C++17 compiler. CMake and Ninja come with the environment.
 
 PYTHON ?= python3
-EXTRAS ?= cpu,test,zoo,dev
+EXTRAS ?= cpu,test,zoo,dev,service
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -14,7 +14,7 @@ MINILM = $(VENV)/.minilm
 
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find ortplugin -type f -not -name '*.so' -not -path '*/__pycache__/*')
 CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
-PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
+PYTHON_SOURCES = ortplugin examples models tests $(wildcard benchmarks)
 
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 

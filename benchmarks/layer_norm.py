@@ -4,10 +4,11 @@
 
 Measures, in one run: FusedLayerNorm inside ONNX Runtime, ONNX Runtime's own operators (Add, Add, LayerNormalization),
 PyTorch eager and `torch.compile` where PyTorch is there, and a device copy of x. Checks every output against float64 in
-the same run. Writes results/layer_norm.json.xz and .svg; --readme fills the table in README.md from the results.
+the same run. Writes results/layer_norm.json.xz and .svg; --readme fills the table in docs/benchmarks.md from
+the results.
 
     python benchmarks/layer_norm.py            measure, write, print
-    python benchmarks/layer_norm.py --readme   the same, then fill README.md
+    python benchmarks/layer_norm.py --readme   the same, then fill docs/benchmarks.md
     python benchmarks/layer_norm.py --from benchmarks/results/layer_norm.json.xz --readme    no measuring
 """
 
@@ -137,7 +138,7 @@ def table(record: dict[str, Any]) -> str:
     "",
     timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),
     "",
-    "![time over the time of a copy](benchmarks/results/layer_norm.svg)",
+    "![time over the time of a copy](../benchmarks/results/layer_norm.svg)",
   ]
   return "\n".join(lines)
 

@@ -64,6 +64,12 @@ GROUPS = {
                      "llama:1x256", "t5_encoder:8x128", "whisper_encoder:1", "gpt2_decode:1x1024",
                      "llama_decode:1x1024"),
 }  # fmt: skip
+# Those of README.md; the whole groups are in docs/benchmarks.md.
+HEADLINE = {
+    "models": ("resnet50:1", "resnet50:8", "efficientnet_b0:8", "convnext_tiny:8", "fcn_resnet50:4", "unet:8",
+               "resnet50:8:fp32"),
+    "transformers": ("bert_base:8x128", "vit_b_16:8", "gpt2:1x256", "whisper_encoder:1", "llama_decode:1x1024"),
+}  # fmt: skip
 EXPORTERS = ("dynamo", "torchscript")
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 REPLAYS = 20
@@ -522,6 +528,25 @@ def table(record: Mapping[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def headline(records: Mapping[str, Mapping[str, Any]]) -> str:
+  """A few networks of both groups, float16 but where a row says otherwise, as a Markdown table."""
+  lines = ["| network | ORT | torch.compile | **ortplugin** | times ORT | times torch.compile |",
+           "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+  for group, cases in HEADLINE.items():
+    rows = {row["case"]: (row["microseconds"], title)
+            for row, title in zip(records[group]["rows"], titles(records[group]), strict=True)}  # fmt: skip
+    for times, title in (rows[case] for case in cases):
+      ort, torch = best(times, "nchw", "nhwc"), best(times, "compile", "compile_last")
+      assert ort is not None
+      assert torch is not None
+      ours = times["ours"]
+      lines.append(f"| {title} | {ort:.0f} | {torch:.0f} | {ours:.0f} | {ort / ours:.2f} | {torch / ours:.2f} |")
+  where = records["models"]["environment"]
+  versions = f"{where['gpu']}, ONNX Runtime {where['onnxruntime']}, PyTorch {where['torch']}"
+  said = "float16 where no other is said; each under a CUDA graph, ORT in its faster layout"
+  return "\n".join([*lines, "", f"Microseconds; {versions}; {said}. By `python benchmarks/models.py`."])
+
+
 def replay_cells(graph: Mapping[str, Any]) -> list[str]:
   """The errors of a plain run and of the worst replay, and how many replays differ from others of their input."""
   if "refused" in graph:
@@ -559,6 +584,8 @@ def main() -> None:
     print(table(record))
     if args.readme:
       timing.fill_readme(group, table(record))
+  if args.readme:
+    timing.fill_readme("headline", headline({group: timing.read(args.out / f"{group}.json.xz") for group in GROUPS}))
 
 
 OPTIONS: timing.Options = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -313,11 +312,7 @@ def _profile(stored: StoredModel, arguments: _Arguments, progress: Callable[[str
 
 def _written(report: Report, path: str) -> str:
   """The report as the name of its file says."""
-  if not path.lower().endswith((".html", ".htm")):
-    return report.to_json()
-  from ortplugin.report.html import to_html
-
-  return to_html(json.loads(report.to_json()))
+  return report.to_html() if path.lower().endswith((".html", ".htm")) else report.to_json()
 
 
 def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:

@@ -48,6 +48,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -363,6 +364,16 @@ class Report:
   def to_json(self) -> str:
     """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""
     return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False) + "\n"
+
+  def to_html(self) -> str:
+    """The page that `--report out.html` writes."""
+    from ortplugin.report.html import to_html
+
+    return to_html(_plain(self.to_dict()))
+
+  def _repr_html_(self) -> str:
+    """The page in a frame of its own, as the value of a Jupyter cell."""
+    return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the README shows works: its options exist, its Python lines run, its files are there."""
+"""What README.md and the pages beside it show works: its options exist, its Python lines run, its files are there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from ortplugin.cli import command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+  (ROOT / "docs").glob("*.md")
+)
 
 
 def test_the_options_exist() -> None:
   known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-  mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
-  assert len(mentioned) > 8
+  mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README + (ROOT / "docs" / "command_line.md").read_text()))
+  assert len(mentioned) > 12
   assert mentioned <= known | {"--help"}
 
 
@@ -41,9 +44,7 @@ def anchors(text: str) -> set[str]:
   return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
-  "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_folders_exist(page: Path) -> None:
   text = page.read_text()
   for link in re.findall(r"\]\(([^)\s]+)\)", text):

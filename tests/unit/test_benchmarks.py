@@ -85,13 +85,16 @@ def test_groups_are_measured_apart() -> None:
   assert [str(case) for case in found["transformers"]] == [*models.GROUPS["transformers"], "bert_base:2x16"]
   for group, texts in models.GROUPS.items():
     assert {models.Case.parse(text).group for text in texts} == {group}
-    assert f"<!-- benchmark:{group} -->" in timing.README.read_text()
+    assert f"<!-- benchmark:{group} -->" in timing.BENCHMARKS.read_text()
+    assert {*models.HEADLINE[group]} <= {*texts}
   assert {text.partition(":")[0] for texts in models.GROUPS.values() for text in texts} == set(models.NETWORKS)
 
 
-def test_the_readme_has_the_table_of_the_record() -> None:
-  record = timing.read(timing.RESULTS / "models.json.xz")
-  assert models.table(record) in timing.README.read_text()
+def test_the_pages_have_the_tables_of_the_records() -> None:
+  records = {group: timing.read(timing.RESULTS / f"{group}.json.xz") for group in models.GROUPS}
+  for record in records.values():
+    assert models.table(record) in timing.BENCHMARKS.read_text()
+  assert models.headline(records) in timing.README.read_text()
 
 
 def test_rows_that_lack_contenders_have_empty_cells() -> None:

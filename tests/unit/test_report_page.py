@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -241,6 +242,12 @@ def test_names_are_text() -> None:
 def test_a_page_shows_what_the_data_say(report: Report, words: str) -> None:
   page = Page(to_html(data_of(report))).text
   assert [each for each in words.split("|") if each not in page] == []
+
+
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+  report = named(HOSTILE)
+  (frame,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', report._repr_html_())
+  assert html.unescape(frame) == report.to_html() == to_html(data_of(report))
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -34,8 +34,8 @@ def without_repeats(values: Array) -> Array:
 
 
 def filled_in(number: float) -> float:
-  """What stands in float32 for a number that is filled in, so that a score added to it is lost."""
-  return min(number, LOWEST)
+  """What stands in float32 for a number that is filled in, so that a score added to it is lost: if it does, itself."""
+  return number if number <= LOWEST / 100 else LOWEST
 
 
 def mask_values(scope: Scope, mask: Mask) -> Array | None:

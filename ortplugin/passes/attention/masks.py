@@ -96,33 +96,37 @@ def _deciding(scope: Scope, behind: Sequence[Mask], mask: Mask) -> str:
 
 
 def _is_zero_or_lowest(scope: Scope, mask: Mask) -> bool:
-  """Whether what is added is surely 0, or so low that a number that stands for LOWEST is nothing beside it."""
+  """Whether what is added is surely 0, or so low that LOWEST is nothing beside it, or in float16 LOWEST itself."""
   values = mask_values(scope, mask)
   if values is not None:
-    return bool(((values == 0) | (values <= LOWEST / 100)).all())
-  node, lowest = scope.producer(mask.tensor), LOWEST / 100
+    return bool(((values == 0) | (values <= 100 * LOWEST) | (values == LOWEST)).all())
+  node = scope.producer(mask.tensor)
   if node is not None and scope.op(node) == "Where" and scope.dtype(mask.tensor) == "float16":
-    lowest = ABSORBING  # emit_mask has LOWEST in its place
-  return _has_two_values(scope, mask.tensor, lowest, FAR)
+    numbers = [scope.scalar(each) for each in node.inputs[1:]]  # emit_mask has LOWEST in the place of the lower one
+    return 0 in numbers and any(number is not None and number <= ABSORBING for number in numbers)
+  return _has_two_values(scope, mask.tensor, FAR)
 
 
-def _has_two_values(scope: Scope, tensor: gs.Tensor, lowest: float, steps: int) -> bool:
-  """Whether each element is 0 or beyond `lowest`, as Where(bools, 0, lowest) and (1 - integers) * lowest are."""
+def _has_two_values(scope: Scope, tensor: gs.Tensor, steps: int) -> bool:
+  """Whether each element is 0 or very low, as Where(bools, 0, lowest) and (1 - integers) * lowest are.
+
+  The latter is very high where the integer is 2: so high that LOWEST is nothing beside it, as the number is not.
+  """
   number, node = scope.scalar(tensor), scope.producer(tensor)
   if number is not None:
-    return number == 0 or number <= lowest
+    return number == 0 or number <= 100 * LOWEST
   if node is None or not steps:
     return False
   op = scope.op(node)
   if op == "Where":
-    return all(_has_two_values(scope, each, lowest, steps - 1) for each in node.inputs[1:])
+    return all(_has_two_values(scope, each, steps - 1) for each in node.inputs[1:])
   if op == "Mul":
-    for whole, factor in (node.inputs, reversed(node.inputs)):
-      number = scope.scalar(factor)
-      if number is not None and abs(number) >= abs(lowest):
-        return _is_integral(scope, whole, steps - 1)
-    return False
-  return op in _MOVING and _has_two_values(scope, node.inputs[0], lowest, steps - 1)
+    factors = [scope.scalar(each) for each in node.inputs]
+    return any(
+      factor is not None and abs(factor) >= -100 * LOWEST and _is_integral(scope, whole, steps - 1)
+      for whole, factor in zip(node.inputs, reversed(factors), strict=True)
+    )
+  return op in _MOVING and _has_two_values(scope, node.inputs[0], steps - 1)
 
 
 def _is_integral(scope: Scope, tensor: gs.Tensor, steps: int) -> bool:

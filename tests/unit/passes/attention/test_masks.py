@@ -161,13 +161,25 @@ def test_a_number_takes_the_place_of_masked_scores(before: str, number: float, r
 
 
 @pytest.mark.parametrize("low", [-1e4, -1e9])
-@pytest.mark.parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)"])
+@pytest.mark.parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)", "Where(m2, zero, lower)"])
 def test_what_is_added_to_a_number_may_decide_a_row(behind: str, low: float) -> None:
+  """LOWEST would be lower than -1e30."""
   number = f"low = Constant<value = float {{{low}}}> ()  zero = Constant<value = float {{0}}> ()"
+  number += "  lower = Constant<value = float {-1e30}> ()"
   after = "b2 = Identity(b)" if behind == "b" else f"b2 = {behind}"
   nodes = f"{SCORES} {number} filled = Where(m, s, low)  {after}  masked = Add(filled, b2) {END}"
   original = graph(nodes, f"{QKV}, bool[5,5] m, bool[5,5] m2, float[5] b, float[5,5] t3", Y)
   assert_unchanged(original, [FUSE_ATTENTION], "is added to", "may decide a row that is masked whole")
+
+
+@pytest.mark.parametrize("factor", [1e30, -1e4])
+def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor: float) -> None:
+  """Of 2 the product is positive: beside LOWEST, which is lower, 1e30 is lost."""
+  how = "low = Constant<value = float {-1e4}> ()  filled = Where(m, s, low)  f = Cast<to = 1> (n)"
+  how += f"  one = Constant<value = float {{1}}> ()  no = Sub(one, f)  factor = Constant<value = float {{{factor}}}> ()"
+  original = graph(f"{SCORES} {how}  b = Mul(no, factor)  masked = Add(filled, b) {END}",
+                   f"{QKV}, bool[5,5] m, int64[5] n", Y)  # fmt: skip
+  assert_unchanged(original, [FUSE_ATTENTION], "may decide a row that is masked whole")
 
 
 PADDINGS = {
@@ -177,6 +189,15 @@ PADDINGS = {
   "integers": "axes = {0,1}  w = Unsqueeze(n, axes)  f = Cast<to = 1> (w)  one = Constant<value = float {1}> ()"
   "  no = Sub(one, f)  b = Mul(no, lowest)",
 }
+
+
+def test_a_number_that_hides_scores_is_filled_in_as_it_is(rng: np.random.Generator) -> None:
+  """In a row that it and a padding by the same number mask whole, all keys that one of them masks weigh alike."""
+  how = "low = Constant<value = float {-1e30}> ()  zero = Constant<value = float {0}> ()  filled = Where(m, s, low)"
+  original = graph(f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}",
+                   f"{QKV}, bool[5,5] m, bool[5] m2", Y)  # fmt: skip
+  optimized, _ = fused(original, rng)
+  assert_equal(original, optimized, feeds(original, rng) | {"m": TRIANGLE, "m2": np.arange(5) >= 2})
 
 
 @pytest.mark.parametrize("number", [-1e4, -1e9, -3.4028235e38])

@@ -1,0 +1,24 @@
+"""Makes the examples importable, and a tiny model for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import pytest
+from example_model import EXAMPLES, MODEL
+
+import ortplugin
+
+sys.path.append(str(EXAMPLES))
+
+
+@pytest.fixture(scope="session")
+def model(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+  optimized, _ = ortplugin.optimize(onnx.parser.parse_model(MODEL))
+  assert any(node.domain == "ortplugin" for node in optimized.graph.node)
+  path = tmp_path_factory.mktemp("model") / "fast.onnx"
+  onnx.save(optimized, path)
+  return path
