@@ -365,7 +365,8 @@ def nodes() -> tuple[Node, ...]:
     made += [replace(each, name=f"{each.name} ({mode})", mode=mode) for mode in MODES]
   for seed in seeds():
     for number, each in enumerate(itertools.chain(_wrong_attributes(seed), _wrong_inputs(seed))):
-      if not sample.is_taken(f"{seed.op} {each.name}", 5):
+      # Of FusedResize few wrong nodes ask for more memory than there is, which a test wants to see.
+      if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 5):
         continue
       # Of attributes it matters little whether shapes are known, so it is one or the other.
       modes: Sequence[Mode] = (MODES[number % 2],)
