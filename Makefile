@@ -16,13 +16,16 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find ortplu
 CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PYTHON_SOURCES = ortplugin examples models tests $(wildcard benchmarks)
 
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
+
 .DELETE_ON_ERROR:
-.PHONY: help install demo test native sanitize test-gpu bench fuzz fuzz-mistakes fuzz-files conformance lint format library \
-	dev wheel clean gpu-tests gpu-bench
+.PHONY: help install demo test test-all native native-build sanitize test-gpu bench fuzz fuzz-mistakes fuzz-files \
+	conformance lint format library dev wheel clean gpu-tests gpu-bench
 
 help:
 	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
-	@echo 'make test       all tests that need no GPU'
+	@echo 'make test       the tests that need no GPU, a sample of the large families; it says how many are left to'
+	@echo 'make test-all   all of them, and every kernel for seven architectures'
 	@echo 'make sanitize   the tests of the library under AddressSanitizer and UndefinedBehaviorSanitizer (g++)'
 	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
 	@echo 'make bench      the benchmarks, on a GPU'
@@ -51,14 +54,23 @@ install: $(INSTALLED) $(MINILM)
 demo: install
 	$(BIN)/python models/demo.py
 
-test: install native
-	$(BIN)/pytest
+test: export ORTPLUGIN_SAMPLE = 1
+test-all: ALL_ARCHITECTURES = ON
+test test-all: install native
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadgroup
 
 # The parts of the library that need neither ONNX Runtime nor a GPU, in C++; every kernel, compiled for every GPU.
-native: $(INSTALLED)
-	$(BIN)/cmake -S tests/native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release
+ALL_ARCHITECTURES ?= OFF
+native: native-build
+	ORTPLUGIN_NVRTC=$$($(BIN)/python tests/nvrtc.py) $(BIN)/ctest --test-dir build/native --output-on-failure -j $$(nproc)
+	@awk '/left to make test-all/ {left += $$5} END {print "native tests: " left " cases are left to make test-all"}' \
+	  build/native/Testing/Temporary/LastTest.log
+
+# With warnings as errors.
+native-build: $(INSTALLED)
+	$(BIN)/cmake -S tests/native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_BUILD_TYPE=Release -DALL_ARCHITECTURES=$(ALL_ARCHITECTURES)
 	$(BIN)/cmake --build build/native
-	ORTPLUGIN_NVRTC=$$($(BIN)/python tests/nvrtc.py) $(BIN)/ctest --test-dir build/native --output-on-failure -j 2
 
 # Differential testing. On a GPU: make fuzz VENV=.venv-gpu EXTRAS=gpu,test,zoo,bench PROVIDER=cuda.
 SEEDS ?= 0:10000
@@ -130,12 +142,12 @@ wheel:
 	$(PYTHON) -m venv $(WHEEL_TOOLS)
 	$(WHEEL_TOOLS)/bin/pip --disable-pip-version-check --quiet install $(WHEEL_REQUIRES)
 	rm -rf build/wheel/made && mkdir -p build/wheel/made
-	CXX="$(ZIG) c++ -target $(ARCH)-linux-gnu.$(GLIBC)" $(WHEEL_TOOLS)/bin/pip --disable-pip-version-check wheel . \
+	CMAKE_CXX_COMPILER_LAUNCHER= CXX="$(ZIG) c++ -target $(ARCH)-linux-gnu.$(GLIBC)" $(WHEEL_TOOLS)/bin/pip --disable-pip-version-check wheel . \
 	  --no-deps --wheel-dir build/wheel/made --config-settings=build-dir=build/wheel/cmake
 	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(ARCH) --only-plat \
 	  --wheel-dir dist build/wheel/made/*.whl
 
-lint: library
+lint: native-build
 	$(BIN)/ruff check $(PYTHON_SOURCES)
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
 	$(BIN)/mypy --strict ortplugin

@@ -2,7 +2,7 @@
 
 unit/ needs no library, ort/ runs sessions on the CPU provider with it, gpu/ needs a GPU and carries the marker
 ``gpu``. Without a GPU these are skipped and the report's header says why; ``--require-gpu`` (what ``make test-gpu``
-passes) turns that into an error.
+passes) turns that into an error. With ORTPLUGIN_SAMPLE=1 a sample of the large families runs (sample.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Makes `models` importable. Appended, so that an installed ortplugin comes before the source folder.
 sys.path.append(str(ROOT))
 
-from exported import DATA  # noqa: E402, which needs it
+import sample  # noqa: E402, which needs it
+from exported import DATA  # noqa: E402
+
+LEFT_OUT = pytest.StashKey[int]()
 
 
 @cache
@@ -62,13 +65,30 @@ def pytest_report_header() -> str:
   return f"GPU tests: skipped, because {reason}" if reason else "GPU tests: run"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+  if sample.SAMPLING:
+    thin = {item.nodeid: marker.args[0] for item in items if (marker := item.get_closest_marker("one_in"))}
+    taken = sample.taken(item.nodeid for item in items if sample.is_taken(item.nodeid, thin.get(item.nodeid, 1)))
+    config.stash[LEFT_OUT] = getattr(config, "workeroutput", {})["left_out"] = len(items) - len(taken)
+    items[:] = [item for item in items if item.nodeid in taken]
   reason = why_no_gpu()
   for item in items:
     if (ROOT / "tests" / "gpu") in item.path.parents:
       item.add_marker(pytest.mark.gpu)
     if reason and item.get_closest_marker("gpu"):
       item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+  """What a worker of pytest-xdist left out: each collects all."""
+  node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+  if sample.SAMPLING:
+    terminalreporter.write_line(f"ORTPLUGIN_SAMPLE: {config.stash.get(LEFT_OUT, 0)} cases are left to make test-all")
 
 
 @pytest.fixture

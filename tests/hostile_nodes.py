@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
+import sample
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 Shape = tuple[int, ...]
@@ -358,12 +359,15 @@ def _large() -> Iterator[Node]:
 
 @cache
 def nodes() -> tuple[Node, ...]:
-  """All: first the seeds, which run, then each wrong node, with shapes in the model, without, and constant."""
+  """All or a sample: the seeds, which run, then each wrong node, with shapes in the model, without, and constant."""
   made = list(seeds())
   for each in _large():
     made += [replace(each, name=f"{each.name} ({mode})", mode=mode) for mode in MODES]
   for seed in seeds():
     for number, each in enumerate(itertools.chain(_wrong_attributes(seed), _wrong_inputs(seed))):
+      # Of FusedResize few wrong nodes ask for more memory than there is, which a test wants to see.
+      if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 5):
+        continue
       # Of attributes it matters little whether shapes are known, so it is one or the other.
       modes: Sequence[Mode] = (MODES[number % 2],)
       if each.wrong.startswith("input "):

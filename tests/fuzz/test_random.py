@@ -28,6 +28,8 @@ from fuzz.oracle import explained, quick, trials
 from fuzz.run import Result, fuzz, shrink
 from fuzz.worker import TESTS, Worker, environment
 
+pytestmark = pytest.mark.xdist_group("random graphs")  # one worker makes what all ask for
+
 GRAPHS = 1000
 
 

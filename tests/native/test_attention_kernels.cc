@@ -276,6 +276,7 @@ int main(int argc, char** argv) {
   TestMasks();
   TestLimits();
   const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
-  for (const Case& test_case : Cases()) Compile(gpu, argument, test_case);
+  for (const Case& test_case : Cases())
+    if (test::IsTaken(argument, test_case.name)) Compile(gpu, argument, test_case);
   return test::Summary();
 }

@@ -87,6 +87,7 @@ int main(int argc, char** argv) {
   for (const Case& test_case : Cases()) {
     const NormProgram norm = NormProgram::Parse(test_case.program);
     const NormShape shape = FitShapes(norm, test_case.inputs);
+    if (!test::IsTaken(argument, test_case.program + std::to_string(shape.width))) continue;
     const NormConfig config = ConfigureLayerNorm(norm, shape, gpu, true);
     const std::string source = LayerNormSource(norm, shape, config);
     std::string log, failure;

@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
   const bool show = argument.rfind("sm_", 0) != 0;
   const cuda::DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
   for (const Case& test_case : cases) {
-    if (show && test_case.name != argument) continue;
+    if (show ? test_case.name != argument : !test::IsTaken(argument, test_case.name)) continue;
     const Program program = ParsePointwise(test_case.program);
     const PointwiseShape shape = FitPointwise(program, test_case.inputs);
     const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, test_case.most_vector);

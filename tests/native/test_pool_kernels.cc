@@ -144,6 +144,7 @@ int main(int argc, char** argv) {
       if (test_case.name == argument) std::cout << test_case.source;
       continue;
     }
+    if (!test::IsTaken(argument, test_case.name)) continue;
     std::string log, failure;
     const std::string code = test::Compile(test_case.source, argument, &log, &failure);
     std::ostringstream text;

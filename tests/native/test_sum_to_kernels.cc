@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   const bool show = argument.rfind("sm_", 0) != 0;
   const cuda::DeviceFacts &h200 = test::H200(), &gpu = show ? h200 : test::DeviceOf(argument);
   for (const Case& test_case : Cases()) {
-    if (show && test_case.name != argument) continue;
+    if (show ? test_case.name != argument : !test::IsTaken(argument, test_case.name)) continue;
     const SumProgram sums = SumProgram::Parse(test_case.program);
     const SumShape shape = FitSums(sums, test_case.inputs);
     const std::vector<SumGroup> groups = GroupSums(sums, shape, test_case.inputs);

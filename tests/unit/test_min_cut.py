@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import examples
 
 from ortplugin.graph.min_cut import INFINITE, min_cut
 
@@ -28,7 +29,7 @@ def test_what_must_not_be_cut() -> None:
   assert min_cut(4, [(0, 2, INFINITE), (2, 3, 7), (3, 1, INFINITE)], 0, 1) == [True, False, True, False]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(2, 7), st.data())
 def test_as_cheap_as_the_best(count: int, data: st.DataObject) -> None:
   nodes = st.integers(0, count - 1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import examples
 
 from ortplugin.program import (
   DTYPES,
@@ -81,7 +82,7 @@ def test_numbers_as_the_shortest_text(number: float, text: str) -> None:
   assert number_text(number) == text
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(st.floats(allow_nan=False))
 def test_numbers_read_back(number: float) -> None:
   text = number_text(number)

@@ -278,10 +278,10 @@ def test_large_models_are_checked_without_serialising_their_weights() -> None:
   model.graph.initializer[0].dims[0] = 2**21
   model.graph.node[0].op_type = "Identity"
   del model.graph.node[0].input[1:]
-  start = time.perf_counter()
+  start = time.process_time()
   assert check_tensors(model) == 2**28 + 128
   check_structure(model)
-  assert time.perf_counter() - start < 2
+  assert time.process_time() - start < 2
 
 
 # ---------------------------------------------------------------------------------------------------------- writing

@@ -506,7 +506,7 @@ ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, 
   for (size_t i = 0; i < count; ++i) to[i] = (from[i] - centre) * factor;
 }
 
-// The highest x86-64 level to use: 4 is AVX-512, 3 AVX2, anything lower SSE2. The tests build it for each.
+// The highest x86-64 level to use: 4 is AVX-512, 3 AVX2, anything lower SSE2. The tests run it at each.
 #ifndef ORTPLUGIN_X86_LEVEL
 #define ORTPLUGIN_X86_LEVEL 4
 #endif

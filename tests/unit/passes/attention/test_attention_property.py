@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from pass_helpers import run_pass
+from sample import examples
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
@@ -91,7 +92,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 
 
 @given(graphs(), st.integers(0, 2**16))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 def test_views_are_read_through(original: onnx.ModelProto, seed: int) -> None:
   optimized, _ = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS)
   assert len(attentions(optimized)) == 1

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from pass_helpers import assert_same_outputs, operators, run_pass
+from sample import examples
 
 from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
 from ortplugin.passes.conv.fold_pad import FOLD_PAD
@@ -102,7 +103,7 @@ def chains(draw: st.DrawFn) -> onnx.ModelProto:
   return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(80), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(chains())
 def test_a_random_chain_computes_the_same(original: onnx.ModelProto) -> None:
   optimized, _ = run_pass(original, SUM_TO_ADD, FOLD_BATCH_NORM, FOLD_PAD)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from pass_helpers import assert_close, restore, run
+from sample import examples
 
 from ortplugin.optimizer import run_passes, select_passes
 
@@ -173,7 +174,7 @@ STEPS = (conv, conv, conv, activation, swish, residual, residual, per_channel, c
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_random_networks(layout: str, data: st.DataObject) -> None:
   network = Network(data)

@@ -7,6 +7,7 @@ import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pass_helpers import assert_same_outputs, model, run_pass
+from sample import examples
 
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
@@ -74,7 +75,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
   return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
   optimized, result = run_pass(original, *ALL)
@@ -84,13 +85,13 @@ def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
     _compare(original, partial, seed)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_norms_alone(original: onnx.ModelProto, seed: int) -> None:
   _compare(original, run_pass(original, *NORMS)[0], seed)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs())
 def test_deterministic(original: onnx.ModelProto) -> None:
   first, second = (run_pass(original, *ALL)[0].SerializeToString(deterministic=True) for _ in range(2))

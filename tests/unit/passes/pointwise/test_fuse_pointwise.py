@@ -20,6 +20,7 @@ from pass_helpers import (
   reasons,
   run_pass,
 )
+from sample import examples
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
@@ -459,9 +460,9 @@ def test_ten_thousand_nodes(make: object) -> None:
   for count in (1000, 10_000):
     graph = import_model(make(count))  # type: ignore[operator]
     annotate(graph)
-    start = time.perf_counter()
+    start = time.process_time()
     result = FUSE_POINTWISE(graph)
-    seconds.append(time.perf_counter() - start)
+    seconds.append(time.process_time() - start)
     assert len(result.changes) >= count // 256
   assert seconds[1] < 60
   assert seconds[1] < 20 * seconds[0] + 5
@@ -515,7 +516,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
   return model(f"g ({declared}, bool flag) => ({results}) {{ {'  '.join(nodes)} }}")
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
   optimized, result = run_pass(original, FUSE_POINTWISE)
@@ -540,8 +541,8 @@ def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
   original = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=imports, ir_version=8)
   imported = import_model(original)
   annotate(imported)
-  begin = time.perf_counter()
+  begin = time.process_time()
   result = FUSE_POINTWISE(imported)
-  assert time.perf_counter() - begin < 5
+  assert time.process_time() - begin < 5
   assert not result.changes
   assert any(f"has 4000 inputs; a program has {MAX_STATEMENTS} statements" in each for each in reasons(result))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 from pass_helpers import assert_same_outputs, model, run_pass
+from sample import examples
 
 from ortplugin.optimizer import PIPELINE
 
@@ -103,7 +104,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
   return made
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
 def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
   lengths = {f"D{axis}": int(size) for axis, size in enumerate(original.doc_string.split())}

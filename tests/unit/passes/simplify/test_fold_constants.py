@@ -298,10 +298,10 @@ HUGE = {
 def test_a_tiny_file_that_asks_for_a_huge_tensor(what: str) -> None:  # RELIABILITY 43
   original = model(f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims = 0> (f)  y = Add(x, z) }}")
   tracemalloc.start()
-  begin = time.perf_counter()
+  begin = time.process_time()
   assert_unchanged(original, [FOLD_CONSTANTS])
   assert tracemalloc.get_traced_memory()[1] < 50 << 20
-  assert time.perf_counter() - begin < 5
+  assert time.process_time() - begin < 5
   tracemalloc.stop()
 
 

@@ -1,0 +1,48 @@
+"""What `make test` runs of the large families of tests. `make test-all`, and pytest by itself, run all of them.
+
+With ORTPLUGIN_SAMPLE=1, which `make test` sets, the cases of a large test that differ in dtype, layout or exporter
+alone take turns: one of them runs, by a hash of what they have in common. Of cases with the marker `one_in(n)` one in n
+runs. Property tests, and others that count, try a fifth of their examples. No chance is in it: the same ones on every
+machine and every day.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+
+SAMPLING = os.environ.get("ORTPLUGIN_SAMPLE") == "1"
+FEW = 24  # cases of a test that is not large
+WORDS = re.compile(
+  r"\b(b?float(16|32|64)?|double|u?int(8|16|32|64)|bool)\b|\bN(CHW|HWC)\b( but X)?|"
+  r"_(torchscript|dynamo|dynamic|opset\d+|fp16)(?![a-z])"
+)
+
+
+def examples(count: int) -> int:
+  """How many of its examples a test tries."""
+  return max(10, count // 5) if SAMPLING else count
+
+
+def is_taken(name: str, every: int) -> bool:
+  """Whether the one of this name is among the one in `every` that a sample has."""
+  return not SAMPLING or zlib.crc32(name.encode()) % every == 0
+
+
+def taken(names: Iterable[str]) -> set[str]:
+  """The sample of tests that are named as pytest does: "path::test[case]"."""
+  families: defaultdict[str, list[str]] = defaultdict(list)
+  for name in names:
+    families[name.partition("[")[0]].append(name)
+  return {name for family in families.values() for name in (family if len(family) <= FEW else _turns(family))}
+
+
+def _turns(family: list[str]) -> list[str]:
+  """One of the cases that have all but such words in common."""
+  groups: defaultdict[str, list[str]] = defaultdict(list)
+  for name in family:
+    groups[WORDS.sub("", name)].append(name)
+  return [sorted(group)[zlib.crc32(common.encode()) % len(group)] for common, group in groups.items()]

@@ -1,0 +1,53 @@
+"""`make test` runs a part of what `make test-all` runs: always the same part, and it says how large the rest is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sample
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILES = ("tests/ort/test_sum_to.py", "tests/ort/test_exported_architectures.py")  # one has the marker `one_in`
+DTYPES = ("float16", "bfloat16", "float", "double", "int8")
+CASES = itertools.product("pqrstuv", DTYPES, ("NCHW", "NHWC"))
+FAMILY = [f"a.py::test[{', '.join(case)}]" for case in CASES]
+SMALL = [f"a.py::test_small[{dtype}]" for dtype in DTYPES]
+
+
+def test_dtypes_and_layouts_take_turns() -> None:
+  found = sample.taken([*FAMILY, *SMALL])
+  assert sorted(name.partition("[")[2][0] for name in found - {*SMALL}) == list("pqrstuv")
+  assert found == sample.taken(reversed([*SMALL, *FAMILY]))
+  assert {*SMALL} < found
+  assert len({name.partition(", ")[2] for name in found}) > 3
+
+
+def collected(sampling: str) -> tuple[set[str], str]:
+  """The tests of two files, and all that pytest prints."""
+  command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES]
+  environment = {**os.environ, "ORTPLUGIN_SAMPLE": sampling}
+  done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+  return {line for line in done.stdout.splitlines() if line.startswith(FILES)}, done.stdout
+
+
+def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest() -> None:
+  (whole, silent), (part, told) = collected("0"), collected("1")
+  assert part < whole
+  assert {name.partition("[")[0] for name in part} == {name.partition("[")[0] for name in whole}
+  assert f"{len(whole) - len(part)} cases are left to make test-all" in told
+  assert "test-all" not in silent
+  assert collected("1")[0] == part
+
+
+def test_property_tests_try_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(sample, "SAMPLING", False)
+  assert sample.examples(150) == 150
+  assert all(sample.is_taken(str(number), 5) for number in range(100))
+  monkeypatch.setattr(sample, "SAMPLING", True)
+  assert (sample.examples(150), sample.examples(20)) == (30, 10)
+  assert 10 < sum(sample.is_taken(str(number), 5) for number in range(100)) < 30
