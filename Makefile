@@ -72,7 +72,7 @@ native-build: $(INSTALLED)
 	  -DCMAKE_BUILD_TYPE=Release -DALL_ARCHITECTURES=$(ALL_ARCHITECTURES)
 	$(BIN)/cmake --build build/native
 
-# Differential testing. On a GPU: make fuzz VENV=.venv-gpu EXTRAS=gpu,test,zoo,bench PROVIDER=cuda.
+# Differential testing. On a GPU: make fuzz VENV=.venv-gpu EXTRAS=gpu,test,zoo PROVIDER=cuda.
 SEEDS ?= 0:10000
 JOBS ?= 2
 PROVIDER ?= cpu
@@ -96,7 +96,7 @@ sanitize: $(INSTALLED)
 	tests/sanitize.sh $(abspath $(BIN))/python build/sanitize $(TESTS)
 
 test-gpu:
-	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-tests
+	$(MAKE) EXTRAS=gpu,test,zoo VENV=.venv-gpu gpu-tests
 
 gpu-tests: install
 	$(BIN)/pytest tests/gpu --require-gpu
@@ -107,7 +107,7 @@ fuzz-files: install
 	$(BIN)/python tests/fuzz/files.py --count 5000 --seed $(SEED) --out build/fuzz-files
 
 bench:
-	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-bench
+	$(MAKE) EXTRAS=gpu,test,zoo VENV=.venv-gpu gpu-bench
 
 gpu-bench: install
 	$(BIN)/python benchmarks/layer_norm.py --readme

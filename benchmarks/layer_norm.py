@@ -4,8 +4,7 @@
 
 Measures, in one run: FusedLayerNorm inside ONNX Runtime, ONNX Runtime's own operators (Add, Add, LayerNormalization),
 PyTorch eager and `torch.compile` where PyTorch is there, and a device copy of x. Checks every output against float64 in
-the same run. Writes results/layer_norm.json.xz and .svg; --readme fills the table in docs/benchmarks.md from
-the results.
+the same run. Writes results/layer_norm.json.xz; --readme fills the table in docs/benchmarks.md from the results.
 
     python benchmarks/layer_norm.py            measure, write, print
     python benchmarks/layer_norm.py --readme   the same, then fill docs/benchmarks.md
@@ -14,12 +13,9 @@ the results.
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -134,76 +130,14 @@ def table(record: dict[str, Any]) -> str:
   """The record as a Markdown table."""
   last = ("/ copy", timing.to_copy)
   lines = timing.table(record, COLUMNS, "| H", "|---:|", lambda row: f"| {row['width']}", last)
-  lines += [
-    "",
-    timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),
-    "",
-    "![time over the time of a copy](../benchmarks/results/layer_norm.svg)",
-  ]
+  lines += ["", timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"])]
   return "\n".join(lines)
-
-
-def plot(record: dict[str, Any], path: Path) -> None:
-  """Each contender's time over the copy's, by width."""
-  import matplotlib
-
-  matplotlib.use("Agg")
-  matplotlib.rcParams["svg.hashsalt"] = "ortplugin"  # the same file for the same figures
-  matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines: half the size
-  matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # each text names all fonts of the list
-  import matplotlib.pyplot as plt
-
-  figure, axes = plt.subplots(figsize=(8, 4))
-  rows = record["rows"]
-  for column in COLUMNS:
-    if column in rows[0]["microseconds"] and column != "copy" and "copy" in rows[0]["microseconds"]:
-      ratios = [row["microseconds"][column] / row["microseconds"]["copy"] for row in rows]
-      label = COLUMNS[column].strip("*")
-      axes.plot([row["width"] for row in rows], ratios, marker="o", markersize=4, label=label)
-  axes.axhline(1, color="gray", linewidth=1)
-  axes.set(xscale="log", yscale="log", xlabel="row width H", ylabel="time / time of a device copy")
-  axes.set_title(f"LayerNorm(x + b0 + b1), x: [{ROWS}, H] fp16, {record['environment']['gpu']}", fontsize=10)
-  axes.set_xticks([768, 1600, 4096, 12288, 20480], labels=["768", "1600", "4096", "12288", "20480"])
-  axes.set_yticks([1, 2, 5, 10], labels=["1", "2", "5", "10"])
-  axes.minorticks_off()
-  axes.legend(fontsize=8)
-  figure.tight_layout()
-  figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-  path.write_text(short_svg(path.read_text()))
-
-
-def short_svg(text: str) -> str:
-  """The same picture: coordinates with two decimals, groups only where they say something, equal styles once."""
-  for prefix, uri in (("", "http://www.w3.org/2000/svg"), ("xlink", "http://www.w3.org/1999/xlink")):
-    ElementTree.register_namespace(prefix, uri)
-  root = ElementTree.fromstring(re.sub(r"(\.\d\d)\d+", r"\1", text))
-  classes: dict[str, str] = {}
-  _shorten(root, classes)
-  rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
-  style = next(each for each in root.iter() if each.tag.endswith("style"))
-  style.text = f"{style.text}{rules}"
-  return re.sub(r"\s*\n\s*", "\n", ElementTree.tostring(root, encoding="unicode")) + "\n"
-
-
-def _shorten(element: ElementTree.Element, classes: dict[str, str]) -> None:
-  children: list[ElementTree.Element] = []
-  for child in element:
-    _shorten(child, classes)
-    if child.tag.endswith("}g"):
-      child.attrib.pop("id", None)
-    children += [child] if child.attrib or not child.tag.endswith("}g") else child
-  element[:] = children
-  if element.attrib.get("transform", "").startswith("rotate(-0 "):
-    del element.attrib["transform"]
-  if "style" in element.attrib:
-    element.attrib["class"] = classes.setdefault(element.attrib.pop("style"), f"c{len(classes)}")
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
   for width in args.widths:
     record["rows"].append(measure(width))
     yield f"H={width}: {timing.shown(record['rows'][-1])}"
-  plot(record, args.out / "layer_norm.svg")
 
 
 if __name__ == "__main__":

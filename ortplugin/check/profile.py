@@ -21,6 +21,7 @@ from onnx import ModelProto, NodeProto
 from ortplugin.graph.messages import bodies, walk_graphs, walk_nodes
 from ortplugin.report import NodeTime, Timeline, node_label
 from ortplugin.session import CPU, onnxruntime
+from ortplugin.standard import standard_on_cpu
 
 _WARM_UP, _LEAST_RUNS, _MOST_RUNS, _SECONDS = 2, 3, 30, 1.0
 _EVENTS = 30_000  # of all runs together: ONNX Runtime keeps a million, and each is a line of JSON
@@ -29,7 +30,14 @@ _SUFFIX = "_kernel_time"
 
 
 def profile(path: Path, folder: Path, options: Any, run: Callable[[Any], object]) -> Timeline:
-  """Profiles the model in the file for about a second. `run` runs a session once; `folder` is written to."""
+  """Profiles the model in the file for about a second. `run` runs a session once; `folder` is written to.
+
+  A model with operators of ours as `ortplugin.session` has it on the CPU: with standard convolutions.
+  """
+  standard = standard_on_cpu(path)
+  if standard is not None:
+    path = folder / "standard.onnx"
+    path.write_bytes(standard)
   model, made = onnx.load(path, load_external_data=False), folder / "profiled.onnx"
   options.enable_profiling = True
   options.profile_file_prefix = str(folder / "profile")

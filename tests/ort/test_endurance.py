@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fuzz.worker import TESTS, environment
-from sample import examples
 
 from ort.endurance import cases
 from ortplugin.graph.domains import DOMAIN
@@ -68,5 +67,5 @@ def test_a_leak_shows_in_resident_memory(library: Any) -> None:
 
 
 def test_threads_of_one_session_change_no_bit(library: Any) -> None:
-  found = run("threads", 13, examples(500))
+  found = run("threads", 13, 500)
   assert found == {"different": [0] * 13, "inputs": 13}

@@ -8,13 +8,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from exported import DATA
 from json_schema import faults
 
-from ortplugin.check.profile import timeline
+import ortplugin
+from ortplugin.check.profile import profile, timeline
 from ortplugin.check.verify import Verifier
 from ortplugin.report import Profile, Timeline
 
@@ -51,6 +54,19 @@ def test_a_fused_node_stands_for_all_that_it_computes() -> None:
   model = parsed(body, "<float s = {3}>")
   fused = next(each for each in profiled(model).nodes if each.operator == "com.microsoft::FusedMatMul")
   assert set(fused.origins) == {"'e' (Mul)", "'m' (MatMul)", "'t' (Transpose)"}
+
+
+def test_convolutions_of_ours_are_timed_as_a_session_has_them(library: Path, tmp_path: Path) -> None:
+  weights = "<float[16,16,3,3] w = {" + ",".join(["0.01"] * 2304) + "}>"
+  model, _ = ortplugin.optimize(parsed("c = Conv <pads = [1,1,1,1]> (x, w)  y = Relu (c)", weights, "[1,16,8,8]"))
+  assert "FusedConv" in {node.op_type for node in model.graph.node}
+  onnx.save(model, tmp_path / "model.onnx")
+  options, feeds = onnxruntime.SessionOptions(), {"x": np.ones((1, 16, 8, 8), np.float32)}
+  ortplugin.register(options)
+  line = profile(tmp_path / "model.onnx", tmp_path, options, lambda session: session.run(None, feeds))
+  operators = {each.operator for each in line.nodes}
+  assert any(each.endswith("::Conv") for each in operators), operators
+  assert not any("FusedConv" in each for each in operators), operators
 
 
 def test_blocked_convolutions_are_traced_by_their_output() -> None:
