@@ -86,11 +86,11 @@ def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generato
   np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_optimizing_bert_base_takes_under_five_seconds() -> None:
-  """Without verification, on the two cores of a CI machine; the model has 440 MB of weights."""
+def test_optimizing_bert_base_takes_seconds() -> None:
+  """Without verification; the model has 440 MB of weights. 2 to 4 s of CPU time, more where other tests run beside it."""
   model = build_bert_base()
   start = time.process_time()
   optimized, _ = ortplugin.optimize(model)
   seconds = time.process_time() - start
   assert fused_norms(optimized) == BertConfig().norms == 25
-  assert seconds < 5
+  assert seconds < 8
