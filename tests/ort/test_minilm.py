@@ -87,7 +87,7 @@ def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generato
 
 
 def test_optimizing_bert_base_takes_seconds() -> None:
-  """Without verification; the model has 440 MB of weights. 2 to 4 s of CPU time, more where other tests run beside it."""
+  """Without verification; the model has 440 MB of weights. 2 to 4 s of CPU time, more beside other tests."""
   model = build_bert_base()
   start = time.process_time()
   optimized, _ = ortplugin.optimize(model)
