@@ -28,4 +28,4 @@ cd "$root"
 endurance=tests/ort/test_endurance.py
 exec "$(dirname "$python")/pytest" --deselect "$endurance::test_memory" --deselect "$endurance::test_a" \
   --deselect tests/ort/test_judge_process.py --deselect tests/ort/test_scatter_chain.py::test_a_chain_stays_in_place \
-  --deselect tests/ort/test_minilm.py::test_optimizing_bert_base_takes_under_five_seconds "$@"
+  --deselect tests/ort/test_minilm.py::test_optimizing_bert_base_takes_seconds "$@"
