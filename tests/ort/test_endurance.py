@@ -58,8 +58,8 @@ def test_memory_does_not_grow_and_no_bit_changes(library: Any, mode: str, times:
   ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
 )
 def test_a_small_leak_is_found(library: Any, mode: str, times: int, leak: int) -> None:
-  """Of twice to four times what is allowed, in less time; what ONNX Runtime keeps of failed runs varies most."""
-  assert run(mode, times, leak)["allocated"] > 0.9 * leak
+  """Of twice to four times what is allowed, in less time; failed runs keep up to 45 bytes less without a leak."""
+  assert run(mode, times, leak)["allocated"] > 0.75 * leak
 
 
 def test_a_leak_shows_in_resident_memory(library: Any) -> None:
