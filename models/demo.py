@@ -185,7 +185,7 @@ def convolutional(console: Console, folder: Path, runs: int) -> bool:
   """ResNet-50; whether original and optimized agree."""
   original, optimized = folder / "resnet50.onnx", folder / "resnet50.fast.onnx"
   model = light.randomized("resnet50", logits=True)
-  convolutions = sum(node.op_type == "Conv" for node in model.graph.node)
+  layers = sum(node.op_type in ("Conv", "Gemm") for node in model.graph.node)
   onnx.save(model, original)
   console.print(f"\nbuilt {original}: light_resnet50 with random weights, {original.stat().st_size / 1e6:.0f} MB")
   status = optimize(original, optimized)
@@ -200,8 +200,8 @@ def convolutional(console: Console, folder: Path, runs: int) -> bool:
   show_agreement(console, comparisons, "best class", classes)
 
   count = fused(optimized, "FusedConv")
-  console.print(f"{count} of {convolutions} convolutions are fused with what follows them")
-  if count != convolutions or not all(c.same_classes for c in comparisons):
+  console.print(f"{count} of {layers} convolutions and linear layers are fused with what follows them")
+  if count != layers or not all(c.same_classes for c in comparisons):
     console.print("[red]the optimized model does not agree with the original[/red]")
     return False
   console.print("[green]all class scores agree[/green]")

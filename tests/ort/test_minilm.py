@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import ortplugin
-from models import minilm
+from models import demo, minilm
 from models.bert import BertConfig, build_bert, build_bert_base, random_weights
 from models.demo import MAX_DIFFERENCE, SENTENCES, nearest
 
@@ -94,3 +94,12 @@ def test_optimizing_bert_base_takes_seconds() -> None:
   seconds = time.process_time() - start
   assert fused_norms(optimized) == BertConfig().norms == 25
   assert seconds < 8
+
+
+@needs_weights
+def test_the_demo_ends_well(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+  status = demo.main(["--folder", str(tmp_path), "--runs", "1"])
+  printed = capsys.readouterr().out
+  assert status == 0, printed[-2000:]
+  assert "54 of 54 convolutions and linear layers are fused" in printed
+  assert "13 of 13 layer norms are fused" in printed
