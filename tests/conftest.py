@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import os
 import sys
 import zlib
 from collections.abc import Callable
@@ -52,12 +53,15 @@ def why_no_gpu() -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
   parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
+  parser.addoption("--poison", action="store_true", help="give CUDA sessions memory that is NaN until it is written")
 
 
 def pytest_configure(config: pytest.Config) -> None:
   reason = why_no_gpu()
   if reason and config.getoption("--require-gpu"):
     raise pytest.UsageError(f"--require-gpu: {reason}")
+  if config.getoption("--poison"):
+    os.environ["ORTPLUGIN_POISON"] = "1"  # gpu/device.py reads it, and processes that tests start do
 
 
 def pytest_report_header() -> str:

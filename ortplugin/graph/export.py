@@ -113,6 +113,19 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
   target.quantization_annotation.extend(annotations)
 
 
+def _declare_scalars(body: gs.Graph, target: onnx.GraphProto) -> None:
+  """Gives the outputs of a Scan's body that operators of ours make the shape of a scalar, where they have it.
+
+  ONNX Runtime runs no Scan that gives out what it knows no shape of. It infers the others, but shows our operators a
+  scalar as it shows a tensor of unknown shape.
+  """
+  made = {tensor.name: tensor for node in body.nodes if node.domain == DOMAIN for tensor in node.outputs}
+  for info in target.output:
+    tensor = made.get(info.name)
+    if tensor is not None and tensor.shape is not None and not len(tensor.shape):
+      info.CopyFrom(value_info(tensor))
+
+
 def _only_dtype(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
   """The description without the shape. ONNX Runtime asks for a dtype of what an operator of ours makes where it does
   not know the shapes of the operator's inputs: it takes a scalar's shape for none."""
@@ -224,6 +237,8 @@ def _export_node(node: gs.Node, target: onnx.NodeProto, owned: frozenset[int], u
     if isinstance(value, gs.Graph):
       attribute.type = AttributeProto.GRAPH
       _export_graph(value, attribute.g, owned, used)
+      if node.op == "Scan":
+        _declare_scalars(value, attribute.g)
     elif isinstance(value, gs.Constant):
       if attribute.type != AttributeProto.TENSOR or value._values is not attached(value, "imported"):
         attribute.CopyFrom(helper.make_attribute(name, tensor_proto(value)))

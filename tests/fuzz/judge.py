@@ -19,7 +19,14 @@ from .emulate import emulated
 from .evaluate import OURS, UnfitError, make_session, run
 from .generate import Case
 from .inferred import contradiction
-from .left_open import has_convolution, is_special, without_infinities, without_specials
+from .left_open import (
+  has_convolution,
+  has_masked_attention,
+  has_spoilt_scores,
+  is_special,
+  without_infinities,
+  without_specials,
+)
 from .narrow import HALVES
 from .oracle import all_values, is_undefined
 from .providers import NotCapturedError, Provider
@@ -171,7 +178,7 @@ class Judge:
     problem = reference.problem(got, names)
     if problem is None or problem.kind != "values":
       return problem
-    if not self.provider.is_cpu and has_convolution(made):
+    if (not self.provider.is_cpu and has_convolution(made)) or _has_open_scores(case, reference, made):
       problem = self._defined_problem(case, reference, made, got, names)
       if problem is None:
         return None
@@ -197,7 +204,7 @@ class Judge:
     got: Mapping[str, Any],
     names: Sequence[str] | None,
   ) -> Finding | None:
-    """The problem but for what becomes of infinities and NaN behind a convolution (left_open.py)."""
+    """The problem but for what becomes of infinities and NaN that left_open.py says to be open."""
     wanted = reference.wanted
     if not is_special(case.oracle, reference.feeds, wanted):
       return reference.problem(got, names)
@@ -260,6 +267,10 @@ class Judge:
     except Exception:  # what does not run in that form is judged as it is
       return False
     return self.problem(narrow, same, model, got) is None
+
+
+def _has_open_scores(case: Case, reference: Reference, made: onnx.ModelProto) -> bool:
+  return has_masked_attention(made) and has_spoilt_scores(case.oracle, all_values(case.oracle, reference.feeds))
 
 
 def status(error: Exception | str) -> str:

@@ -1,9 +1,11 @@
-"""What docs/operators.md leaves to cuDNN: where the infinities and NaN of a convolution's operands come out.
+"""What docs/operators.md leaves open: where infinities and NaN of a convolution come out, and what a mask makes of a
+score that is infinite or NaN.
 
 Some of its kernels pad channels with zeros, or several groups to a common tile, and infinity times zero is NaN; in some
 Relu makes NaN 0. So on a GPU, elements that are not finite on either side are not compared, where the model has a
 convolution of ours and something in it is not finite to begin with. What is finite on both sides is; where it differs,
-an operator behind the convolution may have made it finite, and outputs on finite inputs decide.
+an operator behind the convolution may have made it finite, and outputs on finite inputs decide. So it is with scores of
+attention, on the CPU as well: kernels select by bools and add numbers, whichever of the two the model did.
 """
 
 from __future__ import annotations
@@ -19,12 +21,39 @@ from ortplugin.graph.messages import walk_nodes
 
 from .evaluate import OURS
 
+PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad", "FusedMatMul")  # on cuDNN
 
 
 def has_convolution(model: onnx.ModelProto) -> bool:
   """Whether a convolution of ours is in the model."""
   return any(node.domain == OURS and node.op_type in CONVOLUTIONS for node in walk_nodes(model))
+
+
+def has_masked_attention(model: onnx.ModelProto) -> bool:
+  """Whether a FusedAttention of the model has a mask."""
+  return any(
+    node.op_type == "FusedAttention" and any(each.name == "mask_dtype" for each in node.attribute)
+    for node in walk_nodes(model)
+  )
+
+
+def has_spoilt_scores(model: onnx.ModelProto, values: Mapping[str, Any]) -> bool:
+  """Whether a Softmax of the outermost graph is computed from a product with elements that are infinite or NaN."""
+  producers = {name: node for node in model.graph.node for name in node.output}
+  left = [node for node in model.graph.node if node.op_type == "Softmax"]
+  seen: set[int] = set()
+  while left:
+    node = left.pop()
+    if id(node) in seen:
+      continue
+    seen.add(id(node))
+    if node.op_type in PRODUCTS:
+      if not all(_finite(each).all() for each in _floating(values.get(name) for name in node.output)):
+        return True
+      continue
+    left += [producers[name] for name in node.input if name in producers]
+  return False
 
 
 def is_special(model: onnx.ModelProto, *values: Mapping[str, Any]) -> bool:

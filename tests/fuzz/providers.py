@@ -1,4 +1,5 @@
-"""Where optimized models run: the CPU provider, CUDA, CUDA under a graph, or one after the other."""
+"""Where optimized models run: the CPU provider, CUDA, CUDA under a graph, one after the other, or CUDA with memory
+that is NaN where nothing was written."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .doubles import in_double
 from .emulate import emulated
 from .evaluate import make_session, run
 
-NAMES = ("cpu", "cuda", "cuda-graph", "cuda-both")
+NAMES = ("cpu", "cuda", "cuda-graph", "cuda-both", "cuda-poison")
 
 
 class LostError(BaseException):
@@ -61,18 +62,20 @@ class Provider:
 class Cuda(Provider):
   """CUDA; `graph`: what `ortplugin.run` runs is captured and replayed, where ONNX Runtime can capture the model.
 
-  Where it can't, the model runs without a graph, or, with `strict`, NotCapturedError is raised. fp32 products are not
-  rounded to TF32. LostError where the GPU is lost to this process.
+  Where it can't, the model runs without a graph, or, with `strict`, NotCapturedError is raised. `poisoned`: memory is
+  NaN where nothing was written, and no graph can be captured. fp32 products are not rounded to TF32. LostError where
+  the GPU is lost to this process.
   """
 
   is_cpu = False
 
-  def __init__(self, graph: bool = False, optimize: bool = True, strict: bool = False) -> None:
+  def __init__(self, graph: bool = False, optimize: bool = True, strict: bool = False, poisoned: bool = False) -> None:
     self.graph = graph
     self.optimize = optimize
     self.strict = strict
-    self.name = "cuda-graph" if graph else "cuda"
-    self.where = "under a CUDA graph" if graph else "on CUDA"
+    self.poisoned = poisoned
+    self.name = "cuda-graph" if graph else "cuda-poison" if poisoned else "cuda"
+    self.where = "under a CUDA graph" if graph else "on CUDA" + " with poisoned memory" * poisoned
 
   def plain(self) -> Provider | None:
     """The same without a CUDA graph; None if this one has none."""
@@ -80,7 +83,7 @@ class Cuda(Provider):
 
   def unoptimized(self) -> Provider | None:
     """The same without ONNX Runtime's own graph optimizations; None if this one has none."""
-    return Cuda(self.graph, optimize=False) if self.optimize else None
+    return Cuda(self.graph, optimize=False, poisoned=self.poisoned) if self.optimize else None
 
   def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
     """A session on the GPU, silent, with the model, for one without a graph."""
@@ -99,7 +102,7 @@ class Cuda(Provider):
 
   def _plain(self, data: bytes) -> _Session:
     try:
-      return _Session(data, _cuda_session(data, False, self.optimize), False)
+      return _Session(data, _cuda_session(data, False, self.optimize, self.poisoned), False)
     except Exception as error:  # ONNX Runtime's own classes have no common base
       _check_gpu(error)
       raise
@@ -145,7 +148,13 @@ class Both(Provider):
 
 def provider_of(name: str) -> Provider:
   """The provider of one of NAMES."""
-  made = {"cpu": Provider, "cuda": Cuda, "cuda-graph": partial(Cuda, graph=True), "cuda-both": Both}
+  made = {
+    "cpu": Provider,
+    "cuda": Cuda,
+    "cuda-graph": partial(Cuda, graph=True),
+    "cuda-both": Both,
+    "cuda-poison": partial(Cuda, poisoned=True),
+  }
   return made[name]()
 
 
@@ -167,7 +176,7 @@ def _check_gpu(error: Exception) -> None:
     raise LostError(str(error)) from error
 
 
-def _cuda_session(model: bytes, graph: bool, optimize: bool) -> Any:
+def _cuda_session(model: bytes, graph: bool, optimize: bool, poisoned: bool = False) -> Any:
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
@@ -178,6 +187,10 @@ def _cuda_session(model: bytes, graph: bool, optimize: bool) -> Any:
   # Not "arena_extend_strategy": "kSameAsRequested", with which ONNX Runtime frees pinned memory in a callback of
   # CUDA, where no call of CUDA is allowed.
   settings = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+  if poisoned:
+    import poison  # needs CuPy
+
+    settings |= poison.provider_options()
   return ortplugin.session(model, [("cuda", settings)], cuda_graph=graph, session_options=options)
 
 

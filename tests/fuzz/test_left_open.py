@@ -1,4 +1,4 @@
-"""On a GPU, what is not finite behind a convolution is not compared; all else is."""
+"""What is not finite behind a convolution on a GPU, or under a mask of attention, is not compared; all else is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import onnx.parser
 import pytest
 
 import ortplugin
+from fuzz.corpus import corpus, from_text
 from fuzz.generate import Case
 from fuzz.judge import Judge
 from fuzz.providers import Provider
 from fuzz.reference import Reference
+from ortplugin.program import NUMPY_DTYPES
 
 MODEL = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["": 17]>
@@ -98,3 +100,21 @@ def test_what_an_operator_made_finite_is_judged_on_finite_inputs(
   assert model is ROOTED or problem(model, 0.0, when_finite=False, e5=0.25) is not None
   assert problem(CLIPPED, first, when_finite=True, e5=np.nan) is None
   assert problem(CLIPPED, 0.0, when_finite=True, e5=np.nan) is not None
+
+
+def masked_problem(first: float, changed: int, value: float) -> Any:
+  """Of a row that a mask fills whole, whose score's factor is `first`, and its neighbours: one of them is changed."""
+  case = from_text(corpus()["infinite-score-under-a-filled-mask"])
+  ones = np.ones((5, 1, 1, 1), np.float32)
+  feeds = {"x": np.arange(5).reshape(5, 1, 1, 1) != 3, "a": ones.copy(), "b": ones * 2, "c": ones}
+  feeds["a"][3] = first
+  reference = Reference(case, feeds)
+  got = {"h": reference.wanted["h"].astype(NUMPY_DTYPES["bfloat16"])}
+  got["h"][changed] = value
+  return Judge().problem(case, reference, ortplugin.optimize(case.model, **case.options)[0], got)
+
+
+def test_what_a_mask_makes_of_an_infinite_score_is_open(library: Any) -> None:
+  assert masked_problem(np.inf, 3, np.nan) is None
+  assert masked_problem(np.inf, 2, 7.0) is not None
+  assert masked_problem(1.0, 3, np.nan) is not None

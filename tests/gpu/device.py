@@ -16,10 +16,16 @@ import ortplugin
 from ortplugin.session import CUDA, element_type, onnxruntime
 
 cupy = pytest.importorskip("cupy")
+poison = pytest.importorskip("poison")  # needs CuPy
 
 
 def make(model: bytes, **provider: str) -> Any:
-  """A session in which every node must run on the GPU, and float32 is not rounded to TF32."""
+  """A session in which every node must run on the GPU, and float32 is not rounded to TF32.
+
+  With ``--poison`` its memory is NaN where nothing was written, but for sessions whose runs are captured.
+  """
+  if "ORTPLUGIN_POISON" in os.environ and "enable_cuda_graph" not in provider:
+    provider = {**poison.provider_options(), **provider}
   ort = onnxruntime()
   options = ort.SessionOptions()
   options.log_severity_level = 4

@@ -33,6 +33,7 @@ from ortplugin.program import NUMPY_DTYPES, ONNX_DTYPES, parse
 cupy = pytest.importorskip("cupy")
 
 BARE = "(T c) => (T c) {}"
+BIAS = "(T c, T b) => (T y) { y = Add(c, b) }"
 RELU = "(T c, T b) => (T y) { v = Add(c, b) y = Relu(v) }"
 RESIDUAL = "(T c, T b, T z) => (T y) { v = Add(c, b) s = Add(v, z) y = Relu(s) }"
 SILU = "(T c, T b) => (T y) { v = Add(c, b) g = Sigmoid(v) y = Mul(v, g) }"
@@ -372,6 +373,81 @@ def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, 
       each.check(arrays, host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))))
     except AssertionError as error:
       wrong.append((algorithm, str(error)[-8:]))
+  assert not wrong
+
+
+# x, filters, kernel, groups: channels and groups that no tile divides.
+GROUPED: list[tuple[Shape, int, tuple[int, ...], int]] = [
+  ((1, 12, 1, 1), 12, (1, 1), 3),
+  ((4, 12, 1, 1), 24, (3, 3), 2),
+  ((1, 20, 1), 20, (1,), 5),
+  ((1, 12, 1, 1, 1), 12, (1, 1, 1), 3),
+  ((1, 12, 3, 3), 12, (3, 3), 3),
+  ((2, 12, 7, 5), 12, (1, 1), 3),
+  ((1, 6, 4, 4), 6, (1, 1), 3),
+  ((2, 16, 5, 5), 32, (1, 1), 4),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("number", range(len(GROUPED)))
+def test_groups_end_with_the_tensor(library: Path, number: int, layout: str, dtype: str) -> None:
+  """By every algorithm: cuDNN 9.19 has engines that multiply by 0 what lies behind the last group's channels."""
+  x, filters, kernel, group = GROUPED[number]
+  pads = [size // 2 if x[2] == 1 else 0 for size in kernel] * 2
+  conv = Conv(BIAS, dtype, layout, x, filters, kernel, group, attributes={"pads": pads})
+  arrays, wrong = conv.arrays(), []
+  image = cupy.asarray(arrays["x"])
+  behind = cupy.zeros(image.size + 1024, image.dtype)
+  behind.view(cupy.uint8)[:] = 0xFF  # NaN
+  behind[: image.size] = image.reshape(-1)
+  feeds = {"x": cupy.ndarray(image.shape, image.dtype, behind.data)}
+  for algorithm in ("auto", *algorithms(conv, arrays)):
+    try:
+      conv.check(arrays, host(ortplugin.run(make(done_by(conv, algorithm).model(arrays)), feeds)))
+    except AssertionError:
+      wrong.append(algorithm)
+  assert not wrong
+
+
+# Attributes for which a maximum, a minimum or a product of signs is not what the operator is.
+UNUSUAL = {
+  "LeakyRelu, steeper below 0": "y = LeakyRelu<alpha=1.5>(v)",
+  "LeakyRelu, falling below 0": "y = LeakyRelu<alpha=-0.5>(v)",
+  "PRelu": "y = PRelu(v, b)",
+  "Elu, steep": "y = Elu<alpha=2.5>(v)",
+  "Elu, falling below 0": "y = Elu<alpha=-1.5>(v)",
+  "Selu": "y = Selu<alpha=-1.25, gamma=-0.5>(v)",
+  "Swish": "y = Swish<alpha=-1.5>(v)",
+  "HardSigmoid, falling": "y = HardSigmoid<alpha=-0.5, beta=0.75>(v)",
+  "HardSigmoid, above 1": "y = HardSigmoid<alpha=0.25, beta=1.5>(v)",
+  "Clip below 0": "y = Clip(v, -1, -0.25)",
+  "Clip to one number": "y = Clip(v, 0.5, 0.5)",
+  "Clip, bounds the wrong way round": "y = Clip(v, 0, -1)",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_attributes(library: Path, name: str, dtype: str) -> None:
+  """By every algorithm: cuDNN's ReLU with a slope is max(x, slope x), which is none with a slope above 1."""
+  program = f"(T c, T b) => (T y) {{ v = Add(c, b) {UNUSUAL[name]} }}"
+  tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+  wrong = []
+  for conv in (
+    Conv(program, dtype),
+    Conv(program, dtype, "NCHW", (2, 16, 7, 7), 16),
+    Conv(program, dtype, "NHWC", (1, 1, 1, 1, 1), 1, (1, 1, 1), attributes=tf32),
+  ):
+    arrays = conv.arrays()
+    for algorithm in ("auto", *algorithms(conv, arrays)):
+      each = done_by(conv, algorithm)
+      try:
+        found = host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays)))
+        each.check(arrays, found, 2e-3 if tf32 else None)
+      except AssertionError as error:
+        wrong.append((conv.x, algorithm, str(error)[-80:]))
   assert not wrong
 
 

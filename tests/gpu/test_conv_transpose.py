@@ -116,6 +116,34 @@ def test_images_of_one_pixel(library: Path, case: Case) -> None:
     check(case, run(make(tuned.model()), case))
 
 
+BESIDE = {
+  "value first": "(T c) => (float y, float n) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
+  "value last": "(T c) => (float n, float y) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
+  "value in its dtype": "(T c) => (T c, float n) { m = Neg(c) n = Cast<to=float>(m) }",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_value_beside_another_result(library: Path, name: str, layout: str, dtype: str) -> None:
+  """By every algorithm: cuDNN 9.19 has an engine of convolutions that leaves the value in float32 unwritten."""
+  wrong = []
+  for x, w, attributes in (
+    ((4, 16, 7, 5), (16, 24, 1, 1), {}),
+    ((2, 6, 7, 5), (6, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((2, 64, 7, 7), (64, 64, 2, 2), {"strides": [2, 2]}),
+  ):
+    case = Case(name, typed(BESIDE[name], dtype), x, w, (), layout, attributes)
+    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+    for each in ({}, *OPERATOR.device_variants(case.node(), types, [False] * len(types))):
+      try:
+        check(case, run(make(replace(case, attributes={**attributes, **each}).model()), case))
+      except AssertionError as error:
+        wrong.append((x, each, str(error)[-80:]))
+  assert not wrong
+
+
 CHOSEN = (
   "large: DCGAN, NHWC, float16",
   "large: residual, NHWC, float16",

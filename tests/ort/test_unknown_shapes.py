@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from node_cases import Array, model_with
 from onnx import TensorProto, helper
 
+import ortplugin
 from ort.host import make
 from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.messages import walk_nodes
 from ortplugin.ops import OPERATORS
 
 # Each operator's inputs, the attributes, and how many outputs it has. The first input's shape is not known.
@@ -115,3 +118,21 @@ def test_a_length_of_zero_is_unknown_before_a_run(library: Path, name: str, axis
   assert np.array_equal(np.asarray(found), hidden.wanted)
   said = zip(session.get_outputs()[0].shape, hidden.wanted.shape, strict=False)  # [] if of unknown rank
   assert all(a in (0, b) for a, b in said if isinstance(a, int))  # 0, as ONNX's own operators do
+
+
+@pytest.mark.parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
+def test_a_scan_that_gives_out_a_scalar(library: Path, body: str) -> None:
+  """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
+  model = onnx.parser.parse_model(f"""
+    <ir_version: 8, opset_import: ["": 17]>
+    g (float[?] xs, float start) => (float last, float[?] each) {{
+      last, each = Scan <num_scan_inputs = 1, body = body (float[] s, float[] x) => (float[] t, float[] y) {{
+        t = Add(s, x)  r = Relu(t)  {body}
+      }}> (start, xs)
+    }}""")
+  made = ortplugin.optimize(model)[0]
+  assert any(node.domain == DOMAIN for node in walk_nodes(made))
+  feeds = {"xs": np.array([1, -3, 2.5], np.float32), "start": np.array(0.5, np.float32)}
+  wanted, found = (make(each.SerializeToString()).run(None, feeds) for each in (model, made))
+  for one, other in zip(wanted, found, strict=True):
+    np.testing.assert_allclose(np.asarray(other), np.asarray(one), rtol=1e-6)

@@ -182,6 +182,8 @@ class Mapper {
       case Op::kMax:
         return MapExtreme(Mode::kMax, statement);
       case Op::kLeakyRelu:
+        // cuDNN's is max(x, alpha x).
+        if (!(alpha <= 1)) return PRelu(x, Number(alpha));
         return AddNode(Mode::kRelu, x, {}, {}, {{abi::kReluLowerClipSlope, alpha}});
       case Op::kPRelu:
         return PRelu(x, second());
