@@ -38,7 +38,7 @@ class Machine:
     monkeypatch.setattr(providers, "_cuda_session", self.session)
     monkeypatch.setattr(providers, "_on_gpu", self.run)
 
-  def session(self, data: bytes, graph: bool, optimize: bool) -> Session:
+  def session(self, data: bytes, graph: bool, optimize: bool, poisoned: bool = False) -> Session:
     self.optimized = optimize
     assert all(each() is None for each in self.sessions)  # a capture that failed is open as long as its session
     if graph in self.loading:
