@@ -41,7 +41,8 @@ def session(
       providers: 'cuda', 'cpu' or any provider's full name, each alone or with its options; the CPU is added as the
           last one. None takes CUDA where it is present, and the CPU.
       cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes and of values that ONNX
-          Runtime reads on the host (a target shape, say), and replay it.
+          Runtime reads on the host (a target shape, say), and replay it. UsageError where a node can't be right in one
+          (Compress and NonZero, which count on the host).
       session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
       provider_options: options of each provider, in the order of `providers`.
       device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
@@ -60,6 +61,9 @@ def session(
     wanted[core.CUDA]["enable_cuda_graph"] = "1"
   options = session_options if session_options is not None else ort.SessionOptions()
   core.register(options)
+  is_captured = core.is_captured(wanted.get(core.CUDA, {}))
+  if is_captured:
+    core.record_nodes(options)
   standard = standard_on_cpu(path_or_bytes) if restore_on_cpu and list(wanted) == [core.CPU] else None
   result = ort.InferenceSession(
     standard or (path_or_bytes if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)),
@@ -74,6 +78,8 @@ def session(
       f"ONNX Runtime could not start {', '.join(missing)}; its log above says which library is missing "
       "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
     )
+  if is_captured:
+    core.check_captured(result)
   return result
 
 

@@ -16,6 +16,7 @@ from ortplugin.errors import RuntimeMissingError, UsageError, near_names, one_li
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+COUNTED_ON_HOST = {("", "Compress"), ("", "NonZero"), ("com.microsoft", "Inverse")}
 ALIASES = {"cpu": CPU, "cuda": CUDA, "gpu": CUDA}
 
 LIBRARY = "libortplugin.so"
@@ -156,6 +157,36 @@ def _on_host(session: Any, kind: str) -> frozenset[str]:
     return frozenset()
   memory = zip(getattr(session, f"get_{kind}s")(), getattr(session, f"get_{kind}_memory_infos")(), strict=True)
   return frozenset(value.name for value, info in memory if info.name in ("Cpu", "CudaPinned"))
+
+
+def is_captured(options: Mapping[str, object]) -> bool:
+  """Whether these options of the CUDA provider make it capture what it runs."""
+  return str(options.get("enable_cuda_graph", "0")) in ("1", "True", "true")
+
+
+def record_nodes(session_options: Any) -> None:
+  """Makes sessions of these options tell `check_captured` which provider runs each node."""
+  session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+
+
+def check_captured(session: Any) -> None:
+  """Raises UsageError if a node of a CUDA session can't be right in a CUDA graph, though it is captured.
+
+  Its kernel copies a count from the GPU to a variable on the stack and goes by it. In a capture the copy is not made,
+  so the count is 0, and each replay writes to where that variable was (onnxruntime/core/providers/cuda/tensor,
+  compress.cc and nonzero_op.cc, and contrib_ops/cuda/inverse.cc; 1.31). Nothing is found before ONNX Runtime 1.24,
+  which does not tell which provider runs a node.
+  """
+  if not hasattr(session, "get_provider_graph_assignment_info"):
+    return
+  for part in session.get_provider_graph_assignment_info():
+    for node in part.get_nodes() if part.ep_name == CUDA else ():
+      if (node.domain, node.op_type) in COUNTED_ON_HOST:
+        name = f"'{node.name}' ({node.op_type})" if node.name else f"a {node.op_type} without a name"
+        raise UsageError(
+          f"node {name} reads on the host what the GPU has computed, which in a CUDA graph gives wrong results and "
+          "overwrites memory of this process; make the session without a CUDA graph"
+        )
 
 
 def wanted_providers(

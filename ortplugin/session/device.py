@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ortplugin.errors import RuntimeMissingError, UsageError, one_line
-from ortplugin.session.core import CUDA, host_inputs, host_outputs, onnxruntime
+from ortplugin.session.core import CUDA, host_inputs, host_outputs, is_captured, onnxruntime
 from ortplugin.session.elements import check_dtype, element_type, foreign
 from ortplugin.session.host import to_numpy
 
@@ -38,7 +38,7 @@ class _State:
   def __init__(self, session: Any) -> None:
     options = session.get_provider_options()[CUDA]
     self.device_id = int(options.get("device_id", "0"))
-    self.uses_graph = str(options.get("enable_cuda_graph", "0")) in ("1", "True", "true")
+    self.uses_graph = is_captured(options)
     inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
     self.inputs = {value.name: element_type(value.type) for value in inputs}
     self.outputs = {value.name: element_type(value.type) for value in session.get_outputs()}

@@ -1,9 +1,9 @@
 """Whether a finding on a GPU is ortplugin's: ONNX Runtime has faults of its own there.
 
-Under a CUDA graph a node whose host side reads a value (NonZero, Compress, If) reads one that the capture has not
-computed, random numbers repeat, and some of it loses the GPU. So a finding counts only where the original, as it is, in
-its own dtype and in the same mode, gives the reference's outputs in every one of some runs, and the optimized model in
-as many does not. Operators of ours in the original are spelled out for that: their faults are ours.
+Under a CUDA graph a node whose host side reads a value (If) reads one that the capture has not computed, random numbers
+repeat, and some of it loses the GPU. So a finding counts only where the original, as it is, in its own dtype and in the
+same mode, gives the reference's outputs in every one of some runs, and the optimized model in as many does not.
+Operators of ours in the original are spelled out for that: their faults are ours.
 
 A model runs in ROUNDS sessions, PASSES times over the feeds in each. Before each of these runs comes one on other
 numbers, others each time, whose outputs nobody looks at: what is left of it, or what a capture took from it, is wrong.

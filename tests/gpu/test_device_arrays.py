@@ -294,6 +294,17 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
       np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
 
 
+def test_what_counts_on_the_host_is_not_captured() -> None:
+  """ONNX Runtime captures it with a count of 0, and each replay writes the count to where its variable was."""
+  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+    g (float[4] x, bool[4] m) => (float[n] y) { y = Compress(x, m) }""").SerializeToString()
+  with pytest.raises(UsageError, match="Compress"):
+    ortplugin.session(model, ["cuda"], cuda_graph=True)
+  with pytest.raises(UsageError, match="Compress"):
+    ortplugin.session(model, [("cuda", {"enable_cuda_graph": "1"})])
+  ortplugin.session(model, ["cuda"])
+
+
 def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
   """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
   case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from fake_cupy import DeviceSession, FakeCupy
 import ortplugin
 from ort.host import CPU_ONLY
 from ortplugin.errors import UsageError
-from ortplugin.session import device
+from ortplugin.session import core, device
 
 MODEL = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
@@ -115,3 +116,29 @@ def test_a_capture_that_failed_is_made_again(cupy: FakeCupy, monkeypatch: pytest
     ortplugin.run(made, {"x": X, "shape": shape(3, 4)})
   assert not device._states[made].graphs
   assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))
+
+
+COUNTING = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
+    { %s z = Neg (x) }"""
+
+
+@pytest.mark.parametrize(
+  ("nodes", "words"),
+  [
+    ("[chosen] y = Compress (x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),
+    ("i = NonZero (m)  r = Squeeze (i)  y = Gather (x, r)", "a NonZero without a name reads"),
+    ("y = Neg (x)", None),
+  ],
+)
+def test_what_counts_on_the_host_is_not_captured(
+  nodes: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  options = onnxruntime.SessionOptions()
+  core.record_nodes(options)
+  model = onnx.parser.parse_model(COUNTING % nodes).SerializeToString()
+  session = onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
+  core.check_captured(session)  # nothing runs on a GPU
+  monkeypatch.setattr(core, "CUDA", core.CPU)
+  with pytest.raises(UsageError, match=words) if words else nullcontext():
+    core.check_captured(session)

@@ -46,6 +46,9 @@ class Options:
     self.libraries.append(path)
     self.entries["ortplugin.registered"] = "1"  # as the library does
 
+  def add_session_config_entry(self, key: str, value: str) -> None:
+    self.entries[key] = value
+
   def get_session_config_entry(self, key: str) -> str:
     if key not in self.entries:
       raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
