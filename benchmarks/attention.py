@@ -18,8 +18,6 @@ with float32. Writes results/attention.json.xz, where rows replace those of thei
     python benchmarks/attention.py --only sweep --sequences 197 1024 --head-sizes 64 128
 """
 
-from __future__ import annotations
-
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator

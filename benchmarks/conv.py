@@ -18,8 +18,6 @@ convolution on the CPU. Writes results/conv.json.xz; --readme fills the tables i
     python benchmarks/conv.py --from benchmarks/results/conv.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -24,8 +24,6 @@ results.
     python benchmarks/conv_transpose.py --from benchmarks/results/conv_transpose.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -6,8 +6,6 @@ Both run as `ortplugin.session` makes them, in turn, on one thread and on two; m
 Needs torch and transformers.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import time

@@ -11,8 +11,6 @@ the same run. Writes results/layer_norm.json.xz; --readme fills the table in doc
     python benchmarks/layer_norm.py --from benchmarks/results/layer_norm.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any

@@ -13,8 +13,6 @@ run. Writes results/lerp.json.xz; --readme fills the table in docs/benchmarks.md
     python benchmarks/lerp.py --from benchmarks/results/lerp.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator

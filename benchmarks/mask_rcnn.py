@@ -7,8 +7,6 @@ Both run in ONNX Runtime's CUDA provider without a CUDA graph, which its control
 two must be equal. The share of the Loop that pastes the masks comes from ONNX Runtime's profiler, in a run of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

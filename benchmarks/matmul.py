@@ -18,8 +18,6 @@ results/matmul.json.xz, where rows replace earlier ones of their case; --readme 
     python benchmarks/matmul.py --only sweep --rows 1 1024 --weights 3072x768 --epilogues none "bias, Gelu"
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@ are compared. Writes results/mnist.json.xz; --readme fills the table in docs/ben
     python benchmarks/mnist.py --from benchmarks/results/mnist.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator

@@ -13,8 +13,6 @@ that nothing is found in a cache. Checks every output against float64 in the sam
     python benchmarks/pointwise.py --from benchmarks/results/pointwise.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,6 @@ so do all contenders here. Checks the outputs against float64 in the same run. W
     python benchmarks/pool.py --from benchmarks/results/pool.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator

@@ -13,8 +13,6 @@ the rounding that their order may cost. Writes results/scatter.json.xz; --readme
     python benchmarks/scatter.py --from benchmarks/results/scatter.json.xz --readme    no measuring
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any

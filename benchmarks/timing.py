@@ -9,8 +9,6 @@ contenders of a row are measured in turn, round after round, in a random order, 
 clock meets all of them; the median of the rounds counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -28,8 +28,6 @@ that has the GPU nearly to itself; where that goes another way the table says ho
 of memory then, too, or has no time for it is no row: `--missing` tries it again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import multiprocessing

@@ -8,8 +8,6 @@ hide errors: parameters that are all the same, as those of norms, scales that be
 weights so small that a bias is all that is left; batch norms get the statistics of random inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial

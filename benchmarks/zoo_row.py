@@ -12,8 +12,6 @@ What is checked, on two random inputs:
   with the first replay's of that input. The first replays are compared with a session without a graph.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import ctypes

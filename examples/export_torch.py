@@ -3,8 +3,6 @@
 A function with `torch.autograd.grad` inside goes through `ortplugin.torch_export.export` in place of torch.onnx.export.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

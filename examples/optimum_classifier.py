@@ -5,8 +5,6 @@ optimize-model classifier/model.onnx -o classifier/fast.onnx
 python examples/optimum_classifier.py classifier/ "What a fine day." "What a mess."
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

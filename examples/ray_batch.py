@@ -9,8 +9,6 @@ a run that was killed goes on when it is started again: no row is lost, none is 
 A column holds numbers: one per row, a list of fixed length, or a tensor. The model's first dimension is open.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import uuid

@@ -6,8 +6,6 @@
 The first dimension is the batch. NaN and infinities, which JSON lacks, are null in the answer.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Any
 

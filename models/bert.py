@@ -6,8 +6,6 @@ Weights come from a function of their PyTorch name, so that the same builder ser
 (models/minilm.py) and random ones (`build_bert_base`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -12,8 +12,6 @@ Exits with 1 if anything disagrees.
     python models/demo.py [--folder build/demo] [--runs 20]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

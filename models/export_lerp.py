@@ -8,8 +8,6 @@ number. The gradients are what torch.autograd computes of lerp (derivatives.yaml
 strings and metadata are removed.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 import tempfile

@@ -21,8 +21,6 @@ the exporters store stack traces with file paths there. Then names and weights a
 ``models/packed.py``).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@ layer are equal, most outputs are 1/1000 and little could go wrong unseen. `rand
 trained network's magnitude instead.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

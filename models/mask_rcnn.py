@@ -11,8 +11,6 @@ With random weights no class stands out, so the score threshold is 0: the model 
 does with trained weights on a crowded image.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

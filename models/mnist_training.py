@@ -11,8 +11,6 @@ gradients of convolutions, `ortplugin.ConvGrad`; run `optimize-model` on it to f
     python -m models.mnist_training --train 20          # on random digits-like images, prints the loss
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

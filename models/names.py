@@ -4,8 +4,6 @@ Of a model whose values are numbered in the order in which nodes name them, equa
 says how many numbers back it is: archives of such models have half the size.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -6,8 +6,6 @@ grow and no norm is trivial.
 Nothing is downloaded. Needs PyTorch and torchvision.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Files in it are sorted and carry no times or owners, so that the same models make the same archive.
 """
 
-from __future__ import annotations
-
 import io
 import lzma
 import math

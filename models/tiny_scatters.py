@@ -3,8 +3,6 @@
 What TorchScript's exporter gets wrong is left out: index_add with an index that has duplicates, a mask over some axes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

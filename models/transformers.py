@@ -5,8 +5,6 @@ biases, and tables that begin at zero are random, so that no parameter is trivia
 scaled_dot_product_attention. Nothing is downloaded. Needs PyTorch, and torchvision or transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -8,8 +8,6 @@ Nothing is downloaded. Needs ``pip install torch torchvision onnxscript``.
     python -m models.vision --count folder/*.onnx               # operators before and after, and what is left and why
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

@@ -9,8 +9,6 @@
 Importing this package is cheap: onnx, onnxruntime and CuPy are imported by the functions that need them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 # `session` has the name of a package, so it must be bound after that is loaded: here.

@@ -7,8 +7,6 @@ Everything derives from `OrtPluginError`, so a caller (the command line among th
 surroundings from a defect in this package.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What is going on and for how long, in one line on stderr while a command works; nothing where that is no terminal."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

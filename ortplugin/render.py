@@ -1,7 +1,5 @@
 """A report as text: tables for a terminal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -14,8 +14,6 @@ gradients of lerp are products and sums by the time they are exported, which `op
 Needs torch and onnxscript (`pip install ortplugin[torch]`), which are imported when a function here is called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

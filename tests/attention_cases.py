@@ -4,8 +4,6 @@ A case is one node, its sizes, how its tensors lie and what stands in them. Inpu
 from the float64 reference. `check` compares; its docstring derives the tolerance.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

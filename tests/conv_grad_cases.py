@@ -3,8 +3,6 @@
 A case is a geometry, a program and a dtype. `check` compares; its docstring derives the tolerance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

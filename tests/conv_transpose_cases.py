@@ -1,7 +1,5 @@
 """The cases on which FusedConvTranspose must equal its reference, on every provider, and how they are compared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

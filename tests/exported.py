@@ -1,7 +1,5 @@
 """The models that real exporters wrote: DATA is a folder with them and expected.json."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import cache
 from pathlib import Path

@@ -9,8 +9,6 @@ from a missing line which node ended the process. ::
     python tests/hostile_nodes.py FIRST STEP
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

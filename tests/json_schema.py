@@ -1,7 +1,5 @@
 """Whether JSON data fit the report's schema: the keywords that it uses, and an error for any other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

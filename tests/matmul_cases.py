@@ -4,8 +4,6 @@ A case is the shapes of A and B, an epilogue and a dtype. Inputs come from a see
 reference, the slack from conv_cases.py: a product is a convolution of one element.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

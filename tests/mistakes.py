@@ -1,7 +1,5 @@
 """What the command line owes a user who made a mistake: one line, and every file as it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the cases of every operator share: making a model of nodes, drawing inputs, comparing outputs."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterable, Sequence

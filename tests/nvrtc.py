@@ -1,7 +1,5 @@
 """CUDA C++ compiled without a GPU: NVRTC from the package nvidia-cuda-nvrtc, through ctypes."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.metadata
 from collections.abc import Sequence

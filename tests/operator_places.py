@@ -5,8 +5,6 @@ what a new line asks for. A new part of the language that must know every operat
 which needs the library, is asked in ort/test_program_operators.py.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

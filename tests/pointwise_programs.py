@@ -5,8 +5,6 @@ The ONNX graph of a program is written here operator by operator, not by the opt
 float16 and bfloat16 in float and rounds where a Cast says so, as a fused operator does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

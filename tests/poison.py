@@ -3,8 +3,6 @@
 Otherwise such a kernel is right for as long as it gets memory that is fresh from the driver or holds numbers.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import cupy

@@ -4,8 +4,6 @@ A case is one node, the shape of its input and what stands in it. Inputs come fr
 float64 reference. `check` compares; its docstring derives the tolerance.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence

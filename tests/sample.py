@@ -6,8 +6,6 @@ runs. Property tests, and others that count, try a fifth of their examples. No c
 machine and every day.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import zlib

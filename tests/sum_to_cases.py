@@ -4,8 +4,6 @@ A case is a program, the shapes of its inputs and what stands in them.
 `check` compares; its docstring derives the tolerance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A program with foreign text at every place: what the two parsers, the optimizer's and the library's, must refuse."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import product

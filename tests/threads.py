@@ -1,7 +1,5 @@
 """Many threads at the same thing at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

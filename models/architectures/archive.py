@@ -3,8 +3,6 @@
 python -m models.architectures.archive      # leaves out forms of an architecture that add nothing to the others
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

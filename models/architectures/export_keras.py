@@ -1,7 +1,5 @@
 """Writes small Keras models by tf2onnx: convolutions with channels last, recurrent layers, attention."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

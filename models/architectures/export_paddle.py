@@ -4,8 +4,6 @@ Version 2.1.0 writes whatever memory holds as the slopes of leaky_relu and elu a
 group norms, and fails at the scale_factor of interpolate: none of them is used here.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writes small scikit-learn pipelines by skl2onnx: scalers, linear models, trees, kernels, neighbours, networks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes the networks of images.py, language.py and plain.py by both of PyTorch's ONNX exporters."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -3,8 +3,6 @@
 One that is told the size of its images takes no other; of the rest height and width are open where the batch is.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from importlib import import_module

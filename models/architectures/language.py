@@ -1,7 +1,5 @@
 """Networks of transformers on text, sound, images and pairs of them, each of its smallest useful configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

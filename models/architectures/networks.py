@@ -1,7 +1,5 @@
 """What a network of the tables is: how to build it, what it takes, and which of its inputs' axes can be open."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

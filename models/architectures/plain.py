@@ -1,7 +1,5 @@
 """Networks of torch alone: recurrent ones, generators, decoders of images, detection heads, graphs, points, tables."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -17,8 +17,6 @@ The defaults are about ten roundings of fp16 and bf16 and a thousand of fp32, wh
 that depends on shapes, threads and fused operators. fp64 leaves room for functions that it approximates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

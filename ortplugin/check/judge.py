@@ -11,8 +11,6 @@ TF32, within the tolerance of TF32 or as far as the original's own values with T
 session with TF32 gives where the model can't be captured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A crash of ONNX Runtime, or of a kernel, while a session is made or run is the e
 failure of the model that was at work, so that it is named like any other, and the rewrite that is to blame with it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

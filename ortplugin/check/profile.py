@@ -5,8 +5,6 @@ fusion keeps, or its name, and stands for all nodes of the model from there up t
 itself (a reorder of channels) belongs to no node of the model.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

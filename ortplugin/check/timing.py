@@ -1,7 +1,5 @@
 """Which of two models is faster: both in turns, so that they meet the same clocks."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

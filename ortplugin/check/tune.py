@@ -15,8 +15,6 @@ A candidate is timed as a session of many copies of it, on CUDA captured in a CU
 between a few copies and many. Each copy has its own inputs, so that caches hold no more than they do in a model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

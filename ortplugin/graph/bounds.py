@@ -3,8 +3,6 @@
 Elements are bounded for what arithmetic on shapes consists of, dimensions for every operator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

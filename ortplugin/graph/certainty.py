@@ -5,8 +5,6 @@ contradict each other. A length gives way to a surer one only, so that whoever g
 comes to an end: every length changes as often as there are levels, at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx_graphsurgeon as gs

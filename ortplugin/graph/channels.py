@@ -1,7 +1,5 @@
 """What scales and shifts each channel by constants, and weights that take such factors in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ A column is one component of every index. Where it varies along one axis of the 
 where that vector is start, start + step, start + 2 step, ..., the column is a slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias

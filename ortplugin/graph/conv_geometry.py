@@ -8,8 +8,6 @@ Every shape here is channels first unless a function says otherwise; `first` and
 dimension is a length, a name or None, and stays a name where its length does not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -18,8 +18,6 @@ Beyond graphsurgeon's own attributes:
                       Before IR version 4 all were inputs and none could be overridden: there they are Constants
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

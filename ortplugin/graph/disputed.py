@@ -8,8 +8,6 @@ Reshape to the right shape stays, though it changes nothing: kernels behind it a
 Where a node has another form of which both infer the same, it gets that form instead (`settle`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs

@@ -1,6 +1,4 @@
 """The operator domains that the optimizer tells apart."""
 
-from __future__ import annotations
-
 DOMAIN = "ortplugin"  # ours
 DEFAULT_DOMAINS = ("", "ai.onnx")  # both are names of ONNX's own

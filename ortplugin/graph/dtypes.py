@@ -3,8 +3,6 @@
 graph/inference.py keeps it from those that might have a rank without a bound: their dtype is known all the same.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import onnx

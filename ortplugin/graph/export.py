@@ -1,7 +1,5 @@
 """Graphs out: a graph that graph/convert.py imported becomes a copy of its model with the differences worked in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np

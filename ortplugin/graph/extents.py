@@ -4,8 +4,6 @@ An extent is a length, a name (equal names are equal lengths), or the place wher
 are equal lengths in every run.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

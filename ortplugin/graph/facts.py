@@ -1,7 +1,5 @@
 """What is known of one graph's values, and the order of its nodes: all that passes ask and the one way they edit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

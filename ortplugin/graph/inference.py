@@ -13,8 +13,6 @@ on ranks is therefore computed first, from the nodes alone; then
 Whoever needs onnx.shape_inference calls this instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

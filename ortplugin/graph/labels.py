@@ -1,7 +1,5 @@
 """How reports and errors name a node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

@@ -4,8 +4,6 @@ A file may hold anything: a perm that is no permutation, axes that are floats. N
 `Scope.op` knows no operator of such a node: nothing matches it, it stays, and ONNX Runtime says what is wrong with it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

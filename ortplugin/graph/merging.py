@@ -7,8 +7,6 @@ sort algorithm for directed acyclic graphs, 2006. A search gives up after BUDGET
 all merges together take time in proportion to the number of attempts, whatever the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 BUDGET = 1024

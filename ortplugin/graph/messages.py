@@ -1,7 +1,5 @@
 """ONNX messages as they are in a file: walks over their parts, and copies without one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto

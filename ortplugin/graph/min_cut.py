@@ -5,8 +5,6 @@
 A cut costs the capacities of the edges that lead from the source's side to the sink's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 INFINITE = 1 << 62  # more than all finite capacities together

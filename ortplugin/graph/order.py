@@ -1,7 +1,5 @@
 """Topological order of nodes, without recursion, keeping the given order wherever it may."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Sequence
 

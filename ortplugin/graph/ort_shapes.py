@@ -6,8 +6,6 @@ all combinations of attributes and opsets (tests/unit/test_ort_shapes.py); an op
 here, and there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

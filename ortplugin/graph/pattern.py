@@ -11,8 +11,6 @@ which computes the same thing twice matches as well; `value(name)` must be the s
 pattern cannot say belong into the rewrite's check, which gives the reason when they fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 

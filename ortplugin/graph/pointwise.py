@@ -1,7 +1,5 @@
 """Graph nodes as statements of pointwise programs: which operators have one, and why a node of theirs may not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Vectors that are start, start + step, start + 2 step, ..: constants, and what Range, Slice and Add make."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ ONNX Runtime computes these on the CPU, also beside a GPU: what follows a Shape 
 a shape, a length or a condition. An operator of ours among them would bring copies between the two.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import all_graphs, local_functions

@@ -1,7 +1,5 @@
 """Shapes that are partly known: a dimension is a length, a name (equal names are equal lengths) or None."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Operators as functions of which onnx infers the same shapes but keeps no values, and which do not abort it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from onnx import AttributeProto, FunctionProto, helper

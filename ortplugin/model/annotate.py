@@ -6,8 +6,6 @@ Inference runs on a skeleton of the model, in which a large weight is a name wit
 does not depend on the size of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Set
 
 import onnx

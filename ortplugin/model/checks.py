@@ -6,8 +6,6 @@ checks are split: `check_tensors` looks at every tensor's dtype, shape and data 
 which answers the same questions about names (SSA form, order), attributes, IR version and opsets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx

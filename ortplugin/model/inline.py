@@ -11,8 +11,6 @@ weights; before it, what that loses or leaves is put right:
 All calls are replaced or, where one can't be, none: `_problem` says when. The nodes of a body have no name of the call.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 

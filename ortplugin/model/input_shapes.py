@@ -1,7 +1,5 @@
 """Fixing the shapes of a model's inputs, and shape inference that does not copy the weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

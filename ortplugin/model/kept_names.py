@@ -1,7 +1,5 @@
 """Names of lengths of a model of opset 10, of which onnx infers that a Slice keeps the open lengths that it cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper

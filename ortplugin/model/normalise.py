@@ -13,8 +13,6 @@ The meaning of each is the one that it has in ONNX Runtime (its sessions were as
 What else ONNX Runtime takes, inputs and outputs without a shape among it, needs no change: see `modelcheck`.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -19,8 +19,6 @@ bfloat16 needs opset 13, before which no Cast makes it: `--precision bf16` asks 
 What remains wrong shows when original and result are compared, which `optimize` does with verify=True.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any

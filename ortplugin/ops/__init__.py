@@ -1,7 +1,5 @@
 """The table of operators: one folder a family, one name each."""
 
-from __future__ import annotations
-
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.attention import OPERATOR as FUSED_ATTENTION

@@ -1,7 +1,5 @@
 """What the optimizer knows of an operator: a record of its name and of four functions on its node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

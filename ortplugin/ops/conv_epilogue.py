@@ -1,7 +1,5 @@
 """What convolutions and transposed convolutions share around their core: the program, its checks, its decomposition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 import onnx

@@ -7,8 +7,6 @@ an integer's range) the plain operator stands, whose result is then the runtime'
 defines; wherever ONNX defines it both are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Asks the native library (list_algorithms.cc) for the algorithms of a node: only it sees the GPU and its cuDNN."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

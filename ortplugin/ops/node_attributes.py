@@ -1,7 +1,5 @@
 """A node's attributes, read against the types that its operator gives them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

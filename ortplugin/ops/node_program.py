@@ -1,7 +1,5 @@
 """The `program` attribute of a node of a fused operator, read and checked against the node."""
 
-from __future__ import annotations
-
 import onnx
 
 from ortplugin.errors import ModelError

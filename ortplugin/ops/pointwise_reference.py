@@ -1,7 +1,5 @@
 """Every pointwise operator of the programs in NumPy: floating dtypes in float64, integers exactly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

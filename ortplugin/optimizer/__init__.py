@@ -7,8 +7,6 @@ api           `optimize` itself; tuning and verification: what it does with chec
               keep_faster: which passes make it slower
 """
 
-from __future__ import annotations
-
 from ortplugin.optimizer.api import optimize
 from ortplugin.optimizer.bisection import find_guilty
 from ortplugin.optimizer.loop import MAX_ROUNDS, PassError, run_passes, run_stages

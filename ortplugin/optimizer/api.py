@@ -1,7 +1,5 @@
 """`optimize`: load, prepare, passes in order until nothing changes, check, tune, verify, report."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which change is to blame for outputs that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

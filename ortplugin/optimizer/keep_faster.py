@@ -1,7 +1,5 @@
 """Which passes make the result slower than the original, as bisection.py asks which change makes it wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple

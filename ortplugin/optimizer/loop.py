@@ -1,7 +1,5 @@
 """The loop: passes in order until nothing changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx_graphsurgeon as gs

@@ -1,7 +1,5 @@
 """What a caller of the optimizer asks for, in one record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The pipeline: one table whose lines give each pass, its stage and the reason for its place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Flag, auto

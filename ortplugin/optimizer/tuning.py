@@ -1,7 +1,5 @@
 """Tuning inside `optimize`: where to measure, and on which inputs (check/tune.py measures)."""
 
-from __future__ import annotations
-
 from onnx import ModelProto
 
 from ortplugin.check.inputs import CANDIDATES, as_wanted, generate, load_inputs

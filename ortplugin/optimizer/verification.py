@@ -1,7 +1,5 @@
 """Verification inside `optimize`: the comparison, and which rewrite is to blame where outputs differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass

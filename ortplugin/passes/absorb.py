@@ -8,8 +8,6 @@ matrix products look further ahead than one neighbour: Gelu written out reads a 
 value again. `chain_of` walks on from what they make, `drawn` reads what it meets, and they say where it may end.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ depends on the model alone, so that the optimizer can find a guilty rewrite by b
 enters the bodies of If, Loop and Scan. It is idempotent: called again on its own output it changes nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A pass of chains: each operator of a kind draws in what is pointwise behind it (absorb.py has the walk)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Conditions that passes of several folders put on what they fuse: each says why it is not met, or None."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -1,7 +1,5 @@
 """The driver of rewrites: walks the nodes in order, applies what fires, collects what nearly did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

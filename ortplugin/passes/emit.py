@@ -1,7 +1,5 @@
 """Small standard nodes that rewrites put before a node: views of a tensor, parts of an index."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators as programs over tensors, and several of them as one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The operands of a fused node: its inputs and the parameters of its program, in one order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

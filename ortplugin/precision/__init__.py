@@ -8,8 +8,6 @@ double stays as it is. The operators that stay in float32 get a Cast at each bor
 two of them meet.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models in another precision: the plan carried out, with one Cast for each value at each border."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -6,8 +6,6 @@ the CPU in the middle of a model, or, in bfloat16, not at all. Clip has no kerne
 needs a Less of bfloat16 that is lacking too; a scatter in bfloat16 has no `reduction`.
 """
 
-from __future__ import annotations
-
 _FLOAT16 = """
     Abs Add ArgMax ArgMin Attention AveragePool BatchNormalization Cast CastLike Ceil Clip Compress Concat
     ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div Dropout Einsum Elu Equal Erf Exp Expand Flatten

@@ -1,7 +1,5 @@
 """The plan of a conversion: which operators of a graph get the narrow dtype, and why the others do not."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Our own operators in a conversion of precision: which inputs and outputs change, and their programs afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

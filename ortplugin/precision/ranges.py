@@ -1,7 +1,5 @@
 """Which numbers a narrower dtype does not hold: those of initializers, and of activations on the user's inputs."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -14,8 +14,6 @@ statement  the parts of a program; types: the dtype of every value, and the rule
 program    the whole and its composition; parser and printing: from and to text
 """
 
-from __future__ import annotations
-
 from ortplugin.program.attributes import sum_axes
 from ortplugin.program.dtypes import (
   DTYPE_NAMES,

@@ -1,7 +1,5 @@
 """Attributes of statements: what each may be, and the values that are left out."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

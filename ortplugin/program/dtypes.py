@@ -1,7 +1,5 @@
 """The dtypes of pointwise programs: their names in the language, in NumPy and in ONNX, and which numbers each holds."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """The error of the language."""
 
-from __future__ import annotations
-
 from ortplugin.errors import ModelError
 
 

@@ -1,7 +1,5 @@
 """How large a program may be. runtime/program/program.cc has the same numbers."""
 
-from __future__ import annotations
-
 from typing import Final
 
 MAX_CHARACTERS: Final = 65_536

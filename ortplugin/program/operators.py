@@ -3,8 +3,6 @@
 The tests hold docs/programs.md and every implementation against it; "Adding an operator" there says what a line needs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Text to program: a recursive descent over tokens."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The parts of a program: typed names and statements."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ortplugin.program.attributes import as_attribute, complete_attributes

@@ -1,7 +1,5 @@
 """The dtype of every value of a program, and the rules that a program must keep to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

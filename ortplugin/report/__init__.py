@@ -42,8 +42,6 @@
     next              [{"option", "why"}], what to try next
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

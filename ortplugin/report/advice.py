@@ -1,7 +1,5 @@
 """What to try next, from the report's data alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The report as one page, made from its JSON data alone: no script, nothing from elsewhere, every text escaped."""
 
-from __future__ import annotations
-
 import html
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

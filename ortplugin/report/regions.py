@@ -1,7 +1,5 @@
 """The regions of a graph that rewrites took: which original nodes became which node, over all rewrites of one place."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The JSON schema of the report (draft 2020-12); `ortplugin.report` says what the keys mean."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Schema = dict[str, Any]

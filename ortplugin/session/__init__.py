@@ -3,8 +3,6 @@
 onnxruntime and CuPy are imported when a function needs them, so `import ortplugin` needs neither.
 """
 
-from __future__ import annotations
-
 from ortplugin.session.core import (
   CPU,
   CUDA,

@@ -1,7 +1,5 @@
 """ONNX Runtime with the plugin: its providers and GPUs, the library, and sessions that have it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

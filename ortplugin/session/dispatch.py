@@ -1,7 +1,5 @@
 """`ortplugin.run`: a session on host or device arrays, as its provider has it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

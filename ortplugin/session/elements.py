@@ -1,7 +1,5 @@
 """The dtypes of tensors: ONNX Runtime's names of them, ONNX's numbers and NumPy's dtypes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

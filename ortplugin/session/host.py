@@ -1,7 +1,5 @@
 """Sessions on host arrays."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any

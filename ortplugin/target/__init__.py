@@ -4,8 +4,6 @@ A pass says what is right. Where it also decides what is fast, it asks for a lim
 same lines (target.h). A model is optimized without a GPU at hand, so passes ask the H200's entry.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

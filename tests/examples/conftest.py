@@ -1,7 +1,5 @@
 """Makes the examples importable, and a tiny model for them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From PyTorch to a session: the operators are ours, the outputs PyTorch's."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Optimum's classifier on an optimized BERT with random weights against the transformers model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The web service: requests at the same time, and those that are refused."""
 
-from __future__ import annotations
-
 import importlib
 import threading
 from collections.abc import Callable

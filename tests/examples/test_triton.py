@@ -1,7 +1,5 @@
 """The configuration that docs/deploy.md shows for Triton Inference Server, by Triton's own schema."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -13,8 +13,6 @@ optimized model is right in a session without ONNX Runtime's own optimizations, 
 the CPU; "unrepeated" where the optimized model is right each time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Each in several variants: as it is; with its inputs as constants; with open dime
 that rewrites that need neighbours find some. What ONNX Runtime itself can't run is listed with its reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import threading

@@ -6,8 +6,6 @@ The corpus is what was ever wrong: texts in corpus/, and the earlier ones packed
     cd tests && python -m fuzz.corpus NAME           # shows one
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import re

@@ -1,7 +1,5 @@
 """The form in which a model is judged where ONNX leaves NaN open, or ONNX Runtime differs from ONNX on it or on -0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx

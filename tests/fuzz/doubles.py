@@ -17,8 +17,6 @@ comparison with x, what it gives with these nodes computed in double (`through_d
 is itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator
 

@@ -3,8 +3,6 @@
 Each value is rounded to bfloat16 where the model says so; our own operators run as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 import onnx

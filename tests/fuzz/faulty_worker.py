@@ -17,8 +17,6 @@ with `plain/` only in those that are not, one with `fused/` only in sessions wit
 with `bare/` only in those without them, one with `half/` only in models that take float16.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from typing import Any

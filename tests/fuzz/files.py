@@ -13,8 +13,6 @@ a child process whose memory and time are limited. A case fails where the child
 The seed and the number of a case determine it; what fails is written as <seed>-<number>-<model>.onnx with a .txt.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """`make_case(seed)`: a random model with what it is fed and the options that it is optimized with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A random graph under construction: every value is computed as soon as its node is there, so shapes are known."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

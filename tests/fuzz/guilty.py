@@ -1,7 +1,5 @@
 """Which pass is to blame: the one that makes the first change with which the case is a finding."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

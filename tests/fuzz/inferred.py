@@ -3,8 +3,6 @@
 A wrong one need not show in outputs: it takes a pass that relies on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One case: the original and the optimized model run, and what is wrong with the latter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -8,8 +8,6 @@ an operator behind the convolution may have made it finite, and outputs on finit
 attention, on the CPU as well: kernels select by bools and add numbers, whichever of the two the model did.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

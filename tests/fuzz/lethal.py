@@ -20,8 +20,6 @@ On CUDA its LayerNormalization (1.31) reads a scale and a bias as long as what i
 shorter and broadcast: [1] of [2].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

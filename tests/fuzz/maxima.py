@@ -19,8 +19,6 @@ row is NaN:
     y = Hardmax(x) * s / s,     s = Softmax(0 / (1 where x is a number, else 0)), which has the axes of Hardmax
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx

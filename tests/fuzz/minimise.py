@@ -1,7 +1,5 @@
 """A finding becomes a model that fits a screen: outputs, nodes, options and sizes go as long as it stays a finding."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

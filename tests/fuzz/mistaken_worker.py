@@ -1,7 +1,5 @@
 """A worker with a mistake: `python -m fuzz.mistaken_worker MISTAKE PROVIDER` plants it, then imports what has it."""
 
-from __future__ import annotations
-
 import sys
 
 from .mistakes import plant

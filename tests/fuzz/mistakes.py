@@ -6,8 +6,6 @@ A mistake is another text for a line of a module of ortplugin, which a worker pr
 own. A finding counts that the same seed does not give without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.machinery
 import importlib.util

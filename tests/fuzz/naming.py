@@ -1,7 +1,5 @@
 """Names of values and nodes as converters write them: unique, missing, equal, colliding with what passes make."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import onnx

@@ -1,7 +1,5 @@
 """A graph of float32 and double as one of fp16 or bf16 and float32, whose oracle it is, or as one of double alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 

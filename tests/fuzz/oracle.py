@@ -20,8 +20,6 @@ of the largest. Nor does it make numbers equal that are computed in double of na
 some runs move what is narrow alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

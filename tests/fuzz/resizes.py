@@ -5,8 +5,6 @@ infinity there makes a NaN. FusedResize leaves it out, as ONNX's definition does
 judged as a Resize of [N, C, 1, W], whose rows have nothing below them; where the node names the axis, of [N, C, W, 1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import onnx

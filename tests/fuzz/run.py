@@ -7,8 +7,6 @@ is a finding, or if it was terminated. On a GPU what the original does, too, is 
 its reason, which is printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

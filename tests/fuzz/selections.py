@@ -7,8 +7,6 @@ Behind a division that is an infinity of the wrong sign. So a model is judged in
                                              and above its reciprocal
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx

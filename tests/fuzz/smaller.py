@@ -1,7 +1,5 @@
 """Smaller cases than a case: what a minimiser tries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

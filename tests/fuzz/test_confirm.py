@@ -1,7 +1,5 @@
 """What is told apart from findings on a GPU, with a stand-in for it: faults of the original's are no findings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

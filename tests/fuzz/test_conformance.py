@@ -3,8 +3,6 @@
 `make conformance` runs all of them.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

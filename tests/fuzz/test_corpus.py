@@ -1,7 +1,5 @@
 """Every case that was ever wrong, minimised: the corpus only grows. open.txt names those that wait to be mended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

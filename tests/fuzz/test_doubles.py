@@ -1,7 +1,5 @@
 """Shrink, HardSwish, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

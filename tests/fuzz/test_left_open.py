@@ -1,7 +1,5 @@
 """What is not finite behind a convolution on a GPU, or under a mask of attention, is not compared; all else is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

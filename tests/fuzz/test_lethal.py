@@ -1,7 +1,5 @@
 """What ends the process in ONNX Runtime alone is told from what it and we run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

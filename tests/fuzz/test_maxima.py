@@ -1,7 +1,5 @@
 """The form in which maxima of NaN are compared: NaN propagates, and nothing else changes by a bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

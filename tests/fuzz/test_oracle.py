@@ -1,7 +1,5 @@
 """The oracle: how far rounding moves an output, in every opset, and what the original leaves unwritten."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 `make fuzz SEEDS=first:last` tries others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Resizes of one spatial dimension in two: the same numbers, and NaN only from the elements that take part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The form in which Where of -0 is compared: the sign stays, and nothing else changes by a bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """A maximum of 0 and -0 has either sign, and no other number changes."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -6,8 +6,6 @@ Behind a division it is that of an infinity. `signed` is a model in which each s
 is one of two ways to compute it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx

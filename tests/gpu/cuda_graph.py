@@ -1,7 +1,5 @@
 """What a session puts into a CUDA graph: nodes and edges, by the driver's interface."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sessions whose CUDA graphs go wrong on purpose, on a real GPU, for the tests of what looks for that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

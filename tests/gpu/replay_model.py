@@ -7,8 +7,6 @@ For compute-sanitizer, which sees the kernels of a captured graph as those of a 
 The model is optimized first. Its inputs are generated, as verification does.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from functools import partial

@@ -1,8 +1,6 @@
 """What a session owes on a GPU whatever its operator computes: the same under CUDA graphs, on a stream of the caller's
 and in many threads; and new shapes are refused while a graph is captured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """FusedAttention in ONNX Runtime on a GPU: equal to its reference for every dtype, layout, mask and address, the same
 bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """FusedConv's engines for NHWC: depthwise, stem, GEMV. In every tile configuration equal to the reference, and infinite
 pixels reach no result that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The cases that were ever wrong (tests/fuzz/corpus) on CUDA, without a graph and under one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Kernels overlap by the rule of launch.cc: in a CUDA graph a programmatic edge joins two kernels of ours or there is
 none, and what the kernels of a library read has been written, though they may not wait for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """FusedLayerNorm in ONNX Runtime on a GPU: equal to its reference in every schedule, under threads, CUDA graphs and odd
 addresses; and what happens when memory, NVRTC or the shapes are not as wished."""  # fmt: skip
 
-from __future__ import annotations
-
 import itertools
 import re
 import statistics

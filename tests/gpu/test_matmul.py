@@ -2,8 +2,6 @@
 with shapes that change, the same bits in every run and under CUDA graphs. Its engines are FusedConv's, whose tests have
 the rest."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whole models on a GPU: every norm fused, outputs as before, and a replayed CUDA graph equal to a plain run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto

@@ -1,8 +1,6 @@
 """FusedPointwise in ONNX Runtime on a GPU: equal to its reference for every dtype, broadcast, size and address, in
 place, under threads and CUDA graphs, beyond 2^31 elements; and what happens when shapes are not as wished."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Sequence

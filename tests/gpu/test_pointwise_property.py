@@ -3,8 +3,6 @@
 Each program is a kernel to compile, so they are fewer. ORTPLUGIN_PROPERTY_EXAMPLES says how many random ones to try.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """FusedPool and FusedResize in ONNX Runtime on a GPU: equal to their references for every dtype, window, layout and
 address, the same bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """--precision on a GPU: converted models agree with the originals there, and nothing of them runs on the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto

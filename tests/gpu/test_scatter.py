@@ -1,8 +1,6 @@
 """The scatter operators in ONNX Runtime on a GPU: equal to their reference in every form, in place and out of place, at
 odd addresses, with indices out of range, under threads and CUDA graphs."""  # fmt: skip
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What our kernels owe for transposed convolutions, as checks of a case on a GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from conv_transpose_cases import Case, check

@@ -1,7 +1,5 @@
 """Judges that die, hang or take memory on purpose, for test_judge_process.py: a process imports them by name."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -9,8 +9,6 @@
 `leak`: bytes that are allocated each time and lost, to see that they are found.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -1,7 +1,5 @@
 """Sessions on the CPU provider, for the tests of every operator."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any

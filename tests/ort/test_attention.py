@@ -1,8 +1,6 @@
 """FusedAttention in ONNX Runtime on the CPU: its reference, what its decomposition gives in ONNX Runtime's own
 operators, shapes, threads, what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

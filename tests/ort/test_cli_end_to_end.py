@@ -1,7 +1,5 @@
 """optimize-model from its arguments to the files and lines that it leaves, with ONNX Runtime on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """ConvGrad in ONNX Runtime on the CPU: its reference; shapes; threads; what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 The exported models of tests/data and the networks of the onnx package, in ONNX Runtime with the library.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from contextlib import closing

@@ -1,7 +1,5 @@
 """FusedConvTranspose in ONNX Runtime on the CPU: its reference and its decomposition; shapes; what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ortplugin.run on device arrays, with a device in host memory: what is copied between host and device."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

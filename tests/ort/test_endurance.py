@@ -1,7 +1,5 @@
 """Every operator of ours many times over, on the CPU: the same bits, no more memory. Each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

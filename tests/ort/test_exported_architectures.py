@@ -4,8 +4,6 @@ models/architectures made the files; architectures.json says which inputs each t
 optimized as it is, and once more to float16 or with its channels last. Outputs are compared as verification does.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections import Counter

@@ -3,8 +3,6 @@
 models/export_tiny.py made the files; expected.json says how many norms and which scatters each has.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

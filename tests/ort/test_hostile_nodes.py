@@ -3,8 +3,6 @@
 They run in processes of their own: one that crashes is a test that fails, and not the end of all tests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """FusedLayerNorm in ONNX Runtime on the CPU: equal to its reference, its decomposition and ORT's own operator; and what
 happens with nodes, inputs and surroundings that are wrong."""  # fmt: skip
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Sequence

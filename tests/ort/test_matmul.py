@@ -1,7 +1,5 @@
 """FusedMatMul in ONNX Runtime on the CPU: its reference and decomposition; shapes; threads; what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A network trained by sessions alone: the loss is PyTorch's, step by step, as built and after the optimizer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

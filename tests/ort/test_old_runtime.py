@@ -1,7 +1,5 @@
 """An ONNX Runtime that is too old gets a status that says so, and no crash (RELIABILITY 40)."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

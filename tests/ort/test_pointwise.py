@@ -1,7 +1,5 @@
 """FusedPointwise in ONNX Runtime on the CPU: its reference, its decomposition, memory taken over; what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

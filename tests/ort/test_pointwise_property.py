@@ -4,8 +4,6 @@ Integers and bools are equal, NaNs and infinities are in the same places, other 
 dtype can do. The same programs in every run, unless ORTPLUGIN_PROPERTY_EXAMPLES says how many random ones to try.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -3,8 +3,6 @@
 The text never reaches a compiler: a node is refused before its kernel is made, on whatever provider.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """FusedPool and FusedResize in ONNX Runtime on the CPU: their references, ONNX Runtime's own operators, what their
 decompositions give, shapes, threads, what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

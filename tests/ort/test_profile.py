@@ -1,7 +1,5 @@
 """Where a model spends its time: ONNX Runtime's profile, and the model's nodes that its own nodes stand for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import closing

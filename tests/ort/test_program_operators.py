@@ -1,7 +1,5 @@
 """The evaluator has every operator of the table, in every dtype: each alone, against the reference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

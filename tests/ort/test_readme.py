@@ -1,7 +1,5 @@
 """What README.md and the pages beside it show works: its options exist, its Python lines run, its files are there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Replays of a CUDA graph and the judgement on them, with the CPU provider in the place of a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace

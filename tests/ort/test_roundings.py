@@ -4,8 +4,6 @@ By ONNX each operator rounds, as in onnx's reference implementation, and in each
 result. The optimized model's is the exact one, rounded once. Where the model asks for the rounding itself it stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`session` and `run` with ONNX Runtime on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

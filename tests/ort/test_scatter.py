@@ -2,8 +2,6 @@
 decomposition and to ORT's own operators; in place where that is granted and right where it is not; and what happens
 with nodes and inputs that are wrong."""  # fmt: skip
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

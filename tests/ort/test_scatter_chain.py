@@ -1,7 +1,5 @@
 """Updates of one tensor, one after the other, are made in its memory: ONNX Runtime grants it if it knows the shapes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ortplugin.session` without a GPU: convolutions in float are ONNX Runtime's own there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Functions of PyTorch with gradients inside, exported and run in ONNX Runtime: the same numbers."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence

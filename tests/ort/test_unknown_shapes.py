@@ -1,7 +1,5 @@
 """What stands behind a tensor whose shape ONNX Runtime can't tell or infers wrongly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Verification takes a few times the memory of the inputs and outputs: once 64 MB of uint8 took 4.9 GB."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

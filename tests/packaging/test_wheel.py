@@ -2,8 +2,6 @@
 `make wheel`, needs nothing that its tag does not promise.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

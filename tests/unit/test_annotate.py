@@ -1,7 +1,5 @@
 """Dtypes and shapes of values: what is believed where a model contradicts itself, and that it ends."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FusedAttention's spec in Python: layouts, shapes, the reference, errors; and its cases' comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The benchmarks of whole networks, of attention and of matrix products: their cases, models and tables, on no GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import lzma
 import sys

@@ -1,7 +1,5 @@
 """What convolutions and their gradients offer to --tune: asked of the native library, which has to have a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path

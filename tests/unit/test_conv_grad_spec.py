@@ -1,7 +1,5 @@
 """ConvGrad's spec in Python: the reference against numerical differentiation, decomposition, shapes, errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FusedConv's spec in Python: reference, decomposition, geometry, errors; and its cases' comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

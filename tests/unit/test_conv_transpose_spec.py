@@ -1,7 +1,5 @@
 """FusedConvTranspose's spec in Python: the reference, decomposition, shapes, errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

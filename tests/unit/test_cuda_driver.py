@@ -1,7 +1,5 @@
 """The calls of the CUDA driver: handles, addresses and sizes of 64 bits arrive whole, and everything is given back."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A short run of fuzz/files.py (`make fuzz-files` is the long one), and that it finds what it is for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

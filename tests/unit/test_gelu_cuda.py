@@ -1,7 +1,5 @@
 """op_Gelu16 of pointwise.cuh, computed here in float32 as a GPU does, over every float16 value: no GPU is needed."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

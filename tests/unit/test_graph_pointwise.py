@@ -1,7 +1,5 @@
 """Nodes of a graph as statements of programs: what each becomes, and why some become none."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

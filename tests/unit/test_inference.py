@@ -1,7 +1,5 @@
 """Shape inference: as much as onnx's, in bounded time and memory; RELIABILITY 43 and found from outside, 17."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which passes are taken back, by times that are given."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

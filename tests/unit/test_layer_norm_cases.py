@@ -1,7 +1,5 @@
 """The comparison that decides every parity test: it must see what a wrong kernel would do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FusedLayerNorm's spec in Python: reference, decomposition, shape inference, errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

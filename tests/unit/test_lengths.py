@@ -1,7 +1,5 @@
 """Lengths of axes that shape inference has no name for."""
 
-from __future__ import annotations
-
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest

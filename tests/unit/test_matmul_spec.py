@@ -1,7 +1,5 @@
 """FusedMatMul's spec in Python: shapes, decomposition, errors, and what it asks of the library for --tune."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Merging sets of nodes of an acyclic graph: it stays one, and a merge is refused only where it would not."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

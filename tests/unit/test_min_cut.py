@@ -1,7 +1,5 @@
 """The cheapest division against every division there is."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given, settings

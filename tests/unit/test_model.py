@@ -1,7 +1,5 @@
 """Models through the graph and back: nothing is lost, nothing is invented."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

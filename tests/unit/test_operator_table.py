@@ -3,8 +3,6 @@
 A new operator starts by adding its line to CASES here; what is then still missing fails by name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

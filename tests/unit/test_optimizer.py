@@ -1,7 +1,5 @@
 """The pipeline around the passes, with small passes of its own: order, choice, limits, rounds, faults, bisection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shapes as ONNX Runtime computes them, where onnx's inference gives others: all combinations of what matters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

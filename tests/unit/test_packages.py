@@ -5,8 +5,6 @@ read or changed without the other. Where a new import closes a cycle, what it im
 belongs to a part below both.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Archives of exported models: what is made short, and that nothing else changes on the way in and out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pattern language and the facts that checks ask for."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

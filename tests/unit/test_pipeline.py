@@ -1,7 +1,5 @@
 """The order of the passes and the stage of each, as models have been optimized with them: a move shows here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

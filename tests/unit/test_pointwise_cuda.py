@@ -3,8 +3,6 @@
 No GPU is needed.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pointwise programs in Python: the reference and the decomposition on integers, and the shapes of the results."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """--precision: which operators change their dtype, which stay and why, and where Casts are. No ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The pointwise language in Python: grammar, types, canonical text, composition."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The table of pointwise operators: what its form refuses, and that nothing an operator needs is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

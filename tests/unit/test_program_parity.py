@@ -1,7 +1,5 @@
 """The two parsers, Python's and the library's, accept the same programs and print them alike."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The report: counts, stable JSON keys, and text that says what happened."""
 
-from __future__ import annotations
-
 import io
 import json
 

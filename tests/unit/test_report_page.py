@@ -1,7 +1,5 @@
 """The report by place: regions, weights, times, what to try next; its schema; its page, where no name is markup."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

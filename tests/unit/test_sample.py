@@ -1,7 +1,5 @@
 """`make test` runs a part of what `make test-all` runs: always the same part, and it says how large the rest is."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

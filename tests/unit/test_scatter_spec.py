@@ -1,7 +1,5 @@
 """The scatter operators' spec in Python: reference, decomposition at every opset, shape inference, errors."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reading hostile and damaged files, and writing whole files or none."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """FusedSumTo's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

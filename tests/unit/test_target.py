@@ -1,7 +1,5 @@
 """What was measured of a GPU: one file for both languages, and no measured limit in a pass."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

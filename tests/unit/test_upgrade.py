@@ -1,7 +1,5 @@
 """Models of old opsets: what they become, that they compute the same in ONNX Runtime, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

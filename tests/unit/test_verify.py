@@ -1,7 +1,5 @@
 """The comparator must fail where it should, and generated inputs must be ones that a model can digest."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 from pathlib import Path

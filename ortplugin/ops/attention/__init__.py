@@ -43,8 +43,6 @@ Left open: whether NaN and infinities of V show in a row whose softmax(s) is 0 t
     seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

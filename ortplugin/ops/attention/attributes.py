@@ -1,7 +1,5 @@
 """A FusedAttention's attributes, checked."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Shapes are worked out by the model itself, so that tensors of any shape fit, those without elements among them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

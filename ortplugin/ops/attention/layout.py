@@ -10,8 +10,6 @@ parentheses, of which the last one runs fastest. Atoms:
 In a product there is at most one of b, s and d: its size is that of the axis over those of the heads and of the i/n.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

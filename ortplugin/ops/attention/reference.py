@@ -1,7 +1,5 @@
 """FusedAttention in NumPy, in float64: what the kernels and the decomposition are compared with."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -36,8 +36,6 @@ Errors: an invalid program or one with a core operator, attributes that contradi
     inputs or outputs than the program has, an input of another dtype than declared, an operand that does not broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

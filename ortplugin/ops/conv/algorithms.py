@@ -1,7 +1,5 @@
 """The algorithms that a GPU has for a convolution, as --tune times them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

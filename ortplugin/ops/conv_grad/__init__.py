@@ -33,8 +33,6 @@ Errors: an invalid program or attribute, another number of inputs or outputs tha
     fit each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

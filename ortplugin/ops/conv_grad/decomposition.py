@@ -1,7 +1,5 @@
 """ConvGrad's sums as standard ONNX: dX is a ConvTranspose (a Conv, if transposed), dW a Conv of batches as channels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

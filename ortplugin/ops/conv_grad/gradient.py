@@ -1,7 +1,5 @@
 """A ConvGrad node as it is read and checked: attributes, program, and the shapes of what it reads and makes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

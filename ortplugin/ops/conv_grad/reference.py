@@ -12,8 +12,6 @@ gradient of their weights.
 All tensors here are channels first; elements of l beyond its edges are 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -20,8 +20,6 @@ Sums accumulate in float32, in float64 for double. No output is read before it i
 Errors: as FusedConv's; pads that leave nothing of the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """FusedConvTranspose in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

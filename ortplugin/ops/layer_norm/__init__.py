@@ -17,8 +17,6 @@ Errors: an invalid program, another number of inputs or outputs than the program
     declared, shapes that do not broadcast, an axis out of range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

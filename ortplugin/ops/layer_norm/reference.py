@@ -1,7 +1,5 @@
 """FusedLayerNorm in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

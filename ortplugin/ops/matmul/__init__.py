@@ -20,8 +20,6 @@ Errors: an invalid program or one with a core operator, B of other than two dime
     does not broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 c[.., n] = sum over k of A[.., k] * B[k, n]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

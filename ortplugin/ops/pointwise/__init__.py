@@ -13,8 +13,6 @@ Errors: an invalid program, one with a core operator, another number of inputs o
     of another dtype than declared, shapes that do not broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -25,8 +25,6 @@ Errors: attributes that contradict each other or the shape, a kernel that is lar
     dimensions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Standard ONNX, which has channels first, for tensors that have them last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

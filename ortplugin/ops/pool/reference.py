@@ -1,7 +1,5 @@
 """FusedPool and FusedResize in NumPy, in float64: what the kernels and the decompositions are compared with."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

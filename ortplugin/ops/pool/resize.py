@@ -23,8 +23,6 @@ Errors: attributes that contradict each other or the shape, `sizes` for a spatia
     dtype. Any dimension of X may be 0, and a small scale may leave no elements: then Y is empty.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

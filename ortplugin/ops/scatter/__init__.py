@@ -19,8 +19,6 @@ Attributes of UpdateSlice:
 Errors: attributes, dtypes and shapes other than these; on the CPU an index out of range.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

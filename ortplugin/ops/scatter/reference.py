@@ -12,8 +12,6 @@ Every function takes `skip_invalid`: what a GPU does with an index that is out o
 out. Otherwise it raises ValueError, as the CPU kernel does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -19,8 +19,6 @@ Errors: an invalid program, one without SumTo or with a normalisation, a SumTo t
     that do not broadcast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

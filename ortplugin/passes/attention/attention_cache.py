@@ -9,8 +9,6 @@ The Concats are along the sequence, and the new rows are those of the queries. K
 which they are views, as in fuse_attention.py.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -3,8 +3,6 @@
 What they have beyond FusedAttention, such as a length for each row, is a reason to stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

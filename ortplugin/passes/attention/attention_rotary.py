@@ -8,8 +8,6 @@ rotated once, the operators that it replaces after each of them. With a cache
 that the node has drawn in, K are its new rows; a cache that it has not is rotated already, and then Q stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs

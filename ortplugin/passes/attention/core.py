@@ -1,7 +1,5 @@
 """From what an attention computes to the node: which tensors it reads and writes, how they lie there, and its masks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

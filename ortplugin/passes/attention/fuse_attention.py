@@ -9,8 +9,6 @@ differ from the original's by what that rounds on the way. PyTorch's Where(IsNaN
 written for: rows that are masked whole are 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import onnx_graphsurgeon as gs

@@ -4,8 +4,6 @@ What a Reshape has split (the windows of an image, say, that are one batch) may 
 other: then the tensor is read through a Reshape that makes them one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

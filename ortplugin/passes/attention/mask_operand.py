@@ -1,7 +1,5 @@
 """The operand that FusedAttention reads as its mask: bools, or numbers in the dtype of Q or float32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ FusedAttention adds in float32. There LOWEST does it: x + LOWEST is LOWEST for e
 filled in, or Where(mask, 0, -65504) in float16, become Where(mask, 0, LOWEST) in float32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

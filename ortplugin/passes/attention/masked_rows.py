@@ -3,8 +3,6 @@
 LOWEST stands for such a number in the operand, and swallows what is added to it unless that is far lower.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

@@ -1,7 +1,5 @@
 """Masks as FusedAttention takes them: causal and window where they are constant, one operand for all that is left."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

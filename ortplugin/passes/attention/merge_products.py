@@ -8,8 +8,6 @@ are enough to occupy a GPU. So are K and V alone where they come from an encoder
 one number, which is what repeated-constants makes of equal ones, is that number for each column.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The FusedAttention node: for which dtypes it is made, its attributes, and the views before and after it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

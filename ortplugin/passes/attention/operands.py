@@ -1,7 +1,5 @@
 """What a FusedAttention node reads, as terms of its layouts again, so that it may read what that is a view of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx_graphsurgeon as gs

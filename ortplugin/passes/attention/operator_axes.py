@@ -1,7 +1,5 @@
 """The axes of operators that are attention already, and how these give them; what is not so is an error."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

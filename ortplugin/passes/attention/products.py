@@ -3,8 +3,6 @@
 MatMul of rank 4:   abmk, abkn -> abmn
 """
 
-from __future__ import annotations
-
 import string
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ also of the first R elements alone, with a Concat of the others, in float32 betw
 RotaryEmbedding of ONNX and ONNX Runtime.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@
 Views of the scores (Swin adds a mask to windows on an axis of their own) and Casts may stand anywhere between.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

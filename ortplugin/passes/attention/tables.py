@@ -4,8 +4,6 @@ Of tables of width R the halves (or neighbours) must be equal, which constants s
 Concat(f, f), then Cos, Sin and other operators that know no position along the last axis.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ the way to Q and K the product with a number, too, which belongs to attention's 
 float32 of fp16 or bf16, for want of a kernel, the Casts around it are views as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

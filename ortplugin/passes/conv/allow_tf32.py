@@ -4,8 +4,6 @@ Convolutions without a word follow the session: the option use_tf32 of ONNX Runt
 default. `--precision tf32` allows it in the model whatever the session says, `--precision fp32` forbids it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

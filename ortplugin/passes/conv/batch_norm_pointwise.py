@@ -8,8 +8,6 @@ In float16 and bfloat16 the two run in float, between Casts, as the normalisatio
 channel with a large mean nearly cancel.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

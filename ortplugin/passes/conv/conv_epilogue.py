@@ -6,8 +6,6 @@ What is drawn in is a chain (chain.py) that leaves one value for the others. Whe
 the later one takes it, which then can read the earlier one's result.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

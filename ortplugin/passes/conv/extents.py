@@ -6,8 +6,6 @@ one length by the same arithmetic are equal: a residual block's result and its s
     out = floor((in + total) / stride) + 1, total = begin + end - extent of the kernel
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.certainty import is_generated

@@ -9,8 +9,6 @@ BatchNormalization that had to stay. A BatchNormalization before a Conv goes int
 zeros of the padding are not normalised. All is computed in float64 and stored in the weights' dtype.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

@@ -5,8 +5,6 @@
 A MaxPool stays: it pads with the lowest number, not with zero.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import attached

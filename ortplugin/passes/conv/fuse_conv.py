@@ -5,8 +5,6 @@
 with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by conv-epilogue.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -8,8 +8,6 @@ read again. A value that something else needs too becomes one more output. Witho
 and the operators stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs

@@ -1,7 +1,5 @@
 """The FusedConv node in the optimizer: how it is made, and read as the first member of a set of pointwise operators."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ That is a classifier after convolutions with channels last, and its second layer
 draws that in through the view. So does a MatMul.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy.typing as npt

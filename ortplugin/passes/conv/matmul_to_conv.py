@@ -7,8 +7,6 @@ happens where the image comes from a convolution with channels last, through nor
 What attention reads stays a product, even if convolutions made the sequence, as those of Whisper's encoder.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS

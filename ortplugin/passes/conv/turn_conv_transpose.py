@@ -18,8 +18,6 @@ Both compute the same sums. Which is faster was measured on an H200 (`ortplugin.
 Others stay: without a program, or with little work, cuDNN's transposed convolutions are as fast, or faster.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -10,8 +10,6 @@ becomes
 which is a product of matrices. So begin generators of images: cuDNN takes 444 us for DCGAN's first layer at batch 64.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

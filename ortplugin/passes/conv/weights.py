@@ -1,7 +1,5 @@
 """Weight and bias of a convolution, or scale and bias of a BatchNormalization, as a pass reads and replaces them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

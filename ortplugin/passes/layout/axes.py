@@ -1,7 +1,5 @@
 """Operators that name axes, with channels last: the same axes under their new numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """DepthToSpace and SpaceToDepth with channels last: one Transpose between views, as they are with channels first."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -5,8 +5,6 @@
 becomes `y = Gather<axis = 1>(x, order)`: it names its axis, so that it can have channels last.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

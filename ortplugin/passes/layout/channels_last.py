@@ -11,8 +11,6 @@ not. Transposes that the model has count as what they are: one of them may be wh
 Weights are transposed here. After this pass no convolution is left for it to change.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

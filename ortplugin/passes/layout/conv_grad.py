@@ -1,7 +1,5 @@
 """The gradients of a convolution with channels last: data, gradients and weights alike, but for the bias's."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

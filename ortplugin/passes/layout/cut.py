@@ -1,7 +1,5 @@
 """Which operators of a region have channels last: the division of the region that moves the fewest bytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs

@@ -6,8 +6,6 @@ So do AveragePool, GlobalAveragePool, GlobalMaxPool, and a ReduceMean or ReduceM
 first, ONNX Runtime's own stay.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ Transposing an image of three channels takes ONNX Runtime longer than the convol
 eight of 224 x 224 in float16 on an H200, 14 for 64 filters of 7 x 7), and our engine `stem` reads either.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

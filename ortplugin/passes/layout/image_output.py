@@ -7,8 +7,6 @@ Our engine for few output channels (few_output_channels) writes either; the Tran
 3 x 64 x 64 in fp16 on an H200.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import onnx_graphsurgeon as gs

@@ -4,8 +4,6 @@ A tensor [N, C, spatial..] with channels last is [N, spatial.., C]. A rule says 
 that: which of its inputs and outputs then have channels last, and what changes of it besides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

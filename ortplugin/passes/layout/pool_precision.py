@@ -5,8 +5,6 @@
 It accumulates in float whatever its dtype, so that both round once, at the end: nothing changes.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

@@ -13,8 +13,6 @@ order is found by running the steps on the numbers of the rows. All of them have
 them move memory, a Concat or Gather among them, or three: one or two Transposes alone have kernels of their own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 are in layout_axes.py, layout_views.py, layout_blocks.py and fuse_pool.py.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

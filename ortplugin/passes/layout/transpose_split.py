@@ -6,8 +6,6 @@ with x [N, H, W, A K] becomes y = Reshape(x, [N, H, W, A, K]): the heads of dete
 last.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

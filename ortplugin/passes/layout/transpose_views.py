@@ -3,8 +3,6 @@
 y = Transpose<perm = [0, 3, 1, 2]>(x)      x [N, 1, 1, C]      becomes      y = Reshape(x, [0, C, 1, 1])
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

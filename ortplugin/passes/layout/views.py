@@ -1,7 +1,5 @@
 """Views of a tensor with channels last: those that keep batch and channels, and those of one pixel for each."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

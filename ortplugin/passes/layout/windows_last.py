@@ -9,8 +9,6 @@ becomes
 whose last Transpose the layout pass takes away: MaxViT's blocks begin with convolutions.
 """
 
-from __future__ import annotations
-
 import math
 
 import onnx_graphsurgeon as gs

@@ -15,8 +15,6 @@ A product does not care in which order its rows are, and attention reads and wri
 residual sum, then stands beside the product.
 """
 
-from __future__ import annotations
-
 import re
 
 import onnx_graphsurgeon as gs

@@ -1,7 +1,5 @@
 """The FusedMatMul node in the optimizer: how it is made, and read as the first of a set of pointwise operators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

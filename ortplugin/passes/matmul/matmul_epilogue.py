@@ -8,8 +8,6 @@ A value that only pointwise operators or sums outside would read is computed the
 reads in the norm. Where two products meet in an Add, the later one takes it, which can read the earlier one's result.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

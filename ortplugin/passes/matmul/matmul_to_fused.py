@@ -8,8 +8,6 @@ transposed here, or read as [N, K] where the model has them so: through a Transp
 of embeddings that a head shares. Those that are too large to be rearranged, or that others read as [K, N] too, stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -7,8 +7,6 @@ then stands beside the product, and matmul-epilogue draws it in. Where x is not 
 there is something to draw in, x is reshaped to them.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.extents import extents

@@ -11,8 +11,6 @@ with the same program. The filters do not overlap, so that the patches are no la
 long. Of short sums, as Swin's 4 x 4 x 3, our convolution `stem` is as fast.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS

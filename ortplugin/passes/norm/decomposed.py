@@ -1,7 +1,5 @@
 """Normalisations that are written out as several operators: what the two recognisers check of a match."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

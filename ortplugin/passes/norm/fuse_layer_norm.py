@@ -7,8 +7,6 @@ with a Pow for the square, one Sub or two, a Reciprocal or a power of -1/2 for t
 operator LayerNormalization; ONNX Runtime's SkipLayerNormalization, which adds a residual and a bias first.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

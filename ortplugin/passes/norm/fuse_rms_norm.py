@@ -6,8 +6,6 @@ with the variations of fuse_layer_norm; the operator RMSNormalization; ONNX Runt
 SkipSimplifiedLayerNormalization, which adds a residual and a bias first.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

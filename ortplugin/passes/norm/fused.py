@@ -1,7 +1,5 @@
 """The FusedLayerNorm node in the optimizer: how it is made from a normalisation, and read again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

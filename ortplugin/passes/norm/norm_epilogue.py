@@ -6,8 +6,6 @@ n remains an output if something else needs it. That is sound if y surely has th
 operator reads besides depends on the norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs

@@ -6,8 +6,6 @@ where s is an output only if something else needs it. That is sound if s surely 
 that the norm reads depends on s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs

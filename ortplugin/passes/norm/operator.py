@@ -1,7 +1,5 @@
 """Normalisations that are one operator already: LayerNormalization, RMSNormalization and ONNX Runtime's own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

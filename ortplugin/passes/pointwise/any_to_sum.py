@@ -8,8 +8,6 @@ it is large, but is 0 only if all terms are. ONNX Runtime's CUDA provider has no
 double and back. Of no elements the maximum of a signed dtype is its lowest number, which is true: such axes stay.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs

@@ -18,8 +18,6 @@ computed twice.
 LAUNCH_BYTES, WORK_BYTES and FREE are measurements of a GPU: `ortplugin.target` has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from ortplugin.target import DEFAULT

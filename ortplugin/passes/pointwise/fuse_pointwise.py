@@ -10,8 +10,6 @@ a single operator stays as it is, and so does what ONNX Runtime folds into a Con
 of better operators, which have drawn in what they take.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

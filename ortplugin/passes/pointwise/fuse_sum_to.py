@@ -13,8 +13,6 @@ or a second reading of one, and a launch. What is joined:
 A lone ReduceSum stays, and so do sums of integers, which wrap here and do not in ONNX Runtime.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs

@@ -8,8 +8,6 @@ a Relu 0.4. What ONNX Runtime draws into a neighbour stays: a scale into a MatMu
 product of matrices. So do Casts and whatever has no floating-point result.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN

@@ -12,8 +12,6 @@ chain that begins at a pointwise operator which cannot be passed stays, or one s
 Transposes and Slices stay: they move data.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -1,7 +1,5 @@
 """Which pointwise operators of a graph become one: maximal sets that the cost rule, the shapes and the limits allow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Sums in a graph: ReduceSum of any opset and FusedSumTo as programs, and what of their tensors is whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

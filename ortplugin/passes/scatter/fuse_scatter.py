@@ -8,8 +8,6 @@
 `unique=1` is written where no element can be updated twice.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

@@ -5,8 +5,6 @@
 A mask over the first axes of x gets the others as axes of length 1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

@@ -1,7 +1,5 @@
 """Scatter nodes as passes see them: the standard ones, ours, and what keeps one from being rewritten."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -7,8 +7,6 @@ so that data is not copied twice, and can be updated in place. Where the second 
 as between two such scatters, one Transpose remains, behind the scatter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

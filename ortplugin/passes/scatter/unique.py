@@ -1,7 +1,5 @@
 """Whether a scatter surely updates no element twice: then its order does not matter, and nothing has to be sorted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

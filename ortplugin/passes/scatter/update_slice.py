@@ -6,8 +6,6 @@ indices that may turn from negative to positive ones between are none. There hav
 the scatter would be in error; the slice is as long as updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """CastLike becomes a Cast where the dtype that it asks for is known: the form that other passes look for and fold."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 from onnx import helper
 

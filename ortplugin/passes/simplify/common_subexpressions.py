@@ -1,7 +1,5 @@
 """What is computed twice is computed once: same operator, attributes and inputs; constants of equal bits are equal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs

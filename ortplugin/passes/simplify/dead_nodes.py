@@ -1,7 +1,5 @@
 """Nodes whose outputs nothing reads are removed, and what only they needed with them."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

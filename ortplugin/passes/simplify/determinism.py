@@ -1,7 +1,5 @@
 """Which nodes may give something else each time."""
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 DROPOUT = ("Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout", "TrainableDropout")

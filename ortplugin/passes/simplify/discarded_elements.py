@@ -5,8 +5,6 @@
 A Cast of such a number to an integer is not defined, so that folding leaves it, and all that follows, to run time.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -12,8 +12,6 @@ far as one tensor is left to take rows of, if that is past a product or a norm. 
 and as it is there, such as weights that are added as positions, too: rows are a matter of each operand.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ FOLDABLE, compare the two in every opset, with every attribute, negative and uno
 `_defined` leaves out where they differ, and a value whose shape contradicts shape inference is not taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

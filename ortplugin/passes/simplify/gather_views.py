@@ -3,8 +3,6 @@
 y = GatherND(x, [[[[0, 0], [0, 1], ..]], [[[1, 0], ..]], ..])     x [B, S]     becomes     y = Reshape(x, [B, 1, 1, S])
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

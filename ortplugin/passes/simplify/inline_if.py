@@ -4,8 +4,6 @@ TorchScript's exporter asks at run time for ranks that it knows, around scatter_
 both branches could give has no known shape, so that nothing behind such an If could be rewritten.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import all_graphs, attached, type_of

@@ -7,8 +7,6 @@ Less is computed and written so; masks arrive at attention as small as they were
 expands no bfloat16: behind a Cast to it an Expand goes only on its way to the next pointwise operator.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

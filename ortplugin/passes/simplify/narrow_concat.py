@@ -7,8 +7,6 @@ a CUDA graph is captured (DenseNet-169 and up). Where another Concat has the fir
 its value is the first input: as many bytes are moved as before. Else the parts are copied once more.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -6,8 +6,6 @@
 if both times the same part of data is meant; all starts are constant.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs

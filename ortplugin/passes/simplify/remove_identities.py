@@ -9,8 +9,6 @@ conversion of precision puts between two Casts must not be nothing.
 Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 into 0.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_graphsurgeon as gs
 

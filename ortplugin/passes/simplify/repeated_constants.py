@@ -6,8 +6,6 @@
 BERT has one token type where it is not told them. The rows of the table are a constant then.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shapes that are known become constants: Shape and Size of a value, and a Gather or Slice of a Shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs

@@ -3,8 +3,6 @@
 A Sum of three or more stays: it may round once where a chain of Adds rounds after each.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope

@@ -7,8 +7,6 @@ The constants are those that masks of exporters leave: a causal mask that forbid
 What is not constant never becomes it: ONNX Runtime captures no model in a CUDA graph that has a constant output.
 """
 
-from __future__ import annotations
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed

@@ -1,7 +1,5 @@
 """If, Loop, Scan, sequences and local functions."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper

@@ -1,7 +1,5 @@
 """Blocks of convolutional networks, as exporters write them."""
 
-from __future__ import annotations
-
 from ..evaluate import to_onnx
 from ..graph import INT, Graph, UnfitError, Value
 from .networks import batch_norm, convolve, image, picked, pooled, reduce, resized, transposed

@@ -1,7 +1,5 @@
 """Convolutions, pools, norms, products and what else networks are made of, one operator at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

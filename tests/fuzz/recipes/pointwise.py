@@ -1,7 +1,5 @@
 """Pointwise operators."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..evaluate import CONTRIB, to_onnx

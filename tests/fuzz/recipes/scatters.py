@@ -1,7 +1,5 @@
 """Scatters: assignments to slices, elements and masks, as exporters write them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..graph import BOOL, INT, Graph, UnfitError, Value

@@ -1,7 +1,5 @@
 """Sums of what broadcasts, gradients, and sets of pointwise operators."""
 
-from __future__ import annotations
-
 from ..evaluate import OURS
 from ..graph import Graph, UnfitError
 from .networks import new_image, reduce

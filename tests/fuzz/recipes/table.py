@@ -1,7 +1,5 @@
 """The table of what random graphs are made of: functions that add a few nodes to a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..graph import Graph

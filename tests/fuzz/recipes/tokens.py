@@ -1,7 +1,5 @@
 """Norms, activations and attention, as exporters of transformers write them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..evaluate import to_onnx

@@ -1,7 +1,5 @@
 """Operators that move data: views, slices, indices, scatters."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import TensorProto, helper
 

@@ -1,7 +1,5 @@
 """What the tests of the layout pass share: models of convolutions, and these with channels last."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper

@@ -1,7 +1,5 @@
 """What the tests of matrix products share: models in half precision with their weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper

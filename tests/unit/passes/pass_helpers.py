@@ -1,7 +1,5 @@
 """What the tests of passes share: models as text, passes by hand, outputs compared in ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Local functions: their bodies stand where they were called, with equal outputs; what can't be replaced stays."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

@@ -1,7 +1,5 @@
 """Nodes that are invalid in every way that a file may be: passes leave them to ONNX Runtime, which says why."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import warnings

@@ -1,8 +1,6 @@
 """A cache of keys and values in the forms that exporters write: the fused node, equal outputs, and what only looks like
 one."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

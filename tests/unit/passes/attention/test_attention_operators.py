@@ -1,7 +1,5 @@
 """Operators that are attention already, against what ONNX Runtime computes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

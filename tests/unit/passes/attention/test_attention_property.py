@@ -1,7 +1,5 @@
 """Random views between projections and attention: whatever is read through, the result is the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Rotary embeddings in the forms that exporters write: the fused node, equal outputs, and what only looks like them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

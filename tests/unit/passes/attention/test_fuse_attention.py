@@ -1,7 +1,5 @@
 """Attention in the forms that exporters write: the fused node, equal outputs, and what only looks like attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

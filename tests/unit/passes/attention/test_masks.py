@@ -1,7 +1,5 @@
 """Masks: what becomes an attribute, what stays an operand and in which form, and rows that are masked whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

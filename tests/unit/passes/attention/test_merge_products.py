@@ -1,7 +1,5 @@
 """The projections of one attention as one product, and those that stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What becomes part of a FusedConv's program, and what must not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Random chains of convolutions and what is around them: whatever the passes make of them computes the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What scales and shifts a convolution's channels and becomes part of its weights, and what must not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Pads that become a convolution's padding, and those that must not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

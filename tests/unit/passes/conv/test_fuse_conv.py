@@ -1,7 +1,5 @@
 """Conv becomes FusedConv with its bias in the program, and what must stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

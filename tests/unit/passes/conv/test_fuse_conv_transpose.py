@@ -1,7 +1,5 @@
 """ConvTranspose becomes FusedConvTranspose with its normalisation, bias and activation, and what must stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Classifiers after convolutions with channels last."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

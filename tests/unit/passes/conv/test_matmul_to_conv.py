@@ -1,7 +1,5 @@
 """Linear layers of images with channels last that become convolutions."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Transposed convolutions of stride 1 that become convolutions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

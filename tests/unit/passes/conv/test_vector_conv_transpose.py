@@ -1,7 +1,5 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Shuffles of channels that become a Gather."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import numpy_helper

@@ -1,7 +1,5 @@
 """Where channels come last, what becomes of the operators there, and which Transposes remain."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Pools and Resize between convolutions with channels last."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from layout_helpers import SAME, W, between, change, graph, inner

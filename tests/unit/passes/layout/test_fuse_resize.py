@@ -1,7 +1,5 @@
 """A linear Resize with channels first."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.reference

@@ -1,7 +1,5 @@
 """image-input: the first convolution reads its image with channels first."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

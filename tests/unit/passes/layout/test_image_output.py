@@ -1,7 +1,5 @@
 """image-output: the last transposed convolution writes its image with channels first."""
 
-from __future__ import annotations
-
 from math import prod
 
 import numpy as np

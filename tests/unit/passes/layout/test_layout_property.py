@@ -1,7 +1,5 @@
 """Random networks of what exporters write, with channels first and last: equal outputs, and nothing left to do."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

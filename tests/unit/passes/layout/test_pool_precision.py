@@ -1,7 +1,5 @@
 """Pools between Casts."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

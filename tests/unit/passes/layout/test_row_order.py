@@ -1,7 +1,5 @@
 """Rows in another order, by several steps: rolled images, windows, merged patches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import numpy_helper

@@ -1,7 +1,5 @@
 """Windows that become an image before a convolution keep their channels last."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

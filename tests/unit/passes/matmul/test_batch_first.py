@@ -1,7 +1,5 @@
 """batch-first: what nn.MultiheadAttention transposes before and after its products."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Which products become FusedMatMul, and how their weights lie."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

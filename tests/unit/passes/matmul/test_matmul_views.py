@@ -1,7 +1,5 @@
 """Views around a product that only regroup its rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matmul_helpers import inputs_of, weighted

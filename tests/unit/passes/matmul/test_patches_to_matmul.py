@@ -1,7 +1,5 @@
 """patches-to-matmul: the first convolution of a vision transformer is a matrix product."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

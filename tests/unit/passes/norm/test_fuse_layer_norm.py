@@ -1,7 +1,5 @@
 """Layer normalisation in the forms that exporters write, and what only looks like it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """RMS normalisation in the forms that exporters write, and what only looks like it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass

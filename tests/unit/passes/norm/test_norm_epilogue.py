@@ -1,7 +1,5 @@
 """What is after a norm and becomes part of it, and what must not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """What is before a norm and becomes part of it, and what must not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, reasons, run_pass

@@ -1,7 +1,5 @@
 """Random small graphs around norms: whatever the passes make of them computes the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """any-to-sum: whether any or all elements are true, asked by a sum."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Which pointwise operators become one, what the program says, and what must stay apart."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What becomes one FusedSumTo, and what must not; lerp and its gradients as exporters write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """lone-pointwise: single operators become FusedPointwise, but for those that ONNX Runtime makes part of a neighbour."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass

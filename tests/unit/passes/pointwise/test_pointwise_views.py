@@ -1,7 +1,5 @@
 """Which Reshapes move up over pointwise operators and which Expands go, and what must stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

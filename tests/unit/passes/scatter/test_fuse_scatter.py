@@ -1,7 +1,5 @@
 """Scatters become ortplugin's with what is known of their indices; what the operators lack stays."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

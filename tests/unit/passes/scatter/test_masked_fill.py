@@ -1,7 +1,5 @@
 """x[mask] = v as the dynamo exporter writes it becomes a Where, where the mask surely has x's shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,8 +1,6 @@
 """Random scatters, by tuples and along an axis, in chains, between Transposes and in parts of a tensor: whatever the
 passes make of them computes the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scatters between Transposes, as the dynamo exporter writes those on an inner axis."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

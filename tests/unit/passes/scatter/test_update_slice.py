@@ -1,7 +1,5 @@
 """Scatters of slices, as exporters write them, and what only looks like one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CastLike that becomes a Cast."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

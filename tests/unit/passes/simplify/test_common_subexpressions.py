@@ -1,7 +1,5 @@
 """What is computed twice, and what only seems the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import numpy_helper

@@ -1,7 +1,5 @@
 """Nodes that nothing reads, and those that only seem so."""
 
-from __future__ import annotations
-
 import numpy as np
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 

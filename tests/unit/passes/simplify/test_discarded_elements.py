@@ -1,7 +1,5 @@
 """Elements that nothing reads in the end."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

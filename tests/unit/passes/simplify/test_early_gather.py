@@ -1,7 +1,5 @@
 """Rows that are read are taken before what makes all of them, and what keeps them where they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Nodes of constants: computed within a budget; everything else stays."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Gathers of everything, in order, are views."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

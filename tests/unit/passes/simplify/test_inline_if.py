@@ -1,7 +1,5 @@
 """An If with a known condition gives way to its branch; others stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Expands before pointwise operators."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Concats of more inputs than ONNX Runtime's CUDA kernel takes as arguments."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """An update of a slice of a slice, as the dynamo exporter writes a[i, j:k] = v."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

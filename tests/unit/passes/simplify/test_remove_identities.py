@@ -1,7 +1,5 @@
 """Nodes that give back their input, and those that only seem to."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Constants that repeat."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Shapes that are known become constants; others stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, random_feeds, run, run_pass

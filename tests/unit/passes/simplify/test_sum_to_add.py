@@ -1,7 +1,5 @@
 """Sums of one and two tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass

@@ -1,7 +1,5 @@
 """And, Or and Where that a constant decides."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
