@@ -30,7 +30,7 @@ help:
 	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
 	@echo 'make bench      the benchmarks, on a GPU'
 	@echo 'make fuzz-files altered model files: each is refused in one line or gives a valid model'
-	@echo 'make fuzz       random graphs, original against optimized: SEEDS=first:last JOBS=n PROVIDER=cpu|cuda|cuda-graph|cuda-both'
+	@echo 'make fuzz       random graphs, original against optimized: SEEDS=first:last JOBS=n PROVIDER=cpu|cuda|cuda-graph|cuda-both|cuda-poison'
 	@echo 'make dev        build libortplugin.so into ortplugin/, to use the source folder without installing it'
 	@echo 'make wheel      one wheel for every Python and glibc $(GLIBC) or later, in dist/: who installs it needs no compiler'
 	@echo 'make lint       every check of style, types and compiler warnings'
