@@ -5,6 +5,7 @@ import ctypes
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from ortplugin.errors import RuntimeMissingError, UsageError, near_names, one_li
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 COUNTED_ON_HOST = {("", "Compress"), ("", "NonZero"), ("com.microsoft", "Inverse")}
+RANDOM = {("", f"Random{kind}{form}") for kind in ("Normal", "Uniform") for form in ("", "Like")} | {("", "Bernoulli")}
 ALIASES = {"cpu": CPU, "cuda": CUDA, "gpu": CUDA}
 
 LIBRARY = "libortplugin.so"
@@ -172,18 +174,25 @@ def check_captured(session: Any) -> None:
 
   Its kernel copies a count from the GPU to a variable on the stack and goes by it. In a capture the copy is not made,
   so the count is 0, and each replay writes to where that variable was (onnxruntime/core/providers/cuda/tensor,
-  compress.cc and nonzero_op.cc, and contrib_ops/cuda/inverse.cc; 1.31). Nothing is found before ONNX Runtime 1.24,
-  which does not tell which provider runs a node.
+  compress.cc and nonzero_op.cc, and contrib_ops/cuda/inverse.cc; 1.31). Warns of nodes that draw random numbers: their
+  seeds, too, are those of the capture. Nothing is found before ONNX Runtime 1.24, which does not tell which provider
+  runs a node.
   """
   if not hasattr(session, "get_provider_graph_assignment_info"):
     return
   for part in session.get_provider_graph_assignment_info():
     for node in part.get_nodes() if part.ep_name == CUDA else ():
+      name = f"'{node.name}' ({node.op_type})" if node.name else f"a {node.op_type} without a name"
       if (node.domain, node.op_type) in COUNTED_ON_HOST:
-        name = f"'{node.name}' ({node.op_type})" if node.name else f"a {node.op_type} without a name"
         raise UsageError(
           f"node {name} reads on the host what the GPU has computed, which in a CUDA graph gives wrong results and "
           "overwrites memory of this process; make the session without a CUDA graph"
+        )
+      if (node.domain, node.op_type) in RANDOM:
+        warnings.warn(
+          f"node {name} draws the same numbers in each replay of a CUDA graph; where they should differ, make the "
+          "session without one",
+          stacklevel=3,
         )
 
 

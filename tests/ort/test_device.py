@@ -140,3 +140,13 @@ def test_what_counts_on_the_host_is_not_captured(
   monkeypatch.setattr(core, "CUDA", core.CPU)
   with pytest.raises(UsageError, match=words) if words else nullcontext():
     core.check_captured(session)
+
+
+def test_random_numbers_that_a_graph_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+  options = onnxruntime.SessionOptions()
+  core.record_nodes(options)
+  model = onnx.parser.parse_model(COUNTING % "[noise] y = RandomNormalLike (x)")
+  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CPU_ONLY)
+  monkeypatch.setattr(core, "CUDA", core.CPU)
+  with pytest.warns(UserWarning, match=r"node 'noise' \(RandomNormalLike\) draws the same numbers in each replay"):
+    core.check_captured(session)
