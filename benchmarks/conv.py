@@ -19,6 +19,7 @@ convolution on the CPU. Writes results/conv.json.xz; --readme fills the tables i
 """
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -406,11 +407,27 @@ COLUMNS = {
 }
 
 
-def table(record: dict[str, Any], name: str) -> str:
-  """One table of the record, in Markdown."""
+def kinds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """A row for the convolutions of each kernel, stride and program, with the time of all of them."""
+  found: dict[tuple[str, str], dict[str, Any]] = {}
+  for row in rows:
+    kernel = row["case"].rpartition(", ")[2]
+    kind = {"case": kernel, "epilogue": row["epilogue"], "count": 0, "microseconds": Counter()}
+    kind = found.setdefault((kernel, row["epilogue"]), kind)
+    kind["count"] += row["count"]
+    kind["microseconds"].update({key: row["count"] * time for key, time in row["microseconds"].items()})
+  return list(found.values())
+
+
+def table(record: dict[str, Any], name: str, summed: bool = False) -> str:
+  """One table of the record, in Markdown. `summed`: of a whole network by kinds."""
   rows = record.get(name, {}).get("rows")
   if not rows:
     return ""
+  network = name in ("resnet", "small")
+  total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in rows[0]["microseconds"]}
+  if network and summed:
+    rows = kinds(rows)
   columns = {key: title for key, title in COLUMNS[name].items() if key in rows[0]["microseconds"]}
   lines = [
     "| convolution | after it | times | " + " | ".join(columns.values()) + " |",
@@ -419,11 +436,11 @@ def table(record: dict[str, Any], name: str) -> str:
   for row in rows:
     cells = " | ".join(f"{row['microseconds'][key]:.1f}" for key in columns)
     lines.append(f"| {row['case']} | {row['epilogue']} | {row['count']} | {cells} |")
-  if name in ("resnet", "small"):
-    total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in columns}
-    cells = " | ".join(f"{value:.0f}" for value in total.values())
+  if network:
+    cells = " | ".join(f"{total[key]:.0f}" for key in columns)
     lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")
-  unit, libraries = "Microseconds of one, medians", "cudnn onnxruntime torch"
+  unit = f"Microseconds of {'all of a kind' if network and summed else 'one'}, medians"
+  libraries = "cudnn onnxruntime torch"
   lines += ["", timing.footer("conv", unit, record[name]["environment"], libraries=libraries)]
   return "\n".join(lines)
 
@@ -443,7 +460,7 @@ def main() -> None:
   for name in COLUMNS:
     print(table(record, name))
     if args.readme and table(record, name):
-      timing.fill_readme(f"conv-{name}", table(record, name))
+      timing.fill_readme(f"conv-{name}", table(record, name, summed=True))
 
 
 if __name__ == "__main__":

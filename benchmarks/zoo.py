@@ -33,6 +33,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -470,7 +471,8 @@ def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
 def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None = None) -> list[str]:
   """What is not right or was not captured, by reason: the same reason once, wrong ones first and bold.
 
-  `most`: so many networks of a reason, and none of those that were not measured, but all of those that are wrong.
+  `most`: so many networks of a reason, whatever its numbers are, and none of those that were not measured, but all of
+  those that are wrong.
   """
   places: dict[tuple[str, str], list[str]] = {}
   for name, rows in cases.items():
@@ -492,6 +494,8 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None
         if key in row:
           reasons.setdefault((what, row[key]), []).append(which)
     for (what, why), which in reasons.items():
+      if most is not None and what not in BAD:
+        why = re.sub(r"\d+ of \d+ replays", "replays", re.sub(r" is [\d.]+$", " is large", why))
       reason = (what, why if len(why) <= LONGEST_REASON else why[:LONGEST_REASON] + "...")
       text = name if len(which) == len(rows) else f"{name} ({', '.join(which)})"
       places.setdefault(reason, []).append(text)

@@ -237,6 +237,14 @@ EPILOGUES: dict[str, str] = {
     }""",
 }
 
+# The value itself in a wider dtype beside another result.
+BESIDE = {
+  "value first": "(T c) => (float y, float n) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
+  "value last": "(T c) => (float n, float y) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
+  "value in its dtype": "(T c) => (T c, float n) { m = Neg(c) n = Cast<to=float>(m) }",
+  "value alone is wide": "(T c) => (float y, T n) { n = Neg(c) y = Cast<to=float>(c) }",
+}
+
 
 def operand_shape(name: str, result: Shape) -> Shape:
   """The shape of an operand of EPILOGUES, with channels first."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conv_cases import BESIDE
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
 from conv_transpose_cases import check as check_exactly
 from node_cases import typed
@@ -114,13 +115,6 @@ def test_images_of_one_pixel(library: Path, case: Case) -> None:
   for each in OPERATOR.device_variants(case.node(), types, [False] * len(types)):
     tuned = replace(case, attributes={**case.attributes, **each})
     check(case, run(make(tuned.model()), case))
-
-
-BESIDE = {
-  "value first": "(T c) => (float y, float n) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
-  "value last": "(T c) => (float n, float y) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
-  "value in its dtype": "(T c) => (T c, float n) { m = Neg(c) n = Cast<to=float>(m) }",
-}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

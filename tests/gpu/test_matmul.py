@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conv_cases import BESIDE
 from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, Case, expect, made, transposed
 from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF, Array, Shape
@@ -79,14 +80,6 @@ def test_every_algorithm(library: Path, name: str) -> None:
   assert found
   for each in found:
     check(case, run(make(replace(case, attributes=each).model()), case))
-
-
-BESIDE = {
-  "value first": "(T c) => (float y, float n) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
-  "value last": "(T c) => (float n, float y) { m = Neg(c) y = Cast<to=float>(c) n = Cast<to=float>(m) }",
-  "value in its dtype": "(T c) => (T c, float n) { m = Neg(c) n = Cast<to=float>(m) }",
-  "value alone is wide": "(T c) => (float y, T n) { n = Neg(c) y = Cast<to=float>(c) }",
-}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
