@@ -166,7 +166,7 @@ ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int
 // start anew, and ends before the others do. So what a block's units add to the sum at its start is known beforehand.
 class Blocks {
  public:
-  explicit Blocks(const ScatterShape& fit) : fit_(fit) {
+  Blocks(const ScatterShape& fit, const Tensor& indices) : fit_(fit), indices_(indices) {
     int64_t inner = 1;
     const auto note = [&](int64_t units) {
       if (units <= kBlock) inner = std::max(inner, units);
@@ -185,13 +185,15 @@ class Blocks {
 
   // Calls body(unit, count, slots) for the blocks of [first, last); `first` is a multiple of length(). False where an
   // index is out of range.
-  template <typename Index, typename Body>
-  bool ForEach(const Index* indices, int64_t first, int64_t last, const Body& body) const {
+  template <typename Body>
+  bool ForEach(int64_t first, int64_t last, const Body& body) const {
     int64_t slots[kBlock];
     for (int64_t unit = first; unit < last;) {
       const int64_t left = even_ == 0 ? last : even_ - unit % even_;
       const int64_t count = std::min(std::min(length_, left), last - unit);
-      if (!Find(indices, unit, count, slots)) return false;
+      const bool found =
+          indices_.type == ort::kInt32 ? Find<int32_t>(unit, count, slots) : Find<int64_t>(unit, count, slots);
+      if (!found) return false;
       body(unit, count, slots);
       unit += count;
     }
@@ -199,9 +201,10 @@ class Blocks {
   }
 
  private:
+  // Not inlined: there are hundreds of bodies, and it is called once for a block.
   template <typename Index>
-  bool Find(const Index* indices, int64_t unit, int64_t count, int64_t* slots) const {
-    const Index* from = indices + SumAt(fit_.index, unit);
+  [[gnu::noinline]] bool Find(int64_t unit, int64_t count, int64_t* slots) const {
+    const Index* from = static_cast<const Index*>(indices_.data) + SumAt(fit_.index, unit);
     const int64_t first_item = SumAt(fit_.base, unit), step = is_even_ ? fit_.index[0].stride : 0;
     if (!is_even_)
       return Add(from, [&](int64_t i) { return index_[static_cast<size_t>(i)]; }, first_item, count, slots);
@@ -223,6 +226,7 @@ class Blocks {
   }
 
   const ScatterShape& fit_;
+  const Tensor& indices_;
   int64_t length_, even_ = 0;  // even_: at its multiples a term steps or wraps that is even within a block; 0: none
   bool is_even_;               // indices lie in even steps
   std::vector<int64_t> base_, index_;
@@ -328,10 +332,10 @@ void CheckStarts(Work& work, const Shape& updates) {
 void CheckIndices(Work& work, const Shape& shape) {
   WithIndices(work, [&](const auto* indices) {
     std::atomic<bool> valid{true};
-    const Blocks& blocks = work.blocks.emplace(work.fit);
+    const Blocks& blocks = work.blocks.emplace(work.fit, work.indices);
     const int64_t each = kTaskUnits / blocks.length() * blocks.length();
     work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
-      if (!blocks.ForEach(indices, first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
+      if (!blocks.ForEach(first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
     });
     if (valid) return;
     const auto rank = static_cast<int64_t>(work.fit.shape.size());
@@ -397,46 +401,44 @@ void WriteSlice(Work& work) {
   }
 }
 
-template <typename T, typename Index, typename Apply>
-void ByColumns(Work& work, const Index* indices, const Apply& apply) {
+template <typename T, typename Apply>
+void ByColumns(Work& work, const Apply& apply) {
   auto* out = reinterpret_cast<T*>(work.out);
   const auto* updates = reinterpret_cast<const T*>(work.updates);
   const int64_t width = work.fit.width, size = static_cast<int64_t>(sizeof(T)), least = kPieceBytes / size;
   const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * size / kTaskBytes);
   const int64_t each = RoundUp(std::max(least, DivideUp(width, tasks)), least);
   InParallel(work.run, width, each, [&](int64_t first, int64_t last) {
-    const bool valid =
-        work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-          for (int64_t i = 0; i < count; ++i)
-            apply(out + slots[i] * width + first, updates + (unit + i) * width + first, last - first);
-        });
+    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
+      for (int64_t i = 0; i < count; ++i)
+        apply(out + slots[i] * width + first, updates + (unit + i) * width + first, last - first);
+    });
     if (!valid) FailOnChange();
   });
 }
 
-template <typename T, typename Index, typename Apply>
-void BySlots(Work& work, const Index* indices, const Apply& apply) {
+template <typename T, typename Apply>
+void BySlots(Work& work, const Apply& apply) {
   auto* out = reinterpret_cast<T*>(work.out);
   const auto* updates = reinterpret_cast<const T*>(work.updates);
   const int64_t width = work.fit.width, slots_in_all = work.fit.slots;
   const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
   const int64_t each = DivideUp(slots_in_all, parts);
   InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
-    const bool valid =
-        work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-          const T* from = updates + unit * width;
-          if (each >= slots_in_all) {
-            for (int64_t i = 0; i < count; ++i) apply(out + slots[i] * width, from + i * width, width);
-            return;
-          }
-          int32_t chosen[kBlock];  // without a branch, which nobody could predict
-          int64_t found = 0;
-          for (int64_t i = 0; i < count; ++i) {
-            chosen[found] = static_cast<int32_t>(i);
-            found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
-          }
-          for (int64_t j = 0; j < found; ++j) apply(out + slots[chosen[j]] * width, from + chosen[j] * width, width);
-        });
+    const bool valid = work.blocks->ForEach(0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
+      const T* from = updates + unit * width;
+      if (each >= slots_in_all) {
+        for (int64_t i = 0; i < count; ++i) apply(out + slots[i] * width, from + i * width, width);
+        return;
+      }
+      int32_t chosen[kBlock];  // without a branch, which nobody could predict
+      int64_t found = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        chosen[found] = static_cast<int32_t>(i);
+        found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
+      }
+      for (int64_t j = 0; j < found; ++j) apply(out + slots[chosen[j]] * width, from + chosen[j] * width, width);
+    });
     if (!valid) FailOnChange();
   });
 }
@@ -444,9 +446,7 @@ void BySlots(Work& work, const Index* indices, const Apply& apply) {
 // Calls apply(output, update, elements) such that every element meets its updates in order.
 template <typename T, typename Apply>
 void InOrder(Work& work, const Apply& apply) {
-  WithIndices(work, [&](const auto* indices) {
-    work.fit.width* work.size >= kWideBytes ? ByColumns<T>(work, indices, apply) : BySlots<T>(work, indices, apply);
-  });
+  work.fit.width* work.size >= kWideBytes ? ByColumns<T>(work, apply) : BySlots<T>(work, apply);
 }
 
 template <typename T>
@@ -541,12 +541,10 @@ void ReduceInFloat(Work& work) {
   if (work.attributes.unique || units == 1) return ReduceInOrder<T, reduction>(work);
   if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T, reduction>(work);
   HostVector<int64_t> slots(static_cast<size_t>(units));
-  WithIndices(work, [&](const auto* indices) {
-    const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
-      std::copy(found, found + count, slots.begin() + unit);
-    };
-    if (!work.blocks->ForEach(indices, 0, units, keep)) FailOnChange();
-  });
+  const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
+    std::copy(found, found + count, slots.begin() + unit);
+  };
+  if (!work.blocks->ForEach(0, units, keep)) FailOnChange();
   if (units <= std::numeric_limits<int32_t>::max())
     return ReduceLinked<T, reduction>(work, slots, Links<int32_t>(slots));
   ReduceLinked<T, reduction>(work, slots, Links<int64_t>(slots));
@@ -563,11 +561,13 @@ void Accumulate(Work& work) {
 
 template <typename T>
 void Reduce(Work& work) {
+  // Modulo 2^bits a sum or product is the same for both kinds of integers.
+  using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::common_type<T>>::type;
   switch (work.attributes.reduction) {
     case Reduction::kAdd:
-      return Accumulate<T, Reduction::kAdd>(work);
+      return Accumulate<Sum, Reduction::kAdd>(work);
     case Reduction::kMul:
-      return Accumulate<T, Reduction::kMul>(work);
+      return Accumulate<Sum, Reduction::kMul>(work);
     case Reduction::kMin:
       return ReduceInOrder<T, Reduction::kMin>(work);  // exact, whatever is rounded when
     default:
