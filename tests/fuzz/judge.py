@@ -168,15 +168,16 @@ class Judge:
     made: onnx.ModelProto,
     got: Mapping[str, Any],
     names: Sequence[str] | None = None,
+    restored: bool = False,
   ) -> Finding | None:
     """What is wrong with the outputs, but for what ONNX leaves open and ONNX Runtime does in several ways.
 
-    `names`: those to look at; None: all.
+    `names`: those to look at; None: all. `restored`: `made` is an optimized model's standard form.
     """
     problem = reference.problem(got, names)
     if problem is None or problem.kind != "values":
       return problem
-    if (not self.provider.is_cpu and has_convolution(made)) or _has_open_scores(case, reference, made):
+    if (not self.provider.is_cpu and has_convolution(made)) or _has_open_scores(case, reference, made, restored):
       problem = self._defined_problem(case, reference, made, got, names)
       if problem is None:
         return None
@@ -246,7 +247,7 @@ class Judge:
         if "data type is not supported" in str(error):
           return None  # of ONNX Runtime's own kernels in fp16
         return Finding("restore", f"{type(error).__name__}: {one_line(error)}")
-      problem = self.problem(case, references[0], restored, got)
+      problem = self.problem(case, references[0], restored, got, restored=True)
       if problem and not self._is_of_casts(case, references[0], restored=True):
         return Finding("restore", problem.message)
     return None
@@ -267,8 +268,9 @@ class Judge:
     return self.problem(narrow, same, model, got) is None
 
 
-def _has_open_scores(case: Case, reference: Reference, made: onnx.ModelProto) -> bool:
-  return has_masked_attention(made) and has_spoilt_scores(case.oracle, all_values(case.oracle, reference.feeds))
+def _has_open_scores(case: Case, reference: Reference, made: onnx.ModelProto, restored: bool) -> bool:
+  masked = has_masked_attention(optimize(case)[0] if restored else made)
+  return masked and has_spoilt_scores(case.oracle, all_values(case.oracle, reference.feeds))
 
 
 def status(error: Exception | str) -> str:
