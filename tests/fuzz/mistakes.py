@@ -84,7 +84,7 @@ MISTAKES = (
         "fuse-pointwise", "ortplugin.graph.pointwise",
         "return writer.emit(spec.name, *_operands(writer, node, hints), **attributes)",
         "order = -1 if spec.name == 'Sub' else 1\n"
-        "    return writer.emit(spec.name, *_operands(writer, node, hints)[::order], **attributes)",
+        "  return writer.emit(spec.name, *_operands(writer, node, hints)[::order], **attributes)",
         "the order of a Sub's operands",
     ),
     Mistake(
@@ -161,7 +161,10 @@ def graphs_needed(name: str, graphs: int, jobs: int, first: int = 0) -> tuple[in
           seed = next(seeds, None)
         if seed is None:
           return
-        finding = worker.ask(seed).finding
+        verdict = worker.ask(seed)
+        if verdict.what == "broken":
+          raise RuntimeError(verdict.message)
+        finding = verdict.finding
         if finding is not None and clean.ask(seed).finding is None:
           found.append((seed - first + 1, f"{finding.kind}: {finding.message}"))
     finally:
