@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortplugin.errors import OrtPluginError, RuntimeMissingError, UsageError
-from ortplugin.session import core
+from ortplugin.session import core, streams
 
 if TYPE_CHECKING:
   from onnx import GraphProto, ModelProto, NodeProto
@@ -61,9 +61,13 @@ def session(
     wanted[core.CUDA]["enable_cuda_graph"] = "1"
   options = session_options if session_options is not None else ort.SessionOptions()
   core.register(options)
-  is_captured = core.is_captured(wanted.get(core.CUDA, {}))
-  if is_captured:
+  cuda = wanted.get(core.CUDA, {})
+  stream = None
+  if core.is_captured(cuda):
     core.record_nodes(options)
+    if "user_compute_stream" not in cuda:
+      stream = streams.Stream(int(cuda.get("device_id", "0")))
+      cuda["user_compute_stream"] = str(stream.address)
   standard = standard_on_cpu(path_or_bytes) if restore_on_cpu and list(wanted) == [core.CPU] else None
   result = ort.InferenceSession(
     standard or (path_or_bytes if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)),
@@ -72,13 +76,15 @@ def session(
     provider_options=list(wanted.values()),
     enable_fallback=0,
   )
+  if stream is not None:
+    result.stream_of_ortplugin = stream
   missing = [name for name in wanted if name not in result.get_providers()]
   if missing:
     raise RuntimeMissingError(
       f"ONNX Runtime could not start {', '.join(missing)}; its log above says which library is missing "
       "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
     )
-  if is_captured:
+  if core.is_captured(cuda):
     core.check_captured(result)
   return result
 

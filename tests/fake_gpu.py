@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.session import element_type, run_on_host
+from ortplugin.session.cuda_driver import CudaError, Gpu
 
 Arrays = dict[str, Any]
 Spoil = Callable[[int, Arrays, Arrays], Arrays]

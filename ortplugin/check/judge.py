@@ -21,7 +21,6 @@ import numpy as np
 from onnx import ModelProto
 
 from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.check.inputs import CANDIDATES, Case, cast_floating, generate, shifted
 from ortplugin.check.profile import profile
 from ortplugin.check.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
@@ -40,6 +39,7 @@ from ortplugin.report import (
   Timing,
 )
 from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
+from ortplugin.session.cuda_driver import CudaError, Gpu
 from ortplugin.standard import standard_on_cpu
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours

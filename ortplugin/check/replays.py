@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.errors import one_line
 from ortplugin.report import OutputComparison
 from ortplugin.session import element_type, host_inputs, host_outputs, onnxruntime, to_numpy
+from ortplugin.session.cuda_driver import CudaError, Gpu
 
 REPLAYS = 40
 _LEAST = 8  # replays, however long one takes

@@ -15,6 +15,7 @@ import numpy as np
 
 from ortplugin.errors import RuntimeMissingError, UsageError, one_line
 from ortplugin.session.core import CUDA, host_inputs, host_outputs, is_captured, onnxruntime
+from ortplugin.session.cuda_driver import Gpu
 from ortplugin.session.elements import check_dtype, element_type, foreign
 from ortplugin.session.host import to_numpy
 
@@ -38,6 +39,7 @@ class _State:
   def __init__(self, session: Any) -> None:
     options = session.get_provider_options()[CUDA]
     self.device_id = int(options.get("device_id", "0"))
+    self.stream = int(options.get("user_compute_stream", "0"))
     self.uses_graph = is_captured(options)
     inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
     self.inputs = {value.name: element_type(value.type) for value in inputs}
@@ -100,7 +102,7 @@ def replay(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
   with cupy.cuda.Device(state.device_id), state.lock:
     arrays = {name: _array(cupy, state, name, value) for name, value in feeds.items()}
     captured = _capture(cupy, session, state, arrays, list(state.outputs))
-    _run(session, captured)
+    _run(session, state, captured)
     # The graph's number must not be given to another one.
     state.graphs[("replay", len(state.graphs))] = captured
 
@@ -243,20 +245,22 @@ def _run_graph(
       cupy.copyto(buffer, given)
   _settle(cupy)
   try:
-    _run(session, captured)  # captures, or replays
+    _run(session, state, captured)  # captures, or replays
   except Exception:
     del state.graphs[signature]
     raise
   return {name: array.copy() if copy else array for name, array in captured.outputs.items()}
 
 
-def _run(session: Any, captured: _Captured) -> None:
-  """A capture that fails leaves its error with CUDA's runtime, where the first kernel of this thread's next run, of
-  whatever session, would find it and take it for its own.
+def _run(session: Any, state: _State, captured: _Captured) -> None:
+  """A capture that fails is open still, and its error is with CUDA's runtime, where the first kernel of this thread's
+  next run, of whatever session, would find it and take it for its own.
   """
   try:
     session.run_with_iobinding(captured.binding, captured.run_options)
   except Exception:  # ONNX Runtime's own classes have no common base
+    if state.stream:
+      Gpu.give_up_capture(state.stream)
     for name in ("libcudart.so.13", "libcudart.so.12"):
       with contextlib.suppress(OSError):  # not the one that ONNX Runtime has loaded
         ctypes.CDLL(name, os.RTLD_NOLOAD | os.RTLD_LAZY).cudaGetLastError()

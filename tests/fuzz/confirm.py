@@ -42,10 +42,12 @@ NOT_CAPTURED = f"{ORIGINAL}is not captured in a CUDA graph, and without one the 
 
 @dataclass(frozen=True)
 class Doubt:
-  """A finding that is to be confirmed, of a seed or a case."""
+  """A finding that is to be confirmed, of a seed or a case. `bare`: without ONNX Runtime's own optimizations, for what
+  ends the process with them."""
 
   what: int | Case
   finding: Finding
+  bare: bool = False
 
 
 @dataclass

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .confirm import ORIGINAL, Doubt, is_doubtful
+from .confirm import BY_OPTIMIZATIONS, ORIGINAL, Doubt, is_doubtful
 from .generate import Case
 from .judge import Verdict
 from .providers import LostError, Provider, provider_of
@@ -59,7 +59,11 @@ class Worker:
     verdict = self._ask(task)
     if self.provider == "cpu" or verdict.finding is None or not is_doubtful(verdict.finding):
       return verdict
-    return replace(self._ask(Doubt(task, verdict.finding)), rewrites=verdict.rewrites, captured=verdict.captured)
+    again = self._ask(Doubt(task, verdict.finding))
+    ends = again.finding is not None and again.finding.kind in ("crash", "hang")
+    if ends and self._ask(Doubt(task, verdict.finding, bare=True)).finding is None:
+      again = Verdict("unfit", BY_OPTIMIZATIONS)
+    return replace(again, rewrites=verdict.rewrites, captured=verdict.captured)
 
   def _ask(self, task: int | Case | Doubt) -> Verdict:
     if self._process is None or self._tasks >= RENEW:
@@ -175,7 +179,9 @@ def main(make_provider: Callable[[str], Provider] = provider_of) -> None:
       if isinstance(task, Doubt):
         seen = task.finding.mode  # unknown where a process ended
         for name in [seen] if seen else [mode.name for mode in provider.modes()]:
-          verdict = confirm(Judge(make_provider(name), judge.tell), case, task.finding)
+          there = make_provider(name)
+          there = (task.bare and there.unoptimized()) or there
+          verdict = confirm(Judge(there, judge.tell), case, task.finding)
           if verdict.what == "finding":
             break
       else:

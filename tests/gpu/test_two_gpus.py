@@ -21,7 +21,6 @@ from threads import in_threads
 import ortplugin
 from gpu.device import python, same_bits
 from ortplugin.check import judge, tune
-from ortplugin.check.cuda_driver import Gpu
 from ortplugin.check.inputs import shifted, without_weights
 from ortplugin.check.judge import Judge, Question, Side
 from ortplugin.check.replays import GraphSession, compare_replays
@@ -31,6 +30,7 @@ from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
 from ortplugin.report import GRAPH, PLAIN
 from ortplugin.session import CUDA, gpu_count
+from ortplugin.session.cuda_driver import Gpu
 
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs")

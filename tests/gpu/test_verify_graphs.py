@@ -24,7 +24,6 @@ from gpu.device import python
 from gpu.faulty import Faulty, planting
 from ortplugin import optimizer
 from ortplugin.check import judge, tune
-from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.check.inputs import shifted, without_weights
 from ortplugin.check.judge import Judge, Question, Side, make_session
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
@@ -33,6 +32,7 @@ from ortplugin.ops import OPERATORS
 from ortplugin.optimizer import pipeline
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN
 from ortplugin.session import CUDA
+from ortplugin.session.cuda_driver import CudaError, Gpu
 
 cupy = pytest.importorskip("cupy")
 

@@ -3,14 +3,16 @@
 import ctypes
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ortplugin.check import cuda_driver
-from ortplugin.check.cuda_driver import CudaError, Gpu
+from ortplugin.errors import RuntimeMissingError
+from ortplugin.session import cuda_driver, streams
+from ortplugin.session.cuda_driver import CudaError, Gpu
 
 
 @pytest.fixture
@@ -64,6 +66,20 @@ def test_errors_name_the_call_and_what_the_driver_says(driver: ctypes.CDLL) -> N
   with pytest.raises(CudaError, match="cuDeviceGet failed on GPU 7: CUDA_ERROR_INVALID_DEVICE"), Gpu(7):
     pass
   assert driver.open_things() == 0
+
+
+def test_a_stream_goes_from_session_to_session(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(streams, "_idle", defaultdict(list))
+  one, other, elsewhere = streams.Stream(0), streams.Stream(0), streams.Stream(1)
+  address = one.address
+  assert len({one.address, other.address, elsewhere.address, 0}) == 4
+  driver.set_capturing(1)
+  status = ctypes.c_int(1)
+  del one
+  assert driver.cuStreamIsCapturing(ctypes.c_void_p(address), ctypes.byref(status)) == status.value == 0
+  assert streams.Stream(0).address == address
+  with pytest.raises(RuntimeMissingError, match=r"GPU 7 gives no stream .*cuDeviceGet failed on GPU 7"):
+    streams.Stream(7)
 
 
 def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from threads import in_threads
 
 import ortplugin
 from ortplugin.errors import RuntimeMissingError, UsageError
-from ortplugin.session import core, device, elements
+from ortplugin.session import core, device, elements, streams
 
 
 @pytest.fixture
@@ -171,10 +171,11 @@ def test_sessions_never_fall_back_silently(library_file: Path, monkeypatch: pyte
 
   both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
   use_runtime(monkeypatch, both, 1, InferenceSession=make)
+  monkeypatch.setattr(streams, "Stream", lambda device_id: SimpleNamespace(address=64 + device_id))
   with pytest.raises(RuntimeMissingError, match="could not start CUDAExecutionProvider"):
     ortplugin.session("m.onnx", cuda_graph=True)
   assert made[0].providers == both
-  assert made[0].settings == [{"enable_cuda_graph": "1"}, {}]
+  assert made[0].settings == [{"enable_cuda_graph": "1", "user_compute_stream": "64"}, {}]
   assert made[0].options.libraries
   ortplugin.session(b"bytes", providers=["cpu"])
   assert made[1].providers == ["CPUExecutionProvider"]

@@ -1,6 +1,7 @@
 """A GPU through the CUDA driver alone: streams, memory, copies, and work that disturbs what else runs.
 
-Verification needs these where CuPy is not installed. All of it is libcuda.so.1, which every machine with a GPU has.
+Verification and sessions that capture CUDA graphs need these where CuPy is not installed. All of it is libcuda.so.1,
+which every machine with a GPU has.
 """
 
 from __future__ import annotations
@@ -174,7 +175,12 @@ class Gpu:
       raise CudaError(f"cuStreamQuery failed on GPU {self.ordinal}: {_error_name(result)}")
     return bool(result == _NOT_READY)
 
-  def give_up_capture(self, stream: int) -> None:
+  def leave(self) -> None:
+    """Instead of the end of a `with`: what it gave stays until the process ends."""
+    _driver().cuCtxPopCurrent_v2(ctypes.byref(_handle()))
+
+  @staticmethod
+  def give_up_capture(stream: int) -> None:
     """Ends a capture that failed, so that other work of this process is not refused because of it."""
     status, graph = ctypes.c_int(), _handle()
     driver = _driver()
