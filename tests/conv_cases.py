@@ -397,5 +397,17 @@ ONE_SIDED: list[tuple[Shape, int, Shape, list[int], list[int]]] = [
   ((1, 4, 3, 4, 3), 4, (2, 2, 2), [1, 1, 1], [1, 1, 1, 0, 0, 0]),
 ]
 
+# x, filters, kernel, groups: channels and groups that no tile divides.
+GROUPED: list[tuple[Shape, int, tuple[int, ...], int]] = [
+  ((1, 12, 1, 1), 12, (1, 1), 3),
+  ((4, 12, 1, 1), 24, (3, 3), 2),
+  ((1, 20, 1), 20, (1,), 5),
+  ((1, 12, 1, 1, 1), 12, (1, 1, 1), 3),
+  ((1, 12, 3, 3), 12, (3, 3), 3),
+  ((2, 12, 7, 5), 12, (1, 1), 3),
+  ((1, 6, 4, 4), 6, (1, 1), 3),
+  ((2, 16, 5, 5), 32, (1, 1), 4),
+]
+
 by_name = {case.name: case for case in CASES}
 assert len(by_name) == len(CASES), "two cases have one name"

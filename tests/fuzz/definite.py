@@ -1,8 +1,9 @@
 """The form in which a model is judged where ONNX leaves NaN open, or ONNX Runtime differs from ONNX on it or on -0."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx
+from onnx import helper
 
 from . import maxima, resizes, selections
 from .emulate import respelled
@@ -17,6 +18,24 @@ def definite(model: onnx.ModelProto) -> onnx.ModelProto | None:
       maxima.propagating(node, dtype, name)
       or resizes.in_two_dimensions(node, name, lengths)
       or selections.with_signs(node, dtype, name)
+      or _of_nan(node, dtype, name)
     )
 
   return respelled(model, spell)
+
+
+def _of_nan(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+  """The nodes in place of a Sign of floats: x - x where x is 0 or NaN, of which Sign makes 0 in fp16 (1.32) and on
+  CUDA."""
+  return _spelled(node, name) if node.op_type == "Sign" and dtype in maxima.FLOATS else None
+
+
+def _spelled(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+  x = node.input[0]
+  yield helper.make_node("Neg", [x], [f"{name}/negated"])
+  yield helper.make_node("Less", [x, f"{name}/negated"], [f"{name}/below"])
+  yield helper.make_node("Less", [f"{name}/negated", x], [f"{name}/above"])
+  yield helper.make_node("Or", [f"{name}/below", f"{name}/above"], [f"{name}/other"])
+  yield helper.make_node("Sign", [x], [f"{name}/sign"])
+  yield helper.make_node("Sub", [x, x], [f"{name}/nothing"])
+  yield helper.make_node("Where", [f"{name}/other", f"{name}/sign", f"{name}/nothing"], list(node.output))

@@ -20,6 +20,7 @@ On CUDA its LayerNormalization (1.31) reads a scale and a bias as long as what i
 shorter and broadcast: [1] of [2].
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -142,10 +143,12 @@ def _casts_to_half(node: onnx.NodeProto) -> bool:
 
 
 def of_conv(model: onnx.ModelProto, message: str) -> bool:
-  """Whether a run on a GPU failed by ONNX Runtime's own Conv in three dimensions: in 16 bits it may fail to make its
-  plan, with "Integer overflow" or CUDNN_FE 7, also of shapes that it does in float32."""
-  volumes = (node for node in walk_nodes(model) if (node.domain, node.op_type) == ("", "Conv") and not _is_flat(node))
-  return "while running Conv node" in message and any(True for _ in volumes)
+  """Whether a run on a GPU failed by ONNX Runtime's own Conv or ConvTranspose in three dimensions: in 16 bits they may
+  fail to make their plan ("Integer overflow", CUDNN_FE 7) or its workspace, also of shapes that they do in float32."""
+  failed = re.search(r"while running (Conv|ConvTranspose) node", message)
+  return failed is not None and any(
+    (node.domain, node.op_type) == ("", failed[1]) and not _is_flat(node) for node in walk_nodes(model)
+  )
 
 
 def _is_flat(node: onnx.NodeProto) -> bool:

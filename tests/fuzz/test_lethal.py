@@ -218,6 +218,7 @@ def test_a_conv_in_three_dimensions_that_fails_on_a_gpu() -> None:
   assert lethal.of_conv(conv("Conv", [1, 2, 2]), message)
   assert not lethal.of_conv(conv("Conv", [2, 2]), message)
   assert not lethal.of_conv(conv("ConvTranspose", [1, 2, 2]), message)
+  assert lethal.of_conv(conv("ConvTranspose", [1, 2, 2]), message.replace("Conv", "ConvTranspose"))
   assert not lethal.of_conv(conv("Conv", [1, 2, 2]), message.replace("Conv", "FusedConv"))
 
 

@@ -22,3 +22,13 @@ def test_negative_zeros(dtype: str, opset: int) -> None:
   assert found.dtype == wanted.dtype
   np.testing.assert_array_equal(found, wanted)
   np.testing.assert_array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(wanted)[~np.isnan(wanted)])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float", "double"])
+def test_the_sign_of_nan(dtype: str) -> None:
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        model ({dtype}[n] x) => ({dtype}[n] y) {{ y = Sign(x) }}""")
+  made = definite(model)
+  assert made is not None
+  x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 6e-8], {"float": "f"}.get(dtype, dtype))
+  np.testing.assert_array_equal(run(make_session(made.SerializeToString()), {"x": x})["y"], np.sign(x))

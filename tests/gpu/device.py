@@ -73,6 +73,13 @@ def at_offset(array: Array, elements: int) -> Any:
   return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
 
 
+def before_nan(array: Array) -> Any:
+  """The array on the device, with NaN behind its end."""
+  behind = cupy.full(array.nbytes + 4096, 0xFF, np.uint8)
+  behind[: array.nbytes] = cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+  return cupy.ndarray(array.shape, array.dtype, memptr=behind.data)
+
+
 def keep_busy(times: int) -> Any:
   """Gives CuPy's current stream work for some 0.1 ms, so many times; the array that it writes last."""
   busy = cupy.full(1 << 26, 0.5, "float32")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conv_cases import CASES, ONE_SIDED
+from conv_cases import CASES, GROUPED, ONE_SIDED
 from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, before_nan, host, make, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
@@ -376,19 +376,6 @@ def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, 
   assert not wrong
 
 
-# x, filters, kernel, groups: channels and groups that no tile divides.
-GROUPED: list[tuple[Shape, int, tuple[int, ...], int]] = [
-  ((1, 12, 1, 1), 12, (1, 1), 3),
-  ((4, 12, 1, 1), 24, (3, 3), 2),
-  ((1, 20, 1), 20, (1,), 5),
-  ((1, 12, 1, 1, 1), 12, (1, 1, 1), 3),
-  ((1, 12, 3, 3), 12, (3, 3), 3),
-  ((2, 12, 7, 5), 12, (1, 1), 3),
-  ((1, 6, 4, 4), 6, (1, 1), 3),
-  ((2, 16, 5, 5), 32, (1, 1), 4),
-]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("number", range(len(GROUPED)))
@@ -398,11 +385,7 @@ def test_groups_end_with_the_tensor(library: Path, number: int, layout: str, dty
   pads = [size // 2 if x[2] == 1 else 0 for size in kernel] * 2
   conv = Conv(BIAS, dtype, layout, x, filters, kernel, group, attributes={"pads": pads})
   arrays, wrong = conv.arrays(), []
-  image = cupy.asarray(arrays["x"])
-  behind = cupy.zeros(image.size + 1024, image.dtype)
-  behind.view(cupy.uint8)[:] = 0xFF  # NaN
-  behind[: image.size] = image.reshape(-1)
-  feeds = {"x": cupy.ndarray(image.shape, image.dtype, behind.data)}
+  feeds = {"x": before_nan(arrays["x"])}
   for algorithm in ("auto", *algorithms(conv, arrays)):
     try:
       conv.check(arrays, host(ortplugin.run(make(done_by(conv, algorithm).model(arrays)), feeds)))

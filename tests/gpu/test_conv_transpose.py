@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conv_cases import BESIDE
+from conv_cases import BESIDE, GROUPED
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
 from conv_transpose_cases import check as check_exactly
 from node_cases import typed
 
-from gpu.device import make, run, run_bound
+import ortplugin
+from gpu.device import before_nan, host, make, run, run_bound
 from gpu.sessions import check_addresses, check_graph, check_repeats, permuted
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR
@@ -135,6 +136,24 @@ def test_the_value_beside_another_result(library: Path, name: str, layout: str, 
         check(case, run(make(replace(case, attributes={**attributes, **each}).model()), case))
       except AssertionError as error:
         wrong.append((x, each, str(error)[-80:]))
+  assert not wrong
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("number", range(len(GROUPED)))
+def test_groups_end_with_the_tensor(library: Path, number: int, layout: str, dtype: str) -> None:
+  """By every algorithm: cuDNN 9.19 has engines of convolutions that multiply by 0 what lies behind."""
+  x, filters, kernel, group = GROUPED[number]
+  attributes = {"group": group, "pads": [size // 2 if x[2] == 1 else 0 for size in kernel] * 2}
+  case, wrong = Case("", typed(BARE, dtype), x, (x[1], filters // group, *kernel), (), layout, attributes), []
+  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  feeds = dict(zip(case.names, map(before_nan, case.inputs()), strict=True))
+  for each in ({}, *OPERATOR.device_variants(case.node(), types, [False] * len(types))):
+    try:
+      check(case, host(ortplugin.run(make(replace(case, attributes={**attributes, **each}).model()), feeds)))
+    except AssertionError as error:
+      wrong.append((each, str(error)[-80:]))
   assert not wrong
 
 
