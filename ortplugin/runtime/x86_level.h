@@ -22,5 +22,8 @@ inline int X86Level() {
   return has(saved, kZmm) && has(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ? 4 : 3;
 }
 
+// The highest that the evaluator takes. A test that runs it at each level has this function of its own.
+int MostX86Level();
+
 }  // namespace ortplugin
 #endif

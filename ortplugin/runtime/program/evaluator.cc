@@ -506,11 +506,6 @@ ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, 
   for (size_t i = 0; i < count; ++i) to[i] = (from[i] - centre) * factor;
 }
 
-// The highest x86-64 level to use: 4 is AVX-512, 3 AVX2, anything lower SSE2. The tests run it at each.
-#ifndef ORTPLUGIN_X86_LEVEL
-#define ORTPLUGIN_X86_LEVEL 4
-#endif
-
 // ---- The copies ---------------------------------------------------------------------------------------------------
 
 struct Functions {
@@ -584,7 +579,7 @@ ORTPLUGIN_COPY(Avx2, F16C, __attribute__((target("avx2,fma,f16c"))))
 ORTPLUGIN_COPY(Avx512, F16C, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))))
 
 Functions Choose() {
-  const int level = std::min(X86Level(), ORTPLUGIN_X86_LEVEL);
+  const int level = std::min(X86Level(), MostX86Level());
   return level >= 4 ? kAvx512 : level >= 3 ? kAvx2 : kBaseline;
 }
 #else
