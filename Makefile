@@ -40,16 +40,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The library is compiled once: the native tests link its objects. Without build isolation the tools have paths that last.
-# With warnings as errors, but for those who want to see what it does.
 BUILD = build/native
-WERROR ?= $(if $(filter demo,$(MAKECMDGOALS)),OFF,ON)
-CONFIGURE = $(BIN)/cmake -DORTPLUGIN_NATIVE_TESTS=ON -DORTPLUGIN_WERROR=$(WERROR) $(BUILD)
+lint: WERROR = -DORTPLUGIN_WERROR=ON
+CONFIGURE = $(BIN)/cmake $(WERROR) -DORTPLUGIN_NATIVE_TESTS=ON $(BUILD)
 
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo 'installing ortplugin into $(VENV)'
 	$(PIP) install cmake ninja 'scikit-build-core>=0.10'
-	$(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD) \
-	  --config-settings=cmake.define.ORTPLUGIN_WERROR=$(WERROR) --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON '.[$(EXTRAS)]'
+	CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD) \
+	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON '.[$(EXTRAS)]'
 	@touch $@
 
 # The real weights of the demo and of tests/ort/test_minilm.py. Its dependencies (PyTorch) are not needed.
