@@ -1,0 +1,30 @@
+"""The notebook's cells run, and show what they say."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+from example_model import EXAMPLES
+
+NOTEBOOK = EXAMPLES / "report.ipynb"
+
+
+def values(cells: list[str]) -> list[Any]:
+  """What each cell's last line is."""
+  names: dict[str, Any] = {}
+  found = []
+  for cell in cells:
+    *statements, last = ast.parse(cell).body
+    assert isinstance(last, ast.Expr)
+    exec(compile(ast.Module(statements, []), NOTEBOOK.name, "exec"), names)
+    found.append(eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names))
+  return found
+
+
+def test_cells_run(library: Path) -> None:
+  cells = json.loads(NOTEBOOK.read_text())["cells"]
+  report, shapes = values(["".join(each["source"]) for each in cells if each["cell_type"] == "code"])
+  assert "<iframe" in report._repr_html_()
+  assert report.changes
+  assert list(shapes.values()) == [(1, 1000)]
