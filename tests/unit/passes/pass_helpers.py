@@ -1,5 +1,6 @@
 """What the tests of passes share: models as text, passes by hand, outputs compared in ONNX Runtime."""
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -161,16 +162,35 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndar
 def assert_same_outputs(
   original: onnx.ModelProto,
   optimized: onnx.ModelProto,
-  rng: np.random.Generator,
   precision: str = "",
+  rng: np.random.Generator | None = None,
   **lengths: int,
 ) -> None:
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
-  feeds = random_feeds(original, rng, **lengths)
+  feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
     original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True
   ):
     assert_close(expected, found, info.name, precision)
+
+
+def seeded(model: onnx.ModelProto) -> np.random.Generator:
+  """A generator seeded by the model: the same numbers in every run and order."""
+  return np.random.default_rng(zlib.crc32(model.SerializeToString(deterministic=True)))
+
+
+def run_same(
+  original: onnx.ModelProto,
+  *passes: Pass,
+  limit: int | None = None,
+  precision: str = "",
+  rng: np.random.Generator | None = None,
+  **lengths: int,
+) -> tuple[onnx.ModelProto, PassResult]:
+  """`run_pass`, after which the model's outputs are the same."""
+  optimized, result = run_pass(original, *passes, limit=limit)
+  assert_same_outputs(original, optimized, precision, rng, **lengths)
+  return optimized, result
 
 
 def assert_close(expected: np.ndarray, found: np.ndarray, name: str = "", precision: str = "") -> None:

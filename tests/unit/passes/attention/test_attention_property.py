@@ -96,4 +96,4 @@ def test_views_are_read_through(original: onnx.ModelProto, seed: int) -> None:
   assert len(attentions(optimized)) == 1
   left = set(no_constants(optimized)) - {"FusedAttention"}
   assert left <= {"Reshape", "Slice", "Gather", "Transpose"}
-  assert_equal(original, optimized, feeds(original, np.random.default_rng(seed)))
+  assert_equal(original, optimized, feeds(original, rng=np.random.default_rng(seed)))

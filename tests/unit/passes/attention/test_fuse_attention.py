@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from attention_helpers import (  # noqa: F401, a fixture
   STANDARD,
@@ -177,23 +176,23 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_becomes_one_node(form: str, rng: np.random.Generator) -> None:
+def test_every_form_becomes_one_node(form: str) -> None:
   given, expected = FORMS[form]
-  optimized, node = fused(graph(**given), rng)
+  optimized, node = fused(graph(**given))
   assert attributes(node) == {name: value for name, value in expected.items() if value != "b h s d"}
   assert "Transpose" not in no_constants(optimized)
   assert "Softmax" not in no_constants(optimized)
 
 
-def test_heads_of_keys_and_values_are_counted(rng: np.random.Generator) -> None:
+def test_heads_of_keys_and_values_are_counted() -> None:
   for form, heads in {"sdpa": (4, 4), "Llama: 4 heads, 2 of keys and values, expanded": (4, 2),
                       "one head of keys and values, which the products broadcast": (4, 1)}.items():  # fmt: skip
-    _, node = fused(graph(**FORMS[form][0]), rng)
+    _, node = fused(graph(**FORMS[form][0]))
     values = {each.name: each.i for each in node.attribute}
     assert (values["heads"], values["kv_heads"]) == heads
 
 
-def test_batch_and_rows_may_be_open(rng: np.random.Generator) -> None:
+def test_batch_and_rows_may_be_open() -> None:
   """As exporters write it: lengths from Shape and Gather, the heads as -1."""
   nodes = """length = Shape(x)  i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  axis = {0}
         b0 = Gather(length, i0)  s0 = Gather(length, i1)  b = Unsqueeze(b0, axis)  s1 = Unsqueeze(s0, axis)
@@ -205,21 +204,21 @@ def test_batch_and_rows_may_be_open(rng: np.random.Generator) -> None:
       f"{nodes} {PRODUCTS}  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh) "
       "y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
       "float[batch,rows,96] x, float[batch,1,1,rows] m", "float[batch,rows,32] y")  # fmt: skip
-  _, node = fused(original, rng, batch=3, rows=7)
+  _, node = fused(original, batch=3, rows=7)
   assert attributes(node) == {**layouts(*MERGED), "mask_dtype": "float"}
 
 
-def test_views_that_no_layout_says_stay(rng: np.random.Generator) -> None:
+def test_views_that_no_layout_says_stay() -> None:
   """Rows of another tensor's middle: K is read from the Slice on."""
   nodes = f"i1 = {{1}}  i6 = {{6}}  k = Slice(k0, i1, i6, i1)  {HEADS} {PRODUCTS} {ATTEND} {JOIN}"
-  optimized, node = fused(graph(nodes, QKV.replace("float[2,5,32] k", "float[2,9,32] k0")), rng)
+  optimized, node = fused(graph(nodes, QKV.replace("float[2,5,32] k", "float[2,9,32] k0")))
   assert list(no_constants(optimized)) == ["Slice", "FusedAttention"]
   assert attributes(node) == STANDARD
 
 
-def test_a_result_that_is_read_before_its_transpose_stays_in_heads(rng: np.random.Generator) -> None:
+def test_a_result_that_is_read_before_its_transpose_stays_in_heads() -> None:
   original = graph(f"{HEADS} {PRODUCTS} {ATTEND} {JOIN}", QKV, "float[2,5,32] y, float[2,4,5,8] a")
-  optimized, node = fused(original, rng)
+  optimized, node = fused(original)
   assert list(no_constants(optimized)) == ["FusedAttention", "Transpose", "Reshape"]
   assert "y_layout" not in attributes(node)
 
@@ -287,7 +286,7 @@ def test_near_misses_stay_and_say_why(miss: str) -> None:
 @pytest.mark.parametrize(
   ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
 )
-def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int, rng: np.random.Generator) -> None:
+def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int) -> None:
   sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
   inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
   nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
@@ -295,7 +294,7 @@ def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int,
     f"all = {{2,4,5,8}}  {name} = Expand({name}0, all)  {nodes}",
     inputs.replace(f"] {name}", f"] {name}0"),
   )
-  optimized, _ = fused(graph(nodes, inputs, "float[2,4,5,8] y"), rng)
+  optimized, _ = fused(graph(nodes, inputs, "float[2,4,5,8] y"))
   assert list(no_constants(optimized)) == ["Expand", "FusedAttention"]
 
 
@@ -311,9 +310,7 @@ def test_a_mask_with_a_batch_of_its_own_stays() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_products_in_float32_between_casts(
-  dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_in_float32_between_casts(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
   """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
   monkeypatch.undo()
   to = {"float16": 10, "bfloat16": 16}[dtype]
@@ -323,7 +320,7 @@ def test_products_in_float32_between_casts(
   original = graph(nodes, ", ".join(f"float[2,4,5,8] {name}0" for name in "qkv"), "float[2,4,5,8] y")
   optimized, _ = run_pass(original, FUSE_ATTENTION)
   assert list(no_constants(optimized)) == ["Cast"] * 3 + ["FusedAttention", "Cast"]
-  given = feeds(original, rng, scale=0.7)
+  given = feeds(original, scale=0.7)
   for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
     assert_close(expected, found, precision=dtype)
 

@@ -58,8 +58,7 @@ def test_it_is_ours(nodes: str, constants: str, attributes: dict[str, object], r
     ],
 )  # fmt: skip
 def test_near_misses(nodes: str, constants: str, reason: str | None) -> None:
-  original = model(graph(nodes, constants), 18)
-  optimized, result = run_pass(original, FUSE_RESIZE)
+  optimized, result = run_pass(model(graph(nodes, constants), 18), FUSE_RESIZE)
   assert "Resize" in operators(optimized)
   assert not result.changes
   assert [reason in each for each in reasons(result)] == [True] if reason else not reasons(result)

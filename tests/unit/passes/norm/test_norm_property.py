@@ -99,5 +99,5 @@ def test_deterministic(original: onnx.ModelProto) -> None:
 def _compare(original: onnx.ModelProto, optimized: onnx.ModelProto, seed: int) -> None:
   # Norms of norms amplify what differs in the last bit, and comparisons decide on it: a wide tolerance, which a
   # wrong operand, shape or order still exceeds by far.
-  assert_same_outputs(original, optimized, np.random.default_rng(seed), precision="float16")
-  assert_same_outputs(original, optimized, np.random.default_rng(seed), precision="float16", N=1, M=1)
+  assert_same_outputs(original, optimized, rng=np.random.default_rng(seed), precision="float16")
+  assert_same_outputs(original, optimized, rng=np.random.default_rng(seed), precision="float16", N=1, M=1)

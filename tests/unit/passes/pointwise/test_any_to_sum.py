@@ -3,7 +3,16 @@
 import numpy as np
 import onnx
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, programs, restore, run, run_pass
+from pass_helpers import (
+  assert_unchanged,
+  model,
+  operators,
+  programs,
+  restore,
+  run,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
@@ -59,9 +68,8 @@ def test_opsets(opset: int) -> None:
 
 
 def test_of_bools() -> None:
-  original = model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
-        y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20)  # fmt: skip
-  optimized, _ = run_pass(original, ANY_TO_SUM)
+  optimized, _ = run_pass(model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
+        y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
   assert operators(optimized).count("ReduceSum") == 2
   for x in (np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), np.ones((3, 4), bool)):
     for found, expected in zip(run(optimized, {"x": x}), [x.any(1, keepdims=True), x.all()], strict=True):
@@ -108,7 +116,7 @@ def test_no_axis_is_reduced() -> None:
   assert_unchanged(original, [ANY_TO_SUM], "its axes")
 
 
-def test_what_is_infinite_is_counted_where_it_is_found(rng: np.random.Generator) -> None:
+def test_what_is_infinite_is_counted_where_it_is_found() -> None:
   """T5's clamp: the test for infinity goes into the kernel that sums."""
   original = model(
     """g (float16[2,3,8] x) => (float16[2,3,8] y) <float a = {64504}, float b = {65504}> {
@@ -117,9 +125,8 @@ def test_what_is_infinite_is_counted_where_it_is_found(rng: np.random.Generator)
         y = Cast<to = 10>(high) }""",
     18,
   )
-  optimized, _ = run_pass(original, ANY_TO_SUM, FUSE_SUM_TO)
+  optimized, _ = run_same(original, ANY_TO_SUM, FUSE_SUM_TO)
   assert operators(optimized) == ["FusedSumTo", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
   assert "isinf = IsInf(y)" in programs(optimized)[0]
-  assert_same_outputs(original, optimized, rng)
   infinite = np.full((2, 3, 8), np.inf, np.float16)
   np.testing.assert_array_equal(run(restore(optimized), {"x": infinite})[0], np.full_like(infinite, 64504))

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+from pass_helpers import assert_unchanged, model, operators, run_same
 
 from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 
@@ -40,11 +40,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_smaller(case: str, rng: np.random.Generator) -> None:
+def test_smaller(case: str) -> None:
   original, left = CASES[case]
-  optimized, _ = run_pass(original, LATE_EXPAND)
+  optimized, _ = run_same(original, LATE_EXPAND)
   assert operators(optimized) == left
-  assert_same_outputs(original, optimized, rng)
 
 
 STAY = {

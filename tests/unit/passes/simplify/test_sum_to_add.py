@@ -1,20 +1,18 @@
 """Sums of one and two tensors."""
 
-import numpy as np
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+from pass_helpers import assert_unchanged, model, operators, run_same
 
 from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
 
 
 @pytest.mark.parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
 @pytest.mark.parametrize("opset", [8, 13, 17])
-def test_renamed(nodes: str, ops: list[str], opset: int, rng: np.random.Generator) -> None:
+def test_renamed(nodes: str, ops: list[str], opset: int) -> None:
   original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
-  optimized, result = run_pass(original, SUM_TO_ADD)
+  optimized, result = run_same(original, SUM_TO_ADD)
   assert operators(optimized) == ops
   assert result.changes[0].nodes == ("'y' (Sum)",)
-  assert_same_outputs(original, optimized, rng)
 
 
 def test_more_stay() -> None:
