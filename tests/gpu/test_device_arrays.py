@@ -18,6 +18,7 @@ from fuzz.judge import optimize
 from fuzz.providers import Cuda
 from node_cases import identity_model
 from onnx import TensorProto, helper
+from onnx_models import parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -298,8 +299,7 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
 
 def test_what_counts_on_the_host_is_not_captured() -> None:
   """ONNX Runtime captures it with a count of 0, and each replay writes the count to where its variable was."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-    g (float[4] x, bool[4] m) => (float[n] y) { y = Compress(x, m) }""").SerializeToString()
+  model = parsed("""g (float[4] x, bool[4] m) => (float[n] y) { y = Compress(x, m) }""").SerializeToString()
   with pytest.raises(UsageError, match="Compress"):
     ortplugin.session(model, ["cuda"], cuda_graph=True)
   with pytest.raises(UsageError, match="Compress"):

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from fake_gpu import Arrays, CapturingSession, FakeGpu, Spoil
 from onnx import TensorProto, helper
+from onnx_models import parsed
 
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
 
@@ -211,9 +212,7 @@ def test_runs_that_are_waited_for_are_told() -> None:
 
 
 def test_strings_are_a_reason() -> None:
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["": 17]> g (string[2] a) => (string[2] y) { y = Identity(a) }'
-  )
+  model = parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")
   make = partial(CapturingSession, session_of(model))
   with GraphSession(make, 0, FakeGpu()) as graphs, pytest.raises(NotCaptured, match=r"'a' is a tensor\(string\)"):
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])

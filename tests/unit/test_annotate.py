@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
+from onnx_models import parsed
 
 from ortplugin.graph.certainty import DECLARED, INFERRED, PROVED, Certainty
 from ortplugin.graph.convert import import_model
@@ -33,7 +34,7 @@ def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...] | None]:
   """The shapes of all values of a graph in ONNX's textual syntax."""
-  model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+  model = parsed(f"{text}", opset, domains=["com.microsoft"])
   graph = import_model(model)
   annotate(graph)
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}

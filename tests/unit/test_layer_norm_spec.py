@@ -7,6 +7,7 @@ import pytest
 from ml_dtypes import bfloat16
 from node_cases import assert_invalid
 from onnx import helper
+from onnx_models import parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -107,10 +108,9 @@ def test_the_reference_is_the_formula() -> None:
 def test_the_reference_agrees_with_onnx_runtime(rng: np.random.Generator) -> None:
   x = rng.standard_normal((4, 7)).astype(np.float32)
   gamma = rng.standard_normal(7).astype(np.float32)
-  nodes = [helper.make_node("LayerNormalization", ["x", "gamma"], ["y"], epsilon=1e-3)]
-  values = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [4, 7]), ("gamma", [7]))]
-  graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info("y", 1, [4, 7])])
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  model = parsed(
+    "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon = 0.001> (x, gamma) }"
+  )
   session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
   program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
   np.testing.assert_allclose(

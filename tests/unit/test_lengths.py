@@ -1,8 +1,8 @@
 """Lengths of axes that shape inference has no name for."""
 
-import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
+from onnx_models import parsed
 
 from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import Scope, scopes
@@ -21,9 +21,10 @@ PARTS = (
 def scope_of(nodes: str) -> tuple[Scope, dict[str, gs.Tensor]]:
   """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
   graph = import_model(
-    onnx.parser.parse_model(
-      f"""<ir_version: 8, opset_import: ["" : 18, "ortplugin" : 1]>
-            g (float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}"""
+    parsed(
+      f"""g (float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}""",
+      18,
+      domains=["ortplugin"],
     )
   )
   annotate(graph)

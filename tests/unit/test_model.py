@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx_models import built, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model, lighten, opset_of, put_back
@@ -189,8 +190,7 @@ def test_a_body_whose_output_is_the_outer_value() -> None:
 
 
 def test_before_ir_version_4_every_initializer_is_an_input() -> None:
-  model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["" : 11]>
-        g (float[N] x, float w) => (float[N] y) <float w = {2}> { a = Mul(x, w)  y = Neg(a) }""")
+  model = parsed("""g (float[N] x, float w) => (float[N] y) <float w = {2}> { a = Mul(x, w)  y = Neg(a) }""", 11, 3)
   assert_round_trip(model)
   graph = import_model(model)
   new = gs.Constant("new", np.ones(1, np.float32))
@@ -343,13 +343,8 @@ def test_weights_are_copied_once(tmp_path: Path) -> None:
   nodes = [helper.make_node("Identity", ["x"], ["m0"])]
   nodes += [helper.make_node("MatMul", [f"m{i}", f"w{i}"], [f"m{i + 1}"]) for i in range(8)]
   nodes += [helper.make_node("Neg", ["m8"], ["n"]), helper.make_node("Exp", ["n"], ["y"])]
-  values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2048]) for name in "xy"]
-  weights = [numpy_helper.from_array(np.ones((2048, 2048), np.float32), f"w{i}") for i in range(8)]
-  model = helper.make_model(
-    helper.make_graph(nodes, "g", values[:1], values[1:], weights),
-    opset_imports=[helper.make_opsetid("", 17)],
-    ir_version=8,
-  )
+  weights = {f"w{i}": np.ones((2048, 2048), np.float32) for i in range(8)}
+  model = built(nodes, "float[n,2048] x", "float[n,2048] y", weights=weights)
   (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
   program = f"""
 import re

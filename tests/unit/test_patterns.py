@@ -6,6 +6,7 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import helper
+from onnx_models import parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model
@@ -17,7 +18,7 @@ from ortplugin.model.annotate import annotate
 
 
 def graph_of(text: str, opset: int = 17) -> gs.Graph:
-  model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+  model = parsed(f"{text}", opset, domains=["com.microsoft"])
   graph = import_model(model)
   annotate(graph)
   return graph
@@ -135,9 +136,7 @@ def test_large_constants_are_not_read() -> None:
 
 
 def test_external_data_that_is_not_loaded_is_not_read() -> None:  # RELIABILITY 41
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) <float w = {1}> { y = Add(x, w) }'
-  )
+  model = parsed("g (float x) => (float y) <float w = {1}> { y = Add(x, w) }")
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
   tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -263,8 +262,7 @@ def test_annotation_survives_what_it_cannot_infer() -> None:
 
 def test_inference_from_the_inputs_is_believed_before_value_info() -> None:
   """Tools that make a batch dynamic often leave its old length in value_info."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[batch,3] x) => (float[batch,3] y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
+  model = parsed("""g (float[batch,3] x) => (float[batch,3] y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
   graph = import_model(model)
   assert tuple(graph.tensors()["a"].shape) == (1, 3)
   annotate(graph)

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from node_cases import bits
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from onnx_models import built
 from scatter_cases import CASES, INPUTS, ONNX_DTYPES, Case, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
@@ -381,17 +382,7 @@ def test_the_decomposition_of_an_unknown_rank_has_no_rank() -> None:
   """One model of a slice serves every rank: nothing in it was made from a shape."""
   node = node_of("UpdateSlice", axes=[0], steps=[2])
   nodes = decompose(node, 17)
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [
-      helper.make_tensor_value_info("x0", TensorProto.FLOAT, None),
-      helper.make_tensor_value_info("x1", TensorProto.FLOAT, None),
-      helper.make_tensor_value_info("x2", TensorProto.INT64, None),
-    ],
-    [helper.make_tensor_value_info("y0", TensorProto.FLOAT, None)],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  model = built(nodes, "float[] x0, float[] x1, int64[] x2", "float[] y0")
   for data, updates in (((7,), (3,)), ((7, 2), (3, 1)), ((7, 2, 3), (3, 2, 1))):
     feeds = {"x0": np.zeros(data, np.float32), "x1": np.ones(updates, np.float32), "x2": np.array([-6])}
     (got,) = ReferenceEvaluator(model).run(None, feeds)

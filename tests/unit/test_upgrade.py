@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
+from onnx_models import parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
@@ -18,7 +19,7 @@ ROWS = "g (float[2,8] x) => (float[A,B] y) "
 
 
 def parse(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
-  return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+  return parsed(f"{text}", opset, ir, domains=["com.microsoft"])
 
 
 def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
@@ -318,9 +319,12 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
      " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
 ])  # fmt: skip
 def test_names_of_lengths_that_a_slice_does_not_keep(body: str, kept: set[str]) -> None:
-  model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
-        g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
-        <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""")
+  model = parsed(
+    f"""g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
+        <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""",
+    10,
+    5,
+  )
   said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
   model.graph.value_info.append(said)
   made = upgrade(model).graph

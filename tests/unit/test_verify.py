@@ -11,6 +11,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import parsed
 
 from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
@@ -301,8 +302,7 @@ def test_indices_stay_within_their_table() -> None:
 def test_indices_are_distinct_where_they_can_be() -> None:
   """A scatter that meets an element twice may give what it likes."""
   inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["": 17]>'
+  model = parsed(
     f"g ({inputs}) => (float[20,4] y, float[20,4] z) "
     "{ y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b) }"
   )

@@ -4,6 +4,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
+from onnx_models import parsed
 from pass_helpers import assert_same_outputs, lines, operators, programs, reasons, restore, run_pass
 
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
@@ -18,11 +19,11 @@ def graph(nodes: str, gradients: str = "dX dW dB", outputs: str = "", program: s
   """X [N, 3, 6, 5], W [4, 3, 3, 3]; dy and y [N, 4, 6, 5]; the nodes make g, which ConvGrad reads."""
   shapes = {"dX": "N,3,6,5", "dW": "4,3,3,3", "dB": "4", "dZ": "N,4,6,5"}
   made = ", ".join(f"float[{shapes[name]}] {name}" for name in gradients.split())
-  model = onnx.parser.parse_model(
-    f"""<ir_version: 8, opset_import: ["" : 17, "ortplugin" : 1]>
-        g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, float[N,4,6,5] y, float[4,1,1] s)
+  model = parsed(
+    f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, float[N,4,6,5] y, float[4,1,1] s)
         => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
-        {", ".join(gradients.split())} = ortplugin.ConvGrad<program = "P">(X, W, g) }}"""
+        {", ".join(gradients.split())} = ortplugin.ConvGrad<program = "P">(X, W, g) }}""",
+    domains=["ortplugin"],
   )
   node = model.graph.node[-1]
   del node.attribute[:]
@@ -106,12 +107,12 @@ def test_one_gradient_as_two_outputs_stays() -> None:
 
 def test_what_the_operator_itself_reads_stays() -> None:
   """X and the gradient are one value here: drawn in, nobody would make X."""
-  original = onnx.parser.parse_model(
-    """<ir_version: 8, opset_import: ["" : 17, "ortplugin" : 1]>
-        g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
+  original = parsed(
+    """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
         g = Relu(v)
         dX, dW, dB = ortplugin.ConvGrad<program = "(float dz) => (float dz) {}", operands = "X W",
-            gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }"""
+            gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
+    domains=["ortplugin"],
   )
   optimized, result = run_pass(original, FUSE_CONV_GRAD)
   assert operators(optimized) == ["Relu", "ConvGrad"]
@@ -146,11 +147,11 @@ def test_what_stays(nodes: str, fragment: str | None) -> None:
 
 def test_gradients_have_channels_last_between_convolutions() -> None:
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
-  original = onnx.parser.parse_model(
-    """<ir_version: 8, opset_import: ["" : 17, "ortplugin" : 1]>
-        g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
+  original = parsed(
+    """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
         { c = Conv<pads = [1, 1, 1, 1]>(X, W)  y = Relu(c)
-          dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }"""
+          dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }""",
+    domains=["ortplugin"],
   )
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"
   node = original.graph.node[-1]

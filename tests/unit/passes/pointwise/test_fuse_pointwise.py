@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
+from onnx_models import built
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -347,11 +348,10 @@ def test_the_limit_and_the_names() -> None:
 
 
 def flat(nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
-  def infos(names: list[str]) -> list[onnx.ValueInfoProto]:
-    return [helper.make_tensor_value_info(name, 1, [2, 3]) for name in names]
+  def values(names: list[str]) -> str:
+    return ", ".join(f"float[2,3] {name}" for name in names)
 
-  made = helper.make_graph(nodes, "g", infos(inputs), infos(outputs))
-  return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  return built(nodes, values(inputs), values(outputs))
 
 
 def test_long_chains_are_cut() -> None:
@@ -510,10 +510,7 @@ def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
   """Nor is any of them looked at in detail: a program has fewer statements."""
   names = [f"x{index}" for index in range(4000)]
   nodes = [helper.make_node(op, names, ["s"]), helper.make_node("Relu", ["s"], ["y"])]
-  inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4]) for name in names]
-  outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])]
-  imports = [helper.make_opsetid("", 17)]
-  original = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=imports, ir_version=8)
+  original = built(nodes, ", ".join(f"float[N,4] {name}" for name in names), "float[N,4] y")
   imported = import_model(original)
   annotate(imported)
   begin = time.process_time()

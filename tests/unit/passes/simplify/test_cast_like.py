@@ -4,6 +4,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
+from onnx_models import parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin import optimize
@@ -34,9 +35,9 @@ def test_unknown_dtypes_stay() -> None:
 
 
 def test_a_function_of_that_name_stays() -> None:
-  assert_unchanged(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-        g (float[3] x, float16[3] z) => (float[3] y) { y = local.CastLike(x, z) }
-        <domain: "local", opset_import: ["" : 17]> CastLike (a, b) => (c) { c = Neg(a) }"""), [CAST_LIKE])  # fmt: skip
+  assert_unchanged(parsed("""g (float[3] x, float16[3] z) => (float[3] y) { y = local.CastLike(x, z) }
+        <domain: "local", opset_import: ["" : 17]> CastLike (a, b) => (c) { c = Neg(a) }""",
+        domains=["local"]), [CAST_LIKE])  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", [None, "fp16", "bf16"])

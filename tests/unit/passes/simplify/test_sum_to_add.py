@@ -1,6 +1,7 @@
 """Sums of one and two tensors."""
 
 import pytest
+from onnx_models import parsed
 from pass_helpers import assert_unchanged, model, operators, run_same
 
 from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
@@ -25,8 +26,6 @@ def test_where_an_add_does_not_broadcast_as_numpy_does_it_stays() -> None:
 
 
 def test_a_function_of_that_name_stays() -> None:
-  import onnx.parser
-
-  assert_unchanged(onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-        g (float[3] x, float[3] z) => (float[3] y) { y = local.Sum(x, z) }
-        <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }"""), [SUM_TO_ADD])  # fmt: skip
+  assert_unchanged(parsed("""g (float[3] x, float[3] z) => (float[3] y) { y = local.Sum(x, z) }
+        <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }""",
+        domains=["local"]), [SUM_TO_ADD])  # fmt: skip
