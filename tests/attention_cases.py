@@ -182,7 +182,7 @@ def case_of(
   return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden)  # type: ignore[arg-type]
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 
 def check(
@@ -254,7 +254,7 @@ def _check_present(
           exact=True)  # fmt: skip
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 
 CAUSAL = {
   "upper left": {"causal": "upper_left"},

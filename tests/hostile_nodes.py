@@ -99,7 +99,7 @@ def _attribute(name: str, value: Any) -> AttributeProto:
   return helper.make_attribute(name, value)
 
 
-# -------------------------------------------------------------------------------------------------------------- seeds
+# ---- seeds
 
 
 def _floats(*shapes: Shape, dtype: str = "float") -> tuple[Input, ...]:
@@ -226,7 +226,7 @@ def seeds() -> list[Node]:
   return made
 
 
-# -------------------------------------------------------------------------------------------------------------- wrong
+# ---- wrong
 
 TEXTS: tuple[Any, ...] = ("", "?", b"\xff\xfe\x80", "auto\0", "\x1b[2Jred", "a" * LONG, "ä" * 300, 7, 1.5, [1, 2])
 NUMBERS: tuple[Any, ...] = (-1, 0, 2, 3, *HUGE, "text", 1.5, [1], [])
@@ -376,7 +376,7 @@ def nodes() -> tuple[Node, ...]:
   return tuple(made)
 
 
-# ---------------------------------------------------------------------------------------------------------- a process
+# ---- a process
 
 
 def _spec(node: Node) -> list[list[int | None]] | str:

@@ -30,7 +30,7 @@ class Case(ProgramCase):
 node_of, model_of = Case.node_of, Case.model_of
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # Roundings of the arithmetic that may add up in one element, all in the same direction: a row's sums (in lanes, then in
 # a tree), the mean, the scale and the pointwise statements. Rows of equal numbers, whose sums' roundings have all the
@@ -104,7 +104,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   return check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
+# ---- programs
 # T stands for the dtype at hand. Two more names keep the rows short.
 
 BARE = "(T x) => (T y) { y = LayerNormalization(x) }"

@@ -29,7 +29,7 @@ UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float": 2.0**-24, "d
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float": 2.0**-149, "double": 2.0**-1074}
 
 
-# ------------------------------------------------------------------------------------------------------------- models
+# ---- models
 
 
 def model_with(
@@ -184,7 +184,7 @@ class ProgramCase:
     return model_with([cls.node_of(text)] if nodes is None else nodes, inputs, results_of(program))
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _first(mask: Array) -> list[int]:
   return [int(i) for i in np.argwhere(mask)[0]]
 
 
-# ------------------------------------------------------------------------------------------------------------- values
+# ---- values
 
 
 def _normal(rng: np.random.Generator, shape: Shape) -> Array:

@@ -33,7 +33,7 @@ class Case(ProgramCase):
 node_of, model_of = Case.node_of, Case.model_of
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What one statement's result may be off by, in units of the arithmetic's roundoff: the GPU's functions of float promise
 # up to 4 (tanh, erf, pow some more), and ours are allowed as much on the CPU.
@@ -106,7 +106,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
+# ---- programs
 # T stands for the dtype at hand.
 
 SUM_RELU = "(T x, T r) => (T y) { s = Add(x, r) y = Relu(s) }"

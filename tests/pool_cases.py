@@ -73,7 +73,7 @@ class Case:
     return made[0]
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What an average or what lies between elements may be off by, in units of the arithmetic's roundoff times the size of
 # what it is made of: a tree of additions, the weights and their products.
@@ -103,7 +103,7 @@ def check(case: Case, output: Array, unit: float | None = None, x: Array | None 
   compare(case.name, output, wanted, wide, UNITS * compute * size)
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 
 # Windows: the attributes and the spatial shape. An average also counts its padding where it has any.
 WINDOWS: dict[str, tuple[Attributes, Shape]] = {

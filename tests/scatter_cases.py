@@ -141,7 +141,7 @@ class Case:
     return model_with([self.node()] if nodes is None else nodes, inputs, outputs, opset=opset, ir_version=10)
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, skip_invalid: bool = False) -> Array:
@@ -192,7 +192,7 @@ def check_any_order(case: Case, output: Array, inputs: Sequence[Array] | None = 
   assert (bits(output)[untouched] == bits(data)[untouched]).all(), f"{case.name}: an element without update changed"
 
 
-# ------------------------------------------------------------------------------------------------------------- values
+# ---- values
 
 
 def _bits(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -266,7 +266,7 @@ def _none(count: int, limits: Array) -> Array:
 INDICES = {"mixed": _mixed, "positive": _positive, "unique": _unique, "few": _few, "one": _one, "ends": _ends}
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 
 
 def nd(

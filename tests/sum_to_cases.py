@@ -27,7 +27,7 @@ class Case(ProgramCase):
 node_of, model_of = Case.node_of, Case.model_of
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What a value may be off by, in units of the arithmetic's roundoff times the size of what it is made of: the terms, and
 # the tree of additions in which each takes part.
@@ -75,7 +75,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
+# ---- programs
 # T stands for the dtype at hand.
 
 

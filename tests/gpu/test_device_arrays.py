@@ -185,7 +185,7 @@ def test_torch_tensors_by_dlpack(library: Path, rng: np.random.Generator) -> Non
   assert torch.from_dlpack(result).data_ptr() == result.data.ptr
 
 
-# ------------------------------------------------------------------------------------------------------ CUDA graphs
+# ---- CUDA graphs
 
 
 @pytest.mark.parametrize("dtype", NAMES)
@@ -256,7 +256,7 @@ def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) 
   assert len(device._states) == count - 1
 
 
-# ----------------------------------------------------------------------------------------------------- command line
+# ---- command line
 
 
 def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ CHOSEN = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- parity
+# ---- parity
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
@@ -101,7 +101,7 @@ def test_declared_shapes_need_not_be_complete(library: Path, name: str) -> None:
   check(case, run(make(model_of(case.text, declared)), case))
 
 
-# ---------------------------------------------------------------------------------------------------------- addresses
+# ---- addresses
 
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
@@ -122,7 +122,7 @@ def test_one_input_of_many_may_start_anywhere(library: Path) -> None:
     check(case, host(ortplugin.run(session, feeds)), expected)
 
 
-# -------------------------------------------------------------------------------------------------- streams and graphs
+# ---- streams and graphs
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -146,7 +146,7 @@ def test_new_shapes_under_capture_are_refused(library: Path) -> None:
   check_capture(captured, "norm")
 
 
-# ------------------------------------------------------------------------------------------------------------- threads
+# ---- threads
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
@@ -195,7 +195,7 @@ print("the end", flush=True)
   assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
-# ------------------------------------------------------------------------------------------------------ kernel cache
+# ---- kernel cache
 
 # Prints, in seconds, how long a session of a plain model takes, and one of ours, the first in the process; both after
 # another session has started CUDA. A third time is that of a second session of ours.
@@ -272,7 +272,7 @@ print("the CPU still runs")
   assert done.stdout.endswith("the CPU still runs\n")
 
 
-# ------------------------------------------------------------------------------------------------------ wrong and large
+# ---- wrong and large
 
 
 @pytest.mark.parametrize(

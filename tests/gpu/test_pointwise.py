@@ -65,7 +65,7 @@ CHOSEN = (
   "large: channels, float16",
 )
 
-# -------------------------------------------------------------------------------------------------------------- parity
+# ---- parity
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
@@ -139,7 +139,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     check(case, run(session, case))
 
 
-# ---------------------------------------------------------------------------------------------- addresses, and in place
+# ---- addresses, and in place
 
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
@@ -224,7 +224,7 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(
     np.testing.assert_array_equal(found[1], d)
 
 
-# --------------------------------------------------------------------------------------------------- streams and graphs
+# ---- streams and graphs
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -248,7 +248,7 @@ def test_new_shapes_under_capture_are_refused(library: Path) -> None:
   check_capture(captured, "pointwise")
 
 
-# -------------------------------------------------------------------------------------------------------------- threads
+# ---- threads
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
@@ -288,7 +288,7 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
   assert 1 <= len(kernels) <= 3  # of the guess at the session's start, of small and of larger tensors
 
 
-# ------------------------------------------------------------------------------------------------------ wrong and large
+# ---- wrong and large
 
 
 @pytest.mark.parametrize(

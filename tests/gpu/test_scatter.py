@@ -106,7 +106,7 @@ def forms(case: Case) -> list[Case]:
   return [one for one in each if not is_refused(one)]
 
 
-# ------------------------------------------------------------------------------------------------------------- parity
+# ---- parity
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -206,7 +206,7 @@ def test_unique_sums_are_those_of_the_reference(library: Any, dtype: str) -> Non
       check(case, run(make(model), one, inputs), expect(case, inputs))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong values
+# ---- wrong values
 
 
 @pytest.mark.parametrize("case", [each for each in CHOSEN if each.op != "UpdateSlice"], ids=lambda case: case.name)
@@ -260,7 +260,7 @@ def test_a_wrong_run_leaves_the_session_whole(library: Any) -> None:
   check(good, run(session, good))
 
 
-# -------------------------------------------------------------------------------------------------- shapes and streams
+# ---- shapes and streams
 
 
 def test_shapes_may_change_from_run_to_run(library: Any) -> None:

@@ -88,7 +88,7 @@ def free(device: int) -> int:
     return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
-# ------------------------------------------------------------------------------------------------------------- sessions
+# ---- sessions
 
 
 def test_the_device_is_the_sessions(library: Path, optimized: onnx.ModelProto) -> None:
@@ -167,7 +167,7 @@ def test_streams_of_both_gpus(library: Path, optimized: onnx.ModelProto, tmp_pat
   assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
 
 
-# --------------------------------------------------------------------------------------------------------- verification
+# ---- verification
 
 
 def test_verification_on_the_second(
@@ -214,7 +214,7 @@ def test_the_command(library: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
   assert main([str(out), "-o", str(tmp_path / "back.onnx"), "--restore", "--provider", "cuda", "--device", "1"]) == 0
 
 
-# --------------------------------------------------------------------------------------------------------------- tuning
+# ---- tuning
 
 
 def test_tuning_on_the_second(library: Path, optimized: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ print(report.verification[0].replays, "replays")
   assert not done.stdout.startswith("0 ")
 
 
-# ----------------------------------------------------------------------------------------------------------- algorithms
+# ---- algorithms
 
 
 def test_the_list_of_algorithms(library: Path, optimized: onnx.ModelProto) -> None:

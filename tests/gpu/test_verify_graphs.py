@@ -84,7 +84,7 @@ def replayed(side: Side, feeds: dict[str, Any], fault: str = "", device_id: int 
     return graphs.replay([feeds, shifted(feeds)])
 
 
-# ---------------------------------------------------------------------------------------------------------- the driver
+# ---- the driver
 
 
 def test_memory_copies_and_fills() -> None:
@@ -136,7 +136,7 @@ def test_there_is_no_gpu_of_a_large_number() -> None:
     pass
 
 
-# ------------------------------------------------------------------------------------------------------------- replays
+# ---- replays
 
 
 def feeds_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def test_memory_is_given_back(library: Path, tmp_path: Path, rng: np.random.Gene
   assert left[-1] >= left[2] - 2**22
 
 
-# -------------------------------------------------------------------------------------------------------- verification
+# ---- verification
 
 
 def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
@@ -308,7 +308,7 @@ def test_a_number_of_no_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
   assert "there is no GPU 1000; this process sees GPU" in capsys.readouterr().err
 
 
-# -------------------------------------------------------------------------------------------------------------- tuning
+# ---- tuning
 
 
 def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
@@ -351,7 +351,7 @@ def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
   assert tuned.graph.node
 
 
-# ---------------------------------------------------------------------------------------------------------- benchmarks
+# ---- benchmarks
 
 
 def test_benchmarks_judge_the_same_way(

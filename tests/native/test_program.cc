@@ -21,7 +21,7 @@ using namespace ortplugin;
 using test::Contains;
 using test::Same;
 
-// ---- The parser -------------------------------------------------------------------------------------------------
+// ---- The parser
 
 const char* const kLayerNorm =
     "(float16 x, float16 residual, float16 gamma, float16 beta) => (float16 y, float16 s) {\n"

@@ -136,7 +136,7 @@ def bits(session: onnxruntime.InferenceSession, given: Mapping[str, Array]) -> l
   return [output.tobytes() for output in session.run(None, dict(given))]
 
 
-# --------------------------------------------------------------------------------------------- what is to be refused
+# ---- what is to be refused
 
 
 def failing() -> tuple[bytes, list[dict[str, Array]]]:
@@ -185,7 +185,7 @@ def refused_models() -> list[bytes]:
   return found
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
+# ---- memory
 
 
 _NAMES = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
@@ -246,7 +246,7 @@ def raises(work: Callable[[], object]) -> None:
   raise AssertionError("it was not refused")
 
 
-# -------------------------------------------------------------------------------------------------------------- modes
+# ---- modes
 
 
 def runs(times: int, leak: int = 0) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_unknown_ranks(library: Path) -> None:
   check(case, run(make(case.model([None, None, [2, 2, 70, 16], None])), case))
 
 
-# ----------------------------------------------------------------------------------------------------------- refusals
+# ---- refusals
 
 
 @dataclass(frozen=True)

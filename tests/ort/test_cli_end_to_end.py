@@ -99,7 +99,7 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
   return path
 
 
-# ------------------------------------------------------------------------------------------------------ the main job
+# ---- the main job
 
 
 def test_a_real_model_is_optimized_verified_and_runs(library: Path, tmp_path: Path, run: Run) -> None:
@@ -194,7 +194,7 @@ def test_the_users_inputs_and_shapes(library: Path, tmp_path: Path, run: Run) ->
   assert [dim.dim_value for dim in shape.dim] == [1, 7]
 
 
-# ----------------------------------------------------------------------------------------------- verification's verdict
+# ---- verification's verdict
 
 
 def test_a_wrong_rewrite_is_found_named_and_not_written(
@@ -366,7 +366,7 @@ def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path: Path, run: Run, m
   assert run(source, "-o", out, "--inputs", tmp_path / "data.npz")[0] == 0
 
 
-# ------------------------------------------------------------------------------------------------------ users' mistakes
+# ---- users' mistakes
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {

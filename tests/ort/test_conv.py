@@ -85,7 +85,7 @@ def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
   np.testing.assert_allclose(found, wanted, rtol=0, atol=2.0**-20 * max(size, 1.0))
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_weights_that_a_caller_may_override(library: Path) -> None:
     check(case, session.run(None, {**case.feeds(), "W": weights}), expect(case, [x, weights, bias]))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 Wrong = partial(WrongNode, "FusedConv", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)))
@@ -275,7 +275,7 @@ def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
   assert tried > 100
 
 
-# --------------------------------------------------------------------------------------------------- threads, sessions
+# ---- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

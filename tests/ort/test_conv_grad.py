@@ -74,7 +74,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   in_threads(4, work)
 
 
-# ------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 WRONG: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
   "the attribute 'kernel_shape' must have 1 to 3 numbers": ({"kernel_shape": None}, None),

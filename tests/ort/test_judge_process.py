@@ -229,7 +229,7 @@ def test_inputs_need_no_weights() -> None:
     assert all((wanted.feeds[name] == found.feeds[name]).all() for name in ("i", "x"))
 
 
-# ------------------------------------------------------------------------------------------------ the guilty rewrite
+# ---- the guilty rewrite
 
 
 class Rename:

@@ -86,7 +86,7 @@ def test_equals_the_runtimes_own_operator(library: Path, dtype: str, width: int)
   np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
-# ---------------------------------------------------------------------------------------------------- shape inference
+# ---- shape inference
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     check(case, run(session, case))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
   assert_runs_or_names_the_node(model.SerializeToString(), feeds)
 
 
-# ------------------------------------------------------------------------------------- threads, processes, surroundings
+# ---- threads, processes, surroundings
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

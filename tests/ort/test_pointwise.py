@@ -84,7 +84,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
   check(case, found, replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
-# ----------------------------------------------------------------------------------------------- shapes, and in place
+# ---- shapes, and in place
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
   np.testing.assert_allclose(z, -x - x / (1 + np.exp(x)), rtol=1e-5, atol=1e-6)
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
   )
 
 
-# ------------------------------------------------------------------------------------------------- threads, sessions
+# ---- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

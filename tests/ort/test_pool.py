@@ -100,7 +100,7 @@ def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None
   assert all((bits(other) == bits(found[0])).all() for other in found[1:])
 
 
-# ------------------------------------------------------------------------------ ONNX Runtime's own, over many sizes
+# ---- ONNX Runtime's own, over many sizes
 
 LINES = (1, 2, 3, 5, 6, 7, 9, 10, 13, 14, 20, 28, 33, 49, 97)
 RESIZED = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 20, 28, 56, 70)
@@ -175,7 +175,7 @@ def test_windows_are_onnx_runtimes(library: Path) -> None:
   assert refused > 10
 
 
-# ------------------------------------------------------------------------------------------------------- huge windows
+# ---- huge windows
 
 HUGE = 2**31 - 1
 
@@ -243,7 +243,7 @@ def test_long_rows_are_made_in_segments(library: Path, mode: str, layout: str) -
     check(case, run(make(case.model()), case))
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 POOL = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
 SIZES = {"sizes": [8, 9], "mode": "linear"}
@@ -286,7 +286,7 @@ def test_shapes_may_change_from_run_to_run(library: Path, op: str) -> None:
       check(case, run(session, case))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def test_a_dilated_average_needs_an_opset() -> None:
     operator.decompose(case.node(), 18)
 
 
-# ------------------------------------------------------------------------------------------------------------ threads
+# ---- threads
 
 
 @pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])

@@ -39,7 +39,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
   check(case, run(session, case))
 
 
-# ----------------------------------------------------------------------------------- ORT's own operators, as the oracle
+# ---- ORT's own operators, as the oracle
 
 # What ONNX Runtime's CPU provider lacks, by words of its message.
 LACKS = ("NOT_IMPLEMENTED", "not supported with Scatter", "type is not supported")
@@ -172,7 +172,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   in_threads(8, work)
 
 
-# ---------------------------------------------------------------------------------------------------- shape inference
+# ---- shape inference
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_unknown_shapes_are_known_at_the_run(library: Path) -> None:
     check(case, run(session, case))
 
 
-# ------------------------------------------------------------------------------------------------------------ in place
+# ---- in place
 
 
 @dataclass(frozen=True)
@@ -410,7 +410,7 @@ def test_outputs_are_right_in_place_and_out_of_it(library: Path, name: str) -> N
       np.testing.assert_array_equal(feeds[key], value)
 
 
-# --------------------------------------------------------------------------------------------- wrong nodes and indices
+# ---- wrong nodes and indices
 
 F, D, L, J = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32
 AT_RUN = (("a", "b"), ("c", "d"), ("e", "f"))
@@ -615,7 +615,7 @@ def test_after_an_error_the_next_run_is_right(library: Path) -> None:
     check(case, session.run(None, feeds)[0])
 
 
-# ------------------------------------------------------------------------------------------------------- random shapes
+# ---- random shapes
 
 
 def random_case(rng: np.random.Generator, number: int) -> Case:

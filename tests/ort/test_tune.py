@@ -196,7 +196,7 @@ def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> 
   assert {algorithm([node]) for node in again.graph.node} == {"auto"}
 
 
-# ------------------------------------------------------------------------------------------- two choices at one node
+# ---- two choices at one node
 
 DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own", "engine=7")
 

@@ -21,7 +21,7 @@ from ortplugin.ops.attention.reference import Scores, attention, laid_out, rotat
 
 FLOAT = np.dtype(np.float32)
 
-# ------------------------------------------------------------------------------------------------------------ layouts
+# ---- layouts
 
 
 def test_a_layout_is_axes_of_atoms() -> None:
@@ -118,7 +118,7 @@ def test_shapes_of_sizes() -> None:
     assert shape_of(parse(text, is_output=True), 4, of) == wanted
 
 
-# ---------------------------------------------------------------------------------------------------------- reference
+# ---- reference
 
 
 def slow(q: Array, k: Array, v: Array, mask: Array | None, how: Scores) -> Array:
@@ -191,7 +191,7 @@ def test_an_old_opset_is_refused() -> None:
     OPERATOR.decompose(by_name["merged, float"].node(), 10)
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 
 def types_of(*shapes: Shape | None) -> list[TensorType]:
@@ -309,7 +309,7 @@ def test_contradictions_are_named() -> None:
     OPERATOR.infer_shapes(node_with(), [*types_of(*right[:2]), TensorType(np.dtype(np.float64), right[2])])
 
 
-# ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
+# ---- the comparison: it must see what a wrong kernel would do
 
 
 def _outputs(case: Case) -> list[Array]:

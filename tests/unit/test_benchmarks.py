@@ -38,7 +38,7 @@ def _load_models() -> ModuleType:
 
 models = _load_models()
 
-# ------------------------------------------------------------------------------------------------------ whole networks
+# ---- whole networks
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_rows_that_lack_contenders_have_empty_cells() -> None:
   assert lines[3] == "| Llama form, 1x256, bf16, by torchscript |  |  | 3 |  |  |  |  |  | not captured | 1.0e-03 |"
 
 
-# ------------------------------------------------------------------------------------------------------------- records
+# ---- records
 
 
 def test_a_record_is_what_was_written(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_record_is_what_was_written(tmp_path: Path) -> None:
   assert '"counts/' not in text  # each row has others
 
 
-# ----------------------------------------------------------------------------------------------------------- attention
+# ---- attention
 
 
 def test_cases_of_attention_are_distinct_and_have_steps_that_fit() -> None:
@@ -177,7 +177,7 @@ def test_the_table_of_attention_names_the_fastest_backend() -> None:
   assert lines[2] == "| x | 4.0 |  | 8.0 |  |  |  |"
 
 
-# ------------------------------------------------------------------------------------------------------ matrix products
+# ---- matrix products
 
 
 def test_products_are_distinct_and_have_steps_that_fit() -> None:

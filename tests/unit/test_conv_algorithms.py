@@ -105,7 +105,7 @@ def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason:
     ask(node_of(), text)
 
 
-# ------------------------------------------------------------------------------------------------------------ gradients
+# ---- gradients
 
 GEOMETRY = Geometry(2, 6, (9, 11), 4, (3, 2), (2, 1), (1, 3), (1, 2, 0, 1), group=2)
 

@@ -30,7 +30,7 @@ def decomposed(case: Case, opset: int) -> bytes:
   return bytes(model.SerializeToString())
 
 
-# ---------------------------------------------------------------------------------------------------------- reference
+# ---- reference
 
 
 def test_the_reference_is_the_formula() -> None:
@@ -59,7 +59,7 @@ def test_channels_last_is_the_same_transposed(name: str) -> None:
   np.testing.assert_array_equal(np.moveaxis(found, -1, 1), y)
 
 
-# ------------------------------------------------------------------------------------------------------ decomposition
+# ---- decomposition
 
 
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
@@ -108,7 +108,7 @@ def test_an_old_opset_is_refused() -> None:
     operators("(float c) => (float c) {}", 10)
 
 
-# ----------------------------------------------------------------------------------------------------------- geometry
+# ---- geometry
 
 
 @pytest.mark.parametrize("case", CASES[::8], ids=lambda case: case.name)
@@ -187,7 +187,7 @@ def test_layouts_are_each_others_inverse() -> None:
   assert last((2, 3, 4)) == (2, 4, 3)
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# ---- errors
 
 
 def wrong(
@@ -274,7 +274,7 @@ def test_a_dtype_that_contradicts_the_program_is_named() -> None:
     OPERATOR.infer_shapes(wrong(), types)
 
 
-# ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
+# ---- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case: Case) -> list[Array]:

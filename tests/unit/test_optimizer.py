@@ -311,7 +311,7 @@ def norm_model() -> onnx.ModelProto:
   )
 
 
-# ----------------------------------------------------------------------------------------------------- input shapes
+# ---- input shapes
 
 
 def dims(value: onnx.ValueInfoProto) -> list[int | str]:

@@ -140,7 +140,7 @@ def test_an_old_opset_is_refused() -> None:
     OPERATOR.decompose(node_of(typed(LERP, "float")), 10)
 
 
-# ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
+# ---- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case: Case) -> list[Array]:

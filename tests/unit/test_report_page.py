@@ -168,7 +168,7 @@ def test_what_to_try_next_follows_from_what_happened() -> None:
   assert options(profiled()) == ["-o OUT", "--explain"]
 
 
-# ----------------------------------------------------------------------------------------------------------- the page
+# ---- the page
 
 
 class Page(HTMLParser):

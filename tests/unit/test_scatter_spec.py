@@ -33,7 +33,7 @@ from ortplugin.ops.scatter.reference import scatter_elements, scatter_nd, update
 
 OPERATORS = {each.name: each for each in (SCATTER_ND, SCATTER_ELEMENTS, UPDATE_SLICE)}
 
-# ---------------------------------------------------------------------------------------------------------- reference
+# ---- reference
 
 
 def fold(reduction: str, old: Any, new: Any) -> Any:
@@ -209,7 +209,7 @@ def test_the_reference_refuses(call: Any, words: str) -> None:
     call()
 
 
-# ------------------------------------------------------------------------------------------------------ decomposition
+# ---- decomposition
 
 DECOMPOSED = [
   *(case for case in SMALL if case.dtype in ("float", "int64", "bool")),
@@ -267,7 +267,7 @@ def test_what_only_our_operators_have_is_left_out() -> None:
   assert {attribute.name for attribute in node.attribute} == {"reduction"}
 
 
-# ------------------------------------------------------------------------------------------- attributes, dtypes, shapes
+# ---- attributes, dtypes, shapes
 
 
 def test_attributes_have_defaults() -> None:

@@ -61,7 +61,7 @@ def refused(path: Path, *words: str) -> str:
   return text
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+# ---- reading
 
 
 def test_a_good_model_is_read_as_it_is(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_large_models_are_checked_without_serialising_their_weights() -> None:
   assert time.process_time() - start < 2
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
+# ---- writing
 
 
 @pytest.mark.parametrize("external", [False, True])

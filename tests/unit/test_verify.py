@@ -28,7 +28,7 @@ def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
   return compare("y", expected, actual, Tolerance(**tolerance)).passed
 
 
-# ------------------------------------------------------------------------------------------------------- comparator
+# ---- comparator
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -267,7 +267,7 @@ def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], l
   assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
 
-# ----------------------------------------------------------------------------------------------------------- inputs
+# ---- inputs
 
 
 def model_of(
@@ -453,7 +453,7 @@ def test_candidates_differ() -> None:
   assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
-# -------------------------------------------------------------------------------------------------- the user's inputs
+# ---- the user's inputs
 
 
 def two_inputs() -> onnx.ModelProto:

@@ -29,7 +29,7 @@ from zoo_row import FACTOR, FLOORS, Gate, Job, Setting, in_float32, judge, make_
 
 ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "commit": "a" * 40, "date": "today"}
 
-# ----------------------------------------------------------------------------------------------------------- the list
+# ---- the list
 
 
 def test_every_line_of_the_tables_is_a_case_of_its_own() -> None:
@@ -84,7 +84,7 @@ def test_what_names_no_rows_is_refused(given: dict[str, str], message: str) -> N
     zoo.jobs(**given)
 
 
-# ---------------------------------------------------------------------------------------------------------- judgement
+# ---- judgement
 
 HALF = {"precision": "fp16", "error": 1e-3, "error_torch": 1e-3, "error_ort": 1e-3, "differed": 0}
 SINGLE = {"precision": "fp32", "error": 1e-6, "error_ort": 1e-6, "error_tf32": 1e-3, "error_tf32_ort": 1e-3}
@@ -153,7 +153,7 @@ def test_the_exported_model_in_float32() -> None:
   np.testing.assert_array_equal(session.run(None, feeds)[0], np.array([1.25, 0], np.float32))
 
 
-# ---------------------------------------------------------------------------------------------------------- processes
+# ---- processes
 
 
 def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], None]) -> None:
@@ -272,7 +272,7 @@ def test_those_who_check_share_the_gpu(tmp_path: Path) -> None:
     pass
 
 
-# ------------------------------------------------------------------------------------------------- record and table
+# ---- record and table
 
 
 def _row(case: str, precision: str = "fp16", exporter: str = "dynamo", **values: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def check(text: str, ops: list[str], *wanted: list[str], opset: int = 17, precis
   return optimized
 
 
-# ------------------------------------------------------------------------------------------------------ what is fused
+# ---- what is fused
 
 
 def test_a_chain() -> None:
@@ -169,7 +169,7 @@ def test_where_a_result_jumps_float16_is_rounded_as_before() -> None:
   ]
 
 
-# -------------------------------------------------------------------------------------------------- shapes, and costs
+# ---- shapes, and costs
 
 
 def test_a_cheap_small_value_is_computed_inside() -> None:
@@ -239,7 +239,7 @@ def test_unnamed_lengths_are_the_same_along_a_chain() -> None:
   assert operators(optimized) == ["NonZero", "FusedPointwise"]
 
 
-# ------------------------------------------------------------------------------------------------------- what is kept
+# ---- what is kept
 
 
 def test_no_cycle() -> None:
@@ -344,7 +344,7 @@ def test_the_limit_and_the_names() -> None:
   assert operators(whole) == ["FusedPointwise", "Softmax", "FusedPointwise"]
 
 
-# ----------------------------------------------------------------------------------------------- limits, large graphs
+# ---- limits, large graphs
 
 
 def flat(nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
@@ -443,7 +443,7 @@ def test_ten_thousand_nodes(make: object) -> None:
   assert seconds[1] < 20 * seconds[0] + 5
 
 
-# ------------------------------------------------------------------------------------------------------ random graphs
+# ---- random graphs
 
 UNARY = ("Neg", "Abs", "Tanh", "Sigmoid", "Relu", "Sin", "Softplus")
 BINARY = ("Add", "Sub", "Mul", "Max", "Min")

@@ -40,7 +40,7 @@ def check(text: str, ops: list[str], statements: list[str], opset: int = 17) -> 
   return optimized
 
 
-# --------------------------------------------------------------------------------------------------- what becomes one
+# ---- what becomes one
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 17, 18])
@@ -215,7 +215,7 @@ def test_changes_may_be_limited() -> None:
     assert len(result.changes) == limit
 
 
-# ------------------------------------------------------------------------------------------------------- what must not
+# ---- what must not
 
 
 def test_a_lone_sum_stays() -> None:
@@ -355,7 +355,7 @@ def test_a_shape_in_floats_stays() -> None:
   assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
-# ---------------------------------------------------------------------------------------------- lerp, from exporters
+# ---- lerp, from exporters
 
 LERP = DATA / "lerp"  # made by models/export_lerp.py
 
