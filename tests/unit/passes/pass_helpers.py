@@ -37,8 +37,12 @@ def _assert_no_strays(graph: gs.Graph) -> None:
     assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
 
 
-def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None) -> tuple[onnx.ModelProto, PassResult]:
+def run_pass(
+  original: onnx.ModelProto, *passes: Pass, limit: int | None = None, into: Sequence[str] | None = None
+) -> tuple[onnx.ModelProto, PassResult]:
   """The model after the passes, and what they did together; each is checked to be idempotent.
+
+  `into` are the operators that the model must have then.
 
   Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
   and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
@@ -62,6 +66,8 @@ def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None)
   annotate(graph)
   optimized = export_model(graph, original)
   onnx.checker.check_model(restore(optimized))
+  if into is not None:
+    assert operators(optimized) == list(into)
   return optimized, PassResult(tuple(changes), tuple(misses))
 
 
@@ -183,12 +189,13 @@ def run_same(
   original: onnx.ModelProto,
   *passes: Pass,
   limit: int | None = None,
+  into: Sequence[str] | None = None,
   precision: str = "",
   rng: np.random.Generator | None = None,
   **lengths: int,
 ) -> tuple[onnx.ModelProto, PassResult]:
   """`run_pass`, after which the model's outputs are the same."""
-  optimized, result = run_pass(original, *passes, limit=limit)
+  optimized, result = run_pass(original, *passes, limit=limit, into=into)
   assert_same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
 

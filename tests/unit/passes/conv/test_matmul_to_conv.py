@@ -34,8 +34,7 @@ def before(original: onnx.ModelProto) -> onnx.ModelProto:
 
 def test_next_to_a_convolution() -> None:
   original = graph("y = MatMul(t, m)", constant("m", 4, 8))
-  optimized, result = run_pass(before(original), MATMUL_TO_CONV)
-  assert operators(optimized) == ["Transpose", "FusedConv", "FusedConv"]
+  optimized, result = run_pass(before(original), MATMUL_TO_CONV, into=["Transpose", "FusedConv", "FusedConv"])
   attributes = {each.name: helper.get_attribute_value(each) for each in optimized.graph.node[-1].attribute}
   assert attributes.pop("program")
   assert attributes == {"layout": b"NHWC", "kernel_shape": [1, 1]}

@@ -69,15 +69,13 @@ def test_views_of_one_pixel_and_of_one_channel(spatial: int, channels: int) -> N
 
 def test_float16_and_float_that_may_round_by_default() -> None:
   half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
-  optimized, _ = run_pass(half, CHANNELS_LAST)
-  assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+  optimized, _ = run_pass(half, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
   assert_same_outputs(half_original(), optimized)
   single, _ = run_pass(model(graph("y = Relu(c)")), FUSE_CONV)
   for allowed in ({}, {"allow_tf32": 1}):
     said = onnx.ModelProto.FromString(single.SerializeToString())
     node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
-    optimized, _ = run_pass(said, CHANNELS_LAST)
-    assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+    optimized, _ = run_pass(said, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
   node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 0))
   assert_unchanged(single, [CHANNELS_LAST])
   double, _ = run_pass(model(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x")), FUSE_CONV)
@@ -370,8 +368,7 @@ def test_epilogues_from_before_change_with_their_convolution() -> None:
   nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
   original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV, CONV_EPILOGUE)
-  optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS)
-  assert operators(optimized) == ["Transpose", "FusedConv", "FusedConv", "Transpose"]
+  optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS, into=["Transpose", "FusedConv", "FusedConv", "Transpose"])
   assert_same_outputs(original, optimized)
 
 

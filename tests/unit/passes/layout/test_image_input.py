@@ -27,8 +27,7 @@ def moved(original: onnx.ModelProto) -> onnx.ModelProto:
 def test_a_transpose_is_spared(channels: int) -> None:
   original = network(channels)
   assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]
-  optimized, result = run_pass(moved(original), IMAGE_INPUT)
-  assert operators(optimized) == ["FusedConv", "Transpose"]
+  optimized, result = run_pass(moved(original), IMAGE_INPUT, into=["FusedConv", "Transpose"])
   assert optimized.graph.node[0].input[0] == "x"
   assert attributes(optimized.graph.node[0])["input_layout"] == b"NCHW"
   assert len(result.changes) == 1

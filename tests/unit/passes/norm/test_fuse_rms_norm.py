@@ -36,8 +36,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form: str) -> None:
   opset, nodes = FORMS[form]
-  optimized, result = run_same(model(graph(*nodes), opset), FUSE_LAYER_NORM, FUSE_RMS_NORM)
-  assert operators(optimized) == ["FusedLayerNorm"]
+  optimized, result = run_same(model(graph(*nodes), opset), FUSE_LAYER_NORM, FUSE_RMS_NORM, into=["FusedLayerNorm"])
   assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
   assert len(result.changes) == 1
   assert result.near_misses == ()
@@ -45,11 +44,10 @@ def test_every_form_becomes_one_node(form: str) -> None:
 
 def test_in_float_between_casts() -> None:
   """Llama in fp16: the outer Casts stay, to be drawn in later."""
-  optimized, _ = run_same(model(graph(
+  run_same(model(graph(
       EPSILON, TWO, WIDE, ROOT,
       "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
-      dtype="float16")), FUSE_RMS_NORM)  # fmt: skip
-  assert operators(optimized) == ["Cast", "FusedLayerNorm", "Cast"]
+      dtype="float16")), FUSE_RMS_NORM, into=["Cast", "FusedLayerNorm", "Cast"])  # fmt: skip
 
 
 def test_a_cast_in_each_branch() -> None:
@@ -57,8 +55,7 @@ def test_a_cast_in_each_branch() -> None:
   optimized, _ = run_same(model(graph(
       EPSILON, TWO, WIDE, ROOT,
       "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
-      dtype="float16", result="float")), FUSE_RMS_NORM)  # fmt: skip
-  assert operators(optimized) == ["FusedLayerNorm"]
+      dtype="float16", result="float")), FUSE_RMS_NORM, into=["FusedLayerNorm"])  # fmt: skip
   assert lines(programs(optimized)[0]) == ["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"]
 
 
@@ -67,8 +64,7 @@ def test_only_the_statistics_in_float() -> None:
   optimized, _ = run_same(model(graph(
       EPSILON, TWO, WIDE, ROOT,
       "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
-      dtype="float16")), FUSE_RMS_NORM)  # fmt: skip
-  assert operators(optimized) == ["FusedLayerNorm"]
+      dtype="float16")), FUSE_RMS_NORM, into=["FusedLayerNorm"])  # fmt: skip
   assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
 
 
@@ -78,8 +74,7 @@ def test_the_cast_value_used_elsewhere() -> None:
                     "mean = ReduceMean<axes = [-1]> (square)", ROOT,
                     "y = Div(wide, root)  z = Sin(wide)"])  # fmt: skip
   original = model(f"g (float16[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {nodes} }}")
-  optimized, result = run_same(original, FUSE_RMS_NORM)
-  assert operators(optimized) == ["Cast", "FusedLayerNorm", "Sin"]
+  _, result = run_same(original, FUSE_RMS_NORM, into=["Cast", "FusedLayerNorm", "Sin"])
   assert result.near_misses == ()
 
 

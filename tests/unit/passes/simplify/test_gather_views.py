@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from pass_helpers import assert_unchanged, model, operators, run_same
+from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 
@@ -36,8 +36,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_views(case: str, dtype: str) -> None:
   op, indices, made = CASES[case]
-  optimized, result = run_same(graph(op, indices, made=made, dtype=dtype), GATHER_VIEWS)
-  assert operators(optimized) == ["Reshape"]
+  _, result = run_same(graph(op, indices, made=made, dtype=dtype), GATHER_VIEWS, into=["Reshape"])
   assert len(result.changes) == 1
 
 

@@ -2,7 +2,7 @@
 
 import onnx
 import pytest
-from pass_helpers import model, operators, run_pass, run_same
+from pass_helpers import model, run_pass, run_same
 
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT
 
@@ -69,6 +69,5 @@ def test_a_beginning_that_comes_later_is_not_used() -> None:
 
 
 def test_up_to_the_limit_stays() -> None:
-  optimized, result = run_pass(model(concat(MOST_INPUTS)), NARROW_CONCAT)
-  assert operators(optimized) == ["Concat"]
+  _, result = run_pass(model(concat(MOST_INPUTS)), NARROW_CONCAT, into=["Concat"])
   assert not result.changes

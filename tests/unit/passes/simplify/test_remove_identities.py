@@ -37,8 +37,7 @@ START = "start = Constant<value = int64[2] {0, 0}> ()"
 )
 def test_removed(node: str) -> None:
   original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
-  optimized, result = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Sin", "Neg"]
+  _, result = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"])
   assert len(result.changes) == 1
 
 
@@ -57,8 +56,7 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype: str, wide: str, between: str, r
   original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
         v = Cast<to = {to[wide]}>(x)  {between}  b = Cast<to = {to[dtype]}>({"w" if between else "v"})
         {READ_IN_A_BODY.format(dtype)} }}""")
-  optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES)
-  assert operators(optimized) == ["If"]
+  optimized, _ = run_pass(original, REMOVE_IDENTITIES, DEAD_NODES, into=["If"])
   if dtype != "bfloat16":  # of which ONNX Runtime takes no NumPy array
     feeds = random_feeds(optimized, rng)
     assert np.array_equal(run(optimized, feeds)[0], feeds["x"])
@@ -68,16 +66,14 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype: str, wide: str, between: str, r
 def test_a_wider_form_stays_for_others(end: str) -> None:
   original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
         x = Abs(i)  v = Cast<to = 1>(x)  z = Neg(v)  b = Cast<to = 10>(v)  {end} }}""")
-  optimized, _ = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3]
+  optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
 def test_a_slice_to_the_end_of_an_unknown_length() -> None:
   original = model("""g (float[N,M] x) => (float[N,M] y) { v = Constant<value_ints = [0]> ()
         w = Constant<value_ints = [9223372036854775807]> ()  b = Slice(x, v, w, v)  y = Neg(b) }""")
-  optimized, _ = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Neg"]
+  run_same(original, REMOVE_IDENTITIES, into=["Neg"])
 
 
 ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
@@ -97,8 +93,7 @@ def test_an_update_of_all_rows(rows: str) -> None:
   original.graph.ClearField("node")
   original.graph.node.extend(sorted(nodes, key=lambda node: node.op_type != "Constant"))
   first = run_pass(original, REMOVE_IDENTITIES, UPDATE_SLICE, SCATTER_TRANSPOSE)[0]
-  optimized, _ = run_pass(first, REMOVE_IDENTITIES, DEAD_NODES)
-  assert operators(optimized) == ["UpdateSlice"]
+  optimized, _ = run_pass(first, REMOVE_IDENTITIES, DEAD_NODES, into=["UpdateSlice"])
   assert_same_outputs(original, optimized)
 
 
@@ -106,22 +101,19 @@ def test_an_update_of_all_by_constants_stays() -> None:
   """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
   text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
         a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
-  made, _ = run_pass(model(text), UPDATE_SLICE)
-  assert operators(made) == ["Sin", "UpdateSlice", "Neg"]
+  made, _ = run_pass(model(text), UPDATE_SLICE, into=["Sin", "UpdateSlice", "Neg"])
   assert_unchanged(made, [REMOVE_IDENTITIES])
 
 
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_slice_of_attributes(start: int) -> None:
   text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
-  optimized, _ = run_same(model(text.format(start), opset=9), REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Slice", "Neg"][start == 0 :]
+  run_same(model(text.format(start), opset=9), REMOVE_IDENTITIES, into=["Slice", "Neg"][start == 0 :])
 
 
 def test_a_graph_output_keeps_its_name() -> None:
   original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
-  optimized, _ = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Sin", "Cos"]
+  optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Cos"])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
@@ -129,15 +121,13 @@ def test_what_a_body_reads_is_followed() -> None:  # RELIABILITY 10
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
         y = If (c) <then_branch = then () => (float[N] t) { t = Neg(b) },
                     else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
-  optimized, _ = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Sin", "If"]
+  optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "If"])
   assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
 
 
 def test_of_a_constant() -> None:
   original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
-  optimized, _ = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == ["Mul"]
+  run_same(original, REMOVE_IDENTITIES, into=["Mul"])
 
 
 @pytest.mark.parametrize(
@@ -209,5 +199,4 @@ def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil: int, left: list
   original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
         a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)
         y = Neg(b) }}""")
-  optimized, _ = run_same(original, REMOVE_IDENTITIES)
-  assert operators(optimized) == left
+  run_same(original, REMOVE_IDENTITIES, into=left)
