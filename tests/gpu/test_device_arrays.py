@@ -18,7 +18,7 @@ from fuzz.judge import optimize
 from fuzz.providers import Cuda
 from node_cases import identity_model
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import built, parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -33,21 +33,14 @@ TOLERANCES = {"float16": 5e-3, "bfloat16": 4e-2, "float": 1e-5, "double": 1e-12}
 
 def norm_model(dtype: str = "float") -> bytes:
   """y = LayerNorm(x + r) * g, s = x + r, over rows of 64."""
-  kind = {"float": "FLOAT", "double": "DOUBLE"}.get(dtype, dtype.upper())
-  number = TensorProto.DataType.Value(kind)
   program = f"""({dtype} x, {dtype} r, {dtype} g) => ({dtype} y, {dtype} s) {{
-      s = Add(x, r)
-      n = LayerNormalization<axis=-1, epsilon=1e-05>(s)
-      y = Mul(n, g)
-    }}"""
-  graph = helper.make_graph(
-    [helper.make_node(OPERATORS[0].name, ["x", "r", "g"], ["y", "s"], "ln", domain="ortplugin", program=program)],
-    "g",
-    [helper.make_tensor_value_info(n, number, shape) for n, shape in (("x", ["n", 64]), ("r", ["n", 64]), ("g", [64]))],
-    [helper.make_tensor_value_info(name, number, ["n", 64]) for name in ("y", "s")],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+        s = Add(x, r)
+        n = LayerNormalization<axis=-1, epsilon=1e-05>(s)
+        y = Mul(n, g)
+      }}"""
+  node = helper.make_node(OPERATORS[0].name, ["x", "r", "g"], ["y", "s"], "ln", domain="ortplugin", program=program)
+  inputs, outputs = f"{dtype}[n,64] x, {dtype}[n,64] r, {dtype}[64] g", f"{dtype}[n,64] y, {dtype}[n,64] s"
+  return built([node], inputs, outputs, domains=["ortplugin"]).SerializeToString()
 
 
 def feeds(rng: np.random.Generator, rows: int, dtype: str = "float") -> dict[str, Any]:

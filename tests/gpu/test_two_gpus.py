@@ -16,6 +16,7 @@ import onnx
 import pytest
 from exported import DATA
 from onnx import helper, numpy_helper
+from onnx_models import parsed
 from threads import in_threads
 
 import ortplugin
@@ -49,22 +50,14 @@ def network() -> onnx.ModelProto:
     "g": rng.standard_normal(28),
     "h": rng.standard_normal(28),
   }
-  nodes = [
-    helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-    helper.make_node("Relu", ["c"], ["r"], "relu"),
-    helper.make_node("Conv", ["r", "v"], ["d"], "pointwise"),
-    helper.make_node("Sigmoid", ["d"], ["s"], "sigmoid"),
-    helper.make_node("Mul", ["d", "s"], ["m"], "mul"),
-    helper.make_node("LayerNormalization", ["m", "g", "h"], ["y"], "norm", axis=-1),
-  ]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2, 16, 28, 28])],
-    [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2, 32, 28, 28])],
-    [numpy_helper.from_array(value.astype(np.float16), name) for name, value in tensors.items()],
+  return parsed(
+    """g (float16[2,16,28,28] x) => (float16[2,32,28,28] y) {
+        [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w, b)  [relu] r = Relu (c)  [pointwise] d = Conv (r, v)
+        [sigmoid] s = Sigmoid (d)  [mul] m = Mul (d, s)  [norm] y = LayerNormalization <axis = -1> (m, g, h) }""",
+    18,
+    10,
+    weights={name: value.astype(np.float16) for name, value in tensors.items()},
   )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import onnx.parser
 import pytest
 from exported import DATA
 from onnx import helper
+from onnx_models import built
 from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
@@ -60,13 +61,7 @@ def many_inputs() -> onnx.ModelProto:
   names = [f"x{number}" for number in range(40)]
   nodes = [helper.make_node("Relu", ["x"], [name], name) for name in names]
   nodes.append(helper.make_node("Concat", names, ["y"], "concat", axis=0))
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", 1, [2, 8])],
-    [helper.make_tensor_value_info("y", 1, [80, 8])],
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+  return built(nodes, "float[2,8] x", "float[80,8] y", 18)
 
 
 def saved(model: onnx.ModelProto, folder: Path, name: str = "m.onnx") -> Side:
@@ -317,14 +312,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
       y = Mul(n, g)
     }"""
   node = helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=program)
-  graph = helper.make_graph(
-    [node],
-    "g",
-    [helper.make_tensor_value_info("x", 1, [64, 64]), helper.make_tensor_value_info("g", 1, [64])],
-    [helper.make_tensor_value_info("y", 1, [64, 64])],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+  model = built([node], "float[64,64] x, float[64] g", "float[64,64] y", domains=["ortplugin"])
   feeds = {"x": rng.standard_normal((64, 64)).astype(np.float32), "g": np.ones(64, np.float32)}
   job = tune._Job(node, (), {"": [node]}, feeds, (), dict.fromkeys(node.output))
   place = tune.Place(CUDA, 0)

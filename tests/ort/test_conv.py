@@ -12,7 +12,8 @@ import onnxruntime
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
 from node_cases import OPSET, typed
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import built
 from tampering import PROGRAM, tampered
 from threads import in_threads
 
@@ -70,14 +71,8 @@ def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
   case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
   arrays = case.inputs()
   nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("X", FLOAT, x)],
-    [helper.make_tensor_value_info("y", FLOAT, None)],
-    [numpy_helper.from_array(arrays[1], "W"), numpy_helper.from_array(arrays[2].reshape(-1), "bias")],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+  weights = {"W": arrays[1], "bias": arrays[2].reshape(-1)}
+  model = built(nodes, f"float[{','.join(map(str, x))}] X", "float[] y", OPSET, 9, weights=weights)
   own = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
   (wanted,) = own.run(None, {"X": arrays[0]})
   (found,) = run(make(case.model()), case)
@@ -254,16 +249,9 @@ def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
     node = helper.make_node(
       "FusedConv", ["x", "w", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", program=text.encode()
     )
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", FLOAT, x), helper.make_tensor_value_info("w", FLOAT, w),
-         helper.make_tensor_value_info("u", TensorProto.UINT8, x)],
-        [helper.make_tensor_value_info(name, kind, None)
-         for name, kind in (("y", FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
-    )  # fmt: skip
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+    dims, kernel = (",".join(map(str, shape)) for shape in (x, w))
+    inputs, outputs = f"float[{dims}] x, float[{kernel}] w, uint8[{dims}] u", "float[] y, uint8[] z, bool[] i"
+    return built([node], inputs, outputs, OPSET, 9, domains=["ortplugin"]).SerializeToString()
 
   make(model(PROGRAM))
   tried = 0
@@ -308,21 +296,13 @@ def test_a_chain_of_convolutions(library: Path) -> None:
     helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
     helper.make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
   ]
-  half = TensorProto.FLOAT16
-  bias = rng.standard_normal(8).astype(np.float16)
-  initializers = [numpy_helper.from_array(each, f"w{i}") for i, each in enumerate(weights)]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", half, ["n", 9, 7, 8])],
-    [helper.make_tensor_value_info("y", half, ["n", 9, 7, 8])],
-    [*initializers, numpy_helper.from_array(bias, "b")],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  constants = {"b": rng.standard_normal(8).astype(np.float16), **{f"w{i}": each for i, each in enumerate(weights)}}
+  image = "float16[n,9,7,8]"
+  model = built(nodes, f"{image} x", f"{image} y", OPSET, 9, domains=["ortplugin"], weights=constants)
+  session = make(model.SerializeToString())
   x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
   (found,) = session.run(None, {"x": x})
-  values = {"x": x, "b": bias, **{f"w{i}": each for i, each in enumerate(weights)}}
+  values = {"x": x, **constants}
   for node in nodes:
     (values[node.output[0]],) = OPERATOR.reference(node, [values[name] for name in node.input])
   np.testing.assert_allclose(found.astype(np.float64), values["y"].astype(np.float64), rtol=4e-3, atol=4e-3)
@@ -336,17 +316,10 @@ def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path) -> None:
     helper.make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
     helper.make_node("Conv", ["y", "w"], ["z"]),
   ]
-  half = TensorProto.FLOAT16
   rng = np.random.default_rng(0)
   a, w = rng.standard_normal((2, 4, 9, 9)).astype(np.float16), rng.standard_normal((4, 4, 3, 3)).astype(np.float16)
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("a", half, ["n", 4, 9, 9]), helper.make_tensor_value_info("w", half, w.shape)],
-    [helper.make_tensor_value_info("z", half, ["n", 4, 3, 3])],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  inputs = "float16[n,4,9,9] a, float16[4,4,3,3] w"
+  session = make(built(nodes, inputs, "float16[n,4,3,3] z", OPSET, 9, domains=["ortplugin"]).SerializeToString())
   (z,) = session.run(None, {"a": a, "w": w})
   wide = a.astype(np.float64)
   for number in range(3):

@@ -222,13 +222,8 @@ def test_strings_are_a_reason() -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (5, 3)])
 def test_dtypes_and_shapes(kind: str, shape: tuple[int, ...]) -> None:
   number = TensorProto.DataType.Value(kind)
-  graph = helper.make_graph(
-    [helper.make_node("Identity", ["x"], ["y"])],
-    "g",
-    [helper.make_tensor_value_info("x", number, shape)],
-    [helper.make_tensor_value_info("y", number, shape)],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()
+  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity (x) }}")
   x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(helper.tensor_dtype_to_np_dtype(number))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     replayed = graphs.replay([{"x": x}])
