@@ -239,10 +239,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
     "(T x, bool m) => (T y) { t = Where(m, x, 0) n = LayerNormalization(t) y = Where(m, n, -inf) }",
     (FULL, FULL),
   ),
-  "a bool result": (
-    "(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }",
-    (FULL,),
-  ),
+  "a bool result": ("(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }", (FULL,)),
   "bools computed": (
     """(T x, bool m, T b) => (T y, bool e) {
           n = RMSNormalization(x)
@@ -283,10 +280,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
         }""",
     (FULL,),
   ),
-  "a parameter is a result": (
-    "(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }",
-    (FULL, (W,)),
-  ),
+  "a parameter is a result": ("(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }", (FULL, (W,))),
   "small values become results": (
     "(T x, T a, T b) => (T y, T c, T a) { n = LayerNormalization(x) c = Add(a, b) y = Mul(n, c) }",
     (FULL, (W,), (7, 1)),

@@ -66,11 +66,7 @@ class Case:
         trans_b=int(self.trans_b), **self.attributes,
     )  # fmt: skip
 
-  def model(
-    self,
-    shapes: Sequence[Declared] | None = None,
-    nodes: Sequence[onnx.NodeProto] | None = None,
-  ) -> bytes:
+  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
     """A model of this one node (or of `nodes`), with the case's shapes or those given."""
     arrays = self.inputs()
     inputs = [

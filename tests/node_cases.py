@@ -220,14 +220,7 @@ def check_results(case: Any, outputs: Sequence[Array], expected: Expectation) ->
 
 
 def compare(
-  where: str,
-  got: Array,
-  wanted: Array,
-  wide: Array,
-  slack: Array,
-  unit: float | None = None,
-  *,
-  exact: bool = False,
+  where: str, got: Array, wanted: Array, wide: Array, slack: Array, unit: float | None = None, *, exact: bool = False
 ) -> float:
   """Compares one output with the reference; AssertionError says where they differ.
 

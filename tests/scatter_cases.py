@@ -127,10 +127,7 @@ class Case:
     return replace(self, attributes=tuple({**dict(self.attributes), **attributes}.items()))
 
   def model(
-    self,
-    shapes: Sequence[Declared] | None = None,
-    nodes: Sequence[onnx.NodeProto] | None = None,
-    opset: int = OPSET,
+    self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = OPSET
   ) -> bytes:
     """A model of this one node, or of `nodes` in its place, with the case's shapes or those given.
 
@@ -270,13 +267,7 @@ INDICES = {"mixed": _mixed, "positive": _positive, "unique": _unique, "few": _fe
 
 
 def nd(
-  name: str,
-  data: Shape,
-  indices: Shape,
-  dtype: str = "float",
-  kind: str = "mixed",
-  values: str = "bits",
-  **given: Any,
+  name: str, data: Shape, indices: Shape, dtype: str = "float", kind: str = "mixed", values: str = "bits", **given: Any
 ) -> Case:
   """A ScatterND; updates have the shape that follows."""
   updates = (*indices[:-1], *data[indices[-1] :])

@@ -120,10 +120,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "alternating axes": (summed("0 2 4"), ((3, 2, 4, 3, 5, 8),)),
   "axes of length 1": (summed("1"), ((5, 1, 8),)),
   "one element": (summed("0", 0), ((1,),)),
-  "what broadcasts is summed over": (
-    '(T x, T r) => (T y) { p = Mul(x, r) y = SumTo<axes="0 1">(p) }',
-    ((7, 1), (9,)),
-  ),
+  "what broadcasts is summed over": ('(T x, T r) => (T y) { p = Mul(x, r) y = SumTo<axes="0 1">(p) }', ((7, 1), (9,))),
   "a scalar, many times": ('(T x, T r) => (T y, T s) { s = Add(x, r) y = SumTo<axes="0">(r) }', ((), (9, 8))),
   "no axis is left": (summed("0 1", 0), ((1, 1),)),
   "empty": (summed("0", 0), ((0, 5),)),

@@ -59,29 +59,7 @@ def test_equals_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 def test_every_head_size(dtype: str) -> None:
-  for size in (
-    *range(1, 34),
-    40,
-    48,
-    56,
-    63,
-    64,
-    65,
-    72,
-    80,
-    88,
-    96,
-    112,
-    120,
-    128,
-    136,
-    160,
-    192,
-    224,
-    248,
-    255,
-    256,
-  ):
+  for size in (*range(1, 34), 40, 48, 56, 63, 64, 65, 72, 80, 88, 96, 112, 120, 128, 136, 160, 192, 224, 248, 255, 256):
     value = (size * 7) % 256 + 1
     if size > 1:
       for rotary in ("half", "interleaved"):

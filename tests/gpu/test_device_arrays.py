@@ -59,10 +59,7 @@ def expected(arrays: dict[str, Any]) -> np.ndarray:
 def assert_close(got: Any, wanted: np.ndarray, dtype: str = "float") -> None:
   assert isinstance(got, cupy.ndarray)
   np.testing.assert_allclose(
-    cupy.asnumpy(got).astype(np.float64),
-    wanted,
-    rtol=TOLERANCES[dtype],
-    atol=TOLERANCES[dtype] * np.abs(wanted).max(),
+    cupy.asnumpy(got).astype(np.float64), wanted, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * np.abs(wanted).max()
   )
 
 

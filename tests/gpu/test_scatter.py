@@ -268,15 +268,7 @@ def test_a_wrong_run_leaves_the_session_whole() -> None:
 def test_shapes_may_change_from_run_to_run() -> None:
   for reduction in ("none", "add"):
     session = make(nd("changing", (1, 1), (1, 1), reduction=reduction).model([["n", "w"], ["k", 1], ["k", "w"]]))
-    for rows, width, units in (
-      (7, 5, 3),
-      (300, 1, 5000),
-      (1, 1, 1),
-      (50, 64, 700),
-      (4, 0, 2),
-      (7, 5, 0),
-      (9, 9, 64),
-    ):
+    for rows, width, units in ((7, 5, 3), (300, 1, 5000), (1, 1, 1), (50, 64, 700), (4, 0, 2), (7, 5, 0), (9, 9, 64)):
       name = f"changing {rows} {width} {units}"
       case = nd(name, (rows, width), (units, 1), "float", "mixed", "spread", reduction=reduction)
       check(case, run(session, case))

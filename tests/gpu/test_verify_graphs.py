@@ -179,10 +179,7 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
 
 @pytest.mark.parametrize(
   ("model", "feeds"),
-  [
-    (FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}),
-    (many_inputs, {"x": np.ones((2, 8), np.float32)}),
-  ],
+  [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
 )
 def test_what_can_not_be_captured_says_why_and_harms_nothing(

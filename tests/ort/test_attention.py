@@ -213,11 +213,7 @@ WRONG = (
   _wrong("'k_layout' is 'b h:3/4 s d': from head 3 on there are no 2 of 4", k_layout="b h:3/4 s d"),
   _wrong("'k_layout' is 'b (h s d': its parentheses", k_layout="b (h s d"),
   _wrong(
-    "there is a mask, but the attribute 'mask_dtype' is missing",
-    *Wrong.shapes,
-    (5, 7),
-    mask_dtype=None,
-    mask="bool",
+    "there is a mask, but the attribute 'mask_dtype' is missing", *Wrong.shapes, (5, 7), mask_dtype=None, mask="bool"
   ),
   _wrong("'mask_dtype' is there, but no mask", mask_dtype="bool"),
   _wrong("'mask_dtype' is 'float16'", *Wrong.shapes, (5, 7), mask="float16"),

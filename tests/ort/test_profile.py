@@ -114,13 +114,7 @@ def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library: Path, 
   assert 0 < share < 1
   rows = {each["operator"]: each for each in data["profile"]["original"]["operators"]}
   assert rows["ai.onnx::LayerNormalization"]["taken_share"] == rows["ai.onnx::LayerNormalization"]["share"] > 0
-  for words in (
-    "Time per operator",
-    "batch=3, sequence=8",
-    "Slowest nodes",
-    "would apply",
-    f"{share:.0%} of the time",
-  ):
+  for words in ("Time per operator", "batch=3, sequence=8", "Slowest nodes", "would apply", f"{share:.0%} of the time"):
     assert words in text
 
 

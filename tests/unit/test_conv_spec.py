@@ -225,10 +225,7 @@ WRONG = {
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-  for function in (
-    lambda node: OPERATOR.decompose(node, 18),
-    lambda node: OPERATOR.infer_shapes(node, unknown(node)),
-  ):
+  for function in (lambda node: OPERATOR.decompose(node, 18), lambda node: OPERATOR.infer_shapes(node, unknown(node))):
     with pytest.raises(ModelError) as caught:
       function(WRONG[reason])
     assert "node 'stage2/conv' (FusedConv)" in str(caught.value)

@@ -48,12 +48,7 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
   for kernel, stride, pad_begin, pad_end, dilation, ceil in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)):
     room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
     if room > -stride and (dilated or dilation == 1):  # a window wider than the image is one, by rounding to zero
-      attributes = {
-        "kernel_shape": [kernel],
-        "strides": [stride],
-        "ceil_mode": ceil,
-        "pads": [pad_begin, pad_end],
-      }
+      attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "pads": [pad_begin, pad_end]}
       yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
   for kernel, stride, dilation, ceil, auto_pad in product(
     (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
@@ -83,12 +78,7 @@ def transposed(size: int) -> Iterator[Case]:
   ):
     whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - pad_begin - pad_end
     if padding < stride and whole > 0:
-      pads = {
-        "pads": [pad_begin, pad_end],
-        "output_padding": [padding],
-        "dilations": [dilation],
-        "strides": [stride],
-      }
+      pads = {"pads": [pad_begin, pad_end], "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
       yield pads, [np.ones((1, 1, kernel), np.float32)]
   for kernel, stride, dilation, padding, auto_pad in product(
     (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")

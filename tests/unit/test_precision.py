@@ -254,17 +254,7 @@ def test_a_large_initializer_is_named_and_what_follows_stays_too() -> None:
       node("MatMul", "d w", "y"),
   ]  # fmt: skip
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "large": np.float32(70000)}))
-  assert ops(result) == [
-    "Cast>half",
-    "MatMul",
-    "Cast>float",
-    "Mul",
-    "Add",
-    "Tanh",
-    "Cast>half",
-    "MatMul",
-    "Cast>float",
-  ]
+  assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "Mul", "Add", "Tanh", "Cast>half", "MatMul", "Cast>float"]
   assert kept["make_b"] == "the initializer 'large' holds 70000, beyond float16's 65504"
   assert kept["make_c"] == "it reads what make_b (Mul) makes, which may lie beyond float16"
   assert initializers(result)["large"] == np.float32(70000)

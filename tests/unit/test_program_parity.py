@@ -92,9 +92,7 @@ SEEDS = [
     results="float dx, float dw, float dy",
   ),
   body(
-    "y = IsInf<detect_negative=0>(x)",
-    "z = IsInf<detect_positive=0, detect_negative=1>(x)",
-    results="bool y, bool z",
+    "y = IsInf<detect_negative=0>(x)", "z = IsInf<detect_positive=0, detect_negative=1>(x)", results="bool y, bool z"
   ),
   "(float x)=>(float x){}",
   "() => (float y) { y = Relu(y) }",

@@ -201,8 +201,7 @@ def test_names_of_a_model_are_shown_escaped() -> None:
     tuning=[TunedNode(name, name, {"": 1.0, name: 2.0}, (name,))],
     verification=[
       ProviderVerification(
-        "CPUExecutionProvider",
-        (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),),
+        "CPUExecutionProvider", (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),)
       ),
       ProviderVerification("CUDAExecutionProvider", (), skipped=name),
     ],

@@ -147,11 +147,7 @@ def test_minimum_and_maximum_are_ieee_754s(dtype: Any) -> None:
     assert not np.signbit(fold(old, new, "max").astype(np.float64))
   for other in (1.0, np.inf, -np.inf, np.nan):
     for reduction in ("min", "max"):
-      for got in (
-        fold(np.nan, other, reduction),
-        fold(other, np.nan, reduction),
-        fold(-np.nan, other, reduction),
-      ):
+      for got in (fold(np.nan, other, reduction), fold(other, np.nan, reduction), fold(-np.nan, other, reduction)):
         assert bits(got)[0] == bits(np.array([np.nan], dtype))[0]
   assert fold(-np.inf, 3, "min") == -np.inf
   assert fold(-np.inf, 3, "max") == 3

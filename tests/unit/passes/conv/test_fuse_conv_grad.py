@@ -27,13 +27,7 @@ def graph(nodes: str, gradients: str = "dX dW dB", outputs: str = "", program: s
   )
   node = model.graph.node[-1]
   del node.attribute[:]
-  attributes = {
-    "program": program,
-    "gradients": gradients,
-    "operands": "X W",
-    "kernel_shape": [3, 3],
-    "pads": [1] * 4,
-  }
+  attributes = {"program": program, "gradients": gradients, "operands": "X W", "kernel_shape": [3, 3], "pads": [1] * 4}
   node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
   return model
 
@@ -122,10 +116,7 @@ def test_without_a_bias_nothing_is_gained() -> None:
 
 @pytest.mark.parametrize(
   ("nodes", "fragment"),
-  [
-    ("g = Expand(s, shape)", None),
-    ("a = Neg(s)  g = Mul(dy, a)", "'a' is not known to have the shape of dZ"),
-  ],
+  [("g = Expand(s, shape)", None), ("a = Neg(s)  g = Mul(dy, a)", "'a' is not known to have the shape of dZ")],
 )
 def test_what_stays(nodes: str, fragment: str | None) -> None:
   original = graph(nodes)
@@ -150,13 +141,7 @@ def test_gradients_have_channels_last_between_convolutions() -> None:
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"
   node = original.graph.node[-1]
   del node.attribute[:]
-  attributes = {
-    "program": program,
-    "gradients": "dX dW dB",
-    "operands": "X W",
-    "kernel_shape": [3, 3],
-    "pads": [1] * 4,
-  }
+  attributes = {"program": program, "gradients": "dX dW dB", "operands": "X W", "kernel_shape": [3, 3], "pads": [1] * 4}
   node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
   optimized, _ = run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)
   assert operators(optimized).count("ConvGrad") == 1

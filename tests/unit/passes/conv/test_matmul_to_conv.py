@@ -61,21 +61,11 @@ def test_a_block_of_convnext() -> None:
   [
     (graph("y = MatMul(t, m)", "", ", float[4,8] m"), ["'m' is no constant of two dimensions"]),
     (graph("y = MatMul(t, m)", constant("m", 1, 1, 4, 8)), ["'m' is no constant of two dimensions"]),
-    (
-      graph("a = Add(t, r)  y = MatMul(a, m)", constant("m", 4, 8), ", float[N,5,6,4] r"),
-      [],
-    ),  # not of a conv alone
-    (
-      graph("a = Slice(t, i, j)  y = MatMul(a, m)", constant("m", 4, 8) + ", int64[1] i = {0}, int64[1] j = {9}"),
-      [],
-    ),
+    (graph("a = Add(t, r)  y = MatMul(a, m)", constant("m", 4, 8), ", float[N,5,6,4] r"), []),  # not of a conv alone
+    (graph("a = Slice(t, i, j)  y = MatMul(a, m)", constant("m", 4, 8) + ", int64[1] i = {0}, int64[1] j = {9}"), []),
     (graph("y = MatMul(c, m)", constant("m", 6, 8), out="[N,4,5,8]"), []),  # with channels first
     (  # of constants alone: no convolution leads there
-      graph(
-        "a = Add(q, q)  y = MatMul(a, m)",
-        f"{constant('q', 1, 5, 6, 4)}, {constant('m', 4, 8)}",
-        out="[1,5,6,8]",
-      ),
+      graph("a = Add(q, q)  y = MatMul(a, m)", f"{constant('q', 1, 5, 6, 4)}, {constant('m', 4, 8)}", out="[1,5,6,8]"),
       [],
     ),
   ],

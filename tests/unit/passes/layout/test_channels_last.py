@@ -221,12 +221,7 @@ def tokens(text: str) -> list[str]:
   ("nodes", "constants", "out", "expected"),
   [
     ("y = ReduceMax<axes = [2, 1, 3], keepdims = 0>(c)", "", "float[N]", ["ReduceMax"]),
-    (
-      "a = ReduceSum<keepdims = 0>(c, axes)  y = Neg(a)",
-      "int64[2] axes = {3, 2}",
-      "float[N,4]",
-      ["ReduceSum", "Neg"],
-    ),
+    ("a = ReduceSum<keepdims = 0>(c, axes)  y = Neg(a)", "int64[2] axes = {3, 2}", "float[N,4]", ["ReduceSum", "Neg"]),
     ("y = ArgMax<axis = 1, keepdims = 0>(c)", "", "int64[N,5,6]", ["ArgMax"]),
     ("y = Shape(c)", "", "int64[4]", ["Shape", "Gather"]),
     ("y = Shape<start = 1, end = -1>(c)", "", "int64[2]", ["Shape", "Gather"]),

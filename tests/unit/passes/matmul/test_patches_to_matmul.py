@@ -60,10 +60,7 @@ STAY = {
   "an image that is cropped": ({"image": "N,3,40,24"}, "not known to be whole patches"),
   "an image of any size": ({"image": "N,3,H,W"}, "not known to be whole patches"),
   "many channels": ({"image": "N,8,32,24", "channels": 8}, ""),
-  "groups": (
-    {"strides": "strides = [16, 16], group = 2", "image": "N,4,32,32", "channels": 2, "kernel": "16,16"},
-    "",
-  ),
+  "groups": ({"strides": "strides = [16, 16], group = 2", "image": "N,4,32,32", "channels": 2, "kernel": "16,16"}, ""),
 }
 
 

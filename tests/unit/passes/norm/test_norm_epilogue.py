@@ -258,11 +258,7 @@ def test_special_values_pass_through(rng: np.random.Generator) -> None:  # RELIA
   special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, 1.0, -1.0], np.float32)
   x = rng.standard_normal((3, 4, 8)).astype(np.float32)
   x[0, 0, 3], x[1, 1, 2], x[2, 2, :] = np.nan, np.inf, 0
-  for gamma, beta in (
-    (special, np.zeros(8, np.float32)),
-    (np.ones(8, np.float32), special),
-    (special, special[::-1]),
-  ):
+  for gamma, beta in ((special, np.zeros(8, np.float32)), (np.ones(8, np.float32), special), (special, special[::-1])):
     feeds = {"x": x, "gamma": gamma, "beta": np.ascontiguousarray(beta)}
     expected, found = run(original, feeds)[0], run(restore(optimized), feeds)[0]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))

@@ -3,16 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from pass_helpers import (
-  assert_unchanged,
-  model,
-  operators,
-  programs,
-  restore,
-  run,
-  run_pass,
-  run_same,
-)
+from pass_helpers import assert_unchanged, model, operators, programs, restore, run, run_pass, run_same
 
 from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO

@@ -91,16 +91,11 @@ def test_a_transpose_stays() -> None:
 
 def test_an_expand_that_its_reader_makes_needless() -> None:
   text = graph(
-    "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)",
-    ", float[8] b",
-    "float[6,4,8] y",
+    "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)", ", float[8] b", "float[6,4,8] y"
   )
   optimized, result = run_same(model(text), POINTWISE_VIEWS)
   assert [list(node.input) for node in optimized.graph.node[-2:]] == [["b", "x"], ["c", "x", "b"]]
-  assert [each.nodes for each in result.changes] == [
-    ("'e' (Expand)", "'c' (Greater)"),
-    ("'e' (Expand)", "'y' (Where)"),
-  ]
+  assert [each.nodes for each in result.changes] == [("'e' (Expand)", "'c' (Greater)"), ("'e' (Expand)", "'y' (Where)")]
 
 
 def test_an_expand_that_gives_the_shape_stays() -> None:
@@ -120,8 +115,7 @@ def test_an_expand_that_gives_the_shape_stays() -> None:
 
 def test_the_limit() -> None:
   text = graph(
-    "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)",
-    ", float[8] s",
+    "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)", ", float[8] s"
   )
   original = model(text)
   for limit, changes in ((0, 0), (1, 1), (2, 2)):

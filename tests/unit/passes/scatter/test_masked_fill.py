@@ -3,16 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from pass_helpers import (
-  assert_unchanged,
-  model,
-  operators,
-  random_feeds,
-  restore,
-  run,
-  run_pass,
-  run_same,
-)
+from pass_helpers import assert_unchanged, model, operators, random_feeds, restore, run, run_pass, run_same
 
 from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES

@@ -168,8 +168,7 @@ def test_one_index_that_a_caller_may_override(rng: np.random.Generator) -> None:
 
 def test_indices_at_run_time_stay() -> None:
   assert_unchanged(
-    model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"),
-    [UPDATE_SLICE],
+    model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"), [UPDATE_SLICE]
   )
 
 

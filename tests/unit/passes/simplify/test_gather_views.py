@@ -24,11 +24,7 @@ CASES = {
   "GatherND of a grid": ("GatherND", GRID, "A,B,C"),
   "GatherND with axes of length 1": ("GatherND", GRID[:, None], "A,B,C,D"),
   "GatherND of rows": ("GatherND", [[[0]], [[-1]]], "A,B,C,D"),
-  "GatherND of elements": (
-    "GatherND",
-    np.stack(np.meshgrid(range(2), range(3), range(4), indexing="ij"), -1),
-    "A,B,C",
-  ),
+  "GatherND of elements": ("GatherND", np.stack(np.meshgrid(range(2), range(3), range(4), indexing="ij"), -1), "A,B,C"),
 }
 
 

@@ -47,7 +47,7 @@ FORMS = {
   "one in the other": conditional(
     then="""b = Neg(a)  k = Constant<value = bool {0}> ()
             t = If (k) <then_branch = q () => (float[3,4] u) { u = Neg(b) },
-                        else_branch = s () => (float[3,4] v) { v = Abs(b) }>""",
+                        else_branch = s () => (float[3,4] v) { v = Abs(b) }>"""
   ),
 }
 
