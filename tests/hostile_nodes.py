@@ -388,8 +388,9 @@ def _spec(node: Node) -> list[list[int | None]] | str:
   assert operator is not None
   types = [TensorType(helper.tensor_dtype_to_np_dtype(_type(x.dtype)), x.shape) for x in node.inputs if x is not None]
   try:
-    return [[d if isinstance(d, int) else None for d in y.shape or ()]
-            for y in operator.infer_shapes(node.node(), types)]  # fmt: skip
+    return [
+      [d if isinstance(d, int) else None for d in y.shape or ()] for y in operator.infer_shapes(node.node(), types)
+    ]
   except ModelError as error:
     return f"refused: {error}"
 

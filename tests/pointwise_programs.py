@@ -378,8 +378,10 @@ def fused_graph(example: Example, instead: Sequence[onnx.NodeProto] = ()) -> onn
   """The program as one FusedPointwise, or the nodes given; the output of the result `y` is `out_y`."""
   program = example.program
   names = [parameter.name for parameter in program.parameters]
-  inputs = [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], shape)
-            for p, shape in zip(program.parameters, example.shapes, strict=True)]  # fmt: skip
+  inputs = [
+    helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], shape)
+    for p, shape in zip(program.parameters, example.shapes, strict=True)
+  ]
   nodes = list(instead)
   if example.copied and not instead:
     for index, (name, shape) in enumerate(zip(names, example.shapes, strict=True)):

@@ -284,8 +284,7 @@ def _resize() -> list[Case]:
       ("asymmetric", (4, 5, 12)), ("half_pixel", (2, 10, 6)), ("align_corners", (3, 5, 6)),
   ):  # fmt: skip
     for layout in ("NCHW", "NHWC"):
-      given = {"mode": "linear", "coordinate_transformation_mode": coordinates, "layout": layout,
-               "sizes": sizes}  # fmt: skip
+      given = {"mode": "linear", "coordinate_transformation_mode": coordinates, "layout": layout, "sizes": sizes}
       shape = in_layout(layout, 2, 3, (2, 5, 6)[-len(sizes) :])
       title = f"linear, {coordinates}, special rows by {sizes}, {layout}"
       made.append(Case(title, "FusedResize", "float", shape, frozen(given), "special rows"))

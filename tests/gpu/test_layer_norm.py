@@ -1,5 +1,5 @@
 """FusedLayerNorm in ONNX Runtime on a GPU: equal to its reference in every schedule, under threads, CUDA graphs and odd
-addresses; and what happens when memory, NVRTC or the shapes are not as wished."""  # fmt: skip
+addresses; and what happens when memory, NVRTC or the shapes are not as wished."""
 
 import itertools
 import re
@@ -237,8 +237,10 @@ def test_a_warm_cache_adds_little_to_a_session(tmp_path: Path) -> None:
   warm = [times() for _ in range(5)]
   assert entries() == written
   plain, ours, again = (statistics.median(column) for column in zip(*warm, strict=True))
-  print(f"a session takes {plain * 1e3:.1f} ms without the node; with it {cold[1] * 1e3:.0f} ms on an empty cache, "
-        f"{ours * 1e3:.1f} ms on a warm one, {again * 1e3:.1f} ms in a process that has it")  # fmt: skip
+  print(
+    f"a session takes {plain * 1e3:.1f} ms without the node; with it {cold[1] * 1e3:.0f} ms on an empty cache, "
+    f"{ours * 1e3:.1f} ms on a warm one, {again * 1e3:.1f} ms in a process that has it"
+  )
   assert ours - plain < 0.050
   assert again - plain < 0.050
 

@@ -133,8 +133,9 @@ def test_a_cuda_graph_gives_the_same_bits(case: Case) -> None:
 @chosen
 def test_tensors_may_start_anywhere(case: Case) -> None:
   case = replace(case, constant=False)
-  check_addresses(case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]),
-                                                           ([1, 2, 3, 4], [5])])  # fmt: skip
+  check_addresses(
+    case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]), ([1, 2, 3, 4], [5])]
+  )
 
 
 def trial(first: Case, batch: int, rows: int) -> Trial:

@@ -80,8 +80,9 @@ def test_places_are_those_of_the_cpu(coordinates: str, mode: str) -> None:
   # Of which the nearest element tells its number, and a linear place its weight: every other element is 0.
   lines = {f"x{size}": np.arange(size, dtype=np.float32) for size, _ in pairs}
   feeds = {name: (line % 2 if mode == "linear" else line).reshape(1, 1, 1, -1) for name, line in lines.items()}
-  model = model_with(nodes, [(name, "float", line.shape) for name, line in feeds.items()],
-                     [(node.output[0], "float") for node in nodes])  # fmt: skip
+  model = model_with(
+    nodes, [(name, "float", line.shape) for name, line in feeds.items()], [(node.output[0], "float") for node in nodes]
+  )
   wanted, found = ortplugin.run(make_on_cpu(model), feeds), host(ortplugin.run(make(model), feeds))
   for (name, array), other in zip(wanted.items(), found, strict=True):
     np.testing.assert_array_equal(other, array, err_msg=name)

@@ -1,5 +1,5 @@
 """The scatter operators in ONNX Runtime on a GPU: equal to their reference in every form, in place and out of place, at
-odd addresses, with indices out of range, under threads and CUDA graphs."""  # fmt: skip
+odd addresses, with indices out of range, under threads and CUDA graphs."""
 
 import math
 from collections.abc import Sequence

@@ -168,8 +168,9 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
   optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
   assert report.fused
   side = saved(optimized, tmp_path)
-  dims = {value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim]
-          for value in optimized.graph.input}  # fmt: skip
+  dims = {
+    value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim] for value in optimized.graph.input
+  }
   feeds = {name: np.ones(shape, np.int64) for name, shape in dims.items()}
   found = replayed(side, feeds)
   for name in found.plain[0]:

@@ -170,8 +170,10 @@ class Wrong:
     return helper.make_node("FusedAttention", names, outputs, "culprit", domain=DOMAIN, **given)
 
   def model(self, known: bool) -> bytes:
-    inputs = [(f"x{i}", dtype, shape if known else None)
-              for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))]  # fmt: skip
+    inputs = [
+      (f"x{i}", dtype, shape if known else None)
+      for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))
+    ]
     return model_with([self.node()], inputs, [(name, "float") for name in self.node().output])
 
 
@@ -261,8 +263,10 @@ WRONG = (
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
 def test_what_is_wrong_is_refused(library: Path, wrong: Wrong, known: bool) -> None:
   """With the session, or where only the shapes are wrong and not known, with the run; and by the specification."""
-  feeds = {f"x{i}": np.ones(shape, NUMPY_DTYPES[dtype])
-           for i, (dtype, shape) in enumerate(zip(wrong.dtypes, wrong.shapes, strict=True))}  # fmt: skip
+  feeds = {
+    f"x{i}": np.ones(shape, NUMPY_DTYPES[dtype])
+    for i, (dtype, shape) in enumerate(zip(wrong.dtypes, wrong.shapes, strict=True))
+  }
   with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
     make(wrong.model(known)).run(None, feeds)
   message = str(caught.value)
@@ -283,10 +287,11 @@ def test_a_float16_attention_between_operators_that_have_none(library: Path, mas
   attributes = {"qkv_dtype": "float16", "heads": 2, "kv_heads": 2} | ({"mask_dtype": "float16"} if mask else {})
   attributes |= {f"{name}_layout": "b s (h d)" for name in "qkvy"}
   inputs = [("q", "float16", (1, 4, 6)), ("mask", "float16", (4, 4))]
-  nodes = [helper.make_node("Sin", ["q"], ["a"]),
-           helper.make_node("FusedAttention", ["a", "a", "q", *([mask] if mask else [])], ["b"], domain=DOMAIN,
-                            **attributes),
-           helper.make_node("Sin", ["b"], ["y"])]  # fmt: skip
+  nodes = [
+    helper.make_node("Sin", ["q"], ["a"]),
+    helper.make_node("FusedAttention", ["a", "a", "q", *([mask] if mask else [])], ["b"], domain=DOMAIN, **attributes),
+    helper.make_node("Sin", ["b"], ["y"]),
+  ]
   rng = np.random.default_rng(0)
   feeds = {name: rng.standard_normal(shape).astype(np.float16) for name, _, shape in inputs[: 2 if mask else 1]}
   found = make(model_with(nodes, inputs[: len(feeds)], [("y", "float16")])).run(None, feeds)[0]

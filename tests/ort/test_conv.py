@@ -186,50 +186,49 @@ Wrong = partial(WrongNode, "FusedConv", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,
 UNKNOWN = (("n", "c", "h", "w"), ("m", "d", "k", "l"), ("b", 1, 1))
 HALF = TensorProto.FLOAT16
 WRONG = {
-    **wrong_epilogues(Wrong),
-    "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
-    "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
-    "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
-    "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
-    "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
-    "pads of another type": Wrong("pads", {"pads": "1111"}),
-    "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
-    "a stride of 0": Wrong("strides is [0, 1]", {"strides": [0, 1]}),
-    "a stride of 2^40": Wrong(str(2**40), {"strides": [2**40, 1]}),
-    "a dilation of 0": Wrong("dilations is [1, 0]", {"dilations": [1, 0]}),
-    "four spatial dimensions": Wrong("there must be 1 to 3", {"strides": [1, 1, 1, 1]}),
-    "no group": Wrong("group is 0", {"group": 0}),
-    "a group that is a text": Wrong("group", {"group": "two"}),
-    "groups that do not divide": Wrong("which 3 groups do not divide", {"group": 3}),
-    "another kernel_shape": Wrong("kernel_shape is [5, 5], but W", {"kernel_shape": [5, 5]}),
-    "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
-    "another layout": Wrong("NCWH", {"layout": "NCWH"}),
-    "channels last without kernel_shape": Wrong("kernel_shape is missing", {"layout": "NHWC"}),
-    "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
-    "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
-    "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
-    "channels that disagree": Wrong("X has 7 channels, W with 1 groups is for 6",
-                                    shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),
-    "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
-    "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
-    "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "a dilated kernel larger than X": Wrong("the kernel covers 11 elements", {"dilations": [5, 1]}),
-    "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
-    "a bias that is larger": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
-    "channels that disagree at the run": Wrong(
-        "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
-    ),
-    "a kernel larger than X at the run": Wrong(
-        "pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))
-    ),
-    "a bias that does not broadcast at the run": Wrong(
-        "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
-    ),
-    "groups that do not divide at the run": Wrong(
-        "do not divide", {"group": 3}, shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))
-    ),
-}  # fmt: skip
+  **wrong_epilogues(Wrong),
+  "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
+  "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
+  "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
+  "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
+  "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
+  "pads of another type": Wrong("pads", {"pads": "1111"}),
+  "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
+  "a stride of 0": Wrong("strides is [0, 1]", {"strides": [0, 1]}),
+  "a stride of 2^40": Wrong(str(2**40), {"strides": [2**40, 1]}),
+  "a dilation of 0": Wrong("dilations is [1, 0]", {"dilations": [1, 0]}),
+  "four spatial dimensions": Wrong("there must be 1 to 3", {"strides": [1, 1, 1, 1]}),
+  "no group": Wrong("group is 0", {"group": 0}),
+  "a group that is a text": Wrong("group", {"group": "two"}),
+  "groups that do not divide": Wrong("which 3 groups do not divide", {"group": 3}),
+  "another kernel_shape": Wrong("kernel_shape is [5, 5], but W", {"kernel_shape": [5, 5]}),
+  "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
+  "another layout": Wrong("NCWH", {"layout": "NCWH"}),
+  "channels last without kernel_shape": Wrong("kernel_shape is missing", {"layout": "NHWC"}),
+  "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
+  "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
+  "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
+  "channels that disagree": Wrong(
+    "X has 7 channels, W with 1 groups is for 6", shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
+  ),
+  "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),
+  "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
+  "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
+  "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "a dilated kernel larger than X": Wrong("the kernel covers 11 elements", {"dilations": [5, 1]}),
+  "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
+  "a bias that is larger": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
+  "channels that disagree at the run": Wrong(
+    "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
+  ),
+  "a kernel larger than X at the run": Wrong("pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "a bias that does not broadcast at the run": Wrong(
+    "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
+  ),
+  "groups that do not divide at the run": Wrong(
+    "do not divide", {"group": 3}, shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))
+  ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -75,8 +75,10 @@ def test_a_global_pool_of_known_size_has_a_window(kind: str, library: Path) -> N
   assert f"{kind}Pool" in types
   assert f"Reduce{kind.replace('Average', 'Mean')}" not in types
   feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
-  wanted, found = (ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
-                   for each in (original.SerializeToString(), optimized.SerializeToString()))  # fmt: skip
+  wanted, found = (
+    ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
+    for each in (original.SerializeToString(), optimized.SerializeToString())
+  )
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 

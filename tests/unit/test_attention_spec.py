@@ -26,9 +26,7 @@ FLOAT = np.dtype(np.float32)
 
 def test_a_layout_is_axes_of_atoms() -> None:
   layout = parse(" b  s(1/3 h:4/16 d) ")
-  assert layout.axes == (
-      (Atom("b"),), (Atom("s"),), (Atom("/", 1, 3), Atom("h", 4, 16), Atom("d")),
-  )  # fmt: skip
+  assert layout.axes == ((Atom("b"),), (Atom("s"),), (Atom("/", 1, 3), Atom("h", 4, 16), Atom("d")))
   assert str(layout) == "b s (1/3 h:4/16 d)"
   assert layout.order == "bshd"
   assert str(parse("(b) (h s) d")) == "b (h s) d"

@@ -124,7 +124,9 @@ def test_a_record_is_what_was_written(tmp_path: Path) -> None:
     path = timing.write("record", record, tmp_path, columns=columns)
     assert timing.read(path) == wanted
     assert timing.read(timing.write("several", {"a": record, "b": wanted}, tmp_path, columns=columns)) == {
-        "a": wanted, "b": wanted}  # fmt: skip
+      "a": wanted,
+      "b": wanted,
+    }
   text = lzma.decompress(path.read_bytes()).decode()
   assert '"case","us/ours","shapes/x","counts","us/ort"' in text
   assert "303e-6," in text
@@ -202,8 +204,7 @@ def test_a_step_of_a_product_shares_nothing(epilogue: str, trans_b: int) -> None
 
 def test_the_fastest_algorithm_is_kept() -> None:
   times = {"torch": 4.0, "ortplugin": 3.0, "tuned a": 5.0, "tuned b": 2.0}
-  assert matmul.best_of(times) == {
-      "microseconds": {"torch": 4.0, "ortplugin": 3.0, "tuned": 2.0}, "algorithm": "b"}  # fmt: skip
+  assert matmul.best_of(times) == {"microseconds": {"torch": 4.0, "ortplugin": 3.0, "tuned": 2.0}, "algorithm": "b"}
   assert matmul.best_of({"torch": 4.0}) == {"microseconds": {"torch": 4.0}}
 
 

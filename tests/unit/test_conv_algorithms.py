@@ -136,8 +136,9 @@ def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
 
 def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
   case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
-  asked = answering(monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own",
-                    "weight_algorithm=engine=3;k2=1")  # fmt: skip
+  asked = answering(
+    monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own", "weight_algorithm=engine=3;k2=1"
+  )
   assert listed(case) == [
     {"data_algorithm": "engine=3;k2=1"},
     {"weight_algorithm": "auto"},

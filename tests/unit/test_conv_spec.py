@@ -34,8 +34,9 @@ def decomposed(case: Case, opset: int) -> bytes:
 
 
 def test_the_reference_is_the_formula() -> None:
-  case = made("formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2],
-              pads=[1, 0, 2, 1])  # fmt: skip
+  case = made(
+    "formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2], pads=[1, 0, 2, 1]
+  )
   x, w = case.inputs()
   y = convolution(attributes_of(case.node()), x, w)
   wanted = np.zeros_like(y)

@@ -164,9 +164,8 @@ def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> N
     """
   environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
   done = subprocess.run(
-      [sys.executable, "-c", textwrap.dedent(program)],
-      capture_output=True, text=True, timeout=SECONDS, env=environment,
-  )  # fmt: skip
+    [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=SECONDS, env=environment
+  )
   assert done.returncode == 10, done.stderr
   assert done.stderr == ""
   assert int(done.stdout.splitlines()[-1]) < MEMORY

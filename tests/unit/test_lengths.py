@@ -84,29 +84,31 @@ def test_lengths(nodes: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "axes"),
-    {
-        "rows of one shape": (
-            PARTS + "k = Concat<axis = 0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)", [True, True, True],
-        ),
-        "copied, and from Shape": (
-            PARTS + "k = Concat<axis = 0>(nn, minus, eight)  u = Reshape(x, k)  v = Reshape(x, rest)",
-            [True, True, True],
-        ),
-        "behind operators of ours": (
-            "p = Reshape(x, rest)  u = Relu(p)  f = ortplugin.FusedLayerNorm(p, p)"
-            "  v, o = ortplugin.FusedPointwise(f, f)", [True, True, True],
-        ),
-        "the second of several results": (
-            "u = Reshape(x, rest)  o, v = ortplugin.FusedPointwise(u)", [True, True, True],
-        ),
-        "behind a product of ours": (
-            "u = Reshape(x, rest)  v = ortplugin.FusedMatMul<trans_b = 1>(u, w)", [True, True, True],
-        ),
-        "of others": (PARTS + "k = Concat<axis = 0>(mm, nn, eight)  u = Reshape(x, k)  v = Identity(x)",
-                      [False, False, True]),
-    }.values(),
-)  # fmt: skip
+  ("nodes", "axes"),
+  {
+    "rows of one shape": (
+      PARTS + "k = Concat<axis = 0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)",
+      [True, True, True],
+    ),
+    "copied, and from Shape": (
+      PARTS + "k = Concat<axis = 0>(nn, minus, eight)  u = Reshape(x, k)  v = Reshape(x, rest)",
+      [True, True, True],
+    ),
+    "behind operators of ours": (
+      "p = Reshape(x, rest)  u = Relu(p)  f = ortplugin.FusedLayerNorm(p, p)  v, o = ortplugin.FusedPointwise(f, f)",
+      [True, True, True],
+    ),
+    "the second of several results": ("u = Reshape(x, rest)  o, v = ortplugin.FusedPointwise(u)", [True, True, True]),
+    "behind a product of ours": (
+      "u = Reshape(x, rest)  v = ortplugin.FusedMatMul<trans_b = 1>(u, w)",
+      [True, True, True],
+    ),
+    "of others": (
+      PARTS + "k = Concat<axis = 0>(mm, nn, eight)  u = Reshape(x, k)  v = Identity(x)",
+      [False, False, True],
+    ),
+  }.values(),
+)
 def test_same_lengths(nodes: str, axes: list[bool]) -> None:
   scope, tensors = scope_of(f"{nodes}  y = Add(u, v)")
   u, v = tensors["u"], tensors["v"]

@@ -66,8 +66,10 @@ def test_documentation_and_metadata() -> None:
 
 def test_local_functions() -> None:
   model = parse("g (float[N] x) => (float[N] y) { y = custom.twice<alpha = 2.0> (x) }", ir=9)
-  model.functions.append(onnx.parser.parse_function("""<domain: "custom", opset_import: ["" : 17]>
-        twice <alpha> (x) => (y) { a = Constant<value_float : float = @alpha> ()  y = Mul(x, a) }"""))  # fmt: skip
+  model.functions.append(
+    onnx.parser.parse_function("""<domain: "custom", opset_import: ["" : 17]>
+        twice <alpha> (x) => (y) { a = Constant<value_float : float = @alpha> ()  y = Mul(x, a) }""")
+  )
   assert_round_trip(model)
 
 
@@ -183,9 +185,11 @@ def test_bodies_within_bodies() -> None:
 
 
 def test_a_body_whose_output_is_the_outer_value() -> None:
-  model = parse("g (bool c, float[N] x) => (float[N] y) { a = Neg(x)  "
-                "y = If (c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
-                "else_branch = e () => (float[N] a) { }> }")  # fmt: skip
+  model = parse(
+    "g (bool c, float[N] x) => (float[N] y) { a = Neg(x)  "
+    "y = If (c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
+    "else_branch = e () => (float[N] a) { }> }"
+  )
   assert_round_trip(model)
 
 

@@ -232,10 +232,10 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
   np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("node", "size"), [
-    ("PRelu(x, s)", 1),
-    ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ("node", "size"),
+  [("PRelu(x, s)", 1), ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10)],
+)
 def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: int) -> None:
   model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
         <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>

@@ -217,11 +217,14 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(
 def test_the_statistics_of_a_norm_stay(name: str) -> None:
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
   nodes = [
-      node("MatMul", "x w", "a"), node("LayerNormalization", "a g", "n mean", axis=1), node("MatMul", "n w", "y"),
-      node("Neg", "mean", "z"),
-  ]  # fmt: skip
-  original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)},
-                   outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])})  # fmt: skip
+    node("MatMul", "x w", "a"),
+    node("LayerNormalization", "a g", "n mean", axis=1),
+    node("MatMul", "n w", "y"),
+    node("Neg", "mean", "z"),
+  ]
+  original = model(
+    nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])}
+  )
   result, _, _ = convert(original, name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
   types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
@@ -308,9 +311,11 @@ def test_what_computes_beyond_the_dtype_stays(name: str) -> None:
   nodes, reason = COSTLY[name]
   shape = (FLOAT, [2000, 4])
   original = model(
-      [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
-      {"w": WEIGHT, "two": np.float32(2)}, inputs={"x": shape}, outputs={"y": shape},
-  )  # fmt: skip
+    [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
+    {"w": WEIGHT, "two": np.float32(2)},
+    inputs={"x": shape},
+    outputs={"y": shape},
+  )
   result, _, kept = convert(original)
   first = nodes[0].name
   assert kept[first] == reason
@@ -330,9 +335,11 @@ def test_short_sums_do_not_stay() -> None:
 
 def test_positions_and_their_sines_stay() -> None:
   nodes = [
-      node("Cast", "position", "p", to=FLOAT), node("Mul", "p frequency", "angle"), node("Sin", "angle", "s"),
-      node("MatMul", "s w", "y"),
-  ]  # fmt: skip
+    node("Cast", "position", "p", to=FLOAT),
+    node("Mul", "p frequency", "angle"),
+    node("Sin", "angle", "s"),
+    node("MatMul", "s w", "y"),
+  ]
   inputs = {"position": (TensorProto.INT64, [2, 4])}
   frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs=inputs))
@@ -399,8 +406,9 @@ def test_casts_of_the_model_become_borders_or_nothing() -> None:
       node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
   ]  # fmt: skip
   half = (HALF, [2, 4])
-  original = model(nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half},
-                   outputs={"y": half})  # fmt: skip
+  original = model(
+    nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half}, outputs={"y": half}
+  )
   optimized, _ = ortplugin.optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
   assert ops(optimized) == ["MatMul", "Mul", "MatMul"]
 
@@ -442,10 +450,11 @@ def test_a_constant_that_both_sides_read_is_there_twice() -> None:
 def test_arguments_of_a_fixed_dtype_stay() -> None:
   shape = (FLOAT, [1, 1, 4, 4])
   original = model(
-      [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
-      {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
-      inputs={"x": shape}, outputs={"y": (FLOAT, [1, 1, 8, 8])},
-  )  # fmt: skip
+    [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
+    {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
+    inputs={"x": shape},
+    outputs={"y": (FLOAT, [1, 1, 8, 8])},
+  )
   result, _, kept = convert(original)
   assert not kept
   assert initializers(result)["scales"].dtype == np.float32
@@ -495,8 +504,9 @@ def test_weights_take_norms_in_float32_first() -> None:
   kernel = np.ones((2, 2, 1, 1), np.float32)
   nodes = [node("BatchNormalization", "x scale shift mean variance", "a"), node("Conv", "a w", "y")]
   shape = (FLOAT, [1, 2, 4, 4])
-  original = model(nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape},
-                   outputs={"y": shape})  # fmt: skip
+  original = model(
+    nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape}, outputs={"y": shape}
+  )
   optimized, _ = ortplugin.optimize(original, precision="fp16")
   assert "BatchNormalization" not in ops(optimized)
   # In float16 from the start, the norm before a Conv has to stay: its mean times the weights' rounding is too much.

@@ -120,8 +120,7 @@ def test_every_operator_parses_and_prints(name: str) -> None:
   spec = OPERATORS[name]
   for dtype in DTYPES if "T" in spec.operands else ["bool"]:
     statement, result = _some_statement(name, dtype)
-    parameters = ", ".join(each for each, letter in ((f"{dtype} x", "T"), ("bool b", "B"))
-                           if letter in spec.operands)  # fmt: skip
+    parameters = ", ".join(each for each, letter in ((f"{dtype} x", "T"), ("bool b", "B")) if letter in spec.operands)
     text = body(statement, parameters=parameters, results=f"{result} y")
     if "T" in spec.operands and dtype not in spec.types:
       with pytest.raises(ProgramError, match=f"{name} takes no {dtype}, as 'x' is"):

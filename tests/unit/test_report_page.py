@@ -117,9 +117,11 @@ def test_a_region_is_traced_through_all_its_rewrites() -> None:
   before = {conv, relu, "s (Shape)", "t (Sum)", "k (Cast)"}
   found = find_regions(changes, before, {fused, "d (FusedConv)", "t (Add)", "k (FusedPointwise)"})
   assert [(region.kind, region.result, region.nodes) for region in found] == [
-      ("fused", fused, [conv, relu]), ("replaced", "t (Add)", ["t (Sum)"]),
-      ("fused", "k (FusedPointwise)", ["k (Cast)"]), ("removed", "", ["s (Shape)"]),
-  ]  # fmt: skip
+    ("fused", fused, [conv, relu]),
+    ("replaced", "t (Add)", ["t (Sum)"]),
+    ("fused", "k (FusedPointwise)", ["k (Cast)"]),
+    ("removed", "", ["s (Shape)"]),
+  ]
   assert found[0].rewrites == {"fuse-conv": 1, "channels-last": 1, "conv-epilogue": 1}
 
 

@@ -78,11 +78,12 @@ def by_the_formula(case: Case) -> np.ndarray:
 
 
 SMALL = [
-    case
-    for case in CASES
-    if case.op != "UpdateSlice" and case.dtype not in ("float8e4m3fnuz", "float8e5m2fnuz")
-    and max(int(np.prod(shape)) for shape in case.shapes) <= 700
-]  # fmt: skip
+  case
+  for case in CASES
+  if case.op != "UpdateSlice"
+  and case.dtype not in ("float8e4m3fnuz", "float8e5m2fnuz")
+  and max(int(np.prod(shape)) for shape in case.shapes) <= 700
+]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)

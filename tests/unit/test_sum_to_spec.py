@@ -94,8 +94,9 @@ def test_shape_inference() -> None:
   types = OPERATOR.infer_shapes(node, [TensorType(HALF, full), TensorType(HALF, (3, 1, "W"))])
   assert types == [TensorType(HALF, ("N", 1, 1, 1)), TensorType(HALF, (3, 6, "W"))]
   assert [each.shape for each in OPERATOR.infer_shapes(node, [TensorType(HALF, None)] * 2)] == [None, None]
-  both = node_of('(float x) => (double d, float y, bool b) { b = IsNaN(x) y = SumTo<axes="0">(x) '
-                 "d = Cast<to=double>(y) }")  # fmt: skip
+  both = node_of(
+    '(float x) => (double d, float y, bool b) { b = IsNaN(x) y = SumTo<axes="0">(x) d = Cast<to=double>(y) }'
+  )
   types = OPERATOR.infer_shapes(both, [TensorType(np.dtype(np.float32), (4, "M"))])
   assert [each.shape for each in types] == [(1, "M"), (1, "M"), (4, "M")]
   assert [each.dtype for each in types] == [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.bool_)]

@@ -146,9 +146,10 @@ def test_a_cache_of_another_layout(layout: str) -> None:
             {name}s = Transpose<perm = {back}> (present_{name})  """
   present = past.replace("7", "10")
   original = graph(
-      nodes + ATTEND, f"float[2,3,96] x, float[{past}] past_key, float[{past}] past_value",
-      f"float[2,3,32] y, float[{present}] present_key, float[{present}] present_value",
-  )  # fmt: skip
+    nodes + ATTEND,
+    f"float[2,3,96] x, float[{past}] past_key, float[{past}] past_value",
+    f"float[2,3,32] y, float[{present}] present_key, float[{present}] present_value",
+  )
   assert attributes(drawn(original))["past_layout"] == layout
 
 

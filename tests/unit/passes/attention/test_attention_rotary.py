@@ -44,8 +44,9 @@ PARTIAL_HALVES = "{y}_lo, {y}_hi, {y}_r = Split<axis = -1> ({x}, quarters)  " + 
     "  {y} = Concat<axis = -1> ({y}_s, {y}_t, {y}_r)")  # fmt: skip
 NEIGHBOURS = "{y}_lo = Slice({x}, zero, end, last, two)  {y}_hi = Slice({x}, one, end, last, two)  "
 STACK = "{y}_u = Unsqueeze({A}, minus)  {y}_v = Unsqueeze({B}, minus)  {y}_w = Concat<axis = -1> ({y}_u, {y}_v)  "
-INTERLEAVED = NEIGHBOURS + PRODUCTS + STACK.replace("{A}", "{y}_s").replace("{B}", "{y}_t") + (
-    "{y} = Reshape({y}_w, whole)")  # fmt: skip
+INTERLEAVED = (
+  NEIGHBOURS + PRODUCTS + STACK.replace("{A}", "{y}_s").replace("{B}", "{y}_t") + ("{y} = Reshape({y}_w, whole)")
+)
 GPT_J = (
   NEIGHBOURS
   + "{y}_n = Neg({y}_hi)  "
@@ -99,8 +100,9 @@ def built(form: Form, dtype: str = "float") -> onnx.ModelProto:
         joined = {{2,5,32}}  y = Reshape(y4, joined)"""
   # In the Reshape of what is stacked, all axes but the last two are as they are.
   text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
-  text = re.sub(r"(\w+) = \{([-0-9,]+)\}", lambda m: f"{m[1]} = Constant<value = int64[{len(m[2].split(','))}] "
-                f"{{{m[2]}}}> ()", text)  # fmt: skip
+  text = re.sub(
+    r"(\w+) = \{([-0-9,]+)\}", lambda m: f"{m[1]} = Constant<value = int64[{len(m[2].split(','))}] {{{m[2]}}}> ()", text
+  )
   inputs = ", ".join([*(f"{dtype}[2,5,32] {name}" for name in "qkv"), *([form.inputs] if form.inputs else [])])
   made = model(f"g ({inputs}) => ({dtype}[2,5,32] y) {{ {text} }}", form.opset, contrib=True, ir=10)
   made.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in form.constants.items())

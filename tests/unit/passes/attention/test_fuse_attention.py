@@ -201,9 +201,11 @@ def test_batch_and_rows_may_be_open() -> None:
         q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, by_head)
         v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
   original = graph(
-      f"{nodes} {PRODUCTS}  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh) "
-      "y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
-      "float[batch,rows,96] x, float[batch,1,1,rows] m", "float[batch,rows,32] y")  # fmt: skip
+    f"{nodes} {PRODUCTS}  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh) "
+    "y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
+    "float[batch,rows,96] x, float[batch,1,1,rows] m",
+    "float[batch,rows,32] y",
+  )
   _, node = fused(original, batch=3, rows=7)
   assert attributes(node) == {**layouts(*MERGED), "mask_dtype": "float"}
 
@@ -330,5 +332,6 @@ def test_other_dtypes_stay(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.undo()
   inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
   nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
-  assert_unchanged(graph(nodes, inputs, f"{dtype}[2,4,5,8] y"), [FUSE_ATTENTION],
-                   "attention is fused in float16 and bfloat16")  # fmt: skip
+  assert_unchanged(
+    graph(nodes, inputs, f"{dtype}[2,4,5,8] y"), [FUSE_ATTENTION], "attention is fused in float16 and bfloat16"
+  )

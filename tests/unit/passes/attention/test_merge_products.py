@@ -91,8 +91,7 @@ def test_fewer_heads_of_keys_and_values() -> None:
   original = with_weights(graph(nodes, X), wq=(16, 32), wk=(16, 16), wv=(16, 16))
   optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
-  assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == [
-      "b s (h:0/8 d)", "b s (h:4/8 d)", "b s (h:6/8 d)"]  # fmt: skip
+  assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == ["b s (h:0/8 d)", "b s (h:4/8 d)", "b s (h:6/8 d)"]
 
 
 def test_keys_and_values_of_an_encoder() -> None:

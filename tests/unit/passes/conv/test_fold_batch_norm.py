@@ -130,8 +130,10 @@ def typed(dtype: str, weight: np.ndarray, variance: float) -> onnx.ModelProto:
   values = {"w": weight, "s": np.ones(channels), "b": np.full(channels, 0.75), "m": np.full(channels, 0.25),
             "v": np.full(channels, variance)}  # fmt: skip
   tensors = [numpy_helper.from_array(np.asarray(each).astype(numpy_dtype), name) for name, each in values.items()]
-  nodes = [helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
-           helper.make_node("BatchNormalization", ["a", "s", "b", "m", "v"], ["y"], "norm", epsilon=0.0)]  # fmt: skip
+  nodes = [
+    helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
+    helper.make_node("BatchNormalization", ["a", "s", "b", "m", "v"], ["y"], "norm", epsilon=0.0),
+  ]
   inputs = [helper.make_tensor_value_info("x", kind, ["N", weight.shape[1], 5, 6])]
   outputs = [helper.make_tensor_value_info("y", kind, ["N", channels, "A", "B"])]
   made = helper.make_graph(nodes, "g", inputs, outputs, tensors)
@@ -259,8 +261,9 @@ def test_statistics_for_every_position_stay() -> None:
 
 
 def test_a_residual_and_a_square_are_no_near_misses() -> None:
-  assert_unchanged(model(graph("a = Conv (x, w)  r = Relu(x2)  y = Add(a, r)", "", inputs=", float[N,4,5,5] x2")),
-                   [FOLD_BATCH_NORM])  # fmt: skip
+  assert_unchanged(
+    model(graph("a = Conv (x, w)  r = Relu(x2)  y = Add(a, r)", "", inputs=", float[N,4,5,5] x2")), [FOLD_BATCH_NORM]
+  )
   assert_unchanged(model(graph("a = Conv (x, w)  y = Mul(a, a)", "")), [FOLD_BATCH_NORM])
 
 

@@ -74,32 +74,34 @@ def pool(attributes: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
-    [
-        (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {1, 0, 1, 1, 0, 0, 2, 3}"), "pads the batch or the"),
-        (graph("a = Pad(x, p)  y = Conv (a, u)", "int64[8] p = {0, 1, 1, 1, 0, 0, 2, 3}", ", float[2,4,3,2] u"),
-         "pads the batch or the channels"),
-        (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0.5}}"), "pads with 0.5, not with 0"),
-        (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0}}", ", float z"), "'z', is no constant"),
-        (graph("a = Pad(x, p, z)  y = Conv (a, w)", PADS, ", float z"), "'z', is no constant"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, ", int64[8] p"), "'p', are no constant"),
-        (graph('a = Pad<mode = "reflect"> (x, p)  y = Conv (a, w)', PADS), "has the mode 'reflect'"),
-        (graph('a = Pad(x, p)  y = Conv<auto_pad = "SAME_UPPER"> (a, w)', PADS), "it has auto_pad = SAME_UPPER"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)  z = Relu(a)", PADS, "", ", float[A,E,F,G] z"), "'a' is also used by"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, "", ", float[A,E,F,G] a"), "'a' is a graph output"),
-        (pool(", pads = [0, 0, 1, 1]"), "its own padding does not count in the average"),
-        (pool(", ceil_mode = 1"), "with ceil_mode the last window"),
-        (pool(", count_include_pad = 1, pads = [0, 0, 0, 1]"), "the pads [1, 0, 2, 4] are not smaller than the win"),
-    ],
-)  # fmt: skip
+  ("text", "fragment"),
+  [
+    (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {1, 0, 1, 1, 0, 0, 2, 3}"), "pads the batch or the"),
+    (
+      graph("a = Pad(x, p)  y = Conv (a, u)", "int64[8] p = {0, 1, 1, 1, 0, 0, 2, 3}", ", float[2,4,3,2] u"),
+      "pads the batch or the channels",
+    ),
+    (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0.5}}"), "pads with 0.5, not with 0"),
+    (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0}}", ", float z"), "'z', is no constant"),
+    (graph("a = Pad(x, p, z)  y = Conv (a, w)", PADS, ", float z"), "'z', is no constant"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, ", int64[8] p"), "'p', are no constant"),
+    (graph('a = Pad<mode = "reflect"> (x, p)  y = Conv (a, w)', PADS), "has the mode 'reflect'"),
+    (graph('a = Pad(x, p)  y = Conv<auto_pad = "SAME_UPPER"> (a, w)', PADS), "it has auto_pad = SAME_UPPER"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)  z = Relu(a)", PADS, "", ", float[A,E,F,G] z"), "'a' is also used by"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, "", ", float[A,E,F,G] a"), "'a' is a graph output"),
+    (pool(", pads = [0, 0, 1, 1]"), "its own padding does not count in the average"),
+    (pool(", ceil_mode = 1"), "with ceil_mode the last window"),
+    (pool(", count_include_pad = 1, pads = [0, 0, 0, 1]"), "the pads [1, 0, 2, 4] are not smaller than the win"),
+  ],
+)
 def test_near_misses(text: str, fragment: str) -> None:
   assert_unchanged(model(text), [FOLD_PAD], fragment)
 
 
-@pytest.mark.parametrize(("size", "opset", "folds"), [
-    ("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ("size", "opset", "folds"), [("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)]
+)
 def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool) -> None:
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
   original = model(

@@ -267,8 +267,9 @@ def test_an_image_with_channels_last_already() -> None:
 
 def test_three_axes() -> None:
   """Patches as tokens: Reshape to [N, C, HW] and Transpose to [N, HW, C] become the Reshape alone."""
-  original = model(graph("a = Reshape(c, t)  y = Transpose<perm = [0, 2, 1]>(a)", "int64[3] t = {0, 4, -1}",
-                         out="float[N,30,4] y"))  # fmt: skip
+  original = model(
+    graph("a = Reshape(c, t)  y = Transpose<perm = [0, 2, 1]>(a)", "int64[3] t = {0, 4, -1}", out="float[N,30,4] y")
+  )
   optimized, _ = change(original)
   assert operators(optimized)[:3] == ["Transpose", "FusedConv", "Reshape"]
   assert "Transpose" not in operators(optimized)[1:]
@@ -341,8 +342,9 @@ def test_inside_a_body() -> None:
 
 
 def test_regions_change_one_by_one() -> None:
-  text = graph(f"d = {SAME}(r, w)  z = Relu(d)  y = Relu(c)", "", ", float[N,4,5,6] r",
-               "float[N,4,5,6] y, float[N,4,5,6] z")  # fmt: skip
+  text = graph(
+    f"d = {SAME}(r, w)  z = Relu(d)  y = Relu(c)", "", ", float[N,4,5,6] r", "float[N,4,5,6] y, float[N,4,5,6] z"
+  )
   before, _ = run_pass(model(text), FUSE_CONV)
   optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS, limit=1)
   assert len(result.changes) == 1

@@ -9,20 +9,21 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("a = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(a)",
-         ["FusedPool", "Relu"]),
-        ('last = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(c)', ["FusedPool"]),
-        ("last = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(c)", ["FusedPool"]),
-        ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
-        ("p = GlobalMaxPool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
-        ("p = ReduceMean<axes = [2, 3]>(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
-        ('last = Resize<mode = "nearest">(c, , scales)', ["FusedResize"]),
-        ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)',
-         ["FusedResize"]),
-    ],
-)  # fmt: skip
+  ("nodes", "expected"),
+  [
+    (
+      "a = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(a)",
+      ["FusedPool", "Relu"],
+    ),
+    ('last = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(c)', ["FusedPool"]),
+    ("last = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(c)", ["FusedPool"]),
+    ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+    ("p = GlobalMaxPool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+    ("p = ReduceMean<axes = [2, 3]>(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+    ('last = Resize<mode = "nearest">(c, , scales)', ["FusedResize"]),
+    ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)', ["FusedResize"]),
+  ],
+)
 def test_pools_and_resize(nodes: str, expected: list[str]) -> None:
   original = between(nodes, "float[4] scales = {1, 1, 2, 1.5}" if "scales" in nodes else "")
   optimized, _ = change(original)

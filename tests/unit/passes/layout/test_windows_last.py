@@ -41,8 +41,10 @@ def test_before_a_convolution(batch: str) -> None:
 
 def test_through_pools_and_what_is_pointwise() -> None:
   pool = "p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(r)  s = Sigmoid(r)"
-  original = graph(f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
-                   y="float16[2,4,6,6] y, float16[2,4,3,3] u")  # fmt: skip
+  original = graph(
+    f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
+    y="float16[2,4,6,6] y, float16[2,4,3,3] u",
+  )
   optimized, _ = run_same(original, FUSE_CONV, WINDOWS_LAST, CHANNELS_LAST, DEAD_NODES)
   assert operators(optimized)[:2] == ["Transpose", "Reshape"]
   assert operators(optimized).count("Transpose") == 3  # the others are of the outputs

@@ -93,7 +93,9 @@ def test_one_side_stays(what: str) -> None:
 
 def test_channels_that_move_stay() -> None:
   """Before the product the last axis moves: its rows are others."""
-  nodes = APART.replace("t = Transpose<perm = [1, 0, 2]>(x)", "i = Constant<value_ints = [5, 24, 2]>()  "
-                        "j = Reshape(x, i)  t = Transpose<perm = [0, 2, 1]>(j)")  # fmt: skip
+  nodes = APART.replace(
+    "t = Transpose<perm = [1, 0, 2]>(x)",
+    "i = Constant<value_ints = [5, 24, 2]>()  j = Reshape(x, i)  t = Transpose<perm = [0, 2, 1]>(j)",
+  )
   before, _ = run_pass(graph(f"{nodes}  {FLAT}  l = Constant<value_ints = [2, 5, 24]>()  e = Reshape(c, l)"), *BEFORE)
   assert_unchanged(before, [BATCH_FIRST])

@@ -28,21 +28,22 @@ def fuse(original: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("y = Add(c, b)", ["y = Add(c, bias)"]),
-        ("a = Add(b, c)  y = Gelu(a)", ["add = Add(bias, c)", "y = Gelu(add)"]),
-        ('y = Gelu<approximate = "tanh">(c)', ['y = Gelu<approximate="tanh">(c)']),
-        ("g = Sigmoid(c)  y = Mul(c, g)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
-        ("a = Add(c, b)  y = Add(a, r)", ["add = Add(c, bias)", "y = Add(add, residual)"]),
-        ("a = Mul(c, s)  y = Add(r, a)", ["mul = Mul(c, 0.51025390625)", "y = Add(residual, mul)"]),
-        ("y = Add(c, x)", ["y = Add(c, residual)"]),
-        ("y = Add(c, t)", ["y = Add(c, bias)"]),
-        (NUMBERS + HALVES + "a = Div(c, halfroot)  e = Erf(a)  d = Add(e, half)  f = Mul(c, d)  y = Mul(f, s)",
-         ["div = Div(c, operand)", "erf = Erf(div)", "add = Add(erf, bias)", "mul = Mul(c, add)",
-          "y = Mul(mul, scale2)"]),
-    ],
-)  # fmt: skip
+  ("nodes", "expected"),
+  [
+    ("y = Add(c, b)", ["y = Add(c, bias)"]),
+    ("a = Add(b, c)  y = Gelu(a)", ["add = Add(bias, c)", "y = Gelu(add)"]),
+    ('y = Gelu<approximate = "tanh">(c)', ['y = Gelu<approximate="tanh">(c)']),
+    ("g = Sigmoid(c)  y = Mul(c, g)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
+    ("a = Add(c, b)  y = Add(a, r)", ["add = Add(c, bias)", "y = Add(add, residual)"]),
+    ("a = Mul(c, s)  y = Add(r, a)", ["mul = Mul(c, 0.51025390625)", "y = Add(residual, mul)"]),
+    ("y = Add(c, x)", ["y = Add(c, residual)"]),
+    ("y = Add(c, t)", ["y = Add(c, bias)"]),
+    (
+      NUMBERS + HALVES + "a = Div(c, halfroot)  e = Erf(a)  d = Add(e, half)  f = Mul(c, d)  y = Mul(f, s)",
+      ["div = Div(c, operand)", "erf = Erf(div)", "add = Add(erf, bias)", "mul = Mul(c, add)", "y = Mul(mul, scale2)"],
+    ),
+  ],
+)
 def test_chains(nodes: str, expected: list[str]) -> None:
   original = graph(nodes)
   optimized, _ = fuse(original)
@@ -101,9 +102,10 @@ def test_what_only_a_pointwise_operator_outside_reads_is_computed_there() -> Non
 def test_what_only_a_sum_outside_reads_is_computed_there() -> None:
   """The sum reads half of what the product would write beside its result."""
   original = graph(
-      "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
-      "y = Softmax(a)", "f[N,M,8] y, float z",
-  )  # fmt: skip
+    "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
+    "y = Softmax(a)",
+    "f[N,M,8] y, float z",
+  )
   optimized, _ = fuse(original)
   assert lines(programs(optimized)[0]) == ["y = Add(c, bias)"]
   assert_same_outputs(original, optimized)

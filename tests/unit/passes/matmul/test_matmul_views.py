@@ -26,19 +26,21 @@ DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<
 
 
 @pytest.mark.parametrize(
-    ("text", "ops"),
-    [
-        (shaped(BACK.format("2, 3, 6")), ["FusedMatMul"]),
-        (shaped(BACK.format("2, -1, 6")), ["FusedMatMul"]),
-        (shaped(BACK.format("2, 3, 6"), product="MatMul(a, w)"), ["FusedMatMul"]),
-        (shaped(DYNAMIC + "y = Reshape(c, k)", "N,M,8", "N,M,6"), ["FusedMatMul"]),
-        (shaped(BACK.format("2, 3, 6").replace("y =", "v =") + "  y = Relu(v)"), ["FusedMatMul"]),
-        # Other rows than those that it reads: they are reshaped, where that lets something be drawn in.
-        (shaped(BACK.format("3, 2, 6").replace("y =", "v =") + "  y = Add(v, r)", y="3,2,6", more=", f[3,2,6] r"),
-         ["Reshape", "FusedMatMul"]),
-        (shaped(BACK.format("3, 2, 6"), y="3,2,6"), ["Reshape", "FusedMatMul", "Reshape"]),
-    ],
-)  # fmt: skip
+  ("text", "ops"),
+  [
+    (shaped(BACK.format("2, 3, 6")), ["FusedMatMul"]),
+    (shaped(BACK.format("2, -1, 6")), ["FusedMatMul"]),
+    (shaped(BACK.format("2, 3, 6"), product="MatMul(a, w)"), ["FusedMatMul"]),
+    (shaped(DYNAMIC + "y = Reshape(c, k)", "N,M,8", "N,M,6"), ["FusedMatMul"]),
+    (shaped(BACK.format("2, 3, 6").replace("y =", "v =") + "  y = Relu(v)"), ["FusedMatMul"]),
+    # Other rows than those that it reads: they are reshaped, where that lets something be drawn in.
+    (
+      shaped(BACK.format("3, 2, 6").replace("y =", "v =") + "  y = Add(v, r)", y="3,2,6", more=", f[3,2,6] r"),
+      ["Reshape", "FusedMatMul"],
+    ),
+    (shaped(BACK.format("3, 2, 6"), y="3,2,6"), ["Reshape", "FusedMatMul", "Reshape"]),
+  ],
+)
 def test_forms(text: str, ops: list[str]) -> None:
   optimized, _ = run_same(weighted(text, WEIGHTS), *PASSES)
   assert [each for each in operators(optimized) if each not in ("Shape", "Gather", "Unsqueeze", "Concat")] == ops

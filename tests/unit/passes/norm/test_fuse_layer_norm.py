@@ -315,8 +315,9 @@ def test_nodes_named_unlike_their_outputs() -> None:  # RELIABILITY 13
 
 
 def test_unknown_dtype_stays() -> None:  # RELIABILITY 16
-  original = model("g (float[N,M,8] u) => (float[N,M,8] y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }",
-                   contrib=True)  # fmt: skip
+  original = model(
+    "g (float[N,M,8] u) => (float[N,M,8] y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }", contrib=True
+  )
   assert_unchanged(original, [FUSE_LAYER_NORM], "the dtype of 'x' is unknown")
 
 
@@ -354,7 +355,7 @@ def test_a_fixed_input_shape_tells_the_rank() -> None:  # RELIABILITY 16
 
 def test_an_axis_beyond_the_rank_stays() -> None:
   original = model("""g (float[3,8] x, float[8] gamma) => (float[3,8] y)
-        { y = LayerNormalization<axis = -3> (x, gamma) }""")  # fmt: skip
+        { y = LayerNormalization<axis = -3> (x, gamma) }""")
   (miss,) = FUSE_LAYER_NORM(import_model(original)).near_misses
   assert miss.reason == "the axis -3 is out of range for 'x' of shape [3, 8]"
 
@@ -387,8 +388,10 @@ def test_a_residual_that_may_be_longer_stays(op: str, fuse: Any, x: str, residua
 
 
 def test_the_statistics_wanted_too_stay() -> None:
-  original = model("g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
-                   "{ y, mean = LayerNormalization(x, gamma) }")  # fmt: skip
+  original = model(
+    "g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
+    "{ y, mean = LayerNormalization(x, gamma) }"
+  )
   assert_unchanged(original, [FUSE_LAYER_NORM], "the statistics are wanted too: 'mean' is a graph output")
 
 

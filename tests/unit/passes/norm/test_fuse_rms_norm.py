@@ -96,8 +96,10 @@ def test_the_operator_of_opset_23(dtype: str) -> None:
 
 
 def test_the_operator_of_opset_23_in_onnx_runtime() -> None:
-  run_same(model("g (float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }",
-                   opset=23, ir=10), FUSE_RMS_NORM)  # fmt: skip
+  run_same(
+    model("g (float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }", opset=23, ir=10),
+    FUSE_RMS_NORM,
+  )
 
 
 def test_simplified_layer_normalization_of_onnx_runtime() -> None:

@@ -228,13 +228,14 @@ def test_a_cycle_through_a_body_stays() -> None:  # RELIABILITY 10
   branches = """g = If (c) <then_branch = then () => (float[8] t) { i = Constant<value = int64 {0}> ()
                                     row = Gather(s, i)  t = Gather(row, i) },
                                else_branch = otherwise () => (float[8] e) { e = Neg(gamma) }>"""
-  unchanged_prologue(graph(f"s = Add(x, r)  {branches}  y = LayerNormalization(s, g)", ", bool c"),
-                     "'g', which the norm also reads, depends on it")  # fmt: skip
+  unchanged_prologue(
+    graph(f"s = Add(x, r)  {branches}  y = LayerNormalization(s, g)", ", bool c"),
+    "'g', which the norm also reads, depends on it",
+  )
 
 
 def test_a_smaller_value_is_computed_once() -> None:
-  check(graph(f"c = Tanh(b)  s = Add(x, c)  {NORM}"), ["Tanh", "FusedLayerNorm"],
-        ["s = Add(x, bias)", *TAIL])  # fmt: skip
+  check(graph(f"c = Tanh(b)  s = Add(x, c)  {NORM}"), ["Tanh", "FusedLayerNorm"], ["s = Add(x, bias)", *TAIL])
 
 
 def test_integers_stay() -> None:

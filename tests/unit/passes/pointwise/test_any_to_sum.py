@@ -86,13 +86,14 @@ def test_of_no_elements(op: str, to: int, changed: int) -> None:
 
 
 STAY = {
-    "a number that is read": graph("ReduceMax<keepdims = 0>(c)", outputs=", int64[Z] r"),
-    "compared with 1": graph("ReduceMax<keepdims = 0>(c)", end="one = Constant<value_int = 1>()  y = Greater(r, one)"),
-    "smaller than zero": graph(
-        "ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(zero, r)"),
-    "numbers": model("""g (int64[3,4] c) => (bool y) { r = ReduceMax<keepdims = 0>(c)  y = Cast<to = 9>(r) }"""),
-    "a sum": graph("ReduceProd<keepdims = 0>(c)"),
-}  # fmt: skip
+  "a number that is read": graph("ReduceMax<keepdims = 0>(c)", outputs=", int64[Z] r"),
+  "compared with 1": graph("ReduceMax<keepdims = 0>(c)", end="one = Constant<value_int = 1>()  y = Greater(r, one)"),
+  "smaller than zero": graph(
+    "ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(zero, r)"
+  ),
+  "numbers": model("""g (int64[3,4] c) => (bool y) { r = ReduceMax<keepdims = 0>(c)  y = Cast<to = 9>(r) }"""),
+  "a sum": graph("ReduceProd<keepdims = 0>(c)"),
+}
 
 
 @pytest.mark.parametrize("what", STAY)

@@ -103,8 +103,9 @@ def test_lerp_in_both_forms() -> None:
   check(graph(one, inputs), ["FusedPointwise"],
         ["sub = Sub(1, x)", "mul = Mul(sub, x2)", "mul2 = Mul(x, x3)", "y = Add(mul, mul2)"])  # fmt: skip
   difference = "d = Sub(r, x)  s = Mul(w, d)  y = Add(x, s)"
-  check(graph(difference, inputs), ["FusedPointwise"],
-        ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"])  # fmt: skip
+  check(
+    graph(difference, inputs), ["FusedPointwise"], ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"]
+  )
 
 
 def test_the_gradient_of_lerp_reads_its_input_once() -> None:

@@ -242,9 +242,11 @@ def test_no_axes_may_mean_nothing_to_do() -> None:
 
 def test_an_unknown_rank() -> None:
   text = graph(
-      "v = Reshape(x, shape)  p = Mul(v, v)  y = ReduceSum<keepdims=0>(p)",
-      "float[N,8] x, int64[r] shape", "float y", "float c = {1}",
-  )  # fmt: skip
+    "v = Reshape(x, shape)  p = Mul(v, v)  y = ReduceSum<keepdims=0>(p)",
+    "float[N,8] x, int64[r] shape",
+    "float y",
+    "float c = {1}",
+  )
   assert_unchanged(model(text), [FUSE_SUM_TO], "rank of 'p' is unknown")
 
 
@@ -344,9 +346,11 @@ def test_an_old_opset_stays() -> None:
 
 def test_a_shape_in_floats_stays() -> None:
   text = graph(
-      "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, half)  y = ReduceSum<keepdims=0>(g)", "float[N,8] x", "float y",
-      "float half = {0.5}",
-  )  # fmt: skip
+    "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, half)  y = ReduceSum<keepdims=0>(g)",
+    "float[N,8] x",
+    "float y",
+    "float half = {0.5}",
+  )
   assert_unchanged(model(text), [FUSE_SUM_TO])
 
 

@@ -80,30 +80,29 @@ def test_a_reduction_before_its_opset_stays() -> None:
 
 
 STAYS = {
-    "strings": (
-        "g (string[3] x, int64[1,1] i, string[1] u) => (string[3] y) { y = ScatterND(x, i, u) }",
-        "the dtype of 'x' is string",
-    ),
-    "bool has no sum": (
-        'g (bool[3] x, int64[1,1] i, bool[1] u) => (bool[3] y) { y = ScatterND<reduction = "add">(x, i, u) }',
-        "the dtype of 'x' is bool, which has no reduction 'add'",
-    ),
-    "data of unknown rank": (
-        "g (float[N] s, int64[R] t, int64[1,1] i, float[k] u) => (float[N] y) "
-        "{ x = Reshape(s, t)  z = ScatterND(x, i, u)  y = Abs(s) }",
-        "the rank of 'x' is unknown",
-    ),
-    "indices of unknown rank": (
-        "g (float[3] x, int64[N] s, int64[R] t, float[k] u) => (float[3] y) "
-        "{ i = Reshape(s, t)  y = ScatterND(x, i, u) }",
-        "the rank of 'i' is unknown",
-    ),
-    "updates of unknown rank": (
-        "g (float[3] x, int64[1,1] i, float[N] s, int64[R] t) => (float[3] y) "
-        "{ u = Reshape(s, t)  y = ScatterND(x, i, u) }",
-        "the rank of 'u' is unknown",
-    ),
-}  # fmt: skip
+  "strings": (
+    "g (string[3] x, int64[1,1] i, string[1] u) => (string[3] y) { y = ScatterND(x, i, u) }",
+    "the dtype of 'x' is string",
+  ),
+  "bool has no sum": (
+    'g (bool[3] x, int64[1,1] i, bool[1] u) => (bool[3] y) { y = ScatterND<reduction = "add">(x, i, u) }',
+    "the dtype of 'x' is bool, which has no reduction 'add'",
+  ),
+  "data of unknown rank": (
+    "g (float[N] s, int64[R] t, int64[1,1] i, float[k] u) => (float[N] y) "
+    "{ x = Reshape(s, t)  z = ScatterND(x, i, u)  y = Abs(s) }",
+    "the rank of 'x' is unknown",
+  ),
+  "indices of unknown rank": (
+    "g (float[3] x, int64[N] s, int64[R] t, float[k] u) => (float[3] y) { i = Reshape(s, t)  y = ScatterND(x, i, u) }",
+    "the rank of 'i' is unknown",
+  ),
+  "updates of unknown rank": (
+    "g (float[3] x, int64[1,1] i, float[N] s, int64[R] t) => (float[3] y) "
+    "{ u = Reshape(s, t)  y = ScatterND(x, i, u) }",
+    "the rank of 'u' is unknown",
+  ),
+}
 
 
 @pytest.mark.parametrize("case", STAYS)
@@ -150,18 +149,18 @@ def test_a_local_function_of_the_name_stays() -> None:
 
 
 UNIQUE = {
-    "constant rows": ("ScatterND", "", "float[3,4]", np.array([[2], [0]]), 1),
-    "constant rows, one from the end": ("ScatterND", "", "float[3,4]", np.array([[2], [-1]]), 0),
-    "a negative row that is another": ("ScatterND", "", "float[3,4]", np.array([[2], [-2]]), 1),
-    "rows of an open size": ("ScatterND", "", "float[rows,4]", np.array([[2], [0]]), 1),
-    "rows of an open size, from both ends": ("ScatterND", "", "float[rows,4]", np.array([[2], [-1]]), 0),
-    "pairs": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [0, 1]]), 1),
-    "a pair twice": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [1, 0]]), 0),
-    "elements": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 2], [1, 0, 2]]), 1),
-    "elements, one twice": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 0], [1, 0, 2]]), 0),
-    "elements, wrapped": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, -1], [1, 0, 2]]), 0),
-    "elements, one along the axis": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0], [0]]), 1),
-}  # fmt: skip
+  "constant rows": ("ScatterND", "", "float[3,4]", np.array([[2], [0]]), 1),
+  "constant rows, one from the end": ("ScatterND", "", "float[3,4]", np.array([[2], [-1]]), 0),
+  "a negative row that is another": ("ScatterND", "", "float[3,4]", np.array([[2], [-2]]), 1),
+  "rows of an open size": ("ScatterND", "", "float[rows,4]", np.array([[2], [0]]), 1),
+  "rows of an open size, from both ends": ("ScatterND", "", "float[rows,4]", np.array([[2], [-1]]), 0),
+  "pairs": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [0, 1]]), 1),
+  "a pair twice": ("ScatterND", "", "float[3,4]", np.array([[1, 0], [1, 0]]), 0),
+  "elements": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 2], [1, 0, 2]]), 1),
+  "elements, one twice": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, 0], [1, 0, 2]]), 0),
+  "elements, wrapped": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0, 3, -1], [1, 0, 2]]), 0),
+  "elements, one along the axis": ("ScatterElements", "<axis = 1>", "float[3,4]", np.array([[0], [0]]), 1),
+}
 
 
 @pytest.mark.parametrize("case", UNIQUE)

@@ -107,16 +107,16 @@ def test_near_misses(case: str) -> None:
 
 
 OTHERS = {
-    "masked_scatter": model(
-        f"g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) {{ {PLACES}  y = ScatterND(x, i, u) }}"
-    ),
-    "a sum": fill(scatter='ScatterND<reduction = "add">'),
-    "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
-    "values that differ": fill(
-        value="v = Constant<value = float[2] {1.0, 2.0}> ()",
-        updates="w = Tile(v, count)  z = Constant<value = int64[1] {0}> ()  u = Slice(w, z, count)",
-    ),
-}  # fmt: skip
+  "masked_scatter": model(
+    f"g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) {{ {PLACES}  y = ScatterND(x, i, u) }}"
+  ),
+  "a sum": fill(scatter='ScatterND<reduction = "add">'),
+  "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
+  "values that differ": fill(
+    value="v = Constant<value = float[2] {1.0, 2.0}> ()",
+    updates="w = Tile(v, count)  z = Constant<value = int64[1] {0}> ()  u = Slice(w, z, count)",
+  ),
+}
 
 
 @pytest.mark.parametrize("case", OTHERS)

@@ -69,10 +69,11 @@ def test_constant_updates_are_transposed_here(rng: np.random.Generator) -> None:
 
 
 MISSES = {
-    "tuples of two": (
-        scatter(", int64[2,2] i", u="float[2,5]", updates="ut = Neg(u)"),
-        "are not a column that one axis of data takes"),
-}  # fmt: skip
+  "tuples of two": (
+    scatter(", int64[2,2] i", u="float[2,5]", updates="ut = Neg(u)"),
+    "are not a column that one axis of data takes",
+  )
+}
 
 
 @pytest.mark.parametrize("case", MISSES)

@@ -53,43 +53,43 @@ def slices(model: onnx.ModelProto) -> list[tuple[list[int], list[int], list[int]
 
 GRID = np.stack(np.meshgrid(np.arange(3), [1, 2], indexing="ij"), -1)
 CONSTANT = {
-    "one row": (scatter([[1]]), ([0], [1], [1])),
-    "one row, an index without a grid": (scatter([1], updates="float[4,5]"), ([0], [1], [1])),
-    "rows": (scatter([[1], [2]], updates="float[2,4,5]"), ([0], [1], [1])),
-    "a negative row": (scatter([[-1]]), ([0], [2], [1])),
-    "every second row": (scatter([[0], [2]], updates="float[2,4,5]"), ([0], [0], [2])),
-    "backwards": (scatter([[2], [1], [0]], updates="float[3,4,5]"), ([0], [2], [-1])),
-    "backwards past the front": (scatter([[0], [-1], [-2]], updates="float[3,4,5]"), None),
-    "over the end, which wraps": (scatter([[-1], [0]], updates="float[2,4,5]"), ([0], [2], [-2])),
-    "everything": (scatter([[0], [1], [2]], updates="float[3,4,5]"), ([0], [0], [1])),
-    "one element": (scatter([[0, 2, 3]], updates="float[1]"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
-    "one element, no dimension": (scatter([0, 2, 3], updates="float"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
-    "one element of a grid": (
-        scatter([[[[0, 2, 3]]]], updates="float[1,1,1]"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
-    "columns of all rows": (scatter(GRID, updates="float[3,2,5]"), ([1], [1], [1])),
-    "columns of one row": (
-        scatter([[[1, 1], [1, 2]]], updates="float[1,2,5]"), ([0, 1], [1, 1], [1, 1])),
-    "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
-    "ScatterElements, a row": (
-        scatter(np.ones((1, 4, 5)), op="ScatterElements"), ([0], [1], [1])),
-    "ScatterElements, a column": (
-        scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis = 1>"),
-        ([1], [2], [1])),
-    "ScatterElements, a negative axis, int32": (
-        scatter(np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis = -1>",
-                dtype=np.int32), ([2], [4], [1])),
-    "ScatterElements, a part of each axis": (
-        scatter(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]", op="ScatterElements"),
-        ([0, 1], [1, 0], [1, 1])),
-    "reduction spelled out": (
-        scatter([[1]], opset=18, attributes="<reduction = \"none\">"), ([0], [1], [1])),
-    "bool": (scatter([[1]], data="bool[3,4,5]", updates="bool[1,4,5]"), ([0], [1], [1])),
-    "int8, opset 11": (scatter([[1]], data="int8[3,4,5]", updates="int8[1,4,5]", opset=11), ([0], [1], [1])),
-    "opset 13": (scatter([[1]], opset=13), ([0], [1], [1])),
-    "opset 24": (scatter([[1]], opset=23), ([0], [1], [1])),
-    "a size that is open": (
-        scatter([[1]], data="float[rows,M]", updates="float[1,M]"), ([0], [1], [1])),
-}  # fmt: skip
+  "one row": (scatter([[1]]), ([0], [1], [1])),
+  "one row, an index without a grid": (scatter([1], updates="float[4,5]"), ([0], [1], [1])),
+  "rows": (scatter([[1], [2]], updates="float[2,4,5]"), ([0], [1], [1])),
+  "a negative row": (scatter([[-1]]), ([0], [2], [1])),
+  "every second row": (scatter([[0], [2]], updates="float[2,4,5]"), ([0], [0], [2])),
+  "backwards": (scatter([[2], [1], [0]], updates="float[3,4,5]"), ([0], [2], [-1])),
+  "backwards past the front": (scatter([[0], [-1], [-2]], updates="float[3,4,5]"), None),
+  "over the end, which wraps": (scatter([[-1], [0]], updates="float[2,4,5]"), ([0], [2], [-2])),
+  "everything": (scatter([[0], [1], [2]], updates="float[3,4,5]"), ([0], [0], [1])),
+  "one element": (scatter([[0, 2, 3]], updates="float[1]"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
+  "one element, no dimension": (scatter([0, 2, 3], updates="float"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
+  "one element of a grid": (scatter([[[[0, 2, 3]]]], updates="float[1,1,1]"), ([0, 1, 2], [0, 2, 3], [1, 1, 1])),
+  "columns of all rows": (scatter(GRID, updates="float[3,2,5]"), ([1], [1], [1])),
+  "columns of one row": (scatter([[[1, 1], [1, 2]]], updates="float[1,2,5]"), ([0, 1], [1, 1], [1, 1])),
+  "columns of one row, flat": (scatter([[1, 1], [1, 2]], updates="float[2,5]"), ([0, 1], [1, 1], [1, 1])),
+  "ScatterElements, a row": (scatter(np.ones((1, 4, 5)), op="ScatterElements"), ([0], [1], [1])),
+  "ScatterElements, a column": (
+    scatter(np.full((3, 1, 5), 2), updates="float[3,1,5]", op="ScatterElements", attributes="<axis = 1>"),
+    ([1], [2], [1]),
+  ),
+  "ScatterElements, a negative axis, int32": (
+    scatter(
+      np.full((3, 4, 1), -1), updates="float[3,4,1]", op="ScatterElements", attributes="<axis = -1>", dtype=np.int32
+    ),
+    ([2], [4], [1]),
+  ),
+  "ScatterElements, a part of each axis": (
+    scatter(np.broadcast_to([[[1]], [[2]]], (2, 3, 5)), updates="float[2,3,5]", op="ScatterElements"),
+    ([0, 1], [1, 0], [1, 1]),
+  ),
+  "reduction spelled out": (scatter([[1]], opset=18, attributes='<reduction = "none">'), ([0], [1], [1])),
+  "bool": (scatter([[1]], data="bool[3,4,5]", updates="bool[1,4,5]"), ([0], [1], [1])),
+  "int8, opset 11": (scatter([[1]], data="int8[3,4,5]", updates="int8[1,4,5]", opset=11), ([0], [1], [1])),
+  "opset 13": (scatter([[1]], opset=13), ([0], [1], [1])),
+  "opset 24": (scatter([[1]], opset=23), ([0], [1], [1])),
+  "a size that is open": (scatter([[1]], data="float[rows,M]", updates="float[1,M]"), ([0], [1], [1])),
+}
 
 
 @pytest.mark.parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
@@ -272,19 +272,18 @@ def test_an_index_that_is_stretched_along_its_axis_stays() -> None:
 
 
 USES = {
-    "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) "
-                      "{ d = Neg(x)  y = ScatterND(d, i, u)  z = Abs(d) }",
-    "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] d) "
-                 "{ d = Neg(x)  y = ScatterND(d, i, u) }",
-    "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
-    "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
-    "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
+  "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) "
+  "{ d = Neg(x)  y = ScatterND(d, i, u)  z = Abs(d) }",
+  "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] d) { d = Neg(x)  y = ScatterND(d, i, u) }",
+  "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
+  "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
+  "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
         y = ScatterND(d, i, u)  z = If (c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
                                            else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
-    "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
+  "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
         y = If (c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
                     else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", USES)

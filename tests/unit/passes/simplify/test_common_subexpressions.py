@@ -69,8 +69,9 @@ def test_overridable_constants_are_not_the_same() -> None:  # RELIABILITY 11
 
 
 def test_two_graph_outputs_keep_their_nodes() -> None:
-  assert_unchanged(model("g (float[N] x) => (float[N] y, float[N] z) { y = Sin(x)  z = Sin(x) }"),
-                   [COMMON_SUBEXPRESSIONS])  # fmt: skip
+  assert_unchanged(
+    model("g (float[N] x) => (float[N] y, float[N] z) { y = Sin(x)  z = Sin(x) }"), [COMMON_SUBEXPRESSIONS]
+  )
 
 
 def test_unknown_domains_stay() -> None:  # RELIABILITY 20

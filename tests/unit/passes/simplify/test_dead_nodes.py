@@ -42,9 +42,11 @@ def test_what_a_body_reads_stays() -> None:  # RELIABILITY 10
 
 
 def test_one_output_of_several_in_use_stays() -> None:
-  assert_unchanged(model("""g (float[N,4] x) => (int64[N,1] i) {
+  assert_unchanged(
+    model("""g (float[N,4] x) => (int64[N,1] i) {
         k = Constant<value = int64[1] {1}> ()  v, i = TopK(x, k) }"""),
-                   [DEAD_NODES])  # fmt: skip
+    [DEAD_NODES],
+  )
 
 
 def test_random_and_unknown_operators_stay() -> None:  # RELIABILITY 20

@@ -83,8 +83,9 @@ def test_constants_with_rows_have_theirs_taken() -> None:
 
 
 def test_a_value_that_is_read_elsewhere_is_where_it_ends() -> None:
-  original = graph(f"{NORM}  q = MatMul(n, w1)  y = Gather<axis = 1>(q, first)  z = Neg(n)",
-                   "float[N,16] y, float[N,6,8] z")  # fmt: skip
+  original = graph(
+    f"{NORM}  q = MatMul(n, w1)  y = Gather<axis = 1>(q, first)  z = Neg(n)", "float[N,16] y, float[N,6,8] z"
+  )
   assert moved(original) == ["FusedLayerNorm", "Gather", "MatMul", "Squeeze", "Neg"]
 
 
@@ -126,6 +127,5 @@ TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a
     (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays
 ])  # fmt: skip
 def test_a_tensor_read_by_rows_and_as_it_is(nodes: str, moves: bool) -> None:
-  _, result = run_same(graph(nodes, "float[N,6] y", "float[N,6,6] x",
-                   constants=constant("six", 6)), EARLY_GATHER)  # fmt: skip
+  _, result = run_same(graph(nodes, "float[N,6] y", "float[N,6,6] x", constants=constant("six", 6)), EARLY_GATHER)
   assert bool(result.changes) == moves

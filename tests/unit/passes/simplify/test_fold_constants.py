@@ -217,15 +217,14 @@ def test_a_slice_whose_data_turns_out_constant() -> None:
 
 
 UNTRUSTED = {
-    "Squeeze of no axes, which ONNX Runtime takes for all": of_constants("Squeeze", 13, PIXEL, np.zeros(0, np.int64)),
-    "a maximum of NaN": of_constants(
-        "ScatterElements", 18, ODD, np.array([0, 1, 1]), ODD[:3], axis=0, reduction="max"),
-    "a sum of nothing, of -0": of_constants("ReduceSum", 13, ODD, noop_with_empty_axes=1),
-    "a sum in half precision": of_constants("ReduceSum", 13, np.full(99, 0.1, np.float16)),
-    "a product in half precision": of_constants("ReduceProd", 13, np.full(99, 1.01, np.float16)),
-    "the sign of NaN": of_constants("Sign", 13, ODD.astype(np.float16)),
-    "a remainder of floats without fmod": of_constants("Mod", 13, MATRIX, MATRIX),
-}  # fmt: skip
+  "Squeeze of no axes, which ONNX Runtime takes for all": of_constants("Squeeze", 13, PIXEL, np.zeros(0, np.int64)),
+  "a maximum of NaN": of_constants("ScatterElements", 18, ODD, np.array([0, 1, 1]), ODD[:3], axis=0, reduction="max"),
+  "a sum of nothing, of -0": of_constants("ReduceSum", 13, ODD, noop_with_empty_axes=1),
+  "a sum in half precision": of_constants("ReduceSum", 13, np.full(99, 0.1, np.float16)),
+  "a product in half precision": of_constants("ReduceProd", 13, np.full(99, 1.01, np.float16)),
+  "the sign of NaN": of_constants("Sign", 13, ODD.astype(np.float16)),
+  "a remainder of floats without fmod": of_constants("Mod", 13, MATRIX, MATRIX),
+}
 
 
 @pytest.mark.parametrize("what", UNTRUSTED)
@@ -243,13 +242,15 @@ def test_a_value_of_another_shape_than_is_known_stays() -> None:
 
 
 def test_an_overridable_constant_stays() -> None:  # RELIABILITY 11
-  assert_unchanged(model("g (float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"),
-                   [FOLD_CONSTANTS])  # fmt: skip
+  assert_unchanged(
+    model("g (float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"), [FOLD_CONSTANTS]
+  )
 
 
 def test_a_graph_output_stays() -> None:  # RELIABILITY 12
-  assert_unchanged(model("g (float[2] x) => (float[2] y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"),
-                   [FOLD_CONSTANTS])  # fmt: skip
+  assert_unchanged(
+    model("g (float[2] x) => (float[2] y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"), [FOLD_CONSTANTS]
+  )
 
 
 def test_strings_stay() -> None:  # RELIABILITY 20

@@ -168,19 +168,24 @@ def test_an_identity_between_fixed_names_stays(nodes: str) -> None:
 )
 def test_kept(node: str) -> None:
   rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
-  assert_unchanged(model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"),
-                   [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged(
+    model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"), [REMOVE_IDENTITIES]
+  )
 
 
 def test_training_dropout_stays() -> None:  # RELIABILITY 20
-  assert_unchanged(model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
+  assert_unchanged(
+    model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
         t = Constant<value = bool {1}> ()  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
-      [REMOVE_IDENTITIES])  # fmt: skip
+    [REMOVE_IDENTITIES],
+  )
 
 
 def test_a_mask_in_use_keeps_the_dropout() -> None:  # RELIABILITY 14
-  assert_unchanged(model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
-                   [REMOVE_IDENTITIES])  # fmt: skip
+  assert_unchanged(
+    model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
+    [REMOVE_IDENTITIES],
+  )
 
 
 def test_a_reshape_to_an_unknown_shape_stays() -> None:  # RELIABILITY 16
