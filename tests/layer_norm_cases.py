@@ -137,12 +137,12 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "bias, residual, sum kept": (RESIDUAL, (FULL, (W,), FULL, (W,), (W,))),
   "two biases and a residual": (
     """(T x, T a, T b, T r, T gamma) => (T y, T s) {
-          t = Add(a, b)
-          u = Add(t, x)
-          s = Add(r, u)
-          n = RMSNormalization(s)
-          y = Mul(gamma, n)
-        }""",
+        t = Add(a, b)
+        u = Add(t, x)
+        s = Add(r, u)
+        n = RMSNormalization(s)
+        y = Mul(gamma, n)
+      }""",
     (FULL, (W,), (W,), FULL, (W,)),
   ),
   "residual of the width": (ADD, (FULL, (W,))),
@@ -157,12 +157,12 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "S is larger than both": (ADD, ((3, 1, W), (7, 1))),
   "gains of rows and of all": (
     """(T x, T column, T scalar, T one, T row) => (T y) {
-          n = LayerNormalization(x)
-          a = Mul(n, column)
-          b = Add(a, scalar)
-          c = Mul(b, one)
-          y = Add(c, row)
-        }""",
+        n = LayerNormalization(x)
+        a = Mul(n, column)
+        b = Add(a, scalar)
+        c = Mul(b, one)
+        y = Add(c, row)
+      }""",
     (FULL, (3, 1, 1), (), (1,), (7, 1)),
   ),
   "post-norm residual": (
@@ -175,21 +175,21 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   ),
   "a parameter used everywhere": (
     """(T x, T b) => (T y) {
-          s = Mul(x, b)
-          t = Add(s, b)
-          n = LayerNormalization(t)
-          g = Mul(n, b)
-          y = Add(g, b)
-        }""",
+        s = Mul(x, b)
+        t = Add(s, b)
+        n = LayerNormalization(t)
+        g = Mul(n, b)
+        y = Add(g, b)
+      }""",
     (FULL, (W,)),
   ),
   "prologue's intermediates kept": (
     """(T x, T r, T b) => (T t, T y, T u) {
-          t = Add(x, r)
-          u = Mul(t, 0.5)
-          s = Add(u, b)
-          y = LayerNormalization(s)
-        }""",
+        t = Add(x, r)
+        u = Mul(t, 0.5)
+        s = Add(u, b)
+        y = LayerNormalization(s)
+      }""",
     (FULL, FULL, (W,)),
   ),
   "normalised and activated": (
@@ -202,29 +202,29 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   ),
   "gated": (
     """(T x, T gate, T gamma) => (T y) {
-          n = RMSNormalization(x)
-          g = Mul(n, gamma)
-          a = Swish(gate)
-          y = Mul(g, a)
-        }""",
+        n = RMSNormalization(x)
+        g = Mul(n, gamma)
+        a = Swish(gate)
+        y = Mul(g, a)
+      }""",
     (FULL, FULL, (W,)),
   ),
   "adaptive": (  # a DiT's modulation
     """(T x, T shift, T scale) => (T y) {
-          n = LayerNormalization<epsilon=1e-06>(x)
-          g = Add(scale, 1)
-          m = Mul(n, g)
-          y = Add(m, shift)
-        }""",
+        n = LayerNormalization<epsilon=1e-06>(x)
+        g = Add(scale, 1)
+        m = Mul(n, g)
+        y = Add(m, shift)
+      }""",
     (FULL, (3, 1, W), (3, 1, W)),
   ),
   "literals": (
     """(T x) => (T y) {
-          t = Sub(1, x)
-          n = LayerNormalization<epsilon=0.01>(t)
-          c = Clip(n, -1.5, 0.75)
-          y = Div(c, 3)
-        }""",
+        t = Sub(1, x)
+        n = LayerNormalization<epsilon=0.01>(t)
+        c = Clip(n, -1.5, 0.75)
+        y = Div(c, 3)
+      }""",
     (FULL,),
   ),
   "mask": (
@@ -242,42 +242,42 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "a bool result": ("(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }", (FULL,)),
   "bools computed": (
     """(T x, bool m, T b) => (T y, bool e) {
-          n = RMSNormalization(x)
-          big = Greater(x, b)
-          no = Not(big)
-          e = And(no, m)
-          y = Where(e, n, b)
-        }""",
+        n = RMSNormalization(x)
+        big = Greater(x, b)
+        no = Not(big)
+        e = And(no, m)
+        y = Where(e, n, b)
+      }""",
     (FULL, (7, 1), (W,)),
   ),
   "statistics in float": (  # how exporters write it: Cast up, normalise, Cast down
     """(T x, T gamma) => (T y) {
-          w = Cast<to=float>(x)
-          n = RMSNormalization<epsilon=1e-06>(w)
-          h = Cast<to=T>(n)
-          y = Mul(h, gamma)
-        }""",
+        w = Cast<to=float>(x)
+        n = RMSNormalization<epsilon=1e-06>(w)
+        h = Cast<to=T>(n)
+        y = Mul(h, gamma)
+      }""",
     (FULL, (W,)),
   ),
   "float gamma": (
     """(T x, float gamma, float beta) => (T y) {
-          n = LayerNormalization(x)
-          w = Cast<to=float>(n)
-          g = Mul(w, gamma)
-          a = Add(g, beta)
-          y = Cast<to=T>(a)
-        }""",
+        n = LayerNormalization(x)
+        w = Cast<to=float>(n)
+        g = Mul(w, gamma)
+        a = Add(g, beta)
+        y = Cast<to=T>(a)
+      }""",
     (FULL, (W,), (W,)),
   ),
   "results of all dtypes": (
     """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
-          n = LayerNormalization(x)
-          h = Cast<to=float16>(n)
-          b = Cast<to=bfloat16>(n)
-          f = Cast<to=float>(n)
-          d = Cast<to=double>(n)
-          t = Cast<to=bool>(x)
-        }""",
+        n = LayerNormalization(x)
+        h = Cast<to=float16>(n)
+        b = Cast<to=bfloat16>(n)
+        f = Cast<to=float>(n)
+        d = Cast<to=double>(n)
+        t = Cast<to=bool>(x)
+      }""",
     (FULL,),
   ),
   "a parameter is a result": ("(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }", (FULL, (W,))),

@@ -164,32 +164,32 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "masked": ("(T x, bool m, T v) => (T y, bool n) { n = Not(m) z = Where(n, x, v) y = Mul(z, 3) }", (FULL, (7, 1), ())),
   "comparisons": (
     """(T x, T b) => (T y, bool g, bool e) {
-          g = Greater(x, b)
-          l = LessOrEqual(x, 0.5)
-          e = Xor(g, l)
-          y = Where(e, x, b)
-        }""",
+        g = Greater(x, b)
+        l = LessOrEqual(x, 0.5)
+        e = Xor(g, l)
+        y = Where(e, x, b)
+      }""",
     (FULL, (65,)),
   ),
   "results of all floating dtypes": (
     """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
-          n = Mul(x, 3)
-          h = Cast<to=float16>(n)
-          b = Cast<to=bfloat16>(n)
-          f = Cast<to=float>(n)
-          d = Cast<to=double>(n)
-          t = Cast<to=bool>(x)
-        }""",
+        n = Mul(x, 3)
+        h = Cast<to=float16>(n)
+        b = Cast<to=bfloat16>(n)
+        f = Cast<to=float>(n)
+        d = Cast<to=double>(n)
+        t = Cast<to=bool>(x)
+      }""",
     (FULL,),
   ),
   "integers beside": (
     """(T x, int64 i, int32 j) => (T y, int64 k) {
-          w = Cast<to=int64>(j)
-          k = Add(i, w)
-          m = Mod(k, 3)
-          c = Cast<to=T>(m)
-          y = Mul(x, c)
-        }""",
+        w = Cast<to=int64>(j)
+        k = Add(i, w)
+        m = Mod(k, 3)
+        c = Cast<to=T>(m)
+        y = Mul(x, c)
+      }""",
     (FULL, (7, 1), (65,)),
   ),
 }
@@ -271,9 +271,9 @@ def _functions() -> list[Case]:
       text = f"(T x) => (T a{wanted}) {{ a = Abs(x){statements} }}"
       cases.append(Case(f"functions {number}, {dtype}", typed(text, dtype), ((515,),)))
     domains = """(T x) => (T a, T b, T c, T d, T e, T f, T g) {
-          t = Tanh(x) p = Abs(x) q = Add(p, 1)
-          a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
-        }"""
+        t = Tanh(x) p = Abs(x) q = Add(p, 1)
+        a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
+      }"""
     cases.append(Case(f"functions of domains, {dtype}", typed(domains, dtype), ((515,),)))
   for dtype in ("float16", "float"):  # ONNX Runtime has no Erf of double
     cases.append(Case(f"Gelu written with Erf, {dtype}", typed(ERF_GELU, dtype), (FULL,)))

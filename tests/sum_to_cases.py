@@ -128,11 +128,11 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "nothing to sum": (summed("1"), ((0, 5),)),
   "nothing along one of several axes": (
     """(T x, T r) => (T a, T b, T c, T p) {
-          p = Mul(x, r)
-          a = SumTo<axes="0 1 2 3">(x)
-          b = SumTo<axes="2 3">(p)
-          c = SumTo<axes="1">(p)
-        }""",
+        p = Mul(x, r)
+        a = SumTo<axes="0 1 2 3">(x)
+        b = SumTo<axes="2 3">(p)
+        c = SumTo<axes="1">(p)
+      }""",
     ((8, 2, 0, 2), (2, 1, 1)),
   ),
   "lerp, gradients": (LERP_GRAD.replace("AXES", "1 2 3"), ((4, 3, 13, 12), (3, 1, 12))),
@@ -151,12 +151,12 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   ),
   "sums in other dtypes": (
     """(T x, int32 i) => (float f, T y, int32 k, double d) {
-          y = SumTo<axes="1">(x)
-          f = Cast<to=float>(y)
-          k = SumTo<axes="1">(i)
-          e = Cast<to=double>(x)
-          d = SumTo<axes="0 1", keepdims=0>(e)
-        }""",
+        y = SumTo<axes="1">(x)
+        f = Cast<to=float>(y)
+        k = SumTo<axes="1">(i)
+        e = Cast<to=double>(x)
+        d = SumTo<axes="0 1", keepdims=0>(e)
+      }""",
     ((40, 36), (40, 1)),
   ),
   "a parameter is a result": ('(T x, T r) => (T x, T y) { p = Mul(x, r) y = SumTo<axes="1">(p) }', ((4, 1), (6,))),

@@ -106,7 +106,7 @@ def test_shapes_of_any_number_of_layers_are_folded() -> None:
   layers = 2 * optimizer.MAX_ROUNDS
   nodes = "\n".join(
     f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
-        t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
+      t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
     for at in range(layers)
   )
   model = parsed(

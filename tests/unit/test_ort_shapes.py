@@ -133,7 +133,7 @@ def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
 def test_beside_what_has_no_elements() -> None:
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
-        { y = Concat<axis = 1>(e, x, x) }""")
+    { y = Concat<axis = 1>(e, x, x) }""")
   graph = import_model(model)
   annotate(graph)
   assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
@@ -144,8 +144,8 @@ def test_beside_what_has_no_elements() -> None:
 def test_beside_a_constant_without_elements_that_inference_finds() -> None:
   """What followed from onnx's shape of the Concat is forgotten, too."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
-          s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
-          c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
+    s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
+    c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
   graph = import_model(model)
   annotate(graph)
   assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
@@ -158,7 +158,7 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
   """onnx's inference says it of an Attention on open lengths, and of all behind it."""
   model = parsed(
     """g (float[A,B,N] x) => (float[A,B,C] y)
-        { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""",
+      { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""",
     25,
     12,
   )
@@ -183,7 +183,7 @@ def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | Non
   heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
   model = parsed(
     f"""g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
-        {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""",
+      {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""",
     23,
     10,
   )
@@ -196,9 +196,9 @@ def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | Non
 def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
   """That of a Loop's result is."""
   model = parsed("""g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
-        { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
-            { b = Relu(a)  d = Identity(c) }>
-          y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
+    { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
+        { b = Relu(a)  d = Identity(c) }>
+      y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
   assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
@@ -207,7 +207,7 @@ def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
 def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
   """Without it ONNX Runtime refuses its pads, which are below 0."""
   model = parsed("""g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
-            y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
+    y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
@@ -219,8 +219,8 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
   attribute = ", count_include_pad = 1" if counts else ""
   model = parsed(
     f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
-        {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
-           y = LayerNormalization(v, s) }}""",
+      {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
+         y = LayerNormalization(v, s) }}""",
     18,
   )
   made, _, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
@@ -238,8 +238,8 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
 )
 def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: int) -> None:
   model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
-        <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
-        {{ v = {node}  y = LayerNormalization(v, s) }}""")
+    <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
+    {{ v = {node}  y = LayerNormalization(v, s) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
   assert changes
   x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
@@ -250,9 +250,9 @@ def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: 
 def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library: Path) -> None:
   """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
   model = parsed("""g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
-        <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
-            p = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)
-            z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
+    <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
+        p = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)
+        z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
   made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
   assert [node.op_type for node in made.graph.node] == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
   (info,) = (each for each in made.graph.value_info if each.name == "n")
@@ -275,7 +275,7 @@ def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
   model = parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
-        { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
+    { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
   graph = import_model(model)
   for _ in range(2):
     annotate(graph)
@@ -296,8 +296,8 @@ def test_in_a_local_function() -> None:
   """Its body is hidden as well, also where it takes the attribute from its call."""
   model = parsed(
     """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
-        <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
-        { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""",
+      <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
+      { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""",
     12,
     domains=["d"],
   )

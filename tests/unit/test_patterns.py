@@ -105,8 +105,8 @@ def test_domains() -> None:
 def test_constants() -> None:
   scope = scope_of(
     """g (float x, float c) => (float y) <float c = {1}, float d = {2}, float[2000] big = {0}> {
-        e = Constant<value_float = 3.0> ()  f = Constant<value_ints = [1, 2]> ()  s = Constant<value_string = "s"> ()
-        a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }""".replace(", float[2000] big = {0}", "")
+      e = Constant<value_float = 3.0> ()  f = Constant<value_ints = [1, 2]> ()  s = Constant<value_string = "s"> ()
+      a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }""".replace(", float[2000] big = {0}", "")
   )
   tensors = scope.graph.tensors()
   assert scope.scalar(tensors["c"]) is None  # a caller may override it
@@ -151,8 +151,8 @@ def test_external_data_that_is_not_loaded_is_not_read() -> None:  # RELIABILITY 
 
 def test_dependence() -> None:
   scope = scope_of("""g (bool p, float x) => (float y, float z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
-        y = If (p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
-        z = Neg(b) }""")
+      y = If (p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
+      z = Neg(b) }""")
   nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
   tensors = scope.graph.tensors()
   assert scope.depends_on(tensors["c"], nodes["a"])
@@ -164,8 +164,8 @@ def test_dependence() -> None:
 
 def test_who_else_uses_a_value() -> None:
   scope = scope_of("""g (bool p, float x) => (float y, float c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
-        y = If (p) <then_branch = t () => (float u) { u = Neg(d) },
-                    else_branch = e () => (float v) { v = Neg(x) }> }""")
+      y = If (p) <then_branch = t () => (float u) { u = Neg(d) },
+                  else_branch = e () => (float v) { v = Neg(x) }> }""")
   nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
   tensors = scope.graph.tensors()
   assert scope.used_beyond(tensors["a"], [nodes["b"]]) == ""
@@ -176,7 +176,7 @@ def test_who_else_uses_a_value() -> None:
 
 def test_replacing_moves_only_what_must() -> None:
   scope = scope_of("""g (float x) => (float y, float z) {
-        a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
+    a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
   nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
   tensors = scope.graph.tensors()
   fused = gs.Node("Fused", "fused", {}, [tensors["x"], tensors["before"]], [])
@@ -187,7 +187,7 @@ def test_replacing_moves_only_what_must() -> None:
 
 def test_same_shape_without_knowing_it() -> None:
   scope = scope_of("""g (float[N,3] u) => (float[A,B] y) { x = com.microsoft.Unheard(u)  a = Cast<to = 1> (x)
-        b = Relu(a)  c = Tanh(a)  d = Transpose(a)  e = Add(b, c)  y = Add(d, e) }""")
+    b = Relu(a)  c = Tanh(a)  d = Transpose(a)  e = Add(b, c)  y = Add(d, e) }""")
   tensors = scope.graph.tensors()
   assert scope.shape(tensors["a"]) is None
   assert scope.same_shape(tensors["b"], tensors["c"])
@@ -254,8 +254,8 @@ def test_topological_order_is_stable_and_needs_no_recursion() -> None:
 
 def test_annotation_survives_what_it_cannot_infer() -> None:
   graph = graph_of("""g (float[N,3] x, float[3] w) => (float[A,B] y) {
-        a = com.microsoft.SkipSimplifiedLayerNormalization(x, x, w)  b = Neg(a)  c = com.microsoft.Unheard(b)
-        y = Add(c, b) }""")
+    a = com.microsoft.SkipSimplifiedLayerNormalization(x, x, w)  b = Neg(a)  c = com.microsoft.Unheard(b)
+    y = Add(c, b) }""")
   tensors = graph.tensors()
   assert (tensors["b"].dtype, tuple(tensors["b"].shape)) == (np.float32, ("N", 3))
   assert tensors["c"].dtype is None
@@ -273,8 +273,8 @@ def test_inference_from_the_inputs_is_believed_before_value_info() -> None:
 def test_made_up_names_of_dimensions_never_mean_two_things() -> None:
   """Inference counts them from 0 each time; a model that was optimized before brings some along."""
   text = """g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
-        a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
-        y = NonZero(d) }"""
+    a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
+    y = NonZero(d) }"""
   graph = graph_of(text)
   for _ in range(3):
     found = [dim for name in ("a", "b", "c", "e") for dim in graph.tensors()[name].shape if isinstance(dim, str)]

@@ -37,9 +37,9 @@ def model(nodes: str, functions: str, imports: str = '"" : 17, "local" : 1') -> 
 def test_nested_calls_in_bodies_too() -> None:
   original = model(
     """a = local.norm<eps = 0.25, axis = [-1]>(x, w)
-           b = local.norm<axis = [0]>(a, w)
-           y = If (m) <then_branch = t () => (float[2,8] r) { r = local.norm<axis = [-1]>(b, w) },
-                       else_branch = e () => (float[2,8] s) { s = Neg(b) }>""",
+        b = local.norm<axis = [0]>(a, w)
+        y = If (m) <then_branch = t () => (float[2,8] r) { r = local.norm<axis = [-1]>(b, w) },
+                    else_branch = e () => (float[2,8] s) { s = Neg(b) }>""",
     NORM,
   )
   before = original.SerializeToString()
@@ -80,9 +80,9 @@ def test_versions_and_domains_of_functions() -> None:
   original = model(
     "a = local.root(x) y = local.gelu(a)",
     """<domain: "local", opset_import: ["" : 13]>
-        root (x) => (y) { z = Mul(x, x) y = Sqrt(z) }
-        <domain: "local", opset_import: ["com.microsoft" : 1]>
-        gelu (x) => (y) { y = com.microsoft.Gelu(x) }""",
+      root (x) => (y) { z = Mul(x, x) y = Sqrt(z) }
+      <domain: "local", opset_import: ["com.microsoft" : 1]>
+      gelu (x) => (y) { y = com.microsoft.Gelu(x) }""",
   )
   result, calls, misses = inline_functions(original)
   assert calls == {"local::root": 1, "local::gelu": 1}
@@ -95,7 +95,7 @@ def test_inputs_that_a_call_leaves_out() -> None:
   original = model(
     "l = Constant<value_float = 0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
     """<domain: "local", opset_import: ["" : 17]>
-        both (x, low, high) => (y, z) { y = Clip(x, low, high) z = Neg(y) }""",
+      both (x, low, high) => (y, z) { y = Clip(x, low, high) z = Neg(y) }""",
   )
   result, _, misses = inline_functions(original)
   assert not misses
@@ -107,8 +107,8 @@ STAYS = {
   "another version": (
     "a = local.odd(x) y = local.square(a)",
     """<domain: "local", opset_import: ["" : 17, "ai.onnx.ml" : 2, "local" : 1]>
-        odd (x) => (y) { z = local.square(x) y = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(z) }
-        <domain: "local", opset_import: ["" : 17]> square (x) => (y) { y = Mul(x, x) }""",
+      odd (x) => (y) { z = local.square(x) y = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(z) }
+      <domain: "local", opset_import: ["" : 17]> square (x) => (y) { y = Mul(x, x) }""",
     OTHER,
     "the function 'local::odd' imports version 2 of the domain 'ai.onnx.ml', the model version 3",
   ),
@@ -127,9 +127,9 @@ STAYS = {
   "an attribute that is passed on and left out": (
     "y = local.outer(x)",
     """<domain: "local", opset_import: ["" : 17, "local" : 1]>
-        outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
-        <domain: "local", opset_import: ["" : 17]>
-        inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float = @e>(x) }""",
+      outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
+      <domain: "local", opset_import: ["" : 17]>
+      inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float = @e>(x) }""",
     OTHER,
     "the function 'local::outer' passes on the attribute 'a', which calls may leave out",
   ),
@@ -164,7 +164,7 @@ def test_overloads() -> None:
   original = model(
     "a = local.f(x) y = local.f(a)",
     """<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }
-        <domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Abs(x) }""",
+      <domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Abs(x) }""",
   )
   original.functions[1].overload = original.graph.node[1].overload = "second"
   result, calls, _ = inline_functions(original)

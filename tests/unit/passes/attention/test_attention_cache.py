@@ -29,12 +29,12 @@ def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
 # Two texts, 4 heads of 8, 2 of K and V where they are shared, 3 new rows.
 HEADS = "bshd = {0,2,1,3}  shape = {2,3,-1,8}  "
 SPLIT = """three = {32,32,32}  q0, k0, v0 = Split<axis = -1> (x, three)  q1 = Reshape(q0, shape)
-    k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<perm = [0,2,1,3]> (q1)
-    k = Transpose<perm = [0,2,1,3]> (k1)  v = Transpose<perm = [0,2,1,3]> (v1)  """
+  k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<perm = [0,2,1,3]> (q1)
+  k = Transpose<perm = [0,2,1,3]> (k1)  v = Transpose<perm = [0,2,1,3]> (v1)  """
 JOIN = "present_key = Concat<axis = -2> (past_key, k)  present_value = Concat<axis = 2> (past_value, v)  "
 ATTEND = """kt = Transpose<perm = [0,1,3,2]> (keys)  s = MatMul(q, kt)  c = Constant<value = float {0.4}> ()
-    scaled = Mul(s, c)  p = Softmax<axis = -1> (scaled)  o = MatMul(p, values)
-    ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
+  scaled = Mul(s, c)  p = Softmax<axis = -1> (scaled)  o = MatMul(p, values)
+  ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
 PLAIN = ATTEND.replace("keys", "present_key").replace("values", "present_value")
 PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
 
@@ -83,14 +83,14 @@ TABLES = {
   for name, function in (("cos", np.cos), ("sin", np.sin))
 }
 TURN = """{x}_lo = Slice({x}, zero, four, last)  {x}_hi = Slice({x}, four, end, last)  {x}_n = Neg({x}_hi)
-    {x}_c = Concat<axis = -1> ({x}_n, {x}_lo)  {x}_a = Mul({x}, cos)  {x}_b = Mul({x}_c, sin)
-    {x}r = Add({x}_a, {x}_b)  """
+  {x}_c = Concat<axis = -1> ({x}_n, {x}_lo)  {x}_a = Mul({x}, cos)  {x}_b = Mul({x}_c, sin)
+  {x}r = Add({x}_a, {x}_b)  """
 NUMBERS = "zero = {0}  four = {4}  end = {9223372036854775807}  last = {3}  "
 PROJECT = """q0 = MatMul(x, wq)  k0 = MatMul(x, wk)  v0 = MatMul(x, wv)
-    """ + SPLIT[SPLIT.index("q1 =") :]
+  """ + SPLIT[SPLIT.index("q1 =") :]
 SHARE = """two = {2}  many = {2,2,2,10,8}  all = {2,4,10,8}  ku = Unsqueeze(present_key, two)
-    ke = Expand(ku, many)  keys = Reshape(ke, all)  vu = Unsqueeze(present_value, two)
-    ve = Expand(vu, many)  values = Reshape(ve, all)  """
+  ke = Expand(ku, many)  keys = Reshape(ke, all)  vu = Unsqueeze(present_value, two)
+  ve = Expand(vu, many)  values = Reshape(ve, all)  """
 
 
 def llama(nodes: str) -> onnx.ModelProto:
@@ -142,8 +142,8 @@ def test_a_cache_of_another_layout(layout: str) -> None:
   nodes = HEADS + SPLIT.split("k = Transpose")[0]
   for x, name in (("k", "key"), ("v", "value")):
     nodes += f"""{x} = Transpose<perm = {perm}> ({x}1)
-            present_{name} = Concat<axis = {order.index("s")}> (past_{name}, {x})
-            {name}s = Transpose<perm = {back}> (present_{name})  """
+      present_{name} = Concat<axis = {order.index("s")}> (past_{name}, {x})
+      {name}s = Transpose<perm = {back}> (present_{name})  """
   present = past.replace("7", "10")
   original = graph(
     nodes + ATTEND,
@@ -160,10 +160,10 @@ def test_a_cache_of_fixed_length(scatter: str) -> None:
     HEADS
     + SPLIT
     + """key = {k}  value = {v}  kt = Transpose<perm = [0,1,3,2]> (key)  s = MatMul(q, kt)
-        none = Constant<value = float {-30000}> ()  nil = Constant<value = float {0}> ()  m = Where(seen, nil, none)
-        masked = Add(s, m)  p = Softmax<axis = -1> (masked)  o = MatMul(p, value)
-        ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)
-        present_key = Identity(key)  present_value = Identity(value)"""
+      none = Constant<value = float {-30000}> ()  nil = Constant<value = float {0}> ()  m = Where(seen, nil, none)
+      masked = Add(s, m)  p = Softmax<axis = -1> (masked)  o = MatMul(p, value)
+      ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)
+      present_key = Identity(key)  present_value = Identity(value)"""
   )
   for name, past, x in (("{k}", "past_key", "k"), ("{v}", "past_value", "v")):
     nodes = nodes.replace(name, scatter.format(past, x))
@@ -190,9 +190,9 @@ MISSES = {
     "is none of two tensors along": NEAR.replace("(past_key, k)", "(past_key, ka, kb)").replace(
         "present_key =", "one = {1,2}  ka, kb = Split<axis = 2> (k, one)  present_key ="),
     "lie in different ways": NEAR.replace("present_value = Concat<axis = 2> (past_value, v)", """
-        pvt = Transpose<perm = [0,2,1,3]> (past_value)  vt = Transpose<perm = [0,2,1,3]> (v)
-        cvt = Concat<axis = 1> (pvt, vt)  values = Transpose<perm = [0,2,1,3]> (cvt)
-        present_value = Identity(values)""").replace("(p, present_value)", "(p, values)"),
+      pvt = Transpose<perm = [0,2,1,3]> (past_value)  vt = Transpose<perm = [0,2,1,3]> (v)
+      cvt = Concat<axis = 1> (pvt, vt)  values = Transpose<perm = [0,2,1,3]> (cvt)
+      present_value = Identity(values)""").replace("(p, present_value)", "(p, values)"),
     "is made of what": NEAR.replace("MatMul(q, kt)", "MatMul(qm, kt)").replace(
         "kt =", "m = ReduceMax(present_key)  qm = Mul(q, m)  kt ="),
 }  # fmt: skip

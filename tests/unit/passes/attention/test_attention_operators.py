@@ -65,10 +65,10 @@ def test_a_row_that_is_masked_whole_is_zero() -> None:
 
 def test_views_before_and_after_are_read_through() -> None:
   views = """shape = Constant<value = int64[4] {2,5,4,8}> ()  few = Constant<value = int64[4] {2,5,2,8}> ()
-        q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
-        kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
-        a = Attention(qh, kh, vh)  t = Transpose<perm = [0,2,1,3]> (a)
-        joined = Constant<value = int64[3] {2,5,32}> ()  y = Reshape(t, joined)"""
+    q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
+    kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
+    a = Attention(qh, kh, vh)  t = Transpose<perm = [0,2,1,3]> (a)
+    joined = Constant<value = int64[3] {2,5,32}> ()  y = Reshape(t, joined)"""
   operators, node = fuse(operator(views, THREE, "float[2,5,32] y"))
   assert operators == ["FusedAttention"]
   assert attributes(node) == {**LAID, "scale": ROOT}

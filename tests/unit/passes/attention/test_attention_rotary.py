@@ -29,13 +29,13 @@ def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # {x} becomes {y}, by tables cos and sin. Of a head of 8 elements all are rotated, or the first four.
 TURNED = """{y}_lo = Slice({x}, zero, half, last)  {y}_hi = Slice({x}, half, end, last)  {y}_n = Neg({y}_hi)
-    {y}_c = Concat<axis = -1> ({y}_n, {y}_lo)"""
+  {y}_c = Concat<axis = -1> ({y}_n, {y}_lo)"""
 FULL = TURNED + "  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"
 SWAPPED = TURNED + "  {y}_a = Mul(cos, {x})  {y}_b = Mul(sin, {y}_c)  {y} = Add({y}_b, {y}_a)"
 BY_SPLIT = """{y}_lo, {y}_hi = Split<axis = -1> ({x}, halves)  {y}_n = Neg({y}_hi)
-    {y}_c = Concat<axis = 3> ({y}_n, {y}_lo)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"""
+  {y}_c = Concat<axis = 3> ({y}_n, {y}_lo)  {y}_a = Mul({x}, cos)  {y}_b = Mul({y}_c, sin)  {y} = Add({y}_a, {y}_b)"""
 PRODUCTS = """{y}_1 = Mul({y}_lo, cos)  {y}_2 = Mul({y}_hi, sin)  {y}_s = Sub({y}_1, {y}_2)
-    {y}_3 = Mul({y}_hi, cos)  {y}_4 = Mul({y}_lo, sin)  {y}_t = Add({y}_3, {y}_4)"""
+  {y}_3 = Mul({y}_hi, cos)  {y}_4 = Mul({y}_lo, sin)  {y}_t = Add({y}_3, {y}_4)"""
 HALVES = "{y}_lo, {y}_hi = Split<axis = -1> ({x}, halves)  " + PRODUCTS + "  {y} = Concat<axis = -1> ({y}_s, {y}_t)"
 REST = "{y}_r = Slice({x}, half, end, last)  {y}_0 = Slice({x}, zero, half, last)  "
 PARTIAL = REST + FULL.replace("{y}", "{y}_p").replace("{x}", "{y}_0").replace("half", "two") + (
@@ -93,11 +93,11 @@ def built(form: Form, dtype: str = "float") -> onnx.ModelProto:
     )
 
   text = f"""{form.before} zero = {{0}} one = {{1}} two = {{2}} half = {{4}} end = {{9223372036854775807}}
-        last = {{-1}} minus = {{-1}} halves = {{4,4}} quarters = {{2,2,4}} by_head = {{2,5,4,8}}
-        {heads("q", "qh")} {heads("k", "kr")} v4 = Reshape(v, by_head)  {form.keys or "kh = Identity(kr)"}
-        kt = Transpose<perm = [0,1,3,2]> (kh)  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)
-        p = Softmax<axis = -1> (s)  a = MatMul(p, vh)  y4 = Transpose<perm = [0,2,1,3]> (a)
-        joined = {{2,5,32}}  y = Reshape(y4, joined)"""
+    last = {{-1}} minus = {{-1}} halves = {{4,4}} quarters = {{2,2,4}} by_head = {{2,5,4,8}}
+    {heads("q", "qh")} {heads("k", "kr")} v4 = Reshape(v, by_head)  {form.keys or "kh = Identity(kr)"}
+    kt = Transpose<perm = [0,1,3,2]> (kh)  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)
+    p = Softmax<axis = -1> (s)  a = MatMul(p, vh)  y4 = Transpose<perm = [0,2,1,3]> (a)
+    joined = {{2,5,32}}  y = Reshape(y4, joined)"""
   # In the Reshape of what is stacked, all axes but the last two are as they are.
   text = f"whole = {'{2,5,4,8}' if form.at == 'b s h d' else '{2,4,5,8}'} {text}"
   text = re.sub(
@@ -120,7 +120,7 @@ DOUBLED = (
   "c = Concat<axis = -1> (f, f)  cw = Cos(c)  sw = Sin(c)  at = {1}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"
 )
 REPEATED = """pairs = {1,5,4,2}  three = {3}  g = Unsqueeze(f, three)  e = Expand(g, pairs)  flat = {1,5,8}
-    c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
+  c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
 CONTRIB = "{y} = com.microsoft.RotaryEmbedding"
 FORMS = {
     "Llama: halves, of tables whose halves are equal": Form(FULL, tables(*FOUR, doubled="half")),
@@ -189,7 +189,7 @@ def test_float_tables_between_casts() -> None:
 def test_scales_and_products_go_along() -> None:
   """A scale before the rotation, and Q and K as products of one tensor, which become one."""
   form = Form(FULL, tables(*FOUR, doubled="half"), before="""q0 = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)
-        c = Constant<value = float {0.5}> ()  q = Mul(q0, c)""")  # fmt: skip
+    c = Constant<value = float {0.5}> ()  q = Mul(q0, c)""")  # fmt: skip
   made = built(form)
   del made.graph.input[:]
   made.graph.input.append(onnx.helper.make_tensor_value_info("x", 1, [2, 5, 16]))

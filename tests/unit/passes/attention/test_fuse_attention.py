@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("in_float")
 QKV = "float[2,5,32] q, float[2,5,32] k, float[2,5,32] v"
 # q and v to heads as b h s d.
 HEADS = """by_head = {2,5,4,8}
-    q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)
-    k4 = Reshape(k, by_head)
-    v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
+  q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)
+  k4 = Reshape(k, by_head)
+  v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
 KEYS = "kt = Transpose<perm = [0,2,3,1]> (k4)"
 JOIN = "joined = {2,5,32}  y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)"
 QUARTER = "c = Constant<value = float {0.25}> ()"
@@ -31,13 +31,13 @@ PRODUCTS = f"{KEYS}  s = MatMul(qh, kt)"
 ATTEND = "p = Softmax<axis = -1> (s)  a = MatMul(p, vh)"
 PLAIN = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
 EINSUMS = """s = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s)
-    y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)"""
+  y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)"""
 # Keys as PyTorch's sdpa transposes them, and the root of the scale on both sides.
 SDPA = f"""kh = Transpose<perm = [0,2,1,3]> (k4)  three = {{-1,5,8}}  four = {{2,4,8,5}}
-    k3 = Reshape(kh, three)  kt3 = Transpose<perm = [0,2,1]> (k3)  kt = Reshape(kt3, four)  {QUARTER}
-    qs = Mul(qh, c)  ks = Mul(kt, c)  s = MatMul(qs, ks)"""
+  k3 = Reshape(kh, three)  kt3 = Transpose<perm = [0,2,1]> (k3)  kt = Reshape(kt3, four)  {QUARTER}
+  qs = Mul(qh, c)  ks = Mul(kt, c)  s = MatMul(qs, ks)"""
 NO_NAN = """p = Softmax<axis = -1> (masked)  bad = IsNaN(p)  zero = Constant<value = float {0}> ()
-    p0 = Where(bad, zero, p)  a = MatMul(p0, vh)"""
+  p0 = Where(bad, zero, p)  a = MatMul(p0, vh)"""
 MERGED = "b s (0/3 h d)", "b s (1/3 h d)", "b s (2/3 h d)"
 
 
@@ -195,11 +195,11 @@ def test_heads_of_keys_and_values_are_counted() -> None:
 def test_batch_and_rows_may_be_open() -> None:
   """As exporters write it: lengths from Shape and Gather, the heads as -1."""
   nodes = """length = Shape(x)  i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  axis = {0}
-        b0 = Gather(length, i0)  s0 = Gather(length, i1)  b = Unsqueeze(b0, axis)  s1 = Unsqueeze(s0, axis)
-        rest = {-1,8}  all = {-1}  by_head = Concat<axis = 0> (b, s1, rest)  joined = Concat<axis = 0> (b, s1, all)
-        q, k, v = Split<axis = 2, num_outputs = 3> (x)
-        q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, by_head)
-        v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
+    b0 = Gather(length, i0)  s0 = Gather(length, i1)  b = Unsqueeze(b0, axis)  s1 = Unsqueeze(s0, axis)
+    rest = {-1,8}  all = {-1}  by_head = Concat<axis = 0> (b, s1, rest)  joined = Concat<axis = 0> (b, s1, all)
+    q, k, v = Split<axis = 2, num_outputs = 3> (x)
+    q4 = Reshape(q, by_head)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, by_head)
+    v4 = Reshape(v, by_head)  vh = Transpose<perm = [0,2,1,3]> (v4)"""
   original = graph(
     f"{nodes} {PRODUCTS}  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh) "
     "y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4, joined)",
@@ -306,7 +306,7 @@ def test_products_without_a_softmax_are_no_near_miss() -> None:
 
 def test_a_mask_with_a_batch_of_its_own_stays() -> None:
   nodes = """kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  masked = Add(s, m)
-        p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"""
+    p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"""
   inputs = "float[N,4,5,8] q, float[N,4,5,8] k, float[N,4,5,8] v, float[M,1,5,5] m"
   assert_unchanged(graph(nodes, inputs, "float[any,4,5,8] y"), [FUSE_ATTENTION], "may be larger than the scores")
 
@@ -318,7 +318,7 @@ def test_products_in_float32_between_casts(dtype: str, monkeypatch: pytest.Monke
   to = {"float16": 10, "bfloat16": 16}[dtype]
   narrow = " ".join(f"{name} = Cast<to = {to}> ({name}0)  {name}w = Cast<to = 1> ({name})" for name in "qkv")
   nodes = f"""{narrow}  s = Einsum<equation = "bhid,bhjd->bhij"> (qw, kw)  p = Softmax<axis = -1> (s)
-        a = Einsum<equation = "bhij,bhjd->bhid"> (p, vw)  y0 = Cast<to = {to}> (a)  y = Cast<to = 1> (y0)"""
+    a = Einsum<equation = "bhij,bhjd->bhid"> (p, vw)  y0 = Cast<to = {to}> (a)  y = Cast<to = 1> (y0)"""
   original = graph(nodes, ", ".join(f"float[2,4,5,8] {name}0" for name in "qkv"), "float[2,4,5,8] y")
   optimized, _ = run_pass(original, FUSE_ATTENTION)
   assert list(no_constants(optimized)) == ["Cast"] * 3 + ["FusedAttention", "Cast"]

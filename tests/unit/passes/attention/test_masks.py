@@ -272,7 +272,7 @@ def test_in_float16_the_number_hides_the_score(how: str) -> None:
 
 def test_several_masks_are_added_up() -> None:
   how = """low = Constant<value = float {-inf}> ()  biased = Add(s, b)  kept = Where(m, biased, low)
-        masked = Add(kept, t)"""
+    masked = Add(kept, t)"""
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
   original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
   given = {"m": np.ones((2, 1, 1, 5), bool)}
@@ -285,7 +285,7 @@ def test_several_masks_are_added_up() -> None:
 
 def test_constants_of_windows_are_repeated_for_each_image(rng: np.random.Generator) -> None:
   how = """windows = {2,2,4,5,5}  s5 = Reshape(s, windows)  m5 = Add(s5, m)  back = {4,4,5,5}
-        masked = Reshape(m5, back)"""
+    masked = Reshape(m5, back)"""
   original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
   values = (rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100)
   original.graph.initializer.append(numpy_helper.from_array(values, "m"))
@@ -297,9 +297,9 @@ def test_constants_of_windows_are_repeated_for_each_image(rng: np.random.Generat
 
 def test_a_mask_of_heads_that_are_read_in_groups_is_read_as_it_is() -> None:
   nodes = """two = {2}  more = {2,2,2,5,8}  all = {2,4,5,8}
-        k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh)
-        v5 = Unsqueeze(v, two)  ve = Expand(v5, more)  vh = Reshape(ve, all)
-        s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)"""
+    k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh)
+    v5 = Unsqueeze(v, two)  ve = Expand(v5, more)  vh = Reshape(ve, all)
+    s = MatMul(q, kt)  masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)"""
   inputs = "float[2,4,5,8] q, float[2,2,5,8] k, float[2,2,5,8] v, float[1,4,5,5] m"
   optimized, node = fused(graph(nodes, inputs, Y))
   assert list(no_constants(optimized)) == ["FusedAttention"]

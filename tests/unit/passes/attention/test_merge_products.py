@@ -16,8 +16,8 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 pytestmark = pytest.mark.usefixtures("in_float")
 
 CORE = """kt = Transpose<perm = [0,2,3,1]> (k4)  qh = Transpose<perm = [0,2,1,3]> (q4)
-    vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)  p = Softmax<axis = -1> (s)  a = MatMul(p, vh)
-    y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
+  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)  p = Softmax<axis = -1> (s)  a = MatMul(p, vh)
+  y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
 HEADS = "heads = {2,-1,4,8}  q4 = Reshape(q, heads)  k4 = Reshape(k, heads)  v4 = Reshape(v, heads)"
 PRODUCTS = "q = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)"
 BIASED = "q0 = MatMul(x, wq)  q = Add(q0, bq)  k = MatMul(x, wk)  v0 = MatMul(x, wv)  v = Add(bv, v0)"
@@ -85,9 +85,9 @@ def test_scaled_queries_are_merged_too() -> None:
 
 def test_fewer_heads_of_keys_and_values() -> None:
   nodes = f"""{PRODUCTS}  heads = {{2,-1,4,8}}  few = {{2,-1,2,8}}  q4 = Reshape(q, heads)
-        k2 = Reshape(k, few)  v2 = Reshape(v, few)  more = {{2,5,2,2,8}}  three = {{3}}
-        k3 = Unsqueeze(k2, three)  ke = Expand(k3, more)  k4 = Reshape(ke, heads)
-        v3 = Unsqueeze(v2, three)  ve = Expand(v3, more)  v4 = Reshape(ve, heads)  {CORE}"""
+    k2 = Reshape(k, few)  v2 = Reshape(v, few)  more = {{2,5,2,2,8}}  three = {{3}}
+    k3 = Unsqueeze(k2, three)  ke = Expand(k3, more)  k4 = Reshape(ke, heads)
+    v3 = Unsqueeze(v2, three)  ve = Expand(v3, more)  v4 = Reshape(ve, heads)  {CORE}"""
   original = with_weights(graph(nodes, X), wq=(16, 32), wk=(16, 16), wv=(16, 16))
   optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
@@ -104,10 +104,10 @@ def test_keys_and_values_of_an_encoder() -> None:
 
 def test_gemm_of_rows() -> None:
   nodes = """q = Gemm<transB = 1> (x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
-        by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
-        qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
-        zero = {0}  q4 = Unsqueeze(qh, zero)  k4 = Unsqueeze(kt, zero)  v4 = Unsqueeze(vh, zero)
-        s = MatMul(q4, k4)  p = Softmax<axis = -1> (s)  y = MatMul(p, v4)"""
+    by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
+    qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
+    zero = {0}  q4 = Unsqueeze(qh, zero)  k4 = Unsqueeze(kt, zero)  v4 = Unsqueeze(vh, zero)
+    s = MatMul(q4, k4)  p = Softmax<axis = -1> (s)  y = MatMul(p, v4)"""
   original = graph(nodes, "float[5,16] x", "float[1,4,5,8] y")
   with_weights(original, wq=(32, 16), wk=(16, 32), wv=(16, 32), bq=(32,), bv=(32,))
   _, node = fused(original, MERGE_PRODUCTS)

@@ -23,7 +23,7 @@ def graph(
   given = "".join(f", {kind}[4] {name}" for name in NAMES if name in inputs)
   constants = ", ".join(f"{kind}[4] {name} = {{{values(name)}}}" for name in NAMES if name not in inputs)
   return f"""g ({dtype}[N{dims}] x{given}) => ({dtype}[N{dims}] y) <{constants}> {{
-        y = BatchNormalization<{attributes}>(x, s, b, m, v) }}"""
+    y = BatchNormalization<{attributes}>(x, s, b, m, v) }}"""
 
 
 @pytest.mark.parametrize("opset", [11, 14, 17, 24])

@@ -121,7 +121,7 @@ def test_the_earlier_takes_the_sum_where_the_later_may_not() -> None:
 def test_a_residual_network() -> None:
   original = model(
     graph(f"""a = Relu(c)  d = {SAME}(a, w)  e = Add(d, x)  f = Relu(e)
-        g = {SAME}(f, w)  h = Relu(g)  i = {SAME}(h, w)  j = Add(i, f)  y = Relu(j)""")
+      g = {SAME}(f, w)  h = Relu(g)  i = {SAME}(h, w)  j = Add(i, f)  y = Relu(j)""")
   )
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedConv"] * 4
@@ -132,7 +132,7 @@ def test_a_residual_network() -> None:
 def test_squeeze_and_excite() -> None:
   """The gate depends on what it scales: it ends both chains."""
   nodes = """a = Relu(c)  p = GlobalAveragePool(a)  d = Conv(p, u)  e = Relu(d)  f = Conv(e, u)  s = Sigmoid(f)
-        y = Mul(s, a)"""
+    y = Mul(s, a)"""
   original = model(graph(nodes, "float[4,4,1,1] u = {" + ", ".join("0.25" for _ in range(16)) + "}"))
   optimized, result = fuse(original)
   assert operators(optimized) == ["FusedConv", "GlobalAveragePool", "FusedConv", "FusedConv", "Mul"]
@@ -199,24 +199,24 @@ def test_a_residual_of_dynamic_dimensions_that_stay() -> None:
     # A block with strides and its shortcut: two ways to the same lengths, which have no name.
     (
       """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  r = Relu(c)  d = Conv<pads = [1, 1, 1, 1]>(r, w)
-            s = Conv<strides = [2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
+        s = Conv<strides = [2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
       3,
     ),
     (
       """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  d = Conv<pads = [1, 1, 1, 1]>(c, w)
-            m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
+        m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
       2,
     ),
     # One less: not the same.
     (
       """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  s = Conv<strides = [2, 2]>(x, w)
-            a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
+        a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
       0,
     ),
     ("""c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
     (
       """c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [2, 2], pads = [0, 0, 1, 0]>(x, u)
-            a = Softmax(s)  y = Add(c, a)""",
+        a = Softmax(s)  y = Add(c, a)""",
       0,
     ),
   ],
@@ -239,7 +239,7 @@ def test_residuals_of_lengths_without_a_name(nodes: str, fused: int) -> None:
 def test_images_that_are_read_with_channels_first(size: str, fused: bool) -> None:
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
-        c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
+    c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
   before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
   optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
   assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
@@ -253,7 +253,7 @@ def test_an_identity_is_no_epilogue() -> None:
 
 def test_what_is_used_inside_a_body_is_the_last() -> None:
   branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
-                               else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
+      else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
   before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")
 

@@ -55,7 +55,7 @@ def test_with_a_bias() -> None:
 def test_a_chain() -> None:
   constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}, float two = {{2}}, float[1,1,1,1] one = {{1}}"
   nodes = """a = Conv (x, w)  n = BatchNormalization<epsilon = 0.01> (a, s, b, m, v)  p = Mul(n, c)  q = Sub(two, p)
-        r = Div(q, c)  t = Add(one, r)  y = Sub(t, c)"""
+    r = Div(q, c)  t = Add(one, r)  y = Sub(t, c)"""
   check(model(graph(nodes, constants)), ["Conv"])
 
 
@@ -79,8 +79,8 @@ def test_three_dimensions() -> None:
 def test_in_constant_nodes_and_in_bodies() -> None:
   body = f"a = Conv (x, w)  {NORM.replace('y', 't')}"
   text = f"""g (bool c, float[N,3,6,5] x) => (float[A,4,B,C] y) <float[4,3,2,1] w = {KERNEL}, {PARAMETERS}> {{
-        y = If (c) <then_branch = then () => (float[A,4,B,C] t) {{ {body} }},
-                    else_branch = otherwise () => (float[A,4,B,C] e) {{ e = Conv (x, w) }}> }}"""
+      y = If (c) <then_branch = then () => (float[A,4,B,C] t) {{ {body} }},
+                  else_branch = otherwise () => (float[A,4,B,C] e) {{ e = Conv (x, w) }}> }}"""
   optimized, result = run_same(model(text), FOLD_BATCH_NORM)
   assert len(result.changes) == 1  # a copy of the weight: the other branch reads it as well
   assert [operators(each.g) for each in optimized.graph.node[0].attribute] == [["Conv"], ["Conv"]]
@@ -249,7 +249,7 @@ def test_a_batch_normalization_before_a_transposed_convolution_stays() -> None:
 
 def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[A,4,B,C] t) { t = Neg(a) },
-                               else_branch = otherwise () => (float[A,4,B,C] e) { e = Identity(a) }>"""
+      else_branch = otherwise () => (float[A,4,B,C] e) { e = Identity(a) }>"""
   text = graph(f"a = Conv (x, w)  {NORM}  {branches}", inputs=", bool c", outputs=", float[A,4,B,C] z")
   assert_unchanged(model(text), [FOLD_BATCH_NORM], "'a' is also used inside a body")
 

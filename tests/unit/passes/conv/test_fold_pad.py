@@ -54,7 +54,7 @@ def test_added_to_the_convolution_s_own(attributes: str, pads: list[int]) -> Non
 
 def test_one_dimension() -> None:
   original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1, 2, 3, -1, -2, -3},
-        int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv (a, w) }""")
+    int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv (a, w) }""")
   check(original, "Conv", [4, 5])
 
 
@@ -106,7 +106,7 @@ def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool) -> N
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
   original = model(
     f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0, 0, 1, 0, 0, 0}}>
-        {{ a = Pad(x, p)  y = AveragePool<kernel_shape = [3], strides = [2]> (a) }}""",
+      {{ a = Pad(x, p)  y = AveragePool<kernel_shape = [3], strides = [2]> (a) }}""",
     opset,
   )
   _, result = run_same(original, FOLD_PAD, n=1)
@@ -125,7 +125,7 @@ def test_a_max_pool_stays() -> None:
 
 def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[A,E,F,G] t) { t = Neg(a) },
-                               else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
+      else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
   text = graph(f"a = Pad(x, p)  y = Conv (a, w)  {branches}", PADS, ", bool c", ", float[A,E,F,G] z")
   assert_unchanged(model(text), [FOLD_PAD], "'a' is also used inside a body")
 

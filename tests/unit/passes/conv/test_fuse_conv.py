@@ -116,8 +116,8 @@ def test_dynamic_spatial_dimensions() -> None:
 
 def test_in_a_body() -> None:
   original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
-        y = If (c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv (x, w) },
-                    else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides = [1, 1]> (x, w) }> }""")
+      y = If (c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv (x, w) },
+                  else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides = [1, 1]> (x, w) }> }""")
   _, result = run_same(original, FUSE_CONV)
   assert len(result.changes) == 2
 
@@ -154,7 +154,7 @@ def test_near_misses(original: onnx.ModelProto, fragment: str) -> None:
 
 def test_an_unknown_rank_stays() -> None:
   original = model("""g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
-        x = Reshape(v, shape)  y = Conv(x, w) }""")
+    x = Reshape(v, shape)  y = Conv(x, w) }""")
   assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
 
 

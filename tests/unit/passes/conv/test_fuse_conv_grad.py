@@ -21,8 +21,8 @@ def graph(nodes: str, gradients: str = "dX dW dB", outputs: str = "", program: s
   made = ", ".join(f"float[{shapes[name]}] {name}" for name in gradients.split())
   model = parsed(
     f"""g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy, float[N,4,6,5] y, float[4,1,1] s)
-        => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
-        {", ".join(gradients.split())} = ortplugin.ConvGrad<program = "P">(X, W, g) }}""",
+      => ({made}{outputs}) <float zero = {{0}}> {{ {nodes}
+      {", ".join(gradients.split())} = ortplugin.ConvGrad<program = "P">(X, W, g) }}""",
     domains=["ortplugin"],
   )
   node = model.graph.node[-1]
@@ -99,9 +99,9 @@ def test_what_the_operator_itself_reads_stays() -> None:
   """X and the gradient are one value here: drawn in, nobody would make X."""
   original = parsed(
     """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
-        g = Relu(v)
-        dX, dW, dB = ortplugin.ConvGrad<program = "(float dz) => (float dz) {}", operands = "X W",
-            gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
+      g = Relu(v)
+      dX, dW, dB = ortplugin.ConvGrad<program = "(float dz) => (float dz) {}", operands = "X W",
+          gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }""",
     domains=["ortplugin"],
   )
   optimized, result = run_pass(original, FUSE_CONV_GRAD, into=["Relu", "ConvGrad"])
@@ -134,8 +134,8 @@ def test_gradients_have_channels_last_between_convolutions() -> None:
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
   original = parsed(
     """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
-        { c = Conv<pads = [1, 1, 1, 1]>(X, W)  y = Relu(c)
-          dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }""",
+      { c = Conv<pads = [1, 1, 1, 1]>(X, W)  y = Relu(c)
+        dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }""",
     domains=["ortplugin"],
   )
   program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"

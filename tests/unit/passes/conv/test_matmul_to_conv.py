@@ -25,7 +25,7 @@ def graph(
 ) -> onnx.ModelProto:
   weights = ", ".join([constant("w", 4, 4, 3, 3), *([constants] if constants else [])])
   return model(f"""g (float[N,4,5,6] x{inputs}) => (float{out} y) <{weights}> {{
-        c = Conv<pads = [1, 1, 1, 1]>(x, w)  t = {perm}(c)  {nodes} }}""")
+    c = Conv<pads = [1, 1, 1, 1]>(x, w)  t = {perm}(c)  {nodes} }}""")
 
 
 def before(original: onnx.ModelProto) -> onnx.ModelProto:
@@ -44,8 +44,8 @@ def test_next_to_a_convolution() -> None:
 
 def test_a_block_of_convnext() -> None:
   nodes = f"""n = LayerNormalization(t, g, b)  p = MatMul(n, m)  q = Add(p, b8)
-        d = Div(q, root)  e = Erf(d)  f = Add(e, one)  h = Mul(q, f)  i = Mul(h, half)
-        j = MatMul(i, k)  l = Add(b, j)  r = {FIRST}(l)  s = Mul(scale, r)  y = Add(s, x)"""
+    d = Div(q, root)  e = Erf(d)  f = Add(e, one)  h = Mul(q, f)  i = Mul(h, half)
+    j = MatMul(i, k)  l = Add(b, j)  r = {FIRST}(l)  s = Mul(scale, r)  y = Add(s, x)"""
   constants = ", ".join([constant("g", 4), constant("b", 4), constant("m", 4, 8), constant("b8", 8),
                          constant("k", 8, 4), constant("scale", 4, 1, 1),
                          "float root = {1.4142135}, float one = {1}, float half = {0.5}"])  # fmt: skip
@@ -81,8 +81,8 @@ def test_what_attention_reads_stays() -> None:
         y_layout = "b s (h d)"> (q, q, q)"""
   weights = ", ".join([constant("w", 4, 4, 3), constant("m", 4, 12), constant("b", 12)])
   original = model(f"""g (float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
-        c = Conv<pads = [1, 1]>(x, w)  t = Transpose<perm = [0, 2, 1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
-        z = MatMul(t, m) }}""")
+    c = Conv<pads = [1, 1]>(x, w)  t = Transpose<perm = [0, 2, 1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
+    z = MatMul(t, m) }}""")
   original.opset_import.append(helper.make_opsetid("ortplugin", 1))
   optimized, result = run_pass(before(original), MATMUL_TO_CONV)
   assert operators(optimized) == ["Transpose", "FusedConv", "MatMul", "Add", "FusedAttention", "FusedConv"]

@@ -34,7 +34,7 @@ def graph(
   inputs = "" if "= {" in weight else f", {weight}"
   constants = ", ".join(each for each in (constant("b", bias), "" if inputs else weight, more) if each)
   return model(f"""g (float[{x}] x{inputs}) => (float[{y}] y) <{constants}> {{
-        {"c" if after else "y"} = ConvTranspose{attributes}(x, w, b)  {after} }}""")
+    {"c" if after else "y"} = ConvTranspose{attributes}(x, w, b)  {after} }}""")
 
 
 def before(original: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,7 +12,7 @@ def graph(
     out: str = "[N,6,4,5]",
 ) -> str:  # fmt: skip
   return f"""g (float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
-        a = Reshape(x, s)  b = Transpose<perm = {perm}>(a)  y = Reshape(b, j) }}"""
+    a = Reshape(x, s)  b = Transpose<perm = {perm}>(a)  y = Reshape(b, j) }}"""
 
 
 @pytest.mark.parametrize(

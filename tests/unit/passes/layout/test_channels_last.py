@@ -36,7 +36,7 @@ def test_ranks(spatial: int) -> None:
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
   original = model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
-        <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
+    <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
   optimized, _ = change(original)
   assert operators(optimized)[-1] == "Transpose"
   bias = node_of(optimized, "FusedConv").input[2]
@@ -48,9 +48,9 @@ def test_ranks(spatial: int) -> None:
 def test_squeeze_and_excite_with_one_spatial_dimension(pool: str, length: str) -> None:
   """Both orders of three axes are one permutation: a view to channels first must not become one to channels last."""
   original = model(f"""g (float[N,4,{length}] x) => (float[N,4,{length}] y, float[N,4,1] p, float[N,4,1] r)
-        <float[4,4,1] w = {{{", ".join(map(str, VALUES[:16]))}}}> {{
-            c = Conv(x, w)  p = {pool}  s = Conv(p, w)  r = Relu(s)  e = Conv(r, w)  g = Sigmoid(e)  y = Mul(c, g)
-        }}""")
+    <float[4,4,1] w = {{{", ".join(map(str, VALUES[:16]))}}}> {{
+        c = Conv(x, w)  p = {pool}  s = Conv(p, w)  r = Relu(s)  e = Conv(r, w)  g = Sigmoid(e)  y = Mul(c, g)
+    }}""")
   optimized, _ = change(original, L=6)
   assert "Reshape" in operators(optimized)
 
@@ -61,9 +61,9 @@ def test_views_of_one_pixel_and_of_one_channel(spatial: int, channels: int) -> N
   """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
   ones, weights = ",1" * spatial, [((7 * i) % 13 - 6) / 8 for i in range(channels * channels)]
   original = model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
-        => (float[N,{channels}{ones}] y, float[A,B{",D" * spatial}] u, float[A,B{",E" * spatial}] v)
-        <float[{channels},{channels}{ones}] w = {{{", ".join(map(str, weights))}}}>
-        {{ c = Conv(x, w)  y = Add(c, o)  u = Conv(y, w)  t = Conv(z, w)  v = Mul(t, u) }}""")
+    => (float[N,{channels}{ones}] y, float[A,B{",D" * spatial}] u, float[A,B{",E" * spatial}] v)
+    <float[{channels},{channels}{ones}] w = {{{", ".join(map(str, weights))}}}>
+    {{ c = Conv(x, w)  y = Add(c, o)  u = Conv(y, w)  t = Conv(z, w)  v = Mul(t, u) }}""")
   change(original)
 
 
@@ -83,13 +83,13 @@ def test_float16_and_float_that_may_round_by_default() -> None:
 
 
 GROUPED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,2,1,1] w = {{{}}}> {{
-    c = Conv<group = 4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
+  c = Conv<group = 4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
 ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,6] y) <float[2,2,1] w = {1, 2, 3, 4}> {
-    c = Conv(x, w)  y = Relu(c) }"""
+  c = Conv(x, w)  y = Relu(c) }"""
 
 
 SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
-    c = Conv(x, w)  s = Gather<axis = 1>(c, order)  y = Relu(s) }}""".format(", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7")
+  c = Conv(x, w)  s = Gather<axis = 1>(c, order)  y = Relu(s) }}""".format(", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7")
 
 
 @pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
@@ -250,7 +250,7 @@ def test_blocks(nodes: str) -> None:
 def test_the_model_s_own_transposes_cancel() -> None:
   """As ConvNeXt's: what lies between them has channels last already."""
   nodes = """a = Transpose<perm = [0, 2, 3, 1]>(c)  b = Softmax<axis = -1>(a)  d = MatMul(b, m)
-        e = Transpose<perm = [0, 3, 1, 2]>(d)  f = Mul(e, g)  last = Add(f, c)"""
+    e = Transpose<perm = [0, 3, 1, 2]>(d)  f = Mul(e, g)  last = Add(f, c)"""
   constants = "float[4,4] m = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] g = {1, 2, 3, 4}"
   optimized, _ = change(between(nodes, constants, out="[A,4,5,6]"))
   assert inner(optimized) == ["FusedConv", "Softmax", "MatMul", "Mul", "Add", "FusedConv"]
@@ -259,8 +259,8 @@ def test_the_model_s_own_transposes_cancel() -> None:
 def test_an_image_with_channels_last_already() -> None:
   """As TensorFlow's exporters make it."""
   original = model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
-        a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)
-        y = Transpose<perm = [0, 2, 3, 1]>(c) }}""")
+    a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)
+    y = Transpose<perm = [0, 2, 3, 1]>(c) }}""")
   optimized, _ = change(original)
   assert [each for each in operators(optimized) if each != "Identity"] == ["FusedConv", "Relu"]
 
@@ -294,14 +294,14 @@ def test_vectors_are_views() -> None:
   """A squeeze-excite of an image that comes from elsewhere: [N, C, 1, 1] needs no Transpose."""
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}"
   original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{ones}> {{
-        a = ReduceSumSquare<axes = [2, 3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
+    a = ReduceSumSquare<axes = [2, 3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
   optimized, _ = change(original)
   assert operators(optimized) == ["ReduceSumSquare", "Reshape", "FusedConv", "Sigmoid", "Reshape"]
 
 
 def test_weights_that_are_computed() -> None:
   original = model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
-        y = Conv(x, v, b) }""")
+    y = Conv(x, v, b) }""")
   optimized, _ = change(original)
   assert operators(optimized) == [
     "Unsqueeze",
@@ -322,7 +322,7 @@ def test_weights_of_two_convolutions_are_stored_once() -> None:
 def test_what_a_body_or_a_graph_output_needs_is_transposed() -> None:
   """Where the convolution's own result is needed with channels first, what follows from it needs no second one."""
   nodes = """a = Relu(c)  y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(a) },
-                                        else_branch = otherwise () => (float[N,4,5,6] e) { e = Abs(c) }>"""
+      else_branch = otherwise () => (float[N,4,5,6] e) { e = Abs(c) }>"""
   original = model(graph(nodes, "", ", bool b", "float[N,4,5,6] y, float[N,4,5,6] a"))
   optimized, _ = change(original)
   assert operators(optimized) == ["Transpose", "FusedConv", "Transpose", "Relu", "If"]
@@ -334,8 +334,8 @@ def test_what_a_body_or_a_graph_output_needs_is_transposed() -> None:
 
 def test_inside_a_body() -> None:
   original = model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
-        y = If (b) <then_branch = then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
-                    else_branch = otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
+      y = If (b) <then_branch = then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
+                  else_branch = otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
   optimized, _ = change(original)
   body = next(each.g for each in optimized.graph.node[0].attribute if each.name == "then_branch")
   assert operators(body) == ["Transpose", "FusedConv", "Relu", "Transpose"]

@@ -102,7 +102,7 @@ def test_the_cheapest_place() -> None:
 
 def test_dynamic_spatial_dimensions() -> None:
   nodes = f"""c = {SAME}(x, w)  a = Relu(c)  b = MaxPool<kernel_shape = [2, 2]>(a)  s = Shape(c)
-        p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
+    p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
   original = model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}")
   optimized, _ = change(original)
   found = operators(optimized)

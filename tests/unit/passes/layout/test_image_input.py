@@ -15,7 +15,7 @@ def network(channels: int = 3, extra: str = "", outputs: str = "", rank: int = 4
   sizes, kernel = ("9,8", "3,3") if rank == 4 else ("9", "3")
   values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(8 * channels * 3 ** (rank - 2)))
   original = model(f"""g (float[N,{channels},{sizes}] x) => (float[N,8,{"7,6" if rank == 4 else "7"}] y{outputs})
-        <float[8,{channels},{kernel}] w = {{{values}}}> {{ y = Conv(x, w)  {extra} }}""")
+    <float[8,{channels},{kernel}] w = {{{values}}}> {{ y = Conv(x, w)  {extra} }}""")
   return original
 
 

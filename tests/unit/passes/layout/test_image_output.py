@@ -34,8 +34,8 @@ def network(
   """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
   values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(channels * filters * prod(kernel)))
   return model(f"""g (float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
-        <float[{channels},{filters},{kernel[0]},{kernel[1]}] w = {{{values}}}>
-        {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
+    <float[{channels},{filters},{kernel[0]},{kernel[1]}] w = {{{values}}}>
+    {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
 
 
 def moved(original: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,12 +16,12 @@ NUMBERS = {
 ROLL = """b = Slice({0}, zero, two, {1}, one)  c = Slice({0}, two, six, {1})  {2} = Concat<axis = {3}>(c, b)"""
 ROLLED = ROLL.format("x", "one", "r", "1")
 BACK = """p = Reshape(x, merged)  q = Transpose<perm = [0, 1, 3, 2, 4, 5]>(p)  d = Reshape(q, image)
-    e = Slice(d, zero, four, two)  f = Slice(d, four, six, two)  y = Concat<axis = 2>(f, e)"""
+  e = Slice(d, zero, four, two)  f = Slice(d, four, six, two)  y = Concat<axis = 2>(f, e)"""
 PATCHES = """a = Slice(x, zero, end, one, two)  b = Slice(x, one, end, one, two)
-    c = Slice(a, zero, end, two, two)  d = Slice(b, zero, end, two, two)  e = Slice(a, one, end, two, two)
-    f = Slice(b, one, end, two, two)  y = Concat<axis = -1>(c, d, e, f)"""
+  c = Slice(a, zero, end, two, two)  d = Slice(b, zero, end, two, two)  e = Slice(a, one, end, two, two)
+  f = Slice(b, one, end, two, two)  y = Concat<axis = -1>(c, d, e, f)"""
 GRID = """p = Reshape(x, cut)  q = Transpose<perm = [0, 5, 1, 3, 2, 4]>(p)  r = Reshape(q, planes)
-    s = Transpose<perm = [0, 2, 4, 3, 5, 1]>(r)  t = Reshape(s, cells)  y = Transpose<perm = [0, 2, 1, 3]>(t)"""
+  s = Transpose<perm = [0, 2, 4, 3, 5, 1]>(r)  t = Reshape(s, cells)  y = Transpose<perm = [0, 2, 1, 3]>(t)"""
 WINDOWS = "p = Reshape(r, split)  q = Transpose<perm = [0, 1, 3, 2, 4, 5]>(p)  y = Reshape(q, windows)"
 
 CASES = {

@@ -58,14 +58,14 @@ def test_two_become_one(perms: tuple[str, str]) -> None:
 
 def test_one_that_others_need_stays() -> None:
   text = """g (float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
-        a = Transpose(x)  y = Transpose<perm = [0, 2, 1]>(a) }"""
+    a = Transpose(x)  y = Transpose<perm = [0, 2, 1]>(a) }"""
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])
 
 
 def around_a_split(dims: str, first: str, target: str, last: str, rank: int, outputs: str = "") -> str:
   out, count = ",".join("ABCDE"[:rank]), target.count(",") + 1
   return f"""g (float[{dims}] x) => (float[{out}] y{outputs}) <int64[{count}] s = {target}> {{
-        a = Transpose<perm = {first}>(x)  b = Reshape(a, s)  y = Transpose<perm = {last}>(b) }}"""
+    a = Transpose<perm = {first}>(x)  b = Reshape(a, s)  y = Transpose<perm = {last}>(b) }}"""
 
 
 @pytest.mark.parametrize(

@@ -14,19 +14,19 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 BEFORE = [FUSE_ATTENTION, DEAD_NODES, MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE]
 HEADS = """sh = Constant<value_ints = [5, 6, 8]>()  hd = Constant<value_ints = [2, 3, 5, 8]>()
-    rq = Reshape({q}, sh)  tq = Transpose<perm = [1, 0, 2]>(rq)  hq = Reshape(tq, hd)
-    rk = Reshape({k}, sh)  tk = Transpose<perm = [1, 0, 2]>(rk)  hk = Reshape(tk, hd)
-    rv = Reshape({v}, sh)  tv = Transpose<perm = [1, 0, 2]>(rv)  hv = Reshape(tv, hd)
-    kt = Transpose<perm = [0, 1, 3, 2]>(hk)  scores = MatMul(hq, kt)  p = Softmax(scores)  o = MatMul(p, hv)
-    to = Transpose<perm = [2, 0, 1, 3]>(o)"""
+  rq = Reshape({q}, sh)  tq = Transpose<perm = [1, 0, 2]>(rq)  hq = Reshape(tq, hd)
+  rk = Reshape({k}, sh)  tk = Transpose<perm = [1, 0, 2]>(rk)  hk = Reshape(tk, hd)
+  rv = Reshape({v}, sh)  tv = Transpose<perm = [1, 0, 2]>(rv)  hv = Reshape(tv, hd)
+  kt = Transpose<perm = [0, 1, 3, 2]>(hk)  scores = MatMul(hq, kt)  p = Softmax(scores)  o = MatMul(p, hv)
+  to = Transpose<perm = [2, 0, 1, 3]>(o)"""
 FIRST = "t = Transpose<perm = [1, 0, 2]>(x)"
 PACKED = f"""{FIRST}  m = MatMul(t, w)  a = Add(m, b)  eights = Constant<value_ints = [24, 24, 24]>()
-    q, k, v = Split<axis = -1>(a, eights)  {HEADS.format(q="q", k="k", v="v")}"""
+  q, k, v = Split<axis = -1>(a, eights)  {HEADS.format(q="q", k="k", v="v")}"""
 APART = f"""{FIRST}  q = MatMul(t, wq)  k = MatMul(t, wk)  v = MatMul(t, wv)  {HEADS.format(q="q", k="k", v="v")}"""
 FLAT = "rows = Constant<value_ints = [10, 24]>()  r = Reshape(to, rows)  n = MatMul(r, wo)  c = Add(n, bo)"
 BACK = """sbc = Constant<value_ints = [5, 2, 24]>()  d = Reshape(c, sbc)  e = Transpose<perm = [1, 0, 2]>(d)"""
 RANK3 = """sbc = Constant<value_ints = [5, 2, 24]>()  r = Reshape(to, sbc)  n = MatMul(r, wo)  c = Add(n, bo)
-    e = Transpose<perm = [1, 0, 2]>(c)"""
+  e = Transpose<perm = [1, 0, 2]>(c)"""
 SHAPES = {"w": (24, 72), "b": (72,), "wq": (24, 24), "wk": (24, 24), "wv": (24, 24), "wo": (24, 24), "bo": (24,),
           "u": (5, 2, 24)}  # fmt: skip
 

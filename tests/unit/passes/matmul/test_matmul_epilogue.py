@@ -125,7 +125,7 @@ def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum() -> None:
 def test_a_cast_that_only_a_norm_reads_is_the_norms() -> None:
   """RMS norms of Llama: two bytes are read in place of four, and four are not written."""
   text = """h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
-        d = MatMul(k, w2)  y = Add(d, h)"""
+    d = MatMul(k, w2)  y = Add(d, h)"""
   original = graph(text)
   original.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), "gamma"))
   optimized, _ = fuse(original)
@@ -151,11 +151,11 @@ def test_what_stays(nodes: str, outputs: str, inputs: str, reason: str) -> None:
 def test_lengths_that_come_from_one_shape() -> None:
   """A residual whose shape has no name: both come from x's, one through a Reshape."""
   text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints = [0]>()
-        n = Gather(shape, zero)  rest = Constant<value_ints = [4, 2, 4]>()  split = Concat<axis = 0>(n, rest)
-        q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm = [0, 2, 1, 3]>(k)  v = Softmax(h)
-        u = Transpose<perm = [0, 2, 1, 3]>(v)
-        joined = Constant<value_ints = [4, 8]>()  whole = Concat<axis = 0>(n, joined)  o = Reshape(u, whole)
-        c = MatMul(o, w)  y = Add(c, x) }"""
+    n = Gather(shape, zero)  rest = Constant<value_ints = [4, 2, 4]>()  split = Concat<axis = 0>(n, rest)
+    q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm = [0, 2, 1, 3]>(k)  v = Softmax(h)
+    u = Transpose<perm = [0, 2, 1, 3]>(v)
+    joined = Constant<value_ints = [4, 8]>()  whole = Concat<axis = 0>(n, joined)  o = Reshape(u, whole)
+    c = MatMul(o, w)  y = Add(c, x) }"""
   original = weighted(text, {"w": (8, 8)})
   optimized, _ = fuse(original)
   assert operators(optimized)[-1] == "FusedMatMul"

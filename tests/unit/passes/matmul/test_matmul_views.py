@@ -21,8 +21,8 @@ def shaped(back: str, x: str = "2,3,8", y: str = "2,3,6", product: str = "Gemm(a
 
 # As TorchScript writes x.view(-1, K) and y.view(*x.shape[:-1], N).
 DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
-    n = Gather(shape, zero)  m = Gather(shape, one)  axes = Constant<value_ints = [0]>()  nn = Unsqueeze(n, axes)
-    mm = Unsqueeze(m, axes)  six = Constant<value_ints = [6]>()  k = Concat<axis = 0>(nn, mm, six)  """
+  n = Gather(shape, zero)  m = Gather(shape, one)  axes = Constant<value_ints = [0]>()  nn = Unsqueeze(n, axes)
+  mm = Unsqueeze(m, axes)  six = Constant<value_ints = [6]>()  k = Concat<axis = 0>(nn, mm, six)  """
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_forms(text: str, ops: list[str]) -> None:
 def test_rows_whose_number_only_a_run_knows() -> None:
   """The view's shape comes from another tensor than x: what is read is reshaped by it."""
   text = f"""g (f[R,8] x, f[N,M,6] r) => (f[N,M,6] y) {{ c = Gemm(x, w, b)
-        {DYNAMIC.replace("Shape(x)", "Shape(r)")}  v = Reshape(c, k)  y = Add(v, r) }}"""
+    {DYNAMIC.replace("Shape(x)", "Shape(r)")}  v = Reshape(c, k)  y = Add(v, r) }}"""
   optimized, _ = run_same(weighted(text, WEIGHTS), *PASSES, R=12)
   assert operators(optimized)[-2:] == ["Reshape", "FusedMatMul"]
   assert inputs_of(optimized)[0][-1] == "r"
@@ -76,7 +76,7 @@ def test_an_operand_of_each_row_keeps_its_place() -> None:
 
 def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view() -> None:
   text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints = [0]>()  a = Unsqueeze(x, first)
-        c = Gemm(a, w, b)  k = Constant<value_ints = [6]>()  y = Reshape(c, k) }"""
+    c = Gemm(a, w, b)  k = Constant<value_ints = [6]>()  y = Reshape(c, k) }"""
   (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
   assert reason.reason == "'b' has more dimensions than 'y'"
 

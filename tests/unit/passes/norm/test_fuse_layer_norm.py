@@ -189,8 +189,8 @@ def test_inside_a_branch() -> None:
 
 def test_the_limit_stops_after_so_many() -> None:
   original = model(OPERATOR + """{
-        a = LayerNormalization(x, gamma, beta)  b = Sin(a)  c = LayerNormalization(b, gamma, beta)
-        d = Sin(c)  y = LayerNormalization(d, gamma, beta) }""")  # fmt: skip
+    a = LayerNormalization(x, gamma, beta)  b = Sin(a)  c = LayerNormalization(b, gamma, beta)
+    d = Sin(c)  y = LayerNormalization(d, gamma, beta) }""")  # fmt: skip
   for limit in range(4):
     optimized, result = run_same(original, FUSE_LAYER_NORM, limit=limit)
     kinds = [op for op in operators(optimized) if op != "Sin"]
@@ -253,10 +253,10 @@ def test_a_mean_of_something_else_does_not_match() -> None:
 
 def test_integers_do_not_match() -> None:
   original = model("""g (int32[N,M,8] x) => (int32[N,M,8] y) {
-        epsilon = Constant<value = int32 {1}> ()
-        mean = ReduceMean<axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
-        variance = ReduceMean<axes = [-1]> (square)  shifted = Add(variance, epsilon)
-        wide = Cast<to = 1> (shifted)  root = Sqrt(wide)  narrow = Cast<to = 6> (root)  y = Div(d, narrow) }""")
+    epsilon = Constant<value = int32 {1}> ()
+    mean = ReduceMean<axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
+    variance = ReduceMean<axes = [-1]> (square)  shifted = Add(variance, epsilon)
+    wide = Cast<to = 1> (shifted)  root = Sqrt(wide)  narrow = Cast<to = 6> (root)  y = Div(d, narrow) }""")
   assert_unchanged(original, [FUSE_LAYER_NORM])
 
 
@@ -287,8 +287,8 @@ def test_an_intermediate_with_another_consumer_stays(name: str) -> None:  # RELI
 
 def test_an_intermediate_that_a_body_captures_stays() -> None:  # RELIABILITY 10
   text = f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {INTERIOR}
-        z = If (c) <then_branch = then () => (float[N,M,8] t) {{ t = Neg(d) }},
-                    else_branch = otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
+      z = If (c) <then_branch = then () => (float[N,M,8] t) {{ t = Neg(d) }},
+                  else_branch = otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
   assert_unchanged(model(text), [FUSE_LAYER_NORM], "'d' is also used inside a body, by 't' (Neg)")
 
 
@@ -337,14 +337,14 @@ UNKNOWN_RANK = "the rank of 'x' is unknown; fix the shapes of the model's inputs
 def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
   """ONNX Runtime would infer a wrong rank for the fused node's output."""
   original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
-        unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
+    unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
   assert_unchanged(original, [FUSE_LAYER_NORM], UNKNOWN_RANK)
 
 
 def test_a_fixed_input_shape_tells_the_rank() -> None:  # RELIABILITY 16
   original = model("""g (float[2,3,8] u, float[N] v, float[8] gamma) => (float[2,3,8] y) {
-        zero = Constant<value = int64[1] {0}> ()  end = Shape(v)  whole = Shape(u)
-        shape = Slice(whole, zero, end)  x = Reshape(u, shape)  y = LayerNormalization(x, gamma) }""")
+    zero = Constant<value = int64[1] {0}> ()  end = Shape(v)  whole = Shape(u)
+    shape = Slice(whole, zero, end)  x = Reshape(u, shape)  y = LayerNormalization(x, gamma) }""")
   optimized, report = optimize(original)
   assert "LayerNormalization" in operators(optimized)
   assert UNKNOWN_RANK in [miss.reason for miss in report.near_misses]
@@ -355,7 +355,7 @@ def test_a_fixed_input_shape_tells_the_rank() -> None:  # RELIABILITY 16
 
 def test_an_axis_beyond_the_rank_stays() -> None:
   original = model("""g (float[3,8] x, float[8] gamma) => (float[3,8] y)
-        { y = LayerNormalization<axis = -3> (x, gamma) }""")
+    { y = LayerNormalization<axis = -3> (x, gamma) }""")
   (miss,) = FUSE_LAYER_NORM(import_model(original)).near_misses
   assert miss.reason == "the axis -3 is out of range for 'x' of shape [3, 8]"
 

@@ -122,7 +122,7 @@ def test_simplified_layer_normalization_of_onnx_runtime() -> None:
 def test_skip_simplified_layer_normalization() -> None:
   original = model(
     """g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] bias) => (float[2,3,8] y, float[2,3,8] sum)
-        { y, "", "", sum = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, skip, gamma, bias) }""",
+      { y, "", "", sum = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, skip, gamma, bias) }""",
     contrib=True,
   )
   optimized, _ = run_same(original, FUSE_RMS_NORM)
@@ -159,7 +159,7 @@ def test_a_value_added_to_itself() -> None:
 )
 def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
   original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
-        unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
+    unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
   reason = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
   assert_unchanged(original, [FUSE_RMS_NORM], reason)
 
@@ -182,7 +182,7 @@ def test_other_axes_stay() -> None:
 
 def test_axes_that_are_no_constant_stay() -> None:
   text = f"""g (float[N,M,8] x, int64[1] axes) => (float[N,M,8] y) {{ {EPSILON} {TWO}
-        square = Pow(x, two)  mean = ReduceMean(square, axes)  {ROOT}  y = Div(x, root) }}"""
+    square = Pow(x, two)  mean = ReduceMean(square, axes)  {ROOT}  y = Div(x, root) }}"""
   assert_unchanged(model(text, 18), [FUSE_RMS_NORM], "the axes 'axes' of 'mean' (ReduceMean) are no constant")
 
 
@@ -195,7 +195,7 @@ def test_the_square_as_an_output_stays() -> None:  # RELIABILITY 8
 def test_skip_with_statistics_stays() -> None:
   original = model(
     """g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y, float[2,3,1] inverse)
-        { y, "", inverse = com.microsoft.SkipSimplifiedLayerNormalization(x, x, gamma) }""",
+      { y, "", inverse = com.microsoft.SkipSimplifiedLayerNormalization(x, x, gamma) }""",
     contrib=True,
   )
   assert_unchanged(original, [FUSE_RMS_NORM], "the statistics are wanted too: 'inverse' is a graph output")

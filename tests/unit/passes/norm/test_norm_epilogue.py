@@ -46,7 +46,7 @@ def test_gamma_and_beta() -> None:
 def test_a_cast_back_and_gamma_in_half() -> None:
   """Llama: the norm in fp32, rounded to fp16, then scaled in fp16."""
   original = model(f"""g (float[N,M,8] x, float16[8] gamma) => (float16[N,M,8] y)
-        {{ {NORM} h = Cast<to = 10> (n)  y = Mul(gamma, h) }}""")
+    {{ {NORM} h = Cast<to = 10> (n)  y = Mul(gamma, h) }}""")
   optimized, _ = run_same(original, *PASSES)
   assert lines(programs(optimized)[0]) == [
     "n = LayerNormalization(x)",
@@ -59,8 +59,8 @@ def test_gelu_written_out() -> None:
   """n is read twice, and neither it nor what is between remains an output."""
   check(
     graph("""root2 = Constant<value = float {1.4142135}> ()  one = Constant<value = float {1.0}> ()
-            half = Constant<value = float {0.5}> ()  scaled = Div(n, root2)  e = Erf(scaled)  gate = Add(e, one)
-            wide = Mul(n, gate)  y = Mul(wide, half)"""),
+      half = Constant<value = float {0.5}> ()  scaled = Div(n, root2)  e = Erf(scaled)  gate = Add(e, one)
+      wide = Mul(n, gate)  y = Mul(wide, half)"""),
     ["FusedLayerNorm"],
     [
       "n = LayerNormalization(x)",
@@ -149,7 +149,7 @@ def test_a_value_with_another_consumer_is_kept() -> None:  # RELIABILITY 9
 
 def test_a_value_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[N,M,8] t) { t = Neg(n) },
-                               else_branch = otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
+      else_branch = otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
   optimized, _ = run_same(model(graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z")), *PASSES)
   assert operators(optimized) == ["FusedLayerNorm", "If"]
   assert sorted(outputs_of_norm(optimized)) == ["n", "y"]
@@ -157,7 +157,7 @@ def test_a_value_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
 
 def test_a_consumer_in_a_body_stays_there() -> None:
   branches = """y = If (c) <then_branch = then () => (float[N,M,8] t) { t = Mul(n, gamma) },
-                               else_branch = otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
+      else_branch = otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
   run_same(model(graph(branches, ", bool c")), *PASSES, into=["FusedLayerNorm", "If"])
 
 
@@ -220,7 +220,7 @@ def test_a_cast_to_an_integer_stays() -> None:  # RELIABILITY 17
 
 def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double() -> None:  # RELIABILITY 17
   text = f"""g (float[N,M,8] x) => (float[N,M,8] y) {{ {NORM}
-        p = Constant<value = double {{0.1}}> ()  a = Abs(n)  y = Pow(a, p) }}"""
+    p = Constant<value = double {{0.1}}> ()  a = Abs(n)  y = Pow(a, p) }}"""
   expected = ["n = LayerNormalization(x)", "abs = Abs(n)", "cast = Cast<to=double>(abs)", "pow = Pow(cast, 0.1)",
               "y = Cast<to=float>(pow)"]  # fmt: skip
   check(text, ["FusedLayerNorm"], expected)

@@ -46,7 +46,7 @@ def test_bias_and_residual_in_any_order() -> None:
 def test_nvfuser_issue_383() -> None:
   """LayerNorm(x + b0 + b1) * gamma + beta in fp16."""
   original = model("""g (float16[N,M,8] x, float16[8] b0, float16[8] b1, float16[8] gamma, float16[8] beta)
-        => (float16[N,M,8] y) { t = Add(x, b0)  s = Add(t, b1)  y = LayerNormalization(s, gamma, beta) }""")
+    => (float16[N,M,8] y) { t = Add(x, b0)  s = Add(t, b1)  y = LayerNormalization(s, gamma, beta) }""")
   optimized, _ = run_same(original, *PASSES)
   assert programs(optimized) == [
     "(float16 x, float16 bias, float16 bias2, float16 gamma, float16 beta) => (float16 y) {\n"
@@ -73,7 +73,7 @@ def test_a_sum_that_is_a_graph_output_is_kept() -> None:  # RELIABILITY 8
 
 def test_a_sum_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[N,M,8] t) { t = Neg(s) },
-                               else_branch = otherwise () => (float[N,M,8] e) { e = Neg(x) }>"""
+      else_branch = otherwise () => (float[N,M,8] e) { e = Neg(x) }>"""
   optimized, _ = run_same(model(graph(f"s = Add(x, r)  {NORM}  {branches}", ", bool c", ", float[N,M,8] z")), *PASSES)
   assert operators(optimized) == ["FusedLayerNorm", "If"]
 
@@ -87,7 +87,7 @@ def test_nodes_between_move_to_the_right_side() -> None:
 
 def test_casts_and_activations() -> None:
   original = model("""g (float16[N,M,8] x, float16[8] gamma) => (float[N,M,8] y) {
-        wide = Cast<to = 1> (x)  s = Tanh(wide)  g = Cast<to = 1> (gamma)  y = LayerNormalization(s, g) }""")
+    wide = Cast<to = 1> (x)  s = Tanh(wide)  g = Cast<to = 1> (gamma)  y = LayerNormalization(s, g) }""")
   optimized, _ = run_same(original, *PASSES)
   assert lines(programs(optimized)[0]) == [
     "cast = Cast<to=float>(gamma)",
@@ -100,7 +100,7 @@ def test_casts_and_activations() -> None:
 
 def test_a_wider_cast_around_a_norm_disappears() -> None:
   original = model("""g (float16[N,M,8] x, float[8] gamma) => (float[N,M,8] y) {
-        wide = Cast<to = 11> (x)  s = Cast<to = 1> (wide)  y = LayerNormalization(s, gamma) }""")
+    wide = Cast<to = 11> (x)  s = Cast<to = 1> (wide)  y = LayerNormalization(s, gamma) }""")
   optimized, _ = run_pass(original, *PASSES)
   assert lines(programs(optimized)[0]) == ["s = Cast<to=float>(x)", *TAIL]
 
@@ -134,14 +134,14 @@ def test_a_constant_scalar_becomes_a_number() -> None:
 
 def test_a_constant_that_adds_a_dimension_stays_an_input() -> None:  # RELIABILITY 15
   original = model(f"""g (float[M,8] x, float[8] gamma) => (float[1,M,8] y)
-        <float[1,1,1] half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}""")
+    <float[1,1,1] half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}""")
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
   assert list(optimized.graph.node[0].input) == ["half", "x", "gamma"]
 
 
 def test_an_overridable_scalar_stays_an_input() -> None:  # RELIABILITY 11
   original = model(f"""g (float[N,M,8] x, float[8] gamma, float half) => (float[N,M,8] y)
-        <float half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}""")
+    <float half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}""")
   optimized, _ = run_same(original, *PASSES)
   assert list(optimized.graph.node[0].input) == ["half", "x", "gamma"]
   assert [each.name for each in optimized.graph.initializer] == ["half"]
@@ -155,7 +155,7 @@ def test_an_operand_used_twice() -> None:
 
 def test_conditions() -> None:
   original = model(f"""g (float[N,M,8] x, bool[N,M,1] mask, float[8] gamma) => (float[N,M,8] y) {{
-        zero = Constant<value = float {{0.0}}> ()  not = Not(mask)  s = Where(not, zero, x)  {NORM} }}""")
+    zero = Constant<value = float {{0.0}}> ()  not = Not(mask)  s = Where(not, zero, x)  {NORM} }}""")
   optimized, _ = run_same(original, *PASSES)
   assert operators(optimized) == ["Not", "FusedLayerNorm"]  # the small mask is inverted once
   assert lines(programs(optimized)[0]) == ["s = Where(operand, 0, x)", *TAIL]
@@ -226,8 +226,8 @@ def test_a_cycle_stays() -> None:
 
 def test_a_cycle_through_a_body_stays() -> None:  # RELIABILITY 10
   branches = """g = If (c) <then_branch = then () => (float[8] t) { i = Constant<value = int64 {0}> ()
-                                    row = Gather(s, i)  t = Gather(row, i) },
-                               else_branch = otherwise () => (float[8] e) { e = Neg(gamma) }>"""
+           row = Gather(s, i)  t = Gather(row, i) },
+      else_branch = otherwise () => (float[8] e) { e = Neg(gamma) }>"""
   unchanged_prologue(
     graph(f"s = Add(x, r)  {branches}  y = LayerNormalization(s, g)", ", bool c"),
     "'g', which the norm also reads, depends on it",
@@ -253,7 +253,7 @@ def test_operators_outside_the_language_stay() -> None:
 def test_a_kept_value_of_unknown_shape_stays() -> None:  # RELIABILITY 16
   """Its length could be 1 where the norm's is not, so it may not be an output of the norm."""
   text = """g (float[N,M,8] x, float[A,B,8] r, float[8] gamma) => (float[any,rows,8] y, float[A,B,8] t) {
-        t = Neg(r)  s = Add(x, t)  y = LayerNormalization(s, gamma) }"""
+    t = Neg(r)  s = Add(x, t)  y = LayerNormalization(s, gamma) }"""
   fused, _ = run_pass(model(text), FUSE_LAYER_NORM)
   _, result = run_pass(fused, NORM_PROLOGUE, into=["Neg", "FusedLayerNorm"])
   assert any(
@@ -264,8 +264,8 @@ def test_a_kept_value_of_unknown_shape_stays() -> None:  # RELIABILITY 16
 def test_an_operand_of_unknown_rank_stays() -> None:  # RELIABILITY 16
   """The norm's value_info tells its rank, but ONNX Runtime infers that of a fused node from what it adds up."""
   optimized, result = run_pass(model("""g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) <float[2,3,8] s> {
-        unheard = com.microsoft.Unheard(x)  r = Cast<to = 1> (unheard)
-        s = Add(x, r)  y = LayerNormalization(s, gamma) }""", contrib=True), *PASSES)  # fmt: skip
+    unheard = com.microsoft.Unheard(x)  r = Cast<to = 1> (unheard)
+    s = Add(x, r)  y = LayerNormalization(s, gamma) }""", contrib=True), *PASSES)  # fmt: skip
   assert operators(optimized) == ["Unheard", "Cast", "Add", "FusedLayerNorm"]
   assert any("s' (Add): the rank of 'r' is unknown" in reason for reason in reasons(result))
 

@@ -16,7 +16,7 @@ def graph(
 ) -> onnx.ModelProto:
   """Whether x [3,4,5] is infinite, as numbers of the dtype `to`, reduced."""
   original = model(f"""g (float[{x}] x) => (bool[{y or "Y"}] y{outputs}) {{ i = IsInf(x)  c = Cast<to = {to}>(i)
-        r = {reduction}  {end} }}""")
+    r = {reduction}  {end} }}""")
   for each in original.graph.output if not y else ():
     each.type.tensor_type.shape.ClearField("dim")
   return original
@@ -50,7 +50,7 @@ def test_any_and_all(op: str, dtype: str, keepdims: int, axes: str) -> None:
 def test_opsets(opset: int) -> None:
   axes = "ReduceMax<keepdims = 0, axes = [1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims = 0>(c, axes)"
   text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints = [1, 2]>()  i = IsInf(x)
-        c = Cast<to = 7>(i)  r = {axes}  y = Cast<to = 9>(r) }}"""
+    c = Cast<to = 7>(i)  r = {axes}  y = Cast<to = 9>(r) }}"""
   original = model(text, opset)
   optimized, _ = run_pass(original, ANY_TO_SUM, into=["IsInf", "Cast", "ReduceSum", "Cast"])
   for each in FEEDS:
@@ -59,7 +59,7 @@ def test_opsets(opset: int) -> None:
 
 def test_of_bools() -> None:
   optimized, _ = run_pass(model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
-        y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
+    y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
   assert operators(optimized).count("ReduceSum") == 2
   for x in (np.zeros((3, 4), bool), np.eye(3, 4, dtype=bool), np.ones((3, 4), bool)):
     for found, expected in zip(run(optimized, {"x": x}), [x.any(1, keepdims=True), x.all()], strict=True):
@@ -103,7 +103,7 @@ def test_stays(what: str) -> None:
 
 def test_no_axis_is_reduced() -> None:
   original = model("""g (float[3] x) => (bool[3] y) { a = Constant<value = int64[0] {}>()  i = IsInf(x)
-        c = Cast<to = 7>(i)  r = ReduceMax<noop_with_empty_axes = 1>(c, a)  y = Cast<to = 9>(r) }""", 18)  # fmt: skip
+    c = Cast<to = 7>(i)  r = ReduceMax<noop_with_empty_axes = 1>(c, a)  y = Cast<to = 9>(r) }""", 18)  # fmt: skip
   assert_unchanged(original, [ANY_TO_SUM], "its axes")
 
 
@@ -111,9 +111,9 @@ def test_what_is_infinite_is_counted_where_it_is_found() -> None:
   """T5's clamp: the test for infinity goes into the kernel that sums."""
   original = model(
     """g (float16[2,3,8] x) => (float16[2,3,8] y) <float a = {64504}, float b = {65504}> {
-        f = Cast<to = 1>(x)  i = IsInf(f)  c = Cast<to = 7>(i)  r = ReduceMax<keepdims = 0>(c)
-        any = Cast<to = 9>(r)  w = Where(any, a, b)  n = Neg(w)  low = Max(f, n)  high = Min(low, w)
-        y = Cast<to = 10>(high) }""",
+      f = Cast<to = 1>(x)  i = IsInf(f)  c = Cast<to = 7>(i)  r = ReduceMax<keepdims = 0>(c)
+      any = Cast<to = 9>(r)  w = Where(any, a, b)  n = Neg(w)  low = Max(f, n)  high = Min(low, w)
+      y = Cast<to = 10>(high) }""",
     18,
   )
   optimized, _ = run_same(original, ANY_TO_SUM, FUSE_SUM_TO)

@@ -175,7 +175,7 @@ def test_a_cheap_small_value_is_computed_inside() -> None:
   """1 + gamma, and a mask made of a row and a column: interior values of smaller shapes."""
   text = graph(
     """one = Constant<value = float {1.0}> ()  g = Add(gamma, one)  m = Less(row, column)  a = Mul(x, g)
-        y = Where(m, a, x)""",
+      y = Where(m, a, x)""",
     f"{X}, float[8] gamma, float[1,8] row, float[M,1] column",
   )
   check(
@@ -251,7 +251,7 @@ def test_no_cycle_of_two_sets() -> None:
   """Each pair alone has no path through others, both together do."""
   text = graph(
     """a = Abs(x)  b = Neg(r)  sa = Softmax(a)  sb = Softmax(b)  c = Add(b, sa)  d = Add(a, sb)
-        y = Relu(c)  z = Relu(d)""",
+      y = Relu(c)  z = Relu(d)""",
     f"{X}, float[N,M,8] r",
     f"{Y}, float[N,M,8] z",
   )
@@ -269,10 +269,10 @@ def test_shape_arithmetic_stays_on_the_cpu() -> None:
   """Lengths that a Reshape, an Expand or a Range needs, and an attention's scale made of one."""
   text = graph(
     """shape = Shape(x)  two = Constant<value = int64[1] {2}> ()  zero = Constant<value = int64[1] {0}> ()
-        n = Gather(shape, zero)  m = Mul(n, two)  k = Div(m, two)  minus = Neg(two)  rest = Add(minus, k)
-        abs = Abs(rest)  whole = Concat<axis = 0> (n, abs, zero)  r = Reshape(x, shape)
-        f = Cast<to = 1> (n)  q = Sqrt(f)  half = Div(q, f)  scaled = Mul(r, half)  y = Relu(scaled)
-        z = Identity(whole)""",
+      n = Gather(shape, zero)  m = Mul(n, two)  k = Div(m, two)  minus = Neg(two)  rest = Add(minus, k)
+      abs = Abs(rest)  whole = Concat<axis = 0> (n, abs, zero)  r = Reshape(x, shape)
+      f = Cast<to = 1> (n)  q = Sqrt(f)  half = Div(q, f)  scaled = Mul(r, half)  y = Relu(scaled)
+      z = Identity(whole)""",
     outputs=f"{Y}, int64[3] z",
   )
   optimized, _ = run_same(model(text), FUSE_POINTWISE)
@@ -287,10 +287,10 @@ def test_operands_of_shapes_stay_on_the_cpu() -> None:
 
 def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu() -> None:
   text = f"""g ({X}, int64 most, bool start) => (float[N,M,8] y) {{
-        y = Loop (most, start, x) <body = b (int64 i, bool going, float[N,M,8] v) => (bool more, float[N,M,8] w) {{
-            three = Constant<value = int64 {{3}}> ()  j = Add(i, i)  few = Less(j, three)  more = And(few, going)
-            a = Neg(v)  w = Mul(a, x)
-        }}> }}"""
+    y = Loop (most, start, x) <body = b (int64 i, bool going, float[N,M,8] v) => (bool more, float[N,M,8] w) {{
+        three = Constant<value = int64 {{3}}> ()  j = Add(i, i)  few = Less(j, three)  more = And(few, going)
+        a = Neg(v)  w = Mul(a, x)
+    }}> }}"""
   optimized, _ = run_same(model(text), FUSE_POINTWISE)
   body = optimized.graph.node[0].attribute[0].g
   assert operators(body) == ["Add", "Less", "And", "FusedPointwise"]
@@ -298,8 +298,8 @@ def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu() -> None:
 
 def test_in_bodies_with_values_from_outside() -> None:
   text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
-        y = If (flag) < then_branch = t () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
-                        else_branch = e () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
+      y = If (flag) < then_branch = t () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
+                      else_branch = e () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
   optimized, result = run_same(model(text), FUSE_POINTWISE, into=["FusedPointwise", "If"])
   assert list(optimized.graph.node[0].output) == ["a", "b"]
   assert [operators(each.g) for each in optimized.graph.node[1].attribute] == [["FusedPointwise"]] * 2
@@ -309,10 +309,10 @@ def test_in_bodies_with_values_from_outside() -> None:
 def test_what_folds_into_a_conv_stays() -> None:
   """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
   text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, float[N,2,8,8] z) {
-        w = Constant<value = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}> ()  s = Constant<value = float[1,2,1,1] {2.0, 3.0}> ()
-        b = Constant<value = float[2,1,1] {1.0, -1.0}> ()
-        c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
-        d = Conv(y, w)  e = Mul(free, d)  z = Add(e, b) }"""
+    w = Constant<value = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}> ()  s = Constant<value = float[1,2,1,1] {2.0, 3.0}> ()
+    b = Constant<value = float[2,1,1] {1.0, -1.0}> ()
+    c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
+    d = Conv(y, w)  e = Mul(free, d)  z = Add(e, b) }"""
   run_pass(model(text), FUSE_POINTWISE, into=["Conv", "Mul", "Add", "Relu", "Conv", "FusedPointwise"])
 
 
@@ -476,9 +476,9 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
       nodes.append(f"{name}_c = Cast<to = 11> ({a})  {name} = Cast<to = 1> ({name}_c)")
     else:
       nodes.append(f"""{name} = If (flag) <
-                then_branch = then{index} () => (float[N,M,8] {name}_t)
-                    {{ {name}_u = Neg({a})  {name}_t = Abs({name}_u) }},
-                else_branch = else{index} () => (float[N,M,8] {name}_f) {{ {name}_f = Add(x, {a}) }}>""")
+          then_branch = then{index} () => (float[N,M,8] {name}_t)
+              {{ {name}_u = Neg({a})  {name}_t = Abs({name}_u) }},
+          else_branch = else{index} () => (float[N,M,8] {name}_f) {{ {name}_f = Add(x, {a}) }}>""")
   made = [name for name in ranks if name not in SHAPES]
   outputs = draw(st.sets(st.sampled_from(made), min_size=1, max_size=4)) | {made[-1]}
   declared = ", ".join(f"float{'' if shape == '[]' else shape} {name}" for name, shape in SHAPES.items())

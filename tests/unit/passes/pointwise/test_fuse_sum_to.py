@@ -182,8 +182,8 @@ def test_a_comparison_sees_what_the_model_rounds() -> None:
 
 def test_in_a_body() -> None:
   text = """g (float[N,8] x, bool c) => (float[N] y) { y = If (c) <
-        then_branch = a () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
-        else_branch = b () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
+      then_branch = a () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
+      else_branch = b () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
   _, result = run_same(model(text, 12), FUSE_SUM_TO)
   assert len(result.changes) == 2
 
@@ -392,7 +392,7 @@ def test_what_torch_exports_becomes_one(name: str, exporter: str, rng: np.random
 @pytest.mark.parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
 def test_the_plain_form_of_lerp_becomes_one(weight: str) -> None:
   original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
-        {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")
+    {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")
   optimized, _ = optimize(original)
   assert operators(optimized) == ["FusedPointwise"]
   assert_same_outputs(original, optimized)

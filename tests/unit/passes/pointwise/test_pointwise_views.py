@@ -32,7 +32,7 @@ def test_a_reshape_moves_up_and_both_sides_join() -> None:
 def test_over_a_chain_with_its_attributes() -> None:
   text = graph(
     """m = Softmax(x)  a = Mul(m, s)  b = LeakyRelu<alpha = 0.3> (a)  c = Cast<to = 11> (b)  d = Cast<to = 1> (c)
-        v = Reshape(d, to)  y = Relu(v)""",
+      v = Reshape(d, to)  y = Relu(v)""",
     ", float s",
   )
   optimized = check(text, "Softmax", "Reshape", "Mul", "LeakyRelu", "Cast", "Cast", "Relu")

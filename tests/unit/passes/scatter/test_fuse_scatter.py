@@ -137,14 +137,14 @@ def test_an_older_scatter_stays() -> None:
 def test_a_shape_that_is_changed_stays() -> None:
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
   original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
-        at = Constant<value = int64[1] {1}> ()  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
+    at = Constant<value = int64[1] {1}> ()  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
   assert_unchanged(original, [FUSE_SCATTER])
 
 
 def test_a_local_function_of_the_name_stays() -> None:
   text = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-        g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = local.ScatterND(x, i, u) }
-        <domain: "local", opset_import: ["" : 17]> ScatterND (x, i, u) => (y) { y = Abs(x) }"""
+    g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = local.ScatterND(x, i, u) }
+    <domain: "local", opset_import: ["" : 17]> ScatterND (x, i, u) => (y) { y = Abs(x) }"""
   assert_unchanged(onnx.parser.parse_model(text), [FUSE_SCATTER])
 
 
@@ -179,30 +179,30 @@ RUN_TIME = {
     "TopK along the axis": ("g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = Constant<value = int64[1] {2}> () "
                             "v, i = TopK(x, k)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
     "TopK along another axis": ("""g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
-        k = Constant<value = int64[1] {2}> ()  v, i = TopK<axis = 0>(x, k)
-        y = ScatterElements<axis = 1>(x, i, u) }""", 0),
+      k = Constant<value = int64[1] {2}> ()  v, i = TopK<axis = 0>(x, k)
+      y = ScatterElements<axis = 1>(x, i, u) }""", 0),
     "ArgMax": ("g (float[3,4] x, float[3,1] u) => (float[3,4] y) "
                "{ i = ArgMax<axis = 1>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
     "ArgMax along another axis": ("g (float[3,4] x, float[1,4] u) => (float[3,4] y) "
                                   "{ i = ArgMax<axis = 0>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 0),
     "a Range": ("""g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end = 1>(u)  n = Squeeze(s)
-        z = Constant<value = int64 {0}> ()  o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
-        a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 1),
+      z = Constant<value = int64 {0}> ()  o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
+      a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 1),
     "a Range from anywhere": ("""g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
-        o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
-        a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
+      o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
+      a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
     "places of a condition": ("""g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
-        n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = Constant<value = int64[1] {1}> ()  p = Squeeze(t, o)
-        s = Constant<value = int64[2] {-1, 1}> ()  c = Reshape(p, s)  f = Shape(c)
-        w = Constant<value = int64[1] {4}> ()  z = Constant<value = int64[1] {0}> ()  h = Gather(f, z)
-        e = Concat<axis = 0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
+      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = Constant<value = int64[1] {1}> ()  p = Squeeze(t, o)
+      s = Constant<value = int64[2] {-1, 1}> ()  c = Reshape(p, s)  f = Shape(c)
+      w = Constant<value = int64[1] {4}> ()  z = Constant<value = int64[1] {0}> ()  h = Gather(f, z)
+      e = Concat<axis = 0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
     "places of a matrix's rows": ("""g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
-        n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = Constant<value = int64[1] {0}> ()
-        o = Constant<value = int64[1] {1}> ()  c = Slice(t, z, o, o)  i = Reshape(c, d)
-        y = ScatterND(x, i, u) }""", 0),
+      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = Constant<value = int64[1] {0}> ()
+      o = Constant<value = int64[1] {1}> ()  c = Slice(t, z, o, o)  i = Reshape(c, d)
+      y = ScatterND(x, i, u) }""", 0),
     "TopK of a vector": ("""g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
-        k = Constant<value = int64[1] {3}> ()  w, j = TopK(v, k)  a = Constant<value = int64[1] {1}> ()
-        i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""", 1),
+      k = Constant<value = int64[1] {3}> ()  w, j = TopK(v, k)  a = Constant<value = int64[1] {1}> ()
+      i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""", 1),
     "an input": (TUPLES % "", 0),
     "one index": ("g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) "
                   '{ y = ScatterND<reduction = "add">(x, i, u) }', 1),
@@ -226,7 +226,7 @@ def test_unique_at_run_time(case: str, rng: np.random.Generator) -> None:
 
 
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
-    {0}  y = ScatterElements<axis = 1>(x, j, u) }}"""
+  {0}  y = ScatterElements<axis = 1>(x, j, u) }}"""
 REPEATED = {
     "index_copy": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
                    "s = Constant<value = int64[3] {3, 2, 5}> ()  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
@@ -271,9 +271,9 @@ def test_a_constant_index_that_was_only_repeated() -> None:
 def test_rows_of_columns() -> None:
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
   original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
-        rows = Constant<value = int64[3,2,1] {0, 0, 1, 1, 2, 2}> ()  s = Constant<value = int64[2] {3, 2}> ()
-        e = Expand(i, s)  a = Constant<value = int64[1] {-1}> ()  columns = Unsqueeze(e, a)
-        j = Concat<axis = -1>(rows, columns)  y = ScatterND(x, j, u) }""")
+    rows = Constant<value = int64[3,2,1] {0, 0, 1, 1, 2, 2}> ()  s = Constant<value = int64[2] {3, 2}> ()
+    e = Expand(i, s)  a = Constant<value = int64[1] {-1}> ()  columns = Unsqueeze(e, a)
+    j = Concat<axis = -1>(rows, columns)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])
   assert ours(optimized)[0][1] == {"axis": 1}
 
@@ -281,8 +281,8 @@ def test_rows_of_columns() -> None:
 def test_pairs_that_belong_together_stay_tuples() -> None:
   """a[index, other] = v"""
   original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
-        a = Constant<value = int64[1] {-1}> ()  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
-        j = Concat<axis = -1>(b, c)  y = ScatterND(x, j, u) }""")
+    a = Constant<value = int64[1] {-1}> ()  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
+    j = Concat<axis = -1>(b, c)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER)
   assert ours(optimized) == [("ScatterND", {})]
 
@@ -312,9 +312,9 @@ def test_nothing_to_do(text: str) -> None:
 
 def test_inside_bodies() -> None:
   original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
-        n = Constant<value = int64 {2}> ()  t = Constant<value = bool {1}> ()
-        y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-            d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
+    n = Constant<value = int64 {2}> ()  t = Constant<value = bool {1}> ()
+    y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
+        d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
   optimized, result = run_same(original, FUSE_SCATTER)
   assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
   assert len(result.changes) == 1
@@ -325,8 +325,8 @@ def test_what_else_needs_the_data(op: str) -> None:
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
   original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{
-        a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
-        z = If (c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
-                    else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}""")
+      a = Neg(x)  b = {op}(a, i, u)  w = {op}(x, i, u)  y = Add(b, w)
+      z = If (c) <then_branch = t () => (float[3,4] p) {{ p = Abs(b) }},
+                  else_branch = e () => (float[3,4] q) {{ q = {op}(a, i, u) }}> }}""")
   _, result = run_same(original, FUSE_SCATTER)
   assert len(result.changes) == 3

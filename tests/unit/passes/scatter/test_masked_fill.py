@@ -9,7 +9,7 @@ from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 COUNT = """m1 = Constant<value = int64[1] {-1}> ()  flat = Reshape(m, m1)  number = Cast<to = 7> (flat)
-    count = ReduceSum(number)"""
+  count = ReduceSum(number)"""
 PLACES = "places = NonZero(m)  i = Transpose<perm = [1, 0]> (places)"
 
 
@@ -61,8 +61,8 @@ def test_all_or_nothing_is_chosen(chosen: float, rng: np.random.Generator) -> No
 def test_a_mask_over_the_first_axes() -> None:
   original = model(
     f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
-        v = Constant<value = float {{2.5}}> ()  five = Constant<value = int64[1] {{5}}> ()
-        s = Concat<axis = 0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
+      v = Constant<value = float {{2.5}}> ()  five = Constant<value = int64[1] {{5}}> ()
+      s = Concat<axis = 0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Unsqueeze", "Where"])
@@ -72,8 +72,8 @@ def test_a_mask_that_was_repeated() -> None:
   """Where broadcasts it."""
   original = model(
     f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
-        s = Constant<value = int64[2] {{3, 4}}> ()  m = Expand(m0, s)  {COUNT}  {PLACES}
-        v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
+      s = Constant<value = int64[2] {{3, 4}}> ()  m = Expand(m0, s)  {COUNT}  {PLACES}
+      v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Where"])
@@ -82,7 +82,7 @@ def test_a_mask_that_was_repeated() -> None:
 def test_a_value_at_run_time() -> None:
   original = model(
     f"""g (float[3,4] x, bool[3,4] m, float v) => (float[3,4] y) {{ {COUNT}  {PLACES}
-        u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
+      u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Where"])
@@ -127,7 +127,7 @@ def test_what_is_no_masked_fill_stays(case: str) -> None:
 def test_the_places_are_used_elsewhere_too() -> None:
   original = model(
     f"""g (float[3,4] x, bool[3,4] m) => (float[3,4] y, int64[N,2] i) {{ {COUNT}  {PLACES}
-        v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
+      v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["NonZero", "Transpose", "Where"])

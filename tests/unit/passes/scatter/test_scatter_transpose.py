@@ -14,7 +14,7 @@ from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
 
 PASSES = (UPDATE_SLICE, FUSE_SCATTER, SCATTER_TRANSPOSE, DEAD_NODES)
 SCATTER = """{{ xt = Transpose<perm = {perm}> (x)  {updates}  yt = {scatter}(xt, i, ut)
-    y = Transpose<perm = {back}> (yt) }}"""
+  y = Transpose<perm = {back}> (yt) }}"""
 
 
 def scatter(
@@ -100,24 +100,24 @@ def test_a_result_that_is_needed_transposed(more: str, outputs: str) -> None:
 
 def test_transposed_data_that_something_else_reads() -> None:
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
-        xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
-        y = Transpose<perm = [1, 0, 2]> (yt)  z = Neg(xt) }""")
+    xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
+    y = Transpose<perm = [1, 0, 2]> (yt)  z = Neg(xt) }""")
   optimized, _ = run_same(original, *PASSES)
   assert sorted(operators(optimized)) == ["Neg", "Reshape", "ScatterElements", "Transpose"]
 
 
 def test_a_transpose_that_does_more_remains() -> None:
   original = model("""g (float[3,4,5] x, float[3,2,5] u) => (float[5,3,4] y) {
-        xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
-        y = Transpose<perm = [2, 1, 0]> (yt) }""")
+    xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
+    y = Transpose<perm = [2, 1, 0]> (yt) }""")
   original.graph.initializer.append(numpy_helper.from_array(np.array([[1], [2]]), "i"))
   run_same(original, *PASSES, into=["UpdateSlice", "Transpose"])
 
 
 def test_two_in_a_row_with_their_transposes_merged() -> None:
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[4,3,5] u, float[2,3,4] v) => (float[3,4,5] y) {
-        a = Transpose<perm = [1, 0, 2]> (x)  b = ScatterND(a, j, u)  c = Transpose<perm = [2, 1, 0]> (b)
-        d = ScatterND(c, i, v)  y = Transpose<perm = [1, 2, 0]> (d) }""")
+    a = Transpose<perm = [1, 0, 2]> (x)  b = ScatterND(a, j, u)  c = Transpose<perm = [2, 1, 0]> (b)
+    d = ScatterND(c, i, v)  y = Transpose<perm = [1, 2, 0]> (d) }""")
   original.graph.initializer.append(numpy_helper.from_array(np.array([[0], [1], [3], [2]]), "j"))
   optimized, _ = run_same(original, *PASSES, REMOVE_IDENTITIES)
   assert operators(optimized).count("ScatterElements") == 2

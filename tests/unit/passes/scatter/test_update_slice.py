@@ -136,9 +136,9 @@ def test_out_of_range_stays_an_error(indices: list[list[int]]) -> None:
 
 
 ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
-    zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()  s = Shape(x)  b = Gather(s, zero)
-    r = Range(zero, b, one)  a = Constant<value = int64[1] {{1}}> ()  i = Unsqueeze(r, a)
-    y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
+  zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()  s = Shape(x)  b = Gather(s, zero)
+  r = Range(zero, b, one)  a = Constant<value = int64[1] {{1}}> ()  i = Unsqueeze(r, a)
+  y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
 
 
 @pytest.mark.parametrize("first", [[], [FUSE_SCATTER]])
@@ -175,7 +175,7 @@ def test_indices_at_run_time_stay() -> None:
 def test_one_index_at_run_time(rng: np.random.Generator) -> None:
   """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
   original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
-        s = Constant<value = int64[2] {1, 1}> ()  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
+    s = Constant<value = int64[2] {1, 1}> ()  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES, into=["Reshape", "UpdateSlice"])
   feeds = random_feeds(original, rng)
   for index in (-3, -1, 0, 2):
@@ -186,10 +186,10 @@ def test_one_index_at_run_time(rng: np.random.Generator) -> None:
 def test_a_loop_of_assignments() -> None:
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
   original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
-        n = Constant<value = int64 {3}> ()  t = Constant<value = bool {1}> ()
-        y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-            d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = Constant<value = int64[2] {1, 1}> ()
-            j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
+    n = Constant<value = int64 {3}> ()  t = Constant<value = bool {1}> ()
+    y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
+        d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = Constant<value = int64[2] {1, 1}> ()
+        j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES)
   assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
   assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
@@ -197,18 +197,18 @@ def test_a_loop_of_assignments() -> None:
 
 def test_starts_of_int32() -> None:
   original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-        s = Constant<value = int64[2] {3, 1}> ()  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
+    s = Constant<value = int64[2] {3, 1}> ()  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
 
 
 RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
-    zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()
-    sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
-    sx = Shape(x)  b = Gather(sx, zero)
-    rows = Range(zero, b, one)  column = Constant<value = int64[2] {{-1, 1}}> ()  r = Reshape(rows, column)
-    t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis = 0> (f, m1n)
-    er = Expand(r, grid)  ei = Expand(i, grid)  last = Constant<value = int64[1] {{-1}}> ()
-    ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis = -1> (ur, ui)  y = ScatterND(x, j, u) }}"""
+  zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()
+  sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
+  sx = Shape(x)  b = Gather(sx, zero)
+  rows = Range(zero, b, one)  column = Constant<value = int64[2] {{-1, 1}}> ()  r = Reshape(rows, column)
+  t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis = 0> (f, m1n)
+  er = Expand(r, grid)  ei = Expand(i, grid)  last = Constant<value = int64[1] {{-1}}> ()
+  ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis = -1> (ur, ui)  y = ScatterND(x, j, u) }}"""
 M1 = "m1 = Constant<value = int64[1] {-1}> ()"
 
 
@@ -238,17 +238,17 @@ def test_a_grid_of_ranges(steps: str, axes: list[int]) -> None:
 
 def test_a_start_that_may_be_negative_stays() -> None:
   original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
-        z = Constant<value = int64[1] {0}> ()  one = Constant<value = int64 {1}> ()  su = Shape<end = 1> (u)
-        n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
-        a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
+    z = Constant<value = int64[1] {0}> ()  one = Constant<value = int64 {1}> ()  su = Shape<end = 1> (u)
+    n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
+    a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
   assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
 
 
 CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
-    numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
-    a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(s, a)
-    kt = Transpose<perm = [2, 1, 0, 3]> (k)  ut = Transpose<perm = [2, 1, 0, 3]> (u)
-    yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
+  numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
+  a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(s, a)
+  kt = Transpose<perm = [2, 1, 0, 3]> (k)  ut = Transpose<perm = [2, 1, 0, 3]> (u)
+  yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
 
 
 @pytest.mark.parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
@@ -265,8 +265,8 @@ def test_an_index_that_is_stretched_along_its_axis_stays() -> None:
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
     model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
-            numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
-            e = Expand(s, k)  a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
+      numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
+      e = Expand(s, k)  a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
     [UPDATE_SLICE],
   )
 
@@ -278,11 +278,11 @@ USES = {
   "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
   "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
   "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
-        y = ScatterND(d, i, u)  z = If (c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
-                                           else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
+      y = ScatterND(d, i, u)  z = If (c) <then_branch = a () => (float[3,4] t) { t = Abs(d) },
+                                         else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
   "in a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y) { d = Neg(x)
-        y = If (c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
-                    else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
+      y = If (c) <then_branch = a () => (float[3,4] t) { t = ScatterND(d, i, u) },
+                  else_branch = b () => (float[3,4] e) { e = Neg(d) }> }""",
 }
 
 

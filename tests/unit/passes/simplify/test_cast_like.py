@@ -15,7 +15,7 @@ from ortplugin.passes.simplify.cast_like import CAST_LIKE
 def test_renamed(kind: str) -> None:
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(model(f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
-        z = Cast<to = {target}>(w)  c = CastLike(x, z)  y = Cast<to = 1>(c) }}"""), CAST_LIKE)  # fmt: skip
+    z = Cast<to = {target}>(w)  c = CastLike(x, z)  y = Cast<to = 1>(c) }}"""), CAST_LIKE)  # fmt: skip
   assert operators(optimized) == ["Cast"] * 3
   assert [each.i for each in optimized.graph.node[1].attribute] == [target]
   assert result.changes[0].nodes == ("'c' (CastLike)",)
@@ -23,7 +23,7 @@ def test_renamed(kind: str) -> None:
 
 def test_the_saturation_of_float8_stays() -> None:
   optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
-        y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
+    y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
   attributes = {each.name: helper.get_attribute_value(each) for each in optimized.graph.node[0].attribute}
   assert attributes == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
@@ -36,7 +36,7 @@ def test_unknown_dtypes_stay() -> None:
 
 def test_a_function_of_that_name_stays() -> None:
   assert_unchanged(parsed("""g (float[3] x, float16[3] z) => (float[3] y) { y = local.CastLike(x, z) }
-        <domain: "local", opset_import: ["" : 17]> CastLike (a, b) => (c) { c = Neg(a) }""",
+    <domain: "local", opset_import: ["" : 17]> CastLike (a, b) => (c) { c = Neg(a) }""",
         domains=["local"]), [CAST_LIKE])  # fmt: skip
 
 
@@ -45,9 +45,9 @@ def test_constants_that_patterns_ask_for(precision: str | None) -> None:
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(
     """g (float[4,64] x) => (float[4,64] y) <float[64] w = {WEIGHTS}> {
-        m = ReduceMean<axes = [-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes = [-1]>(s)
-        e = Constant<value_float = 0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
-        n = Div(d, r)  y = Mul(n, w) }""".replace("WEIGHTS", ", ".join(["0.5"] * 64))
+      m = ReduceMean<axes = [-1]>(x)  d = Sub(x, m)  s = Mul(d, d)  v = ReduceMean<axes = [-1]>(s)
+      e = Constant<value_float = 0.001>()  f = CastLike(e, v)  t = Add(v, f)  r = Sqrt(t)
+      n = Div(d, r)  y = Mul(n, w) }""".replace("WEIGHTS", ", ".join(["0.5"] * 64))
   )
   optimized, report = optimize(original, precision=precision, verify=True)
   assert report.rewrites["cast-like"] == 1

@@ -10,8 +10,8 @@ from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSION
 
 def test_two_subs_of_old_torchscript() -> None:
   original = model("""g (float[N,8] x) => (float[N,8] y) {
-        m1 = ReduceMean<axes = [-1]> (x)  d1 = Sub(x, m1)  m2 = ReduceMean<axes = [-1]> (x)  d2 = Sub(x, m2)
-        y = Mul(d1, d2) }""")
+    m1 = ReduceMean<axes = [-1]> (x)  d1 = Sub(x, m1)  m2 = ReduceMean<axes = [-1]> (x)  d2 = Sub(x, m2)
+    y = Mul(d1, d2) }""")
   _, result = run_same(original, COMMON_SUBEXPRESSIONS, into=["ReduceMean", "Sub", "Mul"])
   assert [each.nodes for each in result.changes] == [
     ("'m1' (ReduceMean)", "'m2' (ReduceMean)"),
@@ -21,7 +21,7 @@ def test_two_subs_of_old_torchscript() -> None:
 
 def test_equal_constants_are_the_same() -> None:
   original = model("""g (float[N,8] x) => (float[N,8] y) <float a = {2}> {
-        b = Constant<value = float {2.0}> ()  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
+    b = Constant<value = float {2.0}> ()  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Pow", "Add"])
 
 
@@ -37,8 +37,8 @@ def test_biases_that_folding_copied(differ: bool) -> None:
 
 def test_what_a_body_reads_is_followed() -> None:  # RELIABILITY 10
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Sin(x)
-        y = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
-                    else_branch = otherwise () => (float[N] e) { e = Cos(b) }> }""")
+      y = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
+                  else_branch = otherwise () => (float[N] e) { e = Cos(b) }> }""")
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Sin", "If"])
 
 
@@ -47,14 +47,14 @@ KEPT = {
   "one attribute left out": "a = LeakyRelu(x)  b = LeakyRelu<alpha = 0.2> (x)  y = Add(a, b)",
   "operands in another order": "c = Cos(x)  a = Sub(x, c)  b = Sub(c, x)  y = Add(a, b)",
   "constants of another shape": """p = Constant<value = float {2.0}> ()  q = Constant<value = float[1,1,1] {2.0}> ()
-        a = Mul(x, p)  w = Mul(x, q)  s = Constant<value = int64[1] {0}> ()  b = Squeeze(w, s)  y = Add(a, b)""",
+    a = Mul(x, p)  w = Mul(x, q)  s = Constant<value = int64[1] {0}> ()  b = Squeeze(w, s)  y = Add(a, b)""",
   "constants 0 and -0": """p = Constant<value = float {0.0}> ()  q = Constant<value = float {-0.0}> ()
-        a = Div(x, p)  b = Div(x, q)  y = Add(a, b)""",
+    a = Div(x, p)  b = Div(x, q)  y = Add(a, b)""",
   "random": "a = RandomNormalLike(x)  b = RandomNormalLike(x)  y = Add(a, b)",
   "dropout in training": """r = Constant<value = float {0.5}> ()  t = Constant<value = bool {1}> ()
-        a = Dropout(x, r, t)  b = Dropout(x, r, t)  y = Add(a, b)""",
+    a = Dropout(x, r, t)  b = Dropout(x, r, t)  y = Add(a, b)""",
   "another number of outputs": """a = Dropout(x)  b, m = Dropout(x)  c = Cast<to = 1> (m)  s = Add(a, b)
-        y = Add(s, c)""",
+    y = Add(s, c)""",
 }
 
 
@@ -65,7 +65,7 @@ def test_kept(what: str) -> None:  # RELIABILITY 18 to 20
 
 def test_overridable_constants_are_not_the_same() -> None:  # RELIABILITY 11
   assert_unchanged(model("""g (float[N,8] x, float a, float b) => (float[N,8] y) <float a = {2}, float b = {2}> {
-        p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }"""), [COMMON_SUBEXPRESSIONS])  # fmt: skip
+    p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }"""), [COMMON_SUBEXPRESSIONS])  # fmt: skip
 
 
 def test_two_graph_outputs_keep_their_nodes() -> None:
@@ -76,6 +76,6 @@ def test_two_graph_outputs_keep_their_nodes() -> None:
 
 def test_unknown_domains_stay() -> None:  # RELIABILITY 20
   original = model("""g (float[N] x) => (float[N] y) { a = custom.Sample(x)  b = custom.Sample(x)
-        c = Cast<to = 1> (a)  d = Cast<to = 1> (b)  y = Add(c, d) }""")
+    c = Cast<to = 1> (a)  d = Cast<to = 1> (b)  y = Add(c, d) }""")
   original.opset_import.add(domain="custom", version=1)
   assert_unchanged(original, [COMMON_SUBEXPRESSIONS])

@@ -12,7 +12,7 @@ VALUES = [((7 * i) % 13 - 6) / 8 for i in range(512)]
 NORM = "n = LayerNormalization(x, g)"
 # The last layer of a transformer, Gelu written out, and its classifier's row.
 LAYER = f"""{NORM}  u = MatMul(n, w1)  v = Add(u, b1)  d = Div(v, root)  e = Erf(d)  f = Add(e, one)  h = Mul(v, f)
-    i = Mul(h, half)  j = MatMul(i, w2)  k = Add(j, b2)  z = Add(x, k)  l = LayerNormalization(z, g)"""
+  i = Mul(h, half)  j = MatMul(i, w2)  k = Add(j, b2)  z = Add(x, k)  l = LayerNormalization(z, g)"""
 SCALARS = "float root = {1.4142135}, float one = {1}, float half = {0.5}, int64 first = {0}, int64 last = {-1}"
 
 

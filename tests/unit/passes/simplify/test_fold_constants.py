@@ -46,18 +46,18 @@ def test_folded(node: str) -> None:
 
 def test_the_shape_arithmetic_of_a_reshape() -> None:
   original = model("""g (float[2,6] x) => (float[A,B] y) {
-        s = Constant<value = int64[2] {2, 6}> ()  i = Constant<value_int = 1> ()  n = Gather(s, i)
-        three = Constant<value_int = 3> ()  m = Div(n, three)  z = Constant<value_ints = [0]> ()
-        a = Unsqueeze(m, z)  b = Constant<value_ints = [-1]> ()  shape = Concat<axis = 0> (a, b)
-        y = Reshape(x, shape) }""")
+    s = Constant<value = int64[2] {2, 6}> ()  i = Constant<value_int = 1> ()  n = Gather(s, i)
+    three = Constant<value_int = 3> ()  m = Div(n, three)  z = Constant<value_ints = [0]> ()
+    a = Unsqueeze(m, z)  b = Constant<value_ints = [-1]> ()  shape = Concat<axis = 0> (a, b)
+    y = Reshape(x, shape) }""")
   optimized, _ = run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["Reshape"])
   assert onnx.numpy_helper.to_array(optimized.graph.initializer[0]).tolist() == [2, -1]
 
 
 def test_inside_a_body_and_for_it() -> None:
   original = model(f"""g (bool c0, float[2,3] x) => (float[2,3] y) {ONE} {{ f = Neg(c)
-        y = If (c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
-                     else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}""")
+      y = If (c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
+                   else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}""")
   _, result = run_same(original, FOLD_CONSTANTS, DEAD_NODES, into=["If"])
   assert len(result.changes) == 2
 
@@ -65,18 +65,18 @@ def test_inside_a_body_and_for_it() -> None:
 KEPT = {
   "a random operator": "f = RandomNormalLike(c)",
   "a Dropout in training": """r = Constant<value = float {0.5}> ()  t = Constant<value = bool {1}> ()
-        f = Dropout(c, r, t)""",
+    f = Dropout(c, r, t)""",
   "quantisation": """s = Constant<value = float {0.5}> ()  z = Constant<value = uint8 {3}> ()
-        q = QuantizeLinear(c, s, z)  f = DequantizeLinear(q, s, z)""",
+    q = QuantizeLinear(c, s, z)  f = DequantizeLinear(q, s, z)""",
   "heavy arithmetic": "t = Transpose(x)  m = MatMul(c, t)  u = MatMul(m, c)  f = Softmax(u)",
   "a float that no integer holds": """i = Constant<value = float {1e30}> ()  k = Cast<to = 7> (i)
-        j = Cast<to = 1> (k)  f = Mul(x, j)""",
+    j = Cast<to = 1> (k)  f = Mul(x, j)""",
   "a NaN made an integer": """i = Constant<value = float {nan}> ()  k = Cast<to = 7> (i)
-        j = Cast<to = 1> (k)  f = Mul(x, j)""",
+    j = Cast<to = 1> (k)  f = Mul(x, j)""",
   "division by zero": """p = Constant<value = int64 {1}> ()  q = Constant<value = int64 {0}> ()  r = Div(p, q)
-        j = Cast<to = 1> (r)  f = Mul(x, j)""",
+    j = Cast<to = 1> (r)  f = Mul(x, j)""",
   "division of negative integers": """p = Constant<value = int64 {-7}> ()  q = Constant<value = int64 {2}> ()
-        r = Div(p, q)  j = Cast<to = 1> (r)  f = Mul(x, j)""",
+    r = Div(p, q)  j = Cast<to = 1> (r)  f = Mul(x, j)""",
 }
 
 
@@ -196,11 +196,11 @@ def test_elements_out_of_range_stay() -> None:
 
 
 MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0, 1, 2, 3}, int64[2,1] cols = {4, 5}>
-    { size = Constant<value_ints = [6, 6]> ()  zero = ConstantOfShape<value = float[1] {0.0}> (size)
-       start = Constant<value_ints = [0]> ()  end = Constant<value_ints = [-2]> ()  part = Slice(zero, start, end)
-       one = Constant<value = float {1.0}> ()  two = Constant<value_ints = [2, 4]> ()  ones = Expand(one, two)
-       p = Transpose<perm = [1, 0]> (part)  s = ScatterND(p, cols, ones)  q = Transpose<perm = [1, 0]> (s)
-       mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
+  { size = Constant<value_ints = [6, 6]> ()  zero = ConstantOfShape<value = float[1] {0.0}> (size)
+     start = Constant<value_ints = [0]> ()  end = Constant<value_ints = [-2]> ()  part = Slice(zero, start, end)
+     one = Constant<value = float {1.0}> ()  two = Constant<value_ints = [2, 4]> ()  ones = Expand(one, two)
+     p = Transpose<perm = [1, 0]> (part)  s = ScatterND(p, cols, ones)  q = Transpose<perm = [1, 0]> (s)
+     mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
 
 
 def test_the_mask_of_shifted_windows() -> None:
@@ -255,7 +255,7 @@ def test_a_graph_output_stays() -> None:  # RELIABILITY 12
 
 def test_strings_stay() -> None:  # RELIABILITY 20
   original = model("""g (int64 i) => (string y) { s = Constant<value_strings = ["a", "b"]> ()  t = Identity(s)
-        y = Gather(t, i) }""")
+    y = Gather(t, i) }""")
   assert_unchanged(original, [FOLD_CONSTANTS])
 
 
@@ -265,15 +265,15 @@ HUGE = {
   "Expand": f"{HUGE_SHAPE}  o = Constant<value = float {{1.0}}> ()  f = Expand(o, s)",
   "Tile": f"{HUGE_SHAPE}  o = Constant<value = float[1,1] {{1.0}}> ()  f = Tile(o, s)",
   "Range": """a = Constant<value = float {0.0}> ()  b = Constant<value = float {1e15}> ()
-        d = Constant<value = float {1.0}> ()  f = Range(a, b, d)""",
+    d = Constant<value = float {1.0}> ()  f = Range(a, b, d)""",
   "Resize": """o = Constant<value = float[1,1] {1.0}> ()  s = Constant<value = float[2] {1e6, 1e6}> ()
-        f = Resize(o, , s)""",
+    f = Resize(o, , s)""",
   "Pad": """o = Constant<value = float[1,1] {1.0}> ()  p = Constant<value = int64[4] {0, 0, 1000000, 1000000}> ()
-        f = Pad(o, p)""",
+    f = Pad(o, p)""",
   "OneHot": """i = Constant<value = int64[1] {1}> ()  d = Constant<value = int64 {1000000000000}> ()
-        v = Constant<value = float[2] {0.0, 1.0}> ()  f = OneHot(i, d, v)""",
+    v = Constant<value = float[2] {0.0, 1.0}> ()  f = OneHot(i, d, v)""",
   "a shape whose product overflows": """s = Constant<value = int64[2] {4294967296, 4294967297}> ()
-        f = ConstantOfShape(s)""",
+    f = ConstantOfShape(s)""",
 }
 
 
@@ -292,7 +292,7 @@ def test_many_small_ones_stop_at_the_total() -> None:  # RELIABILITY 43
   nodes = "  ".join(f"f{i} = Expand(o, s)  y{i} = Mul(f{i}, x)" for i in range(100))
   outputs = ", ".join(f"float[N] y{i}" for i in range(100))
   original = model(f"""g (float x) => ({outputs}) {{ s = Constant<value = int64[1] {{262144}}> ()
-        o = Constant<value = float {{1.0}}> ()  {nodes} }}""")
+    o = Constant<value = float {{1.0}}> ()  {nodes} }}""")
   optimized, _ = run_pass(original, FOLD_CONSTANTS)
   assert operators(optimized).count("Expand") == 100 - 64  # of 1 MiB each
 

@@ -62,7 +62,7 @@ STAY = {
                               y="float[2,1,3,4] y, float[2,1,3,4] z"),
     "an output": graph("e = Expand(m, s)  y = Neg(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, float[2,1,3,4] e"),
     "lengths that are not known": model("""g (float[N,1] m, int64[2] s) => (float[A,B] y) {
-        e = Expand(m, s)  y = Neg(e) }"""),
+      e = Expand(m, s)  y = Neg(e) }"""),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
         ("t = Size(k)  a = Constant<value = int64[1] {0}> ()  s = Unsqueeze(t, a)", [12]),
         ("t = Shape(x)  i = Constant<value = int64[1] {-1}> ()  s = Gather(t, i)", [4]),
         ("""t = Shape(x)  b = Constant<value = int64[1] {1}> ()  e = Constant<value = int64[1] {9}> ()
-            s = Slice(t, b, e)""", [4]),
+          s = Slice(t, b, e)""", [4]),
     ],
 )  # fmt: skip
 def test_known(nodes: str, value: list[int], rng: np.random.Generator) -> None:
@@ -38,7 +38,7 @@ def test_known(nodes: str, value: list[int], rng: np.random.Generator) -> None:
     "t = Shape(x)  i = Constant<value = int64[1] {5}> ()  s = Gather(t, i)",  # invalid: ONNX Runtime says so
     "t = Size(x)  a = Constant<value = int64[1] {0}> ()  s = Unsqueeze(t, a)",
     """t = Shape(x)  b = Constant<value = int64[1] {0}> ()  e = Constant<value = int64[1] {1}> ()
-            s = Slice(t, b, e)""",
+      s = Slice(t, b, e)""",
   ],
 )
 def test_unknown_stays(nodes: str) -> None:  # RELIABILITY 16
@@ -71,7 +71,7 @@ def test_a_size_that_overflows_stays() -> None:  # RELIABILITY 43
 
 def test_inside_a_body() -> None:
   original = model("""g (bool c, float[3,4] x) => (int64[2] y) {
-        y = If (c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
-                    else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }""")
+      y = If (c) <then_branch = then () => (int64[2] t) { s = Shape(x)  t = Neg(s) },
+                  else_branch = otherwise () => (int64[2] e) { u = Shape(x)  e = Abs(u) }> }""")
   _, result = run_same(original, SHAPE_ARITHMETIC)
   assert len(result.changes) == 2

@@ -26,5 +26,5 @@ def test_where_an_add_does_not_broadcast_as_numpy_does_it_stays() -> None:
 
 def test_a_function_of_that_name_stays() -> None:
   assert_unchanged(parsed("""g (float[3] x, float[3] z) => (float[3] y) { y = local.Sum(x, z) }
-        <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }""",
+    <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }""",
         domains=["local"]), [SUM_TO_ADD])  # fmt: skip
