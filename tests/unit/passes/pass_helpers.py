@@ -38,11 +38,17 @@ def _assert_no_strays(graph: gs.Graph) -> None:
 
 
 def run_pass(
-  original: onnx.ModelProto, *passes: Pass, limit: int | None = None, into: Sequence[str] | None = None
+  original: onnx.ModelProto,
+  *passes: Pass,
+  limit: int | None = None,
+  into: Sequence[str] | None = None,
+  program: Sequence[str] | None = None,
+  changes: int | None = None,
 ) -> tuple[onnx.ModelProto, PassResult]:
   """The model after the passes, and what they did together; each is checked to be idempotent.
 
-  `into` are the operators that the model must have then.
+  `into` are the operators that the model must have then, `program` the statements of its first fused node, `changes`
+  how much there must have been to change.
 
   Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
   and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
@@ -51,12 +57,12 @@ def run_pass(
     _assert_names_stay_unique(original, passes)
   graph = import_model(original)
   annotate(graph)
-  changes: list[Any] = []
+  made: list[Any] = []
   misses: list[Any] = []
   for each in passes:
-    left = None if limit is None else limit - len(changes)
+    left = None if limit is None else limit - len(made)
     result = each(graph, left)
-    changes += result.changes
+    made += result.changes
     misses += result.near_misses
     if limit is None:
       again = each(graph)
@@ -68,7 +74,11 @@ def run_pass(
   onnx.checker.check_model(restore(optimized))
   if into is not None:
     assert operators(optimized) == list(into)
-  return optimized, PassResult(tuple(changes), tuple(misses))
+  if program is not None:
+    assert lines(programs(optimized)[0]) == list(program)
+  if changes is not None:
+    assert len(made) == changes
+  return optimized, PassResult(tuple(made), tuple(misses))
 
 
 def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass]) -> None:
@@ -188,14 +198,16 @@ def seeded(model: onnx.ModelProto) -> np.random.Generator:
 def run_same(
   original: onnx.ModelProto,
   *passes: Pass,
-  limit: int | None = None,
-  into: Sequence[str] | None = None,
   precision: str = "",
   rng: np.random.Generator | None = None,
+  limit: int | None = None,
+  into: Sequence[str] | None = None,
+  program: Sequence[str] | None = None,
+  changes: int | None = None,
   **lengths: int,
 ) -> tuple[onnx.ModelProto, PassResult]:
   """`run_pass`, after which the model's outputs are the same."""
-  optimized, result = run_pass(original, *passes, limit=limit, into=into)
+  optimized, result = run_pass(original, *passes, limit=limit, into=into, program=program, changes=changes)
   assert_same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
 

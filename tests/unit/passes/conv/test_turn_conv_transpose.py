@@ -78,8 +78,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_it_computes_the_same(attributes: dict[str, Any], pads: list[int]) -> None:
   original = up(**attributes)
-  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-  assert len(result.changes) == 1
+  optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert operators(optimized) == ["Transpose", "FusedConv", "Transpose"]
   found = attributes_of(optimized)
   assert found["pads"] == pads
@@ -93,8 +92,7 @@ def test_it_computes_the_same(attributes: dict[str, Any], pads: list[int]) -> No
 def test_lines_and_volumes() -> None:
   for x, w in (((2, 16, 9), (16, 8, 4)), ((1, 16, 3, 4, 2), (16, 8, 2, 3, 2))):
     original = up(x, w)
-    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-    assert len(result.changes) == 1
+    optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
     assert_same_outputs(original, optimized)
 
 
@@ -103,8 +101,7 @@ def test_lines_and_volumes() -> None:
 def test_a_depthwise_one(kernel: int, follows: bool) -> None:
   """Of any dtype and size, for which there is a kernel of ours."""
   original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
-  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-  assert len(result.changes) == 1
+  optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert attributes_of(optimized)["pads"] == [kernel - 2] * 4
   assert_same_outputs(original, optimized)
 
@@ -128,8 +125,7 @@ def test_where_it_pays() -> None:
 def test_a_kernel_of_one_element(follows: bool) -> None:
   """A matrix product, whatever its size."""
   original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
-  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-  assert len(result.changes) == 1
+  optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
   assert_same_outputs(original, optimized)
 
@@ -145,8 +141,7 @@ def test_a_kernel_of_one_element(follows: bool) -> None:
 )
 def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool) -> None:
   original = up(x, w, follows=follows)
-  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-  assert len(result.changes) == 1
+  optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
   assert_same_outputs(original, optimized)
 
@@ -260,8 +255,7 @@ def test_shared_weights() -> None:
   kind = original.graph.input[0].type.tensor_type.elem_type
   original.graph.node.append(helper.make_node("Relu", ["w"], ["z"], "reader"))
   original.graph.output.append(helper.make_tensor_value_info("z", kind, (16, 8, 3, 3)))
-  optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
-  assert len(result.changes) == 1
+  optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert_same_outputs(original, optimized)
 
 

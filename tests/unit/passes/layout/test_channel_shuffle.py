@@ -20,8 +20,7 @@ def graph(
   [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
 def test_shuffles(split: str, joined: str) -> None:
-  _, result = run_same(model(graph(split, joined=joined)), CHANNEL_SHUFFLE, into=["Gather"])
-  assert len(result.changes) == 1
+  run_same(model(graph(split, joined=joined)), CHANNEL_SHUFFLE, into=["Gather"], changes=1)
 
 
 def test_the_order() -> None:

@@ -34,8 +34,7 @@ def model(
 
 @pytest.mark.parametrize("kind", ["max", "average", "global_average", "global_max"])
 def test_kinds(kind: str, rng: np.random.Generator) -> None:
-  optimized, result = run_pass(model(kind), POOL_PRECISION, into=["FusedPool"])
-  assert len(result.changes) == 1
+  optimized, _ = run_pass(model(kind), POOL_PRECISION, into=["FusedPool"], changes=1)
   x = rng.standard_normal((3, 5, 6, 4)).astype(np.float16)
   wide, narrow = (node_of(each) for each in (model(kind), optimized))
   operator = find("ortplugin", "FusedPool")

@@ -118,5 +118,4 @@ def test_large_weights_that_others_read_stay_as_they_are(monkeypatch: pytest.Mon
 
 def test_the_limit_is_kept() -> None:
   original = weighted("g (f[N,8] x) => (f[N,8] y) { a = MatMul(x, w)  y = MatMul(a, w) }", {"w": (8, 8)})
-  _, result = run_pass(original, MATMUL_TO_FUSED, limit=1, into=["FusedMatMul", "MatMul"])
-  assert len(result.changes) == 1
+  run_pass(original, MATMUL_TO_FUSED, limit=1, into=["FusedMatMul", "MatMul"], changes=1)

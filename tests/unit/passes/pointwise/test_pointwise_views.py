@@ -119,5 +119,4 @@ def test_the_limit() -> None:
   )
   original = model(text)
   for limit, changes in ((0, 0), (1, 1), (2, 2)):
-    _, result = run_same(original, POINTWISE_VIEWS, limit=limit)
-    assert len(result.changes) == changes
+    run_same(original, POINTWISE_VIEWS, limit=limit, changes=changes)

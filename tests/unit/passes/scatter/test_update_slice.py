@@ -291,8 +291,7 @@ def test_what_else_needs_the_data(case: str) -> None:
   """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
   original = model(USES[case])
   original.graph.initializer.append(constant("i", [[0]]))
-  _, result = run_same(original, UPDATE_SLICE)
-  assert len(result.changes) == 1
+  run_same(original, UPDATE_SLICE, changes=1)
 
 
 @pytest.mark.parametrize("overridable", [False, True])
@@ -328,5 +327,4 @@ def test_limit() -> None:
     "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { a = ScatterND(x, i, u)  y = ScatterND(a, i, u) }"
   )
   original.graph.initializer.append(constant("i", [[0]]))
-  _, result = run_pass(original, UPDATE_SLICE, limit=1, into=["UpdateSlice", "ScatterND"])
-  assert len(result.changes) == 1
+  run_pass(original, UPDATE_SLICE, limit=1, into=["UpdateSlice", "ScatterND"], changes=1)

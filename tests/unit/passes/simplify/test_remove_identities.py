@@ -37,8 +37,7 @@ START = "start = Constant<value = int64[2] {0, 0}> ()"
 )
 def test_removed(node: str) -> None:
   original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
-  _, result = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"])
-  assert len(result.changes) == 1
+  run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"], changes=1)
 
 
 WIDER = {"float": ["double"], "float16": ["float", "double"], "bfloat16": ["float", "double"],
