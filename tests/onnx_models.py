@@ -4,7 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx.parser
+import onnx_graphsurgeon as gs
 from onnx import numpy_helper
+
+from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 
 
 def parsed(
@@ -28,3 +32,10 @@ def built(
   model = parsed(f"g ({inputs}) => ({outputs}) {{}}", *versions, **options)
   model.graph.node.extend(nodes)
   return model
+
+
+def annotated(model: onnx.ModelProto) -> gs.Graph:
+  """The model's graph with the dtypes and shapes that inference finds."""
+  graph = import_model(model)
+  annotate(graph)
+  return graph

@@ -7,12 +7,10 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
-from onnx_models import parsed
+from onnx_models import annotated, parsed
 
 from ortplugin.graph.certainty import DECLARED, INFERRED, PROVED, Certainty
-from ortplugin.graph.convert import import_model
 from ortplugin.model import annotate as module
-from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
 ROUNDS = 20  # far more than the graphs of one test need
@@ -35,8 +33,7 @@ def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...] | None]:
   """The shapes of all values of a graph in ONNX's textual syntax."""
   model = parsed(f"{text}", opset, domains=["com.microsoft"])
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
@@ -74,8 +71,7 @@ STALE = """<ir_version: 8, opset_import: ["" : 17]>
 
 def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says() -> None:
   """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
-  graph = import_model(onnx.parser.parse_model(STALE))
-  annotate(graph)
+  graph = annotated(onnx.parser.parse_model(STALE))
   shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
   assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 

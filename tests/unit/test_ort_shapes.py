@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import built, parsed
+from onnx_models import annotated, built, parsed
 
 from ortplugin import restore, run, session
 from ortplugin.graph.convert import import_model
@@ -34,8 +34,7 @@ def many(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> onnx
 def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> None:
   """Every shape is known, and it is the one that ONNX Runtime computes."""
   model = many(op, opset, shape, cases)
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -134,8 +133,7 @@ def test_beside_what_has_no_elements() -> None:
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
     { y = Concat<axis = 1>(e, x, x) }""")
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
   session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
   assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
@@ -146,8 +144,7 @@ def test_beside_a_constant_without_elements_that_inference_finds() -> None:
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
     s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
     c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
   session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
   assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
@@ -168,8 +165,7 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
     model.graph.output[0].type.CopyFrom(said.type)
   else:
     model.graph.value_info.append(said)
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   assert graph.nodes[0].outputs[0].shape == ("A", "B", None)
   assert 0 not in graph.outputs[0].shape
 
@@ -187,8 +183,7 @@ def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | Non
     23,
     10,
   )
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   assert graph.nodes[0].outputs[0].shape == wanted
   assert 0 not in graph.nodes[0].outputs[3].shape
 
@@ -267,8 +262,7 @@ def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
   model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
-  graph = import_model(made)
-  annotate(graph)
+  graph = annotated(made)
   assert graph.outputs[0].shape == (2, 8)
 
 
@@ -284,11 +278,10 @@ def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
 
 
 def test_one_sided_spectra() -> None:
-  imported = import_model(
+  imported = annotated(
     parsed("""g (float[1,128,1] x) => (float[] y)
     <int64 step = {8}, int64 length = {16}> { y = STFT (x, step, , length) }""")
   )
-  annotate(imported)
   assert imported.outputs[0].shape == (1, None, None, 2)
 
 
@@ -301,8 +294,7 @@ def test_in_a_local_function() -> None:
     12,
     domains=["d"],
   )
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   assert graph.nodes[0].outputs[0].shape is None
 
 

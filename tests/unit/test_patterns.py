@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import annotated, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model
@@ -19,8 +19,7 @@ from ortplugin.model.annotate import annotate
 
 def graph_of(text: str, opset: int = 17) -> gs.Graph:
   model = parsed(f"{text}", opset, domains=["com.microsoft"])
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   return graph
 
 
@@ -142,8 +141,7 @@ def test_external_data_that_is_not_loaded_is_not_read() -> None:  # RELIABILITY 
   tensor.ClearField("float_data")
   tensor.data_location = onnx.TensorProto.EXTERNAL
   tensor.external_data.add(key="location", value="../../etc/passwd")
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   scope = next(scopes(graph))
   assert scope.constant(scope.graph.tensors()["w"]) is None
   assert scope.scalar(scope.graph.tensors()["w"]) is None
@@ -302,6 +300,5 @@ def test_a_fused_nodes_shape_is_made_more_precise() -> None:
     value_info=[helper.make_tensor_value_info(name, 1, shape) for name, shape in infos],
   )
   imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  graph = import_model(helper.make_model(made, opset_imports=imports))
-  annotate(graph)
+  graph = annotated(helper.make_model(made, opset_imports=imports))
   assert [tuple(graph.tensors()[name].shape) for name in "yzr"] == [(2, 4)] * 3

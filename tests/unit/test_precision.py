@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import annotated
 
 import ortplugin
 from ortplugin.errors import UsageError
-from ortplugin.graph.convert import import_model
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 from ortplugin.passes.base import NearMiss
@@ -58,14 +58,12 @@ def convert(
   original: onnx.ModelProto, name: str = "fp16", *, io: bool = False, limit: int | None = None, **request: Any
 ) -> tuple[onnx.ModelProto, int, dict[str, str]]:
   """The conversion alone: the model, how much it changed, and why what stayed did, by node."""
-  graph = import_model(original)
-  annotate(graph)
+  graph = annotated(original)
   outcome = ConvertPrecision(Request(resolve(name), **request), io)(graph, limit)
   annotate(graph)
   result = export_model(graph, original)
   onnx.checker.check_model(result, full_check=True)
-  again = import_model(result)
-  annotate(again)
+  again = annotated(result)
   if limit is None:
     assert not ConvertPrecision(Request(resolve(name), **request), io)(again).changes
   return result, len(outcome.changes), {miss.node.split(" (")[0]: miss.reason for miss in outcome.near_misses}
@@ -378,8 +376,7 @@ def test_other_domains_and_unknown_dtypes_stay() -> None:
   original = two_products()
   original.graph.node[1].domain = "com.example"
   original.opset_import.append(helper.make_opsetid("com.example", 1))
-  graph = import_model(original)
-  annotate(graph)
+  graph = annotated(original)
   outcome = ConvertPrecision(Request(FP16))(graph)
   reasons = {miss.node: miss.reason for miss in outcome.near_misses}
   assert reasons["make_b (Relu)"] == "the dtype of 'b' is unknown"

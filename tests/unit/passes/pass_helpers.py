@@ -10,8 +10,9 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import onnxruntime
 from ml_dtypes import bfloat16
+from onnx_models import annotated
 
-from ortplugin.graph.convert import all_graphs, import_model
+from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 from ortplugin.ops import find
@@ -55,8 +56,7 @@ def run_pass(
   """
   if limit is None:
     _assert_names_stay_unique(original, passes)
-  graph = import_model(original)
-  annotate(graph)
+  graph = annotated(original)
   made: list[Any] = []
   misses: list[Any] = []
   for each in passes:
@@ -86,8 +86,7 @@ def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass])
   named.CopyFrom(original)
   for each in _nodes(named.graph):
     each.name = each.output[0]
-  graph = import_model(named)
-  annotate(graph)
+  graph = annotated(named)
   for each in passes:
     each(graph)
   names = [each.name for each in _nodes(export_model(graph, named).graph)]

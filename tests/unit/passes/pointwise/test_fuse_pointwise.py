@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from onnx_models import built
+from onnx_models import annotated, built
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -22,8 +22,6 @@ from pass_helpers import (
 )
 from sample import examples
 
-from ortplugin.graph.convert import import_model
-from ortplugin.model.annotate import annotate
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.program import MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, parse
 
@@ -426,8 +424,7 @@ def test_ten_thousand_nodes(make: object) -> None:
   """In time near linear: ten times the nodes take at most twenty times as long, and no more than a minute."""
   seconds = []
   for count in (1000, 10_000):
-    graph = import_model(make(count))  # type: ignore[operator]
-    annotate(graph)
+    graph = annotated(make(count))  # type: ignore[operator]
     start = time.process_time()
     result = FUSE_POINTWISE(graph)
     seconds.append(time.process_time() - start)
@@ -504,8 +501,7 @@ def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
   names = [f"x{index}" for index in range(4000)]
   nodes = [helper.make_node(op, names, ["s"]), helper.make_node("Relu", ["s"], ["y"])]
   original = built(nodes, ", ".join(f"float[N,4] {name}" for name in names), "float[N,4] y")
-  imported = import_model(original)
-  annotate(imported)
+  imported = annotated(original)
   begin = time.process_time()
   result = FUSE_POINTWISE(imported)
   assert time.process_time() - begin < 5
