@@ -4,26 +4,20 @@ one."""
 import numpy as np
 import onnx
 import pytest
-from attention_helpers import attentions, attributes, graph
+from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
 from pass_helpers import assert_unchanged, operators, run_pass, run_same
 
-from ortplugin.passes.attention import attention_operators, core
 from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
+pytestmark = pytest.mark.usefixtures("in_float")
+
 FUSE = (FUSE_ATTENTION, DEAD_NODES)
 PASSES = (*FUSE, ATTENTION_CACHE, DEAD_NODES, ATTENTION_ROTARY, DEAD_NODES, MERGE_PRODUCTS, DEAD_NODES)
-
-
-@pytest.fixture(autouse=True)
-def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
-  for module in (core, attention_operators):
-    monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
 
 
 # Two texts, 4 heads of 8, 2 of K and V where they are shared, 3 new rows.

@@ -7,24 +7,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from attention_helpers import in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.attention import attention_operators, core
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
+pytestmark = pytest.mark.usefixtures("in_float")
+
 FUSE = (FUSE_ATTENTION, DEAD_NODES)
 PASSES = (*FUSE, ATTENTION_ROTARY, DEAD_NODES)
-
-
-@pytest.fixture(autouse=True)
-def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
-  for module in (core, attention_operators):
-    monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
 
 
 # {x} becomes {y}, by tables cos and sin. Of a head of 8 elements all are rotated, or the first four.

@@ -1,8 +1,8 @@
 """What becomes part of a FusedConv's program, and what must not."""
 
-import numpy as np
 import onnx
 import pytest
+from layout_helpers import FP16, SAME, VALUES, W
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, reasons, run_pass
 
 from ortplugin.passes.base import PassResult
@@ -11,11 +11,6 @@ from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-
-VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
-W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"
-FP16 = "float16[4,4,3,3] w = {" + ", ".join(map(str, VALUES.astype(np.float16).view(np.uint16))) + "}"  # as bits
-SAME = "Conv<pads = [1, 1, 1, 1]>"
 
 
 def graph(

@@ -1,9 +1,8 @@
 """Classifiers after convolutions with channels last."""
 
-import numpy as np
 import onnx
 import pytest
-from layout_helpers import graph
+from layout_helpers import constant, graph
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass
 
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
@@ -11,12 +10,7 @@ from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
-VALUES = [((7 * i) % 13 - 6) / 8 for i in range(48)]
 POOLED = "a = GlobalAveragePool(c)  f = Flatten(a)  "
-
-
-def constant(name: str, *shape: int) -> str:
-  return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
 
 
 def classifier(nodes: str, *constants: str, inputs: str = "", out: str = "[N,6]") -> onnx.ModelProto:

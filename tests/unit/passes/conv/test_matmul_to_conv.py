@@ -1,8 +1,8 @@
 """Linear layers of images with channels last that become convolutions."""
 
-import numpy as np
 import onnx
 import pytest
+from layout_helpers import constant
 from onnx import helper
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass
 
@@ -12,12 +12,7 @@ from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 
-VALUES = [((7 * i) % 13 - 6) / 8 for i in range(144)]
 LAST, FIRST = "Transpose<perm = [0, 2, 3, 1]>", "Transpose<perm = [0, 3, 1, 2]>"
-
-
-def constant(name: str, *shape: int) -> str:
-  return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
 
 
 def graph(

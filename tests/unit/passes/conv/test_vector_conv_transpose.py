@@ -1,8 +1,8 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
-import numpy as np
 import onnx
 import pytest
+from layout_helpers import constant
 from onnx import helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
@@ -12,12 +12,6 @@ from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
-
-VALUES = [((7 * i) % 13 - 6) / 8 for i in range(500)]
-
-
-def constant(name: str, *shape: int) -> str:
-  return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
 
 
 def graph(

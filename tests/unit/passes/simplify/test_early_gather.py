@@ -1,25 +1,18 @@
 """Rows that are read are taken before what makes all of them, and what keeps them where they are."""
 
-import numpy as np
 import onnx
 import pytest
+from layout_helpers import constant
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.simplify.early_gather import EARLY_GATHER
 
-VALUES = [((7 * i) % 13 - 6) / 8 for i in range(512)]
 NORM = "n = LayerNormalization(x, g)"
 # The last layer of a transformer, Gelu written out, and its classifier's row.
 LAYER = f"""{NORM}  u = MatMul(n, w1)  v = Add(u, b1)  d = Div(v, root)  e = Erf(d)  f = Add(e, one)  h = Mul(v, f)
   i = Mul(h, half)  j = MatMul(i, w2)  k = Add(j, b2)  z = Add(x, k)  l = LayerNormalization(z, g)"""
 SCALARS = "float root = {1.4142135}, float one = {1}, float half = {0.5}, int64 first = {0}, int64 last = {-1}"
-
-
-def constant(name: str, *shape: int) -> str:
-  return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, VALUES[: int(np.prod(shape))]))}}}"
-
-
 WEIGHTS = ", ".join([constant("w1", 8, 16), constant("w2", 16, 8), constant("b1", 16), constant("b2", 8),
                      constant("g", 8), constant("rows", 1, 6, 8), constant("square", 6, 6), constant("g6", 6, 8),
                      ])  # fmt: skip

@@ -108,6 +108,11 @@ def of_constants(op: str, opset: int, *inputs: object, **attributes: object) -> 
   return made
 
 
+def assert_folded(original: onnx.ModelProto) -> None:
+  optimized, _ = run_pass(original, FOLD_CONSTANTS, into=["Identity"])
+  np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+
+
 VECTOR, MATRIX, PIXEL = np.arange(64, dtype=np.float32), np.ones((2, 3), np.float32), np.ones((1, 3, 1), np.float32)
 ODD = np.array([np.nan, -0.0, 0.0, -1.5, np.inf, 2.5], np.float32)
 
@@ -120,9 +125,7 @@ def test_axes_that_unsqueeze_adds(x: np.ndarray, axes: list[int], opset: int) ->
   if np.ndim(x) == 0 and not set(axes) <= {0, -1, -2}:
     return
   given, attributes = ([x, np.array(axes)], {}) if opset >= 13 else ([x], {"axes": axes})
-  original = of_constants("Unsqueeze", opset, *given, **attributes)
-  optimized, _ = run_pass(original, FOLD_CONSTANTS, into=["Identity"])
-  np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+  assert_folded(of_constants("Unsqueeze", opset, *given, **attributes))
 
 
 RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int = 0> ()  one = Constant<value_int = 1> ()
@@ -162,9 +165,7 @@ LEFT_SCATTERS = {
 @pytest.mark.parametrize("opset", [11, 13, 16, 18])
 @pytest.mark.parametrize("what", SCATTERS)
 def test_a_scatter_of_constants(what: str, opset: int) -> None:
-  original = of_constants("ScatterND", opset, *SCATTERS[what])
-  optimized, _ = run_pass(original, FOLD_CONSTANTS, into=["Identity"])
-  np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+  assert_folded(of_constants("ScatterND", opset, *SCATTERS[what]))
 
 
 @pytest.mark.parametrize("what", LEFT_SCATTERS)
@@ -185,9 +186,7 @@ def test_a_reduction_of_constants_stays() -> None:
 def test_elements_of_constants(shape: tuple[int, ...], axis: int, indices: object, opset: int) -> None:
   """onnx's evaluator chooses among at most 32 elements, and wraps indices."""
   data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-  original = of_constants("GatherElements", opset, data, np.array(indices), axis=axis)
-  optimized, _ = run_pass(original, FOLD_CONSTANTS, into=["Identity"])
-  np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+  assert_folded(of_constants("GatherElements", opset, data, np.array(indices), axis=axis))
 
 
 def test_elements_out_of_range_stay() -> None:
