@@ -405,18 +405,18 @@ CASES: tuple[Case, ...] = (*_programs(), *_widths(), *_shapes(), *_values())
 # Enough rows to fill a GPU, where the kernel takes its other schedules: several rows a block and two at once, blocks
 # that stay and read ahead, operands in shared memory.
 LARGE_CASES: tuple[Case, ...] = tuple(
-    Case(f"{rows} rows of {width}, {what}, {dtype}", typed(text, dtype), shapes)
-    for rows, width, dtype in (
-        (20011, 7, "float16"), (20011, 33, "float"), (9001, 100, "bfloat16"), (9001, 128, "float16"),
-        (4099, 768, "float16"), (9001, 768, "float16"), (4099, 770, "bfloat16"), (4099, 1023, "float16"),
-        (4099, 1023, "float"), (2003, 1023, "double"), (3001, 2048, "double"), (2003, 4096, "float"),
-        (1501, 5140, "float16"), (1501, 5142, "float16"), (1001, 8192, "bfloat16"), (701, 12288, "float16"),
-        (701, 20480, "float16"), (701, 20481, "bfloat16"), (401, 40961, "float16"),
-    )
-    for what, text, shapes in (
-        ("affine", AFFINE, ((rows, width), (width,), (width,))),
-        ("residual", RESIDUAL, ((rows, width), (width,), (rows, width), (width,), (width,))),
-    )
+  Case(f"{rows} rows of {width}, {what}, {dtype}", typed(text, dtype), shapes)
+  for rows, width, dtype in (
+      (20011, 7, "float16"), (20011, 33, "float"), (9001, 100, "bfloat16"), (9001, 128, "float16"),
+      (4099, 768, "float16"), (9001, 768, "float16"), (4099, 770, "bfloat16"), (4099, 1023, "float16"),
+      (4099, 1023, "float"), (2003, 1023, "double"), (3001, 2048, "double"), (2003, 4096, "float"),
+      (1501, 5140, "float16"), (1501, 5142, "float16"), (1001, 8192, "bfloat16"), (701, 12288, "float16"),
+      (701, 20480, "float16"), (701, 20481, "bfloat16"), (401, 40961, "float16"),
+  )
+  for what, text, shapes in (
+      ("affine", AFFINE, ((rows, width), (width,), (width,))),
+      ("residual", RESIDUAL, ((rows, width), (width,), (rows, width), (width,), (width,))),
+  )
 )  # fmt: skip
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}

@@ -73,9 +73,9 @@ def test_places_are_those_of_the_cpu(coordinates: str, mode: str) -> None:
   words = {"mode": "linear"} if mode == "linear" else {"mode": "nearest", "nearest_mode": mode}
   pairs = [(size, out) for size in (1, 2, 5, 7, 9, 14, 20, 33, 97) for out in (1, 2, 3, 4, 6, 8, 9, 13, 28, 56)]
   nodes = [
-      helper.make_node("FusedResize", [f"x{size}"], [f"y{size}/{out}"], domain=DOMAIN, sizes=[1, out],
-                       coordinate_transformation_mode=coordinates, **words)
-      for size, out in pairs
+    helper.make_node("FusedResize", [f"x{size}"], [f"y{size}/{out}"], domain=DOMAIN, sizes=[1, out],
+                     coordinate_transformation_mode=coordinates, **words)
+    for size, out in pairs
   ]  # fmt: skip
   # Of which the nearest element tells its number, and a linear place its weight: every other element is 0.
   lines = {f"x{size}": np.arange(size, dtype=np.float32) for size, _ in pairs}
@@ -184,12 +184,12 @@ def test_many_threads_run_one_session() -> None:
 
 
 HUGE = {
-    "halves, NHWC": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2], "layout": "NHWC"}),
-    "halves, NCHW": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2]}),
-    "twice, NHWC": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC",
-                                    "coordinate_transformation_mode": "asymmetric"}),
-    "twice, NCHW": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor",
-                                    "coordinate_transformation_mode": "asymmetric"}),
+  "halves, NHWC": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2], "layout": "NHWC"}),
+  "halves, NCHW": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2]}),
+  "twice, NHWC": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC",
+                                  "coordinate_transformation_mode": "asymmetric"}),
+  "twice, NCHW": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor",
+                                  "coordinate_transformation_mode": "asymmetric"}),
 }  # fmt: skip
 
 

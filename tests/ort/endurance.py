@@ -294,7 +294,7 @@ def threads(count: int, times: int) -> dict[str, Any]:
 
 
 MODES: dict[str, Callable[..., dict[str, Any]]] = {
-    "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
+  "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
 }  # fmt: skip
 
 if __name__ == "__main__":

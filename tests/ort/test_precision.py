@@ -30,10 +30,10 @@ from ortplugin.program import parse
 # Which of tests/data, and how many Casts there may be in the result: one for each floating input and output, and those
 # between integers or bools and what computes with them. `None`: of kept operators there are some.
 MODELS = {
-    "bert_torchscript_opset17_dynamic": 1, "bert_dynamo": 0, "convnext_dynamo_dynamic": 1, "efficientnet_dynamo": 1,
-    "gpt2_dynamo": 0, "llama_torchscript_opset17": 1, "mobilenet_torchscript_opset17": 1, "swin_dynamo": 1,
-    "t5_torchscript_opset18": 1, "t5_dynamo": 0, "vit_torchscript_opset14": 1, "index_dynamo_dynamic": 1,
-    "scatter_dynamo": 2,
+  "bert_torchscript_opset17_dynamic": 1, "bert_dynamo": 0, "convnext_dynamo_dynamic": 1, "efficientnet_dynamo": 1,
+  "gpt2_dynamo": 0, "llama_torchscript_opset17": 1, "mobilenet_torchscript_opset17": 1, "swin_dynamo": 1,
+  "t5_torchscript_opset18": 1, "t5_dynamo": 0, "vit_torchscript_opset14": 1, "index_dynamo_dynamic": 1,
+  "scatter_dynamo": 2,
 }  # fmt: skip
 
 

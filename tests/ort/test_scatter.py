@@ -454,9 +454,9 @@ class Wrong:
     if self.fed is None:
       return None
     return [
-        (helper.tensor_dtype_to_np_dtype(dtype).name, value if isinstance(value, tuple) else np.shape(value),
-         None if isinstance(value, tuple) else np.ravel(value).tolist())
-        for dtype, value in zip(self.dtypes, self.fed, strict=True)
+      (helper.tensor_dtype_to_np_dtype(dtype).name, value if isinstance(value, tuple) else np.shape(value),
+       None if isinstance(value, tuple) else np.ravel(value).tolist())
+      for dtype, value in zip(self.dtypes, self.fed, strict=True)
     ]  # fmt: skip
 
 
@@ -649,8 +649,8 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
     indices = [1 if rng.random() < 0.3 else size for size in updates]
     axis = axis - rank if rng.random() < 0.5 else axis
     return elements(
-        name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
-        axis=axis, **given,
+      name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
+      axis=axis, **given,
     )  # fmt: skip
   axes = [int(axis) for axis in rng.permutation(rank)[: int(rng.integers(1, rank + 1))]]
   updates, starts, steps = [size if rng.random() < 0.7 else 1 for size in data], [], []

@@ -180,7 +180,7 @@ def test_the_decomposition_runs_in_onnxs_own_evaluator() -> None:
 def test_the_decomposition_is_small_where_nothing_is_asked_for() -> None:
   node = case_of("plain", "float", (2, 3, 5, 7, 8), scale=1.0).node()
   assert [each.op_type for each in OPERATOR.decompose(node, 18) if each.op_type != "Constant"] == [
-      "Transpose", "MatMul", "Softmax", "MatMul", "Identity",
+    "Transpose", "MatMul", "Softmax", "MatMul", "Identity",
   ]  # fmt: skip
 
 

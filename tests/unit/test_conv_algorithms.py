@@ -27,8 +27,8 @@ PROGRAM = "(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Relu(v) }"
 
 def node_of(**attributes: object) -> onnx.NodeProto:
   return helper.make_node(
-      "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
-      layout="NHWC", **attributes,
+    "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
+    layout="NHWC", **attributes,
   )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def test_the_decomposition_is_as_short_as_it_can_be() -> None:
   assert operators("(bfloat16 c) => (bfloat16 c) {}", 22) == ["Conv"]
   assert operators("(bfloat16 c) => (bfloat16 c) {}", 21) == ["Cast", "Cast", "Conv", "Cast"]
   assert operators("(float c, float b) => (float y, float z) { y = Relu(c) z = Neg(b) }") == [
-      "Conv", "Relu", "Neg", "Shape", "Expand",
+    "Conv", "Relu", "Neg", "Shape", "Expand",
   ]  # fmt: skip
 
 

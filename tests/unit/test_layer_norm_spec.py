@@ -149,8 +149,8 @@ def test_results_are_broadcast_to_s(rng: np.random.Generator) -> None:
 
 
 RANGES = {
-    "Log": (0.1, 3), "Sqrt": (0.1, 3), "Acosh": (1.1, 4), "Atanh": (-0.9, 0.9), "Asin": (-0.9, 0.9),
-    "Acos": (-0.9, 0.9), "Reciprocal": (0.5, 2), "Div": (0.5, 2), "Pow": (0.1, 2),
+  "Log": (0.1, 3), "Sqrt": (0.1, 3), "Acosh": (1.1, 4), "Atanh": (-0.9, 0.9), "Asin": (-0.9, 0.9),
+  "Acos": (-0.9, 0.9), "Reciprocal": (0.5, 2), "Div": (0.5, 2), "Pow": (0.1, 2),
 }  # fmt: skip
 
 

@@ -62,9 +62,9 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize(
-    ("op", "opset"),
-    [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
-     ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
+  ("op", "opset"),
+  [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
+   ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
 )  # fmt: skip
 def test_pools(op: str, opset: int, size: int) -> None:
   dilated = (op, opset) not in (("AveragePool", 10), ("AveragePool", 18))
@@ -171,8 +171,8 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
 
 
 @pytest.mark.parametrize(("q", "v", "wanted"), [
-    ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
-    ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
+  ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
+  ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
 def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | None, ...]) -> None:
   """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""

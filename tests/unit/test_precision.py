@@ -251,8 +251,8 @@ def test_double_stays() -> None:
 
 def test_a_large_initializer_is_named_and_what_follows_stays_too() -> None:
   nodes = [
-      node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
-      node("MatMul", "d w", "y"),
+    node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
+    node("MatMul", "d w", "y"),
   ]  # fmt: skip
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "large": np.float32(70000)}))
   assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "Mul", "Add", "Tanh", "Cast>half", "MatMul", "Cast>float"]
@@ -282,8 +282,8 @@ def test_what_masks_are_filled_with_stays_finite() -> None:
   lowest = np.finfo(np.float32).min
   assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
   nodes = [
-      node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
-      node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
+    node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
+    node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
   ]  # fmt: skip
   inputs = {"x": (FLOAT, [2, 4]), "mask": (TensorProto.INT64, [2, 4])}
   constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
@@ -388,8 +388,8 @@ def test_other_domains_and_unknown_dtypes_stay() -> None:
 
 def test_a_value_is_cast_once_for_all_its_readers() -> None:
   nodes = [
-      node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
-      node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
+    node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
+    node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
   ]  # fmt: skip
   result, _, _ = convert(model(nodes, {"w": WEIGHT}))
   casts = [each for each in result.graph.node if each.op_type == "Cast"]
@@ -399,8 +399,8 @@ def test_a_value_is_cast_once_for_all_its_readers() -> None:
 def test_casts_of_the_model_become_borders_or_nothing() -> None:
   """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
   nodes = [
-      node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
-      node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
+    node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
+    node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
   ]  # fmt: skip
   half = (HALF, [2, 4])
   original = model(
@@ -476,8 +476,8 @@ def test_bodies_keep_their_dtypes_and_read_what_they_read_before() -> None:
 
 def test_arithmetic_on_shapes_stays_silently() -> None:
   nodes = [
-      node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
-      node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
+    node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
+    node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
   ]  # fmt: skip
   original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs={"y": (FLOAT, ["a", "b"])})
   result, count, kept = convert(original)

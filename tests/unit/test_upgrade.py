@@ -307,16 +307,16 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
 
 
 @pytest.mark.parametrize(("body", "kept"), [
-    ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
-    ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
-    ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),
-    ("s = Shape(x)  t = Slice(s, one, two)  d = Abs(x)  y = Neg(d)", {"x", "d", "y"}),
-    # "" among outputs is no value that something follows from.
-    ("n = Neg(x)  m = Slice(x, one, two)  r, \"\" = Dropout(m)  d = If(on) <then_branch = a () => (float[3,batch] b)"
-     " { b, \"\" = Dropout(n) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)",
-     {"x", "d", "y"}),
-    ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
-     " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
+  ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
+  ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
+  ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),
+  ("s = Shape(x)  t = Slice(s, one, two)  d = Abs(x)  y = Neg(d)", {"x", "d", "y"}),
+  # "" among outputs is no value that something follows from.
+  ("n = Neg(x)  m = Slice(x, one, two)  r, \"\" = Dropout(m)  d = If(on) <then_branch = a () => (float[3,batch] b)"
+   " { b, \"\" = Dropout(n) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)",
+   {"x", "d", "y"}),
+  ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
+   " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
 ])  # fmt: skip
 def test_names_of_lengths_that_a_slice_does_not_keep(body: str, kept: set[str]) -> None:
   model = parsed(

@@ -238,8 +238,8 @@ def test_large_weights_stay_where_they_are(overridable: bool, rng: np.random.Gen
   inputs = [value("x", 1, (1, width)), *([value("w", 1, (width,))] if overridable else [])]
   weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
   graph = helper.make_graph(
-      [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
-      "g", inputs, [value("y", 1, (1, width))], [weights],
+    [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
+    "g", inputs, [value("y", 1, (1, width))], [weights],
   )  # fmt: skip
   imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
   original = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)

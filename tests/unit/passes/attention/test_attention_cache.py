@@ -59,8 +59,8 @@ def test_gpt_2(rows: str) -> None:
   assert list(node.input) == ["x", "x", "x", "past_key", "past_value"]
   assert list(node.output) == ["y", "present_key", "present_value"]
   assert attributes(node) == {
-      "scale": 0.4, "q_layout": "b s (0/3 h d)", "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)",
-      "y_layout": "b s (h d)",
+    "scale": 0.4, "q_layout": "b s (0/3 h d)", "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)",
+    "y_layout": "b s (h d)",
   }  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def test_llama() -> None:
   assert len(set(node.input[:3])) == 1
   assert list(node.input[5:]) == ["past_key", "past_value"]
   assert attributes(node) == {
-      "scale": 0.4, "rotary": "half", "q_layout": "b s (h:0/8 d)", "k_layout": "b s (h:4/8 d)",
-      "v_layout": "b s (h:6/8 d)", "y_layout": "b s (h d)",
+    "scale": 0.4, "rotary": "half", "q_layout": "b s (h:0/8 d)", "k_layout": "b s (h:4/8 d)",
+    "v_layout": "b s (h:6/8 d)", "y_layout": "b s (h d)",
   }  # fmt: skip
 
 
@@ -204,8 +204,8 @@ def test_a_concat_of_heads_is_no_cache() -> None:
   joined = JOIN.replace("axis = -2", "axis = 1").replace("axis = 2", "axis = 1") + "q2 = Concat<axis = 1> (q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
   fused, _ = run_pass(graph(
-      nodes, "float[2,3,96] x, float[2,4,3,8] past_key, float[2,4,3,8] past_value",
-      "float[2,3,64] y, float[2,8,3,8] present_key, float[2,8,3,8] present_value",
+    nodes, "float[2,3,96] x, float[2,4,3,8] past_key, float[2,4,3,8] past_value",
+    "float[2,3,64] y, float[2,8,3,8] present_key, float[2,8,3,8] present_value",
   ), *FUSE)  # fmt: skip
   assert attentions(fused)
   assert_unchanged(fused, [ATTENTION_CACHE], "is none of two tensors along the sequence of 'b h s d'")

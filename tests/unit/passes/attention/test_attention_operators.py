@@ -32,17 +32,17 @@ def fuse(original: onnx.ModelProto, **given: np.ndarray) -> tuple[list[str], onn
 
 
 ONNX = {
-    "heads apart": ("y = Attention(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT}),
-    "heads together": (f"y = Attention<{HEADS}> (q, k, v)", THREE, "float[2,5,32] y", {**LAID, "scale": ROOT}),
-    "scale and softcap": ("y = Attention<scale = 0.5, softcap = 2.0> (q, k, v)", FOUR, "float[2,4,5,8] y",
-                          {"scale": 0.5, "softcap": 2.0}),
-    "causal": ("y = Attention<is_causal = 1> (q, k, v)", FOUR, "float[2,4,5,8] y",
-               {"scale": ROOT, "causal": "upper_left"}),
-    "a mask to add": (f"y = Attention<{HEADS}, softcap = 2.0> (q, k, v, m)", f"{THREE}, float[2,1,5,5] m",
-                      "float[2,5,32] y", {**LAID, "scale": ROOT, "softcap": 2.0, "mask_dtype": "float",
-                                          "masked_rows": "zero"}),
-    "bools, causal": ("y = Attention<is_causal = 1> (q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y",
-                      {"scale": ROOT, "causal": "upper_left", "mask_dtype": "bool", "masked_rows": "zero"}),
+  "heads apart": ("y = Attention(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT}),
+  "heads together": (f"y = Attention<{HEADS}> (q, k, v)", THREE, "float[2,5,32] y", {**LAID, "scale": ROOT}),
+  "scale and softcap": ("y = Attention<scale = 0.5, softcap = 2.0> (q, k, v)", FOUR, "float[2,4,5,8] y",
+                        {"scale": 0.5, "softcap": 2.0}),
+  "causal": ("y = Attention<is_causal = 1> (q, k, v)", FOUR, "float[2,4,5,8] y",
+             {"scale": ROOT, "causal": "upper_left"}),
+  "a mask to add": (f"y = Attention<{HEADS}, softcap = 2.0> (q, k, v, m)", f"{THREE}, float[2,1,5,5] m",
+                    "float[2,5,32] y", {**LAID, "scale": ROOT, "softcap": 2.0, "mask_dtype": "float",
+                                        "masked_rows": "zero"}),
+  "bools, causal": ("y = Attention<is_causal = 1> (q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y",
+                    {"scale": ROOT, "causal": "upper_left", "mask_dtype": "bool", "masked_rows": "zero"}),
 }  # fmt: skip
 
 
@@ -77,16 +77,16 @@ def test_views_before_and_after_are_read_through() -> None:
 QKV = "float[2,5,32] q, float[2,7,32] k, float[2,7,32] v"
 MULTI_HEAD = "com.microsoft.MultiHeadAttention<num_heads = 4"
 CONTRIB = {
-    "plain": (f"y = {MULTI_HEAD}> (q, k, v)", QKV, {**LAID, "scale": ROOT}, ["FusedAttention"]),
-    "scale, values of another size": (f"y = {MULTI_HEAD}, scale = 0.5> (q, k, v)",
-                                      QKV.replace("[2,7,32] v", "[2,7,12] v"), {**LAID, "scale": 0.5},
-                                      ["FusedAttention"]),
-    "a bias for the scores": (f"y = {MULTI_HEAD}> (q, k, v, , , m)", f"{QKV}, float[1,4,5,7] m",
-                              {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["FusedAttention"]),
-    "padding": (f"y = {MULTI_HEAD}, mask_filter_value = -1000.0> (q, k, v, , m)", f"{QKV}, int32[2,7] m",
-                {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["Cast", "Unsqueeze", "Where", "FusedAttention"]),
-    "causal": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV.replace("7,", "5,"),
-               {**LAID, "scale": ROOT, "causal": "upper_left"}, ["FusedAttention"]),
+  "plain": (f"y = {MULTI_HEAD}> (q, k, v)", QKV, {**LAID, "scale": ROOT}, ["FusedAttention"]),
+  "scale, values of another size": (f"y = {MULTI_HEAD}, scale = 0.5> (q, k, v)",
+                                    QKV.replace("[2,7,32] v", "[2,7,12] v"), {**LAID, "scale": 0.5},
+                                    ["FusedAttention"]),
+  "a bias for the scores": (f"y = {MULTI_HEAD}> (q, k, v, , , m)", f"{QKV}, float[1,4,5,7] m",
+                            {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["FusedAttention"]),
+  "padding": (f"y = {MULTI_HEAD}, mask_filter_value = -1000.0> (q, k, v, , m)", f"{QKV}, int32[2,7] m",
+              {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["Cast", "Unsqueeze", "Where", "FusedAttention"]),
+  "causal": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV.replace("7,", "5,"),
+             {**LAID, "scale": ROOT, "causal": "upper_left"}, ["FusedAttention"]),
 }  # fmt: skip
 
 
@@ -124,14 +124,14 @@ def test_one_product_with_its_weights(rng: np.random.Generator) -> None:
 
 PASTS = ", float[2,{},3,8] p, float[2,{},3,8] o"
 CACHED = {
-    "Attention": ("Attention<is_causal = 1> (q, k, v, , p, o)", FOUR, "float[2,4,5,8] y",
-                  {"scale": ROOT, "causal": "lower_right", "masked_rows": "zero"}),
-    "Attention, heads together, a mask": (f"Attention<{HEADS}> (q, k, v, m, p, o)", f"{THREE}, float[2,1,5,8] m",
-                                          "float[2,5,32] y", {**LAID, "scale": ROOT, "mask_dtype": "float",
-                                                              "masked_rows": "zero"}),
-    "MultiHeadAttention": (f"{MULTI_HEAD}, unidirectional = 1> (q, k, v, , , b, p, o)",
-                           QKV.replace("7,", "5,") + ", float[2,4,5,8] b", "float[2,5,32] y",
-                           {**LAID, "scale": ROOT, "causal": "lower_right", "mask_dtype": "float"}),
+  "Attention": ("Attention<is_causal = 1> (q, k, v, , p, o)", FOUR, "float[2,4,5,8] y",
+                {"scale": ROOT, "causal": "lower_right", "masked_rows": "zero"}),
+  "Attention, heads together, a mask": (f"Attention<{HEADS}> (q, k, v, m, p, o)", f"{THREE}, float[2,1,5,8] m",
+                                        "float[2,5,32] y", {**LAID, "scale": ROOT, "mask_dtype": "float",
+                                                            "masked_rows": "zero"}),
+  "MultiHeadAttention": (f"{MULTI_HEAD}, unidirectional = 1> (q, k, v, , , b, p, o)",
+                         QKV.replace("7,", "5,") + ", float[2,4,5,8] b", "float[2,5,32] y",
+                         {**LAID, "scale": ROOT, "causal": "lower_right", "mask_dtype": "float"}),
 }  # fmt: skip
 
 

@@ -118,28 +118,28 @@ REPEATED = """pairs = {1,5,4,2}  three = {3}  g = Unsqueeze(f, three)  e = Expan
   c = Reshape(e, flat)  cw = Cos(c)  sw = Sin(c)  at = {2}  cos = Unsqueeze(cw, at)  sin = Unsqueeze(sw, at)"""
 CONTRIB = "{y} = com.microsoft.RotaryEmbedding"
 FORMS = {
-    "Llama: halves, of tables whose halves are equal": Form(FULL, tables(*FOUR, doubled="half")),
-    "operands the other way round": Form(SWAPPED, tables(5, 4, doubled="half")),
-    "halves by Split, a table for each text": Form(BY_SPLIT, tables(2, 1, 5, 4, doubled="half"), shape=(2, 5, 4)),
-    "before the Transpose": Form(FULL, tables(*ROWS, doubled="half"), at="b s h d"),
-    "tables of half the width": Form(HALVES, tables(*FOUR)),
-    "GPT-NeoX: the first elements": Form(PARTIAL, tables(1, 1, 5, 2, doubled="half"), shape=(5, 2)),
-    "the first elements, by one Split and Concat": Form(PARTIAL_HALVES, tables(5, 2), shape=(5, 2)),
-    "neighbours": Form(INTERLEAVED, tables(*FOUR), "interleaved"),
-    "GPT-J: neighbours, before the Transpose": Form(
-        GPT_J, tables(*ROWS, doubled="interleaved"), "interleaved", at="b s h d"),
-    "tables of the graph": Form(
-        FULL, {}, shape=(2, 5, 4), before=DOUBLED, inputs="float[2,5,4] f",
-        left=("Concat", "Cos", "Sin", "Unsqueeze", "Unsqueeze", "Slice", "Squeeze", "Slice", "Squeeze")),
-    "tables of the graph, neighbours": Form(
-        GPT_J, {}, "interleaved", at="b s h d", before=REPEATED, inputs="float[1,5,4] f",
-        left=("Unsqueeze", "Expand", "Reshape", "Cos", "Sin", "Unsqueeze", "Unsqueeze", "Slice", "Squeeze", "Slice",
-              "Squeeze")),
-    "ONNX Runtime's operator": Form(
-        CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
-    "ONNX Runtime's operator, neighbours, with positions": Form(
-        CONTRIB + "<interleaved = 1> ({x}, where, cos, sin)", tables(9, 4), "interleaved", (2, 5, 4),
-        inputs="int64[2,5] where", left=("Gather", "Gather")),
+  "Llama: halves, of tables whose halves are equal": Form(FULL, tables(*FOUR, doubled="half")),
+  "operands the other way round": Form(SWAPPED, tables(5, 4, doubled="half")),
+  "halves by Split, a table for each text": Form(BY_SPLIT, tables(2, 1, 5, 4, doubled="half"), shape=(2, 5, 4)),
+  "before the Transpose": Form(FULL, tables(*ROWS, doubled="half"), at="b s h d"),
+  "tables of half the width": Form(HALVES, tables(*FOUR)),
+  "GPT-NeoX: the first elements": Form(PARTIAL, tables(1, 1, 5, 2, doubled="half"), shape=(5, 2)),
+  "the first elements, by one Split and Concat": Form(PARTIAL_HALVES, tables(5, 2), shape=(5, 2)),
+  "neighbours": Form(INTERLEAVED, tables(*FOUR), "interleaved"),
+  "GPT-J: neighbours, before the Transpose": Form(
+      GPT_J, tables(*ROWS, doubled="interleaved"), "interleaved", at="b s h d"),
+  "tables of the graph": Form(
+      FULL, {}, shape=(2, 5, 4), before=DOUBLED, inputs="float[2,5,4] f",
+      left=("Concat", "Cos", "Sin", "Unsqueeze", "Unsqueeze", "Slice", "Squeeze", "Slice", "Squeeze")),
+  "tables of the graph, neighbours": Form(
+      GPT_J, {}, "interleaved", at="b s h d", before=REPEATED, inputs="float[1,5,4] f",
+      left=("Unsqueeze", "Expand", "Reshape", "Cos", "Sin", "Unsqueeze", "Unsqueeze", "Slice", "Squeeze", "Slice",
+            "Squeeze")),
+  "ONNX Runtime's operator": Form(
+      CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
+  "ONNX Runtime's operator, neighbours, with positions": Form(
+      CONTRIB + "<interleaved = 1> ({x}, where, cos, sin)", tables(9, 4), "interleaved", (2, 5, 4),
+      inputs="int64[2,5] where", left=("Gather", "Gather")),
 }  # fmt: skip
 
 
@@ -209,23 +209,23 @@ def test_equal_tables_are_one_constant() -> None:
 
 DIFFERENT = tables(1, 1, 5, 8)
 MISSES = {
-    "only one of Q and K is rotated: 'kh', made by": Form(
-        FULL, tables(*FOUR, doubled="half"), inputs="float[2,4,2,8] past",
-        keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis = 2> (past, recent)", before="three = {3}"),
-    "is not known to have equal halves": Form(FULL, DIFFERENT),
-    "'cos' is not known to have equal neighbours": Form(
-        GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
-    "has not one row for each position": Form(FULL, tables(1, 1, 1, 4, doubled="half")),
-    "is not known to be one row for each position": Form(FULL, tables(1, 4, 5, 4, doubled="half")),
-    "'qh_one', which is rotated, is not known to have the shape": Form(
-        "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"),
-        tables(2, 1, 5, 4, doubled="half")),
-    "'kr' is a graph output": Form(FULL, tables(*FOUR, doubled="half")),
-    "the first position, 'start', is no constant": Form(
-        CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"),
-    "or it scales": Form(CONTRIB + "<scale = 2.0> ({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
-    "is not as": Form(CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}, at="b s h d"),
-    "different tables, 'cos' and 'k5_cos'": Form(FULL, {**tables(*FOUR, doubled="half"), "k5_cos": DIFFERENT["cos"]}),
+  "only one of Q and K is rotated: 'kh', made by": Form(
+      FULL, tables(*FOUR, doubled="half"), inputs="float[2,4,2,8] past",
+      keys="recent = Slice(kr, zero, three, two)  kh = Concat<axis = 2> (past, recent)", before="three = {3}"),
+  "is not known to have equal halves": Form(FULL, DIFFERENT),
+  "'cos' is not known to have equal neighbours": Form(
+      GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
+  "has not one row for each position": Form(FULL, tables(1, 1, 1, 4, doubled="half")),
+  "is not known to be one row for each position": Form(FULL, tables(1, 4, 5, 4, doubled="half")),
+  "'qh_one', which is rotated, is not known to have the shape": Form(
+      "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"),
+      tables(2, 1, 5, 4, doubled="half")),
+  "'kr' is a graph output": Form(FULL, tables(*FOUR, doubled="half")),
+  "the first position, 'start', is no constant": Form(
+      CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"),
+  "or it scales": Form(CONTRIB + "<scale = 2.0> ({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}),
+  "is not as": Form(CONTRIB + "({x}, start, cos, sin)", {**tables(9, 4), "start": np.array([2])}, at="b s h d"),
+  "different tables, 'cos' and 'k5_cos'": Form(FULL, {**tables(*FOUR, doubled="half"), "k5_cos": DIFFERENT["cos"]}),
 }  # fmt: skip
 
 

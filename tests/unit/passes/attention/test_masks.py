@@ -122,13 +122,13 @@ def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) 
 
 
 @pytest.mark.parametrize("how", [
-    f"{LOW} masked = Where(m, s, low)",
-    f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
-    "low = Constant<value = float {-10000}> ()  masked = Where(m, s, low)",
-    f"{LOW} {LOWEST} bias = Where(m, zero, lowest)  masked = Add(s, bias)",
-    # A padding above a mask that is filled in: their sum is float32's lowest number and not -inf.
-    f"{LOW} {LOWEST} fill = Constant<value = float {{-9984}}> ()"
-    "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
+  f"{LOW} masked = Where(m, s, low)",
+  f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
+  "low = Constant<value = float {-10000}> ()  masked = Where(m, s, low)",
+  f"{LOW} {LOWEST} bias = Where(m, zero, lowest)  masked = Add(s, bias)",
+  # A padding above a mask that is filled in: their sum is float32's lowest number and not -inf.
+  f"{LOW} {LOWEST} fill = Constant<value = float {{-9984}}> ()"
+  "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
 ])  # fmt: skip
 def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str) -> None:
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,5,5] m", Y)

@@ -33,30 +33,30 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("y = Relu(c)", ["y = Relu(c)"]),
-        ("y = LeakyRelu<alpha = 0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
-        ("y = Clip(c, zero, six)", ["y = Clip(c, 0, 6)"]),
-        ("y = HardSwish(c)", ["y = HardSwish(c)"]),
-        ("a = Mul(c, s)  y = Tanh(a)", ["mul = Mul(c, 0.5)", "y = Tanh(mul)"]),
-        ("a = Sigmoid(c)  y = Mul(c, a)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
-        ("a = Add(c, three)  b = Clip(a, zero, six)  d = Mul(c, b)  y = Div(d, six)",
-         ["add = Add(c, 3)", "clip = Clip(add, 0, 6)", "mul = Mul(c, clip)", "y = Div(mul, 6)"]),
-        ("a = Add(c, three)  b = Clip(a, zero, six)  d = Div(b, six)  y = Mul(c, d)",
-         ["add = Add(c, 3)", "clip = Clip(add, 0, 6)", "div = Div(clip, 6)", "y = Mul(c, div)"]),
-        ("a = Div(c, root)  b = Erf(a)  d = Add(b, one)  e = Mul(c, d)  y = Mul(e, s)",
-         ["div = Div(c, 1.4142135381698608)", "erf = Erf(div)", "add = Add(erf, 1)", "mul = Mul(c, add)",
-          "y = Mul(mul, 0.5)"]),
-        ("a = Softplus(c)  b = Tanh(a)  y = Mul(c, b)",
-         ["softplus = Softplus(c)", "tanh = Tanh(softplus)", "y = Mul(c, tanh)"]),
-        ("a = Add(c, r)  y = Relu(a)", ["add = Add(c, residual)", "y = Relu(add)"]),
-        ("a = Relu(c)  y = Add(a, r)", ["relu = Relu(c)", "y = Add(relu, residual)"]),
-        ("y = Add(c, x)", ["y = Add(c, residual)"]),
-        ("a = Mul(c, g)  y = Add(a, r)", ["mul = Mul(c, scale)", "y = Add(mul, residual)"]),
-        ("y = PRelu(c, g)", ["y = PRelu(c, slope)"]),
-        ("a = Sum(c, x, r)  y = Relu(a)", ["add = Add(c, residual)", "add2 = Add(add, residual2)", "y = Relu(add2)"]),
-    ],
+  ("nodes", "expected"),
+  [
+      ("y = Relu(c)", ["y = Relu(c)"]),
+      ("y = LeakyRelu<alpha = 0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
+      ("y = Clip(c, zero, six)", ["y = Clip(c, 0, 6)"]),
+      ("y = HardSwish(c)", ["y = HardSwish(c)"]),
+      ("a = Mul(c, s)  y = Tanh(a)", ["mul = Mul(c, 0.5)", "y = Tanh(mul)"]),
+      ("a = Sigmoid(c)  y = Mul(c, a)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
+      ("a = Add(c, three)  b = Clip(a, zero, six)  d = Mul(c, b)  y = Div(d, six)",
+       ["add = Add(c, 3)", "clip = Clip(add, 0, 6)", "mul = Mul(c, clip)", "y = Div(mul, 6)"]),
+      ("a = Add(c, three)  b = Clip(a, zero, six)  d = Div(b, six)  y = Mul(c, d)",
+       ["add = Add(c, 3)", "clip = Clip(add, 0, 6)", "div = Div(clip, 6)", "y = Mul(c, div)"]),
+      ("a = Div(c, root)  b = Erf(a)  d = Add(b, one)  e = Mul(c, d)  y = Mul(e, s)",
+       ["div = Div(c, 1.4142135381698608)", "erf = Erf(div)", "add = Add(erf, 1)", "mul = Mul(c, add)",
+        "y = Mul(mul, 0.5)"]),
+      ("a = Softplus(c)  b = Tanh(a)  y = Mul(c, b)",
+       ["softplus = Softplus(c)", "tanh = Tanh(softplus)", "y = Mul(c, tanh)"]),
+      ("a = Add(c, r)  y = Relu(a)", ["add = Add(c, residual)", "y = Relu(add)"]),
+      ("a = Relu(c)  y = Add(a, r)", ["relu = Relu(c)", "y = Add(relu, residual)"]),
+      ("y = Add(c, x)", ["y = Add(c, residual)"]),
+      ("a = Mul(c, g)  y = Add(a, r)", ["mul = Mul(c, scale)", "y = Add(mul, residual)"]),
+      ("y = PRelu(c, g)", ["y = PRelu(c, slope)"]),
+      ("a = Sum(c, x, r)  y = Relu(a)", ["add = Add(c, residual)", "add2 = Add(add, residual2)", "y = Relu(add2)"]),
+  ],
 )  # fmt: skip
 def test_chains(nodes: str, expected: list[str]) -> None:
   constants = f"{S}, float[4,1,1] g = {{0.5, -1, 2, 3}}"
@@ -153,21 +153,21 @@ def test_a_graph_output_is_the_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
-    [
-        (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
-        (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
-        (graph("e = MaxPool<kernel_shape = [5, 6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
-               + ", ".join("1" for _ in range(16)) + "}"), "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
-        (graph("v = Reshape(r, t)  y = Add(c, v)", "", ", float[K] r, int64[R] t", out="[A,B,C,D]"),
-         "the rank of 'v' is unknown"),
-        (graph("a = Softmax(c)  y = Add(c, a)"), "'a', which it also reads, depends on the convolution"),
-        (graph("a = Relu(c)  y = Softmax(c)", "", "", ", float[N,4,5,6] a"), "'c' is also used by 'y' (Softmax)"),
-        (graph("y = Relu(c)", "", "", ", float[N,4,5,6] c"), "'c' is a graph output"),
-        (graph("y = Floor(c)", dtype="float16"), "'c' has to be rounded to float16 before it"),
-        (graph("y = Cast<to = 6>(c)").replace("(float[N,4,5,6] y)", "(int32[N,4,5,6] y)"), "it has a value of int32"),
-        (graph("y, mask = Dropout(c)", "", "", ", bool[N,4,5,6] mask"), "its mask is wanted"),
-    ],
+  ("text", "fragment"),
+  [
+      (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
+      (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
+      (graph("e = MaxPool<kernel_shape = [5, 6]>(c)  d = Conv(e, u)  y = Mul(d, x)", "float[4,4,1,1] u = {"
+             + ", ".join("1" for _ in range(16)) + "}"), "'x' of shape [N, 4, 5, 6] does not surely broadcast to"),
+      (graph("v = Reshape(r, t)  y = Add(c, v)", "", ", float[K] r, int64[R] t", out="[A,B,C,D]"),
+       "the rank of 'v' is unknown"),
+      (graph("a = Softmax(c)  y = Add(c, a)"), "'a', which it also reads, depends on the convolution"),
+      (graph("a = Relu(c)  y = Softmax(c)", "", "", ", float[N,4,5,6] a"), "'c' is also used by 'y' (Softmax)"),
+      (graph("y = Relu(c)", "", "", ", float[N,4,5,6] c"), "'c' is a graph output"),
+      (graph("y = Floor(c)", dtype="float16"), "'c' has to be rounded to float16 before it"),
+      (graph("y = Cast<to = 6>(c)").replace("(float[N,4,5,6] y)", "(int32[N,4,5,6] y)"), "it has a value of int32"),
+      (graph("y, mask = Dropout(c)", "", "", ", bool[N,4,5,6] mask"), "its mask is wanted"),
+  ],
 )  # fmt: skip
 def test_near_misses(text: str, fragment: str) -> None:
   before, _ = run_pass(model(text), FUSE_CONV)

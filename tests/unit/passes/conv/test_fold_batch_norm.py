@@ -11,7 +11,7 @@ from ortplugin.passes.conv.weights import COPY_BYTES
 
 NORM = "y = BatchNormalization (a, s, b, m, v)"
 PARAMETERS = ", ".join(f"float[4] {name} = {values}" for name, values in (
-    ("s", "{1.5, 0.5, 2, -1}"), ("b", "{0.5, -1, 0, 2}"), ("m", "{0.1, 0.2, -0.3, 0.4}"), ("v", "{1, 0.5, 2, 4}")
+  ("s", "{1.5, 0.5, 2, -1}"), ("b", "{0.5, -1, 0, 2}"), ("m", "{0.1, 0.2, -0.3, 0.4}"), ("v", "{1, 0.5, 2, 4}")
 ))  # fmt: skip
 KERNEL = "{" + ", ".join(str(round(((7 * i) % 23 - 11) / 8, 3)) for i in range(24)) + "}"
 
@@ -192,25 +192,25 @@ def test_weights_that_leave_the_range_of_their_dtype_stay(
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
-    [
-        (graph(f"a = Conv (x, w)  {NORM}  z = Relu(a)", outputs=", float[A,4,B,C] z"), "'a' is also used by"),
-        (graph(f"a = Conv (x, w)  {NORM}", outputs=", float[A,4,B,C] a"), "'a' is a graph output"),
-        (graph(f"a = Conv (x, w)  {NORM}", inputs=", float[4] v"), "a caller may override the variance of"),
-        (graph(f"a = Conv (x, w)  {NORM}", inputs=", float[4,3,2,1] w"), "a caller may override the weight of"),
-        (graph(f"a = Conv (x, w)  {NORM.replace('s,', 'q,')}", inputs=", float[4] q"), "'q', is no constant"),
-        (graph(f"a = Conv (x, u)  {NORM}", inputs=", float[4,3,2,1] u"), "'u', is no constant"),
-        (graph(f"a = Conv (x, w, u)  {NORM}", inputs=", float[4] u"), "the bias of 'a' (Conv), 'u', is no constant"),
-        (graph(f"a = Conv (x, w)  {NORM.replace('(a', '<training_mode = 1> (a')}"), "is in training mode"),
-        (graph("a = Conv (x, w)  y = Mul(a, c)", "float[1,1,2,1] c = {1, 2}, float[5] s = {1, 2, 3, 4, 5}"),
-         "'c' of shape [1, 1, 2, 1] is neither one number nor one per channel, [4, 1, 1]"),
-        (graph("a = Conv (x, w)  y = Add(a, c)", "float[5] c = {1, 2, 3, 4, 5}"), "'c' of shape [5] is neither"),
-        (graph("a = Conv (x, w)  y = Add(a, c)", "float[2,1,1,1] c = {1, 2}"), "'c' of shape [2, 1, 1, 1] is neither"),
-        (graph("a = Conv (x, w)  y = Div(c, a)", "float c = {1}"), "divides by 'a'"),
-        (graph("a = Conv (x, w)  y = Mul(a, c)", "float c = {2}", inputs=", float c"), "a caller may override the op"),
-        (graph("a = Conv (x, w)  y = Mul(a, c)", "float[1,1,1,1,1] c = {2}").replace("[A,4,B,C]", "[1,A,4,B,C]"),
-         "'c' of shape [1, 1, 1, 1, 1] is neither"),
-    ],
+  ("text", "fragment"),
+  [
+      (graph(f"a = Conv (x, w)  {NORM}  z = Relu(a)", outputs=", float[A,4,B,C] z"), "'a' is also used by"),
+      (graph(f"a = Conv (x, w)  {NORM}", outputs=", float[A,4,B,C] a"), "'a' is a graph output"),
+      (graph(f"a = Conv (x, w)  {NORM}", inputs=", float[4] v"), "a caller may override the variance of"),
+      (graph(f"a = Conv (x, w)  {NORM}", inputs=", float[4,3,2,1] w"), "a caller may override the weight of"),
+      (graph(f"a = Conv (x, w)  {NORM.replace('s,', 'q,')}", inputs=", float[4] q"), "'q', is no constant"),
+      (graph(f"a = Conv (x, u)  {NORM}", inputs=", float[4,3,2,1] u"), "'u', is no constant"),
+      (graph(f"a = Conv (x, w, u)  {NORM}", inputs=", float[4] u"), "the bias of 'a' (Conv), 'u', is no constant"),
+      (graph(f"a = Conv (x, w)  {NORM.replace('(a', '<training_mode = 1> (a')}"), "is in training mode"),
+      (graph("a = Conv (x, w)  y = Mul(a, c)", "float[1,1,2,1] c = {1, 2}, float[5] s = {1, 2, 3, 4, 5}"),
+       "'c' of shape [1, 1, 2, 1] is neither one number nor one per channel, [4, 1, 1]"),
+      (graph("a = Conv (x, w)  y = Add(a, c)", "float[5] c = {1, 2, 3, 4, 5}"), "'c' of shape [5] is neither"),
+      (graph("a = Conv (x, w)  y = Add(a, c)", "float[2,1,1,1] c = {1, 2}"), "'c' of shape [2, 1, 1, 1] is neither"),
+      (graph("a = Conv (x, w)  y = Div(c, a)", "float c = {1}"), "divides by 'a'"),
+      (graph("a = Conv (x, w)  y = Mul(a, c)", "float c = {2}", inputs=", float c"), "a caller may override the op"),
+      (graph("a = Conv (x, w)  y = Mul(a, c)", "float[1,1,1,1,1] c = {2}").replace("[A,4,B,C]", "[1,A,4,B,C]"),
+       "'c' of shape [1, 1, 1, 1, 1] is neither"),
+  ],
 )  # fmt: skip
 def test_near_misses(text: str, fragment: str) -> None:  # RELIABILITY 8, 9, 11, 15
   training = "training_mode" in text

@@ -33,14 +33,14 @@ def graph(nodes: str, gradients: str = "dX dW dB", outputs: str = "", program: s
 
 
 @pytest.mark.parametrize(
-    ("nodes", "statements", "inputs"),
-    [
-        ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
-        ("p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
-         ["lessorequal = LessOrEqual(y, 0)", "y2 = Where(lessorequal, 0, dy)"], 4),
-        ("g = Mul(dy, s)", ["y = Mul(dy, s)"], 4),
-        ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
-    ],
+  ("nodes", "statements", "inputs"),
+  [
+      ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
+      ("p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
+       ["lessorequal = LessOrEqual(y, 0)", "y2 = Where(lessorequal, 0, dy)"], 4),
+      ("g = Mul(dy, s)", ["y = Mul(dy, s)"], 4),
+      ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
+  ],
 )  # fmt: skip
 def test_what_makes_the_gradient_is_drawn_in(nodes: str, statements: list[str] | None, inputs: int) -> None:
   original = graph(nodes)

@@ -42,8 +42,8 @@ def up(
     inputs.append(helper.make_tensor_value_info("w", kind, w))
   kept = ["w"] * constant + ["b"] * follows
   graph = helper.make_graph(
-      nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [None] * len(x))],
-      [numpy_helper.from_array(given[name].astype(dtype), name) for name in kept],
+    nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [None] * len(x))],
+    [numpy_helper.from_array(given[name].astype(dtype), name) for name in kept],
   )  # fmt: skip
   return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 

@@ -72,13 +72,13 @@ def test_a_residual_sum_joins_then() -> None:
 
 
 STAY = {
-    "a product that others read": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[5,2,72] a"), 1),
-    "an operand for each position": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("Add(m, b)", "Add(m, z)").replace(
-        "m = MatMul", "z = Concat<axis = -1>(t, t, t)  m = MatMul")), 1),
-    "an output of attention's product": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[10,24] c"), 1),
-    "another order of the rows": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("[5, 2, 24]", "[2, 5, 24]").replace(
-        "e = Transpose<perm = [1, 0, 2]>(d)", "h = Transpose<perm = [1, 0, 2]>(d)  s = Constant<value_ints = "
-        "[2, 5, 24]>()  e = Reshape(h, s)")), 1),
+  "a product that others read": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[5,2,72] a"), 1),
+  "an operand for each position": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("Add(m, b)", "Add(m, z)").replace(
+      "m = MatMul", "z = Concat<axis = -1>(t, t, t)  m = MatMul")), 1),
+  "an output of attention's product": (graph(f"{PACKED}  {FLAT}  {BACK}", ", f[10,24] c"), 1),
+  "another order of the rows": (graph(f"{PACKED}  {FLAT}  {BACK}".replace("[5, 2, 24]", "[2, 5, 24]").replace(
+      "e = Transpose<perm = [1, 0, 2]>(d)", "h = Transpose<perm = [1, 0, 2]>(d)  s = Constant<value_ints = "
+      "[2, 5, 24]>()  e = Reshape(h, s)")), 1),
 }  # fmt: skip
 
 

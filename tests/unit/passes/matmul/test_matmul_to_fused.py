@@ -18,22 +18,22 @@ def gemm(attributes: str = "", operands: str = "x, w, b") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "weights", "statements"),
-    [
-        (MATMUL, {"w": (8, 6)}, []),
-        ("g (f[8] x) => (f[6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
-        ("g (f[N,2,3,M,8] x) => (f[N,2,3,M,6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
-        ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
-        ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose<perm = [1, 0]>(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
-        (gemm(operands="x, w"), {"w": (8, 6)}, []),
-        (gemm("<transB = 1>"), {"w": (6, 8), "b": (6,)}, ["y = Add(c, bias)"]),
-        (gemm(), {"w": (8, 6), "b": (1, 6)}, ["y = Add(c, bias)"]),
-        (gemm(), {"w": (8, 6), "b": ()}, ["y = Add(c, bias)"]),
-        (gemm("<alpha = 0.5>", "x, w"), {"w": (8, 6)}, ["scaled = Mul(c, 0.5)"]),
-        (gemm("<alpha = 0.5, beta = 2.0>"), {"w": (8, 6), "b": (6,)},
-         ["scaled = Mul(c, 0.5)", "scaled_bias = Mul(bias, 2)", "y = Add(scaled, scaled_bias)"]),
-        ("g (f[N,8] x, f[N,1] b) => (f[N,6] y) { y = Gemm(x, w, b) }", {"w": (8, 6)}, ["y = Add(c, bias)"]),
-    ],
+  ("text", "weights", "statements"),
+  [
+      (MATMUL, {"w": (8, 6)}, []),
+      ("g (f[8] x) => (f[6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
+      ("g (f[N,2,3,M,8] x) => (f[N,2,3,M,6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
+      ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
+      ("g (f[N,M,8] x) => (f[N,M,6] y) { t = Transpose<perm = [1, 0]>(w)  y = MatMul(x, t) }", {"w": (6, 8)}, []),
+      (gemm(operands="x, w"), {"w": (8, 6)}, []),
+      (gemm("<transB = 1>"), {"w": (6, 8), "b": (6,)}, ["y = Add(c, bias)"]),
+      (gemm(), {"w": (8, 6), "b": (1, 6)}, ["y = Add(c, bias)"]),
+      (gemm(), {"w": (8, 6), "b": ()}, ["y = Add(c, bias)"]),
+      (gemm("<alpha = 0.5>", "x, w"), {"w": (8, 6)}, ["scaled = Mul(c, 0.5)"]),
+      (gemm("<alpha = 0.5, beta = 2.0>"), {"w": (8, 6), "b": (6,)},
+       ["scaled = Mul(c, 0.5)", "scaled_bias = Mul(bias, 2)", "y = Add(scaled, scaled_bias)"]),
+      ("g (f[N,8] x, f[N,1] b) => (f[N,6] y) { y = Gemm(x, w, b) }", {"w": (8, 6)}, ["y = Add(c, bias)"]),
+  ],
 )  # fmt: skip
 def test_forms(text: str, weights: dict[str, tuple[int, ...]], statements: list[str]) -> None:
   optimized, result = run_same(weighted(text, weights), MATMUL_TO_FUSED, DEAD_NODES, into=["FusedMatMul"])

@@ -83,22 +83,22 @@ def test_every_form_becomes_one_node(form: str) -> None:
 
 def test_several_trailing_axes() -> None:
   optimized, _ = run_same(model(graph(
-      EPSILON, "mean = ReduceMean<axes = [1, 2]> (x)  d = Sub(x, mean)  square = Mul(d, d)",
+    EPSILON, "mean = ReduceMean<axes = [1, 2]> (x)  d = Sub(x, mean)  square = Mul(d, d)",
       "variance = ReduceMean<axes = [-1, -2]> (square)", ROOT, "y = Div(d, root)")), FUSE_LAYER_NORM)  # fmt: skip
   assert lines(programs(optimized)[0]) == ["y = LayerNormalization<axis=-2>(x)"]
 
 
 def test_all_axes() -> None:
   run_same(model(graph(
-      EPSILON, "mean = ReduceMean(x)  d = Sub(x, mean)  square = Mul(d, d)  variance = ReduceMean(square)",
+    EPSILON, "mean = ReduceMean(x)  d = Sub(x, mean)  square = Mul(d, d)  variance = ReduceMean(square)",
       ROOT, "y = Div(d, root)")), FUSE_LAYER_NORM, program=["y = LayerNormalization<axis=-3>(x)"])  # fmt: skip
 
 
 def test_a_cast_to_double_inside() -> None:
   """What TorchScript makes of an fp16 model: x - mean in fp16, the rest in double."""
   optimized, _ = run_same(model(graph(
-      "epsilon = Constant<value = double {1e-12}> ()  two = Constant<value = double {2.0}> ()", MEAN,
-      "wide = Cast<to = 11> (d)  square = Pow(wide, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT,
+    "epsilon = Constant<value = double {1e-12}> ()  two = Constant<value = double {2.0}> ()", MEAN,
+    "wide = Cast<to = 11> (d)  square = Pow(wide, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT,
       "y = Div(wide, root)", dtype="float16", result="double")), FUSE_LAYER_NORM, precision="float16")  # fmt: skip
   assert lines(programs(optimized)[0]) == [
     "s = Cast<to=float>(x)",
@@ -109,7 +109,7 @@ def test_a_cast_to_double_inside() -> None:
 
 def test_a_cast_of_the_variance_only() -> None:
   optimized, _ = run_same(model(graph(
-      EPSILON, MEAN, "wide = Cast<to = 1> (d)  square = Mul(wide, wide)  variance = ReduceMean<axes = [-1]> (square)",
+    EPSILON, MEAN, "wide = Cast<to = 1> (d)  square = Mul(wide, wide)  variance = ReduceMean<axes = [-1]> (square)",
       ROOT, "narrow = Cast<to = 10> (root)  y = Div(d, narrow)", dtype="float16")), FUSE_LAYER_NORM)  # fmt: skip
   assert lines(programs(optimized)[0]) == ["y = LayerNormalization(x)"]
 
@@ -270,8 +270,8 @@ def test_integers_do_not_match() -> None:
 def test_a_cast_that_truncates_stays() -> None:  # RELIABILITY 17
   """Casts through an integer dtype or a narrower floating one are no part of a normalisation."""
   original = model(graph(
-      EPSILON, MEAN, "narrow = Cast<to = 10> (d)  square = Mul(narrow, narrow)",
-      "mean_square = ReduceMean<axes = [-1]> (square)  variance = Cast<to = 1> (mean_square)", ROOT,
+    EPSILON, MEAN, "narrow = Cast<to = 10> (d)  square = Mul(narrow, narrow)",
+    "mean_square = ReduceMean<axes = [-1]> (square)  variance = Cast<to = 1> (mean_square)", ROOT,
       "y = Div(d, root)"))  # fmt: skip
   assert_unchanged(original, [FUSE_LAYER_NORM], "loses precision, going through float16")
 
@@ -373,16 +373,16 @@ def test_a_zero_size_dimension() -> None:  # RELIABILITY 16
 
 @pytest.mark.parametrize(("op", "fuse"), [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
 @pytest.mark.parametrize(
-    ("x", "residual", "reason"),
-    [
-        ("1,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] does not broadcast to [1, 3, 8]"),
-        ("N,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] may be longer than 'x' of shape [N, 3, 8]; fix the "
-         "shapes of the model's inputs with --input-shape"),
-        ("N,3,8", "M,3,8", ""),
-        ("N,3,8", "N,3,8", ""),
-        ("N,3,8", "1,3,8", ""),
-        ("N,3,8", "3,8", ""),
-    ],
+  ("x", "residual", "reason"),
+  [
+      ("1,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] does not broadcast to [1, 3, 8]"),
+      ("N,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] may be longer than 'x' of shape [N, 3, 8]; fix the "
+       "shapes of the model's inputs with --input-shape"),
+      ("N,3,8", "M,3,8", ""),
+      ("N,3,8", "N,3,8", ""),
+      ("N,3,8", "1,3,8", ""),
+      ("N,3,8", "3,8", ""),
+  ],
 )  # fmt: skip
 def test_a_residual_that_may_be_longer_stays(op: str, fuse: Any, x: str, residual: str, reason: str) -> None:
   """ONNX Runtime adds the beginning of it; a sum would broadcast x."""

@@ -18,18 +18,18 @@ def graph(*nodes: str, dtype: str = "float", result: str = "") -> str:
 
 
 FORMS = {
-    "Div": (17, [EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"]),
-    "Mul for the square": (17, [EPSILON, "square = Mul(x, x)  mean = ReduceMean<axes = [-1]> (square)", ROOT,
-        "y = Div(x, root)"]),
-    "Reciprocal": (17, [EPSILON, TWO, SQUARE, ROOT, "inverse = Reciprocal(root)  y = Mul(x, inverse)"]),
-    "Reciprocal, swapped": (17, [EPSILON, TWO, SQUARE, ROOT, "inverse = Reciprocal(root)  y = Mul(inverse, x)"]),
-    "1 / root, as TorchScript writes rsqrt": (14, [EPSILON, TWO, "one = Constant<value = float {1.0}> ()", SQUARE,
-        ROOT, "inverse = Div(one, root)  y = Mul(x, inverse)"]),
-    "Pow minus one half": (17, [EPSILON, TWO, "power = Constant<value = float {-0.5}> ()", SQUARE,
-        "shifted = Add(epsilon, mean)  inverse = Pow(shifted, power)  y = Mul(x, inverse)"]),
-    "axes as an input": (18, [EPSILON, TWO, "axes = Constant<value = int64[1] {-1}> ()",
-        "square = Pow(x, two)  mean = ReduceMean<keepdims = 1, noop_with_empty_axes = 0> (square, axes)", ROOT,
-        "y = Div(x, root)"]),
+  "Div": (17, [EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"]),
+  "Mul for the square": (17, [EPSILON, "square = Mul(x, x)  mean = ReduceMean<axes = [-1]> (square)", ROOT,
+      "y = Div(x, root)"]),
+  "Reciprocal": (17, [EPSILON, TWO, SQUARE, ROOT, "inverse = Reciprocal(root)  y = Mul(x, inverse)"]),
+  "Reciprocal, swapped": (17, [EPSILON, TWO, SQUARE, ROOT, "inverse = Reciprocal(root)  y = Mul(inverse, x)"]),
+  "1 / root, as TorchScript writes rsqrt": (14, [EPSILON, TWO, "one = Constant<value = float {1.0}> ()", SQUARE,
+      ROOT, "inverse = Div(one, root)  y = Mul(x, inverse)"]),
+  "Pow minus one half": (17, [EPSILON, TWO, "power = Constant<value = float {-0.5}> ()", SQUARE,
+      "shifted = Add(epsilon, mean)  inverse = Pow(shifted, power)  y = Mul(x, inverse)"]),
+  "axes as an input": (18, [EPSILON, TWO, "axes = Constant<value = int64[1] {-1}> ()",
+      "square = Pow(x, two)  mean = ReduceMean<keepdims = 1, noop_with_empty_axes = 0> (square, axes)", ROOT,
+      "y = Div(x, root)"]),
 }  # fmt: skip
 
 
@@ -45,16 +45,16 @@ def test_every_form_becomes_one_node(form: str) -> None:
 def test_in_float_between_casts() -> None:
   """Llama in fp16: the outer Casts stay, to be drawn in later."""
   run_same(model(graph(
-      EPSILON, TWO, WIDE, ROOT,
-      "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
+    EPSILON, TWO, WIDE, ROOT,
+    "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
       dtype="float16")), FUSE_RMS_NORM, into=["Cast", "FusedLayerNorm", "Cast"])  # fmt: skip
 
 
 def test_a_cast_in_each_branch() -> None:
   """The square is of one Cast, what is scaled of another, as before common subexpressions are merged."""
   optimized, _ = run_same(model(graph(
-      EPSILON, TWO, WIDE, ROOT,
-      "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
+    EPSILON, TWO, WIDE, ROOT,
+    "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
       dtype="float16", result="float")), FUSE_RMS_NORM, into=["FusedLayerNorm"])  # fmt: skip
   assert lines(programs(optimized)[0]) == ["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"]
 
@@ -62,8 +62,8 @@ def test_a_cast_in_each_branch() -> None:
 def test_only_the_statistics_in_float() -> None:
   """T5 in fp16: x stays fp16, its mean square is computed in fp32 and cast back."""
   optimized, _ = run_same(model(graph(
-      EPSILON, TWO, WIDE, ROOT,
-      "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
+    EPSILON, TWO, WIDE, ROOT,
+    "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
       dtype="float16")), FUSE_RMS_NORM, into=["FusedLayerNorm"])  # fmt: skip
   assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
 

@@ -121,7 +121,7 @@ def test_activations_of_onnx_runtime(node: str, statements: list[str]) -> None:
 
 def test_comparisons_and_where() -> None:
   optimized, _ = run_same(model(graph(
-      "zero = Constant<value = float {0.0}> ()  positive = Greater(n, zero)  both = And(positive, mask)"
+    "zero = Constant<value = float {0.0}> ()  positive = Greater(n, zero)  both = And(positive, mask)"
       "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z")), *PASSES)  # fmt: skip
   assert operators(optimized) == ["FusedLayerNorm"]
   assert programs(optimized)[0].splitlines()[0] == "(float x, bool operand) => (float y, bool y2) {"

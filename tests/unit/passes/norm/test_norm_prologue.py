@@ -80,7 +80,7 @@ def test_a_sum_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
 def test_nodes_between_move_to_the_right_side() -> None:
   """s is read before the norm by a node that it does not need, and the norm needs one that comes after s."""
   run_same(model(graph(
-      "s = Add(x, r)  early = Sin(s)  g = Sin(gamma)  y = LayerNormalization(s, g)  z = Add(early, y)",
+    "s = Add(x, r)  early = Sin(s)  g = Sin(gamma)  y = LayerNormalization(s, g)  z = Add(early, y)",
       outputs=", float[N,M,8] z")), *PASSES, into=["Sin", "FusedLayerNorm", "Sin", "Add"])  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_limits_of_one_element(shape: str) -> None:
   original = model(graph(f"{LIMITS}  {NORM}", f", bool{shape} any, float{shape} low, float high"))
   optimized, result = run_same(original, *PASSES, into=["FusedLayerNorm"])
   assert lines(programs(optimized)[0]) == [
-      "where = Where(operand, operand2, operand3)", "neg = Neg(where)", "max = Max(x, neg)", "s = Min(max, where)",
+    "where = Where(operand, operand2, operand3)", "neg = Neg(where)", "max = Max(x, neg)", "s = Min(max, where)",
       *TAIL]  # fmt: skip
   assert result.near_misses == ()
 

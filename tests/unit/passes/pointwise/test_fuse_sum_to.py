@@ -59,15 +59,15 @@ def test_the_gradients_of_lerp(opset: int) -> None:
 def test_both_gradients_summed_over_other_axes() -> None:
   """dout is read twice, which is less than to write and read a tensor of its size."""
   check(
-      graph(
-          f"{GRADIENT}  dx = ReduceSum(g, cxy)  h = Mul(w, dout)  dy = ReduceSum<keepdims=0>(h, n)",
-          "float[N,3,M,8] dout, float[3,1,8] w",
-          "float[N,1,1,1] dx, float[3,M,8] dy",
-          "float one = {1}, int64[3] cxy = {1, -2, 3}, int64[1] n = {0}",
-      ),
-      ["FusedSumTo"],
-      ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "mul2 = Mul(x, x2)",
-       'y2 = SumTo<axes="0", keepdims=0>(mul2)'],
+    graph(
+        f"{GRADIENT}  dx = ReduceSum(g, cxy)  h = Mul(w, dout)  dy = ReduceSum<keepdims=0>(h, n)",
+        "float[N,3,M,8] dout, float[3,1,8] w",
+        "float[N,1,1,1] dx, float[3,M,8] dy",
+        "float one = {1}, int64[3] cxy = {1, -2, 3}, int64[1] n = {0}",
+    ),
+    ["FusedSumTo"],
+    ["sub = Sub(1, x)", "mul = Mul(sub, x2)", 'y = SumTo<axes="1 2 3">(mul)', "mul2 = Mul(x, x2)",
+     'y2 = SumTo<axes="0", keepdims=0>(mul2)'],
   )  # fmt: skip
 
 
@@ -101,15 +101,15 @@ def test_relu_and_bias_gradients() -> None:
 
 def test_what_follows_a_result_is_drawn_in() -> None:
   check(
-      graph(
-          "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
-          "float[N,3,8] dy, float[N,3,8] y, float[N,3,8] z",
-          "float[3] db, float[N,3,8] q",
-          "float zero = {0}, int64[2] axes = {0, 2}",
-      ),
-      ["FusedSumTo"],
-      ["greater = Greater(x, 0)", "where = Where(greater, x2, 0)", 'y = SumTo<axes="0 2", keepdims=0>(where)',
-       "y2 = Mul(where, x3)"],
+    graph(
+        "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
+        "float[N,3,8] dy, float[N,3,8] y, float[N,3,8] z",
+        "float[3] db, float[N,3,8] q",
+        "float zero = {0}, int64[2] axes = {0, 2}",
+    ),
+    ["FusedSumTo"],
+    ["greater = Greater(x, 0)", "where = Where(greater, x2, 0)", 'y = SumTo<axes="0 2", keepdims=0>(where)',
+     "y2 = Mul(where, x3)"],
   )  # fmt: skip
 
 
@@ -131,21 +131,21 @@ def test_over_all_axes() -> None:
   """A loss: no axes given."""
   for axes in ("", ", none"):
     check(
-        graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, float[N,8] t",
-              "float y", "int64[0] none = {}"),
-        ["FusedSumTo"],
-        ["sub = Sub(x, x2)", "mul = Mul(sub, sub)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
+      graph(f"d = Sub(x, t)  q = Mul(d, d)  y = ReduceSum<keepdims=0>(q{axes})", "float[N,8] x, float[N,8] t",
+            "float y", "int64[0] none = {}"),
+      ["FusedSumTo"],
+      ["sub = Sub(x, x2)", "mul = Mul(sub, sub)", 'y = SumTo<axes="0 1", keepdims=0>(mul)'],
     )  # fmt: skip
 
 
 def test_a_cast_around_the_sum() -> None:
   """float16 summed in float, as exporters write it."""
   check(
-      "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
-      "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",
-      ["FusedSumTo"],
-      ["add = Add(x, bias)", "cast = Cast<to=float>(add)", 'sumto = SumTo<axes="1", keepdims=0>(cast)',
-       "y = Cast<to=float16>(sumto)"],
+    "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
+    "{ t = Add(x, b)  u = Cast<to=1>(t)  s = ReduceSum<keepdims=0>(u, axes)  y = Cast<to=10>(s) }",
+    ["FusedSumTo"],
+    ["add = Add(x, bias)", "cast = Cast<to=float>(add)", 'sumto = SumTo<axes="1", keepdims=0>(cast)',
+     "y = Cast<to=float16>(sumto)"],
   )  # fmt: skip
 
 
@@ -169,11 +169,11 @@ def test_a_constant_before_its_slope(opset: int, keepdims: int, number: str) -> 
 
 def test_a_comparison_sees_what_the_model_rounds() -> None:
   check(
-      "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
-      "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
-      ["FusedSumTo"],
-      ["mul = Mul(x, scale)", "cast = Cast<to=float16>(mul)", "greater = Greater(cast, 0)",
-       "where = Where(greater, x, 0)", 'y = SumTo<axes="0", keepdims=0>(where)'],
+    "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
+    "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
+    ["FusedSumTo"],
+    ["mul = Mul(x, scale)", "cast = Cast<to=float16>(mul)", "greater = Greater(cast, 0)",
+     "where = Where(greater, x, 0)", 'y = SumTo<axes="0", keepdims=0>(where)'],
   )  # fmt: skip
 
 
@@ -247,27 +247,27 @@ def test_an_unknown_rank() -> None:
 
 def test_an_intermediate_that_is_a_graph_output_is_kept() -> None:
   optimized = check(
-      graph("p = Mul(x, b)  y = ReduceSum(p, axes)", "float[N,8] x, float[8] b", "float[1,8] y, float[N,8] p",
-            "int64[1] axes = {0}"),
-      ["FusedSumTo"],
-      ["y = Mul(x, scale)", 'y2 = SumTo<axes="0">(y)'],
+    graph("p = Mul(x, b)  y = ReduceSum(p, axes)", "float[N,8] x, float[8] b", "float[1,8] y, float[N,8] p",
+          "int64[1] axes = {0}"),
+    ["FusedSumTo"],
+    ["y = Mul(x, scale)", 'y2 = SumTo<axes="0">(y)'],
   )  # fmt: skip
   assert list(optimized.graph.node[0].output) == ["p", "y"]
 
 
 def test_a_smaller_value_that_something_else_needs_is_computed_once() -> None:
   check(
-      graph("a = Exp(w)  p = Mul(x, a)  y = ReduceSum(p, axes)  z = Softmax(a)", "float[N,8] x, float[8] w",
-            "float[1,8] y, float[8] z", "int64[1] axes = {0}"),
-      ["Exp", "FusedSumTo", "Softmax"],
-      ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
+    graph("a = Exp(w)  p = Mul(x, a)  y = ReduceSum(p, axes)  z = Softmax(a)", "float[N,8] x, float[8] w",
+          "float[1,8] y, float[8] z", "int64[1] axes = {0}"),
+    ["Exp", "FusedSumTo", "Softmax"],
+    ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
   )  # fmt: skip
 
 
 def test_an_expensive_smaller_value_is_computed_once() -> None:
   _, result = run_pass(model(
-      graph("t = Tan(w)  a = Exp(t)  p = Mul(x, a)  y = ReduceSum(p, axes)", "float[100000,256] x, float[256] w",
-            "float[1,256] y", "int64[1] axes = {0}")
+    graph("t = Tan(w)  a = Exp(t)  p = Mul(x, a)  y = ReduceSum(p, axes)", "float[100000,256] x, float[256] w",
+          "float[1,256] y", "int64[1] axes = {0}")
   ), FUSE_SUM_TO, into=["Tan", "Exp", "FusedSumTo"])  # fmt: skip
   assert any("'a' is computed apart: computing it again" in reason for reason in reasons(result))
 
@@ -275,10 +275,10 @@ def test_an_expensive_smaller_value_is_computed_once() -> None:
 def test_no_cycle() -> None:
   """q reads what the sum reads, and the sum itself by way of Softmax."""
   optimized = check(
-      graph("p = Mul(x, b)  y = ReduceSum(p, axes)  s = Softmax(y)  q = Mul(x, s)", "float[N,8] x, float[8] b",
-            "float[N,8] q", "int64[1] axes = {0}"),
-      ["FusedSumTo", "Softmax", "Mul"],
-      ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
+    graph("p = Mul(x, b)  y = ReduceSum(p, axes)  s = Softmax(y)  q = Mul(x, s)", "float[N,8] x, float[8] b",
+          "float[N,8] q", "int64[1] axes = {0}"),
+    ["FusedSumTo", "Softmax", "Mul"],
+    ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
   )  # fmt: skip
   assert optimized.graph.node[0].output == ["y"]
 
@@ -286,10 +286,10 @@ def test_no_cycle() -> None:
 def test_nothing_computes_with_the_sum() -> None:
   """Also where one element is summed, so that the sum has the shape of what it reads."""
   check(
-      graph("p = Mul(x, b)  y = ReduceSum(p, axes)  z = Mul(y, b)", "float[1,8] x, float[8] b", "float[1,8] z",
-            "int64[1] axes = {0}"),
-      ["FusedSumTo", "Mul"],
-      ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
+    graph("p = Mul(x, b)  y = ReduceSum(p, axes)  z = Mul(y, b)", "float[1,8] x, float[8] b", "float[1,8] z",
+          "int64[1] axes = {0}"),
+    ["FusedSumTo", "Mul"],
+    ["mul = Mul(x, scale)", 'y = SumTo<axes="0">(mul)'],
   )  # fmt: skip
 
 

@@ -60,13 +60,13 @@ def test_the_shape_may_come_after_the_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "inputs", "words"),
-    [
-        ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,4,8] r", "does not repeat over all"),
-        ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,1,1] r", "does not repeat over all"),
-        ("h = Abs(x)  z = Softmax(h)  a = Neg(h)  v = Reshape(a, to)  b = Sin(v)  w = Reshape(z, to)  y = Add(b, w)",
-         "", "'h' is also used by"),
-    ],
+  ("nodes", "inputs", "words"),
+  [
+      ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,4,8] r", "does not repeat over all"),
+      ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,1,1] r", "does not repeat over all"),
+      ("h = Abs(x)  z = Softmax(h)  a = Neg(h)  v = Reshape(a, to)  b = Sin(v)  w = Reshape(z, to)  y = Add(b, w)",
+       "", "'h' is also used by"),
+  ],
 )  # fmt: skip
 def test_what_cannot_be_passed(nodes: str, inputs: str, words: str) -> None:
   assert_unchanged(model(graph(nodes, inputs)), [POINTWISE_VIEWS], words)

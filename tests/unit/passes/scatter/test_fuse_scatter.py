@@ -228,22 +228,22 @@ def test_unique_at_run_time(case: str, rng: np.random.Generator) -> None:
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
   {0}  y = ScatterElements<axis = 1>(x, j, u) }}"""
 REPEATED = {
-    "index_copy": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
-                   "s = Constant<value = int64[3] {3, 2, 5}> ()  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-    "a shape at run time": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a)  s = Shape(u)  "
-                            "j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-    "without the leading axis": ("a = Constant<value = int64[1] {1}> ()  k = Unsqueeze(i, a)  s = Shape(u)  "
-                                 "j = Expand(k, s)", ["Unsqueeze", "Unsqueeze", "ScatterElements"]),
-    "tiled": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
-              "s = Constant<value = int64[3] {3, 1, 5}> ()  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
-    "tiled along its own axis": (
-        "a = Constant<value = int64[2] {0, 2}> ()  z = Constant<value = int64[1] {0}> () "
-        "o = Constant<value = int64[1] {1}> ()  f = Slice(i, z, o)  p = Constant<value = int64[1] {2}> ()  "
-        "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
-        ["Slice", "Tile", "Unsqueeze", "ScatterElements"]),
-    "repeated twice": (
-        "a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a)  t = Constant<value = int64[3] {1, 2, 5}> ()  "
-        "h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)", ["Unsqueeze", "ScatterElements"]),
+  "index_copy": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
+                 "s = Constant<value = int64[3] {3, 2, 5}> ()  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "a shape at run time": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a)  s = Shape(u)  "
+                          "j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "without the leading axis": ("a = Constant<value = int64[1] {1}> ()  k = Unsqueeze(i, a)  s = Shape(u)  "
+                               "j = Expand(k, s)", ["Unsqueeze", "Unsqueeze", "ScatterElements"]),
+  "tiled": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
+            "s = Constant<value = int64[3] {3, 1, 5}> ()  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "tiled along its own axis": (
+      "a = Constant<value = int64[2] {0, 2}> ()  z = Constant<value = int64[1] {0}> () "
+      "o = Constant<value = int64[1] {1}> ()  f = Slice(i, z, o)  p = Constant<value = int64[1] {2}> ()  "
+      "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
+      ["Slice", "Tile", "Unsqueeze", "ScatterElements"]),
+  "repeated twice": (
+      "a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a)  t = Constant<value = int64[3] {1, 2, 5}> ()  "
+      "h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)", ["Unsqueeze", "ScatterElements"]),
 }  # fmt: skip
 
 

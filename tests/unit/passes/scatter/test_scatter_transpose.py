@@ -34,23 +34,23 @@ def attributes(model: onnx.ModelProto) -> dict[str, object]:
 
 
 FORMS = {
-    "a slice": (scatter("", values=[[1], [2]]), ["UpdateSlice"], {"axes": [1]}),
-    "rows": (scatter(", int64[2,1] i"), ["Reshape", "ScatterElements"], {"axis": 1}),
-    "a sum": (
-        scatter(", int64[2,1] i", op='ScatterND<reduction = "add">'),
-        ["Reshape", "ScatterElements"], {"axis": 1, "reduction": b"add"}),
-    "three axes in turn": (
-        scatter("", perm="[2, 0, 1]", back="[1, 2, 0]", u="float[3,4,2]", values=[[1], [2]]),
-        ["UpdateSlice"], {"axes": [2]}),
-    "ScatterElements": (
-        scatter(", int64[2,3,5] i", op="ScatterElements<axis = 0>"), ["Transpose", "ScatterElements"], {"axis": 1}),
-    "ScatterElements, indices transposed too": (
-        scatter(", int64[3,2,5] i0", op="ScatterElements<axis = 0>",
-                updates="ut = Transpose<perm = {perm}> (u)  i = Transpose<perm = {perm}> (i0)"),
-        ["ScatterElements"], {"axis": 1}),
-    "updates that were not transposed": (
-        scatter("", u="float[2,3,5]", updates="ut = Neg(u)", values=[[1], [2]]), ["Neg", "Transpose", "UpdateSlice"],
-        {"axes": [1]}),
+  "a slice": (scatter("", values=[[1], [2]]), ["UpdateSlice"], {"axes": [1]}),
+  "rows": (scatter(", int64[2,1] i"), ["Reshape", "ScatterElements"], {"axis": 1}),
+  "a sum": (
+      scatter(", int64[2,1] i", op='ScatterND<reduction = "add">'),
+      ["Reshape", "ScatterElements"], {"axis": 1, "reduction": b"add"}),
+  "three axes in turn": (
+      scatter("", perm="[2, 0, 1]", back="[1, 2, 0]", u="float[3,4,2]", values=[[1], [2]]),
+      ["UpdateSlice"], {"axes": [2]}),
+  "ScatterElements": (
+      scatter(", int64[2,3,5] i", op="ScatterElements<axis = 0>"), ["Transpose", "ScatterElements"], {"axis": 1}),
+  "ScatterElements, indices transposed too": (
+      scatter(", int64[3,2,5] i0", op="ScatterElements<axis = 0>",
+              updates="ut = Transpose<perm = {perm}> (u)  i = Transpose<perm = {perm}> (i0)"),
+      ["ScatterElements"], {"axis": 1}),
+  "updates that were not transposed": (
+      scatter("", u="float[2,3,5]", updates="ut = Neg(u)", values=[[1], [2]]), ["Neg", "Transpose", "UpdateSlice"],
+      {"axes": [1]}),
 }  # fmt: skip
 
 

@@ -213,17 +213,17 @@ M1 = "m1 = Constant<value = int64[1] {-1}> ()"
 
 
 @pytest.mark.parametrize(
-    ("steps", "axes"),
-    [
-        ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
-        ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
-        ("w = Constant<value = int64 {2}> ()  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
-         "m1n = Shape(i)", [1]),
-        ("w = Constant<value = int64 {2}> ()  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
-         "m1n = Reshape(n, m1)", []),  # could be stretched, for all that is known
-        ("end = Add(start, n)  minus = Constant<value = int64 {-1}> ()  o = Sub(end, one)  d = Sub(start, one)  "
-         "i = Range(o, d, minus)  m1n = Shape(i)", []),
-    ],
+  ("steps", "axes"),
+  [
+      ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
+      ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
+      ("w = Constant<value = int64 {2}> ()  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
+       "m1n = Shape(i)", [1]),
+      ("w = Constant<value = int64 {2}> ()  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
+       "m1n = Reshape(n, m1)", []),  # could be stretched, for all that is known
+      ("end = Add(start, n)  minus = Constant<value = int64 {-1}> ()  o = Sub(end, one)  d = Sub(start, one)  "
+       "i = Range(o, d, minus)  m1n = Shape(i)", []),
+  ],
 )  # fmt: skip
 def test_a_grid_of_ranges(steps: str, axes: list[int]) -> None:
   original = model(RANGE.format(steps=f"{M1}  {steps}"))

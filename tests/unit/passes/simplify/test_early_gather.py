@@ -86,26 +86,26 @@ ROW = "y = Gather<axis = 1>(q, first)"
 
 
 @pytest.mark.parametrize(
-    "original",
-    [
-        graph(f"p = Relu(x)  q = Sigmoid(p)  {ROW}"),  # cheap
-        graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y, float[N,6,16] q"),  # an output
-        graph(f"q = MatMul(x, w1)  {ROW}  z = Neg(q)", "float[N,16] y, float[N,6,16] z"),
-        graph(f"p = MatMul(x, w1)  q = Add(p, r)  {ROW}", "float[N,16] y", "float[N,6,8] x, float[N,6,16] r"),  # of two
-        graph("q = MatMul(x, w1)  y = Gather<axis = 2>(q, first)", "float[N,6] y"),  # columns
-        graph(f"q = MatMul(square, x)  {ROW}"),  # of all rows
-        graph(f"q = MatMul(x, w)  {ROW}", "float[N,8] y", "float[N,6,8] x, float[N,8,8] w"),
-        graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y", "float[N,1,8] x"),
-        graph("q = MatMul(x, w1)  y = Gather<axis = 1>(q, some)", "float[N,4,16] y",
-              constants="int64[4] some = {0, 1, 2, 3}"),  # most
-        graph("q = MatMul(x, w1)  y = Gather<axis = 1>(q, some)", "float[N,16] y", "float[N,6,8] x, int64 some"),
-        graph(f"q = LayerNormalization<axis = 1>(x, g6)  {ROW}"),
-        graph(f"q = MatMul(x, w1)  {ROW}  z = If(c)<then_branch = a () => (float[N,6,16] s) {{ s = Neg(q) }},"
-              "else_branch = b () => (float[N,6,16] t) { t = Abs(q) }>", "float[N,16] y, float[N,6,16] z",
-              "float[N,6,8] x, bool c"),
-        graph(f"p = MatMul(x, w1)  o = MatMul(r, w1)  q = Add(p, o)  {ROW}", "float[N,16] y",
-              "float[N,6,8] x, float[N,S,8] r"),  # which may have one row or six
-    ],
+  "original",
+  [
+      graph(f"p = Relu(x)  q = Sigmoid(p)  {ROW}"),  # cheap
+      graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y, float[N,6,16] q"),  # an output
+      graph(f"q = MatMul(x, w1)  {ROW}  z = Neg(q)", "float[N,16] y, float[N,6,16] z"),
+      graph(f"p = MatMul(x, w1)  q = Add(p, r)  {ROW}", "float[N,16] y", "float[N,6,8] x, float[N,6,16] r"),  # of two
+      graph("q = MatMul(x, w1)  y = Gather<axis = 2>(q, first)", "float[N,6] y"),  # columns
+      graph(f"q = MatMul(square, x)  {ROW}"),  # of all rows
+      graph(f"q = MatMul(x, w)  {ROW}", "float[N,8] y", "float[N,6,8] x, float[N,8,8] w"),
+      graph(f"q = MatMul(x, w1)  {ROW}", "float[N,16] y", "float[N,1,8] x"),
+      graph("q = MatMul(x, w1)  y = Gather<axis = 1>(q, some)", "float[N,4,16] y",
+            constants="int64[4] some = {0, 1, 2, 3}"),  # most
+      graph("q = MatMul(x, w1)  y = Gather<axis = 1>(q, some)", "float[N,16] y", "float[N,6,8] x, int64 some"),
+      graph(f"q = LayerNormalization<axis = 1>(x, g6)  {ROW}"),
+      graph(f"q = MatMul(x, w1)  {ROW}  z = If(c)<then_branch = a () => (float[N,6,16] s) {{ s = Neg(q) }},"
+            "else_branch = b () => (float[N,6,16] t) { t = Abs(q) }>", "float[N,16] y, float[N,6,16] z",
+            "float[N,6,8] x, bool c"),
+      graph(f"p = MatMul(x, w1)  o = MatMul(r, w1)  q = Add(p, o)  {ROW}", "float[N,16] y",
+            "float[N,6,8] x, float[N,S,8] r"),  # which may have one row or six
+  ],
 )  # fmt: skip
 def test_what_stays(original: onnx.ModelProto) -> None:
   assert_unchanged(run_pass(original, FUSE_LAYER_NORM)[0], [EARLY_GATHER])
@@ -115,9 +115,9 @@ TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a
 
 
 @pytest.mark.parametrize(("nodes", "moves"), [
-    ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis = 1>(c, first)", True),
-    (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
-    (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays
+  ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis = 1>(c, first)", True),
+  (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
+  (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays
 ])  # fmt: skip
 def test_a_tensor_read_by_rows_and_as_it_is(nodes: str, moves: bool) -> None:
   _, result = run_same(graph(nodes, "float[N,6] y", "float[N,6,6] x", constants=constant("six", 6)), EARLY_GATHER)

@@ -155,10 +155,10 @@ SCATTERS = {
   "of bool": (ROWS != 0, np.array([[1]]), np.ones((1, 4), bool)),
 }
 LEFT_SCATTERS = {
-    "one row twice": (ROWS, np.array([[3], [-2]]), SHIFTED),
-    "beyond the end": (ROWS, np.array([[5], [0]]), SHIFTED),
-    "more than the evaluator goes through": (
-        np.zeros(1 << 15, np.int64), np.arange(1 << 15)[:, None], np.arange(1 << 15)),
+  "one row twice": (ROWS, np.array([[3], [-2]]), SHIFTED),
+  "beyond the end": (ROWS, np.array([[5], [0]]), SHIFTED),
+  "more than the evaluator goes through": (
+      np.zeros(1 << 15, np.int64), np.arange(1 << 15)[:, None], np.arange(1 << 15)),
 }  # fmt: skip
 
 

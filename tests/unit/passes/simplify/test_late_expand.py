@@ -19,23 +19,23 @@ MASK = "bool[2,1,1,4] m"
 WHERE = "zero = Constant<value_float = 0.0>()  low = Constant<value_float = -65504.0>()  e = Expand(m, s)"
 
 CASES = {
-    "away": (graph("e = Expand(m, s)  y = Add(x, e)", "float[2,5,3,4] x, float[2,1,1,4] m"), ["Add"]),
-    "away, of named lengths": (
-        graph("e = Expand(m, s)  y = Add(x, e)", "float[N,M,3,4] x, float[N,1,1,4] m", (1, 1, 3, 1),
-              "float[N,M,3,4] y"), ["Add"]),
-    "behind": (graph(f"{WHERE}  y = Where(e, zero, low)", MASK, y="float[2,1,3,4] y"), ["Where", "Expand"]),
-    "behind, and then away": (graph(f"{WHERE}  w = Where(e, zero, low)  y = Add(w, x)", f"{MASK}, float[2,5,3,4] x"),
-                              ["Where", "Add"]),
-    "through bfloat16": (graph("e = Expand(m, s)  b = Cast<to = 16>(e)  y = Cast<to = 1>(b)", "float[2,1,1,4] m",
-                               y="float[2,1,3,4] y"), ["Cast", "Cast", "Expand"]),
-    "two of one": (graph("e = Expand(m, s)  y = Mul(e, e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
-                   ["Mul", "Expand"]),
-    "two that make the shape together": (
-        graph("e = Expand(a, s)  f = Expand(b, s)  y = Add(e, f)", "float[2,1,3,1] a, float[4] b",
-              y="float[2,1,3,4] y"), ["Add"]),
-    "one that others read": (
-        graph("e = Expand(m, s)  y = Add(x, e)  z = Softmax(e)", "float[2,5,3,4] x, float[2,1,1,4] m",
-              y="float[2,5,3,4] y, float[2,1,3,4] z"), ["Expand", "Add", "Softmax"]),
+  "away": (graph("e = Expand(m, s)  y = Add(x, e)", "float[2,5,3,4] x, float[2,1,1,4] m"), ["Add"]),
+  "away, of named lengths": (
+      graph("e = Expand(m, s)  y = Add(x, e)", "float[N,M,3,4] x, float[N,1,1,4] m", (1, 1, 3, 1),
+            "float[N,M,3,4] y"), ["Add"]),
+  "behind": (graph(f"{WHERE}  y = Where(e, zero, low)", MASK, y="float[2,1,3,4] y"), ["Where", "Expand"]),
+  "behind, and then away": (graph(f"{WHERE}  w = Where(e, zero, low)  y = Add(w, x)", f"{MASK}, float[2,5,3,4] x"),
+                            ["Where", "Add"]),
+  "through bfloat16": (graph("e = Expand(m, s)  b = Cast<to = 16>(e)  y = Cast<to = 1>(b)", "float[2,1,1,4] m",
+                             y="float[2,1,3,4] y"), ["Cast", "Cast", "Expand"]),
+  "two of one": (graph("e = Expand(m, s)  y = Mul(e, e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
+                 ["Mul", "Expand"]),
+  "two that make the shape together": (
+      graph("e = Expand(a, s)  f = Expand(b, s)  y = Add(e, f)", "float[2,1,3,1] a, float[4] b",
+            y="float[2,1,3,4] y"), ["Add"]),
+  "one that others read": (
+      graph("e = Expand(m, s)  y = Add(x, e)  z = Softmax(e)", "float[2,5,3,4] x, float[2,1,1,4] m",
+            y="float[2,5,3,4] y, float[2,1,3,4] z"), ["Expand", "Add", "Softmax"]),
 }  # fmt: skip
 
 

@@ -24,20 +24,20 @@ GATHER = "p = Gather<axis = 0>(x, a)"
 SLICE = "p = Slice(x, s, e, ax, st)"
 SQUEEZED = "w = Unsqueeze(q, zero)  y = ScatterND(x, i, w)"
 FORMS = {
-    "a[1, 2:4] = v": (
-        nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=1, j=[[2], [3]], zero=[0], i=[[1]]),
-        [0, 1], [1, 2], None),
-    "a[-1, 2:4] = v": (
-        nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=-1, j=[[2], [3]], zero=[0], i=[[3]]),
-        [0, 1], [3, 2], None),
-    "a[1:3, 2] = v": (
-        nested(SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]",
-               s=[1], e=[3], ax=[0], st=[1], j=np.full((2, 1, 5), 2), i=[[1], [2]]),
-        [0, 1], [1, 2], None),
-    "a[::2][1] = v": (
-        nested(SLICE, "q = ScatterND(p, j, u)", "y = ScatterND(x, i, q)", "float[1,6,5]",
-               s=[0], e=[9], ax=[0], st=[2], j=[[1]], i=[[0], [2]]),
-        [0], [2], [2]),
+  "a[1, 2:4] = v": (
+      nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=1, j=[[2], [3]], zero=[0], i=[[1]]),
+      [0, 1], [1, 2], None),
+  "a[-1, 2:4] = v": (
+      nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=-1, j=[[2], [3]], zero=[0], i=[[3]]),
+      [0, 1], [3, 2], None),
+  "a[1:3, 2] = v": (
+      nested(SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]",
+             s=[1], e=[3], ax=[0], st=[1], j=np.full((2, 1, 5), 2), i=[[1], [2]]),
+      [0, 1], [1, 2], None),
+  "a[::2][1] = v": (
+      nested(SLICE, "q = ScatterND(p, j, u)", "y = ScatterND(x, i, q)", "float[1,6,5]",
+             s=[0], e=[9], ax=[0], st=[2], j=[[1]], i=[[0], [2]]),
+      [0], [2], [2]),
 }  # fmt: skip
 
 
@@ -54,16 +54,16 @@ def test_every_form(form: str) -> None:
 
 
 STAYS = {
-    "another row": (
-        nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=2, j=[[2], [3]], zero=[0], i=[[1]]),
-        "takes {0: (2, 1)} of 'x', not {0: (1, 1)}"),
-    "other rows": (
-        nested(SLICE, "q = ScatterND(p, j, u)", "y = ScatterND(x, i, q)", "float[1,6,5]",
-               s=[0], e=[2], ax=[0], st=[1], j=[[1]], i=[[1], [2]]),
-        "takes {0: (0, 1)} of 'x', not {0: (1, 1)}"),
-    "a part of something else": (
-        nested("n = Neg(x)  p = Gather<axis = 0>(n, a)", "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]",
-               a=1, j=[[2], [3]], zero=[0], i=[[1]]), ""),
+  "another row": (
+      nested(GATHER, "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]", a=2, j=[[2], [3]], zero=[0], i=[[1]]),
+      "takes {0: (2, 1)} of 'x', not {0: (1, 1)}"),
+  "other rows": (
+      nested(SLICE, "q = ScatterND(p, j, u)", "y = ScatterND(x, i, q)", "float[1,6,5]",
+             s=[0], e=[2], ax=[0], st=[1], j=[[1]], i=[[1], [2]]),
+      "takes {0: (0, 1)} of 'x', not {0: (1, 1)}"),
+  "a part of something else": (
+      nested("n = Neg(x)  p = Gather<axis = 0>(n, a)", "q = ScatterND(p, j, u)", SQUEEZED, "float[2,5]",
+             a=1, j=[[2], [3]], zero=[0], i=[[1]]), ""),
 }  # fmt: skip
 
 
