@@ -45,9 +45,7 @@ FORMS = {
   "Pow with a tensor of one": form("two = Constant<value = float[1] {2.0}> ()", variance=POW),
   "two Subs, as TorchScript writes": form(TWO, opset=14, variance=f"d2 = Sub(x, mean)  {POW.replace('d,', 'd2,')}"),
   "two means": form(
-    TWO,
-    opset=14,
-    variance=f"mean2 = ReduceMean<axes = [-1]> (x)  d2 = Sub(x, mean2)  {POW.replace('d,', 'd2,')}",
+    TWO, opset=14, variance=f"mean2 = ReduceMean<axes = [-1]> (x)  d2 = Sub(x, mean2)  {POW.replace('d,', 'd2,')}"
   ),
   "Reciprocal": form(y="inverse = Reciprocal(root)  y = Mul(d, inverse)"),
   "Reciprocal, swapped": form(y="inverse = Reciprocal(root)  y = Mul(inverse, d)"),
@@ -173,8 +171,11 @@ def test_skip_layer_normalization() -> None:
 
 
 def test_skip_layer_normalization_without_beta_has_its_own_epsilon() -> None:
-  original = model(SKIP.format("").replace(", float[8] beta, float[8] bias", "")
-                   + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }", contrib=True)  # fmt: skip
+  original = model(
+    SKIP.format("").replace(", float[8] beta, float[8] bias", "")
+    + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }",
+    contrib=True,
+  )
   optimized, _ = run_same(original, FUSE_LAYER_NORM)
   assert lines(programs(optimized)[0])[1:] == ["n = LayerNormalization<epsilon=1e-12>(s)", "y = Mul(n, gamma)"]
 
