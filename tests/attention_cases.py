@@ -182,7 +182,7 @@ def case_of(
   return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden)  # type: ignore[arg-type]
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 
 def check(
@@ -254,7 +254,7 @@ def _check_present(
           exact=True)  # fmt: skip
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 
 CAUSAL = {
   "upper left": {"causal": "upper_left"},
@@ -357,7 +357,7 @@ def _empty() -> list[Case]:
 
 # Rows, head size and pairs.
 ROTATED = (
-    (70, 64, 32), (130, 40, 20), (197, 64, 16), (33, 24, 6), (65, 33, 5), (1, 2, 1), (9, 128, 64), (67, 256, 128),
+  (70, 64, 32), (130, 40, 20), (197, 64, 16), (33, 24, 6), (65, 33, 5), (1, 2, 1), (9, 128, 64), (67, 256, 128),
 )  # fmt: skip
 
 
@@ -499,7 +499,7 @@ LARGE_CASES: tuple[Case, ...] = (
 
 # A session of this model runs with any cache; each run gives the next one's.
 GROWING: list[Declared] = [
-    ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
+  ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
 ]  # fmt: skip
 
 

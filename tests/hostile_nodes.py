@@ -99,7 +99,7 @@ def _attribute(name: str, value: Any) -> AttributeProto:
   return helper.make_attribute(name, value)
 
 
-# -------------------------------------------------------------------------------------------------------------- seeds
+# ---- seeds
 
 
 def _floats(*shapes: Shape, dtype: str = "float") -> tuple[Input, ...]:
@@ -130,103 +130,103 @@ def seeds() -> list[Node]:
   first, last = {"layout": "NCHW"}, {"layout": "NHWC"}
   index = Input("int64", (3, 1), 0)
   made = [
-      Node("norm", "FusedLayerNorm",
-           {"program": "(float x, float g) => (float y) { n = LayerNormalization<axis=-1, epsilon=1e-05>(x) "
-                       "y = Mul(n, g) }"}, _floats((2, 3, 8), (8,)), ("float",)),
-      Node("rms", "FusedLayerNorm",
-           {"program": "(float16 x, float16 r) => (float16 y, float16 s) { s = Add(x, r) "
-                       "y = RMSNormalization<axis=1, epsilon=1e-05>(s) }"},
-           _floats((2, 3, 8), (3, 8), dtype="float16"), ("float16", "float16")),
-      Node("pointwise", "FusedPointwise",
-           {"program": "(float a, float b) => (float y, bool m) { y = Add(a, b) m = Greater(y, 0) }"},
-           _floats((2, 3, 4), (3, 1)), ("float", "bool")),
-      Node("sum", "FusedSumTo",
-           {"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0 2", '
-                       "keepdims=1>(y) }"}, _floats((2, 3, 4), (3, 1)), ("float", "float")),
-      Node("scatter nd", "ScatterND", SCATTER, (*_floats((4, 5)), index, *_floats((3, 5))), ("float",)),
-      Node("scatter nd, half", "ScatterND", {**SCATTER, "reduction": "mul"},
-           (*_floats((4, 5), dtype="float16"), index, *_floats((3, 5), dtype="float16")), ("float16",)),
-      Node("scatter elements", "ScatterElements", {**SCATTER, "axis": 1, "reduction": "none"},
-           (*_floats((4, 5)), Input("int64", (2, 3), -1), *_floats((2, 3))), ("float",)),
-      Node("slice", "UpdateSlice", {"axes": [0, 2], "steps": [1, -2]},
-           (*_floats((6, 3, 5), (2, 1, 2)), Input("int64", (2,), 3)), ("float",)),
-      Node("max, NCHW", "FusedPool", {**POOL, **first, "kind": "max"}, _floats((1, 2, 6, 7)), ("float",)),
-      Node("max, NHWC, bytes", "FusedPool", {**POOL, **last, "kind": "max"},
-           _floats((1, 6, 7, 2), dtype="uint8"), ("uint8",)),
-      Node("average, NCHW, half", "FusedPool", {**POOL, **first, "kind": "average", "count_include_pad": 1},
-           _floats((1, 2, 6, 7), dtype="float16"), ("float16",)),
-      Node("average, NHWC", "FusedPool", {**POOL, **last, "kind": "average", "ceil_mode": 1},
-           _floats((1, 6, 7, 2)), ("float",)),
-      Node("SAME_UPPER", "FusedPool",
-           {"kernel_shape": [3], "auto_pad": "SAME_UPPER", "kind": "average", **last}, _floats((1, 6, 2)),
-           ("float",)),
-      Node("global", "FusedPool", {"kind": "global_average", **last}, _floats((1, 6, 7, 2)), ("float",)),
-      Node("linear, sizes", "FusedResize", {**RESIZE, **first, "sizes": [9, 5]}, _floats((1, 2, 6, 7)), ("float",)),
-      Node("linear, scales, half", "FusedResize", {**RESIZE, **last, "scales": [1.5, 0.5, 1.0]},
-           _floats((1, 2, 6, 7, 2), dtype="float16"), ("float16",)),
-      Node("nearest, scales", "FusedResize", {**RESIZE, **last, "mode": "nearest", "scales": [2.0]},
-           _floats((1, 6, 2), dtype="uint8"), ("uint8",)),
+    Node("norm", "FusedLayerNorm",
+         {"program": "(float x, float g) => (float y) { n = LayerNormalization<axis=-1, epsilon=1e-05>(x) "
+                     "y = Mul(n, g) }"}, _floats((2, 3, 8), (8,)), ("float",)),
+    Node("rms", "FusedLayerNorm",
+         {"program": "(float16 x, float16 r) => (float16 y, float16 s) { s = Add(x, r) "
+                     "y = RMSNormalization<axis=1, epsilon=1e-05>(s) }"},
+         _floats((2, 3, 8), (3, 8), dtype="float16"), ("float16", "float16")),
+    Node("pointwise", "FusedPointwise",
+         {"program": "(float a, float b) => (float y, bool m) { y = Add(a, b) m = Greater(y, 0) }"},
+         _floats((2, 3, 4), (3, 1)), ("float", "bool")),
+    Node("sum", "FusedSumTo",
+         {"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0 2", '
+                     "keepdims=1>(y) }"}, _floats((2, 3, 4), (3, 1)), ("float", "float")),
+    Node("scatter nd", "ScatterND", SCATTER, (*_floats((4, 5)), index, *_floats((3, 5))), ("float",)),
+    Node("scatter nd, half", "ScatterND", {**SCATTER, "reduction": "mul"},
+         (*_floats((4, 5), dtype="float16"), index, *_floats((3, 5), dtype="float16")), ("float16",)),
+    Node("scatter elements", "ScatterElements", {**SCATTER, "axis": 1, "reduction": "none"},
+         (*_floats((4, 5)), Input("int64", (2, 3), -1), *_floats((2, 3))), ("float",)),
+    Node("slice", "UpdateSlice", {"axes": [0, 2], "steps": [1, -2]},
+         (*_floats((6, 3, 5), (2, 1, 2)), Input("int64", (2,), 3)), ("float",)),
+    Node("max, NCHW", "FusedPool", {**POOL, **first, "kind": "max"}, _floats((1, 2, 6, 7)), ("float",)),
+    Node("max, NHWC, bytes", "FusedPool", {**POOL, **last, "kind": "max"},
+         _floats((1, 6, 7, 2), dtype="uint8"), ("uint8",)),
+    Node("average, NCHW, half", "FusedPool", {**POOL, **first, "kind": "average", "count_include_pad": 1},
+         _floats((1, 2, 6, 7), dtype="float16"), ("float16",)),
+    Node("average, NHWC", "FusedPool", {**POOL, **last, "kind": "average", "ceil_mode": 1},
+         _floats((1, 6, 7, 2)), ("float",)),
+    Node("SAME_UPPER", "FusedPool",
+         {"kernel_shape": [3], "auto_pad": "SAME_UPPER", "kind": "average", **last}, _floats((1, 6, 2)),
+         ("float",)),
+    Node("global", "FusedPool", {"kind": "global_average", **last}, _floats((1, 6, 7, 2)), ("float",)),
+    Node("linear, sizes", "FusedResize", {**RESIZE, **first, "sizes": [9, 5]}, _floats((1, 2, 6, 7)), ("float",)),
+    Node("linear, scales, half", "FusedResize", {**RESIZE, **last, "scales": [1.5, 0.5, 1.0]},
+         _floats((1, 2, 6, 7, 2), dtype="float16"), ("float16",)),
+    Node("nearest, scales", "FusedResize", {**RESIZE, **last, "mode": "nearest", "scales": [2.0]},
+         _floats((1, 6, 2), dtype="uint8"), ("uint8",)),
   ]  # fmt: skip
   made += [
-      Node("attention", "FusedAttention",
-           {**ATTENTION, "qkv_dtype": "float", "mask_dtype": "bool", "q_layout": "b h s d", "k_layout": "b h:2/4 s d",
-            "v_layout": "b h s 0/2 d", "y_layout": "b s (h d)"},
-           (*_floats((2, 4, 5, 8), (2, 4, 7, 8), (2, 2, 7, 2, 6)), Input("bool", (5, 7))), ("float",)),
-      Node("attention, half", "FusedAttention",
-           {"qkv_dtype": "float16", "mask_dtype": "float16", "heads": 3, "kv_heads": 3, "q_layout": "b s (0/3 h d)",
-            "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)", "y_layout": "(b s) (h d)"},
-           _floats((2, 5, 72), (2, 5, 72), (2, 5, 72), (2, 1, 1, 5), dtype="float16"), ("float16",)),
-      Node("attention, rotated", "FusedAttention",
-           {"qkv_dtype": "float16", "mask_dtype": "bool", "heads": 4, "kv_heads": 2, "rotary": "half",
-            "rotary_dtype": "float", "q_layout": "b s (h d)", "y_layout": "b s (h d)"},
-           (*_floats((2, 5, 32), (2, 2, 5, 8), (2, 2, 5, 6), dtype="float16"), Input("bool", (5, 5)),
-            *_floats((5, 3), (5, 3))), ("float16",)),
-      Node("attention, rotated, double", "FusedAttention",
-           {"qkv_dtype": "double", "heads": 2, "kv_heads": 2, "rotary": "interleaved"},
-           _floats((2, 2, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8), (2, 5, 4), (2, 5, 4), dtype="double"), ("double",)),
-      Node("attention, cache", "FusedAttention",
-           {"qkv_dtype": "float16", "mask_dtype": "bool", "heads": 4, "kv_heads": 2, "rotary": "interleaved",
-            "q_layout": "b s (h d)", "past_layout": "b s h d", "causal": "lower_right"},
-           (*_floats((2, 3, 32), (2, 2, 3, 8), (2, 2, 3, 6), dtype="float16"), Input("bool", (3, 8)),
-            *_floats((3, 4), (3, 4), (2, 5, 2, 8), (2, 5, 2, 6), dtype="float16")), ("float16",) * 3),
-      Node("attention, double", "FusedAttention",
-           {"qkv_dtype": "double", "heads": 4, "kv_heads": 1, "q_layout": "s b (h d)", "k_layout": "b h d s"},
-           _floats((5, 2, 32), (2, 1, 8, 7), (2, 1, 7, 8), dtype="double"), ("double",)),
+    Node("attention", "FusedAttention",
+         {**ATTENTION, "qkv_dtype": "float", "mask_dtype": "bool", "q_layout": "b h s d", "k_layout": "b h:2/4 s d",
+          "v_layout": "b h s 0/2 d", "y_layout": "b s (h d)"},
+         (*_floats((2, 4, 5, 8), (2, 4, 7, 8), (2, 2, 7, 2, 6)), Input("bool", (5, 7))), ("float",)),
+    Node("attention, half", "FusedAttention",
+         {"qkv_dtype": "float16", "mask_dtype": "float16", "heads": 3, "kv_heads": 3, "q_layout": "b s (0/3 h d)",
+          "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)", "y_layout": "(b s) (h d)"},
+         _floats((2, 5, 72), (2, 5, 72), (2, 5, 72), (2, 1, 1, 5), dtype="float16"), ("float16",)),
+    Node("attention, rotated", "FusedAttention",
+         {"qkv_dtype": "float16", "mask_dtype": "bool", "heads": 4, "kv_heads": 2, "rotary": "half",
+          "rotary_dtype": "float", "q_layout": "b s (h d)", "y_layout": "b s (h d)"},
+         (*_floats((2, 5, 32), (2, 2, 5, 8), (2, 2, 5, 6), dtype="float16"), Input("bool", (5, 5)),
+          *_floats((5, 3), (5, 3))), ("float16",)),
+    Node("attention, rotated, double", "FusedAttention",
+         {"qkv_dtype": "double", "heads": 2, "kv_heads": 2, "rotary": "interleaved"},
+         _floats((2, 2, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8), (2, 5, 4), (2, 5, 4), dtype="double"), ("double",)),
+    Node("attention, cache", "FusedAttention",
+         {"qkv_dtype": "float16", "mask_dtype": "bool", "heads": 4, "kv_heads": 2, "rotary": "interleaved",
+          "q_layout": "b s (h d)", "past_layout": "b s h d", "causal": "lower_right"},
+         (*_floats((2, 3, 32), (2, 2, 3, 8), (2, 2, 3, 6), dtype="float16"), Input("bool", (3, 8)),
+          *_floats((3, 4), (3, 4), (2, 5, 2, 8), (2, 5, 2, 6), dtype="float16")), ("float16",) * 3),
+    Node("attention, double", "FusedAttention",
+         {"qkv_dtype": "double", "heads": 4, "kv_heads": 1, "q_layout": "s b (h d)", "k_layout": "b h d s"},
+         _floats((5, 2, 32), (2, 1, 8, 7), (2, 1, 7, 8), dtype="double"), ("double",)),
   ]  # fmt: skip
   for dtype in ("float", "float16", "double"):
     program = {"program": _bias(dtype)}
     made += [
-        Node(f"conv, NCHW, {dtype}", "FusedConv", {**CONV, **first, **program},
-             _floats((1, 4, 6, 7), (6, 4, 3, 3), (6, 1, 1), dtype=dtype), (dtype,)),
-        Node(f"conv, NHWC, {dtype}", "FusedConv", {**CONV, **last, "input_layout": "NHWC", **program},
-             _floats((1, 6, 7, 4), (6, 3, 3, 4), (6,), dtype=dtype), (dtype,)),
-        Node(f"transposed, NCHW, {dtype}", "FusedConvTranspose",
-             {**CONV, **first, "output_padding": [0, 1], **program},
-             _floats((1, 6, 4, 5), (6, 4, 3, 3), (4, 1, 1), dtype=dtype), (dtype,)),
-        Node(f"transposed, NHWC, {dtype}", "FusedConvTranspose",
-             {**CONV, **last, "output_layout": "NHWC", "output_shape": [5, 9], "pads": [], **program},
-             _floats((1, 4, 5, 6), (6, 3, 3, 4), (4,), dtype=dtype), (dtype,)),
-        Node(f"product, {dtype}", "FusedMatMul", {**PRODUCT, **program},
-             _floats((2, 5, 6), (8, 6), (8,), dtype=dtype), (dtype,)),
+      Node(f"conv, NCHW, {dtype}", "FusedConv", {**CONV, **first, **program},
+           _floats((1, 4, 6, 7), (6, 4, 3, 3), (6, 1, 1), dtype=dtype), (dtype,)),
+      Node(f"conv, NHWC, {dtype}", "FusedConv", {**CONV, **last, "input_layout": "NHWC", **program},
+           _floats((1, 6, 7, 4), (6, 3, 3, 4), (6,), dtype=dtype), (dtype,)),
+      Node(f"transposed, NCHW, {dtype}", "FusedConvTranspose",
+           {**CONV, **first, "output_padding": [0, 1], **program},
+           _floats((1, 6, 4, 5), (6, 4, 3, 3), (4, 1, 1), dtype=dtype), (dtype,)),
+      Node(f"transposed, NHWC, {dtype}", "FusedConvTranspose",
+           {**CONV, **last, "output_layout": "NHWC", "output_shape": [5, 9], "pads": [], **program},
+           _floats((1, 4, 5, 6), (6, 3, 3, 4), (4,), dtype=dtype), (dtype,)),
+      Node(f"product, {dtype}", "FusedMatMul", {**PRODUCT, **program},
+           _floats((2, 5, 6), (8, 6), (8,), dtype=dtype), (dtype,)),
     ]  # fmt: skip
   made += [
-      Node("grad, NCHW", "ConvGrad", {**GRAD, **first}, _floats((1, 4, 6, 7), (6, 4, 3, 3), (1, 6, 6, 4)),
-           ("float",) * 3),
-      Node("grad, NHWC, half", "ConvGrad",
-           {**GRAD, **last, "program": "(float16 g, float16 y) => (float16 z) { m = Greater(y, 0) "
-                                       "z = Where(m, g, 0) }", "gradients": "dX dW dB dZ"},
-           _floats((1, 6, 7, 4), (6, 3, 3, 4), (1, 6, 4, 6), (1, 6, 4, 6), dtype="float16"),
-           ("float16", "float", "float", "float16")),
-      Node("grad, transposed, double", "ConvGrad",
-           {**GRAD, **first, "transposed": 1, "program": "(double g) => (double g) {}", "weight_dtype": "double"},
-           _floats((1, 6, 6, 4), (6, 4, 3, 3), (1, 4, 6, 7), dtype="double"), ("double",) * 3),
-      Node("grad of X alone", "ConvGrad", {**GRAD, **first, "gradients": "dX", "operands": "W"},
-           _floats((6, 4, 3, 3), (1, 6, 6, 4)), ("float",)),
+    Node("grad, NCHW", "ConvGrad", {**GRAD, **first}, _floats((1, 4, 6, 7), (6, 4, 3, 3), (1, 6, 6, 4)),
+         ("float",) * 3),
+    Node("grad, NHWC, half", "ConvGrad",
+         {**GRAD, **last, "program": "(float16 g, float16 y) => (float16 z) { m = Greater(y, 0) "
+                                     "z = Where(m, g, 0) }", "gradients": "dX dW dB dZ"},
+         _floats((1, 6, 7, 4), (6, 3, 3, 4), (1, 6, 4, 6), (1, 6, 4, 6), dtype="float16"),
+         ("float16", "float", "float", "float16")),
+    Node("grad, transposed, double", "ConvGrad",
+         {**GRAD, **first, "transposed": 1, "program": "(double g) => (double g) {}", "weight_dtype": "double"},
+         _floats((1, 6, 6, 4), (6, 4, 3, 3), (1, 4, 6, 7), dtype="double"), ("double",) * 3),
+    Node("grad of X alone", "ConvGrad", {**GRAD, **first, "gradients": "dX", "operands": "W"},
+         _floats((6, 4, 3, 3), (1, 6, 6, 4)), ("float",)),
   ]  # fmt: skip
   return made
 
 
-# -------------------------------------------------------------------------------------------------------------- wrong
+# ---- wrong
 
 TEXTS: tuple[Any, ...] = ("", "?", b"\xff\xfe\x80", "auto\0", "\x1b[2Jred", "a" * LONG, "ä" * 300, 7, 1.5, [1, 2])
 NUMBERS: tuple[Any, ...] = (-1, 0, 2, 3, *HUGE, "text", 1.5, [1], [])
@@ -345,7 +345,7 @@ def _large() -> Iterator[Node]:
   wide = (Input("float", (2**20, 1)), Input("float", (1, 2**20)))
   yield replace(by_name["pointwise"], name="pointwise: 2^40 elements", inputs=wide, wrong="program")
   yield replace(by_name["norm"], name="norm: 2^40 elements", inputs=wide, wrong="program", attributes={
-      "program": "(float x, float r) => (float y) { s = Add(x, r) y = LayerNormalization<axis=-1, epsilon=1e-05>(s) }"
+    "program": "(float x, float r) => (float y) { s = Add(x, r) y = LayerNormalization<axis=-1, epsilon=1e-05>(s) }"
   })  # fmt: skip
   nothing = (Input("float", (0, 2**40)), Input("float", (1, 1)))
   summed = '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0">(y) }'
@@ -376,7 +376,7 @@ def nodes() -> tuple[Node, ...]:
   return tuple(made)
 
 
-# ---------------------------------------------------------------------------------------------------------- a process
+# ---- a process
 
 
 def _spec(node: Node) -> list[list[int | None]] | str:
@@ -388,8 +388,9 @@ def _spec(node: Node) -> list[list[int | None]] | str:
   assert operator is not None
   types = [TensorType(helper.tensor_dtype_to_np_dtype(_type(x.dtype)), x.shape) for x in node.inputs if x is not None]
   try:
-    return [[d if isinstance(d, int) else None for d in y.shape or ()]
-            for y in operator.infer_shapes(node.node(), types)]  # fmt: skip
+    return [
+      [d if isinstance(d, int) else None for d in y.shape or ()] for y in operator.infer_shapes(node.node(), types)
+    ]
   except ModelError as error:
     return f"refused: {error}"
 

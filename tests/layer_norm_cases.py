@@ -30,7 +30,7 @@ class Case(ProgramCase):
 node_of, model_of = Case.node_of, Case.model_of
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # Roundings of the arithmetic that may add up in one element, all in the same direction: a row's sums (in lanes, then in
 # a tree), the mean, the scale and the pointwise statements. Rows of equal numbers, whose sums' roundings have all the
@@ -104,7 +104,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   return check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
+# ---- programs
 # T stands for the dtype at hand. Two more names keep the rows short.
 
 BARE = "(T x) => (T y) { y = LayerNormalization(x) }"
@@ -137,12 +137,12 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "bias, residual, sum kept": (RESIDUAL, (FULL, (W,), FULL, (W,), (W,))),
   "two biases and a residual": (
     """(T x, T a, T b, T r, T gamma) => (T y, T s) {
-          t = Add(a, b)
-          u = Add(t, x)
-          s = Add(r, u)
-          n = RMSNormalization(s)
-          y = Mul(gamma, n)
-        }""",
+        t = Add(a, b)
+        u = Add(t, x)
+        s = Add(r, u)
+        n = RMSNormalization(s)
+        y = Mul(gamma, n)
+      }""",
     (FULL, (W,), (W,), FULL, (W,)),
   ),
   "residual of the width": (ADD, (FULL, (W,))),
@@ -157,12 +157,12 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "S is larger than both": (ADD, ((3, 1, W), (7, 1))),
   "gains of rows and of all": (
     """(T x, T column, T scalar, T one, T row) => (T y) {
-          n = LayerNormalization(x)
-          a = Mul(n, column)
-          b = Add(a, scalar)
-          c = Mul(b, one)
-          y = Add(c, row)
-        }""",
+        n = LayerNormalization(x)
+        a = Mul(n, column)
+        b = Add(a, scalar)
+        c = Mul(b, one)
+        y = Add(c, row)
+      }""",
     (FULL, (3, 1, 1), (), (1,), (7, 1)),
   ),
   "post-norm residual": (
@@ -175,21 +175,21 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   ),
   "a parameter used everywhere": (
     """(T x, T b) => (T y) {
-          s = Mul(x, b)
-          t = Add(s, b)
-          n = LayerNormalization(t)
-          g = Mul(n, b)
-          y = Add(g, b)
-        }""",
+        s = Mul(x, b)
+        t = Add(s, b)
+        n = LayerNormalization(t)
+        g = Mul(n, b)
+        y = Add(g, b)
+      }""",
     (FULL, (W,)),
   ),
   "prologue's intermediates kept": (
     """(T x, T r, T b) => (T t, T y, T u) {
-          t = Add(x, r)
-          u = Mul(t, 0.5)
-          s = Add(u, b)
-          y = LayerNormalization(s)
-        }""",
+        t = Add(x, r)
+        u = Mul(t, 0.5)
+        s = Add(u, b)
+        y = LayerNormalization(s)
+      }""",
     (FULL, FULL, (W,)),
   ),
   "normalised and activated": (
@@ -202,29 +202,29 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   ),
   "gated": (
     """(T x, T gate, T gamma) => (T y) {
-          n = RMSNormalization(x)
-          g = Mul(n, gamma)
-          a = Swish(gate)
-          y = Mul(g, a)
-        }""",
+        n = RMSNormalization(x)
+        g = Mul(n, gamma)
+        a = Swish(gate)
+        y = Mul(g, a)
+      }""",
     (FULL, FULL, (W,)),
   ),
   "adaptive": (  # a DiT's modulation
     """(T x, T shift, T scale) => (T y) {
-          n = LayerNormalization<epsilon=1e-06>(x)
-          g = Add(scale, 1)
-          m = Mul(n, g)
-          y = Add(m, shift)
-        }""",
+        n = LayerNormalization<epsilon=1e-06>(x)
+        g = Add(scale, 1)
+        m = Mul(n, g)
+        y = Add(m, shift)
+      }""",
     (FULL, (3, 1, W), (3, 1, W)),
   ),
   "literals": (
     """(T x) => (T y) {
-          t = Sub(1, x)
-          n = LayerNormalization<epsilon=0.01>(t)
-          c = Clip(n, -1.5, 0.75)
-          y = Div(c, 3)
-        }""",
+        t = Sub(1, x)
+        n = LayerNormalization<epsilon=0.01>(t)
+        c = Clip(n, -1.5, 0.75)
+        y = Div(c, 3)
+      }""",
     (FULL,),
   ),
   "mask": (
@@ -239,54 +239,48 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
     "(T x, bool m) => (T y) { t = Where(m, x, 0) n = LayerNormalization(t) y = Where(m, n, -inf) }",
     (FULL, FULL),
   ),
-  "a bool result": (
-    "(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }",
-    (FULL,),
-  ),
+  "a bool result": ("(T x) => (bool bad, T y) { y = LayerNormalization(x) bad = IsNaN(y) }", (FULL,)),
   "bools computed": (
     """(T x, bool m, T b) => (T y, bool e) {
-          n = RMSNormalization(x)
-          big = Greater(x, b)
-          no = Not(big)
-          e = And(no, m)
-          y = Where(e, n, b)
-        }""",
+        n = RMSNormalization(x)
+        big = Greater(x, b)
+        no = Not(big)
+        e = And(no, m)
+        y = Where(e, n, b)
+      }""",
     (FULL, (7, 1), (W,)),
   ),
   "statistics in float": (  # how exporters write it: Cast up, normalise, Cast down
     """(T x, T gamma) => (T y) {
-          w = Cast<to=float>(x)
-          n = RMSNormalization<epsilon=1e-06>(w)
-          h = Cast<to=T>(n)
-          y = Mul(h, gamma)
-        }""",
+        w = Cast<to=float>(x)
+        n = RMSNormalization<epsilon=1e-06>(w)
+        h = Cast<to=T>(n)
+        y = Mul(h, gamma)
+      }""",
     (FULL, (W,)),
   ),
   "float gamma": (
     """(T x, float gamma, float beta) => (T y) {
-          n = LayerNormalization(x)
-          w = Cast<to=float>(n)
-          g = Mul(w, gamma)
-          a = Add(g, beta)
-          y = Cast<to=T>(a)
-        }""",
+        n = LayerNormalization(x)
+        w = Cast<to=float>(n)
+        g = Mul(w, gamma)
+        a = Add(g, beta)
+        y = Cast<to=T>(a)
+      }""",
     (FULL, (W,), (W,)),
   ),
   "results of all dtypes": (
     """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
-          n = LayerNormalization(x)
-          h = Cast<to=float16>(n)
-          b = Cast<to=bfloat16>(n)
-          f = Cast<to=float>(n)
-          d = Cast<to=double>(n)
-          t = Cast<to=bool>(x)
-        }""",
+        n = LayerNormalization(x)
+        h = Cast<to=float16>(n)
+        b = Cast<to=bfloat16>(n)
+        f = Cast<to=float>(n)
+        d = Cast<to=double>(n)
+        t = Cast<to=bool>(x)
+      }""",
     (FULL,),
   ),
-  "a parameter is a result": (
-    "(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }",
-    (FULL, (W,)),
-  ),
+  "a parameter is a result": ("(T x, T g) => (T y, T x) { n = LayerNormalization(x) y = Mul(n, g) }", (FULL, (W,))),
   "small values become results": (
     "(T x, T a, T b) => (T y, T c, T a) { n = LayerNormalization(x) c = Add(a, b) y = Mul(n, c) }",
     (FULL, (W,), (7, 1)),
@@ -334,32 +328,32 @@ def _shapes() -> list[Case]:
       y = Mul(w, gamma)
     }"""
   rows: list[tuple[str, str, tuple[Shape, ...]]] = [
-      ("one row", BARE, ((1, 1, 1023),)),
-      ("awkward", BARE, ((3, 7, 256),)),
-      ("a column", BARE, ((5, 1),)),
-      ("a column, RMS", BARE_RMS, ((5, 1),)),
-      ("one element", AFFINE, ((1,), (1,), ())),
-      ("rank 1", AFFINE, ((77,), (77,), (1,))),
-      ("three axes", BARE.replace("(x)", "<axis=1>(x)"), ((2, 3, 4, 5),)),
-      ("two axes", BARE_RMS.replace("epsilon", "axis=2, epsilon"), ((2, 3, 4, 5),)),
-      ("all axes", BARE.replace("(x)", "<axis=-4>(x)"), ((2, 3, 4, 5),)),
-      ("last axis", BARE.replace("(x)", "<axis=3>(x)"), ((2, 3, 4, 5),)),
-      ("broadcast within rows", inner, ((6, 11, 24), (11, 1), (24,))),
-      ("broadcast within rows, 2", inner, ((6, 11, 24), (1, 24), (11, 1))),
-      ("broadcast within rows, by row", inner, ((6, 11, 24), (6, 1, 24), (6, 11, 1))),
-      ("broadcast within rows, period", inner, ((2, 3, 11, 24), (3, 1, 24), (1, 11, 1))),
-      ("broadcast within rows, holes", holes, ((3, 4, 5, 6), (4, 1, 6))),
-      ("mask within rows", masked, ((6, 11, 24), (11, 1), (11, 24), (24,))),
-      ("no rows", AFFINE, ((0, 8), (8,), (8,))),
-      ("no rows within", RESIDUAL, ((4, 0, 8), (8,), (4, 0, 8), (8,), (8,))),
-      ("no rows by broadcast", ADD, ((0, 8), (1, 8))),
-      ("no width", BARE, ((3, 0),)),
-      ("nothing", BARE, ((0, 0),)),
-      ("many axes", AFFINE, ((2, 1, 3, 1, 2, 1, 5, 16), (5, 16), (2, 1, 1, 1))),
-      ("one long row", AFFINE, ((1, LONG + 3), (LONG + 3,), (LONG + 3,))),
-      ("one long row, aligned", SCALED_RMS, ((1, LONG), (LONG,))),
-      ("long rows with everything", RESIDUAL, ((2, 3, 70001), (70001,), (3, 70001), (70001,), (3, 1))),
-  ]  # fmt: skip
+    ("one row", BARE, ((1, 1, 1023),)),
+    ("awkward", BARE, ((3, 7, 256),)),
+    ("a column", BARE, ((5, 1),)),
+    ("a column, RMS", BARE_RMS, ((5, 1),)),
+    ("one element", AFFINE, ((1,), (1,), ())),
+    ("rank 1", AFFINE, ((77,), (77,), (1,))),
+    ("three axes", BARE.replace("(x)", "<axis=1>(x)"), ((2, 3, 4, 5),)),
+    ("two axes", BARE_RMS.replace("epsilon", "axis=2, epsilon"), ((2, 3, 4, 5),)),
+    ("all axes", BARE.replace("(x)", "<axis=-4>(x)"), ((2, 3, 4, 5),)),
+    ("last axis", BARE.replace("(x)", "<axis=3>(x)"), ((2, 3, 4, 5),)),
+    ("broadcast within rows", inner, ((6, 11, 24), (11, 1), (24,))),
+    ("broadcast within rows, 2", inner, ((6, 11, 24), (1, 24), (11, 1))),
+    ("broadcast within rows, by row", inner, ((6, 11, 24), (6, 1, 24), (6, 11, 1))),
+    ("broadcast within rows, period", inner, ((2, 3, 11, 24), (3, 1, 24), (1, 11, 1))),
+    ("broadcast within rows, holes", holes, ((3, 4, 5, 6), (4, 1, 6))),
+    ("mask within rows", masked, ((6, 11, 24), (11, 1), (11, 24), (24,))),
+    ("no rows", AFFINE, ((0, 8), (8,), (8,))),
+    ("no rows within", RESIDUAL, ((4, 0, 8), (8,), (4, 0, 8), (8,), (8,))),
+    ("no rows by broadcast", ADD, ((0, 8), (1, 8))),
+    ("no width", BARE, ((3, 0),)),
+    ("nothing", BARE, ((0, 0),)),
+    ("many axes", AFFINE, ((2, 1, 3, 1, 2, 1, 5, 16), (5, 16), (2, 1, 1, 1))),
+    ("one long row", AFFINE, ((1, LONG + 3), (LONG + 3,), (LONG + 3,))),
+    ("one long row, aligned", SCALED_RMS, ((1, LONG), (LONG,))),
+    ("long rows with everything", RESIDUAL, ((2, 3, 70001), (70001,), (3, 70001), (70001,), (3, 1))),
+  ]
   cases = []
   for name, text, shapes in rows:
     for dtype in ("float16", "float"):
@@ -411,18 +405,18 @@ CASES: tuple[Case, ...] = (*_programs(), *_widths(), *_shapes(), *_values())
 # Enough rows to fill a GPU, where the kernel takes its other schedules: several rows a block and two at once, blocks
 # that stay and read ahead, operands in shared memory.
 LARGE_CASES: tuple[Case, ...] = tuple(
-    Case(f"{rows} rows of {width}, {what}, {dtype}", typed(text, dtype), shapes)
-    for rows, width, dtype in (
-        (20011, 7, "float16"), (20011, 33, "float"), (9001, 100, "bfloat16"), (9001, 128, "float16"),
-        (4099, 768, "float16"), (9001, 768, "float16"), (4099, 770, "bfloat16"), (4099, 1023, "float16"),
-        (4099, 1023, "float"), (2003, 1023, "double"), (3001, 2048, "double"), (2003, 4096, "float"),
-        (1501, 5140, "float16"), (1501, 5142, "float16"), (1001, 8192, "bfloat16"), (701, 12288, "float16"),
-        (701, 20480, "float16"), (701, 20481, "bfloat16"), (401, 40961, "float16"),
-    )
-    for what, text, shapes in (
-        ("affine", AFFINE, ((rows, width), (width,), (width,))),
-        ("residual", RESIDUAL, ((rows, width), (width,), (rows, width), (width,), (width,))),
-    )
+  Case(f"{rows} rows of {width}, {what}, {dtype}", typed(text, dtype), shapes)
+  for rows, width, dtype in (
+      (20011, 7, "float16"), (20011, 33, "float"), (9001, 100, "bfloat16"), (9001, 128, "float16"),
+      (4099, 768, "float16"), (9001, 768, "float16"), (4099, 770, "bfloat16"), (4099, 1023, "float16"),
+      (4099, 1023, "float"), (2003, 1023, "double"), (3001, 2048, "double"), (2003, 4096, "float"),
+      (1501, 5140, "float16"), (1501, 5142, "float16"), (1001, 8192, "bfloat16"), (701, 12288, "float16"),
+      (701, 20480, "float16"), (701, 20481, "bfloat16"), (401, 40961, "float16"),
+  )
+  for what, text, shapes in (
+      ("affine", AFFINE, ((rows, width), (width,), (width,))),
+      ("residual", RESIDUAL, ((rows, width), (width,), (rows, width), (width,), (width,))),
+  )
 )  # fmt: skip
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}

@@ -62,15 +62,11 @@ class Case:
     program = self.program
     outputs = [output_name(program, result) for result in program.results]
     return helper.make_node(
-        OPERATOR.name, self.names, outputs, "product", domain=OPERATOR.domain, program=self.text,
-        trans_b=int(self.trans_b), **self.attributes,
+      OPERATOR.name, self.names, outputs, "product", domain=OPERATOR.domain, program=self.text,
+      trans_b=int(self.trans_b), **self.attributes,
     )  # fmt: skip
 
-  def model(
-    self,
-    shapes: Sequence[Declared] | None = None,
-    nodes: Sequence[onnx.NodeProto] | None = None,
-  ) -> bytes:
+  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
     """A model of this one node (or of `nodes`), with the case's shapes or those given."""
     arrays = self.inputs()
     inputs = [

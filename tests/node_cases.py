@@ -29,7 +29,7 @@ UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float": 2.0**-24, "d
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float": 2.0**-149, "double": 2.0**-1074}
 
 
-# ------------------------------------------------------------------------------------------------------------- models
+# ---- models
 
 
 def model_with(
@@ -79,6 +79,13 @@ def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
     operator.decompose(node, OPSET)
   assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
   assert reason in str(caught.value)
+
+
+def assert_old_opset_refused(node: onnx.NodeProto) -> None:
+  operator = find(node.domain, node.op_type)
+  assert operator is not None
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
+    operator.decompose(node, 10)
 
 
 def output_name(program: Program, result: Parameter) -> str:
@@ -184,7 +191,7 @@ class ProgramCase:
     return model_with([cls.node_of(text)] if nodes is None else nodes, inputs, results_of(program))
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 
 @dataclass(frozen=True)
@@ -220,14 +227,7 @@ def check_results(case: Any, outputs: Sequence[Array], expected: Expectation) ->
 
 
 def compare(
-  where: str,
-  got: Array,
-  wanted: Array,
-  wide: Array,
-  slack: Array,
-  unit: float | None = None,
-  *,
-  exact: bool = False,
+  where: str, got: Array, wanted: Array, wide: Array, slack: Array, unit: float | None = None, *, exact: bool = False
 ) -> float:
   """Compares one output with the reference; AssertionError says where they differ.
 
@@ -279,7 +279,7 @@ def _first(mask: Array) -> list[int]:
   return [int(i) for i in np.argwhere(mask)[0]]
 
 
-# ------------------------------------------------------------------------------------------------------------- values
+# ---- values
 
 
 def _normal(rng: np.random.Generator, shape: Shape) -> Array:

@@ -33,7 +33,7 @@ class Case(ProgramCase):
 node_of, model_of = Case.node_of, Case.model_of
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What one statement's result may be off by, in units of the arithmetic's roundoff: the GPU's functions of float promise
 # up to 4 (tanh, erf, pow some more), and ours are allowed as much on the CPU.
@@ -106,7 +106,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
+# ---- programs
 # T stands for the dtype at hand.
 
 SUM_RELU = "(T x, T r) => (T y) { s = Add(x, r) y = Relu(s) }"
@@ -132,71 +132,67 @@ CHAIN = """(T x, T a, T b) => (T y) {
 FULL: Shape = (3, 7, 65)
 
 PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
-    "sum and Relu": (SUM_RELU, (FULL, FULL)),
-    "lerp, scalar weight": (LERP, (FULL, FULL, ())),
-    "lerp, equal shapes": (LERP, (FULL, FULL, FULL)),
-    "lerp, leading broadcast": (LERP, (FULL, (7, 65), (65,))),
-    "lerp, middle broadcast": (LERP, (FULL, (3, 1, 65), (3, 7, 1))),
-    "lerp by difference": (LERP_DIFFERENCE, (FULL, FULL, (1,))),
-    "Silu": (SILU, (FULL,)),
-    "a chain of eight": (CHAIN, (FULL, (65,), (7, 1))),
-    "S is larger than every input": (SUM_RELU, ((3, 1, 65), (7, 1))),
-    "outer product": ("(T x, T y) => (T z) { p = Mul(x, y) z = Abs(p) }", ((33, 1), (1, 57))),
-    "one column": (SUM_RELU, ((5, 1), (5, 1))),
-    "rank 0": ("(T x, T y) => (T z) { s = Mul(x, y) z = Neg(s) }", ((), ())),
-    "rank 0 and rank 1": (SUM_RELU, ((), (1,))),
-    "one element of many axes": (SUM_RELU, ((1, 1, 1, 1, 1), (1,))),
-    "many axes": (SUM_RELU, ((2, 3, 1, 2, 3, 1, 2, 5), (3, 4, 1, 3, 2, 1, 5))),
-    "alternating axes": (LERP, ((2, 1, 3, 1, 5, 1, 4), (1, 3, 1, 2, 1, 3, 1), (2, 3, 3, 2, 5, 3, 4))),
-    "empty": (SUM_RELU, ((3, 0, 5), (5,))),
-    "empty by broadcast": (SUM_RELU, ((0, 8), (1, 8))),
-    "several results": (
-        "(T x, T b) => (T s, T y, T z) { s = Add(x, b) y = Sigmoid(s) z = Mul(y, x) }",
-        (FULL, (65,)),
-    ),
-    "a parameter is a result": ("(T x, T b) => (T y, T x) { y = Mul(x, b) }", (FULL, (65,))),
-    "results of fewer inputs": (
-        "(T x, T a, T b) => (T y, T u, T c) { y = Add(x, a) u = Neg(a) c = Mul(b, 2) }",
-        (FULL, (65,), (7, 1)),
-    ),
-    "a column and a row": ("(T x, T c, T r) => (T y) { u = Mul(x, c) y = Add(u, r) }", (FULL, (3, 1, 1), (1, 65))),
-    "channels of images": ("(T x, T s, T b) => (T y) { u = Mul(x, s) v = Add(u, b) y = HardSwish(v) }",
-                           ((2, 5, 9, 11), (1, 5, 1, 1), (5, 1, 1))),
-    "masked": (
-        "(T x, bool m, T v) => (T y, bool n) { n = Not(m) z = Where(n, x, v) y = Mul(z, 3) }",
-        (FULL, (7, 1), ()),
-    ),
-    "comparisons": (
-        """(T x, T b) => (T y, bool g, bool e) {
-          g = Greater(x, b)
-          l = LessOrEqual(x, 0.5)
-          e = Xor(g, l)
-          y = Where(e, x, b)
-        }""",
-        (FULL, (65,)),
-    ),
-    "results of all floating dtypes": (
-        """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
-          n = Mul(x, 3)
-          h = Cast<to=float16>(n)
-          b = Cast<to=bfloat16>(n)
-          f = Cast<to=float>(n)
-          d = Cast<to=double>(n)
-          t = Cast<to=bool>(x)
-        }""",
-        (FULL,),
-    ),
-    "integers beside": (
-        """(T x, int64 i, int32 j) => (T y, int64 k) {
-          w = Cast<to=int64>(j)
-          k = Add(i, w)
-          m = Mod(k, 3)
-          c = Cast<to=T>(m)
-          y = Mul(x, c)
-        }""",
-        (FULL, (7, 1), (65,)),
-    ),
-}  # fmt: skip
+  "sum and Relu": (SUM_RELU, (FULL, FULL)),
+  "lerp, scalar weight": (LERP, (FULL, FULL, ())),
+  "lerp, equal shapes": (LERP, (FULL, FULL, FULL)),
+  "lerp, leading broadcast": (LERP, (FULL, (7, 65), (65,))),
+  "lerp, middle broadcast": (LERP, (FULL, (3, 1, 65), (3, 7, 1))),
+  "lerp by difference": (LERP_DIFFERENCE, (FULL, FULL, (1,))),
+  "Silu": (SILU, (FULL,)),
+  "a chain of eight": (CHAIN, (FULL, (65,), (7, 1))),
+  "S is larger than every input": (SUM_RELU, ((3, 1, 65), (7, 1))),
+  "outer product": ("(T x, T y) => (T z) { p = Mul(x, y) z = Abs(p) }", ((33, 1), (1, 57))),
+  "one column": (SUM_RELU, ((5, 1), (5, 1))),
+  "rank 0": ("(T x, T y) => (T z) { s = Mul(x, y) z = Neg(s) }", ((), ())),
+  "rank 0 and rank 1": (SUM_RELU, ((), (1,))),
+  "one element of many axes": (SUM_RELU, ((1, 1, 1, 1, 1), (1,))),
+  "many axes": (SUM_RELU, ((2, 3, 1, 2, 3, 1, 2, 5), (3, 4, 1, 3, 2, 1, 5))),
+  "alternating axes": (LERP, ((2, 1, 3, 1, 5, 1, 4), (1, 3, 1, 2, 1, 3, 1), (2, 3, 3, 2, 5, 3, 4))),
+  "empty": (SUM_RELU, ((3, 0, 5), (5,))),
+  "empty by broadcast": (SUM_RELU, ((0, 8), (1, 8))),
+  "several results": ("(T x, T b) => (T s, T y, T z) { s = Add(x, b) y = Sigmoid(s) z = Mul(y, x) }", (FULL, (65,))),
+  "a parameter is a result": ("(T x, T b) => (T y, T x) { y = Mul(x, b) }", (FULL, (65,))),
+  "results of fewer inputs": (
+    "(T x, T a, T b) => (T y, T u, T c) { y = Add(x, a) u = Neg(a) c = Mul(b, 2) }",
+    (FULL, (65,), (7, 1)),
+  ),
+  "a column and a row": ("(T x, T c, T r) => (T y) { u = Mul(x, c) y = Add(u, r) }", (FULL, (3, 1, 1), (1, 65))),
+  "channels of images": (
+    "(T x, T s, T b) => (T y) { u = Mul(x, s) v = Add(u, b) y = HardSwish(v) }",
+    ((2, 5, 9, 11), (1, 5, 1, 1), (5, 1, 1)),
+  ),
+  "masked": ("(T x, bool m, T v) => (T y, bool n) { n = Not(m) z = Where(n, x, v) y = Mul(z, 3) }", (FULL, (7, 1), ())),
+  "comparisons": (
+    """(T x, T b) => (T y, bool g, bool e) {
+        g = Greater(x, b)
+        l = LessOrEqual(x, 0.5)
+        e = Xor(g, l)
+        y = Where(e, x, b)
+      }""",
+    (FULL, (65,)),
+  ),
+  "results of all floating dtypes": (
+    """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
+        n = Mul(x, 3)
+        h = Cast<to=float16>(n)
+        b = Cast<to=bfloat16>(n)
+        f = Cast<to=float>(n)
+        d = Cast<to=double>(n)
+        t = Cast<to=bool>(x)
+      }""",
+    (FULL,),
+  ),
+  "integers beside": (
+    """(T x, int64 i, int32 j) => (T y, int64 k) {
+        w = Cast<to=int64>(j)
+        k = Add(i, w)
+        m = Mod(k, 3)
+        c = Cast<to=T>(m)
+        y = Mul(x, c)
+      }""",
+    (FULL, (7, 1), (65,)),
+  ),
+}
 
 
 def _programs() -> list[Case]:
@@ -275,9 +271,9 @@ def _functions() -> list[Case]:
       text = f"(T x) => (T a{wanted}) {{ a = Abs(x){statements} }}"
       cases.append(Case(f"functions {number}, {dtype}", typed(text, dtype), ((515,),)))
     domains = """(T x) => (T a, T b, T c, T d, T e, T f, T g) {
-          t = Tanh(x) p = Abs(x) q = Add(p, 1)
-          a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
-        }"""
+        t = Tanh(x) p = Abs(x) q = Add(p, 1)
+        a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
+      }"""
     cases.append(Case(f"functions of domains, {dtype}", typed(domains, dtype), ((515,),)))
   for dtype in ("float16", "float"):  # ONNX Runtime has no Erf of double
     cases.append(Case(f"Gelu written with Erf, {dtype}", typed(ERF_GELU, dtype), (FULL,)))

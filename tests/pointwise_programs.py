@@ -44,7 +44,7 @@ Shape = tuple[int, ...]
 T = TypeVar("T")
 OPSET = 20
 
-# ----------------------------------------------------------------------------------------------------------- strategies
+# ---- strategies
 
 COMMON = ("Add", "Sub", "Mul", "Div", "Min", "Max", "Where", "Clip", "Cast", "Sigmoid", "Less", "Abs")
 POINTWISE = tuple(name for name, spec in OPERATORS.items() if not spec.core)
@@ -212,7 +212,7 @@ def examples(draw: st.DrawFn) -> Example:
   return Example(program, shapes, styles, draw(_NUMBERS) * 120 + draw(_NUMBERS), pick(draw, (False, True)))
 
 
-# ------------------------------------------------------------------------------------------------- ONNX's own operators
+# ---- ONNX's own operators
 
 WIDER = {"int8": ("int32", "int64"), "int16": ("int32", "int64"), "uint8": ("int32", "int64"),
          "uint16": ("int32", "int64"), "int32": ("int64",), "uint32": ("int64",)}  # fmt: skip
@@ -378,8 +378,10 @@ def fused_graph(example: Example, instead: Sequence[onnx.NodeProto] = ()) -> onn
   """The program as one FusedPointwise, or the nodes given; the output of the result `y` is `out_y`."""
   program = example.program
   names = [parameter.name for parameter in program.parameters]
-  inputs = [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], shape)
-            for p, shape in zip(program.parameters, example.shapes, strict=True)]  # fmt: skip
+  inputs = [
+    helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], shape)
+    for p, shape in zip(program.parameters, example.shapes, strict=True)
+  ]
   nodes = list(instead)
   if example.copied and not instead:
     for index, (name, shape) in enumerate(zip(names, example.shapes, strict=True)):
@@ -413,7 +415,7 @@ def onnx_results(example: Example) -> dict[str, Array]:
   return {each.name: found[output.name] for each, output in zip(results, outputs, strict=True)}
 
 
-# ------------------------------------------------------------------------------------------------------ what may differ
+# ---- what may differ
 
 # What one statement's result may be off by, in units of roundoff of its arithmetic. ONNX Runtime's own approximations
 # of some functions (its vectorised exp, tanh, erf and what is made of them) have an absolute error besides.

@@ -73,7 +73,7 @@ class Case:
     return made[0]
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What an average or what lies between elements may be off by, in units of the arithmetic's roundoff times the size of
 # what it is made of: a tree of additions, the weights and their products.
@@ -103,34 +103,34 @@ def check(case: Case, output: Array, unit: float | None = None, x: Array | None 
   compare(case.name, output, wanted, wide, UNITS * compute * size)
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 
 # Windows: the attributes and the spatial shape. An average also counts its padding where it has any.
 WINDOWS: dict[str, tuple[Attributes, Shape]] = {
-    "ResNet's stem": ({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, (13, 18)),
-    "even halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (12, 10)),
-    "odd halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (7, 9)),
-    "odd halves, rounded up": ({"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, (7, 9)),
-    "three of four, rounded up": (
-        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0], "ceil_mode": 1}, (5, 6)),
-    "rounded up, but not into the padding": (
-        {"kernel_shape": [2, 3], "strides": [3, 3], "pads": [0, 0, 1, 2], "ceil_mode": 1}, (4, 7)),
-    "every pixel": ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, (5, 6)),
-    "uneven pads": ({"kernel_shape": [3, 4], "strides": [1, 2], "pads": [1, 0, 2, 3]}, (5, 8)),
-    "one pixel": ({"kernel_shape": [1, 1], "strides": [2, 3]}, (5, 8)),
-    "SAME_UPPER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_UPPER"}, (8, 7)),
-    "SAME_LOWER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_LOWER"}, (8, 7)),
-    "VALID": ({"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "VALID"}, (8, 7)),
-    "VALID, rounded up": ({"kernel_shape": [2, 2], "strides": [3, 3], "auto_pad": "VALID", "ceil_mode": 1}, (7, 8)),
-    "the whole image": ({"kernel_shape": [7, 7]}, (7, 7)),
-    "a large window": ({"kernel_shape": [9, 11], "pads": [4, 5, 4, 5], "strides": [2, 3]}, (14, 17)),
-    "dilated": ({"kernel_shape": [3, 3], "dilations": [2, 3], "pads": [2, 2, 2, 2]}, (9, 11)),
-    "dilated over nothing": ({"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]}, (1, 3)),
-    "a line": ({"kernel_shape": [3], "strides": [2], "pads": [1, 1]}, (17,)),
-    "a dilated line": ({"kernel_shape": [5], "dilations": [3]}, (29,)),
-    "a volume": ({"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}, (6, 5, 4)),
-    "a padded volume": (
-        {"kernel_shape": [3, 2, 3], "pads": [1, 0, 1, 1, 1, 1], "strides": [1, 1, 2], "ceil_mode": 1}, (3, 4, 6)),
+  "ResNet's stem": ({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, (13, 18)),
+  "even halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (12, 10)),
+  "odd halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (7, 9)),
+  "odd halves, rounded up": ({"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, (7, 9)),
+  "three of four, rounded up": (
+      {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0], "ceil_mode": 1}, (5, 6)),
+  "rounded up, but not into the padding": (
+      {"kernel_shape": [2, 3], "strides": [3, 3], "pads": [0, 0, 1, 2], "ceil_mode": 1}, (4, 7)),
+  "every pixel": ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, (5, 6)),
+  "uneven pads": ({"kernel_shape": [3, 4], "strides": [1, 2], "pads": [1, 0, 2, 3]}, (5, 8)),
+  "one pixel": ({"kernel_shape": [1, 1], "strides": [2, 3]}, (5, 8)),
+  "SAME_UPPER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_UPPER"}, (8, 7)),
+  "SAME_LOWER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_LOWER"}, (8, 7)),
+  "VALID": ({"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "VALID"}, (8, 7)),
+  "VALID, rounded up": ({"kernel_shape": [2, 2], "strides": [3, 3], "auto_pad": "VALID", "ceil_mode": 1}, (7, 8)),
+  "the whole image": ({"kernel_shape": [7, 7]}, (7, 7)),
+  "a large window": ({"kernel_shape": [9, 11], "pads": [4, 5, 4, 5], "strides": [2, 3]}, (14, 17)),
+  "dilated": ({"kernel_shape": [3, 3], "dilations": [2, 3], "pads": [2, 2, 2, 2]}, (9, 11)),
+  "dilated over nothing": ({"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]}, (1, 3)),
+  "a line": ({"kernel_shape": [3], "strides": [2], "pads": [1, 1]}, (17,)),
+  "a dilated line": ({"kernel_shape": [5], "dilations": [3]}, (29,)),
+  "a volume": ({"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}, (6, 5, 4)),
+  "a padded volume": (
+      {"kernel_shape": [3, 2, 3], "pads": [1, 0, 1, 1, 1, 1], "strides": [1, 1, 2], "ceil_mode": 1}, (3, 4, 6)),
 }  # fmt: skip
 SHORT = ("ResNet's stem", "odd halves, rounded up", "dilated over nothing", "a padded volume")
 CHANNELS = (3, 8, 40, 12)
@@ -186,12 +186,12 @@ def _global() -> list[Case]:
 def _values() -> list[Case]:
   window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
   return [
-      Case(f"{values}, {kind}, {layout}, {dtype}", "FusedPool", dtype, in_layout(layout, 2, 16, (12, 11)),
-           frozen({"kind": kind, "layout": layout, **({} if kind.startswith("global") else window)}), values)
-      for dtype in ("float16", "bfloat16")
-      for kind in ("max", "average", "global_average", "global_max")
-      for layout in ("NCHW", "NHWC")
-      for values in ("special rows", "large", "denormal", "offset", "negative zero")
+    Case(f"{values}, {kind}, {layout}, {dtype}", "FusedPool", dtype, in_layout(layout, 2, 16, (12, 11)),
+         frozen({"kind": kind, "layout": layout, **({} if kind.startswith("global") else window)}), values)
+    for dtype in ("float16", "bfloat16")
+    for kind in ("max", "average", "global_average", "global_max")
+    for layout in ("NCHW", "NHWC")
+    for values in ("special rows", "large", "denormal", "offset", "negative zero")
   ]  # fmt: skip
 
 
@@ -284,8 +284,7 @@ def _resize() -> list[Case]:
       ("asymmetric", (4, 5, 12)), ("half_pixel", (2, 10, 6)), ("align_corners", (3, 5, 6)),
   ):  # fmt: skip
     for layout in ("NCHW", "NHWC"):
-      given = {"mode": "linear", "coordinate_transformation_mode": coordinates, "layout": layout,
-               "sizes": sizes}  # fmt: skip
+      given = {"mode": "linear", "coordinate_transformation_mode": coordinates, "layout": layout, "sizes": sizes}
       shape = in_layout(layout, 2, 3, (2, 5, 6)[-len(sizes) :])
       title = f"linear, {coordinates}, special rows by {sizes}, {layout}"
       made.append(Case(title, "FusedResize", "float", shape, frozen(given), "special rows"))
@@ -315,21 +314,21 @@ _TWICE = {"mode": "linear", "scales": (2.0, 2.0)}
 
 # Enough elements for every core and every block.
 LARGE_CASES: tuple[Case, ...] = tuple(
-    Case(f"large: {name}, {layout}, {dtype}", op, dtype, in_layout(layout, batch, channels, spatial),
-         frozen({**given, "layout": layout}))
-    for name, op, given, batch, channels, spatial in (
-        ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
-        ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
-        ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
-        ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
-        ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
-        ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
-        ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
-        ("nearest", "FusedResize", {"scales": (2.0, 2.0), "nearest_mode": "floor",
-                                    "coordinate_transformation_mode": "asymmetric"}, 2, 64, (64, 48)),
-    )
-    for layout in ("NCHW", "NHWC")
-    for dtype in ("float16", "float")
+  Case(f"large: {name}, {layout}, {dtype}", op, dtype, in_layout(layout, batch, channels, spatial),
+       frozen({**given, "layout": layout}))
+  for name, op, given, batch, channels, spatial in (
+      ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
+      ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
+      ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
+      ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
+      ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
+      ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
+      ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
+      ("nearest", "FusedResize", {"scales": (2.0, 2.0), "nearest_mode": "floor",
+                                  "coordinate_transformation_mode": "asymmetric"}, 2, 64, (64, 48)),
+  )
+  for layout in ("NCHW", "NHWC")
+  for dtype in ("float16", "float")
 )  # fmt: skip
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}

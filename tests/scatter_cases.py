@@ -127,10 +127,7 @@ class Case:
     return replace(self, attributes=tuple({**dict(self.attributes), **attributes}.items()))
 
   def model(
-    self,
-    shapes: Sequence[Declared] | None = None,
-    nodes: Sequence[onnx.NodeProto] | None = None,
-    opset: int = OPSET,
+    self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = OPSET
   ) -> bytes:
     """A model of this one node, or of `nodes` in its place, with the case's shapes or those given.
 
@@ -141,7 +138,7 @@ class Case:
     return model_with([self.node()] if nodes is None else nodes, inputs, outputs, opset=opset, ir_version=10)
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, skip_invalid: bool = False) -> Array:
@@ -192,7 +189,7 @@ def check_any_order(case: Case, output: Array, inputs: Sequence[Array] | None = 
   assert (bits(output)[untouched] == bits(data)[untouched]).all(), f"{case.name}: an element without update changed"
 
 
-# ------------------------------------------------------------------------------------------------------------- values
+# ---- values
 
 
 def _bits(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
@@ -266,17 +263,11 @@ def _none(count: int, limits: Array) -> Array:
 INDICES = {"mixed": _mixed, "positive": _positive, "unique": _unique, "few": _few, "one": _one, "ends": _ends}
 
 
-# -------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 
 
 def nd(
-  name: str,
-  data: Shape,
-  indices: Shape,
-  dtype: str = "float",
-  kind: str = "mixed",
-  values: str = "bits",
-  **given: Any,
+  name: str, data: Shape, indices: Shape, dtype: str = "float", kind: str = "mixed", values: str = "bits", **given: Any
 ) -> Case:
   """A ScatterND; updates have the shape that follows."""
   updates = (*indices[:-1], *data[indices[-1] :])

@@ -27,7 +27,7 @@ class Case(ProgramCase):
 node_of, model_of = Case.node_of, Case.model_of
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What a value may be off by, in units of the arithmetic's roundoff times the size of what it is made of: the terms, and
 # the tree of additions in which each takes part.
@@ -75,7 +75,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- programs
+# ---- programs
 # T stands for the dtype at hand.
 
 
@@ -120,10 +120,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "alternating axes": (summed("0 2 4"), ((3, 2, 4, 3, 5, 8),)),
   "axes of length 1": (summed("1"), ((5, 1, 8),)),
   "one element": (summed("0", 0), ((1,),)),
-  "what broadcasts is summed over": (
-    '(T x, T r) => (T y) { p = Mul(x, r) y = SumTo<axes="0 1">(p) }',
-    ((7, 1), (9,)),
-  ),
+  "what broadcasts is summed over": ('(T x, T r) => (T y) { p = Mul(x, r) y = SumTo<axes="0 1">(p) }', ((7, 1), (9,))),
   "a scalar, many times": ('(T x, T r) => (T y, T s) { s = Add(x, r) y = SumTo<axes="0">(r) }', ((), (9, 8))),
   "no axis is left": (summed("0 1", 0), ((1, 1),)),
   "empty": (summed("0", 0), ((0, 5),)),
@@ -131,11 +128,11 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   "nothing to sum": (summed("1"), ((0, 5),)),
   "nothing along one of several axes": (
     """(T x, T r) => (T a, T b, T c, T p) {
-          p = Mul(x, r)
-          a = SumTo<axes="0 1 2 3">(x)
-          b = SumTo<axes="2 3">(p)
-          c = SumTo<axes="1">(p)
-        }""",
+        p = Mul(x, r)
+        a = SumTo<axes="0 1 2 3">(x)
+        b = SumTo<axes="2 3">(p)
+        c = SumTo<axes="1">(p)
+      }""",
     ((8, 2, 0, 2), (2, 1, 1)),
   ),
   "lerp, gradients": (LERP_GRAD.replace("AXES", "1 2 3"), ((4, 3, 13, 12), (3, 1, 12))),
@@ -154,12 +151,12 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
   ),
   "sums in other dtypes": (
     """(T x, int32 i) => (float f, T y, int32 k, double d) {
-          y = SumTo<axes="1">(x)
-          f = Cast<to=float>(y)
-          k = SumTo<axes="1">(i)
-          e = Cast<to=double>(x)
-          d = SumTo<axes="0 1", keepdims=0>(e)
-        }""",
+        y = SumTo<axes="1">(x)
+        f = Cast<to=float>(y)
+        k = SumTo<axes="1">(i)
+        e = Cast<to=double>(x)
+        d = SumTo<axes="0 1", keepdims=0>(e)
+      }""",
     ((40, 36), (40, 1)),
   ),
   "a parameter is a result": ('(T x, T r) => (T x, T y) { p = Mul(x, r) y = SumTo<axes="1">(p) }', ((4, 1), (6,))),

@@ -21,9 +21,9 @@ TOKENS = list(re.finditer(r'"[A-Za-z]*"|[A-Za-z0-9_.+-]+|=>|[(){}<>=,]', PROGRAM
 
 # What someone might want a compiler to see, and what might end a literal, a line or the text early.
 PAYLOADS = [
-    '#include "/etc/passwd"', 'asm("trap;");', "__trap()", "*(volatile int*)0 = 1", "/* */", "// x\n", "\\\n#error\n",
-    ";", "}", "(", "1;", "0x1p3", "1f", "1e", "'a'", '"', '"LEFT\\""', "R\"(x)\"", "??=", "%s%n", "${x}", "`id`", "@",
-    "::", "\x00", "\x7f", "\x1b[2J", "\xe9", "\u2028", "inf inf", "nan nan",
+  '#include "/etc/passwd"', 'asm("trap;");', "__trap()", "*(volatile int*)0 = 1", "/* */", "// x\n", "\\\n#error\n",
+  ";", "}", "(", "1;", "0x1p3", "1f", "1e", "'a'", '"', '"LEFT\\""', "R\"(x)\"", "??=", "%s%n", "${x}", "`id`", "@",
+  "::", "\x00", "\x7f", "\x1b[2J", "\xe9", "\u2028", "inf inf", "nan nan",
 ]  # fmt: skip
 
 

@@ -50,11 +50,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
   """Runs Python code in a process of its own that imports what this one does."""
   start = f"import sys; sys.path[:] = {sys.path!r}\n"
   return subprocess.run(
-    [sys.executable, "-c", start + code],
-    capture_output=True,
-    text=True,
-    timeout=300,
-    env={**os.environ, **environment},
+    [sys.executable, "-c", start + code], capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
   )
 
 

@@ -2,7 +2,6 @@
 bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +17,8 @@ from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
 
 cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.usefixtures("library")
 
 # One of each way that the kernels can take.
 CHOSEN = (
@@ -52,35 +53,13 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-def test_every_head_size(library: Path, dtype: str) -> None:
-  for size in (
-    *range(1, 34),
-    40,
-    48,
-    56,
-    63,
-    64,
-    65,
-    72,
-    80,
-    88,
-    96,
-    112,
-    120,
-    128,
-    136,
-    160,
-    192,
-    224,
-    248,
-    255,
-    256,
-  ):
+def test_every_head_size(dtype: str) -> None:
+  for size in (*range(1, 34), 40, 48, 56, 63, 64, 65, 72, 80, 88, 96, 112, 120, 128, 136, 160, 192, 224, 248, 255, 256):
     value = (size * 7) % 256 + 1
     if size > 1:
       for rotary in ("half", "interleaved"):
@@ -95,7 +74,7 @@ def test_every_head_size(library: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_cases(library: Path, seed: int) -> None:
+def test_random_cases(seed: int) -> None:
   """Sizes, masks, causality and layouts as they come."""
   rng = np.random.default_rng(seed)
 
@@ -118,12 +97,12 @@ def test_random_cases(library: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library: Path, name: str) -> None:
+def test_runs_are_bit_identical(name: str) -> None:
   check_repeats(by_name[name])
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
+def test_tensors_may_start_anywhere(name: str) -> None:
   """At a multiple of its elements' size, not of 16 bytes: inputs, the output, both."""
   case = by_name[name]
   tensors = SimpleNamespace(model=case.model, inputs=lambda: list(case.feeds().values()))  # packed ones once
@@ -133,12 +112,12 @@ def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-def test_a_stream_of_the_callers(library: Path) -> None:
+def test_a_stream_of_the_callers() -> None:
   case = by_name["large: BERT, float"]
   check_stream(case.model(), trial_of(case, check))
 
@@ -150,14 +129,14 @@ def sized(name: str, batch: int, queries: int, keys: int) -> Case:
   return case_of(name, "float16", (batch, 3, queries, keys, 16), "merged", causal="lower_right")
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run() -> None:
   session = make(sized("any", 1, 1, 1).model(SHAPES))
   for sizes in ((2, 5, 7), (1, 65, 130), (0, 1, 1), (2, 0, 4), (2, 3, 0), (2, 5, 7), (64, 300, 300)):
     case = sized(f"changing {sizes}", *sizes)
     check(case, run(session, case))
 
 
-def test_a_cache_grows_from_run_to_run(library: Path) -> None:
+def test_a_cache_grows_from_run_to_run() -> None:
   """A prompt, then tokens: what is present is the past of the next run, in one session."""
   session = make(growing(0, 1).model(GROWING))
   past = 0
@@ -175,11 +154,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return sized("new", 1, 1, 1).model(SHAPES), first, later
 
 
-def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+def test_new_shapes_under_capture_are_refused() -> None:
   check_capture(captured, "attention")
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session() -> None:
   """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial(number: int) -> Trial:
@@ -190,7 +169,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_more_than_two_to_the_31_elements(library: Path, dtype: str) -> None:
+def test_more_than_two_to_the_31_elements(dtype: str) -> None:
   """Keys and values at the end of packed tensors that are larger; the last elements show."""
   need_memory(24 if dtype == "float" else 12)
   batch, keys, heads, size = 3, 1 << 17, 48, 128

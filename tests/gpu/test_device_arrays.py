@@ -18,6 +18,7 @@ from fuzz.judge import optimize
 from fuzz.providers import Cuda
 from node_cases import identity_model
 from onnx import TensorProto, helper
+from onnx_models import built, parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -32,21 +33,14 @@ TOLERANCES = {"float16": 5e-3, "bfloat16": 4e-2, "float": 1e-5, "double": 1e-12}
 
 def norm_model(dtype: str = "float") -> bytes:
   """y = LayerNorm(x + r) * g, s = x + r, over rows of 64."""
-  kind = {"float": "FLOAT", "double": "DOUBLE"}.get(dtype, dtype.upper())
-  number = TensorProto.DataType.Value(kind)
   program = f"""({dtype} x, {dtype} r, {dtype} g) => ({dtype} y, {dtype} s) {{
-      s = Add(x, r)
-      n = LayerNormalization<axis=-1, epsilon=1e-05>(s)
-      y = Mul(n, g)
-    }}"""
-  graph = helper.make_graph(
-    [helper.make_node(OPERATORS[0].name, ["x", "r", "g"], ["y", "s"], "ln", domain="ortplugin", program=program)],
-    "g",
-    [helper.make_tensor_value_info(n, number, shape) for n, shape in (("x", ["n", 64]), ("r", ["n", 64]), ("g", [64]))],
-    [helper.make_tensor_value_info(name, number, ["n", 64]) for name in ("y", "s")],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+        s = Add(x, r)
+        n = LayerNormalization<axis=-1, epsilon=1e-05>(s)
+        y = Mul(n, g)
+      }}"""
+  node = helper.make_node(OPERATORS[0].name, ["x", "r", "g"], ["y", "s"], "ln", domain="ortplugin", program=program)
+  inputs, outputs = f"{dtype}[n,64] x, {dtype}[n,64] r, {dtype}[64] g", f"{dtype}[n,64] y, {dtype}[n,64] s"
+  return built([node], inputs, outputs, domains=["ortplugin"]).SerializeToString()
 
 
 def feeds(rng: np.random.Generator, rows: int, dtype: str = "float") -> dict[str, Any]:
@@ -65,10 +59,7 @@ def expected(arrays: dict[str, Any]) -> np.ndarray:
 def assert_close(got: Any, wanted: np.ndarray, dtype: str = "float") -> None:
   assert isinstance(got, cupy.ndarray)
   np.testing.assert_allclose(
-    cupy.asnumpy(got).astype(np.float64),
-    wanted,
-    rtol=TOLERANCES[dtype],
-    atol=TOLERANCES[dtype] * np.abs(wanted).max(),
+    cupy.asnumpy(got).astype(np.float64), wanted, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * np.abs(wanted).max()
   )
 
 
@@ -184,7 +175,7 @@ def test_torch_tensors_by_dlpack(library: Path, rng: np.random.Generator) -> Non
   assert torch.from_dlpack(result).data_ptr() == result.data.ptr
 
 
-# ------------------------------------------------------------------------------------------------------ CUDA graphs
+# ---- CUDA graphs
 
 
 @pytest.mark.parametrize("dtype", NAMES)
@@ -255,7 +246,7 @@ def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) 
   assert len(device._states) == count - 1
 
 
-# ----------------------------------------------------------------------------------------------------- command line
+# ---- command line
 
 
 def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,8 +289,7 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
 
 def test_what_counts_on_the_host_is_not_captured() -> None:
   """ONNX Runtime captures it with a count of 0, and each replay writes the count to where its variable was."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-    g (float[4] x, bool[4] m) => (float[n] y) { y = Compress(x, m) }""").SerializeToString()
+  model = parsed("""g (float[4] x, bool[4] m) => (float[n] y) { y = Compress(x, m) }""").SerializeToString()
   with pytest.raises(UsageError, match="Compress"):
     ortplugin.session(model, ["cuda"], cuda_graph=True)
   with pytest.raises(UsageError, match="Compress"):

@@ -4,7 +4,6 @@ layouts of the result and all kinds of programs; infinite pixels reach no result
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from gpu.sessions import Trial, check_graph
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.usefixtures("library")
 
 FLOATS = ["float16", "bfloat16", "float"]
 # A scale of each image, an operand of each row, results of several dtypes.
@@ -63,9 +64,7 @@ NOT_TAKEN = "the algorithm 'own' is not used"  # what the library then says
 @pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("number", range(len(SHAPES)))
-def test_equals_the_reference(
-  library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str, first: bool
-) -> None:
+def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str, first: bool) -> None:
   filters, batch = SHAPES[number][1], SHAPES[number][0][0]
   for text, operands in (
     (BARE, ()),
@@ -79,7 +78,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("attributes", [{"group": 2}, {"dilations": [2, 1]}, {"strides": [5, 5]}])
-def test_others_are_not_taken(library: Path, capfd: pytest.CaptureFixture[str], attributes: dict[str, Any]) -> None:
+def test_others_are_not_taken(capfd: pytest.CaptureFixture[str], attributes: dict[str, Any]) -> None:
   case = case_of(2, "float16", BARE, ())
   case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
   check(case, run(make(case.model()), case), split=True)
@@ -89,20 +88,20 @@ def test_others_are_not_taken(library: Path, capfd: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
 @pytest.mark.parametrize("number", [0, 2, 3, 5])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_infinite_pixels_stay_where_they_are(library: Path, number: int, dtype: str, first: bool) -> None:
+def test_infinite_pixels_stay_where_they_are(number: int, dtype: str, first: bool) -> None:
   case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
   check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+def test_maxima_of_nan(number: int, dtype: str) -> None:
   check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("name", ["own", "fused", "split"])
 @pytest.mark.parametrize("number", [0, 3, 6])
-def test_tensors_may_start_anywhere(library: Path, number: int, name: str) -> None:
+def test_tensors_may_start_anywhere(number: int, name: str) -> None:
   """Also where the result is turned after cuDNN."""
   filters = SHAPES[number][1]
   case = case_of(number, "float16", RESIDUAL, ((filters, 1, 1), None), True)
@@ -111,7 +110,7 @@ def test_tensors_may_start_anywhere(library: Path, number: int, name: str) -> No
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])
-def test_a_cuda_graph_gives_the_same_bits(library: Path, number: int) -> None:
+def test_a_cuda_graph_gives_the_same_bits(number: int) -> None:
   case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),), True)
   rng = np.random.default_rng(0)
   given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]

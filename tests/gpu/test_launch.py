@@ -40,13 +40,15 @@ def _model(batch: int, side: int, channels: int, filters: int, before: tuple[str
   conv.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
   image = [batch, side, side]
   graph = helper.make_graph(
-      [*nodes, conv],
-      "overlap",
-      [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [*image, width])
-       for name, width in (("x", channels), ("r", filters))],
-      [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [*image, filters])],
-      [numpy_helper.from_array(weights.astype(np.float16), "w")],
-  )  # fmt: skip
+    [*nodes, conv],
+    "overlap",
+    [
+      helper.make_tensor_value_info(name, TensorProto.FLOAT16, [*image, width])
+      for name, width in (("x", channels), ("r", filters))
+    ],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [*image, filters])],
+    [numpy_helper.from_array(weights.astype(np.float16), "w")],
+  )
   imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
   return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
 
@@ -54,10 +56,12 @@ def _model(batch: int, side: int, channels: int, filters: int, before: tuple[str
 def _feeds(batch: int, side: int, channels: int, filters: int, count: int) -> list[dict[str, Array]]:
   rng = np.random.default_rng(1)
   return [
-      {name: rng.standard_normal((batch, side, side, width)).astype(np.float16)
-       for name, width in (("x", channels), ("r", filters))}
-      for _ in range(count)
-  ]  # fmt: skip
+    {
+      name: rng.standard_normal((batch, side, side, width)).astype(np.float16)
+      for name, width in (("x", channels), ("r", filters))
+    }
+    for _ in range(count)
+  ]
 
 
 @pytest.mark.parametrize("before", [(SLOW,), (SLOW, QUICK), (SLOW, QUICK, QUICK)], ids=["one", "two", "three"])

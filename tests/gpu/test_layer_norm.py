@@ -1,5 +1,5 @@
 """FusedLayerNorm in ONNX Runtime on a GPU: equal to its reference in every schedule, under threads, CUDA graphs and odd
-addresses; and what happens when memory, NVRTC or the shapes are not as wished."""  # fmt: skip
+addresses; and what happens when memory, NVRTC or the shapes are not as wished."""
 
 import itertools
 import re
@@ -31,6 +31,8 @@ from gpu.sessions import (
 
 cupy = pytest.importorskip("cupy")
 
+pytestmark = pytest.mark.usefixtures("library")
+
 # One of each way that the kernel can take.
 CHOSEN = (
   "bias, residual, sum kept, float16, 1023",
@@ -49,23 +51,23 @@ CHOSEN = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- parity
+# ---- parity
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library: Path, name: str) -> None:
+def test_runs_are_bit_identical(name: str) -> None:
   """Whatever ran between them, in whatever memory, in another session too."""
   other = by_name["width 768, float16"]
   session = make(other.model())
   check_repeats(by_name[name], between=lambda number: run(session, other))
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run() -> None:
   text = typed(RESIDUAL, "float16")
   session = make(model_of(text, [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
   widths = (1, 7, 768, 1023, 5140, 70001)
@@ -95,25 +97,25 @@ INCOMPLETE: dict[str, tuple[Sequence[Any], Sequence[tuple[int, ...]]]] = {  # de
 
 
 @pytest.mark.parametrize("name", INCOMPLETE)
-def test_declared_shapes_need_not_be_complete(library: Path, name: str) -> None:
+def test_declared_shapes_need_not_be_complete(name: str) -> None:
   declared, given = INCOMPLETE[name]
   case = Case(name, typed(RESIDUAL, "float"), tuple(given))
   check(case, run(make(model_of(case.text, declared)), case))
 
 
-# ---------------------------------------------------------------------------------------------------------- addresses
+# ---- addresses
 
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name: str, which: str) -> None:
   case = by_name[name]
   expected, odd = expect(case), range(1, 10)
   offsets = [(odd if "inputs" in which else [0], odd if "outputs" in which else [0])]
   check_addresses(case, lambda found: check(case, found, expected), offsets, expected.outputs)
 
 
-def test_one_input_of_many_may_start_anywhere(library: Path) -> None:
+def test_one_input_of_many_may_start_anywhere() -> None:
   case = by_name["bias, residual, sum kept, float, 256"]
   session, expected = make(case.model()), expect(case)
   for odd in range(len(case.shapes)):
@@ -122,16 +124,16 @@ def test_one_input_of_many_may_start_anywhere(library: Path) -> None:
     check(case, host(ortplugin.run(session, feeds)), expected)
 
 
-# -------------------------------------------------------------------------------------------------- streams and graphs
+# ---- streams and graphs
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(4)])
 
 
-def test_work_is_on_the_sessions_stream(library: Path) -> None:
+def test_work_is_on_the_sessions_stream() -> None:
   case = by_name["width 768, float"]
   check_stream(case.model(), trial(case, check))
 
@@ -142,14 +144,14 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return model_of(text, [("n", 8)]), first, later
 
 
-def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+def test_new_shapes_under_capture_are_refused() -> None:
   check_capture(captured, "norm")
 
 
-# ------------------------------------------------------------------------------------------------------------- threads
+# ---- threads
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session() -> None:
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RESIDUAL, "float16")
 
@@ -160,7 +162,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   check_threads(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]), trial_of)
 
 
-def test_threads_make_sessions_at_once(library: Path) -> None:
+def test_threads_make_sessions_at_once() -> None:
   case = Case("sessions at once", typed(AFFINE, "float"), ((11, 777), (777,), (777,)))
   expected = expect(case)
 
@@ -181,7 +183,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_ends_in_any_order(library: Path, ending: str) -> None:
+def test_a_process_ends_in_any_order(ending: str) -> None:
   code = f"""
 import gc, threading, ortplugin
 from gpu.test_layer_norm import by_name, check, make, run
@@ -195,7 +197,7 @@ print("the end", flush=True)
   assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
-# ------------------------------------------------------------------------------------------------------ kernel cache
+# ---- kernel cache
 
 # Prints, in seconds, how long a session of a plain model takes, and one of ours, the first in the process; both after
 # another session has started CUDA. A third time is that of a second session of ours.
@@ -219,7 +221,7 @@ print(min(seconds(plain) for _ in range(3)), seconds(ours), seconds(ours))
 """
 
 
-def test_a_warm_cache_adds_little_to_a_session(library: Path, tmp_path: Path) -> None:
+def test_a_warm_cache_adds_little_to_a_session(tmp_path: Path) -> None:
   def times() -> list[float]:
     done = python(CREATION, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
@@ -235,13 +237,15 @@ def test_a_warm_cache_adds_little_to_a_session(library: Path, tmp_path: Path) ->
   warm = [times() for _ in range(5)]
   assert entries() == written
   plain, ours, again = (statistics.median(column) for column in zip(*warm, strict=True))
-  print(f"a session takes {plain * 1e3:.1f} ms without the node; with it {cold[1] * 1e3:.0f} ms on an empty cache, "
-        f"{ours * 1e3:.1f} ms on a warm one, {again * 1e3:.1f} ms in a process that has it")  # fmt: skip
+  print(
+    f"a session takes {plain * 1e3:.1f} ms without the node; with it {cold[1] * 1e3:.0f} ms on an empty cache, "
+    f"{ours * 1e3:.1f} ms on a warm one, {again * 1e3:.1f} ms in a process that has it"
+  )
   assert ours - plain < 0.050
   assert again - plain < 0.050
 
 
-def test_threads_compile_a_kernel_once(library: Path, tmp_path: Path) -> None:
+def test_threads_compile_a_kernel_once(tmp_path: Path) -> None:
   code = """
 from gpu.test_layer_norm import by_name, in_threads, make
 in_threads(8, lambda _: make(by_name["width 1023, float16"].model()))
@@ -251,7 +255,7 @@ in_threads(8, lambda _: make(by_name["width 1023, float16"].model()))
   assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 1
 
 
-def test_without_nvrtc_the_session_says_what_to_install(library: Path, tmp_path: Path) -> None:
+def test_without_nvrtc_the_session_says_what_to_install(tmp_path: Path) -> None:
   code = """
 import ortplugin
 from gpu.test_layer_norm import by_name, check, make
@@ -272,7 +276,7 @@ print("the CPU still runs")
   assert done.stdout.endswith("the CPU still runs\n")
 
 
-# ------------------------------------------------------------------------------------------------------ wrong and large
+# ---- wrong and large
 
 
 @pytest.mark.parametrize(
@@ -285,16 +289,14 @@ print("the CPU still runs")
     (BARE.replace("(x)", "<epsilon=-1>(x)"), ((2, 3),), "epsilon is -1"),
   ],
 )
-def test_a_wrong_node_is_refused_with_the_session(
-  library: Path, text: str, shapes: Sequence[tuple[int, ...]], words: str
-) -> None:
+def test_a_wrong_node_is_refused_with_the_session(text: str, shapes: Sequence[tuple[int, ...]], words: str) -> None:
   with pytest.raises(Exception, match=words) as caught:
     make(model_of(typed(text, "float16"), shapes))
   assert "FusedLayerNorm" in str(caught.value)
   assert "node 'norm'" in str(caught.value)
 
 
-def test_a_node_with_other_inputs_than_its_program_is_refused(library: Path) -> None:
+def test_a_node_with_other_inputs_than_its_program_is_refused() -> None:
   node = helper.make_node(
     "FusedLayerNorm", ["x", "gamma", "beta"], ["y"], "norm", domain="ortplugin", program=typed(BARE, "float")
   )
@@ -302,7 +304,7 @@ def test_a_node_with_other_inputs_than_its_program_is_refused(library: Path) -> 
     make(model_of(typed(AFFINE, "float"), ((2, 3), (3,), (3,)), [node]))
 
 
-def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
+def test_a_wrong_run_leaves_the_session_whole() -> None:
   text = typed(ADD, "float")
   session = make(model_of(text, [("n", "h"), ("m", "h")]))
   good = Case("whole", text, ((6, 40), (6, 40)))
@@ -312,7 +314,7 @@ def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
   check(good, run(session, good))
 
 
-def test_out_of_memory_is_a_status(library: Path) -> None:
+def test_out_of_memory_is_a_status() -> None:
   """With the bytes that were asked for, after which a smaller run works."""
   text = typed(RESIDUAL, "float")
   shapes = [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]
@@ -332,7 +334,7 @@ def test_out_of_memory_is_a_status(library: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [2056, 4096, 5140, 5142, 20480])
-def test_results_larger_than_the_cache(library: Path, width: int) -> None:
+def test_results_larger_than_the_cache(width: int) -> None:
   """Rows are loaded ahead then, and what is read and written once is kept from the caches."""
   rows = cupy.cuda.Device().attributes["L2CacheSize"] // (2 * width) + 77
   text = typed(RESIDUAL, "float16")
@@ -354,7 +356,7 @@ def test_results_larger_than_the_cache(library: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1031, 1032])
-def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
+def test_more_than_two_to_the_31_elements(width: int) -> None:
   """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""
   need_memory(20)
   rows = (1 << 31) // width + 4321
@@ -380,7 +382,7 @@ def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
   cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_the_second_gpu(library: Path) -> None:
+def test_the_second_gpu() -> None:
   """Modules belong to a device: the same kernel on both, in one process."""
   count = cupy.cuda.runtime.getDeviceCount()
   if count < 2:

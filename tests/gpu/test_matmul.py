@@ -3,7 +3,6 @@ with shapes that change, the same bits in every run and under CUDA graphs. Its e
 the rest."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +17,8 @@ from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.matmul import OPERATOR
 
 cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.usefixtures("library")
 
 GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"
@@ -36,7 +37,7 @@ def check(case: Case, found: list[Array], inputs: list[Array] | None = None) -> 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
@@ -57,14 +58,14 @@ large = {case.name: case for case in LARGE}
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-def test_large_tensors(library: Path, case: Case) -> None:
+def test_large_tensors(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("algorithm", ["own", "fused", "split"])
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("turned", [False, True])
-def test_operands_inside_the_rows(library: Path, name: str, turned: bool, algorithm: str) -> None:
+def test_operands_inside_the_rows(name: str, turned: bool, algorithm: str) -> None:
   a, n, u, v = INSIDE[name]
   case = made(f"{name}, {algorithm}", TWO, "float16", a, n, {"u": u, "v": v}, attributes={"algorithm": algorithm})
   case = transposed(case) if turned else case
@@ -72,7 +73,7 @@ def test_operands_inside_the_rows(library: Path, name: str, turned: bool, algori
 
 
 @pytest.mark.parametrize("name", ["down, float16", "down, float16, trans_b", "few tokens, bfloat16, trans_b"])
-def test_every_algorithm(library: Path, name: str) -> None:
+def test_every_algorithm(name: str) -> None:
   """What --tune is offered computes the same."""
   case = large[f"large: {name}"]
   types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
@@ -85,7 +86,7 @@ def test_every_algorithm(library: Path, name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("a", "n"), [((2, 6, 7, 5), 2), ((84, 5), 8), ((84, 6), 2), ((96, 64), 64)])
 @pytest.mark.parametrize("name", BESIDE)
-def test_the_value_beside_another_result(library: Path, name: str, a: Shape, n: int, dtype: str) -> None:
+def test_the_value_beside_another_result(name: str, a: Shape, n: int, dtype: str) -> None:
   """By every algorithm: cuDNN 9.19 has an engine that leaves the value in float32 unwritten."""
   case = transposed(made(f"{name}, {a}, {n}, {dtype}", BESIDE[name], dtype, a, n, constant=True))
   types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
@@ -98,7 +99,7 @@ def test_the_value_beside_another_result(library: Path, name: str, a: Shape, n: 
   assert not wrong
 
 
-def test_no_rows_have_no_algorithms(library: Path) -> None:
+def test_no_rows_have_no_algorithms() -> None:
   case = made("none", BARE, "float16", (0, 64), 64)
   types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
   assert not OPERATOR.device_variants(case.node(), types, [False, False])
@@ -116,24 +117,25 @@ chosen = pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 
 
 @chosen
-def test_runs_are_bit_identical(library: Path, case: Case) -> None:
+def test_runs_are_bit_identical(case: Case) -> None:
   """Whatever stood in the output's memory before: nothing of it is read."""
   fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
   check_repeats(case, 10, fill)
 
 
 @chosen
-def test_a_cuda_graph_gives_the_same_bits(library: Path, case: Case) -> None:
+def test_a_cuda_graph_gives_the_same_bits(case: Case) -> None:
   b = case.inputs()[1]
   check_graph(case.model(), permuted(case, lambda case, found, feeds: check(case, found, [feeds[0], b, *feeds[1:]])
                                      if case.constant else check(case, found, feeds)))  # fmt: skip
 
 
 @chosen
-def test_tensors_may_start_anywhere(library: Path, case: Case) -> None:
+def test_tensors_may_start_anywhere(case: Case) -> None:
   case = replace(case, constant=False)
-  check_addresses(case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]),
-                                                           ([1, 2, 3, 4], [5])])  # fmt: skip
+  check_addresses(
+    case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]), ([1, 2, 3, 4], [5])]
+  )
 
 
 def trial(first: Case, batch: int, rows: int) -> Trial:
@@ -147,7 +149,7 @@ CHANGING = made("changing", RESIDUAL_RELU, "float16", (2, 37, 64), 48)
 OPEN = [("n", "s", 64), (64, 48), (48,), ("n", "s", 48)]
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run() -> None:
   session = make(CHANGING.model(OPEN))
   for batch, rows in ((2, 37), (1, 1), (0, 37), (8, 128), (3, 1), (2, 37)):
     shapes = ((batch, rows, 64), (64, 48), (48,), (batch, rows, 48))
@@ -159,15 +161,15 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return CHANGING.model(OPEN), trial(CHANGING, 2, 37), trial(CHANGING, 3, 37)
 
 
-def test_new_shapes_are_refused_while_a_graph_is_captured(library: Path) -> None:
+def test_new_shapes_are_refused_while_a_graph_is_captured() -> None:
   check_capture(captured, "product")
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session() -> None:
   check_threads(CHANGING.model(OPEN), lambda number: trial(CHANGING, 1 + number, 20 + number))
 
 
-def test_bias_relu_has_no_tf32(library: Path) -> None:
+def test_bias_relu_has_no_tf32() -> None:
   """Sums of 768 products in float32 are off by some 1e-7, of TF32 by some 1e-4."""
   case = made("float", BIAS_RELU, "float", (4, 196, 768), 256)
   (found,) = run(make(case.model()), case)

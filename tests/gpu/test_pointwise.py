@@ -43,6 +43,8 @@ from ortplugin.program import ONNX_DTYPES
 
 cupy = pytest.importorskip("cupy")
 
+pytestmark = pytest.mark.usefixtures("library")
+
 # One of each way that the kernel can take: vectors of whole rows, across rows, with a tail, of all dtypes.
 CHOSEN = (
   "sum and Relu, float16",
@@ -65,11 +67,11 @@ CHOSEN = (
   "large: channels, float16",
 )
 
-# -------------------------------------------------------------------------------------------------------------- parity
+# ---- parity
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
@@ -90,7 +92,7 @@ MADD = "(T x, T a, T b) => (T y, T z) { p = Mul(x, a) y = Add(p, b) z = Sub(y, x
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
 @pytest.mark.parametrize("name", BROADCASTS)
-def test_every_broadcast_of_every_size(library: Path, name: str, dtype: str) -> None:
+def test_every_broadcast_of_every_size(name: str, dtype: str) -> None:
   """One session, whose inputs' ranks are not known before they come."""
   text = typed(MADD, dtype)
   session = make(model_of(text, [None, None, None]))
@@ -100,7 +102,7 @@ def test_every_broadcast_of_every_size(library: Path, name: str, dtype: str) -> 
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_random_broadcasts(library: Path, seed: int) -> None:
+def test_random_broadcasts(seed: int) -> None:
   """Up to six axes, each input without some of them, dtypes mixed."""
   rng = np.random.default_rng(seed)
   text = """(float16 x, float y, double z, bool m, int32 i) => (float a, double b, bool c, float16 d) {
@@ -127,11 +129,11 @@ def test_random_broadcasts(library: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library: Path, name: str) -> None:
+def test_runs_are_bit_identical(name: str) -> None:
   check_repeats(by_name[name])
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run() -> None:
   """Sizes, and which axes are broadcast."""
   session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
   for shapes in (*CHANGING, ((64, 33, 1024), (1, 33, 1), (33, 1024)), CHANGING[0]):
@@ -139,12 +141,12 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     check(case, run(session, case))
 
 
-# ---------------------------------------------------------------------------------------------- addresses, and in place
+# ---- addresses, and in place
 
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name: str, which: str) -> None:
   case = by_name[name]
   expected = expect(case)
   offsets = [
@@ -160,7 +162,7 @@ CROSSED = "(T x, T r, T c) => (T s, T d) { t = Add(x, r) s = Mul(t, c) d = Sub(x
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", ["float16", "float", "double", "int8"])
 @pytest.mark.parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
-def test_results_may_take_the_place_of_inputs(library: Path, shape: tuple[int, ...], dtype: str, offset: int) -> None:
+def test_results_may_take_the_place_of_inputs(shape: tuple[int, ...], dtype: str, offset: int) -> None:
   """Each of two results on each of two inputs; the third input is repeated, so that rows are crossed."""
   text = typed(CROSSED, dtype)
   case = Case(f"in place {shape} {dtype}", text, (shape, shape, shape[-1:] if len(shape) > 1 else ()))
@@ -172,7 +174,7 @@ def test_results_may_take_the_place_of_inputs(library: Path, shape: tuple[int, .
     check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
-def test_swapped_inputs_are_results(library: Path) -> None:
+def test_swapped_inputs_are_results() -> None:
   text = "(float x, float y) => (float y, float x) { }"
   case = Case("swapped", text, ((1000,), (1000,)))
   x, y = (cupy.asarray(array) for array in case.inputs())
@@ -206,9 +208,7 @@ def chained(dtype: str, shape: tuple[int, ...], count: int) -> bytes:
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("length", [5, 70001, 1 << 20])
-def test_a_chain_of_nodes_may_take_over_each_others_memory(
-  library: Path, length: int, dtype: str, cuda_graph: bool
-) -> None:
+def test_a_chain_of_nodes_may_take_over_each_others_memory(length: int, dtype: str, cuda_graph: bool) -> None:
   """Sums and differences of small whole numbers are exact."""
   count, shape = 4, (2, length)
   model = chained(dtype, shape, count)
@@ -224,16 +224,16 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(
     np.testing.assert_array_equal(found[1], d)
 
 
-# --------------------------------------------------------------------------------------------------- streams and graphs
+# ---- streams and graphs
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-def test_work_is_on_the_sessions_stream(library: Path) -> None:
+def test_work_is_on_the_sessions_stream() -> None:
   case = by_name["large: contiguous, float"]
   check_stream(case.model(), trial(case, check))
 
@@ -244,14 +244,14 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return model_of(text, [("n", 8), ("n", 8)]), first, later
 
 
-def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+def test_new_shapes_under_capture_are_refused() -> None:
   check_capture(captured, "pointwise")
 
 
-# -------------------------------------------------------------------------------------------------------------- threads
+# ---- threads
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session() -> None:
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(CHAIN, "float16")
 
@@ -262,7 +262,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   check_threads(model_of(text, [None, None, None]), trial_of)
 
 
-def test_threads_make_sessions_at_once(library: Path) -> None:
+def test_threads_make_sessions_at_once() -> None:
   case = by_name["large: columns, float"]
   expected = expect(case)
 
@@ -273,7 +273,7 @@ def test_threads_make_sessions_at_once(library: Path) -> None:
   in_threads(8, work)
 
 
-def test_shapes_that_broadcast_alike_share_a_kernel(library: Path, tmp_path: Path) -> None:
+def test_shapes_that_broadcast_alike_share_a_kernel(tmp_path: Path) -> None:
   """What differs is an argument, so that a new length compiles nothing."""
   code = """
 from gpu.test_pointwise import SUM_RELU, Case, make, model_of, run, typed
@@ -288,7 +288,7 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
   assert 1 <= len(kernels) <= 3  # of the guess at the session's start, of small and of larger tensors
 
 
-# ------------------------------------------------------------------------------------------------------ wrong and large
+# ---- wrong and large
 
 
 @pytest.mark.parametrize(
@@ -298,16 +298,14 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
     ("(T x) => (T y) { y = LayerNormalization(x) }", ((2, 3),), "LayerNormalization, which is not pointwise"),
   ],
 )
-def test_a_wrong_node_is_refused_with_the_session(
-  library: Path, text: str, shapes: Sequence[tuple[int, ...]], words: str
-) -> None:
+def test_a_wrong_node_is_refused_with_the_session(text: str, shapes: Sequence[tuple[int, ...]], words: str) -> None:
   with pytest.raises(Exception, match=words) as caught:
     make(model_of(typed(text, "float16"), shapes))
   assert "FusedPointwise" in str(caught.value)
   assert "node 'pointwise'" in str(caught.value)
 
 
-def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
+def test_a_wrong_run_leaves_the_session_whole() -> None:
   text = typed(SUM_RELU, "float")
   session = make(model_of(text, [("n", "h"), ("m", "h")]))
   good = Case("whole", text, ((6, 40), (6, 40)))
@@ -327,7 +325,7 @@ HUGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
+def test_more_than_two_to_the_31_elements(name: str) -> None:
   """Every element is checked; whole numbers wrap."""
   shape, other = HUGE[name]
   need_memory(20)
@@ -351,7 +349,7 @@ def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
   cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_values_of_bool_are_true_or_false(library: Path) -> None:
+def test_values_of_bool_are_true_or_false() -> None:
   text = "(bool m, bool n) => (bool a, bool o, bool x) { a = And(m, n) o = Or(m, n) x = Xor(m, n) }"
   case = Case("bools", text, ((33, 1000), (1000,)))
   got = run(make(case.model()), case)

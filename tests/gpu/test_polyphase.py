@@ -4,7 +4,6 @@ taps and programs; infinite pixels reach no result that they don't belong to."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,8 @@ from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.usefixtures("library")
 
 # An operand of each image, one of each row, results of several sizes.
 SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
@@ -82,7 +83,7 @@ def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> Ca
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", range(len(SHAPES)))
-def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
   bias, image = (SHAPES[number][1], 1, 1), (SHAPES[number][0][0], 1, 1, 1)
   rows = case_of(number, dtype, RESIDUAL, (bias, None)).shapes[-1][1]
   for text, operands in (
@@ -98,25 +99,25 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize("number", [1, 9, 10])
-def test_infinite_pixels_stay_where_they_are(library: Path, number: int) -> None:
+def test_infinite_pixels_stay_where_they_are(number: int) -> None:
   case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
   check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [1, 9, 10])
-def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+def test_maxima_of_nan(number: int, dtype: str) -> None:
   check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("number", [0, 6])
-def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
+def test_tensors_may_start_anywhere(number: int) -> None:
   case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
   check_anywhere(case)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_residual_may_be_overwritten(library: Path, number: int) -> None:
+def test_the_residual_may_be_overwritten(number: int) -> None:
   case = case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None))
   session, feeds = make(case.model()), {name: cupy.asarray(array) for name, array in case.feeds().items()}
   place = list(feeds.values())[-1]
@@ -126,7 +127,7 @@ def test_the_residual_may_be_overwritten(library: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 5])
-def test_a_cuda_graph_gives_the_same_bits(library: Path, number: int) -> None:
+def test_a_cuda_graph_gives_the_same_bits(number: int) -> None:
   case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),))
   rng = np.random.default_rng(0)
   given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]

@@ -4,7 +4,6 @@ kinds of programs; infinite elements reach no result that they don't belong to."
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
 
 cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.usefixtures("library")
 
 SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
 # x, filters, kernel, attributes: on 132 multiprocessors blocks alone and clusters of two to six, one to four
@@ -60,7 +61,7 @@ def case(number: int, program: str, dtype: str = "float16") -> Conv:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
   programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)
   x, filters, kernel, _ = CASES[number]
   large = np.prod(x) * filters * np.prod(kernel) > 1 << 28
@@ -70,7 +71,7 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> None:
+def test_infinite_elements_stay_where_they_are(value: float) -> None:
   for number in (1, 7, 8):
     given = replace(case(number, BARE), constant=False)
     padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
@@ -80,12 +81,12 @@ def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> N
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [1, 7, 8])
-def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+def test_maxima_of_nan(number: int, dtype: str) -> None:
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
 @pytest.mark.parametrize("number", [1, 7])
-def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
+def test_tensors_may_start_anywhere(number: int) -> None:
   given = replace(case(number, BARE), constant=False)
   arrays = given.arrays()
   (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
@@ -95,7 +96,7 @@ def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
   np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
 
 
-def test_it_is_taken_where_it_is_fast(library: Path) -> None:
+def test_it_is_taken_where_it_is_fast() -> None:
   """`auto` gives the bits of `own` for few pixels; for many that are no known gain `--tune` times it all the same."""
   for number in (2, 5, 11):
     given = case(number, RELU)
@@ -107,7 +108,7 @@ def test_it_is_taken_where_it_is_fast(library: Path) -> None:
   assert "own" in algorithms(many, many.arrays())
 
 
-def test_runs_are_bit_identical(library: Path) -> None:
+def test_runs_are_bit_identical() -> None:
   for number in (2, 5, 7):
     conv = case(number, RELU)
     assert same_bits(conv.run(), conv.run())

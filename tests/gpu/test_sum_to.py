@@ -2,7 +2,6 @@
 in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +27,8 @@ from gpu.sessions import Trial, check_addresses, check_capture, check_graph, che
 
 cupy = pytest.importorskip("cupy")
 
+pytestmark = pytest.mark.usefixtures("library")
+
 # One of each way that the kernel can take.
 CHOSEN = (
   "short rows, float16",
@@ -50,7 +51,7 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
@@ -61,7 +62,7 @@ SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (70, 3, 8), (1, 1, 65
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int32", "uint64"])
 @pytest.mark.parametrize("axes", AXES)
-def test_every_pattern_of_every_size(library: Path, axes: str, dtype: str) -> None:
+def test_every_pattern_of_every_size(axes: str, dtype: str) -> None:
   """One session, whose inputs' ranks are not known before they come; a weight that is repeated, and two results."""
   text = f'(T x, T w) => (T y, T p) {{ p = Mul(x, w) y = SumTo<axes="{axes}", keepdims=0>(p) }}'
   session = make(model_of(typed(text, dtype), [None, None]))
@@ -72,7 +73,7 @@ def test_every_pattern_of_every_size(library: Path, axes: str, dtype: str) -> No
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_random_sums(library: Path, seed: int) -> None:
+def test_random_sums(seed: int) -> None:
   """Up to six axes, inputs without some of them, several sums over axes of their own."""
   rng = np.random.default_rng(seed)
   for number in range(4):
@@ -93,7 +94,7 @@ def test_random_sums(library: Path, seed: int) -> None:
     check(case, run(make(case.model()), case))
 
 
-def test_a_hundred_runs_are_bit_identical(library: Path) -> None:
+def test_a_hundred_runs_are_bit_identical() -> None:
   """Whatever ran between them, in another session too."""
   for name in CHOSEN:
     case = by_name[name]
@@ -105,7 +106,7 @@ def test_a_hundred_runs_are_bit_identical(library: Path) -> None:
     assert same_bits(run(make(case.model()), case), first), name
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run() -> None:
   text = typed(BOTH, "float16")
   session = make(model_of(text, [("a", "b", "c", "d"), ("e", "f", "g")]))
   for shapes in (*CHANGING, ((7, 3, 33, 128), (1, 33, 1)), ((64, 3, 244, 244), (3, 1, 244)), CHANGING[0]):
@@ -115,7 +116,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name: str, which: str) -> None:
   case = by_name[name]
   expected = expect(case)
   offsets = [([each * ("inputs" in which)], [each * ("outputs" in which)]) for each in (1, 2, 3)]
@@ -123,7 +124,7 @@ def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> Non
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
@@ -134,11 +135,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return model_of(text, [("n", 8)]), first, later
 
 
-def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+def test_new_shapes_under_capture_are_refused() -> None:
   check_capture(captured, "sums")
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session() -> None:
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RELU_GRAD, "float")
 
@@ -159,7 +160,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
+def test_more_than_two_to_the_31_elements(name: str) -> None:
   """Sums of whole numbers are exact."""
   axis, shape = HUGE[name]
   need_memory(60)
@@ -178,7 +179,7 @@ def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
   assert bool((y == wanted).all())
 
 
-def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
+def test_a_wrong_run_leaves_the_session_whole() -> None:
   text = typed(LERP_GRAD.replace("AXES", "0"), "float")
   session = make(model_of(text, [("n", "h"), ("m",)]))
   good = Case("whole", text, ((60, 40), (40,)))
@@ -188,7 +189,7 @@ def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
   check(good, run(session, good))
 
 
-def test_a_wrong_node_is_refused_with_the_session(library: Path) -> None:
+def test_a_wrong_node_is_refused_with_the_session() -> None:
   with pytest.raises(Exception, match="'y' sums over axis 2, but the inputs broadcast to the shape") as caught:
     make(model_of(typed(summed("2"), "float"), [(3, 4)]))
   assert "FusedSumTo" in str(caught.value)

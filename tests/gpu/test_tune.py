@@ -8,7 +8,8 @@ import pytest
 from conv_grad_cases import RELU, Case, Geometry, check
 from exported import DATA
 from node_cases import UNIT_ROUNDOFF, typed
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
+from onnx_models import parsed
 
 import ortplugin
 from ortplugin.check import tune
@@ -22,18 +23,8 @@ ROWS, UPDATES, WIDTH = 5000, 3000, 64
 
 def scatter_model() -> ModelProto:
   """Rows of a matrix replaced, by the standard's operator."""
-  node = helper.make_node("ScatterND", ["data", "at", "rows"], ["y"], "scatter")
-  graph = helper.make_graph(
-    [node],
-    "g",
-    [
-      helper.make_tensor_value_info("data", TensorProto.FLOAT, [ROWS, WIDTH]),
-      helper.make_tensor_value_info("at", TensorProto.INT64, [UPDATES, 1]),
-      helper.make_tensor_value_info("rows", TensorProto.FLOAT, [UPDATES, WIDTH]),
-    ],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [ROWS, WIDTH])],
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+  inputs = f"float[{ROWS},{WIDTH}] data, int64[{UPDATES},1] at, float[{UPDATES},{WIDTH}] rows"
+  return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND (data, at, rows) }}", 18, 10)
 
 
 def test_a_scatter(rng: np.random.Generator) -> None:
@@ -61,18 +52,13 @@ def conv_model(rng: np.random.Generator) -> ModelProto:
   """A convolution with bias and Relu, float16."""
   w = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16)
   b = rng.standard_normal(64).astype(np.float16)
-  nodes = [
-    helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-    helper.make_node("Relu", ["c"], ["y"], "relu"),
-  ]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, 64, 28, 28])],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, 64, 28, 28])],
-    [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")],
+  return parsed(
+    """g (float16[2,64,28,28] x) => (float16[2,64,28,28] y) {
+        [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w, b)  [relu] y = Relu (c) }""",
+    18,
+    10,
+    weights={"w": w, "b": b},
   )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def test_a_convolution(rng: np.random.Generator) -> None:
@@ -93,11 +79,11 @@ def test_a_convolution(rng: np.random.Generator) -> None:
 
 
 GRADIENTS = (
-    Case("fp16", Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float16"), layout="NHWC",
-         attributes={"weight_dtype": "float"}),
-    Case("few channels", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float")),
-    Case("a poor choice", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"),
-         attributes={"weight_algorithm": "cudnn", "data_algorithm": "cudnn"}),
+  Case("fp16", Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float16"), layout="NHWC",
+       attributes={"weight_dtype": "float"}),
+  Case("few channels", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float")),
+  Case("a poor choice", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"),
+       attributes={"weight_algorithm": "cudnn", "data_algorithm": "cudnn"}),
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import onnx
 import pytest
 from exported import DATA
 from onnx import helper, numpy_helper
+from onnx_models import parsed
 from threads import in_threads
 
 import ortplugin
@@ -33,7 +34,7 @@ from ortplugin.session import CUDA, gpu_count
 from ortplugin.session.cuda_driver import Gpu
 
 cupy = pytest.importorskip("cupy")
-pytestmark = pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs")
+pytestmark = [pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs"), pytest.mark.usefixtures("library")]
 
 BERT = DATA / "bert_torchscript_opset14_fp16.onnx"
 GPUS = (0, 1)
@@ -49,22 +50,14 @@ def network() -> onnx.ModelProto:
     "g": rng.standard_normal(28),
     "h": rng.standard_normal(28),
   }
-  nodes = [
-    helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
-    helper.make_node("Relu", ["c"], ["r"], "relu"),
-    helper.make_node("Conv", ["r", "v"], ["d"], "pointwise"),
-    helper.make_node("Sigmoid", ["d"], ["s"], "sigmoid"),
-    helper.make_node("Mul", ["d", "s"], ["m"], "mul"),
-    helper.make_node("LayerNormalization", ["m", "g", "h"], ["y"], "norm", axis=-1),
-  ]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2, 16, 28, 28])],
-    [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [2, 32, 28, 28])],
-    [numpy_helper.from_array(value.astype(np.float16), name) for name, value in tensors.items()],
+  return parsed(
+    """g (float16[2,16,28,28] x) => (float16[2,32,28,28] y) {
+        [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w, b)  [relu] r = Relu (c)  [pointwise] d = Conv (r, v)
+        [sigmoid] s = Sigmoid (d)  [mul] m = Mul (d, s)  [norm] y = LayerNormalization <axis = -1> (m, g, h) }""",
+    18,
+    10,
+    weights={name: value.astype(np.float16) for name, value in tensors.items()},
   )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +81,10 @@ def free(device: int) -> int:
     return int(cupy.cuda.runtime.memGetInfo()[0])
 
 
-# ------------------------------------------------------------------------------------------------------------- sessions
+# ---- sessions
 
 
-def test_the_device_is_the_sessions(library: Path, optimized: onnx.ModelProto) -> None:
+def test_the_device_is_the_sessions(optimized: onnx.ModelProto) -> None:
   serialized = optimized.SerializeToString()
   for device in GPUS:
     session = ortplugin.session(serialized, ["cuda"], device_id=device)
@@ -109,7 +102,7 @@ def test_the_device_is_the_sessions(library: Path, optimized: onnx.ModelProto) -
     ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
 
 
-def test_both_at_once(library: Path, optimized: onnx.ModelProto) -> None:
+def test_both_at_once(optimized: onnx.ModelProto) -> None:
   """Four threads, two on each GPU, each with a plain session and one with a CUDA graph, on images of their own.
 
   Graphs are captured one after the other: while one is, CUDA refuses allocations in every thread of the process.
@@ -149,7 +142,7 @@ def test_both_at_once(library: Path, optimized: onnx.ModelProto) -> None:
   in_threads(4, work)
 
 
-def test_streams_of_both_gpus(library: Path, optimized: onnx.ModelProto, tmp_path: Path) -> None:
+def test_streams_of_both_gpus(optimized: onnx.ModelProto, tmp_path: Path) -> None:
   """Queued replays on the second GPU while the first one is busy, from one thread."""
   side = saved(optimized, tmp_path / "m.onnx")
   feeds = {"x": image(3)}
@@ -167,11 +160,11 @@ def test_streams_of_both_gpus(library: Path, optimized: onnx.ModelProto, tmp_pat
   assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
 
 
-# --------------------------------------------------------------------------------------------------------- verification
+# ---- verification
 
 
 def test_verification_on_the_second(
-  library: Path, optimized: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+  optimized: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
   model = network()
   devices = []
@@ -192,7 +185,7 @@ def test_verification_on_the_second(
   assert result.original_ms is not None
 
 
-def test_both_verify_at_once(library: Path, tmp_path: Path) -> None:
+def test_both_verify_at_once(tmp_path: Path) -> None:
   """Each in a process of its own, as `optimize` does it: captures of one are no business of the other."""
   reports: dict[int, Any] = {}
 
@@ -205,7 +198,7 @@ def test_both_verify_at_once(library: Path, tmp_path: Path) -> None:
     assert report.verification[0].replays > 0
 
 
-def test_the_command(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   before = free(0)
   out = tmp_path / "fast.onnx"
   assert main([str(BERT), "-o", str(out), "--provider", "cuda", "--device", "1"]) == 0
@@ -214,10 +207,10 @@ def test_the_command(library: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
   assert main([str(out), "-o", str(tmp_path / "back.onnx"), "--restore", "--provider", "cuda", "--device", "1"]) == 0
 
 
-# --------------------------------------------------------------------------------------------------------------- tuning
+# ---- tuning
 
 
-def test_tuning_on_the_second(library: Path, optimized: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_on_the_second(optimized: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
   devices, real = [], tune.make_session
 
   def make(*given: Any, **rest: Any) -> Any:
@@ -241,7 +234,7 @@ def test_tuning_on_the_second(library: Path, optimized: onnx.ModelProto, monkeyp
   np.testing.assert_allclose(*results, rtol=1e-2, atol=3e-2)
 
 
-def test_the_whole_of_tuning_and_verifying(library: Path) -> None:
+def test_the_whole_of_tuning_and_verifying() -> None:
   """In a process of its own, in which nothing has touched GPU 0 before."""
   code = """
 from gpu.test_two_gpus import network
@@ -257,10 +250,10 @@ print(report.verification[0].replays, "replays")
   assert not done.stdout.startswith("0 ")
 
 
-# ----------------------------------------------------------------------------------------------------------- algorithms
+# ---- algorithms
 
 
-def test_the_list_of_algorithms(library: Path, optimized: onnx.ModelProto) -> None:
+def test_the_list_of_algorithms(optimized: onnx.ModelProto) -> None:
   """Of every node that has any, on both GPUs from threads at once; equal GPUs offer the same."""
   initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.graph.initializer}
   inferred = onnx.shape_inference.infer_shapes(optimized).graph

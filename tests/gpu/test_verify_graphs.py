@@ -17,6 +17,7 @@ import onnx.parser
 import pytest
 from exported import DATA
 from onnx import helper
+from onnx_models import built
 from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
@@ -60,13 +61,7 @@ def many_inputs() -> onnx.ModelProto:
   names = [f"x{number}" for number in range(40)]
   nodes = [helper.make_node("Relu", ["x"], [name], name) for name in names]
   nodes.append(helper.make_node("Concat", names, ["y"], "concat", axis=0))
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", 1, [2, 8])],
-    [helper.make_tensor_value_info("y", 1, [80, 8])],
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+  return built(nodes, "float[2,8] x", "float[80,8] y", 18)
 
 
 def saved(model: onnx.ModelProto, folder: Path, name: str = "m.onnx") -> Side:
@@ -84,7 +79,7 @@ def replayed(side: Side, feeds: dict[str, Any], fault: str = "", device_id: int 
     return graphs.replay([feeds, shifted(feeds)])
 
 
-# ---------------------------------------------------------------------------------------------------------- the driver
+# ---- the driver
 
 
 def test_memory_copies_and_fills() -> None:
@@ -136,7 +131,7 @@ def test_there_is_no_gpu_of_a_large_number() -> None:
     pass
 
 
-# ------------------------------------------------------------------------------------------------------------- replays
+# ---- replays
 
 
 def feeds_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Any]:
@@ -173,8 +168,9 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
   optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
   assert report.fused
   side = saved(optimized, tmp_path)
-  dims = {value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim]
-          for value in optimized.graph.input}  # fmt: skip
+  dims = {
+    value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim] for value in optimized.graph.input
+  }
   feeds = {name: np.ones(shape, np.int64) for name, shape in dims.items()}
   found = replayed(side, feeds)
   for name in found.plain[0]:
@@ -184,10 +180,7 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
 
 @pytest.mark.parametrize(
   ("model", "feeds"),
-  [
-    (FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}),
-    (many_inputs, {"x": np.ones((2, 8), np.float32)}),
-  ],
+  [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
 )
 def test_what_can_not_be_captured_says_why_and_harms_nothing(
@@ -229,7 +222,7 @@ def test_memory_is_given_back(library: Path, tmp_path: Path, rng: np.random.Gene
   assert left[-1] >= left[2] - 2**22
 
 
-# -------------------------------------------------------------------------------------------------------- verification
+# ---- verification
 
 
 def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
@@ -308,7 +301,7 @@ def test_a_number_of_no_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
   assert "there is no GPU 1000; this process sees GPU" in capsys.readouterr().err
 
 
-# -------------------------------------------------------------------------------------------------------------- tuning
+# ---- tuning
 
 
 def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
@@ -317,14 +310,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
       y = Mul(n, g)
     }"""
   node = helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=program)
-  graph = helper.make_graph(
-    [node],
-    "g",
-    [helper.make_tensor_value_info("x", 1, [64, 64]), helper.make_tensor_value_info("g", 1, [64])],
-    [helper.make_tensor_value_info("y", 1, [64, 64])],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+  model = built([node], "float[64,64] x, float[64] g", "float[64,64] y", domains=["ortplugin"])
   feeds = {"x": rng.standard_normal((64, 64)).astype(np.float32), "g": np.ones(64, np.float32)}
   job = tune._Job(node, (), {"": [node]}, feeds, (), dict.fromkeys(node.output))
   place = tune.Place(CUDA, 0)
@@ -351,7 +337,7 @@ def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
   assert tuned.graph.node
 
 
-# ---------------------------------------------------------------------------------------------------------- benchmarks
+# ---- benchmarks
 
 
 def test_benchmarks_judge_the_same_way(

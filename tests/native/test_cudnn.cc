@@ -231,19 +231,21 @@ void TestIdentities() {
     Problem problem;
     bool is_faster;
   };
-  std::vector<Case> cases = {{Layer(gradient, 8, 56, 64, 64, 3, 1), true},
-                             {Layer(gradient, 1, 28, 128, 128, 3, 1), true},
-                             {Layer(gradient, 128, 28, 32, 128, 3, 1), true},
-                             {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many FLOPs
-                             {Layer(gradient, 1, 7, 512, 512, 3, 1), false},    // long sums
-                             {Layer(gradient, 32, 14, 256, 256, 3, 1), true},   // long, but of many elements
-                             {Layer(gradient, 8, 14, 1024, 512, 1, 1), false},  // one element
-                             {Layer(gradient, 8, 56, 128, 128, 3, 2), false},
-                             {Layer(gradient, 8, 56, 8, 64, 3, 1), false},
-                             {Layer(forward, 8, 56, 64, 64, 3, 1), true},
-                             {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few FLOPs
-                             {Layer(forward, 128, 56, 64, 64, 3, 1), false},
-                             {Layer(Direction::kWeightGradient, 8, 56, 64, 64, 3, 1), false}};
+  std::vector<Case> cases = {
+      {Layer(gradient, 8, 56, 64, 64, 3, 1), true},
+      {Layer(gradient, 1, 28, 128, 128, 3, 1), true},
+      {Layer(gradient, 128, 28, 32, 128, 3, 1), true},
+      {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many FLOPs
+      {Layer(gradient, 1, 7, 512, 512, 3, 1), false},    // long sums
+      {Layer(gradient, 32, 14, 256, 256, 3, 1), true},   // long, but of many elements
+      {Layer(gradient, 8, 14, 1024, 512, 1, 1), false},  // one element
+      {Layer(gradient, 8, 56, 128, 128, 3, 2), false},
+      {Layer(gradient, 8, 56, 8, 64, 3, 1), false},
+      {Layer(forward, 8, 56, 64, 64, 3, 1), true},
+      {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few FLOPs
+      {Layer(forward, 128, 56, 64, 64, 3, 1), false},
+      {Layer(Direction::kWeightGradient, 8, 56, 64, 64, 3, 1), false},
+  };
   const Problem fast = cases[0].problem;
   const auto add = [&](const std::function<void(Problem*)>& change) {
     cases.push_back({fast, false});
@@ -299,32 +301,35 @@ void TestPlanTexts() {
   std::string long_text = "engine=1", many = "engine=1";
   for (int knob = 0; knob < 65; ++knob) many += ";k" + std::to_string(knob) + "=1";
   long_text.append(3000, ' ');
-  for (const std::string& text : std::vector<std::string>{"",
-                                                          "auto",
-                                                          "engine",
-                                                          "engine=",
-                                                          "engine=-1",
-                                                          "engine=x",
-                                                          "engine=1;",
-                                                          "engine=1;k",
-                                                          "engine=1;k2",
-                                                          "engine=1;k2=",
-                                                          "engine=1;k2=x",
-                                                          "engine=1;k2=1;",
-                                                          "engine=1;k2=1;k2=2",
-                                                          "engine=1;k3=1;k2=2",
-                                                          " engine=1",
-                                                          "engine=1 ",
-                                                          "engine=1;k-1=2",
-                                                          "engine=99999999999999999999",
-                                                          "engine=1;k2=99999999999999999999",
-                                                          "Engine=1",
-                                                          "engine=1;identity;k2=1",
-                                                          "engine=1;identity;identity",
-                                                          "engine=1;Identity",
-                                                          std::string("engine=1\0", 9),
-                                                          long_text,
-                                                          many}) {
+  const std::string wrong[] = {
+      "",
+      "auto",
+      "engine",
+      "engine=",
+      "engine=-1",
+      "engine=x",
+      "engine=1;",
+      "engine=1;k",
+      "engine=1;k2",
+      "engine=1;k2=",
+      "engine=1;k2=x",
+      "engine=1;k2=1;",
+      "engine=1;k2=1;k2=2",
+      "engine=1;k3=1;k2=2",
+      " engine=1",
+      "engine=1 ",
+      "engine=1;k-1=2",
+      "engine=99999999999999999999",
+      "engine=1;k2=99999999999999999999",
+      "Engine=1",
+      "engine=1;identity;k2=1",
+      "engine=1;identity;identity",
+      "engine=1;Identity",
+      std::string("engine=1\0", 9),
+      long_text,
+      many,
+  };
+  for (const std::string& text : wrong) {
     const std::string got = ErrorOf([&] { PlanText::Parse(text); });
     CHECK_WITH(Contains(got, "is not valid: expected"), "\"" + text + "\" gives \"" + got + "\"");
   }

@@ -52,7 +52,7 @@ std::string Text(double number) {
   return text;
 }
 
-// ---- Running one program ------------------------------------------------------------------------------------------
+// ---- Running one program
 
 void PutElement(DType dtype, double number, unsigned char* element) {
   if (!test::PutFloating(dtype, number, element)) Fail("test_evaluator_integers.cc has the integers");
@@ -75,7 +75,7 @@ DType DTypeOf(const std::string& name) {
   Fail("no dtype ", name);
 }
 
-// ---- 16-bit conversions -------------------------------------------------------------------------------------------
+// ---- 16-bit conversions
 
 // The value of a half from the definition of the format.
 double HalfByDefinition(unsigned half) {
@@ -187,7 +187,7 @@ void CheckFlushing() {
 #endif
 }
 
-// ---- The operators ------------------------------------------------------------------------------------------------
+// ---- The operators
 
 const Numbers kAwkward = {
     kNaN,   kInf,   -kInf,     0.0,        -0.0,       1e-45,  -1e-45, 1e-40,  -1e-40,  1.17549435e-38,
@@ -578,7 +578,7 @@ void CheckReuse() {
   }
 }
 
-// ---- Accuracy and sameness over all floats ------------------------------------------------------------------------
+// ---- Accuracy and sameness over all floats
 
 // `lane`: the scalar build of the same function, by this file's flags and for the baseline instruction set.
 void CheckDense(const char* call, double bound, const std::function<Real(Real)>& exact, float (*lane)(float),

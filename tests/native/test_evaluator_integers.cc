@@ -120,7 +120,7 @@ Reals Values(DType dtype) {
   return in_range;
 }
 
-// ---- The operators ------------------------------------------------------------------------------------------------
+// ---- The operators
 
 struct Reference {
   std::string call;                              // of a and b
@@ -309,7 +309,7 @@ void CheckPowers() {
   }
 }
 
-// ---- Casts, selections, truth -------------------------------------------------------------------------------------
+// ---- Casts, selections, truth
 
 Reals ValuesOf(DType dtype) {
   if (dtype == DType::kBool) return {0, 1, 1, 0};

@@ -68,18 +68,11 @@ std::string Wide(const std::string& dtype, int parameters, int results) {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const auto& [dtype, size] : std::vector<std::pair<std::string, int>>{{"float16", 2},
-                                                                            {"bfloat16", 2},
-                                                                            {"float", 4},
-                                                                            {"double", 8},
-                                                                            {"int8", 1},
-                                                                            {"uint8", 1},
-                                                                            {"int16", 2},
-                                                                            {"uint16", 2},
-                                                                            {"int32", 4},
-                                                                            {"uint32", 4},
-                                                                            {"int64", 8},
-                                                                            {"uint64", 8}}) {
+  const std::pair<std::string, int> dtypes[] = {
+      {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int8", 1},  {"uint8", 1},
+      {"int16", 2},   {"uint16", 2},   {"int32", 4}, {"uint32", 4}, {"int64", 8}, {"uint64", 8},
+  };
+  for (const auto& [dtype, size] : dtypes) {
     const auto add = [&, type = dtype, vector = 16 / size](const std::string& name, const char* program,
                                                            const std::vector<Shape>& inputs) {
       cases.push_back({name + " " + type, Typed(program, type), inputs, vector, ""});

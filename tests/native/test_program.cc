@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ortplugin/runtime/program/evaluator.h"
@@ -18,7 +21,7 @@ using namespace ortplugin;
 using test::Contains;
 using test::Same;
 
-// ---- The parser -------------------------------------------------------------------------------------------------
+// ---- The parser
 
 const char* const kLayerNorm =
     "(float16 x, float16 residual, float16 gamma, float16 beta) => (float16 y, float16 s) {\n"
@@ -172,10 +175,15 @@ void TestGoodPrograms() {
 }
 
 // A message starts with where, and has what was found and what was expected.
+void CheckError(const std::string& text, const std::string& words) {
+  const std::string message = ErrorOf(text);
+  CHECK_WITH(Contains(message, words), text + "\n    " + message);
+  CHECK(message.find("program, line ") == 0);
+}
+
 void TestErrors() {
-  const struct {
-    const char *text, *message;
-  } cases[] = {
+  using Cases = std::vector<std::pair<const char*, const char*>>;
+  const Cases texts = {
       {"", "program, line 1, column 1: found the end of the text, expected '('"},
       {"x", "line 1, column 1: found 'x', expected '('"},
       {"(float x", "line 1, column 9: found the end of the text, expected ',' or ')'"},
@@ -197,80 +205,17 @@ void TestErrors() {
       {"(float x, float z) => (float x) {}", "line 1, column 17: found 'z', which is never used, expected a use"},
       {"(float x) => (float y) {\n  y = Neg(x)\n  z = Neg(x)\n}", "line 3, column 3: found 'z', which is never used"},
       {"(float x) => (float y) {\n  y = Foo(x)\n}", "line 2, column 7: found the operator 'Foo', expected one of"},
-      {"(float x) => (float y) { y = neg(x) }", "found the operator 'neg'"},
-      {"(float x) => (float y) { y = 1(x) }", "found '1', expected an operator"},
       {"(float x) => (float y) { y Neg(x) }", "found 'Neg', expected '='"},
-      {"(float x) => (float y) { y = Neg x }", "found 'x', expected '('"},
-      {"(float x) => (float y) { y = Neg() }", "found ')', expected an operand: a name or a number"},
-      {"(float x) => (float y) { y = Neg(x, x) }", "found more than 1 operands, expected 1 for Neg"},
-      {"(float x) => (float y) { y = Add(x) }", "column 35: found 1 operand, expected 2 for Add"},
-      {"(float x) => (float y) { y = Add(x x) }", "found 'x', expected ',' or ')'"},
-      {"(float x) => (float y) { y = Neg(z) }", "found 'z', expected a parameter, the name of an earlier statement"},
-      {"(float x) => (float y) { y = Neg(y) }", "found 'y', expected a parameter"},
       {"(float x) => (float x) { x = Neg(x) }",
        "column 26: found 'x' again, expected a new name: it was assigned on line 1"},
       {"(float x) => (float y) { inf = Neg(x) }", "found 'inf', which is reserved"},
-      {"(float x) => (float y) { y = Neg(1) }", "found Neg of numbers alone, expected a named operand"},
-      {"(float x) => (float y) { y = Add(1, 2) }", "found Add of numbers alone"},
       {"(bool c) => (float y) { y = Where(c, 1, 2) }", "found Where of numbers alone"},
-      {"(float x) => (float y) { y = Cast<to=float>(1) }", "found Cast of numbers alone"},
       {"(float x, double z) => (float y) { y = Add(x, z) }",
        "column 47: found 'z' of double, expected float as 'x' is"},
       {"(float x, float16 z) => (float y) { y = Clip(0, x, z) }", "found 'z' of float16, expected float as 'x' is"},
-      {"(bool x) => (bool y) { y = Neg(x) }", "found 'x' of bool, expected a floating or an integer dtype for Neg"},
-      {"(bool x) => (bool y) { y = Less(x, 1) }",
-       "found 'x' of bool, expected a floating or an integer dtype for Less"},
-      {"(bool x) => (bool y) { y = Equal(x, 2) }", "found '2', expected 0 or 1 in the place of a bool"},
-      {"(int32 x) => (int32 y) { y = Exp(x) }", "found 'x' of int32, expected a floating dtype for Exp"},
-      {"(int32 x) => (int32 y) { y = PRelu(x, x) }", "found 'x' of int32, expected a floating dtype for PRelu"},
       {"(int32 x) => (bool y) { y = IsNaN(x) }", "found 'x' of int32, expected a floating dtype for IsNaN"},
-      {"(float x) => (float y) { y = BitwiseNot(x) }", "found 'x' of float, expected an integer dtype for BitwiseNot"},
-      {"(bool x) => (bool y) { y = BitwiseOr(x, 1) }", "found 'x' of bool, expected an integer dtype for BitwiseOr"},
-      {"(int8 x) => (int8 y) { y = BitShift<direction=\"LEFT\">(x, 1) }",
-       "found 'x' of int8, expected an unsigned integer dtype for BitShift"},
-      {"(uint8 x) => (uint8 y) { y = BitShift(x, 1) }",
-       "found BitShift without the attribute 'direction', expected BitShift<direction=\"LEFT\">"},
-      {"(uint8 x) => (uint8 y) { y = BitShift<direction=\"UP\">(x, 1) }", "found 'UP', expected \"LEFT\" or \"RIGHT\""},
-      {"(float x) => (float y) { y = Mod(x, 2) }",
-       "column 30: found Mod of 'x' of float, expected Mod<fmod=1> for a floating dtype"},
-      {"(int8 x) => (int8 y) { y = Mod<fmod=2>(x, 2) }", "found '2', expected 0 or 1"},
-      {"(int8 x) => (int8 y) { y = Mod<fmod=nan>(x, 2) }", "found 'nan', expected 0 or 1"},
       {"(float x) => (bool y) { y = IsInf<detect_negative=\"LEFT\">(x) }", "found 'LEFT', expected 0 or 1"},
-      {"(int8 x) => (int8 y) { y = Add(x, 128) }",
-       "found '128', expected an integer from -128 to 127 in the place of int8"},
-      {"(int8 x) => (int8 y) { y = Add(x, -129) }", "found '-129', expected an integer from -128 to 127"},
-      {"(int8 x) => (int8 y) { y = Add(x, 1.0) }", "found '1.0', expected an integer from -128 to 127"},
-      {"(int8 x) => (int8 y) { y = Add(x, 1e1) }", "found '1e1', expected an integer from -128 to 127"},
-      {"(int8 x) => (int8 y) { y = Add(x, -0) }", "found '-0', expected an integer from -128 to 127"},
-      {"(int8 x) => (int8 y) { y = Add(x, inf) }", "found 'inf', expected an integer from -128 to 127"},
-      {"(int8 x) => (int8 y) { y = Add(x, -nan) }", "found '-nan', expected an integer from -128 to 127"},
-      {"(uint8 x) => (uint8 y) { y = Add(x, -1) }", "found '-1', expected an integer from 0 to 255"},
-      {"(uint8 x) => (uint8 y) { y = Add(x, 256) }", "found '256', expected an integer from 0 to 255"},
-      {"(int64 x) => (int64 y) { y = Add(x, 9223372036854775808) }",
-       "found '9223372036854775808', expected an integer"},
-      {"(int64 x) => (int64 y) { y = Add(x, -9223372036854775809) }",
-       "found '-9223372036854775809', expected an integer from -9223372036854775808 to 9223372036854775807"},
-      {"(uint64 x) => (uint64 y) { y = Add(x, 18446744073709551616) }",
-       "found '18446744073709551616', expected an integer from 0 to 18446744073709551615"},
       {"(int32 x, int64 z) => (int32 y) { y = Add(x, z) }", "found 'z' of int64, expected int32 as 'x' is"},
-      {"(float x) => (float y) { y = SumTo(x) }",
-       "found SumTo without the attribute 'axes', expected SumTo<axes=\"0 2\">"},
-      {"(int8 x) => (int8 y) { y = SumTo<axes=\"0\">(x) }",
-       "found 'x' of int8, expected a floating dtype or an integer of 32 or 64 bits for SumTo"},
-      {"(float x) => (float y) { y = SumTo<axes=0>(x) }", "found '0', expected axes such as \"0 2 3\": ascending"},
-      {"(float x) => (float y) { y = SumTo<axes=\"\">(x) }", "found '', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"1 0\">(x) }", "found '1 0', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"1 1\">(x) }", "found '1 1', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"0  1\">(x) }", "found '0  1', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\" 0\">(x) }", "found ' 0', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"0 \">(x) }", "found '0 ', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"00\">(x) }", "found '00', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"0 01\">(x) }", "found '0 01', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"64\">(x) }", "found '64', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"a\">(x) }", "found 'a', expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"-1\">(x) }", "found '\"-', expected letters, digits and spaces"},
-      {"(float x) => (float y) { y = SumTo<axes=\"99999999999999999999\">(x) }", "expected axes such as"},
-      {"(float x) => (float y) { y = SumTo<axes=\"0\", keepdims=2>(x) }", "found '2', expected 0 or 1"},
       {"(float x) => (float y) { s = SumTo<axes=\"0\">(x)\n y = RMSNormalization(s) }",
        "line 2, column 6: found 'RMSNormalization' after SumTo, expected at most one core operator"},
       {"(float x) => (float y) { n = RMSNormalization(x)\n y = SumTo<axes=\"0\">(n) }",
@@ -279,54 +224,107 @@ void TestErrors() {
       {"(float x, bool c) => (bool y) { y = And(c, x) }", "found 'x' of float, expected bool as 'c' is"},
       {"(bool c) => (bool y) { y = And(c, 2) }", "found '2', expected 0 or 1 in the place of a bool"},
       {"(bool c) => (bool y) { y = And(c, nan) }", "found 'nan', expected 0 or 1 in the place of a bool"},
-      {"(float x) => (float y) { y = Where(x, x, x) }",
-       "found 'x' of float, expected a bool value for Where's condition"},
-      {"(float x) => (float y) { y = Where(1, x, x) }", "found the number '1', expected a bool value for Where's"},
-      {"(float x) => (float y) { y = Neg<alpha=1>(x) }",
-       "found the attribute 'alpha', expected Neg without attributes"},
-      {"(float x) => (float y) { y = Elu<beta=1>(x) }", "found the attribute 'beta', expected Elu's alpha"},
-      {"(float x) => (float y) { y = Selu<beta=1>(x) }", "found the attribute 'beta', expected Selu's alpha or gamma"},
-      {"(float x) => (float y) { y = Elu<>(x) }", "found '>', expected an attribute's name"},
-      {"(float x) => (float y) { y = Elu<alpha>(x) }", "found '>', expected '='"},
-      {"(float x) => (float y) { y = Elu<alpha=1, alpha=1>(x) }",
-       "found the attribute 'alpha' again, expected it once"},
-      {"(float x) => (float y) { y = Elu<alpha=\"none\">(x) }", "found 'none', expected a number"},
-      {"(float x) => (float y) { y = Elu<alpha=1e39>(x) }",
-       "found '1e39', expected a number within the range of float"},
-      {"(float x) => (float y) { y = Elu<alpha=1(x) }", "found '(', expected ',' or '>'"},
-      {"(float x) => (float y) { y = Gelu<approximate=\"sigmoid\">(x) }",
-       "found 'sigmoid', expected \"none\" or \"tanh\""},
-      {"(float x) => (float y) { y = Gelu<approximate=tanh>(x) }", "found 'tanh', expected \"none\" or \"tanh\""},
-      {"(float x) => (float y) { y = Cast(x) }", "found Cast without the attribute 'to', expected Cast<to=dtype>"},
-      {"(float x) => (float y) { y = Cast<to=int4>(x) }", "found 'int4', expected a dtype"},
-      {"(float x) => (float y) { y = Cast<to=\"float\">(x) }", "found 'float', expected a dtype"},
-      {"(float x) => (float y) { y = LayerNormalization<axis=0.5>(x) }", "found '0.5', expected an integer from -1024"},
-      {"(float x) => (float y) { y = LayerNormalization<axis=nan>(x) }", "found 'nan', expected an integer"},
-      {"(float x) => (float y) { y = LayerNormalization<axis=1025>(x) }", "found '1025', expected an integer"},
       {"(float x) => (float y) { n = LayerNormalization(x)\n y = RMSNormalization(n) }",
        "line 2, column 6: found 'RMSNormalization' after LayerNormalization, expected at most one core operator"},
-      {"(float x) => (float y) { y = Add(x, 1.) }", "found '1.', expected a number such as"},
-      {"(float x) => (float y) { y = Add(x, .5) }", "found '.', expected a name, a number"},
-      {"(float x) => (float y) { y = Add(x, 1e) }", "found '1e', expected a number"},
-      {"(float x) => (float y) { y = Add(x, 1x) }", "found '1x', expected a number"},
-      {"(float x) => (float y) { y = Add(x, 0x1p3) }", "found '0x', expected a number"},
-      {"(float x) => (float y) { y = Add(x, 1.2.3) }", "found '1.2.', expected a number"},
-      {"(float x) => (float y) { y = Add(x, - 1) }", "found '-', expected a number"},
-      {"(float x) => (float y) { y = Add(x, -infinity) }", "found '-infinity', expected a number"},
-      {"(float x) => (float y) { y = Add(x, 1e999) }", "found '1e999', expected a number within the range of double"},
-      {"(float x) => (float y) { y = Add(x, 1e-999) }", "found '1e-999', expected a number within the range of double"},
       {"(float x) => (float y) { y = Gelu<approximate=\"ta",
        "found '\"ta', expected letters, digits and spaces and a closing '\"'"},
-      {"(float x) => (float y) { y = Gelu<approximate=\"t_\">(x) }",
-       "found '\"t_', expected letters, digits and spaces and a closing '\"'"},
       {"(float x; float y)", "column 9: found ';', expected a name, a number, a string or one of ( ) { } < > = ,"},
       {"(float \xff)", "column 8: found '\\xff', expected"},
       {"(float x) // c", "column 11: found '/', expected"},
   };
-  for (const auto& each : cases) {
-    const std::string message = ErrorOf(each.text);
-    CHECK_WITH(Contains(message, each.message), std::string(each.text) + "\n    " + message);
-    CHECK(message.find("program, line ") == 0);
+  for (const auto& [text, words] : texts) CheckError(text, words);
+  // An operator on x, whose result is of x's dtype.
+  const auto with = [](const std::string& dtype, const std::string& call) {
+    return "(" + dtype + " x) => (" + dtype + " y) { y = " + call + " }";
+  };
+  const Cases floats = {
+      {"neg(x)", "found the operator 'neg'"},
+      {"1(x)", "found '1', expected an operator"},
+      {"Neg x", "found 'x', expected '('"},
+      {"Neg()", "found ')', expected an operand: a name or a number"},
+      {"Neg(x, x)", "found more than 1 operands, expected 1 for Neg"},
+      {"Add(x)", "column 35: found 1 operand, expected 2 for Add"},
+      {"Add(x x)", "found 'x', expected ',' or ')'"},
+      {"Neg(z)", "found 'z', expected a parameter, the name of an earlier statement"},
+      {"Neg(y)", "found 'y', expected a parameter"},
+      {"Neg(1)", "found Neg of numbers alone, expected a named operand"},
+      {"Add(1, 2)", "found Add of numbers alone"},
+      {"Cast<to=float>(1)", "found Cast of numbers alone"},
+      {"BitwiseNot(x)", "found 'x' of float, expected an integer dtype for BitwiseNot"},
+      {"Mod(x, 2)", "column 30: found Mod of 'x' of float, expected Mod<fmod=1> for a floating dtype"},
+      {"SumTo(x)", "found SumTo without the attribute 'axes', expected SumTo<axes=\"0 2\">"},
+      {"SumTo<axes=0>(x)", "found '0', expected axes such as \"0 2 3\": ascending"},
+      {"SumTo<axes=\"-1\">(x)", "found '\"-', expected letters, digits and spaces"},
+      {"SumTo<axes=\"99999999999999999999\">(x)", "expected axes such as"},
+      {"SumTo<axes=\"0\", keepdims=2>(x)", "found '2', expected 0 or 1"},
+      {"Where(x, x, x)", "found 'x' of float, expected a bool value for Where's condition"},
+      {"Where(1, x, x)", "found the number '1', expected a bool value for Where's"},
+      {"Neg<alpha=1>(x)", "found the attribute 'alpha', expected Neg without attributes"},
+      {"Elu<beta=1>(x)", "found the attribute 'beta', expected Elu's alpha"},
+      {"Selu<beta=1>(x)", "found the attribute 'beta', expected Selu's alpha or gamma"},
+      {"Elu<>(x)", "found '>', expected an attribute's name"},
+      {"Elu<alpha>(x)", "found '>', expected '='"},
+      {"Elu<alpha=1, alpha=1>(x)", "found the attribute 'alpha' again, expected it once"},
+      {"Elu<alpha=\"none\">(x)", "found 'none', expected a number"},
+      {"Elu<alpha=1e39>(x)", "found '1e39', expected a number within the range of float"},
+      {"Elu<alpha=1(x)", "found '(', expected ',' or '>'"},
+      {"Gelu<approximate=\"sigmoid\">(x)", "found 'sigmoid', expected \"none\" or \"tanh\""},
+      {"Gelu<approximate=tanh>(x)", "found 'tanh', expected \"none\" or \"tanh\""},
+      {"Cast(x)", "found Cast without the attribute 'to', expected Cast<to=dtype>"},
+      {"Cast<to=int4>(x)", "found 'int4', expected a dtype"},
+      {"Cast<to=\"float\">(x)", "found 'float', expected a dtype"},
+      {"LayerNormalization<axis=0.5>(x)", "found '0.5', expected an integer from -1024"},
+      {"LayerNormalization<axis=nan>(x)", "found 'nan', expected an integer"},
+      {"LayerNormalization<axis=1025>(x)", "found '1025', expected an integer"},
+      {"Add(x, 1.)", "found '1.', expected a number such as"},
+      {"Add(x, .5)", "found '.', expected a name, a number"},
+      {"Add(x, 1e)", "found '1e', expected a number"},
+      {"Add(x, 1x)", "found '1x', expected a number"},
+      {"Add(x, 0x1p3)", "found '0x', expected a number"},
+      {"Add(x, 1.2.3)", "found '1.2.', expected a number"},
+      {"Add(x, - 1)", "found '-', expected a number"},
+      {"Add(x, -infinity)", "found '-infinity', expected a number"},
+      {"Add(x, 1e999)", "found '1e999', expected a number within the range of double"},
+      {"Add(x, 1e-999)", "found '1e-999', expected a number within the range of double"},
+      {"Gelu<approximate=\"t_\">(x)", "found '\"t_', expected letters, digits and spaces and a closing '\"'"},
+  };
+  for (const auto& [call, words] : floats) CheckError(with("float", call), words);
+  const struct {
+    const char *dtype, *call, *words;
+  } others[] = {
+      {"bool", "Neg(x)", "found 'x' of bool, expected a floating or an integer dtype for Neg"},
+      {"bool", "Less(x, 1)", "found 'x' of bool, expected a floating or an integer dtype for Less"},
+      {"bool", "Equal(x, 2)", "found '2', expected 0 or 1 in the place of a bool"},
+      {"bool", "BitwiseOr(x, 1)", "found 'x' of bool, expected an integer dtype for BitwiseOr"},
+      {"int32", "Exp(x)", "found 'x' of int32, expected a floating dtype for Exp"},
+      {"int32", "PRelu(x, x)", "found 'x' of int32, expected a floating dtype for PRelu"},
+      {"int8", "BitShift<direction=\"LEFT\">(x, 1)",
+       "found 'x' of int8, expected an unsigned integer dtype for BitShift"},
+      {"int8", "Mod<fmod=2>(x, 2)", "found '2', expected 0 or 1"},
+      {"int8", "Mod<fmod=nan>(x, 2)", "found 'nan', expected 0 or 1"},
+      {"int8", "SumTo<axes=\"0\">(x)",
+       "found 'x' of int8, expected a floating dtype or an integer of 32 or 64 bits for SumTo"},
+      {"uint8", "BitShift(x, 1)",
+       "found BitShift without the attribute 'direction', expected BitShift<direction=\"LEFT\">"},
+      {"uint8", "BitShift<direction=\"UP\">(x, 1)", "found 'UP', expected \"LEFT\" or \"RIGHT\""},
+  };
+  for (const auto& [dtype, call, words] : others) CheckError(with(dtype, call), words);
+  const struct {
+    std::string dtype, range;
+    std::vector<std::string> numbers;
+  } integers[] = {
+      {"int8", "-128 to 127 in the place of int8", {"128", "-129", "1.0", "1e1", "-0", "inf", "-nan"}},
+      {"uint8", "0 to 255", {"-1", "256"}},
+      {"int64", "-9223372036854775808 to 9223372036854775807", {"9223372036854775808", "-9223372036854775809"}},
+      {"uint64", "0 to 18446744073709551615", {"18446744073709551616"}},
+  };
+  for (const auto& [dtype, range, numbers] : integers) {
+    for (const std::string& number : numbers) {
+      CheckError(with(dtype, "Add(x, " + number + ")"), "found '" + number + "', expected an integer from " + range);
+    }
+  }
+  for (const std::string axes : {"", "1 0", "1 1", "0  1", " 0", "0 ", "00", "0 01", "64", "a"}) {
+    CheckError(with("float", "SumTo<axes=\"" + axes + "\">(x)"), "found '" + axes + "', expected axes such as");
   }
   CHECK(Contains(ErrorOf(std::string("(float x\0)", 10)), "column 9: found '\\x00'"));
 }
@@ -394,51 +392,11 @@ void TestLimits() {
 // 20,000 mutated texts: each parses or is refused with an Error, and what parses survives everything.
 void TestMutations() {
   test::Random random;
-  const char* const tokens[] = {"(",
-                                ")",
-                                "{",
-                                "}",
-                                "<",
-                                ">",
-                                "=",
-                                "=>",
-                                ",",
-                                "float",
-                                "double",
-                                "x",
-                                "y",
-                                "s",
-                                "1",
-                                "-0",
-                                "1e308",
-                                "nan",
-                                "inf",
-                                "Add",
-                                "Where",
-                                "Cast",
-                                "b",
-                                "bool",
-                                "\"a\"",
-                                "to",
-                                "axis",
-                                "approximate",
-                                "\n",
-                                " ",
-                                "1e-320",
-                                "Gelu",
-                                "-inf",
-                                "int8",
-                                "int64",
-                                "uint64",
-                                "Mod",
-                                "BitShift",
-                                "fmod",
-                                "\"LEFT\"",
-                                "\"0 1\"",
-                                "-9223372036854775808",
-                                "18446744073709551615",
-                                "-1",
-                                "127"};
+  std::vector<std::string> tokens = {"\n", " ", "\"0 1\""};
+  std::istringstream more(
+      "( ) { } < > = => , float double x y s 1 -0 1e308 nan inf Add Where Cast b bool \"a\" to axis approximate 1e-320 "
+      "Gelu -inf int8 int64 uint64 Mod BitShift fmod \"LEFT\" -9223372036854775808 18446744073709551615 -1 127");
+  for (std::string token; more >> token;) tokens.push_back(token);
   size_t good = 0;
   for (int round = 0; round < 20000; ++round) {
     std::string text = kSeeds[random(std::size(kSeeds))];
@@ -453,7 +411,7 @@ void TestMutations() {
           text.insert(at, 1, static_cast<char>(random(256)));
           break;
         case 2:
-          text.insert(at, tokens[random(std::size(tokens))]);
+          text.insert(at, tokens[random(tokens.size())]);
           break;
         case 3:
           text.insert(random(text.size() + 1), text.substr(at, length));
@@ -462,7 +420,7 @@ void TestMutations() {
           if (at < text.size()) text[at] = static_cast<char>(random(256));
           break;
         default:
-          text.replace(at, length, tokens[random(std::size(tokens))]);
+          text.replace(at, length, tokens[random(tokens.size())]);
       }
     }
     try {
@@ -548,96 +506,105 @@ void TestClosure() {
 }
 
 void TestCuda() {
-  const auto emit = [](const std::string& text) {
-    const Program program = Program::Parse(text);
-    std::vector<uint32_t> all;
-    for (uint32_t i = 0; i < program.statements().size(); ++i) all.push_back(i);
+  const auto emit = [](const std::string& dtype, const std::string& statements) {
+    const std::string whole = "(" + dtype + " x) => (" + dtype + " y) { " + statements + " }";
+    const Program program = Program::Parse(dtype.empty() ? statements : whole);
+    std::vector<uint32_t> all(program.statements().size());
+    std::iota(all.begin(), all.end(), 0);
     return EmitCuda(program, all, "  ");
   };
-  // Literals have exactly the bits of their dtype's value.
-  CHECK(emit("(float x) => (float y) { y = Add(x, 0.1) }") == "  const float v2 = op_Add(v0, 0x1.99999ap-4f);\n");
-  CHECK(emit("(float16 x) => (float16 y) { y = Add(x, 0.1) }") == "  const float v2 = op_Add(v0, 0x1.998p-4f);\n");
-  CHECK(emit("(bfloat16 x) => (bfloat16 y) { y = Add(x, 0.1) }") == "  const float v2 = op_Add(v0, 0x1.9ap-4f);\n");
-  CHECK(emit("(double x) => (double y) { y = Add(x, 0.1) }") ==
-        "  const double v2 = op_Add(v0, 0x1.999999999999ap-4);\n");
-  CHECK(emit("(float x) => (float y) { y = Clip(x, -0, 3) }") ==
-        "  const float v3 = op_Clip(v0, -0x0p+0f, 0x1.8p+1f);\n");
-  CHECK(emit("(float x) => (float y) { y = Sub(1e-45, x) }") == "  const float v2 = op_Sub(0x1p-149f, v0);\n");
-  CHECK(emit("(float x) => (float y) { y = Clip(x, -inf, nan) }") ==
-        "  const float v3 = op_Clip(v0, -__int_as_float(0x7f800000), __int_as_float(0x7fc00000));\n");
-  CHECK(emit("(double x) => (double y) { y = Clip(x, inf, nan) }") ==
-        "  const double v3 = op_Clip(v0, __longlong_as_double(0x7ff0000000000000LL), "
-        "__longlong_as_double(0x7ff8000000000000LL));\n");
-  // Beyond their dtype's range they are what the dtype's constant would be.
-  CHECK(emit("(float16 x) => (float16 y) { y = Max(x, -65520) }") ==
-        "  const float v2 = op_Max(v0, -__int_as_float(0x7f800000));\n");
-  CHECK(emit("(float x) => (float y) { y = Max(x, 1e300) }") ==
-        "  const float v2 = op_Max(v0, __int_as_float(0x7f800000));\n");
-  CHECK(emit("(bool c) => (bool y) { y = And(c, 1) }") == "  const bool v2 = op_And(v0, true);\n");
-  // Attributes follow the operands, in the table's order and the operator's type.
-  CHECK(emit("(float16 x) => (float16 y) { y = Selu<gamma=2, alpha=0.5>(x) }") ==
-        "  const float v1 = op_Selu(v0, 0x1p-1f, 0x1p+1f);\n");
-  CHECK(emit("(float16 x) => (float16 y) { y = LeakyRelu(x) }") ==  // not 0.01's float16
-        "  const float v1 = op_LeakyRelu(v0, 0x1.47ae14p-7f);\n");
-  CHECK(emit("(double x) => (double y) { y = LeakyRelu(x) }") ==
-        "  const double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7);\n");
-  CHECK(emit("(float x) => (float y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
-        "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_Gelu(v1, true);\n");
-  // What float16 has a cheaper form of; a float that is cast to it is none.
-  CHECK(emit("(float16 x) => (float16 y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
-        "  const float v1 = op_Gelu16(v0, false);\n  const float v2 = op_Gelu16(v1, true);\n");
-  CHECK(emit("(float16 x) => (float16 y) { a = Sigmoid(x) b = Swish<alpha=2>(a) y = QuickGelu<alpha=1>(b) }") ==
-        "  const float v1 = op_Sigmoid16(v0);\n  const float v2 = op_Swish16(v1, 0x1p+1f);\n"
-        "  const float v3 = op_QuickGelu16(v2, 0x1p+0f);\n");
-  const auto last = [&](const std::string& text) {
-    const std::string emitted = emit(text);
-    return emitted.substr(emitted.rfind('=', emitted.size() - 2) + 2);
+  const struct {
+    const char *dtype, *statements;  // of x and y; where there is no dtype the statements are a whole program
+    std::vector<std::string> constants;
+  } cases[] = {
+      // Literals have exactly the bits of their dtype's value.
+      {"float", "y = Add(x, 0.1)", {"float v2 = op_Add(v0, 0x1.99999ap-4f)"}},
+      {"float16", "y = Add(x, 0.1)", {"float v2 = op_Add(v0, 0x1.998p-4f)"}},
+      {"bfloat16", "y = Add(x, 0.1)", {"float v2 = op_Add(v0, 0x1.9ap-4f)"}},
+      {"double", "y = Add(x, 0.1)", {"double v2 = op_Add(v0, 0x1.999999999999ap-4)"}},
+      {"float", "y = Clip(x, -0, 3)", {"float v3 = op_Clip(v0, -0x0p+0f, 0x1.8p+1f)"}},
+      {"float", "y = Sub(1e-45, x)", {"float v2 = op_Sub(0x1p-149f, v0)"}},
+      {"float",
+       "y = Clip(x, -inf, nan)",
+       {"float v3 = op_Clip(v0, -__int_as_float(0x7f800000), __int_as_float(0x7fc00000))"}},
+      {"double",
+       "y = Clip(x, inf, nan)",
+       {"double v3 = op_Clip(v0, __longlong_as_double(0x7ff0000000000000LL), "
+        "__longlong_as_double(0x7ff8000000000000LL))"}},
+      // Beyond their dtype's range they are what the dtype's constant would be.
+      {"float16", "y = Max(x, -65520)", {"float v2 = op_Max(v0, -__int_as_float(0x7f800000))"}},
+      {"float", "y = Max(x, 1e300)", {"float v2 = op_Max(v0, __int_as_float(0x7f800000))"}},
+      {"", "(bool c) => (bool y) { y = And(c, 1) }", {"bool v2 = op_And(v0, true)"}},
+      // Attributes follow the operands, in the table's order and the operator's type.
+      {"float16", "y = Selu<gamma=2, alpha=0.5>(x)", {"float v1 = op_Selu(v0, 0x1p-1f, 0x1p+1f)"}},
+      // not 0.01's float16
+      {"float16", "y = LeakyRelu(x)", {"float v1 = op_LeakyRelu(v0, 0x1.47ae14p-7f)"}},
+      {"double", "y = LeakyRelu(x)", {"double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7)"}},
+      {"float",
+       "z = Gelu(x) y = Gelu<approximate=\"tanh\">(z)",
+       {"float v1 = op_Gelu(v0, false)", "float v2 = op_Gelu(v1, true)"}},
+      // What float16 has a cheaper form of; a float that is cast to it is none.
+      {"float16",
+       "z = Gelu(x) y = Gelu<approximate=\"tanh\">(z)",
+       {"float v1 = op_Gelu16(v0, false)", "float v2 = op_Gelu16(v1, true)"}},
+      {"float16",
+       "a = Sigmoid(x) b = Swish<alpha=2>(a) y = QuickGelu<alpha=1>(b)",
+       {"float v1 = op_Sigmoid16(v0)", "float v2 = op_Swish16(v1, 0x1p+1f)", "float v3 = op_QuickGelu16(v2, 0x1p+0f)"}},
+      // 1.414 is 0x1.6ap+0 in float16, and 0.7071 is 0x1.6ap-1.
+      {"float16",
+       "a = Div(x, 1.41421356) b = Erf(a) y = Add(b, 1)",
+       {"float v2 = op_Div(v0, 0x1.6ap+0f)", "float v3 = op_Erf(v2)", "float v5 = op_OnePlusErf16(v0, 0x1.0007p+0f)"}},
+      {"",
+       "(bfloat16 x) => (float16 y) { z = Gelu(x) y = Cast<to=float16>(z) }",
+       {"float v1 = op_Gelu(v0, false)", "float v2 = op_CastFloat16(v1)"}},
+      {"",
+       "(double x, bool c) => (bool f, bfloat16 g, float h, double i) { a = Cast<to=float16>(x) f = Cast<to=bool>(a) g "
+       "= Cast<to=bfloat16>(c) h = Cast<to=float>(g) j = Less(x, 1) i = Where(j, x, 0) }",
+       {"float v2 = op_CastFloat16(v0)", "bool v3 = op_CastBool(v2)", "float v4 = op_CastBFloat16(v1)",
+        "float v5 = op_CastFloat(v4)", "bool v7 = op_Less(v0, 0x1p+0)", "double v9 = op_Where(v7, v0, 0x0p+0)"}},
+      {"", "(float x) => (double y) { y = Cast<to=double>(x) }", {"double v1 = op_CastDouble(v0)"}},
+      // Integers keep their type and all their bits.
+      {"int8", "y = Add(x, -5)", {"signed char v2 = op_Add(v0, (signed char)-5ll)"}},
+      {"uint32",
+       "y = Clip(x, 4294967295, 0)",
+       {"unsigned int v3 = op_Clip(v0, (unsigned int)4294967295ull, (unsigned int)0ull)"}},
+      {"int64",
+       "y = Clip(x, -9223372036854775808, 9223372036854775807)",
+       {"long long v3 = op_Clip(v0, (-9223372036854775807ll - 1), (long long)9223372036854775807ll)"}},
+      {"uint64",
+       "y = BitShift<direction=\"RIGHT\">(18446744073709551615, x)",
+       {"unsigned long long v2 = op_BitShift((unsigned long long)18446744073709551615ull, v0, true)"}},
+      {"",
+       "(int16 x) => (bool y) { z = Mod<fmod=1>(x, x) y = Equal(z, -32768) }",
+       {"short v1 = op_Mod(v0, v0, true)", "bool v3 = op_Equal(v1, (short)-32768ll)"}},
+      {"", "(float16 x) => (bool y) { y = IsInf<detect_negative=0>(x) }", {"bool v1 = op_IsInf(v0, false, true)"}},
+      {"", "(float16 x) => (uint8 y) { y = Cast<to=uint8>(x) }", {"unsigned char v1 = op_CastUInt8(v0)"}},
+      {"", "(uint16 x) => (bfloat16 y) { y = Cast<to=bfloat16>(x) }", {"float v1 = op_CastBFloat16(v0)"}},
   };
-  // 1.414 is 0x1.6ap+0 in float16, and 0.7071 is 0x1.6ap-1.
-  CHECK(emit("(float16 x) => (float16 y) { a = Div(x, 1.41421356) b = Erf(a) y = Add(b, 1) }") ==
-        "  const float v2 = op_Div(v0, 0x1.6ap+0f);\n  const float v3 = op_Erf(v2);\n"
-        "  const float v5 = op_OnePlusErf16(v0, 0x1.0007p+0f);\n");
-  CHECK(last("(float16 x) => (float16 y) { a = Mul(0.70710678, x) b = Erf(a) y = Add(1, b) }") ==
-        "op_OnePlusErf16(v0, 0x1.fff2p-1f);\n");
-  CHECK(last("(float16 x) => (float16 y) { b = Erf(x) y = Add(b, 1) }") == "op_OnePlusErf16(v0, 0x1.6a09e6p+0f);\n");
-  CHECK(last("(float16 x) => (float16 y) { a = Div(x, 0) b = Erf(a) y = Add(b, 1) }") ==
-        "op_OnePlusErf16(v2, 0x1.6a09e6p+0f);\n");
-  CHECK(last("(float16 x) => (float16 y) { a = Div(2, x) b = Erf(a) y = Add(b, 1) }") ==
-        "op_OnePlusErf16(v2, 0x1.6a09e6p+0f);\n");
-  CHECK(last("(float16 x, float16 s) => (float16 y) { a = Mul(x, s) b = Erf(a) y = Add(b, 1) }") ==
-        "op_OnePlusErf16(v2, 0x1.6a09e6p+0f);\n");
-  CHECK(last("(float16 x) => (float16 y) { b = Erf(x) y = Add(b, 2) }") == "op_Add(v1, 0x1p+1f);\n");
-  CHECK(last("(float16 x) => (float16 y) { b = Erf(x) y = Sub(b, 1) }") == "op_Sub(v1, 0x1p+0f);\n");
-  CHECK(last("(float x) => (float y) { b = Erf(x) y = Add(b, 1) }") == "op_Add(v1, 0x1p+0f);\n");
+  for (const auto& [dtype, statements, constants] : cases) {
+    std::string text;
+    for (const std::string& constant : constants) text += "  const " + constant + ";\n";
+    CHECK_WITH(emit(dtype, statements) == text, statements);
+  }
+  const struct {
+    const char *dtype, *statements, *last;
+  } sums[] = {
+      {"float16", "a = Mul(0.70710678, x) b = Erf(a) y = Add(1, b)", "op_OnePlusErf16(v0, 0x1.fff2p-1f)"},
+      {"float16", "b = Erf(x) y = Add(b, 1)", "op_OnePlusErf16(v0, 0x1.6a09e6p+0f)"},
+      {"float16", "a = Div(x, 0) b = Erf(a) y = Add(b, 1)", "op_OnePlusErf16(v2, 0x1.6a09e6p+0f)"},
+      {"float16", "a = Div(2, x) b = Erf(a) y = Add(b, 1)", "op_OnePlusErf16(v2, 0x1.6a09e6p+0f)"},
+      {"", "(float16 x, float16 s) => (float16 y) { a = Mul(x, s) b = Erf(a) y = Add(b, 1) }",
+       "op_OnePlusErf16(v2, 0x1.6a09e6p+0f)"},
+      {"float16", "b = Erf(x) y = Add(b, 2)", "op_Add(v1, 0x1p+1f)"},
+      {"float16", "b = Erf(x) y = Sub(b, 1)", "op_Sub(v1, 0x1p+0f)"},
+      {"float", "b = Erf(x) y = Add(b, 1)", "op_Add(v1, 0x1p+0f)"},
+  };
+  for (const auto& [dtype, statements, last] : sums) {
+    const std::string emitted = emit(dtype, statements);
+    CHECK_WITH(emitted.substr(emitted.rfind('=', emitted.size() - 2) + 2) == std::string(last) + ";\n", statements);
+  }
   const Program apart = Program::Parse("(float16 x) => (float16 y) { b = Erf(x) y = Add(b, 1) }");
   CHECK(EmitCuda(apart, {1}, "") == "const float v3 = op_Add(v1, 0x1p+0f);\n");  // Erf is made elsewhere
-  CHECK(emit("(bfloat16 x) => (float16 y) { z = Gelu(x) y = Cast<to=float16>(z) }") ==
-        "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_CastFloat16(v1);\n");
-  CHECK(emit("(double x, bool c) => (bool f, bfloat16 g, float h, double i) { a = Cast<to=float16>(x) f = "
-             "Cast<to=bool>(a)\n"
-             "g = Cast<to=bfloat16>(c) h = Cast<to=float>(g) j = Less(x, 1) i = Where(j, x, 0) }") ==
-        "  const float v2 = op_CastFloat16(v0);\n"
-        "  const bool v3 = op_CastBool(v2);\n"
-        "  const float v4 = op_CastBFloat16(v1);\n"
-        "  const float v5 = op_CastFloat(v4);\n"
-        "  const bool v7 = op_Less(v0, 0x1p+0);\n"
-        "  const double v9 = op_Where(v7, v0, 0x0p+0);\n");
-  CHECK(emit("(float x) => (double y) { y = Cast<to=double>(x) }") == "  const double v1 = op_CastDouble(v0);\n");
-
-  // Integers keep their type and all their bits.
-  CHECK(emit("(int8 x) => (int8 y) { y = Add(x, -5) }") == "  const signed char v2 = op_Add(v0, (signed char)-5ll);\n");
-  CHECK(emit("(uint32 x) => (uint32 y) { y = Clip(x, 4294967295, 0) }") ==
-        "  const unsigned int v3 = op_Clip(v0, (unsigned int)4294967295ull, (unsigned int)0ull);\n");
-  CHECK(emit("(int64 x) => (int64 y) { y = Clip(x, -9223372036854775808, 9223372036854775807) }") ==
-        "  const long long v3 = op_Clip(v0, (-9223372036854775807ll - 1), (long long)9223372036854775807ll);\n");
-  CHECK(emit("(uint64 x) => (uint64 y) { y = BitShift<direction=\"RIGHT\">(18446744073709551615, x) }") ==
-        "  const unsigned long long v2 = op_BitShift((unsigned long long)18446744073709551615ull, v0, true);\n");
-  CHECK(emit("(int16 x) => (bool y) { z = Mod<fmod=1>(x, x) y = Equal(z, -32768) }") ==
-        "  const short v1 = op_Mod(v0, v0, true);\n  const bool v3 = op_Equal(v1, (short)-32768ll);\n");
-  CHECK(emit("(float16 x) => (bool y) { y = IsInf<detect_negative=0>(x) }") ==
-        "  const bool v1 = op_IsInf(v0, false, true);\n");
-  CHECK(emit("(float16 x) => (uint8 y) { y = Cast<to=uint8>(x) }") == "  const unsigned char v1 = op_CastUInt8(v0);\n");
-  CHECK(emit("(uint16 x) => (bfloat16 y) { y = Cast<to=bfloat16>(x) }") == "  const float v1 = op_CastBFloat16(v0);\n");
 
   const Program norm = Program::Parse(kLayerNorm);
   CHECK(EmitCuda(norm, {3, 2}, "") == "const float v7 = op_Add(v6, v3);\nconst float v6 = op_Mul(v5, v2);\n");

@@ -25,6 +25,7 @@ import onnx
 import onnxruntime
 from node_cases import Array, model_with
 from onnx import helper
+from onnx_models import built
 from threads import in_threads
 
 from ort.host import CPU_ONLY, options
@@ -136,28 +137,19 @@ def bits(session: onnxruntime.InferenceSession, given: Mapping[str, Array]) -> l
   return [output.tobytes() for output in session.run(None, dict(given))]
 
 
-# --------------------------------------------------------------------------------------------- what is to be refused
+# ---- what is to be refused
 
 
 def failing() -> tuple[bytes, list[dict[str, Array]]]:
   """A model, and feeds that its operators refuse: an index that lies outside, shapes that do not fit."""
-  value = helper.make_tensor_value_info
   text = "(float c, float b) => (float y) { y = Add(c, b) }"
   nodes = [
     helper.make_node("ScatterND", ["x", "i", "u"], ["s"], "scatter", domain=DOMAIN),
     helper.make_node("FusedConv", ["s", "w", "b"], ["y"], "convolution", domain=DOMAIN, program=text),
     helper.make_node("FusedPointwise", ["y", "b"], ["z"], "pointwise", domain=DOMAIN, program=text),
   ]
-  graph = helper.make_graph(
-    nodes,
-    "refused",
-    [value(name, onnx.TensorProto.FLOAT, [None] * rank) for name, rank in (("x", 4), ("u", 4), ("w", 4), ("b", 3))]
-    + [value("i", onnx.TensorProto.INT64, [None, None])],
-    [value("z", onnx.TensorProto.FLOAT, None)],
-  )
-  made = helper.make_model(
-    graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)], ir_version=9
-  )
+  inputs = "float[?,?,?,?] x, float[?,?,?,?] u, float[?,?,?,?] w, float[?,?,?] b, int64[?,?] i"
+  made = built(nodes, inputs, "float[] z", 18, 9, domains=[DOMAIN])
 
   def given(index: int, channels: int, bias: int) -> dict[str, Array]:
     x, w = np.ones((2, 3, 5, 5), "float32"), np.ones((4, channels, 3, 3), "float32")
@@ -185,7 +177,7 @@ def refused_models() -> list[bytes]:
   return found
 
 
-# ------------------------------------------------------------------------------------------------------------- memory
+# ---- memory
 
 
 _NAMES = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
@@ -246,7 +238,7 @@ def raises(work: Callable[[], object]) -> None:
   raise AssertionError("it was not refused")
 
 
-# -------------------------------------------------------------------------------------------------------------- modes
+# ---- modes
 
 
 def runs(times: int, leak: int = 0) -> dict[str, Any]:
@@ -302,7 +294,7 @@ def threads(count: int, times: int) -> dict[str, Any]:
 
 
 MODES: dict[str, Callable[..., dict[str, Any]]] = {
-    "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
+  "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def test_unknown_ranks(library: Path) -> None:
   check(case, run(make(case.model([None, None, [2, 2, 70, 16], None])), case))
 
 
-# ----------------------------------------------------------------------------------------------------------- refusals
+# ---- refusals
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,10 @@ class Wrong:
     return helper.make_node("FusedAttention", names, outputs, "culprit", domain=DOMAIN, **given)
 
   def model(self, known: bool) -> bytes:
-    inputs = [(f"x{i}", dtype, shape if known else None)
-              for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))]  # fmt: skip
+    inputs = [
+      (f"x{i}", dtype, shape if known else None)
+      for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))
+    ]
     return model_with([self.node()], inputs, [(name, "float") for name in self.node().output])
 
 
@@ -213,11 +215,7 @@ WRONG = (
   _wrong("'k_layout' is 'b h:3/4 s d': from head 3 on there are no 2 of 4", k_layout="b h:3/4 s d"),
   _wrong("'k_layout' is 'b (h s d': its parentheses", k_layout="b (h s d"),
   _wrong(
-    "there is a mask, but the attribute 'mask_dtype' is missing",
-    *Wrong.shapes,
-    (5, 7),
-    mask_dtype=None,
-    mask="bool",
+    "there is a mask, but the attribute 'mask_dtype' is missing", *Wrong.shapes, (5, 7), mask_dtype=None, mask="bool"
   ),
   _wrong("'mask_dtype' is there, but no mask", mask_dtype="bool"),
   _wrong("'mask_dtype' is 'float16'", *Wrong.shapes, (5, 7), mask="float16"),
@@ -265,8 +263,10 @@ WRONG = (
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
 def test_what_is_wrong_is_refused(library: Path, wrong: Wrong, known: bool) -> None:
   """With the session, or where only the shapes are wrong and not known, with the run; and by the specification."""
-  feeds = {f"x{i}": np.ones(shape, NUMPY_DTYPES[dtype])
-           for i, (dtype, shape) in enumerate(zip(wrong.dtypes, wrong.shapes, strict=True))}  # fmt: skip
+  feeds = {
+    f"x{i}": np.ones(shape, NUMPY_DTYPES[dtype])
+    for i, (dtype, shape) in enumerate(zip(wrong.dtypes, wrong.shapes, strict=True))
+  }
   with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
     make(wrong.model(known)).run(None, feeds)
   message = str(caught.value)
@@ -287,10 +287,11 @@ def test_a_float16_attention_between_operators_that_have_none(library: Path, mas
   attributes = {"qkv_dtype": "float16", "heads": 2, "kv_heads": 2} | ({"mask_dtype": "float16"} if mask else {})
   attributes |= {f"{name}_layout": "b s (h d)" for name in "qkvy"}
   inputs = [("q", "float16", (1, 4, 6)), ("mask", "float16", (4, 4))]
-  nodes = [helper.make_node("Sin", ["q"], ["a"]),
-           helper.make_node("FusedAttention", ["a", "a", "q", *([mask] if mask else [])], ["b"], domain=DOMAIN,
-                            **attributes),
-           helper.make_node("Sin", ["b"], ["y"])]  # fmt: skip
+  nodes = [
+    helper.make_node("Sin", ["q"], ["a"]),
+    helper.make_node("FusedAttention", ["a", "a", "q", *([mask] if mask else [])], ["b"], domain=DOMAIN, **attributes),
+    helper.make_node("Sin", ["b"], ["y"]),
+  ]
   rng = np.random.default_rng(0)
   feeds = {name: rng.standard_normal(shape).astype(np.float16) for name, _, shape in inputs[: 2 if mask else 1]}
   found = make(model_with(nodes, inputs[: len(feeds)], [("y", "float16")])).run(None, feeds)[0]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +15,7 @@ import onnxruntime
 import pytest
 from exported import DATA
 from mistakes import check_mistake
-from onnx import TensorProto, helper, numpy_helper
+from onnx_models import parsed
 
 import ortplugin
 from ortplugin.optimizer import api, pipeline
@@ -28,40 +27,10 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 Run = Callable[..., tuple[int, str, str]]
 
 
-def model_of(
-  nodes: list[onnx.NodeProto],
-  inputs: dict[str, Any],
-  outputs: dict[str, Any],
-  initializers: dict[str, np.ndarray] | None = None,
-  domains: dict[str, int] | None = None,
-) -> onnx.ModelProto:
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info(name, *described) for name, described in inputs.items()],
-    [helper.make_tensor_value_info(name, *described) for name, described in outputs.items()],
-    [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
-  )
-  imports = [helper.make_opsetid(domain, version) for domain, version in {"": 17, **(domains or {})}.items()]
-  return helper.make_model(graph, opset_imports=imports, ir_version=8)
-
-
-FLOAT = TensorProto.FLOAT
-
-
 def two_adds() -> onnx.ModelProto:
   """y = |x| + 1, z = e^x + 1."""
-  return model_of(
-    [
-      helper.make_node("Abs", ["x"], ["a"], "abs"),
-      helper.make_node("Add", ["a", "one"], ["y"], "add_y"),
-      helper.make_node("Exp", ["x"], ["e"], "exp"),
-      helper.make_node("Add", ["e", "one"], ["z"], "add_z"),
-    ],
-    {"x": (FLOAT, ["n", 4])},
-    {"y": (FLOAT, ["n", 4]), "z": (FLOAT, ["n", 4])},
-    {"one": np.float32(1)},
-  )
+  return parsed("""g (float[n,4] x) => (float[n,4] y, float[n,4] z) <float one = {1}> {
+    [abs] a = Abs (x)  [add_y] y = Add (a, one)  [exp] e = Exp (x)  [add_z] z = Add (e, one) }""")
 
 
 class Rename:
@@ -99,7 +68,7 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
   return path
 
 
-# ------------------------------------------------------------------------------------------------------ the main job
+# ---- the main job
 
 
 def test_a_real_model_is_optimized_verified_and_runs(library: Path, tmp_path: Path, run: Run) -> None:
@@ -141,8 +110,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(
 
 
 def test_a_model_with_nothing_to_fuse(tmp_path: Path, run: Run) -> None:
-  node = helper.make_node("Softmax", ["x"], ["y"], "softmax")
-  model = model_of([node], {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, {})
+  model = parsed("g (float[n,4] x) => (float[n,4] y) { [softmax] y = Softmax (x) }")
   status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 0
   assert "Nothing to rewrite: 0 rewrites" in text
@@ -194,7 +162,7 @@ def test_the_users_inputs_and_shapes(library: Path, tmp_path: Path, run: Run) ->
   assert [dim.dim_value for dim in shape.dim] == [1, 7]
 
 
-# ----------------------------------------------------------------------------------------------- verification's verdict
+# ---- verification's verdict
 
 
 def test_a_wrong_rewrite_is_found_named_and_not_written(
@@ -298,11 +266,7 @@ def test_tolerances_decide(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyP
 
 def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = model_of(
-    [helper.make_node("RandomNormalLike", ["x"], ["r"], "random"), helper.make_node("Add", ["x", "r"], ["y"], "a")],
-    {"x": (FLOAT, ["n", 4])},
-    {"y": (FLOAT, ["n", 4])},
-  )
+  model = parsed("g (float[n,4] x) => (float[n,4] y) { [random] r = RandomNormalLike (x)  [a] y = Add (x, r) }")
   report = tmp_path / "r.json"
   status, _, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx", "--report", report)
   assert (status, errors) == (0, "")
@@ -311,20 +275,10 @@ def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypa
 
 def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  sequence = helper.make_tensor_sequence_value_info("s", FLOAT, None)
-  mapping = onnx.ValueInfoProto(name="m")
-  inner = mapping.type.sequence_type.elem_type.map_type
-  inner.key_type, inner.value_type.tensor_type.elem_type = TensorProto.INT64, FLOAT
-  model = model_of(
-    [
-      helper.make_node("SequenceConstruct", ["x", "x"], ["s"], "construct"),
-      helper.make_node("ZipMap", ["x"], ["m"], "zip", domain="ai.onnx.ml", classlabels_int64s=[1, 2, 3, 4]),
-    ],
-    {"x": (FLOAT, ["n", 4])},
-    {},
-    domains={"ai.onnx.ml": 3},
-  )
-  model.graph.output.extend([sequence, mapping])
+  model = parsed("""g (float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
+    [construct] s = SequenceConstruct (x, x)
+    [zip] m = ai.onnx.ml.ZipMap <classlabels_int64s = [1, 2, 3, 4]> (x) }""")
+  model.opset_import.add(domain="ai.onnx.ml", version=3)
   status, text, errors = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert (status, errors) == (0, "")
   assert text.count("agrees") >= 2
@@ -332,14 +286,8 @@ def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: 
 
 def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  kind = TensorProto.BFLOAT16
-  model = model_of(
-    [
-      helper.make_node("Cast", ["x"], ["f"], "up", to=FLOAT),
-      helper.make_node("Cast", ["f"], ["y"], "down", to=kind),
-    ],
-    {"x": (kind, [2, 4])},
-    {"y": (kind, [2, 4])},
+  model = parsed(
+    "g (bfloat16[2,4] x) => (bfloat16[2,4] y) { [up] f = Cast <to = 1> (x)  [down] y = Cast <to = 16> (f) }"
   )
   np.savez(tmp_path / "data.npz", x=np.ones((2, 4), ml_dtypes.bfloat16))
   source = save(model, tmp_path / "in.onnx")
@@ -350,11 +298,7 @@ def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pyt
 
 def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
-  model = model_of(
-    [helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")],
-    {"x": (FLOAT, [6]), "shape": (TensorProto.INT64, [2])},
-    {"y": (FLOAT, ["a", "b"])},
-  )
+  model = parsed("g (float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape (x, shape) }")
   source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
   status, _, errors = run(source, "-o", out)
   assert status == 1
@@ -366,7 +310,7 @@ def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path: Path, run: Run, m
   assert run(source, "-o", out, "--inputs", tmp_path / "data.npz")[0] == 0
 
 
-# ------------------------------------------------------------------------------------------------------ users' mistakes
+# ---- users' mistakes
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {

@@ -12,7 +12,8 @@ import onnxruntime
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
 from node_cases import OPSET, typed
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import built
 from tampering import PROGRAM, tampered
 from threads import in_threads
 
@@ -70,14 +71,8 @@ def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
   case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
   arrays = case.inputs()
   nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("X", FLOAT, x)],
-    [helper.make_tensor_value_info("y", FLOAT, None)],
-    [numpy_helper.from_array(arrays[1], "W"), numpy_helper.from_array(arrays[2].reshape(-1), "bias")],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+  weights = {"W": arrays[1], "bias": arrays[2].reshape(-1)}
+  model = built(nodes, f"float[{','.join(map(str, x))}] X", "float[] y", OPSET, 9, weights=weights)
   own = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
   (wanted,) = own.run(None, {"X": arrays[0]})
   (found,) = run(make(case.model()), case)
@@ -85,7 +80,7 @@ def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
   np.testing.assert_allclose(found, wanted, rtol=0, atol=2.0**-20 * max(size, 1.0))
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 
 @pytest.mark.parametrize(
@@ -96,11 +91,7 @@ def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
     ([("n", "c", "h", "w"), (8, 6, 3, 1), (8, 1, 1)], {"pads": [1, 0, 1, 0]}, ["n", 8, "h", "w"]),
     ([("n", 6, "h", 11), (8, 6, 3, 3), (8, 1, 1)], {"strides": [2, 2]}, ["n", 8, None, 5]),
     ([("n", 6, "h", "w"), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_UPPER"}, ["n", 8, "h", "w"]),
-    (
-      [("n", 6, "h", 11), (8, 6, 2, 2), (8, 1, 1)],
-      {"auto_pad": "SAME_LOWER", "strides": [1, 2]},
-      ["n", 8, "h", 6],
-    ),
+    ([("n", 6, "h", 11), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_LOWER", "strides": [1, 2]}, ["n", 8, "h", 6]),
     ([("n", 6, 9, 11), ("m", 6, "k", 3), ("m", 1, 1)], {}, ["n", None, None, 9]),
     ([("n", 6, 9, 11), ("m", 6, "k", "l"), ("m", 1, 1)], {"kernel_shape": [3, 1]}, ["n", None, 7, 11]),
     ([None, (8, 6, 3, 3), (8, 1, 1)], {}, [None, 8, None, None]),
@@ -188,57 +179,56 @@ def test_weights_that_a_caller_may_override(library: Path) -> None:
     check(case, session.run(None, {**case.feeds(), "W": weights}), expect(case, [x, weights, bias]))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 Wrong = partial(WrongNode, "FusedConv", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)))
 UNKNOWN = (("n", "c", "h", "w"), ("m", "d", "k", "l"), ("b", 1, 1))
 HALF = TensorProto.FLOAT16
 WRONG = {
-    **wrong_epilogues(Wrong),
-    "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
-    "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
-    "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
-    "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
-    "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
-    "pads of another type": Wrong("pads", {"pads": "1111"}),
-    "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
-    "a stride of 0": Wrong("strides is [0, 1]", {"strides": [0, 1]}),
-    "a stride of 2^40": Wrong(str(2**40), {"strides": [2**40, 1]}),
-    "a dilation of 0": Wrong("dilations is [1, 0]", {"dilations": [1, 0]}),
-    "four spatial dimensions": Wrong("there must be 1 to 3", {"strides": [1, 1, 1, 1]}),
-    "no group": Wrong("group is 0", {"group": 0}),
-    "a group that is a text": Wrong("group", {"group": "two"}),
-    "groups that do not divide": Wrong("which 3 groups do not divide", {"group": 3}),
-    "another kernel_shape": Wrong("kernel_shape is [5, 5], but W", {"kernel_shape": [5, 5]}),
-    "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
-    "another layout": Wrong("NCWH", {"layout": "NCWH"}),
-    "channels last without kernel_shape": Wrong("kernel_shape is missing", {"layout": "NHWC"}),
-    "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
-    "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
-    "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
-    "channels that disagree": Wrong("X has 7 channels, W with 1 groups is for 6",
-                                    shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),
-    "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
-    "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
-    "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
-    "a dilated kernel larger than X": Wrong("the kernel covers 11 elements", {"dilations": [5, 1]}),
-    "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
-    "a bias that is larger": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
-    "channels that disagree at the run": Wrong(
-        "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
-    ),
-    "a kernel larger than X at the run": Wrong(
-        "pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))
-    ),
-    "a bias that does not broadcast at the run": Wrong(
-        "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
-    ),
-    "groups that do not divide at the run": Wrong(
-        "do not divide", {"group": 3}, shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))
-    ),
-}  # fmt: skip
+  **wrong_epilogues(Wrong),
+  "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
+  "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
+  "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
+  "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
+  "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
+  "pads of another type": Wrong("pads", {"pads": "1111"}),
+  "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
+  "a stride of 0": Wrong("strides is [0, 1]", {"strides": [0, 1]}),
+  "a stride of 2^40": Wrong(str(2**40), {"strides": [2**40, 1]}),
+  "a dilation of 0": Wrong("dilations is [1, 0]", {"dilations": [1, 0]}),
+  "four spatial dimensions": Wrong("there must be 1 to 3", {"strides": [1, 1, 1, 1]}),
+  "no group": Wrong("group is 0", {"group": 0}),
+  "a group that is a text": Wrong("group", {"group": "two"}),
+  "groups that do not divide": Wrong("which 3 groups do not divide", {"group": 3}),
+  "another kernel_shape": Wrong("kernel_shape is [5, 5], but W", {"kernel_shape": [5, 5]}),
+  "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
+  "another layout": Wrong("NCWH", {"layout": "NCWH"}),
+  "channels last without kernel_shape": Wrong("kernel_shape is missing", {"layout": "NHWC"}),
+  "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
+  "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
+  "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
+  "channels that disagree": Wrong(
+    "X has 7 channels, W with 1 groups is for 6", shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
+  ),
+  "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),
+  "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
+  "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
+  "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "a dilated kernel larger than X": Wrong("the kernel covers 11 elements", {"dilations": [5, 1]}),
+  "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
+  "a bias that is larger": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
+  "channels that disagree at the run": Wrong(
+    "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
+  ),
+  "a kernel larger than X at the run": Wrong("pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+  "a bias that does not broadcast at the run": Wrong(
+    "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
+  ),
+  "groups that do not divide at the run": Wrong(
+    "do not divide", {"group": 3}, shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))
+  ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -254,16 +244,9 @@ def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
     node = helper.make_node(
       "FusedConv", ["x", "w", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", program=text.encode()
     )
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", FLOAT, x), helper.make_tensor_value_info("w", FLOAT, w),
-         helper.make_tensor_value_info("u", TensorProto.UINT8, x)],
-        [helper.make_tensor_value_info(name, kind, None)
-         for name, kind in (("y", FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
-    )  # fmt: skip
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+    dims, kernel = (",".join(map(str, shape)) for shape in (x, w))
+    inputs, outputs = f"float[{dims}] x, float[{kernel}] w, uint8[{dims}] u", "float[] y, uint8[] z, bool[] i"
+    return built([node], inputs, outputs, OPSET, 9, domains=["ortplugin"]).SerializeToString()
 
   make(model(PROGRAM))
   tried = 0
@@ -275,7 +258,7 @@ def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
   assert tried > 100
 
 
-# --------------------------------------------------------------------------------------------------- threads, sessions
+# ---- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
@@ -308,21 +291,13 @@ def test_a_chain_of_convolutions(library: Path) -> None:
     helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
     helper.make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
   ]
-  half = TensorProto.FLOAT16
-  bias = rng.standard_normal(8).astype(np.float16)
-  initializers = [numpy_helper.from_array(each, f"w{i}") for i, each in enumerate(weights)]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", half, ["n", 9, 7, 8])],
-    [helper.make_tensor_value_info("y", half, ["n", 9, 7, 8])],
-    [*initializers, numpy_helper.from_array(bias, "b")],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  constants = {"b": rng.standard_normal(8).astype(np.float16), **{f"w{i}": each for i, each in enumerate(weights)}}
+  image = "float16[n,9,7,8]"
+  model = built(nodes, f"{image} x", f"{image} y", OPSET, 9, domains=["ortplugin"], weights=constants)
+  session = make(model.SerializeToString())
   x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
   (found,) = session.run(None, {"x": x})
-  values = {"x": x, "b": bias, **{f"w{i}": each for i, each in enumerate(weights)}}
+  values = {"x": x, **constants}
   for node in nodes:
     (values[node.output[0]],) = OPERATOR.reference(node, [values[name] for name in node.input])
   np.testing.assert_allclose(found.astype(np.float64), values["y"].astype(np.float64), rtol=4e-3, atol=4e-3)
@@ -336,17 +311,10 @@ def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path) -> None:
     helper.make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
     helper.make_node("Conv", ["y", "w"], ["z"]),
   ]
-  half = TensorProto.FLOAT16
   rng = np.random.default_rng(0)
   a, w = rng.standard_normal((2, 4, 9, 9)).astype(np.float16), rng.standard_normal((4, 4, 3, 3)).astype(np.float16)
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("a", half, ["n", 4, 9, 9]), helper.make_tensor_value_info("w", half, w.shape)],
-    [helper.make_tensor_value_info("z", half, ["n", 4, 3, 3])],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  inputs = "float16[n,4,9,9] a, float16[4,4,3,3] w"
+  session = make(built(nodes, inputs, "float16[n,4,3,3] z", OPSET, 9, domains=["ortplugin"]).SerializeToString())
   (z,) = session.run(None, {"a": a, "w": w})
   wide = a.astype(np.float64)
   for number in range(3):

@@ -1,6 +1,5 @@
 """ConvGrad in ONNX Runtime on the CPU: its reference; shapes; threads; what is refused."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,25 @@ from threads import in_threads
 import ortplugin
 from ort.host import make, run
 
+pytestmark = pytest.mark.usefixtures("library")
+
 # Enough for every core, with parts of every loop left over.
 LARGE_CASES = tuple(
-    Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
-         transposed=transposed, layout=layout)
-    for name, geometry in {
-        "3x3": Geometry(3, 33, (29, 31), 70, (3, 3), pads=(1, 1, 1, 1)),
-        "one image": Geometry(1, 19, (57, 43), 21, (5, 3), strides=(2, 1), pads=(2, 1, 2, 1)),
-        "1x1": Geometry(9, 130, (11, 13), 67, (1, 1)),
-        "depthwise": Geometry(2, 70, (31, 29), 70, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=70),
-    }.items()
-    for transposed in (False, True)
-    for layout, dtype in (("NCHW", "float"), ("NHWC", "float"), ("NCHW", "double"), ("NHWC", "float16"))
+  Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
+       transposed=transposed, layout=layout)
+  for name, geometry in {
+      "3x3": Geometry(3, 33, (29, 31), 70, (3, 3), pads=(1, 1, 1, 1)),
+      "one image": Geometry(1, 19, (57, 43), 21, (5, 3), strides=(2, 1), pads=(2, 1, 2, 1)),
+      "1x1": Geometry(9, 130, (11, 13), 67, (1, 1)),
+      "depthwise": Geometry(2, 70, (31, 29), 70, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1), group=70),
+  }.items()
+  for transposed in (False, True)
+  for layout, dtype in (("NCHW", "float"), ("NHWC", "float"), ("NCHW", "double"), ("NHWC", "float16"))
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(case: Case) -> None:
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -37,13 +38,13 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
+def test_the_number_of_threads_changes_no_bit(case: Case) -> None:
   found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
   for other in found[1:]:
     assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run() -> None:
   some = GEOMETRIES["strided with a rest"]
   for transposed in (False, True):
     first = Case("first", some, typed(RELU, "float"), transposed=transposed)
@@ -57,13 +58,13 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
         check(case, run(session, case))
 
 
-def test_shapes_are_inferred(library: Path) -> None:
+def test_shapes_are_inferred() -> None:
   case = by_name["3x3, NCHW, float"]
   session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
   assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session() -> None:
   case = by_name["many channels, NCHW, float"]
   session = make(case.model())
 
@@ -74,7 +75,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   in_threads(4, work)
 
 
-# ------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 WRONG: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
   "the attribute 'kernel_shape' must have 1 to 3 numbers": ({"kernel_shape": None}, None),
@@ -95,7 +96,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_node_is_refused(library: Path, words: str) -> None:
+def test_a_wrong_node_is_refused(words: str) -> None:
   changes, shapes = WRONG[words]
   case = by_name["3x3, NCHW, float"]
   given = None if shapes is None else [a if b is None else b for a, b in zip(case.shapes, shapes, strict=True)]
@@ -111,7 +112,7 @@ def test_a_wrong_node_is_refused(library: Path, words: str) -> None:
   assert words in str(caught.value)
 
 
-def test_wrong_shapes_of_a_run_leave_the_session_whole(library: Path) -> None:
+def test_wrong_shapes_of_a_run_leave_the_session_whole() -> None:
   case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
   session = make(case.model([None] * 3))
   feeds = case.feeds()

@@ -36,10 +36,7 @@ def original_of(name: str) -> onnx.ModelProto:
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:
   """The same in float16 throughout."""
-  for tensor in (
-    *model.graph.initializer,
-    *(a.t for n in model.graph.node for a in n.attribute if a.name == "value"),
-  ):
+  for tensor in (*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.name == "value")):
     if tensor.data_type == onnx.TensorProto.FLOAT:
       tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
   for info in (*model.graph.input, *model.graph.output, *model.graph.value_info):

@@ -67,7 +67,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   in_threads(4, work)
 
 
-# ------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 WRONG: dict[str, dict[str, Any]] = {
   "spatial axis 0 of the result would have the size": {"pads": [7, 0, 7, 0]},

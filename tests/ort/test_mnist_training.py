@@ -35,8 +35,9 @@ def torch_losses() -> list[float]:
       x = functional.max_pool2d(functional.relu(x), 2)
     logits = functional.linear(x.flatten(1), parameters["dense.weight"], parameters["dense.bias"])
     loss = functional.cross_entropy(logits, torch.from_numpy(label))
-    for parameter, gradient in zip(parameters.values(), torch.autograd.grad(loss, list(parameters.values())),
-                                   strict=True):  # fmt: skip
+    for parameter, gradient in zip(
+      parameters.values(), torch.autograd.grad(loss, list(parameters.values())), strict=True
+    ):
       parameter.data -= 0.1 * gradient
     losses.append(loss.item())
   return losses

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
+from onnx_models import built
 from pointwise_cases import (
   CASES,
   CHANGING,
@@ -84,7 +85,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
   check(case, found, replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
-# ----------------------------------------------------------------------------------------------- shapes, and in place
+# ---- shapes, and in place
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
   np.testing.assert_allclose(z, -x - x / (1 + np.exp(x)), rtol=1e-5, atol=1e-6)
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
   )
 
 
-# ------------------------------------------------------------------------------------------------- threads, sessions
+# ---- threads, sessions
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
@@ -303,15 +304,8 @@ def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path, kind: st
     helper.make_node(kind, ["x"], ["y"], "between", domain="ortplugin", program=text),
     helper.make_node("MatMul", ["y", "w"], ["z"]),
   ]
-  half = TensorProto.FLOAT16
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("a", half, ["n", 8]), helper.make_tensor_value_info("w", half, [8, 8])],
-    [helper.make_tensor_value_info("z", half, ["n", 8])],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  inputs = "float16[n,8] a, float16[8,8] w"
+  session = make(built(nodes, inputs, "float16[n,8] z", OPSET, 9, domains=["ortplugin"]).SerializeToString())
   rng = np.random.default_rng(0)
   a, w = (rng.standard_normal((8, 8)).astype(np.float16) for _ in range(2))
   (z,) = session.run(None, {"a": a, "w": w})

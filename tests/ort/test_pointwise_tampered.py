@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from onnx_models import built
 from tampering import PROGRAM, TOKENS, tampered
 
 import ortplugin
@@ -23,16 +24,7 @@ def model_of(program: object, node_type: str = "FusedPointwise") -> onnx.ModelPr
   """A node named `culprit` with the program; `program`: the attribute's value, whatever it is."""
   attributes = {} if program is None else {"program": program}
   node = helper.make_node(node_type, ["x", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", **attributes)
-  graph = helper.make_graph(
-      [node],
-      "g",
-      [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]),
-       helper.make_tensor_value_info("u", TensorProto.UINT8, [4])],
-      [helper.make_tensor_value_info(name, kind, None) for name, kind in
-       (("y", TensorProto.FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
-  )  # fmt: skip
-  imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
-  return helper.make_model(graph, opset_imports=imports, ir_version=9)
+  return built([node], "float[4] x, uint8[4] u", "float[] y, uint8[] z, bool[] i", 18, 9, domains=["ortplugin"])
 
 
 @cache

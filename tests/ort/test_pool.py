@@ -100,7 +100,7 @@ def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None
   assert all((bits(other) == bits(found[0])).all() for other in found[1:])
 
 
-# ------------------------------------------------------------------------------ ONNX Runtime's own, over many sizes
+# ---- ONNX Runtime's own, over many sizes
 
 LINES = (1, 2, 3, 5, 6, 7, 9, 10, 13, 14, 20, 28, 33, 49, 97)
 RESIZED = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 20, 28, 56, 70)
@@ -175,29 +175,29 @@ def test_windows_are_onnx_runtimes(library: Path) -> None:
   assert refused > 10
 
 
-# ------------------------------------------------------------------------------------------------------- huge windows
+# ---- huge windows
 
 HUGE = 2**31 - 1
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
-        ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
-        # Each window ends at an element, or begins at one.
-        (
-            {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9],
-             "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
-            [[12 / 3, 48 / 9]],
-        ),
-        (
-            {"kind": "average", "kernel_shape": [3, 10**6], "strides": [1, 10**6], "pads": [0, 10**6 - 1, 0, 10**6 - 3],
-             "count_include_pad": 1},
-            [[12 / (3 * 10**6), 48 / (3 * 10**6)]],
-        ),
-    ],
+  ("given", "wanted"),
+  [
+      ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
+      ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
+      # Each window ends at an element, or begins at one.
+      (
+          {"kind": "average", "kernel_shape": [3, 10**9], "strides": [1, 10**9],
+           "pads": [0, 10**9 - 1, 0, 10**9 - 3]},
+          [[12 / 3, 48 / 9]],
+      ),
+      (
+          {"kind": "average", "kernel_shape": [3, 10**6], "strides": [1, 10**6], "pads": [0, 10**6 - 1, 0, 10**6 - 3],
+           "count_include_pad": 1},
+          [[12 / (3 * 10**6), 48 / (3 * 10**6)]],
+      ),
+  ],
 )  # fmt: skip
 def test_a_huge_window_is_only_what_lies_in_the_image(library: Path, given: Any, wanted: Any, layout: str) -> None:
   x = np.array([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]], np.float32)
@@ -243,7 +243,7 @@ def test_long_rows_are_made_in_segments(library: Path, mode: str, layout: str) -
     check(case, run(make(case.model()), case))
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 POOL = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
 SIZES = {"sizes": [8, 9], "mode": "linear"}
@@ -286,7 +286,7 @@ def test_shapes_may_change_from_run_to_run(library: Path, op: str) -> None:
       check(case, run(session, case))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ def test_a_dilated_average_needs_an_opset() -> None:
     operator.decompose(case.node(), 18)
 
 
-# ------------------------------------------------------------------------------------------------------------ threads
+# ---- threads
 
 
 @pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])

@@ -13,7 +13,8 @@ import pytest
 from conv_grad_cases import CASES as GRADIENTS
 from conv_grad_cases import Case
 from exported import DATA
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import parsed
 
 import ortplugin
 from models.light import randomized
@@ -29,10 +30,10 @@ from ortplugin.program import parse
 # Which of tests/data, and how many Casts there may be in the result: one for each floating input and output, and those
 # between integers or bools and what computes with them. `None`: of kept operators there are some.
 MODELS = {
-    "bert_torchscript_opset17_dynamic": 1, "bert_dynamo": 0, "convnext_dynamo_dynamic": 1, "efficientnet_dynamo": 1,
-    "gpt2_dynamo": 0, "llama_torchscript_opset17": 1, "mobilenet_torchscript_opset17": 1, "swin_dynamo": 1,
-    "t5_torchscript_opset18": 1, "t5_dynamo": 0, "vit_torchscript_opset14": 1, "index_dynamo_dynamic": 1,
-    "scatter_dynamo": 2,
+  "bert_torchscript_opset17_dynamic": 1, "bert_dynamo": 0, "convnext_dynamo_dynamic": 1, "efficientnet_dynamo": 1,
+  "gpt2_dynamo": 0, "llama_torchscript_opset17": 1, "mobilenet_torchscript_opset17": 1, "swin_dynamo": 1,
+  "t5_torchscript_opset18": 1, "t5_dynamo": 0, "vit_torchscript_opset14": 1, "index_dynamo_dynamic": 1,
+  "scatter_dynamo": 2,
 }  # fmt: skip
 
 
@@ -93,20 +94,11 @@ def test_with_trained_magnitudes(library: Path) -> None:
 def growing(scale: float) -> onnx.ModelProto:
   """A product of x, times `scale`, moved, and made small again."""
   weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
-  nodes = [
-    helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
-    helper.make_node("Mul", ["a", "large"], ["b"], "grow"),
-    helper.make_node("Transpose", ["b"], ["c"], "move"),
-    helper.make_node("Mul", ["c", "small"], ["d"], "shrink"),
-    helper.make_node("MatMul", ["d", "w"], ["y"], "second"),
-  ]
-  value = helper.make_tensor_value_info
-  graph = helper.make_graph(
-      nodes, "g", [value("x", TensorProto.FLOAT, [64, 64])], [value("y", TensorProto.FLOAT, [64, 64])],
-      [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.float32(scale), "large"),
-       numpy_helper.from_array(np.float32(1 / scale), "small")],
-  )  # fmt: skip
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  return parsed(
+    """g (float[64,64] x) => (float[64,64] y) { [first] a = MatMul (x, w)  [grow] b = Mul (a, large)
+        [move] c = Transpose (b)  [shrink] d = Mul (c, small)  [second] y = MatMul (d, w) }""",
+    weights={"w": weight, "large": np.float32(scale), "small": np.float32(1 / scale)},
+  )
 
 
 def test_activations_that_overflow_on_the_given_inputs_stay(library: Path) -> None:

@@ -39,8 +39,10 @@ def profiled(model: onnx.ModelProto) -> Timeline:
 def test_every_node_has_a_time_and_the_bytes_that_it_writes() -> None:
   line = profiled(parsed("a = Exp (x)  b = Exp (a)  y = Cos (b)"))  # without names
   assert {(each.operator, each.origins) for each in line.nodes} == {
-      ("ai.onnx::Exp", ("'a' (Exp)",)), ("ai.onnx::Exp", ("'b' (Exp)",)), ("ai.onnx::Cos", ("'y' (Cos)",)),
-  }  # fmt: skip
+    ("ai.onnx::Exp", ("'a' (Exp)",)),
+    ("ai.onnx::Exp", ("'b' (Exp)",)),
+    ("ai.onnx::Cos", ("'y' (Cos)",)),
+  }
   assert {each.bytes for each in line.nodes} == {2 * 64 * 4}
   assert line.runs >= 3
   assert list(line.nodes) == sorted(line.nodes, key=lambda each: -each.ms)
@@ -96,8 +98,10 @@ def test_nodes_of_bodies_do_not_count_twice() -> None:
   model.graph.node[0].name = "after"
   line = timeline(events, model, model, 2)
   assert [(each.node, each.ms, each.bytes, each.origins) for each in line.nodes] == [
-      ("in", 12.0, 8, ()), ("loop", 8.0, 8, ()), ("after", 0.2, 8, ("after (Exp)",)),
-  ]  # fmt: skip
+    ("in", 12.0, 8, ()),
+    ("loop", 8.0, 8, ()),
+    ("after", 0.2, 8, ("after (Exp)",)),
+  ]
   assert (line.run_ms, line.runs) == (22.0, 2)
 
 
@@ -114,13 +118,7 @@ def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library: Path, 
   assert 0 < share < 1
   rows = {each["operator"]: each for each in data["profile"]["original"]["operators"]}
   assert rows["ai.onnx::LayerNormalization"]["taken_share"] == rows["ai.onnx::LayerNormalization"]["share"] > 0
-  for words in (
-    "Time per operator",
-    "batch=3, sequence=8",
-    "Slowest nodes",
-    "would apply",
-    f"{share:.0%} of the time",
-  ):
+  for words in ("Time per operator", "batch=3, sequence=8", "Slowest nodes", "would apply", f"{share:.0%} of the time"):
     assert words in text
 
 

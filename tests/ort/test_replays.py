@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from fake_gpu import Arrays, CapturingSession, FakeGpu, Spoil
 from onnx import TensorProto, helper
+from onnx_models import parsed
 
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
 
@@ -211,9 +212,7 @@ def test_runs_that_are_waited_for_are_told() -> None:
 
 
 def test_strings_are_a_reason() -> None:
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["": 17]> g (string[2] a) => (string[2] y) { y = Identity(a) }'
-  )
+  model = parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")
   make = partial(CapturingSession, session_of(model))
   with GraphSession(make, 0, FakeGpu()) as graphs, pytest.raises(NotCaptured, match=r"'a' is a tensor\(string\)"):
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])
@@ -223,13 +222,8 @@ def test_strings_are_a_reason() -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (5, 3)])
 def test_dtypes_and_shapes(kind: str, shape: tuple[int, ...]) -> None:
   number = TensorProto.DataType.Value(kind)
-  graph = helper.make_graph(
-    [helper.make_node("Identity", ["x"], ["y"])],
-    "g",
-    [helper.make_tensor_value_info("x", number, shape)],
-    [helper.make_tensor_value_info("y", number, shape)],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()
+  model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity (x) }}")
   x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(helper.tensor_dtype_to_np_dtype(number))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     replayed = graphs.replay([{"x": x}])

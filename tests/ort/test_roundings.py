@@ -12,6 +12,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_models import parsed
 
 import ortplugin
 from ort.host import make
@@ -50,8 +51,7 @@ MODELS: dict[str, tuple[str, Any, Any, Exact]] = {
 
 
 def model_of(nodes: str, dtype: str = "float16") -> onnx.ModelProto:
-  made = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
-        g ({dtype}[2, {WIDTH}] x, {dtype}[2, {WIDTH}] r) => ({dtype}[2, {WIDTH}] y) {{ {nodes} }}""")
+  made = parsed(f"""g ({dtype}[2, {WIDTH}] x, {dtype}[2, {WIDTH}] r) => ({dtype}[2, {WIDTH}] y) {{ {nodes} }}""", 18)
   for name, array in CONSTANTS.items():
     if f", {name}" in nodes:
       made.graph.initializer.append(numpy_helper.from_array(array, name))

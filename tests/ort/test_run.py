@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from node_cases import identity_model
 from onnx import TensorProto, helper
+from onnx_models import built
 from threads import in_threads
 
 import ortplugin
@@ -24,14 +25,8 @@ PROGRAM = """(float x, float g) => (float y) {
 
 
 def norm_model() -> bytes:
-  graph = helper.make_graph(
-    [helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=PROGRAM)],
-    "g",
-    [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", ["n", 8]), ("g", [8]))],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+  node = helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=PROGRAM)
+  return built([node], "float[n,8] x, float[8] g", "float[n,8] y", domains=["ortplugin"]).SerializeToString()
 
 
 def plain_session(model: bytes) -> onnxruntime.InferenceSession:

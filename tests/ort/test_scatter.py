@@ -1,6 +1,6 @@
 """ScatterND, ScatterElements and UpdateSlice in ONNX Runtime on the CPU: equal to their reference bit for bit, to their
 decomposition and to ORT's own operators; in place where that is granted and right where it is not; and what happens
-with nodes and inputs that are wrong."""  # fmt: skip
+with nodes and inputs that are wrong."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
   check(case, run(session, case))
 
 
-# ----------------------------------------------------------------------------------- ORT's own operators, as the oracle
+# ---- ORT's own operators, as the oracle
 
 # What ONNX Runtime's CPU provider lacks, by words of its message.
 LACKS = ("NOT_IMPLEMENTED", "not supported with Scatter", "type is not supported")
@@ -172,7 +172,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   in_threads(8, work)
 
 
-# ---------------------------------------------------------------------------------------------------- shape inference
+# ---- shape inference
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_unknown_shapes_are_known_at_the_run(library: Path) -> None:
     check(case, run(session, case))
 
 
-# ------------------------------------------------------------------------------------------------------------ in place
+# ---- in place
 
 
 @dataclass(frozen=True)
@@ -290,47 +290,47 @@ WRITE = (("ScatterND", "data", "indices", "updates", "->", "y"),)
 MOST = ("ReduceMax", "y", "->", "most")
 
 PLACES = {
-    "the last use": Place(MADE, (*WRITE, MOST), ("most",), 1),
-    "a slice": Place(MADE, (("UpdateSlice", "data", "updates", "one", "->", "y"), MOST), ("most",), 1),
-    "a chain": Place(
-        MADE,
-        (
-            ("ScatterND", "data", "indices", "updates", "->", "u"),
-            ("UpdateSlice", "u", "updates", "one", "->", "v"),
-            ("ScatterND", "v", "indices", "updates", "->", "y"),
-            MOST,
-        ),
-        ("most",),
-        1,
+  "the last use": Place(MADE, (*WRITE, MOST), ("most",), 1),
+  "a slice": Place(MADE, (("UpdateSlice", "data", "updates", "one", "->", "y"), MOST), ("most",), 1),
+  "a chain": Place(
+    MADE,
+    (
+      ("ScatterND", "data", "indices", "updates", "->", "u"),
+      ("UpdateSlice", "u", "updates", "one", "->", "v"),
+      ("ScatterND", "v", "indices", "updates", "->", "y"),
+      MOST,
     ),
-    "the result is an output": Place(MADE, WRITE, ("y",), 2),
-    "data is used afterwards": Place(
-        MADE, (*WRITE, MOST, ("Add", "data", "most", "->", "sum"), ("ReduceMax", "sum", "->", "after")), ("after",), 2
+    ("most",),
+    1,
+  ),
+  "the result is an output": Place(MADE, WRITE, ("y",), 2),
+  "data is used afterwards": Place(
+    MADE, (*WRITE, MOST, ("Add", "data", "most", "->", "sum"), ("ReduceMax", "sum", "->", "after")), ("after",), 2
+  ),
+  "data is used before": Place(
+    (*MADE, ("ReduceMax", "data", "->", "before")),
+    (("Add", "updates", "before", "->", "new"), ("ScatterND", "data", "indices", "new", "->", "y"), MOST),
+    ("most",),
+    1,
+  ),
+  "data is written twice": Place(
+    MADE,
+    (
+      ("ScatterND", "data", "indices", "updates", "->", "v"),
+      ("UpdateSlice", "data", "updates", "one", "->", "y"),
+      MOST,
+      ("ReduceMax", "v", "->", "other"),
     ),
-    "data is used before": Place(
-        (*MADE, ("ReduceMax", "data", "->", "before")),
-        (("Add", "updates", "before", "->", "new"), ("ScatterND", "data", "indices", "new", "->", "y"), MOST),
-        ("most",),
-        1,
-    ),
-    "data is written twice": Place(
-        MADE,
-        (
-            ("ScatterND", "data", "indices", "updates", "->", "v"),
-            ("UpdateSlice", "data", "updates", "one", "->", "y"),
-            MOST,
-            ("ReduceMax", "v", "->", "other"),
-        ),
-        ("most", "other"),
-        2,
-    ),
-    "data is an output": Place(MADE, (*WRITE, MOST), ("most", "data"), 2),
-    "data is an input": Place((), (("ScatterND", "x", "indices", "updates", "->", "y"), MOST), ("most",), 1),
-    "data is an initializer": Place(
-        MADE, (("ScatterND", "weight", "indices", "updates", "->", "y"), MOST), ("most",), 1, has_weight=True
-    ),
-    "shapes are unknown": Place(MADE, (*WRITE, MOST), ("most",), 2, is_known=False),
-}  # fmt: skip
+    ("most", "other"),
+    2,
+  ),
+  "data is an output": Place(MADE, (*WRITE, MOST), ("most", "data"), 2),
+  "data is an input": Place((), (("ScatterND", "x", "indices", "updates", "->", "y"), MOST), ("most",), 1),
+  "data is an initializer": Place(
+    MADE, (("ScatterND", "weight", "indices", "updates", "->", "y"), MOST), ("most",), 1, has_weight=True
+  ),
+  "shapes are unknown": Place(MADE, (*WRITE, MOST), ("most",), 2, is_known=False),
+}
 
 # Runs each model once in a memory of so many bytes; says what kept it from running.
 TRY_IN = """
@@ -410,7 +410,7 @@ def test_outputs_are_right_in_place_and_out_of_it(library: Path, name: str) -> N
       np.testing.assert_array_equal(feeds[key], value)
 
 
-# --------------------------------------------------------------------------------------------- wrong nodes and indices
+# ---- wrong nodes and indices
 
 F, D, L, J = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32
 AT_RUN = (("a", "b"), ("c", "d"), ("e", "f"))
@@ -454,9 +454,9 @@ class Wrong:
     if self.fed is None:
       return None
     return [
-        (helper.tensor_dtype_to_np_dtype(dtype).name, value if isinstance(value, tuple) else np.shape(value),
-         None if isinstance(value, tuple) else np.ravel(value).tolist())
-        for dtype, value in zip(self.dtypes, self.fed, strict=True)
+      (helper.tensor_dtype_to_np_dtype(dtype).name, value if isinstance(value, tuple) else np.shape(value),
+       None if isinstance(value, tuple) else np.ravel(value).tolist())
+      for dtype, value in zip(self.dtypes, self.fed, strict=True)
     ]  # fmt: skip
 
 
@@ -479,113 +479,114 @@ ELEMENTS = {"op": "ScatterElements", "shapes": ((4, 3), (2, 3), (2, 3))}
 SLICE = {"op": "UpdateSlice", "shapes": ((4, 3), (2, 3), (1,)), "dtypes": (F, F, L)}
 
 WRONG = {
-    "an unknown reduction": Wrong("'sum'", given=a(reduction="sum")),
-    "a reduction in capitals": Wrong("'ADD'", given=a(reduction="ADD")),
-    "a number for a reduction": Wrong("'reduction' has another type", given=a(reduction=1)),
-    "an unknown algorithm": Wrong("'fast'", given=a(algorithm="fast")),
-    "a text that is no algorithm": Wrong("but must be one of", given=a(algorithm='parallel"); }')),
-    "unique is 2": Wrong("'unique' is 2", given=a(unique=2)),
-    "unique is a text": Wrong("'unique' has another type", given=a(unique="yes")),
-    "unique is floating": Wrong("'unique' has another type", given=a(unique=1.0)),
-    "deterministic is -1": Wrong("'deterministic' is -1", given=a(deterministic=-1)),
-    "an input too few": Wrong("3 inputs", inputs=("p0", "p1")),
-    "an input too many": Wrong("3 inputs", inputs=("p0", "p1", "p2", "p2")),
-    "an absent input": Wrong("", inputs=("p0", "", "p2")),
-    "an output too many": Wrong("one output", outputs=("y", "z")),
-    "strings": Wrong("string", dtypes=(TensorProto.STRING, L, TensorProto.STRING)),
-    "4-bit integers": Wrong("whole bytes", dtypes=(TensorProto.INT4, L, TensorProto.INT4)),
-    "updates of another dtype": Wrong("double", dtypes=(F, L, D)),
-    "indices that are floating": Wrong("int64", dtypes=(F, F, F)),
-    "32-bit indices of ScatterND": Wrong("int64", dtypes=(F, J, F)),
-    "sums of bools": Wrong("'add'", given=a(reduction="add"), dtypes=(TensorProto.BOOL, L, TensorProto.BOOL)),
-    "complex numbers, which ORT gives to no operator of a library": Wrong(
-        "tensor(complex64)", given=a(reduction="mul"), dtypes=(TensorProto.COMPLEX64, L, TensorProto.COMPLEX64)
-    ),
-    "minima of 8-bit floats": Wrong(
-        "'min'", given=a(reduction="min"), dtypes=(TensorProto.FLOAT8E4M3FN, L, TensorProto.FLOAT8E4M3FN)
-    ),
-    "indices deeper than data": Wrong("3 components", shapes=((4, 3), (2, 3), (2,))),
-    "indices of no components": Wrong("0 components", shapes=(None, None, None), fed=((4, 3), (2, 0), (2, 4, 3))),
-    "updates of another width": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (2, 4))),
-    "updates of another number": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (3, 3))),
-    "updates that would broadcast": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (1, 3))),
-    "more elements than memory holds": Wrong("memory", shapes=((1 << 31, 1 << 30), (2, 1), (2, 1 << 30))),
-    "updates of another width at the run": Wrong("take [2, 3]", shapes=AT_RUN, fed=((4, 3), (2, 1), (2, 4))),
-    "a scalar at the run": Wrong("", shapes=(None, None, None), fed=((), (1,), ())),
-    "an axis too large": Wrong("axis 2", given=a(axis=2), **ELEMENTS),
-    "an axis too small": Wrong("axis -3", given=a(axis=-3), **ELEMENTS),
-    "an axis that is a text": Wrong("'axis' has another type", given=a(axis="0"), **ELEMENTS),
-    "indices of another rank": Wrong("rank", "ScatterElements", shapes=((4, 3), (2,), (2, 3))),
-    "updates of another rank": Wrong("rank", "ScatterElements", shapes=((4, 3), (2, 3), (6,))),
-    "indices that do not broadcast": Wrong("broadcast", "ScatterElements", shapes=((4, 3), (2, 2), (2, 3))),
-    "updates that broadcast to indices": Wrong("broadcast", "ScatterElements", shapes=((4, 3), (2, 3), (1, 3))),
-    "updates larger beside the axis": Wrong("larger", "ScatterElements", shapes=((4, 3), (2, 4), (2, 4))),
-    "an axis too large at the run": Wrong(
-        "axis 2", "ScatterElements", a(axis=2), AT_RUN, fed=((4, 3), (2, 3), (2, 3))
-    ),
-    "no axes": Wrong("'axes'", **SLICE),
-    "empty axes": Wrong("'axes'", given=a(axes=[]), **SLICE),
-    "axes that are a number": Wrong("'axes' has another type", given=a(axes=0), **SLICE),
-    "floating steps": Wrong("'steps' has another type", given=a(axes=[0], steps=[1.0]), **SLICE),
-    "a negative axis": Wrong("-1", given=a(axes=[-1]), **SLICE),
-    "an axis twice": Wrong("twice", "UpdateSlice", a(axes=[0, 0]), ((4, 3), (2, 3), (2,)), (F, F, L)),
-    "an axis beyond the rank": Wrong("axis 2", given=a(axes=[2]), **SLICE),
-    "a step of 0": Wrong("steps", given=a(axes=[0], steps=[0]), **SLICE),
-    "a step too few": Wrong(
-        "2 axes but 1 steps", "UpdateSlice", a(axes=[0, 1], steps=[1]), ((4, 3), (2, 3), (2,)), (F, F, L)
-    ),
-    "a start too few": Wrong("starts", given=a(axes=[0, 1]), **SLICE),
-    "a scalar start for two axes": Wrong(
-        "2 axes", "UpdateSlice", a(axes=[0, 1]), ((4, 3), (2, 3), ()), (F, F, L)
-    ),
-    "32-bit starts": Wrong("int64", "UpdateSlice", a(axes=[0]), ((4, 3), (2, 3), (1,)), (F, F, J)),
-    "a slab of another rank": Wrong("rank", "UpdateSlice", a(axes=[0]), ((4, 3), (3,), (1,)), (F, F, L)),
-    "a slab of another width": Wrong("axis 1", "UpdateSlice", a(axes=[0]), ((4, 3), (2, 2), (1,)), (F, F, L)),
-    "a slab larger than data": Wrong("beyond", "UpdateSlice", a(axes=[0]), ((4, 3), (5, 3), (1,)), (F, F, L)),
-    "steps beyond data": Wrong(
-        "beyond", "UpdateSlice", a(axes=[0], steps=[-4]), ((4, 3), (2, 3), (1,)), (F, F, L)
-    ),
-    "steps beyond all numbers": Wrong(
-        "beyond", "UpdateSlice", a(axes=[0], steps=[1 << 62]), ((40, 3), (9, 3), (1,)), (F, F, L)
-    ),
-    "an index too large": index(
-        "index 4 at [1, 0] of indices is out of range: axis 0 of data has size 4, so that it must be from -4 to 3",
-        [[3], [4], [9]], (4, 3), (3, 3),
-    ),
-    "an index too small": index("index -5 at [0, 0] of", [[-5], [-6]], (4, 3), (2, 3)),
-    "the largest index": index(f"index {2**63 - 1} at [0, 0] of", [[2**63 - 1]], (4, 3), (1, 3)),
-    "the smallest index": index(f"index {-(2**63)} at [0, 0] of", [[-(2**63)]], (4, 3), (1, 3)),
-    "a second component": index(
-        "index 3 at [1, 0, 1] of indices is out of range: axis 1 of data has size 3, so that it must be from -3 to 2",
-        [[[3, 2]], [[0, 3]]], (4, 3), (2, 1),
-    ),
-    "an index in a sum": index("index 4 at [0, 0] of", [[4]], (4, 3), (1, 3), given=a(reduction="add")),
-    "an index said to be unique": index("index 7 at [0, 0] of", [[7]], (4, 3), (1, 3), given=a(unique=1)),
-    "an index on the last axis": index(
-        "index 3 at [0, 1] of indices is out of range: axis 1 of data has size 3, so that it must be from -3 to 2",
-        [[2, 3], [0, 0]], (4, 3), (2, 2), op="ScatterElements", given=a(axis=-1),
-    ),
-    "a 32-bit index": index(
-        f"index {-(2**31)} at [1, 0] of", [[2, 3], [-(2**31), 0]], (4, 3), (2, 2), op="ScatterElements",
-        dtypes=(F, J, F),
-    ),
-    "an index that broadcasts": index(
-        "index 4 at [1, 0] of", [[2], [4]], (4, 3), (2, 3), op="ScatterElements",
-    ),
-    "an index among many": index(
-        "index 70000 at [29999, 0] of", [*[[1]] * 29999, [70000], [1]], (70000,), (30001,)
-    ),
-    "a start too large": start(
-        "starts[0] is 3, from where 2 elements at step 1 leave axis 0 of data, whose size is 4: "
-        "it must be from 0 to 2 or from -4 to -2", [3], (4, 3), (2, 3), axes=[0],
-    ),
-    "a start too small": start("starts[0] is -5", [-5], (4, 3), (2, 3), axes=[0]),
-    "a start too near the end": start("starts[0] is -1", [-1], (4, 3), (2, 3), axes=[0]),
-    "a start too near the front": start("it must be from 1 to 3", [0], (4, 3), (2, 3), axes=[0], steps=[-1]),
-    "a second start": start("starts[1] is 2", [0, 2], (4, 3), (2, 2), axes=[0, 1]),
-    "the largest start": start(f"starts[0] is {2**63 - 1}", [2**63 - 1], (4, 3), (2, 3), axes=[0]),
-    "the smallest start": start(f"starts[0] is {-(2**63)}", [-(2**63)], (4, 3), (2, 3), axes=[0]),
-}  # fmt: skip
+  "an unknown reduction": Wrong("'sum'", given=a(reduction="sum")),
+  "a reduction in capitals": Wrong("'ADD'", given=a(reduction="ADD")),
+  "a number for a reduction": Wrong("'reduction' has another type", given=a(reduction=1)),
+  "an unknown algorithm": Wrong("'fast'", given=a(algorithm="fast")),
+  "a text that is no algorithm": Wrong("but must be one of", given=a(algorithm='parallel"); }')),
+  "unique is 2": Wrong("'unique' is 2", given=a(unique=2)),
+  "unique is a text": Wrong("'unique' has another type", given=a(unique="yes")),
+  "unique is floating": Wrong("'unique' has another type", given=a(unique=1.0)),
+  "deterministic is -1": Wrong("'deterministic' is -1", given=a(deterministic=-1)),
+  "an input too few": Wrong("3 inputs", inputs=("p0", "p1")),
+  "an input too many": Wrong("3 inputs", inputs=("p0", "p1", "p2", "p2")),
+  "an absent input": Wrong("", inputs=("p0", "", "p2")),
+  "an output too many": Wrong("one output", outputs=("y", "z")),
+  "strings": Wrong("string", dtypes=(TensorProto.STRING, L, TensorProto.STRING)),
+  "4-bit integers": Wrong("whole bytes", dtypes=(TensorProto.INT4, L, TensorProto.INT4)),
+  "updates of another dtype": Wrong("double", dtypes=(F, L, D)),
+  "indices that are floating": Wrong("int64", dtypes=(F, F, F)),
+  "32-bit indices of ScatterND": Wrong("int64", dtypes=(F, J, F)),
+  "sums of bools": Wrong("'add'", given=a(reduction="add"), dtypes=(TensorProto.BOOL, L, TensorProto.BOOL)),
+  "complex numbers, which ORT gives to no operator of a library": Wrong(
+    "tensor(complex64)", given=a(reduction="mul"), dtypes=(TensorProto.COMPLEX64, L, TensorProto.COMPLEX64)
+  ),
+  "minima of 8-bit floats": Wrong(
+    "'min'", given=a(reduction="min"), dtypes=(TensorProto.FLOAT8E4M3FN, L, TensorProto.FLOAT8E4M3FN)
+  ),
+  "indices deeper than data": Wrong("3 components", shapes=((4, 3), (2, 3), (2,))),
+  "indices of no components": Wrong("0 components", shapes=(None, None, None), fed=((4, 3), (2, 0), (2, 4, 3))),
+  "updates of another width": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (2, 4))),
+  "updates of another number": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (3, 3))),
+  "updates that would broadcast": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (1, 3))),
+  "more elements than memory holds": Wrong("memory", shapes=((1 << 31, 1 << 30), (2, 1), (2, 1 << 30))),
+  "updates of another width at the run": Wrong("take [2, 3]", shapes=AT_RUN, fed=((4, 3), (2, 1), (2, 4))),
+  "a scalar at the run": Wrong("", shapes=(None, None, None), fed=((), (1,), ())),
+  "an axis too large": Wrong("axis 2", given=a(axis=2), **ELEMENTS),
+  "an axis too small": Wrong("axis -3", given=a(axis=-3), **ELEMENTS),
+  "an axis that is a text": Wrong("'axis' has another type", given=a(axis="0"), **ELEMENTS),
+  "indices of another rank": Wrong("rank", "ScatterElements", shapes=((4, 3), (2,), (2, 3))),
+  "updates of another rank": Wrong("rank", "ScatterElements", shapes=((4, 3), (2, 3), (6,))),
+  "indices that do not broadcast": Wrong("broadcast", "ScatterElements", shapes=((4, 3), (2, 2), (2, 3))),
+  "updates that broadcast to indices": Wrong("broadcast", "ScatterElements", shapes=((4, 3), (2, 3), (1, 3))),
+  "updates larger beside the axis": Wrong("larger", "ScatterElements", shapes=((4, 3), (2, 4), (2, 4))),
+  "an axis too large at the run": Wrong("axis 2", "ScatterElements", a(axis=2), AT_RUN, fed=((4, 3), (2, 3), (2, 3))),
+  "no axes": Wrong("'axes'", **SLICE),
+  "empty axes": Wrong("'axes'", given=a(axes=[]), **SLICE),
+  "axes that are a number": Wrong("'axes' has another type", given=a(axes=0), **SLICE),
+  "floating steps": Wrong("'steps' has another type", given=a(axes=[0], steps=[1.0]), **SLICE),
+  "a negative axis": Wrong("-1", given=a(axes=[-1]), **SLICE),
+  "an axis twice": Wrong("twice", "UpdateSlice", a(axes=[0, 0]), ((4, 3), (2, 3), (2,)), (F, F, L)),
+  "an axis beyond the rank": Wrong("axis 2", given=a(axes=[2]), **SLICE),
+  "a step of 0": Wrong("steps", given=a(axes=[0], steps=[0]), **SLICE),
+  "a step too few": Wrong(
+    "2 axes but 1 steps", "UpdateSlice", a(axes=[0, 1], steps=[1]), ((4, 3), (2, 3), (2,)), (F, F, L)
+  ),
+  "a start too few": Wrong("starts", given=a(axes=[0, 1]), **SLICE),
+  "a scalar start for two axes": Wrong("2 axes", "UpdateSlice", a(axes=[0, 1]), ((4, 3), (2, 3), ()), (F, F, L)),
+  "32-bit starts": Wrong("int64", "UpdateSlice", a(axes=[0]), ((4, 3), (2, 3), (1,)), (F, F, J)),
+  "a slab of another rank": Wrong("rank", "UpdateSlice", a(axes=[0]), ((4, 3), (3,), (1,)), (F, F, L)),
+  "a slab of another width": Wrong("axis 1", "UpdateSlice", a(axes=[0]), ((4, 3), (2, 2), (1,)), (F, F, L)),
+  "a slab larger than data": Wrong("beyond", "UpdateSlice", a(axes=[0]), ((4, 3), (5, 3), (1,)), (F, F, L)),
+  "steps beyond data": Wrong("beyond", "UpdateSlice", a(axes=[0], steps=[-4]), ((4, 3), (2, 3), (1,)), (F, F, L)),
+  "steps beyond all numbers": Wrong(
+    "beyond", "UpdateSlice", a(axes=[0], steps=[1 << 62]), ((40, 3), (9, 3), (1,)), (F, F, L)
+  ),
+  "an index too large": index(
+    "index 4 at [1, 0] of indices is out of range: axis 0 of data has size 4, so that it must be from -4 to 3",
+    [[3], [4], [9]],
+    (4, 3),
+    (3, 3),
+  ),
+  "an index too small": index("index -5 at [0, 0] of", [[-5], [-6]], (4, 3), (2, 3)),
+  "the largest index": index(f"index {2**63 - 1} at [0, 0] of", [[2**63 - 1]], (4, 3), (1, 3)),
+  "the smallest index": index(f"index {-(2**63)} at [0, 0] of", [[-(2**63)]], (4, 3), (1, 3)),
+  "a second component": index(
+    "index 3 at [1, 0, 1] of indices is out of range: axis 1 of data has size 3, so that it must be from -3 to 2",
+    [[[3, 2]], [[0, 3]]],
+    (4, 3),
+    (2, 1),
+  ),
+  "an index in a sum": index("index 4 at [0, 0] of", [[4]], (4, 3), (1, 3), given=a(reduction="add")),
+  "an index said to be unique": index("index 7 at [0, 0] of", [[7]], (4, 3), (1, 3), given=a(unique=1)),
+  "an index on the last axis": index(
+    "index 3 at [0, 1] of indices is out of range: axis 1 of data has size 3, so that it must be from -3 to 2",
+    [[2, 3], [0, 0]],
+    (4, 3),
+    (2, 2),
+    op="ScatterElements",
+    given=a(axis=-1),
+  ),
+  "a 32-bit index": index(
+    f"index {-(2**31)} at [1, 0] of", [[2, 3], [-(2**31), 0]], (4, 3), (2, 2), op="ScatterElements", dtypes=(F, J, F)
+  ),
+  "an index that broadcasts": index("index 4 at [1, 0] of", [[2], [4]], (4, 3), (2, 3), op="ScatterElements"),
+  "an index among many": index("index 70000 at [29999, 0] of", [*[[1]] * 29999, [70000], [1]], (70000,), (30001,)),
+  "a start too large": start(
+    "starts[0] is 3, from where 2 elements at step 1 leave axis 0 of data, whose size is 4: "
+    "it must be from 0 to 2 or from -4 to -2",
+    [3],
+    (4, 3),
+    (2, 3),
+    axes=[0],
+  ),
+  "a start too small": start("starts[0] is -5", [-5], (4, 3), (2, 3), axes=[0]),
+  "a start too near the end": start("starts[0] is -1", [-1], (4, 3), (2, 3), axes=[0]),
+  "a start too near the front": start("it must be from 1 to 3", [0], (4, 3), (2, 3), axes=[0], steps=[-1]),
+  "a second start": start("starts[1] is 2", [0, 2], (4, 3), (2, 2), axes=[0, 1]),
+  "the largest start": start(f"starts[0] is {2**63 - 1}", [2**63 - 1], (4, 3), (2, 3), axes=[0]),
+  "the smallest start": start(f"starts[0] is {-(2**63)}", [-(2**63)], (4, 3), (2, 3), axes=[0]),
+}
 
 
 @pytest.fixture(scope="module")
@@ -615,7 +616,7 @@ def test_after_an_error_the_next_run_is_right(library: Path) -> None:
     check(case, session.run(None, feeds)[0])
 
 
-# ------------------------------------------------------------------------------------------------------- random shapes
+# ---- random shapes
 
 
 def random_case(rng: np.random.Generator, number: int) -> Case:
@@ -648,8 +649,8 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
     indices = [1 if rng.random() < 0.3 else size for size in updates]
     axis = axis - rank if rng.random() < 0.5 else axis
     return elements(
-        name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
-        axis=axis, **given,
+      name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
+      axis=axis, **given,
     )  # fmt: skip
   axes = [int(axis) for axis in rng.permutation(rank)[: int(rng.integers(1, rank + 1))]]
   updates, starts, steps = [size if rng.random() < 0.7 else 1 for size in data], [], []

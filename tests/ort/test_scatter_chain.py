@@ -9,6 +9,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+from onnx_models import parsed
 
 import ortplugin
 
@@ -19,7 +20,7 @@ IN_PLACE = 0.25  # a copy takes about as long as the Neg of the same tensor, an 
 
 def model(graph: str) -> onnx.ModelProto:
   """`graph` with the constants i0 to i3 that it reads, an index of one row each."""
-  made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {graph}')
+  made = parsed(graph, 18)
   used = {name for node in made.graph.node for name in node.input}
   for number in range(4):
     if f"i{number}" in used:

@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
+from onnx_models import parsed
 
 import ortplugin
 from ortplugin.check import judge
@@ -26,24 +27,15 @@ def network(dtype: str = "float32", op: str = "Conv") -> onnx.ModelProto:
     "h": rng.standard_normal(9),
     "u": rng.standard_normal((1, 8, 9, 9)),
   }
-  nodes = [
-    helper.make_node("ScatterND", ["x", "i", "u"], ["a"]),
-    helper.make_node(op, ["a", "w"], ["c"], pads=[1, 1, 1, 1]),
-    helper.make_node("Relu", ["c"], ["r"]),
-    helper.make_node("LayerNormalization", ["r", "g", "h"], ["n"]),
-    helper.make_node("Mul", ["n", "n"], ["m"]),
-    helper.make_node("MaxPool", ["m"], ["y"], kernel_shape=[2, 2]),
-  ]
-  kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", kind, ["N", 8, 9, 9])],
-    [helper.make_tensor_value_info("y", kind, ["N", 8, 8, 8])],
-    [numpy_helper.from_array(value.astype(dtype), name) for name, value in tensors.items()]
-    + [numpy_helper.from_array(np.array([[1]]), "i")],
+  kind = {"float32": "float"}.get(dtype, dtype)
+  return parsed(
+    f"""g ({kind}[N,8,9,9] x) => ({kind}[N,8,8,8] y) <int64[1,1] i = {{1}}> {{
+        a = ScatterND (x, i, u)  c = {op} <pads = [1, 1, 1, 1]> (a, w)  r = Relu (c)
+        n = LayerNormalization (r, g, h)  m = Mul (n, n)  y = MaxPool <kernel_shape = [2, 2]> (m) }}""",
+    18,
+    10,
+    weights={name: value.astype(dtype) for name, value in tensors.items()},
   )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def ours(model: onnx.ModelProto | bytes) -> set[str]:
@@ -83,8 +75,10 @@ def test_a_global_pool_of_known_size_has_a_window(kind: str, library: Path) -> N
   assert f"{kind}Pool" in types
   assert f"Reduce{kind.replace('Average', 'Mean')}" not in types
   feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
-  wanted, found = (ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
-                   for each in (original.SerializeToString(), optimized.SerializeToString()))  # fmt: skip
+  wanted, found = (
+    ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
+    for each in (original.SerializeToString(), optimized.SerializeToString())
+  )
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -49,7 +49,7 @@ def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None
     assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
+# ---- shapes
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
       check(case, run(session, case))
 
 
-# -------------------------------------------------------------------------------------------------------- wrong nodes
+# ---- wrong nodes
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
   assert_refused(WRONG[name], "FusedSumTo")
 
 
-# ------------------------------------------------------------------------------------------------------------ threads
+# ---- threads
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

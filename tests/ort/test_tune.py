@@ -12,7 +12,8 @@ import onnx
 import pytest
 from conv_grad_cases import by_name
 from exported import DATA
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, helper
+from onnx_models import built
 
 import ortplugin
 from ortplugin.check import tune
@@ -33,15 +34,7 @@ def two_scatters() -> tuple[ModelProto, dict[str, Any]]:
     helper.make_node(SCATTER, ["first", "at", "a"], ["second"], "two", domain="ortplugin", axis=0),
     helper.make_node(SCATTER, ["second", "at3", "b"], ["y"], "three", domain="ortplugin", axis=0),
   ]
-  sizes = {"data": [8], "at": [2], "a": [2], "at3": [3], "b": [3]}
-  kinds = {name: TensorProto.INT64 if name.startswith("at") else TensorProto.FLOAT for name in sizes}
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info(name, kinds[name], size) for name, size in sizes.items()],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8])],
-  )
-  imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
+  inputs = "float[8] data, int64[2] at, float[2] a, int64[3] at3, float[3] b"
   feeds = {
     "data": np.arange(8, dtype=np.float32),
     "at": np.array([1, -1]),
@@ -49,7 +42,7 @@ def two_scatters() -> tuple[ModelProto, dict[str, Any]]:
     "at3": np.array([0, 1, 2]),
     "b": np.array([20, 21, 22], np.float32),
   }
-  return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+  return built(nodes, inputs, "float[8] y", 18, 10, domains=["ortplugin"]), feeds
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto]], float | None]) -> list[str]:
@@ -196,7 +189,7 @@ def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> 
   assert {algorithm([node]) for node in again.graph.node} == {"auto"}
 
 
-# ------------------------------------------------------------------------------------------- two choices at one node
+# ---- two choices at one node
 
 DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own", "engine=7")
 

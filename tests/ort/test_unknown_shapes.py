@@ -9,6 +9,7 @@ import onnx.parser
 import pytest
 from node_cases import Array, model_with
 from onnx import TensorProto, helper
+from onnx_models import parsed
 
 import ortplugin
 from ort.host import make
@@ -121,9 +122,7 @@ def test_a_length_of_zero_is_unknown_before_a_run(library: Path, name: str, axis
 @pytest.mark.parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
 def test_a_scan_that_gives_out_a_scalar(library: Path, body: str) -> None:
   """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
-  model = onnx.parser.parse_model(f"""
-    <ir_version: 8, opset_import: ["": 17]>
-    g (float[?] xs, float start) => (float last, float[?] each) {{
+  model = parsed(f"""g (float[?] xs, float start) => (float last, float[?] each) {{
       last, each = Scan <num_scan_inputs = 1, body = body (float[] s, float[] x) => (float[] t, float[] y) {{
         t = Add(s, x)  r = Relu(t)  {body}
       }}> (start, xs)

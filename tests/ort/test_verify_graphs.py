@@ -302,7 +302,7 @@ def test_shifted_values_are_the_same_ones_elsewhere() -> None:
   assert found["n"] == 1
 
 
-# ------------------------------------------------------------------------------------------------ the guilty rewrite
+# ---- the guilty rewrite
 
 
 class Rename:
@@ -352,7 +352,7 @@ def test_the_rewrite_that_makes_replays_differ_is_named(
   assert f"{REPLAYS} replays of CUDA graphs were compared" in text
 
 
-# -------------------------------------------------------------------------------------------------------------- tuning
+# ---- tuning
 
 
 def test_tuning_takes_nothing_whose_replays_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx.parser
+from onnx_models import parsed
 
 TIMES = 14  # the bytes of an input: the judge has its output as well, twice, and copies of both in blocks; measured: 9
 PEAK = """
@@ -21,10 +22,12 @@ print(json.dumps([status, *(resource.getrusage(who).ru_maxrss << 10
 
 def peaks(folder: Path, rows: int) -> tuple[int, int]:
   """The most memory of the command and of its judge, for a model with an input of rows KiB."""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
-        g (uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{
+  model = parsed(
+    f"""g (uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{
             z = Identity (x)
-            y = Transpose <perm = [1, 0]> (z) }}""")
+            y = Transpose <perm = [1, 0]> (z) }}""",
+    18,
+  )
   onnx.save(model, folder / "in.onnx")
   command = [sys.executable, "-c", PEAK, str(folder / "in.onnx"), "-o", str(folder / "out.onnx")]
   surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

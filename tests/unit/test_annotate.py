@@ -7,11 +7,10 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
+from onnx_models import annotated, parsed
 
 from ortplugin.graph.certainty import DECLARED, INFERRED, PROVED, Certainty
-from ortplugin.graph.convert import import_model
 from ortplugin.model import annotate as module
-from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
 ROUNDS = 20  # far more than the graphs of one test need
@@ -33,17 +32,16 @@ def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...] | None]:
   """The shapes of all values of a graph in ONNX's textual syntax."""
-  model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
-  graph = import_model(model)
-  annotate(graph)
+  model = parsed(f"{text}", opset, domains=["com.microsoft"])
+  graph = annotated(model)
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
 def test_names_of_outputs_give_way_to_lengths() -> None:
   """Every value is an output whose declared name contradicts what is inferred."""
   found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
-        <float[2] g = {1, 1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
-        v2 = LayerNormalization(v1, g)  v3 = Add(v1, r) }""")
+    <float[2] g = {1, 1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
+    v2 = LayerNormalization(v1, g)  v3 = Add(v1, r) }""")
   assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
 
 
@@ -52,7 +50,7 @@ def test_a_name_of_the_input_wins_over_a_declared_length() -> None:
   text = "g (float[N,4] x) => (float[B,4] y) <float[1,4] a> { a = Relu(x)  y = Neg(a) }"
   assert shapes(text) == {"a": ("N", 4), "y": ("N", 4)}
   text = """g (float[N,4] x, float[4] s) => (float[B,4] y) <float[1,4] a>
-        { a = com.microsoft.SkipLayerNormalization(x, x, s)  y = Neg(a) }"""
+    { a = com.microsoft.SkipLayerNormalization(x, x, s)  y = Neg(a) }"""
   assert shapes(text)["a"] == ("N", 4)
 
 
@@ -62,19 +60,18 @@ def test_what_only_the_model_says_is_taken() -> None:
 
 
 STALE = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
-        <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
-        p = MaxPool<kernel_shape = [1], strides = [3], ceil_mode = 1>(x)
-        s = Squeeze(p, axes)
-        r = Unsqueeze(s, axes)
-        y = ScatterND(r, zero, u)
-    }"""
+  g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
+      <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
+      p = MaxPool<kernel_shape = [1], strides = [3], ceil_mode = 1>(x)
+      s = Squeeze(p, axes)
+      r = Unsqueeze(s, axes)
+      y = ScatterND(r, zero, u)
+  }"""
 
 
 def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says() -> None:
   """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
-  graph = import_model(onnx.parser.parse_model(STALE))
-  annotate(graph)
+  graph = annotated(onnx.parser.parse_model(STALE))
   shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
   assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 

@@ -38,7 +38,7 @@ def _load_models() -> ModuleType:
 
 models = _load_models()
 
-# ------------------------------------------------------------------------------------------------------ whole networks
+# ---- whole networks
 
 
 @pytest.mark.parametrize(
@@ -97,26 +97,26 @@ def test_the_pages_have_the_tables_of_the_records() -> None:
 
 def test_rows_that_lack_contenders_have_empty_cells() -> None:
   rows = [
-      {"case": "gpt2:1x256", "microseconds": {"default": 9.0, "nchw": 8.0, "nhwc": 7.0, "ours": 2.0, "compile": 3.0},
-       "errors": {"torch": 1e-3}, "graphs": {"ours": {"refused": "no"}}},
-      {"case": "llama:1x256:bf16", "microseconds": {"compile": 3.0}, "errors": {"torch": 1e-3},
-       "graphs": {"ours": {"refused": "no"}}, "exporter": "torchscript"},
+    {"case": "gpt2:1x256", "microseconds": {"default": 9.0, "nchw": 8.0, "nhwc": 7.0, "ours": 2.0, "compile": 3.0},
+     "errors": {"torch": 1e-3}, "graphs": {"ours": {"refused": "no"}}},
+    {"case": "llama:1x256:bf16", "microseconds": {"compile": 3.0}, "errors": {"torch": 1e-3},
+     "graphs": {"ours": {"refused": "no"}}, "exporter": "torchscript"},
   ]  # fmt: skip
   lines = models.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
   assert lines[2] == "| GPT-2, 1x256 | 9 | 7 | 3 | 2 | 3.50 | 1.50 |  |  | not captured | 1.0e-03 |"
   assert lines[3] == "| Llama form, 1x256, bf16, by torchscript |  |  | 3 |  |  |  |  |  | not captured | 1.0e-03 |"
 
 
-# ------------------------------------------------------------------------------------------------------------- records
+# ---- records
 
 
 def test_a_record_is_what_was_written(tmp_path: Path) -> None:
   rows = [
-      {"case": "a", "us": {"ours": 12.0, "ort": 3.25}, "shapes": {"x": [2, 3]}, "counts": {"Relu": 1}, "empty": {}},
-      {"case": "a", "us": {"ours": 0.000303, "ort": 1.23456789}, "shapes": {"x": []}, "counts": {"MatMul": 2},
-       "error": 1.5e-7, "small": 0.0021},
-      {"case": "b", "us": {"ours": 5e-4}, "shapes": {"x": [1]}, "counts": {"Add": 3}, "commit": "0.00051"},
-      {"case": "b", "us": {"ours": 1e20, "ort": -0.5}, "shapes": {"x": [1]}, "counts": {"Sub": 1}},
+    {"case": "a", "us": {"ours": 12.0, "ort": 3.25}, "shapes": {"x": [2, 3]}, "counts": {"Relu": 1}, "empty": {}},
+    {"case": "a", "us": {"ours": 0.000303, "ort": 1.23456789}, "shapes": {"x": []}, "counts": {"MatMul": 2},
+     "error": 1.5e-7, "small": 0.0021},
+    {"case": "b", "us": {"ours": 5e-4}, "shapes": {"x": [1]}, "counts": {"Add": 3}, "commit": "0.00051"},
+    {"case": "b", "us": {"ours": 1e20, "ort": -0.5}, "shapes": {"x": [1]}, "counts": {"Sub": 1}},
   ]  # fmt: skip
   record = {"environment": ENVIRONMENT, "rows": rows, "rate": 0.0001}
   wanted = {**record, "rows": [{**rows[0]}, {**rows[1], "us": {"ours": 0.000303, "ort": 1.23457}}, *rows[2:]]}
@@ -124,7 +124,9 @@ def test_a_record_is_what_was_written(tmp_path: Path) -> None:
     path = timing.write("record", record, tmp_path, columns=columns)
     assert timing.read(path) == wanted
     assert timing.read(timing.write("several", {"a": record, "b": wanted}, tmp_path, columns=columns)) == {
-        "a": wanted, "b": wanted}  # fmt: skip
+      "a": wanted,
+      "b": wanted,
+    }
   text = lzma.decompress(path.read_bytes()).decode()
   assert '"case","us/ours","shapes/x","counts","us/ort"' in text
   assert "303e-6," in text
@@ -132,7 +134,7 @@ def test_a_record_is_what_was_written(tmp_path: Path) -> None:
   assert '"counts/' not in text  # each row has others
 
 
-# ----------------------------------------------------------------------------------------------------------- attention
+# ---- attention
 
 
 def test_cases_of_attention_are_distinct_and_have_steps_that_fit() -> None:
@@ -177,7 +179,7 @@ def test_the_table_of_attention_names_the_fastest_backend() -> None:
   assert lines[2] == "| x | 4.0 |  | 8.0 |  |  |  |"
 
 
-# ------------------------------------------------------------------------------------------------------ matrix products
+# ---- matrix products
 
 
 def test_products_are_distinct_and_have_steps_that_fit() -> None:
@@ -202,17 +204,16 @@ def test_a_step_of_a_product_shares_nothing(epilogue: str, trans_b: int) -> None
 
 def test_the_fastest_algorithm_is_kept() -> None:
   times = {"torch": 4.0, "ortplugin": 3.0, "tuned a": 5.0, "tuned b": 2.0}
-  assert matmul.best_of(times) == {
-      "microseconds": {"torch": 4.0, "ortplugin": 3.0, "tuned": 2.0}, "algorithm": "b"}  # fmt: skip
+  assert matmul.best_of(times) == {"microseconds": {"torch": 4.0, "ortplugin": 3.0, "tuned": 2.0}, "algorithm": "b"}
   assert matmul.best_of({"torch": 4.0}) == {"microseconds": {"torch": 4.0}}
 
 
 def test_the_table_of_products_compares_like_with_like() -> None:
   rows = [
-      {"case": "1 x 2 x 3, none", "table": "sweep", "flops": 6_000_000,
-       "microseconds": {"torch bare": 3.0, "bare": 2.0}},
-      {"case": "1 x 2 x 3, bias", "table": "sweep", "flops": 6_000_000,
-       "microseconds": {"torch bare": 3.0, "bare": 2.0, "torch": 6.0, "ortplugin": 4.0}},
+    {"case": "1 x 2 x 3, none", "table": "sweep", "flops": 6_000_000,
+     "microseconds": {"torch bare": 3.0, "bare": 2.0}},
+    {"case": "1 x 2 x 3, bias", "table": "sweep", "flops": 6_000_000,
+     "microseconds": {"torch bare": 3.0, "bare": 2.0, "torch": 6.0, "ortplugin": 4.0}},
   ]  # fmt: skip
   lines = matmul.table({"environment": ENVIRONMENT, "rows": rows}).split("\n")
   assert lines[2] == "| 1 x 2 x 3, none | 3.0 |  | 2.0 |  | 3.0 | 1.50 |"

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from exported import DATA
 from mistakes import check_mistake
-from onnx import TensorProto, helper
+from onnx_models import parsed
 
 import ortplugin
 from ortplugin import optimizer, progress
@@ -45,9 +45,7 @@ class Misses:
 
 
 def small_file(folder: Path) -> Path:
-  values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
-  graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"], "abs")], "g", values[:1], values[1:])
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  model = parsed("g (float[4] x) => (float[4] y) { [abs] y = Abs (x) }")
   onnx.save(model, folder / "in.onnx")
   return folder / "in.onnx"
 

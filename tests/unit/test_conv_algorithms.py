@@ -27,8 +27,8 @@ PROGRAM = "(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Relu(v) }"
 
 def node_of(**attributes: object) -> onnx.NodeProto:
   return helper.make_node(
-      "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
-      layout="NHWC", **attributes,
+    "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
+    layout="NHWC", **attributes,
   )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason:
     ask(node_of(), text)
 
 
-# ------------------------------------------------------------------------------------------------------------ gradients
+# ---- gradients
 
 GEOMETRY = Geometry(2, 6, (9, 11), 4, (3, 2), (2, 1), (1, 3), (1, 2, 0, 1), group=2)
 
@@ -136,8 +136,9 @@ def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
 
 def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
   case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
-  asked = answering(monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own",
-                    "weight_algorithm=engine=3;k2=1")  # fmt: skip
+  asked = answering(
+    monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own", "weight_algorithm=engine=3;k2=1"
+  )
   assert listed(case) == [
     {"data_algorithm": "engine=3;k2=1"},
     {"weight_algorithm": "auto"},

@@ -80,11 +80,7 @@ def test_shapes_that_are_partly_known() -> None:
   full = ("N", 4, "H", "W")
   assert shapes_of(case, ("N", 3, "H", "W"), (4, 3, 3, 3), full) == [("N", 3, "H", "W"), (4, 3, 3, 3), (4,)]
   assert shapes_of(case, None, None, None) == [None, (None, None, 3, 3), None]
-  assert shapes_of(case, ("N", 3, "H", "W"), None, ("N", None, 7, 9)) == [
-    ("N", 3, "H", "W"),
-    (None, 3, 3, 3),
-    (None,),
-  ]
+  assert shapes_of(case, ("N", 3, "H", "W"), None, ("N", None, 7, 9)) == [("N", 3, "H", "W"), (None, 3, 3, 3), (None,)]
   without = by_name["without X, float"]
   assert shapes_of(without, (2, 4, 3, 2), ("N", 2, 4, None)) == [("N", 4, 7, None)]
 

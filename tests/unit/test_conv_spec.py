@@ -30,12 +30,13 @@ def decomposed(case: Case, opset: int) -> bytes:
   return bytes(model.SerializeToString())
 
 
-# ---------------------------------------------------------------------------------------------------------- reference
+# ---- reference
 
 
 def test_the_reference_is_the_formula() -> None:
-  case = made("formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2],
-              pads=[1, 0, 2, 1])  # fmt: skip
+  case = made(
+    "formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2], pads=[1, 0, 2, 1]
+  )
   x, w = case.inputs()
   y = convolution(attributes_of(case.node()), x, w)
   wanted = np.zeros_like(y)
@@ -59,7 +60,7 @@ def test_channels_last_is_the_same_transposed(name: str) -> None:
   np.testing.assert_array_equal(np.moveaxis(found, -1, 1), y)
 
 
-# ------------------------------------------------------------------------------------------------------ decomposition
+# ---- decomposition
 
 
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
@@ -99,7 +100,7 @@ def test_the_decomposition_is_as_short_as_it_can_be() -> None:
   assert operators("(bfloat16 c) => (bfloat16 c) {}", 22) == ["Conv"]
   assert operators("(bfloat16 c) => (bfloat16 c) {}", 21) == ["Cast", "Cast", "Conv", "Cast"]
   assert operators("(float c, float b) => (float y, float z) { y = Relu(c) z = Neg(b) }") == [
-      "Conv", "Relu", "Neg", "Shape", "Expand",
+    "Conv", "Relu", "Neg", "Shape", "Expand",
   ]  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def test_an_old_opset_is_refused() -> None:
     operators("(float c) => (float c) {}", 10)
 
 
-# ----------------------------------------------------------------------------------------------------------- geometry
+# ---- geometry
 
 
 @pytest.mark.parametrize("case", CASES[::8], ids=lambda case: case.name)
@@ -187,7 +188,7 @@ def test_layouts_are_each_others_inverse() -> None:
   assert last((2, 3, 4)) == (2, 4, 3)
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# ---- errors
 
 
 def wrong(
@@ -225,10 +226,7 @@ WRONG = {
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-  for function in (
-    lambda node: OPERATOR.decompose(node, 18),
-    lambda node: OPERATOR.infer_shapes(node, unknown(node)),
-  ):
+  for function in (lambda node: OPERATOR.decompose(node, 18), lambda node: OPERATOR.infer_shapes(node, unknown(node))):
     with pytest.raises(ModelError) as caught:
       function(WRONG[reason])
     assert "node 'stage2/conv' (FusedConv)" in str(caught.value)
@@ -274,7 +272,7 @@ def test_a_dtype_that_contradicts_the_program_is_named() -> None:
     OPERATOR.infer_shapes(wrong(), types)
 
 
-# ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
+# ---- the comparison: it must see what a wrong kernel would do
 
 
 def outputs(case: Case) -> list[Array]:

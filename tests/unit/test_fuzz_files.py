@@ -36,16 +36,15 @@ def test_a_case_is_determined_by_seed_and_number() -> None:
 
 
 FAULTS = {
-    "a traceback": ("raise ZeroDivisionError", "internal error"),
-    "no end": ("while True: pass", "killed by SIG"),
-    "no memory": ("bytearray(1 << 40)", "enough memory"),
-    "much memory": ("b'x' * (1 << 29)", "it used "),
-    "a crash": ("import os; os.abort()", "killed by SIGABRT"),
-    "two lines": ("import sys; print('hello', file=sys.stderr)", "on stderr: hello"),
-    "an escape sequence": ("import os; os.write(2, b'optimize-model: \\x1b[2J\\n'); os._exit(1)",
- "control characters"),
-    "an invalid output": ("import ortplugin.model.storage as s; s.check_structure = None", "the output is invalid"),
-}  # fmt: skip
+  "a traceback": ("raise ZeroDivisionError", "internal error"),
+  "no end": ("while True: pass", "killed by SIG"),
+  "no memory": ("bytearray(1 << 40)", "enough memory"),
+  "much memory": ("b'x' * (1 << 29)", "it used "),
+  "a crash": ("import os; os.abort()", "killed by SIGABRT"),
+  "two lines": ("import sys; print('hello', file=sys.stderr)", "on stderr: hello"),
+  "an escape sequence": ("import os; os.write(2, b'optimize-model: \\x1b[2J\\n'); os._exit(1)", "control characters"),
+  "an invalid output": ("import ortplugin.model.storage as s; s.check_structure = None", "the output is invalid"),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -15,6 +15,7 @@ import onnx.backend.test
 import pytest
 from exported import DATA, architectures
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx_models import parsed
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
@@ -163,9 +164,8 @@ def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> N
     """
   environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
   done = subprocess.run(
-      [sys.executable, "-c", textwrap.dedent(program)],
-      capture_output=True, text=True, timeout=SECONDS, env=environment,
-  )  # fmt: skip
+    [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=SECONDS, env=environment
+  )
   assert done.returncode == 10, done.stderr
   assert done.stderr == ""
   assert int(done.stdout.splitlines()[-1]) < MEMORY
@@ -221,9 +221,8 @@ def test_real_models_lose_nothing(folder: Callable[[], Path]) -> None:
 @pytest.mark.parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
 def test_views_along_unknown_axes_have_their_dtype(use: str) -> None:
   """Paddle's exporter writes axes behind an Identity. What comes after has a shape, if x has a dtype."""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1, 3}}>
-        {{ x = Squeeze(data)  axes = Identity(of)  view = {use}  part = Relu(view)  y = Reshape(part, to) }}""")
+  model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1, 3}}>
+    {{ x = Squeeze(data)  axes = Identity(of)  view = {use}  part = Relu(view)  y = Reshape(part, to) }}""")
   model.graph.output[0].type.ClearField("value")
   inferred = inference.infer_shapes(model)
   assert types(inferred)["view"] == (TensorProto.FLOAT16, None)
@@ -235,15 +234,14 @@ def test_shapes_may_be_taken_apart_again_and_again() -> None:
   layers = 8
   nodes = "\n".join(
     f"""s{at} = Shape(r{at})  a{at} = Slice(s{at}, zero, one, zero)  b{at} = Slice(s{at}, minus_two, last)
-        c{at} = Slice(s{at}, last, end, zero, one)  d{at} = Squeeze(b{at}, zero)  e{at} = Unsqueeze(d{at}, zero)
-        f{at} = Concat<axis = 0>(a{at}, e{at}, c{at})  h{at} = Concat<axis = 0>(a{at}, last, c{at})
-        v{at} = Reshape(r{at}, f{at})  w{at} = Reshape(v{at}, h{at})  r{at + 1} = Relu(w{at})"""
+      c{at} = Slice(s{at}, last, end, zero, one)  d{at} = Squeeze(b{at}, zero)  e{at} = Unsqueeze(d{at}, zero)
+      f{at} = Concat<axis = 0>(a{at}, e{at}, c{at})  h{at} = Concat<axis = 0>(a{at}, last, c{at})
+      v{at} = Reshape(r{at}, f{at})  w{at} = Reshape(v{at}, h{at})  r{at + 1} = Relu(w{at})"""
     for at in range(layers)
   )
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N,6,M] r0) => (float r{layers})
-        <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] last = {{-1}},
-         int64[1] minus_two = {{-2}}, int64[1] end = {{9223372036854775807}}> {{ {nodes} }}""")
+  model = parsed(f"""g (float[N,6,M] r0) => (float r{layers})
+    <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] last = {{-1}},
+     int64[1] minus_two = {{-2}}, int64[1] end = {{9223372036854775807}}> {{ {nodes} }}""")
   model.graph.output[0].type.ClearField("value")
   expected = types(onnx.shape_inference.infer_shapes(model, data_prop=True))
   assert len(expected[f"r{layers}"][1]) == 3
@@ -289,12 +287,11 @@ SHAPES_ONLY = {
 
 @pytest.mark.parametrize("text", SHAPES_ONLY)
 def test_nodes_whose_values_are_not_kept_have_their_shapes(text: str) -> None:
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (int64[5000] x) => (int64[A] y)
-        <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
-         int64[1,2] pair = {{0, 1}}, int64 scalar = {{3}}, int64[2] ends = {{0, 2}},
-         int64[2] of_t = {{20, 250}}, int64[2] of_row = {{1, 5000}}>
-        {{ t = Reshape(x, of_t)  row = Reshape(x, of_row)  y = {text} }}""")
+  model = parsed(f"""g (int64[5000] x) => (int64[A] y)
+    <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
+     int64[1,2] pair = {{0, 1}}, int64 scalar = {{3}}, int64[2] ends = {{0, 2}},
+     int64[2] of_t = {{20, 250}}, int64[2] of_row = {{1, 5000}}>
+    {{ t = Reshape(x, of_t)  row = Reshape(x, of_row)  y = {text} }}""")
   del model.graph.output[0].type.tensor_type.shape.dim[:]
   model.graph.output[0].type.ClearField("value")
   inferred = inference.infer_shapes(model)
@@ -306,12 +303,16 @@ def test_nodes_whose_values_are_not_kept_have_their_shapes(text: str) -> None:
 
 
 def test_shapes_go_through_local_functions() -> None:
-  model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18, "mine" : 1]>
-        g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
-        <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
-            i = Constant<value_ints = [0]>()  j = Constant<value_ints = [4]>()  k = Constant<value_ints = [-1]>()
-            a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis = 2>(a, a)  d = Add(c, x)
-            e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis = 0>(f, i)  y = Cast<to = 1>(f) }""")
+  model = parsed(
+    """g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
+      <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
+          i = Constant<value_ints = [0]>()  j = Constant<value_ints = [4]>()  k = Constant<value_ints = [-1]>()
+          a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis = 2>(a, a)  d = Add(c, x)
+          e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis = 0>(f, i)  y = Cast<to = 1>(f) }""",
+    18,
+    9,
+    domains=["mine"],
+  )
   model.graph.output[0].type.ClearField("value")
   inferred = inference.infer_shapes(model)
   types_of = {each.name: each.type.tensor_type for each in (*inferred.graph.value_info, *inferred.graph.output)}
@@ -322,9 +323,8 @@ def test_shapes_go_through_local_functions() -> None:
 
 def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero() -> None:
   """onnx takes a start that it does not know for 0: it would make y's shape [2, 3] of x's [2, 3, 5]."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2,3,5] x, int64[1] start, float[1] one) => (float y) <int64[1] end = {2}>
-        { s = Shape(x)  part = Slice(s, start, end)  y = Expand(one, part) }""")
+  model = parsed("""g (float[2,3,5] x, int64[1] start, float[1] one) => (float y) <int64[1] end = {2}>
+    { s = Shape(x)  part = Slice(s, start, end)  y = Expand(one, part) }""")
   model.graph.output[0].type.ClearField("value")
   inferred = inference.infer_shapes(model)
   assert [each.dim_value for each in inferred.graph.output[0].type.tensor_type.shape.dim] != [2, 3]
@@ -341,8 +341,8 @@ TREE = """
   [
     f"a = other.Operator(x)  t = {TREE}(a)",
     f"""a = other.Operator(x)  c = Constant<value = bool {{1}}> ()
-            t = If(c) <then_branch = g () => (float[A,B] p) {{ p = {TREE}(a) }},
-                       else_branch = g () => (float[A,B] q) {{ q = {TREE}(a) }}>""",
+        t = If(c) <then_branch = g () => (float[A,B] p) {{ p = {TREE}(a) }},
+                   else_branch = g () => (float[A,B] q) {{ q = {TREE}(a) }}>""",
     "t = local.trees(x)",
   ],
   ids=["graph", "body", "function"],
@@ -350,9 +350,9 @@ TREE = """
 def test_onnx_does_not_see_other_domains_of_its_own(nodes: str) -> None:
   """In a process of its own: onnx's inference of a TreeEnsemble whose input has no known type dies."""
   text = f"""<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 5, "local" : 1, "other" : 1]>
-        g (float[3,2] x) => (float[3,2] y) {{ {nodes}  y = Relu(x) }}
-        <domain: "local", opset_import: ["" : 18, "ai.onnx.ml" : 5, "other" : 1]>
-        trees (v) => (w) {{ a = other.Operator(v)  w = {TREE}(a) }}"""
+    g (float[3,2] x) => (float[3,2] y) {{ {nodes}  y = Relu(x) }}
+    <domain: "local", opset_import: ["" : 18, "ai.onnx.ml" : 5, "other" : 1]>
+    trees (v) => (w) {{ a = other.Operator(v)  w = {TREE}(a) }}"""
   script = f"""if True:
         import onnx.parser
         from ortplugin.graph.inference import infer_shapes

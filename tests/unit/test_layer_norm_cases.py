@@ -95,18 +95,18 @@ def norm(x: Array, dtype: type, *, mean: bool = True, unbiased: bool = False, on
 
 
 @pytest.mark.parametrize(
-    ("values", "dtype", "kernel"),
-    [
-        ("offset", "float", lambda x: norm(x, np.float32, one_pass=True)),
-        ("normal", "float", lambda x: norm(x, np.float32, unbiased=True)),
-        ("normal", "float", lambda x: norm(x, np.float32, mean=False)),
-        ("normal", "float", lambda x: norm(x.astype(np.float16).astype(np.float32), np.float32)),
-        ("normal", "double", lambda x: norm(x, np.float32).astype(np.float64)),
-        ("large", "float16", lambda x: norm(x, np.float16)),
-        ("large positive", "float16", lambda x: norm(x, np.float16)),
-        ("denormal", "float16", lambda x: norm(np.where(np.abs(x) < 2**-14, 0, x), np.float32).astype(np.float16)),
-    ],
-)  # fmt: skip
+  ("values", "dtype", "kernel"),
+  [
+    ("offset", "float", lambda x: norm(x, np.float32, one_pass=True)),
+    ("normal", "float", lambda x: norm(x, np.float32, unbiased=True)),
+    ("normal", "float", lambda x: norm(x, np.float32, mean=False)),
+    ("normal", "float", lambda x: norm(x.astype(np.float16).astype(np.float32), np.float32)),
+    ("normal", "double", lambda x: norm(x, np.float32).astype(np.float64)),
+    ("large", "float16", lambda x: norm(x, np.float16)),
+    ("large positive", "float16", lambda x: norm(x, np.float16)),
+    ("denormal", "float16", lambda x: norm(np.where(np.abs(x) < 2**-14, 0, x), np.float32).astype(np.float16)),
+  ],
+)
 def test_a_plausible_but_wrong_kernel_fails(values: str, dtype: str, kernel: Callable[[Array], Array]) -> None:
   case = Case(f"wrong {values} {dtype}", typed(BARE, dtype), ((64, 4096),), values)
   with pytest.raises(AssertionError):

@@ -1,8 +1,8 @@
 """Lengths of axes that shape inference has no name for."""
 
-import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
+from onnx_models import parsed
 
 from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import Scope, scopes
@@ -21,9 +21,10 @@ PARTS = (
 def scope_of(nodes: str) -> tuple[Scope, dict[str, gs.Tensor]]:
   """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
   graph = import_model(
-    onnx.parser.parse_model(
-      f"""<ir_version: 8, opset_import: ["" : 18, "ortplugin" : 1]>
-            g (float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}"""
+    parsed(
+      f"""g (float[a,b,8] x, float[c,8] z, float[8,6] w, float[d,1,8] q) => (float y) <{CONSTANTS}> {{ {nodes} }}""",
+      18,
+      domains=["ortplugin"],
     )
   )
   annotate(graph)
@@ -44,38 +45,38 @@ def shown(lengths: list[Length] | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "wanted"),
-    {
-        "elements of Shape": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Reshape(x, k)", "a b 8"),
-        "a copied length and a rest": ("y = Reshape(x, heads)", "a b 2 4"),
-        "a merged axis": (PARTS + "k = Concat<axis = 0>(minus, eight)  y = Reshape(x, k)", "a*b 8"),
-        "and divided again": (
-            PARTS + "k = Concat<axis = 0>(minus, eight)  f = Reshape(x, k)  k2 = Concat<axis = 0>(nn, minus, eight)"
-            "  y = Reshape(f, k2)", "a b 8",
-        ),
-        "a product of lengths": (
-            PARTS + "nm = Mul(nn, mm)  k = Concat<axis = 0>(nm, minus)  y = Reshape(x, k)", "a*b 8",
-        ),
-        "a Slice of Shape, behind a Transpose": (
-            "t = Transpose<perm = [1, 0, 2]>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
-            "  k = Concat<axis = 0>(h, minus, eight)  y = Reshape(t, k)", "b a 8",
-        ),
-        "Shape's own start and end": (
-            "h = Shape<start = 1, end = 2>(x)  k = Concat<axis = 0>(h, minus, eight)  y = Reshape(x, k)", "b a 8",
-        ),
-        "a broadcast with one long operand": ("t = Reshape(x, rest)  g = Relu(t)  y = Add(g, q)", "? b 8"),
-        "CastLike has its first operand's": ("t = Reshape(x, rest)  y = CastLike(t, z)", "a b 8"),
-        "a product by weights": ("t = Reshape(x, rest)  y = MatMul(t, w)", "a b 6"),
-        "Expand": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Expand(q, k)", "? b 8"),
-        "TorchScript's Expand: -1 is 1": (
-            "e = Equal(two, neg)  s = Where(e, ones, two)  t = Reshape(x, s)  y = Unsqueeze(t, v0)", "1 2 2",
-        ),
-        "a Range": (PARTS + "r = Range(i0, m, i1)  y = Unsqueeze(r, v1)", "b 1"),
-        "a rank of two is no shape": ("r = Gather(table, i1)  y = Reshape(x, r)", "? ?"),
-        "a rest of what is not a multiple": (
-            "s = Shape(z)  h = Slice(s, v0, v1)  k = Concat<axis = 0>(h, minus)  y = Reshape(x, k)", "c ?",
-        ),
-    }.values(),
+  ("nodes", "wanted"),
+  {
+      "elements of Shape": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Reshape(x, k)", "a b 8"),
+      "a copied length and a rest": ("y = Reshape(x, heads)", "a b 2 4"),
+      "a merged axis": (PARTS + "k = Concat<axis = 0>(minus, eight)  y = Reshape(x, k)", "a*b 8"),
+      "and divided again": (
+          PARTS + "k = Concat<axis = 0>(minus, eight)  f = Reshape(x, k)  k2 = Concat<axis = 0>(nn, minus, eight)"
+          "  y = Reshape(f, k2)", "a b 8",
+      ),
+      "a product of lengths": (
+          PARTS + "nm = Mul(nn, mm)  k = Concat<axis = 0>(nm, minus)  y = Reshape(x, k)", "a*b 8",
+      ),
+      "a Slice of Shape, behind a Transpose": (
+          "t = Transpose<perm = [1, 0, 2]>(x)  s = Shape(t)  h = Slice(s, v0, v1)"
+          "  k = Concat<axis = 0>(h, minus, eight)  y = Reshape(t, k)", "b a 8",
+      ),
+      "Shape's own start and end": (
+          "h = Shape<start = 1, end = 2>(x)  k = Concat<axis = 0>(h, minus, eight)  y = Reshape(x, k)", "b a 8",
+      ),
+      "a broadcast with one long operand": ("t = Reshape(x, rest)  g = Relu(t)  y = Add(g, q)", "? b 8"),
+      "CastLike has its first operand's": ("t = Reshape(x, rest)  y = CastLike(t, z)", "a b 8"),
+      "a product by weights": ("t = Reshape(x, rest)  y = MatMul(t, w)", "a b 6"),
+      "Expand": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Expand(q, k)", "? b 8"),
+      "TorchScript's Expand: -1 is 1": (
+          "e = Equal(two, neg)  s = Where(e, ones, two)  t = Reshape(x, s)  y = Unsqueeze(t, v0)", "1 2 2",
+      ),
+      "a Range": (PARTS + "r = Range(i0, m, i1)  y = Unsqueeze(r, v1)", "b 1"),
+      "a rank of two is no shape": ("r = Gather(table, i1)  y = Reshape(x, r)", "? ?"),
+      "a rest of what is not a multiple": (
+          "s = Shape(z)  h = Slice(s, v0, v1)  k = Concat<axis = 0>(h, minus)  y = Reshape(x, k)", "c ?",
+      ),
+  }.values(),
 )  # fmt: skip
 def test_lengths(nodes: str, wanted: str) -> None:
   scope, tensors = scope_of(nodes)
@@ -83,29 +84,31 @@ def test_lengths(nodes: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "axes"),
-    {
-        "rows of one shape": (
-            PARTS + "k = Concat<axis = 0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)", [True, True, True],
-        ),
-        "copied, and from Shape": (
-            PARTS + "k = Concat<axis = 0>(nn, minus, eight)  u = Reshape(x, k)  v = Reshape(x, rest)",
-            [True, True, True],
-        ),
-        "behind operators of ours": (
-            "p = Reshape(x, rest)  u = Relu(p)  f = ortplugin.FusedLayerNorm(p, p)"
-            "  v, o = ortplugin.FusedPointwise(f, f)", [True, True, True],
-        ),
-        "the second of several results": (
-            "u = Reshape(x, rest)  o, v = ortplugin.FusedPointwise(u)", [True, True, True],
-        ),
-        "behind a product of ours": (
-            "u = Reshape(x, rest)  v = ortplugin.FusedMatMul<trans_b = 1>(u, w)", [True, True, True],
-        ),
-        "of others": (PARTS + "k = Concat<axis = 0>(mm, nn, eight)  u = Reshape(x, k)  v = Identity(x)",
-                      [False, False, True]),
-    }.values(),
-)  # fmt: skip
+  ("nodes", "axes"),
+  {
+    "rows of one shape": (
+      PARTS + "k = Concat<axis = 0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)",
+      [True, True, True],
+    ),
+    "copied, and from Shape": (
+      PARTS + "k = Concat<axis = 0>(nn, minus, eight)  u = Reshape(x, k)  v = Reshape(x, rest)",
+      [True, True, True],
+    ),
+    "behind operators of ours": (
+      "p = Reshape(x, rest)  u = Relu(p)  f = ortplugin.FusedLayerNorm(p, p)  v, o = ortplugin.FusedPointwise(f, f)",
+      [True, True, True],
+    ),
+    "the second of several results": ("u = Reshape(x, rest)  o, v = ortplugin.FusedPointwise(u)", [True, True, True]),
+    "behind a product of ours": (
+      "u = Reshape(x, rest)  v = ortplugin.FusedMatMul<trans_b = 1>(u, w)",
+      [True, True, True],
+    ),
+    "of others": (
+      PARTS + "k = Concat<axis = 0>(mm, nn, eight)  u = Reshape(x, k)  v = Identity(x)",
+      [False, False, True],
+    ),
+  }.values(),
+)
 def test_same_lengths(nodes: str, axes: list[bool]) -> None:
   scope, tensors = scope_of(f"{nodes}  y = Add(u, v)")
   u, v = tensors["u"], tensors["v"]

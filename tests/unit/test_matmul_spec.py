@@ -92,7 +92,7 @@ def test_the_decomposition_in_bfloat16_is_valid(name: str) -> None:
   onnx.checker.check_model(model, full_check=True)
 
 
-# --------------------------------------------------------------------------------------------------------- algorithms
+# ---- algorithms
 
 
 def test_unknown_shapes_have_no_algorithms() -> None:

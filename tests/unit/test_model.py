@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx_models import built, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model, lighten, opset_of, put_back
@@ -65,8 +66,10 @@ def test_documentation_and_metadata() -> None:
 
 def test_local_functions() -> None:
   model = parse("g (float[N] x) => (float[N] y) { y = custom.twice<alpha = 2.0> (x) }", ir=9)
-  model.functions.append(onnx.parser.parse_function("""<domain: "custom", opset_import: ["" : 17]>
-        twice <alpha> (x) => (y) { a = Constant<value_float : float = @alpha> ()  y = Mul(x, a) }"""))  # fmt: skip
+  model.functions.append(
+    onnx.parser.parse_function("""<domain: "custom", opset_import: ["" : 17]>
+      twice <alpha> (x) => (y) { a = Constant<value_float : float = @alpha> ()  y = Mul(x, a) }""")
+  )
   assert_round_trip(model)
 
 
@@ -92,9 +95,9 @@ def test_sparse_initializers() -> None:
 
 def test_strings_sequences_and_optionals() -> None:
   model = parse("""g (string[N] words, seq(float[N]) parts, optional(float[N]) perhaps)
-        => (string[N] w, float[M] y, seq(float[N]) same, bool has) <string[2] more = {"a", "b"}> {
-        w = Concat<axis = 0> (words, more)  same = Identity(parts)  y = ConcatFromSequence<axis = 0> (same)
-        s = SequenceInsert(same, y)  n = SequenceLength(s)  has = OptionalHasElement(perhaps) }""")
+    => (string[N] w, float[M] y, seq(float[N]) same, bool has) <string[2] more = {"a", "b"}> {
+    w = Concat<axis = 0> (words, more)  same = Identity(parts)  y = ConcatFromSequence<axis = 0> (same)
+    s = SequenceInsert(same, y)  n = SequenceLength(s)  has = OptionalHasElement(perhaps) }""")
   info = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N"])
   model.graph.value_info.append(info)
   assert_round_trip(model)
@@ -161,7 +164,7 @@ def test_outputs_that_are_inputs_and_constants() -> None:  # RELIABILITY 12
 
 def test_absent_inputs_and_outputs() -> None:  # RELIABILITY 14
   assert_round_trip(parse("""g (float[N] x, float high) => (float[N] y, int64[K] i) {
-        y = Clip(x, , high)  _, i = Unique<axis = 0> (x) }""".replace("_, i", '"", i')))  # fmt: skip
+    y = Clip(x, , high)  _, i = Unique<axis = 0> (x) }""".replace("_, i", '"", i')))  # fmt: skip
 
 
 BODIES = """g (bool c, float[N] x) => (float[N] y, float[N] z) <float w = {2}> { a = Mul(x, w)
@@ -182,15 +185,16 @@ def test_bodies_within_bodies() -> None:
 
 
 def test_a_body_whose_output_is_the_outer_value() -> None:
-  model = parse("g (bool c, float[N] x) => (float[N] y) { a = Neg(x)  "
-                "y = If (c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
-                "else_branch = e () => (float[N] a) { }> }")  # fmt: skip
+  model = parse(
+    "g (bool c, float[N] x) => (float[N] y) { a = Neg(x)  "
+    "y = If (c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
+    "else_branch = e () => (float[N] a) { }> }"
+  )
   assert_round_trip(model)
 
 
 def test_before_ir_version_4_every_initializer_is_an_input() -> None:
-  model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["" : 11]>
-        g (float[N] x, float w) => (float[N] y) <float w = {2}> { a = Mul(x, w)  y = Neg(a) }""")
+  model = parsed("""g (float[N] x, float w) => (float[N] y) <float w = {2}> { a = Mul(x, w)  y = Neg(a) }""", 11, 3)
   assert_round_trip(model)
   graph = import_model(model)
   new = gs.Constant("new", np.ones(1, np.float32))
@@ -202,7 +206,7 @@ def test_before_ir_version_4_every_initializer_is_an_input() -> None:
 def test_before_ir_version_4_no_initializer_can_be_overridden() -> None:
   """ONNX Runtime takes no value for one, so it is a constant; from version 4 on it takes one."""
   text = """<ir_version: IR, opset_import: ["" : 11]> g (float[2] x, float[2] w) => (float[2] y)
-        <float[2] w = {1, 2}> { y = Mul(x, w) }"""
+    <float[2] w = {1, 2}> { y = Mul(x, w) }"""
   for ir, kind in ((3, gs.Constant), (4, gs.Variable)):
     model = onnx.parser.parse_model(text.replace("IR", str(ir)))
     graph = import_model(model)
@@ -243,8 +247,8 @@ def test_invalid_names(text: str, reason: str) -> None:  # RELIABILITY 5
 
 def test_changes_are_worked_in_and_nothing_else() -> None:
   model = parse("""g (float[N,4] x) => (float[N,4] y)
-        <float[4] w = {1,2,3,4}, float[4] never = {1,2,3,4}, float[N,4] a, float[N,4] b> {
-        a = Mul(x, w)  b = Abs(a)  y = Neg(b) }""")
+    <float[4] w = {1,2,3,4}, float[4] never = {1,2,3,4}, float[N,4] a, float[N,4] b> {
+    a = Mul(x, w)  b = Abs(a)  y = Neg(b) }""")
   model.graph.node[2].doc_string = "kept"
   graph = import_model(model)
   first, second, _ = graph.nodes
@@ -316,7 +320,7 @@ def test_a_large_model_is_fast_and_its_weights_are_not_decoded() -> None:
 
 def test_weights_are_left_out_and_put_back() -> None:
   model = parse("""g (float[N,256] x, float[256,256] o) => (float[N,256] y)
-        { a = MatMul(x, w)  b = MatMul(a, o)  c = Add(b, s)  d = MatMul(c, v)  y = Identity(d) }""")
+    { a = MatMul(x, w)  b = MatMul(a, o)  c = Add(b, s)  d = MatMul(c, v)  y = Identity(d) }""")
   rng = np.random.default_rng(0)
   for name, shape in (("w", (256, 256)), ("o", (256, 256)), ("s", (256,)), ("v", (256, 256))):
     model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
@@ -343,13 +347,8 @@ def test_weights_are_copied_once(tmp_path: Path) -> None:
   nodes = [helper.make_node("Identity", ["x"], ["m0"])]
   nodes += [helper.make_node("MatMul", [f"m{i}", f"w{i}"], [f"m{i + 1}"]) for i in range(8)]
   nodes += [helper.make_node("Neg", ["m8"], ["n"]), helper.make_node("Exp", ["n"], ["y"])]
-  values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2048]) for name in "xy"]
-  weights = [numpy_helper.from_array(np.ones((2048, 2048), np.float32), f"w{i}") for i in range(8)]
-  model = helper.make_model(
-    helper.make_graph(nodes, "g", values[:1], values[1:], weights),
-    opset_imports=[helper.make_opsetid("", 17)],
-    ir_version=8,
-  )
+  weights = {f"w{i}": np.ones((2048, 2048), np.float32) for i in range(8)}
+  model = built(nodes, "float[n,2048] x", "float[n,2048] y", weights=weights)
   (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
   program = f"""
 import re
@@ -371,7 +370,7 @@ raise SystemExit(status)
 def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed: str) -> None:
   weight = ("w", "v = Identity(w)", "") if freed == "an initializer" else ("v", "w = Identity(v)", "")
   model = parse(f"""g (float[N,4] x) => (float[N,4] y) <float[4] {weight[0]} = {{1,2,3,4}}, float[4] w> {{
-        {weight[1]}  a = Mul(x, {"w" if freed == "made by a node" else "v"})  y = Neg(a) }}""")
+    {weight[1]}  a = Mul(x, {"w" if freed == "made by a node" else "v"})  y = Neg(a) }}""")
   model.graph.quantization_annotation.add(tensor_name="w")
   for rename in (False, True):  # w is gone, and then another value has its name
     graph = import_model(model)

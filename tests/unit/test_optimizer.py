@@ -10,6 +10,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import built, parsed
 
 import ortplugin
 from ortplugin import optimizer
@@ -46,13 +47,9 @@ class Replace:
 def chain(*types: str, dims: tuple[Any, ...] = ("n", 4)) -> onnx.ModelProto:
   """x through unary operators to y."""
   names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
-  graph = helper.make_graph(
-    [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)],
-    "chain",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)],
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  nodes = [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)]
+  value = f"float[{','.join(map(str, dims))}]"
+  return built(nodes, f"{value} x", f"{value} y")
 
 
 FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-pointwise")
@@ -109,11 +106,12 @@ def test_shapes_of_any_number_of_layers_are_folded() -> None:
   layers = 2 * optimizer.MAX_ROUNDS
   nodes = "\n".join(
     f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
-        t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
+      t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
     for at in range(layers)
   )
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}""")
+  model = parsed(
+    f"""g (float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}"""
+  )
   optimized, _ = ortplugin.optimize(model)
   assert types_of(optimized) == ["Softmax"] * layers
   assert not ortplugin.optimize(optimized)[1].changes
@@ -307,17 +305,13 @@ def test_restore_gives_standard_onnx() -> None:
 
 
 def norm_model() -> onnx.ModelProto:
-  graph = helper.make_graph(
-    [helper.make_node("LayerNormalization", ["x", "g", "b"], ["y"], "ln", axis=-1)],
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
-    [numpy_helper.from_array(np.ones(8, np.float32), "g"), numpy_helper.from_array(np.zeros(8, np.float32), "b")],
+  return parsed(
+    "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis = -1> (x, g, b) }",
+    weights={"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)},
   )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-# ----------------------------------------------------------------------------------------------------- input shapes
+# ---- input shapes
 
 
 def dims(value: onnx.ValueInfoProto) -> list[int | str]:

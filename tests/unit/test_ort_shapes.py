@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import annotated, built, parsed
 
 from ortplugin import restore, run, session
 from ortplugin.graph.convert import import_model
@@ -21,23 +22,19 @@ Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x
 
 def many(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> onnx.ModelProto:
   """One model with a node for each case, all of one input and each an output."""
-  nodes, constants = [], []
+  nodes, constants = [], {}
   for index, (attributes, inputs) in enumerate(cases):
     names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
-    constants += [numpy_helper.from_array(each, name) for each, name in zip(inputs, names, strict=True) if name]
+    constants |= {name: each for each, name in zip(inputs, names, strict=True) if name}
     nodes.append(helper.make_node(op, ["x", *names], [f"y{index}"], f"{index} {attributes}", **attributes))
-  outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
-  graph = helper.make_graph(
-    nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs, constants
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  outputs = ", ".join(f"float[] y{index}" for index in range(len(cases)))
+  return built(nodes, f"float[{','.join(map(str, shape))}] x", outputs, opset, weights=constants)
 
 
 def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> None:
   """Every shape is known, and it is the one that ONNX Runtime computes."""
   model = many(op, opset, shape, cases)
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -50,12 +47,7 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
   for kernel, stride, pad_begin, pad_end, dilation, ceil in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)):
     room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
     if room > -stride and (dilated or dilation == 1):  # a window wider than the image is one, by rounding to zero
-      attributes = {
-        "kernel_shape": [kernel],
-        "strides": [stride],
-        "ceil_mode": ceil,
-        "pads": [pad_begin, pad_end],
-      }
+      attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "pads": [pad_begin, pad_end]}
       yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
   for kernel, stride, dilation, ceil, auto_pad in product(
     (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
@@ -70,9 +62,9 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize(
-    ("op", "opset"),
-    [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
-     ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
+  ("op", "opset"),
+  [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
+   ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
 )  # fmt: skip
 def test_pools(op: str, opset: int, size: int) -> None:
   dilated = (op, opset) not in (("AveragePool", 10), ("AveragePool", 18))
@@ -85,12 +77,7 @@ def transposed(size: int) -> Iterator[Case]:
   ):
     whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - pad_begin - pad_end
     if padding < stride and whole > 0:
-      pads = {
-        "pads": [pad_begin, pad_end],
-        "output_padding": [padding],
-        "dilations": [dilation],
-        "strides": [stride],
-      }
+      pads = {"pads": [pad_begin, pad_end], "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
       yield pads, [np.ones((1, 1, kernel), np.float32)]
   for kernel, stride, dilation, padding, auto_pad in product(
     (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")
@@ -144,11 +131,9 @@ def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
 
 def test_beside_what_has_no_elements() -> None:
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
-        { y = Concat<axis = 1>(e, x, x) }""")
-  graph = import_model(model)
-  annotate(graph)
+  model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
+    { y = Concat<axis = 1>(e, x, x) }""")
+  graph = annotated(model)
   assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
   session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
   assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
@@ -156,12 +141,10 @@ def test_beside_what_has_no_elements() -> None:
 
 def test_beside_a_constant_without_elements_that_inference_finds() -> None:
   """What followed from onnx's shape of the Concat is forgotten, too."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N,2,3] x) => (float[A,B,C] y) {
-          s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
-          c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
-  graph = import_model(model)
-  annotate(graph)
+  model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
+    s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
+    c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
+  graph = annotated(model)
   assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
   session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
   assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
@@ -170,44 +153,47 @@ def test_beside_a_constant_without_elements_that_inference_finds() -> None:
 @pytest.mark.parametrize("where", ["output", "value_info"])
 def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
   """onnx's inference says it of an Attention on open lengths, and of all behind it."""
-  model = onnx.parser.parse_model("""<ir_version: 12, opset_import: ["" : 25]>
-        g (float[A,B,N] x) => (float[A,B,C] y)
-        { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""")
+  model = parsed(
+    """g (float[A,B,N] x) => (float[A,B,C] y)
+      { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""",
+    25,
+    12,
+  )
   inferred = onnx.shape_inference.infer_shapes(model)
   (said,) = inferred.graph.value_info
   if where == "output":
     model.graph.output[0].type.CopyFrom(said.type)
   else:
     model.graph.value_info.append(said)
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   assert graph.nodes[0].outputs[0].shape == ("A", "B", None)
   assert 0 not in graph.outputs[0].shape
 
 
 @pytest.mark.parametrize(("q", "v", "wanted"), [
-    ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
-    ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
+  ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
+  ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
 def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | None, ...]) -> None:
   """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
   heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
-  model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 23]>
-        g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
-        {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""")
-  graph = import_model(model)
-  annotate(graph)
+  model = parsed(
+    f"""g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
+      {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""",
+    23,
+    10,
+  )
+  graph = annotated(model)
   assert graph.nodes[0].outputs[0].shape == wanted
   assert 0 not in graph.nodes[0].outputs[3].shape
 
 
 def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
   """That of a Loop's result is."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
-        { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
-            { b = Relu(a)  d = Identity(c) }>
-          y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
+  model = parsed("""g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
+    { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
+        { b = Relu(a)  d = Identity(c) }>
+      y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
   assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
@@ -215,9 +201,8 @@ def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
 
 def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
   """Without it ONNX Runtime refuses its pads, which are below 0."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
-            y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
+  model = parsed("""g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
+    y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
@@ -227,10 +212,12 @@ def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
 def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: str, counts: bool) -> None:
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
-        {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
-           y = LayerNormalization(v, s) }}""")
+  model = parsed(
+    f"""g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
+      {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
+         y = LayerNormalization(v, s) }}""",
+    18,
+  )
   made, _, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
   assert any(each.name == "ceil_mode" for each in made.graph.node[0].attribute) == counts
   assert [node.op_type for node in made.graph.node[1:-1]] == ["Reshape"] * counts
@@ -240,14 +227,14 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
   np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("node", "size"), [
-    ("PRelu(x, s)", 1),
-    ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ("node", "size"),
+  [("PRelu(x, s)", 1), ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10)],
+)
 def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: int) -> None:
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,{size}] x) => (float[A,B] y) <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
-        {{ v = {node}  y = LayerNormalization(v, s) }}""")
+  model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
+    <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
+    {{ v = {node}  y = LayerNormalization(v, s) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
   assert changes
   x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
@@ -257,10 +244,10 @@ def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: 
 
 def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library: Path) -> None:
   """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z) <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
-            p = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)
-            z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
+  model = parsed("""g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
+    <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
+        p = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)
+        z = Where(on, p, w)  n = Neg(p)  y = Softmax(n) }""")
   made, _, _ = run_passes(model, select_passes(only=["fuse-pointwise"]))
   assert [node.op_type for node in made.graph.node] == ["Resize", "Reshape", "FusedPointwise", "Softmax"]
   (info,) = (each for each in made.graph.value_info if each.name == "n")
@@ -272,20 +259,17 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
 @pytest.mark.parametrize("length", ["13", "N"])
 def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
   """No pass may believe it once an operator of ours stands in the way of inference."""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
+  model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
-  graph = import_model(made)
-  annotate(graph)
+  graph = annotated(made)
   assert graph.outputs[0].shape == (2, 8)
 
 
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
-        { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
+  model = parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
+    { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
   graph = import_model(model)
   for _ in range(2):
     annotate(graph)
@@ -294,27 +278,23 @@ def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
 
 
 def test_one_sided_spectra() -> None:
-  nodes = [helper.make_node("STFT", ["x", "step", "", "length"], ["y"])]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 128, 1])],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    [numpy_helper.from_array(np.array(8), "step"), numpy_helper.from_array(np.array(16), "length")],
+  imported = annotated(
+    parsed("""g (float[1,128,1] x) => (float[] y)
+    <int64 step = {8}, int64 length = {16}> { y = STFT (x, step, , length) }""")
   )
-  imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-  annotate(imported)
   assert imported.outputs[0].shape == (1, None, None, 2)
 
 
 def test_in_a_local_function() -> None:
   """Its body is hidden as well, also where it takes the attribute from its call."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 12, "d" : 1]>
-        g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
-        <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
-        { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""")
-  graph = import_model(model)
-  annotate(graph)
+  model = parsed(
+    """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
+      <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
+      { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""",
+    12,
+    domains=["d"],
+  )
+  graph = annotated(model)
   assert graph.nodes[0].outputs[0].shape is None
 
 
@@ -328,13 +308,8 @@ def test_what_follows_fits(spatial: int, layout: str) -> None:
   perm = [0, *range(2, spatial + 2), 1]
   nodes = [pool, helper.make_node("Transpose", ["p"], ["y"], perm=perm)]
   shape = [2, 1, 3, *size]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * (spatial + 2))],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+  dims = ",".join(map(str, shape))
+  model = built(nodes, f"float[{dims}] x", f"float[{','.join('?' * (spatial + 2))}] y", 13)
   optimized, _, _ = run_passes(model, select_passes(layout=layout))
   assert "Reshape" in [node.op_type for node in optimized.graph.node]
   feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}

@@ -6,6 +6,7 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import helper
+from onnx_models import annotated, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model
@@ -17,9 +18,8 @@ from ortplugin.model.annotate import annotate
 
 
 def graph_of(text: str, opset: int = 17) -> gs.Graph:
-  model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
-  graph = import_model(model)
-  annotate(graph)
+  model = parsed(f"{text}", opset, domains=["com.microsoft"])
+  graph = annotated(model)
   return graph
 
 
@@ -104,8 +104,8 @@ def test_domains() -> None:
 def test_constants() -> None:
   scope = scope_of(
     """g (float x, float c) => (float y) <float c = {1}, float d = {2}, float[2000] big = {0}> {
-        e = Constant<value_float = 3.0> ()  f = Constant<value_ints = [1, 2]> ()  s = Constant<value_string = "s"> ()
-        a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }""".replace(", float[2000] big = {0}", "")
+      e = Constant<value_float = 3.0> ()  f = Constant<value_ints = [1, 2]> ()  s = Constant<value_string = "s"> ()
+      a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }""".replace(", float[2000] big = {0}", "")
   )
   tensors = scope.graph.tensors()
   assert scope.scalar(tensors["c"]) is None  # a caller may override it
@@ -122,9 +122,10 @@ def test_constants() -> None:
 
 def test_large_constants_are_not_read() -> None:
   model = onnx.parser.parse_model(
-      '<ir_version: 8, opset_import: ["" : 17]> g (float[2000] x) => (float[2000] y) { y = Add(x, w) }'
-      .replace("(float[2000] x)", "(float[2000] x, float[2000] w)")
-  )  # fmt: skip
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[2000] x) => (float[2000] y) { y = Add(x, w) }'.replace(
+      "(float[2000] x)", "(float[2000] x, float[2000] w)"
+    )
+  )
   del model.graph.input[1]
   model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2000, np.float32), "w"))
   scope = next(scopes(import_model(model)))
@@ -135,15 +136,12 @@ def test_large_constants_are_not_read() -> None:
 
 
 def test_external_data_that_is_not_loaded_is_not_read() -> None:  # RELIABILITY 41
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) <float w = {1}> { y = Add(x, w) }'
-  )
+  model = parsed("g (float x) => (float y) <float w = {1}> { y = Add(x, w) }")
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
   tensor.data_location = onnx.TensorProto.EXTERNAL
   tensor.external_data.add(key="location", value="../../etc/passwd")
-  graph = import_model(model)
-  annotate(graph)
+  graph = annotated(model)
   scope = next(scopes(graph))
   assert scope.constant(scope.graph.tensors()["w"]) is None
   assert scope.scalar(scope.graph.tensors()["w"]) is None
@@ -151,8 +149,8 @@ def test_external_data_that_is_not_loaded_is_not_read() -> None:  # RELIABILITY 
 
 def test_dependence() -> None:
   scope = scope_of("""g (bool p, float x) => (float y, float z) { a = Sin(x)  b = Cos(x)  c = Add(a, b)
-        y = If (p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
-        z = Neg(b) }""")
+      y = If (p) <then_branch = t () => (float u) { u = Neg(c) }, else_branch = e () => (float v) { v = Neg(x) }>
+      z = Neg(b) }""")
   nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
   tensors = scope.graph.tensors()
   assert scope.depends_on(tensors["c"], nodes["a"])
@@ -164,8 +162,8 @@ def test_dependence() -> None:
 
 def test_who_else_uses_a_value() -> None:
   scope = scope_of("""g (bool p, float x) => (float y, float c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
-        y = If (p) <then_branch = t () => (float u) { u = Neg(d) },
-                    else_branch = e () => (float v) { v = Neg(x) }> }""")
+      y = If (p) <then_branch = t () => (float u) { u = Neg(d) },
+                  else_branch = e () => (float v) { v = Neg(x) }> }""")
   nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
   tensors = scope.graph.tensors()
   assert scope.used_beyond(tensors["a"], [nodes["b"]]) == ""
@@ -176,7 +174,7 @@ def test_who_else_uses_a_value() -> None:
 
 def test_replacing_moves_only_what_must() -> None:
   scope = scope_of("""g (float x) => (float y, float z) {
-        a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
+    a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
   nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
   tensors = scope.graph.tensors()
   fused = gs.Node("Fused", "fused", {}, [tensors["x"], tensors["before"]], [])
@@ -187,7 +185,7 @@ def test_replacing_moves_only_what_must() -> None:
 
 def test_same_shape_without_knowing_it() -> None:
   scope = scope_of("""g (float[N,3] u) => (float[A,B] y) { x = com.microsoft.Unheard(u)  a = Cast<to = 1> (x)
-        b = Relu(a)  c = Tanh(a)  d = Transpose(a)  e = Add(b, c)  y = Add(d, e) }""")
+    b = Relu(a)  c = Tanh(a)  d = Transpose(a)  e = Add(b, c)  y = Add(d, e) }""")
   tensors = scope.graph.tensors()
   assert scope.shape(tensors["a"]) is None
   assert scope.same_shape(tensors["b"], tensors["c"])
@@ -254,8 +252,8 @@ def test_topological_order_is_stable_and_needs_no_recursion() -> None:
 
 def test_annotation_survives_what_it_cannot_infer() -> None:
   graph = graph_of("""g (float[N,3] x, float[3] w) => (float[A,B] y) {
-        a = com.microsoft.SkipSimplifiedLayerNormalization(x, x, w)  b = Neg(a)  c = com.microsoft.Unheard(b)
-        y = Add(c, b) }""")
+    a = com.microsoft.SkipSimplifiedLayerNormalization(x, x, w)  b = Neg(a)  c = com.microsoft.Unheard(b)
+    y = Add(c, b) }""")
   tensors = graph.tensors()
   assert (tensors["b"].dtype, tuple(tensors["b"].shape)) == (np.float32, ("N", 3))
   assert tensors["c"].dtype is None
@@ -263,8 +261,7 @@ def test_annotation_survives_what_it_cannot_infer() -> None:
 
 def test_inference_from_the_inputs_is_believed_before_value_info() -> None:
   """Tools that make a batch dynamic often leave its old length in value_info."""
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[batch,3] x) => (float[batch,3] y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
+  model = parsed("""g (float[batch,3] x) => (float[batch,3] y) <float[1,3] a> { a = Neg(x)  y = Abs(a) }""")
   graph = import_model(model)
   assert tuple(graph.tensors()["a"].shape) == (1, 3)
   annotate(graph)
@@ -274,8 +271,8 @@ def test_inference_from_the_inputs_is_believed_before_value_info() -> None:
 def test_made_up_names_of_dimensions_never_mean_two_things() -> None:
   """Inference counts them from 0 each time; a model that was optimized before brings some along."""
   text = """g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
-        a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
-        y = NonZero(d) }"""
+    a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
+    y = NonZero(d) }"""
   graph = graph_of(text)
   for _ in range(3):
     found = [dim for name in ("a", "b", "c", "e") for dim in graph.tensors()[name].shape if isinstance(dim, str)]
@@ -303,6 +300,5 @@ def test_a_fused_nodes_shape_is_made_more_precise() -> None:
     value_info=[helper.make_tensor_value_info(name, 1, shape) for name, shape in infos],
   )
   imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  graph = import_model(helper.make_model(made, opset_imports=imports))
-  annotate(graph)
+  graph = annotated(helper.make_model(made, opset_imports=imports))
   assert [tuple(graph.tensors()[name].shape) for name in "yzr"] == [(2, 4)] * 3

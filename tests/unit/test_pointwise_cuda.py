@@ -15,14 +15,14 @@ from ortplugin.program import DTYPES, INTEGERS, OPERATORS, OperatorSpec
 
 POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "device" / "pointwise.cuh"
 CUDA_TYPES = {
-    "float16": "float", "bfloat16": "float", "float": "float", "double": "double", "bool": "bool",
-    "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long", "uint8": "unsigned char",
-    "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
+  "float16": "float", "bfloat16": "float", "float": "float", "double": "double", "bool": "bool",
+  "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long", "uint8": "unsigned char",
+  "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
 }  # fmt: skip
 CASTS = {
-    "float16": "Float16", "bfloat16": "BFloat16", "float": "Float", "double": "Double", "bool": "Bool",
-    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8", "uint16": "UInt16",
-    "uint32": "UInt32", "uint64": "UInt64",
+  "float16": "Float16", "bfloat16": "BFloat16", "float": "Float", "double": "Double", "bool": "Bool",
+  "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8", "uint16": "UInt16",
+  "uint32": "UInt32", "uint64": "UInt64",
 }  # fmt: skip
 FLAGS = ("fmod", "detect_negative", "detect_positive")
 

@@ -103,11 +103,14 @@ def telling(dtype: str) -> list[int]:
 def test_every_integer_operator_is_meant() -> None:
   named = {name.split("<")[0] for name in MEANING} | {"Pow"}
   assert named == {n for n, spec in OPERATORS.items() if set(spec.types) & set(INTEGERS) and not spec.core} - {
-      "Where", "Cast"}  # fmt: skip
+    "Where",
+    "Cast",
+  }
 
 
-@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types
-                                           if d in INTEGERS])  # fmt: skip
+@pytest.mark.parametrize(
+  ("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS]
+)
 def test_integers_are_exact(op: str, dtype: str) -> None:
   program = statement_of(op, dtype)
   grids = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * len(program.parameters))

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import annotated
 
 import ortplugin
 from ortplugin.errors import UsageError
-from ortplugin.graph.convert import import_model
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 from ortplugin.passes.base import NearMiss
@@ -58,14 +58,12 @@ def convert(
   original: onnx.ModelProto, name: str = "fp16", *, io: bool = False, limit: int | None = None, **request: Any
 ) -> tuple[onnx.ModelProto, int, dict[str, str]]:
   """The conversion alone: the model, how much it changed, and why what stayed did, by node."""
-  graph = import_model(original)
-  annotate(graph)
+  graph = annotated(original)
   outcome = ConvertPrecision(Request(resolve(name), **request), io)(graph, limit)
   annotate(graph)
   result = export_model(graph, original)
   onnx.checker.check_model(result, full_check=True)
-  again = import_model(result)
-  annotate(again)
+  again = annotated(result)
   if limit is None:
     assert not ConvertPrecision(Request(resolve(name), **request), io)(again).changes
   return result, len(outcome.changes), {miss.node.split(" (")[0]: miss.reason for miss in outcome.near_misses}
@@ -217,11 +215,14 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(
 def test_the_statistics_of_a_norm_stay(name: str) -> None:
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
   nodes = [
-      node("MatMul", "x w", "a"), node("LayerNormalization", "a g", "n mean", axis=1), node("MatMul", "n w", "y"),
-      node("Neg", "mean", "z"),
-  ]  # fmt: skip
-  original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)},
-                   outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])})  # fmt: skip
+    node("MatMul", "x w", "a"),
+    node("LayerNormalization", "a g", "n mean", axis=1),
+    node("MatMul", "n w", "y"),
+    node("Neg", "mean", "z"),
+  ]
+  original = model(
+    nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])}
+  )
   result, _, _ = convert(original, name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
   types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
@@ -250,21 +251,11 @@ def test_double_stays() -> None:
 
 def test_a_large_initializer_is_named_and_what_follows_stays_too() -> None:
   nodes = [
-      node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
-      node("MatMul", "d w", "y"),
+    node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
+    node("MatMul", "d w", "y"),
   ]  # fmt: skip
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "large": np.float32(70000)}))
-  assert ops(result) == [
-    "Cast>half",
-    "MatMul",
-    "Cast>float",
-    "Mul",
-    "Add",
-    "Tanh",
-    "Cast>half",
-    "MatMul",
-    "Cast>float",
-  ]
+  assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "Mul", "Add", "Tanh", "Cast>half", "MatMul", "Cast>float"]
   assert kept["make_b"] == "the initializer 'large' holds 70000, beyond float16's 65504"
   assert kept["make_c"] == "it reads what make_b (Mul) makes, which may lie beyond float16"
   assert initializers(result)["large"] == np.float32(70000)
@@ -291,8 +282,8 @@ def test_what_masks_are_filled_with_stays_finite() -> None:
   lowest = np.finfo(np.float32).min
   assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
   nodes = [
-      node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
-      node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
+    node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
+    node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
   ]  # fmt: skip
   inputs = {"x": (FLOAT, [2, 4]), "mask": (TensorProto.INT64, [2, 4])}
   constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
@@ -318,9 +309,11 @@ def test_what_computes_beyond_the_dtype_stays(name: str) -> None:
   nodes, reason = COSTLY[name]
   shape = (FLOAT, [2000, 4])
   original = model(
-      [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
-      {"w": WEIGHT, "two": np.float32(2)}, inputs={"x": shape}, outputs={"y": shape},
-  )  # fmt: skip
+    [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
+    {"w": WEIGHT, "two": np.float32(2)},
+    inputs={"x": shape},
+    outputs={"y": shape},
+  )
   result, _, kept = convert(original)
   first = nodes[0].name
   assert kept[first] == reason
@@ -340,9 +333,11 @@ def test_short_sums_do_not_stay() -> None:
 
 def test_positions_and_their_sines_stay() -> None:
   nodes = [
-      node("Cast", "position", "p", to=FLOAT), node("Mul", "p frequency", "angle"), node("Sin", "angle", "s"),
-      node("MatMul", "s w", "y"),
-  ]  # fmt: skip
+    node("Cast", "position", "p", to=FLOAT),
+    node("Mul", "p frequency", "angle"),
+    node("Sin", "angle", "s"),
+    node("MatMul", "s w", "y"),
+  ]
   inputs = {"position": (TensorProto.INT64, [2, 4])}
   frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs=inputs))
@@ -381,8 +376,7 @@ def test_other_domains_and_unknown_dtypes_stay() -> None:
   original = two_products()
   original.graph.node[1].domain = "com.example"
   original.opset_import.append(helper.make_opsetid("com.example", 1))
-  graph = import_model(original)
-  annotate(graph)
+  graph = annotated(original)
   outcome = ConvertPrecision(Request(FP16))(graph)
   reasons = {miss.node: miss.reason for miss in outcome.near_misses}
   assert reasons["make_b (Relu)"] == "the dtype of 'b' is unknown"
@@ -394,8 +388,8 @@ def test_other_domains_and_unknown_dtypes_stay() -> None:
 
 def test_a_value_is_cast_once_for_all_its_readers() -> None:
   nodes = [
-      node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
-      node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
+    node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
+    node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
   ]  # fmt: skip
   result, _, _ = convert(model(nodes, {"w": WEIGHT}))
   casts = [each for each in result.graph.node if each.op_type == "Cast"]
@@ -405,12 +399,13 @@ def test_a_value_is_cast_once_for_all_its_readers() -> None:
 def test_casts_of_the_model_become_borders_or_nothing() -> None:
   """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
   nodes = [
-      node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
-      node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
+    node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
+    node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
   ]  # fmt: skip
   half = (HALF, [2, 4])
-  original = model(nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half},
-                   outputs={"y": half})  # fmt: skip
+  original = model(
+    nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half}, outputs={"y": half}
+  )
   optimized, _ = ortplugin.optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
   assert ops(optimized) == ["MatMul", "Mul", "MatMul"]
 
@@ -452,10 +447,11 @@ def test_a_constant_that_both_sides_read_is_there_twice() -> None:
 def test_arguments_of_a_fixed_dtype_stay() -> None:
   shape = (FLOAT, [1, 1, 4, 4])
   original = model(
-      [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
-      {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
-      inputs={"x": shape}, outputs={"y": (FLOAT, [1, 1, 8, 8])},
-  )  # fmt: skip
+    [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
+    {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
+    inputs={"x": shape},
+    outputs={"y": (FLOAT, [1, 1, 8, 8])},
+  )
   result, _, kept = convert(original)
   assert not kept
   assert initializers(result)["scales"].dtype == np.float32
@@ -480,8 +476,8 @@ def test_bodies_keep_their_dtypes_and_read_what_they_read_before() -> None:
 
 def test_arithmetic_on_shapes_stays_silently() -> None:
   nodes = [
-      node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
-      node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
+    node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
+    node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
   ]  # fmt: skip
   original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs={"y": (FLOAT, ["a", "b"])})
   result, count, kept = convert(original)
@@ -505,8 +501,9 @@ def test_weights_take_norms_in_float32_first() -> None:
   kernel = np.ones((2, 2, 1, 1), np.float32)
   nodes = [node("BatchNormalization", "x scale shift mean variance", "a"), node("Conv", "a w", "y")]
   shape = (FLOAT, [1, 2, 4, 4])
-  original = model(nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape},
-                   outputs={"y": shape})  # fmt: skip
+  original = model(
+    nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape}, outputs={"y": shape}
+  )
   optimized, _ = ortplugin.optimize(original, precision="fp16")
   assert "BatchNormalization" not in ops(optimized)
   # In float16 from the start, the norm before a Conv has to stay: its mean times the weights' rounding is too much.

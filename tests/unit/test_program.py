@@ -67,13 +67,13 @@ def test_white_space_and_defaults_have_no_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (1.0, "1"), (-0.0, "-0"), (0.5, "0.5"), (1e-5, "1e-05"), (1e-4, "1e-04"), (0.001, "0.001"), (1.5e-4, "0.00015"),
-        (10000.0, "10000"), (100000.0, "1e+05"), (123456.0, "123456"), (1e22, "1e+22"), (0.1, "0.1"),
-        (-3.4028234663852886e38, "-3.4028234663852886e+38"), (5e-324, "5e-324"), (math.inf, "inf"), (-math.inf, "-inf"),
-        (math.nan, "nan"), (2.0**53, "9007199254740992"), (np.float32(0.1), "0.1"), (np.float32(1e-12), "1e-12"),
-    ],
+  ("number", "text"),
+  [
+      (1.0, "1"), (-0.0, "-0"), (0.5, "0.5"), (1e-5, "1e-05"), (1e-4, "1e-04"), (0.001, "0.001"), (1.5e-4, "0.00015"),
+      (10000.0, "10000"), (100000.0, "1e+05"), (123456.0, "123456"), (1e22, "1e+22"), (0.1, "0.1"),
+      (-3.4028234663852886e38, "-3.4028234663852886e+38"), (5e-324, "5e-324"), (math.inf, "inf"), (-math.inf, "-inf"),
+      (math.nan, "nan"), (2.0**53, "9007199254740992"), (np.float32(0.1), "0.1"), (np.float32(1e-12), "1e-12"),
+  ],
 )  # fmt: skip
 def test_numbers_as_the_shortest_text(number: float, text: str) -> None:
   """What std::to_chars writes: the shorter of plain and scientific, plain if equally long."""
@@ -120,8 +120,7 @@ def test_every_operator_parses_and_prints(name: str) -> None:
   spec = OPERATORS[name]
   for dtype in DTYPES if "T" in spec.operands else ["bool"]:
     statement, result = _some_statement(name, dtype)
-    parameters = ", ".join(each for each, letter in ((f"{dtype} x", "T"), ("bool b", "B"))
-                           if letter in spec.operands)  # fmt: skip
+    parameters = ", ".join(each for each, letter in ((f"{dtype} x", "T"), ("bool b", "B")) if letter in spec.operands)
     text = body(statement, parameters=parameters, results=f"{result} y")
     if "T" in spec.operands and dtype not in spec.types:
       with pytest.raises(ProgramError, match=f"{name} takes no {dtype}, as 'x' is"):
@@ -328,30 +327,30 @@ def test_names_are_fresh_and_legal() -> None:
 
 
 CASTS = {
-    # a widening Cast before another Cast changes no bit
-    "v = Cast<to=double>(x) y = Cast<to=float16>(v)": ("float", "float16", ["y = Cast<to=float16>(x)"]),
-    "v = Cast<to=float>(x) y = Cast<to=double>(v)": ("float16", "double", ["y = Cast<to=double>(x)"]),
-    # a Cast to the same dtype is nothing
-    "v = Cast<to=float>(x) y = Relu(v)": ("float", "float", ["y = Relu(x)"]),
-    # one that rounds stays
-    "v = Cast<to=float16>(x) y = Cast<to=float>(v)": (
-        "float", "float", ["v = Cast<to=float16>(x)", "y = Cast<to=float>(v)"]),
-    "v = Cast<to=float>(x) y = Cast<to=float16>(v)": (
-        "double", "float16", ["v = Cast<to=float>(x)", "y = Cast<to=float16>(v)"]),
-    "w = Relu(x) v = Cast<to=float16>(w) y = Relu(v)": (
-        "float16", "float16", ["w = Relu(x)", "v = Cast<to=float16>(w)", "y = Relu(v)"]),
-    # through bool is a comparison with 0
-    "v = Cast<to=int32>(x) y = Cast<to=int64>(v)": ("int8", "int64", ["y = Cast<to=int64>(x)"]),
-    "v = Cast<to=float>(x) y = Cast<to=int64>(v)": ("bool", "int64", ["y = Cast<to=int64>(x)"]),
-    "v = Cast<to=double>(x) y = Cast<to=float>(v)": ("int32", "float", ["y = Cast<to=float>(x)"]),
-    # float to integer saturates, integer to integer wraps
-    "v = Cast<to=float>(x) y = Cast<to=int8>(v)": (
-        "int16", "int8", ["v = Cast<to=float>(x)", "y = Cast<to=int8>(v)"]),
-    "v = Cast<to=uint32>(x) y = Cast<to=int64>(v)": (
-        "int8", "int64", ["v = Cast<to=uint32>(x)", "y = Cast<to=int64>(v)"]),
-    "f = Cast<to=float>(x) y = Cast<to=double>(f)": (
-        "int32", "double", ["f = Cast<to=float>(x)", "y = Cast<to=double>(f)"]),
-    "v = Cast<to=bool>(x) y = Cast<to=float>(v)": ("float", "float", ["v = Cast<to=bool>(x)", "y = Cast<to=float>(v)"]),
+  # a widening Cast before another Cast changes no bit
+  "v = Cast<to=double>(x) y = Cast<to=float16>(v)": ("float", "float16", ["y = Cast<to=float16>(x)"]),
+  "v = Cast<to=float>(x) y = Cast<to=double>(v)": ("float16", "double", ["y = Cast<to=double>(x)"]),
+  # a Cast to the same dtype is nothing
+  "v = Cast<to=float>(x) y = Relu(v)": ("float", "float", ["y = Relu(x)"]),
+  # one that rounds stays
+  "v = Cast<to=float16>(x) y = Cast<to=float>(v)": (
+      "float", "float", ["v = Cast<to=float16>(x)", "y = Cast<to=float>(v)"]),
+  "v = Cast<to=float>(x) y = Cast<to=float16>(v)": (
+      "double", "float16", ["v = Cast<to=float>(x)", "y = Cast<to=float16>(v)"]),
+  "w = Relu(x) v = Cast<to=float16>(w) y = Relu(v)": (
+      "float16", "float16", ["w = Relu(x)", "v = Cast<to=float16>(w)", "y = Relu(v)"]),
+  # through bool is a comparison with 0
+  "v = Cast<to=int32>(x) y = Cast<to=int64>(v)": ("int8", "int64", ["y = Cast<to=int64>(x)"]),
+  "v = Cast<to=float>(x) y = Cast<to=int64>(v)": ("bool", "int64", ["y = Cast<to=int64>(x)"]),
+  "v = Cast<to=double>(x) y = Cast<to=float>(v)": ("int32", "float", ["y = Cast<to=float>(x)"]),
+  # float to integer saturates, integer to integer wraps
+  "v = Cast<to=float>(x) y = Cast<to=int8>(v)": (
+      "int16", "int8", ["v = Cast<to=float>(x)", "y = Cast<to=int8>(v)"]),
+  "v = Cast<to=uint32>(x) y = Cast<to=int64>(v)": (
+      "int8", "int64", ["v = Cast<to=uint32>(x)", "y = Cast<to=int64>(v)"]),
+  "f = Cast<to=float>(x) y = Cast<to=double>(f)": (
+      "int32", "double", ["f = Cast<to=float>(x)", "y = Cast<to=double>(f)"]),
+  "v = Cast<to=bool>(x) y = Cast<to=float>(v)": ("float", "float", ["v = Cast<to=bool>(x)", "y = Cast<to=float>(v)"]),
 }  # fmt: skip
 
 

@@ -22,9 +22,9 @@ def test_the_docs_have_no_operator_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ['POINTWISE(Brandnew, "F -> F", Number("alpha", 2))', 'POINTWISE(Brandnew, "I, I -> bool")',
-     'POINTWISE(Brandnew, "bool -> bool")'],
+  "line",
+  ['POINTWISE(Brandnew, "F -> F", Number("alpha", 2))', 'POINTWISE(Brandnew, "I, I -> bool")',
+   'POINTWISE(Brandnew, "bool -> bool")'],
 )  # fmt: skip
 def test_a_new_line_is_asked_for_everything_else(line: str, tmp_path: Path) -> None:
   """In a copy of the package: a name for each place, the one that the table itself does not give."""
@@ -74,12 +74,12 @@ def test_the_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        'POINTWISE(A, "N -> N"', 'POINTWISE(A, "N N")', 'POINTWISE(A, "N -> I")', 'POINTWISE(A, "X -> X")', "A",
-        'POINTWISE(A, "N -> N", Number(alpha, 1))', 'POINTWISE(A, "N -> N", Numeral("alpha", 1))',
-        'POINTWISE(A, "N -> N", Flag("a", 1), Flag("b", 1), Flag("c", 1))',
-    ],
+  "line",
+  [
+      'POINTWISE(A, "N -> N"', 'POINTWISE(A, "N N")', 'POINTWISE(A, "N -> I")', 'POINTWISE(A, "X -> X")', "A",
+      'POINTWISE(A, "N -> N", Number(alpha, 1))', 'POINTWISE(A, "N -> N", Numeral("alpha", 1))',
+      'POINTWISE(A, "N -> N", Flag("a", 1), Flag("b", 1), Flag("c", 1))',
+  ],
 )  # fmt: skip
 def test_a_line_that_is_no_row_is_named(line: str) -> None:
   with pytest.raises(ValueError, match=r"operators.def, line 2"):

@@ -62,8 +62,9 @@ _NUMBERS = """
     1.401298464324817e-45 inf +inf -inf nan 1e39 1e309 00.50 1E5 1e+05 0x10 1. .5 1e 1e+ --1 infinity
 """
 NUMBERS = _NUMBERS.split()
-LIMITS = [str(sign * 2**bits + more) for bits in (7, 8, 15, 16, 31, 32, 53, 63, 64) for sign in (1, -1)
-          for more in (-1, 0, 1)]  # fmt: skip
+LIMITS = [
+  str(sign * 2**bits + more) for bits in (7, 8, 15, 16, 31, 32, 53, 63, 64) for sign in (1, -1) for more in (-1, 0, 1)
+]
 
 SEEDS = [
   EXAMPLE,
@@ -92,9 +93,7 @@ SEEDS = [
     results="float dx, float dw, float dy",
   ),
   body(
-    "y = IsInf<detect_negative=0>(x)",
-    "z = IsInf<detect_positive=0, detect_negative=1>(x)",
-    results="bool y, bool z",
+    "y = IsInf<detect_negative=0>(x)", "z = IsInf<detect_positive=0, detect_negative=1>(x)", results="bool y, bool z"
   ),
   "(float x)=>(float x){}",
   "() => (float y) { y = Relu(y) }",

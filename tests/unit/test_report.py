@@ -3,10 +3,9 @@
 import io
 import json
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx_models import parsed
 from rich.console import Console
 
 from ortplugin.check.tune import TunedNode
@@ -60,23 +59,13 @@ def text_of(report: Report, explain: bool = False, width: int = 160) -> str:
 
 
 def test_operators_are_counted_in_bodies_and_functions() -> None:
-  body = helper.make_graph(
-    [helper.make_node("Relu", ["x"], ["o"])], "b", [], [helper.make_tensor_value_info("o", 1, None)]
+  model = parsed(
+    """g (float[1] x) => (float[1] y) <bool c = {1}> {
+      i = If (c) <then_branch = b () => (float o) { o = Relu (x) }, else_branch = b () => (float o) { o = Relu (x) }>
+      y = local.Twice (i) }
+    <domain: "local", opset_import: ["" : 17]> Twice (a) => (b) { b = Add (a, a) }""",
+    domains=["local"],
   )
-  graph = helper.make_graph(
-    [
-      helper.make_node("If", ["c"], ["i"], then_branch=body, else_branch=body),
-      helper.make_node("Twice", ["i"], ["y"], domain="local"),
-    ],
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-    [numpy_helper.from_array(np.bool_(True), "c")],
-  )
-  function = helper.make_function(
-    "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
-  )
-  model = helper.make_model(graph, functions=[function])
   assert count_operators(model) == {"ai.onnx::Add": 1, "ai.onnx::If": 1, "ai.onnx::Relu": 2, "local::Twice": 1}
   assert count_operators(onnx.ModelProto()) == {}
 
@@ -212,8 +201,7 @@ def test_names_of_a_model_are_shown_escaped() -> None:
     tuning=[TunedNode(name, name, {"": 1.0, name: 2.0}, (name,))],
     verification=[
       ProviderVerification(
-        "CPUExecutionProvider",
-        (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),),
+        "CPUExecutionProvider", (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),)
       ),
       ProviderVerification("CUDAExecutionProvider", (), skipped=name),
     ],

@@ -48,19 +48,19 @@ def named(name: str) -> Report:
   weights = Weights(1, 8, {name: 4, "float32": 4}, ({"name": name, "dtype": name, "shape": [1, 2], "bytes": 8},))
   case = InputComparison(name, (OutputComparison(name, False, 1.0, float("inf"), name),), "graph")
   return Report(
-      input=f"a/{name}", output=name, before={f"ai.onnx::{name}": 3}, after={f"{name}::x": 1}, opset=(9, 11),
-      changes=[Change(name, (part,), result) for part, result in zip(parts, (label, parts[1], ""), strict=True)],
-      near_misses=[NearMiss(name, name, f"{name}{more}") for more in (" unknown", "")],
-      functions={name: 1}, precision="fp16", seconds={name: 1.0},
-      verification=[ProviderVerification("CPU", (case,), replays=3, graph_skipped=name, notes=(name,),
-                                         timings=(Timing("graph", 1.0, 2.0),)),
-                    ProviderVerification("CUDAExecutionProvider", (), skipped=name)],
-      tuning=[TunedNode(name, name, {"": 1.0, name: None}, (name,))],
-      guilty=Change(name, (name,), name), dropped=[Dropped(name, (name,), name)],
-      taken_back=[TakenBack((name,), name, (Timing("plain", 1.0, 2.0, True),))],
-      labels_before=frozenset(parts), labels_after=frozenset({label, parts[1]}),
-      weights_before=weights, weights_after=weights,
-      profile=Profile(name, name, Timeline(5.0, 9, nodes), Timeline(2.0, 9, nodes[:1])),
+    input=f"a/{name}", output=name, before={f"ai.onnx::{name}": 3}, after={f"{name}::x": 1}, opset=(9, 11),
+    changes=[Change(name, (part,), result) for part, result in zip(parts, (label, parts[1], ""), strict=True)],
+    near_misses=[NearMiss(name, name, f"{name}{more}") for more in (" unknown", "")],
+    functions={name: 1}, precision="fp16", seconds={name: 1.0},
+    verification=[ProviderVerification("CPU", (case,), replays=3, graph_skipped=name, notes=(name,),
+                                       timings=(Timing("graph", 1.0, 2.0),)),
+                  ProviderVerification("CUDAExecutionProvider", (), skipped=name)],
+    tuning=[TunedNode(name, name, {"": 1.0, name: None}, (name,))],
+    guilty=Change(name, (name,), name), dropped=[Dropped(name, (name,), name)],
+    taken_back=[TakenBack((name,), name, (Timing("plain", 1.0, 2.0, True),))],
+    labels_before=frozenset(parts), labels_after=frozenset({label, parts[1]}),
+    weights_before=weights, weights_after=weights,
+    profile=Profile(name, name, Timeline(5.0, 9, nodes), Timeline(2.0, 9, nodes[:1])),
   )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def profiled() -> Report:
 
 
 REPORTS = {
-    "empty": Report(), "restore": Report("restore"), "profile": profiled(), "full": full_report(), "named": named("n"),
-    "hostile": named(HOSTILE), "skipped": Report(profile=Profile(HOSTILE, skipped=HOSTILE)),
+  "empty": Report(), "restore": Report("restore"), "profile": profiled(), "full": full_report(), "named": named("n"),
+  "hostile": named(HOSTILE), "skipped": Report(profile=Profile(HOSTILE, skipped=HOSTILE)),
 }  # fmt: skip
 
 
@@ -98,8 +98,8 @@ def test_the_schema_refuses_what_is_missing_odd_or_of_another_type() -> None:
   assert set(SCHEMA["required"]) == set(SCHEMA["properties"]) == set(whole)
   line = {**whole["profile"]["original"], "runs": 1.5}
   wrong: dict[str, Any] = {
-      "next": [{"option": "x"}], "fused": "2", "action": "undo", "seconds": {"load": None},
-      "regions": [{**whole["regions"][0], "size": 3}], "profile": {**whole["profile"], "original": line},
+    "next": [{"option": "x"}], "fused": "2", "action": "undo", "seconds": {"load": None},
+    "regions": [{**whole["regions"][0], "size": 3}], "profile": {**whole["profile"], "original": line},
   }  # fmt: skip
   for key, value in wrong.items():
     assert list(faults({**whole, key: value})), key
@@ -110,16 +110,18 @@ def test_a_region_is_traced_through_all_its_rewrites() -> None:
   """`d` stands on where a layout changes; the Cast belongs to the last that computes it again."""
   conv, relu, fused = "c (Conv)", "r (Relu)", "c (FusedConv)"
   changes = [
-      Change("fuse-conv", (conv,), fused), Change("channels-last", (fused, "d (FusedConv)"), fused),
-      Change("conv-epilogue", (fused, relu), fused), Change("dead-nodes", ("made (Reshape)", "s (Shape)"), ""),
-      Change("sum-to-add", ("k (Cast)", "t (Sum)"), "t (Add)"), Change("p", ("k (Cast)",), "k (FusedPointwise)"),
+    Change("fuse-conv", (conv,), fused), Change("channels-last", (fused, "d (FusedConv)"), fused),
+    Change("conv-epilogue", (fused, relu), fused), Change("dead-nodes", ("made (Reshape)", "s (Shape)"), ""),
+    Change("sum-to-add", ("k (Cast)", "t (Sum)"), "t (Add)"), Change("p", ("k (Cast)",), "k (FusedPointwise)"),
   ]  # fmt: skip
   before = {conv, relu, "s (Shape)", "t (Sum)", "k (Cast)"}
   found = find_regions(changes, before, {fused, "d (FusedConv)", "t (Add)", "k (FusedPointwise)"})
   assert [(region.kind, region.result, region.nodes) for region in found] == [
-      ("fused", fused, [conv, relu]), ("replaced", "t (Add)", ["t (Sum)"]),
-      ("fused", "k (FusedPointwise)", ["k (Cast)"]), ("removed", "", ["s (Shape)"]),
-  ]  # fmt: skip
+    ("fused", fused, [conv, relu]),
+    ("replaced", "t (Add)", ["t (Sum)"]),
+    ("fused", "k (FusedPointwise)", ["k (Cast)"]),
+    ("removed", "", ["s (Shape)"]),
+  ]
   assert found[0].rewrites == {"fuse-conv": 1, "channels-last": 1, "conv-epilogue": 1}
 
 
@@ -168,7 +170,7 @@ def test_what_to_try_next_follows_from_what_happened() -> None:
   assert options(profiled()) == ["-o OUT", "--explain"]
 
 
-# ----------------------------------------------------------------------------------------------------------- the page
+# ---- the page
 
 
 class Page(HTMLParser):
@@ -227,15 +229,15 @@ def test_names_are_text() -> None:
 
 
 @pytest.mark.parametrize(("report", "words"), [
-    (whole(), "in.onnx → out.onnx|✓ Original and result agree|2.00x2 → 1 ms|Nodes 3 → 2|norm-prologue 1|"
-     "1 x 2 Add, LayerNormalization → FusedLayerNorm|1 x fuse-layer-norm|odd (ReduceMean) the axes [1] are not|"
-     "✓ agrees a remark|no kernels|y generated, batch=2|1.00e-06|Left to ONNX Runtime Add 1|passes 1.50 s"),
-    (named("n"), "Upgraded from opset 9 to 11|Precision fp16|Left out the pass 'n': n|To blame: 'n' of n|"
-     "all operators 4 3|n::n 3 3|MatMul 1|mm MatMul 1 25.0% 8 bytes|medians of 9 runs|n, graph|3 replays|"
-     "CPU graph speed 0.50x1 → 2 ms|Took back what made it slower: n|"
-     "✗ differs n 1.00e+00 inf|float32 4 bytes|1x2|written in a run 16 bytes 8 bytes|✗ Outputs differ|--drop-guilty"),
-    (profiled(), "We could take 75%|One run 5 ms|would fire|n::n 3 3|MatMul 1"),
-    (Report(profile=Profile("CPU", skipped="that")), "Not measured: that.|Outputs were not compared|None: nothing"),
+  (whole(), "in.onnx → out.onnx|✓ Original and result agree|2.00x2 → 1 ms|Nodes 3 → 2|norm-prologue 1|"
+   "1 x 2 Add, LayerNormalization → FusedLayerNorm|1 x fuse-layer-norm|odd (ReduceMean) the axes [1] are not|"
+   "✓ agrees a remark|no kernels|y generated, batch=2|1.00e-06|Left to ONNX Runtime Add 1|passes 1.50 s"),
+  (named("n"), "Upgraded from opset 9 to 11|Precision fp16|Left out the pass 'n': n|To blame: 'n' of n|"
+   "all operators 4 3|n::n 3 3|MatMul 1|mm MatMul 1 25.0% 8 bytes|medians of 9 runs|n, graph|3 replays|"
+   "CPU graph speed 0.50x1 → 2 ms|Took back what made it slower: n|"
+   "✗ differs n 1.00e+00 inf|float32 4 bytes|1x2|written in a run 16 bytes 8 bytes|✗ Outputs differ|--drop-guilty"),
+  (profiled(), "We could take 75%|One run 5 ms|would fire|n::n 3 3|MatMul 1"),
+  (Report(profile=Profile("CPU", skipped="that")), "Not measured: that.|Outputs were not compared|None: nothing"),
 ])  # fmt: skip
 def test_a_page_shows_what_the_data_say(report: Report, words: str) -> None:
   page = Page(to_html(data_of(report))).text

@@ -199,7 +199,7 @@ def test_element_types_are_onnxs() -> None:
   assert elements.element_type("tensor(unheard)") is None
 
 
-# ------------------------------------------------------------------------------- device arrays, with a CuPy of NumPy
+# ---- device arrays, with a CuPy of NumPy
 
 
 class Array:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import parsed
 
 from ortplugin.errors import ModelError, OrtPluginError, StorageError, UsageError
 from ortplugin.model import storage
@@ -26,14 +27,11 @@ WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
 def small_model(weight: np.ndarray = WEIGHT, opset: int = 17) -> onnx.ModelProto:
   """y = x @ w + b with a weight of 4 kB."""
-  graph = helper.make_graph(
-    [helper.make_node("MatMul", ["x", "w"], ["m"], "matmul"), helper.make_node("Add", ["m", "b"], ["y"], "add")],
-    "small",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32])],
-    [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.ones(32, np.float32), "b")],
+  return parsed(
+    "small (float[n,32] x) => (float[n,32] y) { [matmul] m = MatMul (x, w)  [add] y = Add (m, b) }",
+    opset,
+    weights={"w": weight, "b": np.ones(32, np.float32)},
   )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def write(path: Path, model: onnx.ModelProto) -> Path:
@@ -63,7 +61,7 @@ def refused(path: Path, *words: str) -> str:
   return text
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+# ---- reading
 
 
 def test_a_good_model_is_read_as_it_is(tmp_path: Path) -> None:
@@ -282,7 +280,7 @@ def test_large_models_are_checked_without_serialising_their_weights() -> None:
   assert time.process_time() - start < 2
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
+# ---- writing
 
 
 @pytest.mark.parametrize("external", [False, True])

@@ -88,10 +88,7 @@ def test_a_text_that_is_not_utf8(
   assert "internal error" not in words
   if status == 0:
     onnx.checker.check_model(onnx.load(target))
-    kept = name.split(".")[-1] in ("producer_name", "producer_version") or name in (
-      "doc_string",
-      "graph.doc_string",
-    )
+    kept = name.split(".")[-1] in ("producer_name", "producer_version") or name in ("doc_string", "graph.doc_string")
     assert DAMAGED in target.read_bytes() or not kept
   else:
     assert status in (1, 2)

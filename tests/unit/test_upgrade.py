@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
+from onnx_models import parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
@@ -18,7 +19,7 @@ ROWS = "g (float[2,8] x) => (float[A,B] y) "
 
 
 def parse(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
-  return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+  return parsed(f"{text}", opset, ir, domains=["com.microsoft"])
 
 
 def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
@@ -61,7 +62,7 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
         (8, IMAGE + "{ y = Clip<min = 0.25> (x) }"),
         (7, IMAGE + "<float[2,3,4,5] a, float[2,3,4,5] m> { a, m = Dropout<ratio = 0.3> (x)  y = Relu (a) }"),
         (7, IMAGE + """<float[2,3,8,15] a>
-            { a = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  y = Relu (a) }"""),
+          { a = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  y = Relu (a) }"""),
         (7, IMAGE + "{ y = Dropout<ratio = 0.3> (x) }"),
         (9, IMAGE + "{ y = Softmax (x) }"),
         (9, IMAGE + "{ y = LogSoftmax<axis = 2> (x) }"),
@@ -74,7 +75,7 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
         (9, ROWS + "{ y = Slice<axes = [1], starts = [1], ends = [-1]> (x) }"),
         (9, ROWS + "{ a = Relu (x)  y = com.microsoft.Gelu (a) }"),
         (9, """g (float[4] x, float[2] u) => (float[4] y) {
-            i = Constant<value = int64[2] {3, 1}> ()  y = Scatter (x, i, u) }"""),
+          i = Constant<value = int64[2] {3, 1}> ()  y = Scatter (x, i, u) }"""),
         (9, ROWS.replace("float[2,8] x", "bool c, float[2,8] x") + """{ y = If (c)
             <then_branch = t () => (float[2,8] p) { p = Clip<min = 0.0> (x) },
              else_branch = e () => (float[2,8] q) { q = Relu (x) }> }"""),
@@ -103,7 +104,7 @@ NEEDED_BY_BFLOAT16 = [
     (7, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
     (8, IMAGE + '{ y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 1.5]> (x) }'),
     (12, """g (float[2,3,4,5] x) => (float[A,B,C,D] y) <float[4] s = {1, 1, 2, 0.5}, float[0] r = {}>
-        { y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners"> (x, r, s) }"""),
+      { y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners"> (x, r, s) }"""),
 ]  # fmt: skip
 
 
@@ -147,10 +148,10 @@ def test_a_softmax_of_no_elements(axis: int, shape: tuple[int, ...]) -> None:
         ("float16", 10, "a = Neg (x)  y = Clip<max = 0.3> (a)"),
         ("float16", 7, "y = Clip<min = -0.7, max = 0.3> (x)"),
         ("double", 9, """i = Constant<value = int64[1, 1, 1, 1] {1}> ()
-            u = Slice<starts = [0, 0, 0, 0], ends = [1, 1, 1, 1]> (x)
-            a = Scatter<axis = 2> (x, i, u)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
+          u = Slice<starts = [0, 0, 0, 0], ends = [1, 1, 1, 1]> (x)
+          a = Scatter<axis = 2> (x, i, u)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
         ("float16", 8, """a = Upsample<mode = "nearest", scales = [1.0, 1.0, 2.0, 3.0]> (x)
-            y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
+          y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
     ],
 )  # fmt: skip
 def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
@@ -169,7 +170,7 @@ def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
 def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
   """Before IR version 4 they had to be; with a later version a caller could override them."""
   text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> {
-        a = Mul (x, w)  y = Clip<min = 0.0> (a) }"""
+    a = Mul (x, w)  y = Clip<min = 0.0> (a) }"""
   upgraded = upgrade(parse(text, 9, ir=3))
   assert [each.name for each in upgraded.graph.input] == ["x"]
   assert upgraded.ir_version >= 4
@@ -225,7 +226,7 @@ def test_a_newer_model_is_left_alone(opset: int) -> None:
         (6, IMAGE + "{ y = Add (x, x) }", "from opset 6 to 11: node 'y' (Add) changed before opset 7"),
         (5, IMAGE + "{ y = Relu (x) }", "from opset 5 to 11: node 'y' (Relu) changed before opset 7"),
         (8, """g (float[1,4] s, float[1,3,4] x) => (float[1,4] f, float[1,3,4] y) { f, y = Scan<num_scan_inputs = 1,
-            body = b (float[4] a, float[4] e) => (float[4] o, float[4] p) { o = Add(a, e)  p = Neg(o) }> (, s, x) }""",
+          body = b (float[4] a, float[4] e) => (float[4] o, float[4] p) { o = Add(a, e)  p = Neg(o) }> (, s, x) }""",
          "(Scan) has the batch dimension"),
         (8, "g (float[2,3] x, float[3] s) => (float[2,3] y) { y = BatchNormalization<spatial = 0> (x, s, s, s, s) }",
          "from opset 8 to 11: Attribute spatial must have value 1; export the model again"),
@@ -306,21 +307,24 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
 
 
 @pytest.mark.parametrize(("body", "kept"), [
-    ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
-    ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
-    ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),
-    ("s = Shape(x)  t = Slice(s, one, two)  d = Abs(x)  y = Neg(d)", {"x", "d", "y"}),
-    # "" among outputs is no value that something follows from.
-    ("n = Neg(x)  m = Slice(x, one, two)  r, \"\" = Dropout(m)  d = If(on) <then_branch = a () => (float[3,batch] b)"
-     " { b, \"\" = Dropout(n) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)",
-     {"x", "d", "y"}),
-    ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
-     " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
+  ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
+  ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
+  ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),
+  ("s = Shape(x)  t = Slice(s, one, two)  d = Abs(x)  y = Neg(d)", {"x", "d", "y"}),
+  # "" among outputs is no value that something follows from.
+  ("n = Neg(x)  m = Slice(x, one, two)  r, \"\" = Dropout(m)  d = If(on) <then_branch = a () => (float[3,batch] b)"
+   " { b, \"\" = Dropout(n) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)",
+   {"x", "d", "y"}),
+  ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
+   " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
 ])  # fmt: skip
 def test_names_of_lengths_that_a_slice_does_not_keep(body: str, kept: set[str]) -> None:
-  model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
-        g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
-        <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""")
+  model = parsed(
+    f"""g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
+      <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""",
+    10,
+    5,
+  )
   said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
   model.graph.value_info.append(said)
   made = upgrade(model).graph

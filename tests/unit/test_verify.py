@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_models import parsed
 
 from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
@@ -27,7 +28,7 @@ def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
   return compare("y", expected, actual, Tolerance(**tolerance)).passed
 
 
-# ------------------------------------------------------------------------------------------------------- comparator
+# ---- comparator
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -266,32 +267,15 @@ def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], l
   assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
 
-# ----------------------------------------------------------------------------------------------------------- inputs
+# ---- inputs
 
 
-def model_of(
-  nodes: list[onnx.NodeProto],
-  inputs: list[onnx.ValueInfoProto],
-  outputs: list[str],
-  initializers: dict[str, np.ndarray] | None = None,
-) -> onnx.ModelProto:
-  tensors = [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()]
-  values = [onnx.ValueInfoProto(name=name) for name in outputs]
-  graph = helper.make_graph(nodes, "g", inputs, values, tensors)
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def ints(name: str, shape: list[int | str] | None = None) -> onnx.ValueInfoProto:
-  return helper.make_tensor_value_info(name, TensorProto.INT64, shape if shape is not None else ["batch", "seq"])
-
-
-def floats(name: str, shape: list[int | str | None]) -> onnx.ValueInfoProto:
-  return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+def model_of(inputs: str, nodes: str, outputs: str = "float[] y", **weights: Any) -> onnx.ModelProto:
+  return parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", weights=weights)
 
 
 def test_indices_stay_within_their_table() -> None:
-  table = np.zeros((7, 300), np.float32)
-  model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [ints("i", [50, 50])], ["y"], {"t": table})
+  model = model_of("int64[50,50] i", "y = Gather (t, i)", t=np.zeros((7, 300), np.float32))
   values = generate(model, SIZES).feeds["i"]
   assert values.dtype == np.int64
   assert values.min() == 0
@@ -301,11 +285,8 @@ def test_indices_stay_within_their_table() -> None:
 def test_indices_are_distinct_where_they_can_be() -> None:
   """A scatter that meets an element twice may give what it likes."""
   inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
-  model = onnx.parser.parse_model(
-    '<ir_version: 8, opset_import: ["": 17]>'
-    f"g ({inputs}) => (float[20,4] y, float[20,4] z) "
-    "{ y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b) }"
-  )
+  nodes = "y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b)"
+  model = model_of(inputs, nodes, "float[20,4] y, float[20,4] z")
   feeds = generate(model, CANDIDATES[0]).feeds
   rows, at = feeds["rows"], feeds["at"]
   assert len(set(rows.flat)) == 15
@@ -316,20 +297,15 @@ def test_indices_are_distinct_where_they_can_be() -> None:
 
 def test_indices_are_traced_through_arithmetic_and_bodies() -> None:
   """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
-  body = helper.make_graph(
-    [helper.make_node("Gather", ["t", "moved"], ["o"], axis=0)], "body", [], [onnx.ValueInfoProto(name="o")]
-  )
-  nodes = [
-    helper.make_node("Cast", ["i"], ["c"], to=TensorProto.INT64),
-    helper.make_node("Unsqueeze", ["c", "axis"], ["u"]),
-    helper.make_node("Add", ["two", "u"], ["moved"]),
-    helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body),
-  ]
   model = model_of(
-    nodes,
-    [helper.make_tensor_value_info("i", TensorProto.INT32, [40, 40])],
-    ["y"],
-    {"t": np.zeros((10, 4), np.float32), "axis": np.int64([0]), "two": np.int64(2), "flag": np.bool_(True)},
+    "int32[40,40] i",
+    """c = Cast <to = 7> (i)  u = Unsqueeze (c, axis)  moved = Add (two, u)
+      y = If (flag) <then_branch = body () => (float[] o) { o = Gather (t, moved) },
+                     else_branch = body () => (float[] o) { o = Gather (t, moved) }>""",
+    t=np.zeros((10, 4), np.float32),
+    axis=np.int64([0]),
+    two=np.int64(2),
+    flag=np.bool_(True),
   )
   values = generate(model, SIZES).feeds["i"]
   assert values.dtype == np.int32
@@ -338,62 +314,46 @@ def test_indices_are_traced_through_arithmetic_and_bodies() -> None:
 
 
 def test_the_smallest_table_and_the_given_axis_decide() -> None:
-  nodes = [
-    helper.make_node("Gather", ["a", "i"], ["x"], axis=1),
-    helper.make_node("Sub", ["i", "one"], ["j"]),
-    helper.make_node("GatherElements", ["b", "j"], ["y"], axis=0),
-  ]
+  nodes = "x = Gather <axis = 1> (a, i)  j = Sub (i, one)  y = GatherElements <axis = 0> (b, j)"
   tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
-  values = generate(model_of(nodes, [ints("i", [60, 60])], ["x", "y"], tables), SIZES).feeds["i"]
+  values = generate(model_of("int64[60,60] i", nodes, "float[] x, float[] y", **tables), SIZES).feeds["i"]
   assert values.min() == 1
   assert values.max() == 5
 
 
 def test_a_table_of_unknown_length_gets_its_first_entry() -> None:
-  model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [floats("t", ["n", 4]), ints("i")], ["y"])
+  model = model_of("float[n,4] t, int64[batch,seq] i", "y = Gather (t, i)")
   assert generate(model, SIZES).feeds["i"].max() == 0
 
 
 def test_masks_have_no_empty_row() -> None:
-  nodes = [helper.make_node("Cast", ["attention_mask"], ["y"], to=1)]
-  mask = generate(model_of(nodes, [ints("attention_mask", [40, 12])], ["y"]), SIZES).feeds["attention_mask"]
+  model = model_of("int64[40,12] attention_mask", "y = Cast <to = 1> (attention_mask)")
+  mask = generate(model, SIZES).feeds["attention_mask"]
   assert set(np.unique(mask)) == {0, 1}
   assert (mask[:, :6] == 1).all()
   assert (np.diff(mask, axis=1) <= 0).all()
 
 
 @pytest.mark.parametrize(
-  "dtype",
-  [
-    TensorProto.FLOAT16,
-    TensorProto.BFLOAT16,
-    TensorProto.DOUBLE,
-    TensorProto.BOOL,
-    TensorProto.STRING,
-    TensorProto.UINT8,
-    TensorProto.INT8,
-    TensorProto.COMPLEX64,
-    TensorProto.FLOAT8E4M3FN,
-  ],
+  "dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"]
 )
-def test_every_dtype(dtype: int) -> None:
-  model = model_of(
-    [helper.make_node("Identity", ["x"], ["y"])], [helper.make_tensor_value_info("x", dtype, [2, 3, 4])], ["y"]
-  )
+def test_every_dtype(dtype: str) -> None:
+  model = model_of(f"{dtype}[2,3,4] x", "y = Identity (x)")
   value = generate(model, SIZES).feeds["x"]
   assert value.shape == (2, 3, 4)
-  assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
+  assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper())))
 
 
 def test_dynamic_dimensions_agree_across_inputs() -> None:
-  inputs = [
-    ints("input_ids", ["batch_size", "sequence_length"]),
-    ints("mask", ["batch_size", "past_sequence_length + sequence_length"]),
-    floats("past", ["batch_size", 4, "past_sequence_length", 8]),
-    floats("pixels", [None, 3, None, None]),
-    floats("odd", ["2*sequence_length", "sequence_length // 3", "import os"]),
-  ]
-  model = model_of([helper.make_node("Identity", ["past"], ["y"])], inputs, ["y"])
+  model = model_of(
+    """int64[batch_size,sequence_length] input_ids, int64[batch_size,total] mask,
+      float[batch_size,4,past_sequence_length,8] past, float[?,3,?,?] pixels, float[twice,third,code] odd""",
+    "y = Identity (past)",
+  )
+  texts = {"total": "past_sequence_length + sequence_length", "twice": "2*sequence_length",
+           "third": "sequence_length // 3", "code": "import os"}  # fmt: skip
+  for dim in (dim for value in model.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param in texts):
+    dim.dim_param = texts[dim.dim_param]
   case = generate(model, SIZES)
   assert {name: value.shape for name, value in case.feeds.items()} == {
     "input_ids": (2, 16),
@@ -409,7 +369,7 @@ def test_dynamic_dimensions_agree_across_inputs() -> None:
 
 
 def test_inputs_are_the_same_each_time_and_differ_by_seed() -> None:
-  model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [8]), floats("z", [8])], ["y"])
+  model = model_of("float[8] x, float[8] z", "y = Identity (x)")
   first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
   assert (first.feeds["x"] == again.feeds["x"]).all()
   assert (first.feeds["x"] != other.feeds["x"]).any()
@@ -417,33 +377,25 @@ def test_inputs_are_the_same_each_time_and_differ_by_seed() -> None:
 
 
 def test_initializers_are_not_fed() -> None:
-  model = model_of(
-    [helper.make_node("Add", ["x", "w"], ["y"])], [floats("x", [3]), floats("w", [3])], ["y"], {"w": np.ones(3)}
-  )
+  model = model_of("float[3] x, float[3] w", "y = Add (x, w)", w=np.ones(3))
   assert [value.name for value in required_inputs(model)] == ["x"]
 
 
 def test_absurd_shapes_are_refused_before_allocating() -> None:
-  model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [2**31, 2**31])], ["y"])
+  model = model_of(f"float[{2**31},{2**31}] x", "y = Identity (x)")
   with pytest.raises(UsageError, match="too large"):
     generate(model, SIZES)
 
 
 def test_an_input_without_a_shape_asks_for_one() -> None:
-  value = onnx.ValueInfoProto(name="x")
-  value.type.tensor_type.elem_type = TensorProto.FLOAT
-  model = model_of([helper.make_node("Identity", ["x"], ["y"])], [value], ["y"])
+  model = model_of("float[] x", "y = Identity (x)")
   with pytest.raises(UsageError, match="--input-shape x:"):
     generate(model, SIZES)
   assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
 
 
 def test_sequences_are_generated_and_optional_inputs_left_out() -> None:
-  sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
-  optional = onnx.ValueInfoProto(name="o")
-  optional.type.optional_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
-  model = model_of([helper.make_node("SequenceAt", ["s", "zero"], ["y"])], [sequence, optional], ["y"],
-                   {"zero": np.int64(0)})  # fmt: skip
+  model = model_of("seq(float[2,3]) s, optional(float[]) o", "y = SequenceAt (s, zero)", zero=np.int64(0))
   feeds = generate(model, SIZES).feeds
   assert list(feeds) == ["s"]
   assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
@@ -453,11 +405,11 @@ def test_candidates_differ() -> None:
   assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
-# -------------------------------------------------------------------------------------------------- the user's inputs
+# ---- the user's inputs
 
 
 def two_inputs() -> onnx.ModelProto:
-  return model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", ["n", 3]), ints("i")], ["y"])
+  return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity (x)")
 
 
 def test_npz_files_are_read(tmp_path: Path) -> None:
@@ -471,11 +423,7 @@ def test_npz_files_are_read(tmp_path: Path) -> None:
 def test_npz_files_keep_bfloat16(tmp_path: Path) -> None:
   values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
   np.savez(tmp_path / "data.npz", x=values)
-  model = model_of(
-    [helper.make_node("Identity", ["x"], ["y"])],
-    [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [2, 3])],
-    ["y"],
-  )
+  model = model_of("bfloat16[2,3] x", "y = Identity (x)")
   assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
 
 

@@ -17,6 +17,7 @@ import onnx.checker
 import onnx.parser
 import onnx.printer
 import pytest
+from onnx_models import parsed
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -28,7 +29,7 @@ from zoo_row import FACTOR, FLOORS, Gate, Job, Setting, in_float32, judge, make_
 
 ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "commit": "a" * 40, "date": "today"}
 
-# ----------------------------------------------------------------------------------------------------------- the list
+# ---- the list
 
 
 def test_every_line_of_the_tables_is_a_case_of_its_own() -> None:
@@ -83,7 +84,7 @@ def test_what_names_no_rows_is_refused(given: dict[str, str], message: str) -> N
     zoo.jobs(**given)
 
 
-# ---------------------------------------------------------------------------------------------------------- judgement
+# ---- judgement
 
 HALF = {"precision": "fp16", "error": 1e-3, "error_torch": 1e-3, "error_ort": 1e-3, "differed": 0}
 SINGLE = {"precision": "fp32", "error": 1e-6, "error_ort": 1e-6, "error_tf32": 1e-3, "error_tf32_ort": 1e-3}
@@ -128,9 +129,8 @@ def test_the_rule(row: dict[str, Any], verdict: str) -> None:
 
 def test_the_exported_model_in_float32() -> None:
   # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
-  model = onnx.parser.parse_model("""
-        <ir_version: 10, opset_import: ["" : 20]>
-        g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872, 49152}, int64[1] n = {2}> {
+  model = parsed(
+    """g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872, 49152}, int64[1] n = {2}> {
             k = Constant <value = float16[1] {14336}> ()
             zeros = ConstantOfShape <value = float16[1] {0}> (n)
             whole = Cast <to = 7> (x)
@@ -141,7 +141,10 @@ def test_the_exported_model_in_float32() -> None:
                 then_branch = t () => (float16[2] a) <float16[2] v = {16896, 17408}> { a = Mul (more, v) },
                 else_branch = e () => (float16[2] b) { b = Mul (more, k) }
             >
-        }""")
+        }""",
+    20,
+    10,
+  )
   wide = in_float32(model)
   onnx.checker.check_model(wide, full_check=True)
   assert "float16" not in onnx.printer.to_text(wide)
@@ -150,7 +153,7 @@ def test_the_exported_model_in_float32() -> None:
   np.testing.assert_array_equal(session.run(None, feeds)[0], np.array([1.25, 0], np.float32))
 
 
-# ---------------------------------------------------------------------------------------------------------- processes
+# ---- processes
 
 
 def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], None]) -> None:
@@ -269,7 +272,7 @@ def test_those_who_check_share_the_gpu(tmp_path: Path) -> None:
     pass
 
 
-# ------------------------------------------------------------------------------------------------- record and table
+# ---- record and table
 
 
 def _row(case: str, precision: str = "fp16", exporter: str = "dynamo", **values: Any) -> dict[str, Any]:

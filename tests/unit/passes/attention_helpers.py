@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from pass_helpers import assert_close, model, restore, run, run_pass
+from pass_helpers import assert_close, model, restore, run, run_pass, seeded
 
 from ortplugin.passes.attention import attention_operators, core
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
@@ -38,9 +38,12 @@ def graph(nodes: str, inputs: str, y: str = "float[2,5,32] y", constants: str = 
   return model(f"g ({inputs}) => ({y}) <{constants}> {{ {text} }}", opset)
 
 
-def feeds(original: onnx.ModelProto, rng: np.random.Generator, scale: float = 1.0, **lengths: int) -> dict[str, Any]:
+def feeds(
+  original: onnx.ModelProto, scale: float = 1.0, rng: np.random.Generator | None = None, **lengths: int
+) -> dict[str, Any]:
   """Values for every input, not so large that one score outweighs all others."""
   found: dict[str, Any] = {}
+  rng = rng or seeded(original)
   given = {each.name for each in original.graph.initializer}
   for each in original.graph.input:
     if each.name in given:
@@ -71,13 +74,11 @@ def attentions(optimized: onnx.ModelProto) -> list[onnx.NodeProto]:
   return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
 
 
-def fused(
-  original: onnx.ModelProto, rng: np.random.Generator, *passes: Any, **lengths: int
-) -> tuple[onnx.ModelProto, onnx.NodeProto]:
+def fused(original: onnx.ModelProto, *passes: Any, **lengths: int) -> tuple[onnx.ModelProto, onnx.NodeProto]:
   """The model with its one attention fused, whose outputs equal the original's, and the node."""
   optimized, _ = run_pass(original, FUSE_ATTENTION, *passes, DEAD_NODES)
   (node,) = attentions(optimized)
-  assert_equal(original, optimized, feeds(original, rng, **lengths))
+  assert_equal(original, optimized, feeds(original, **lengths))
   return optimized, node
 
 

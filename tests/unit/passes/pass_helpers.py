@@ -1,5 +1,6 @@
 """What the tests of passes share: models as text, passes by hand, outputs compared in ONNX Runtime."""
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import onnxruntime
 from ml_dtypes import bfloat16
+from onnx_models import annotated
 
-from ortplugin.graph.convert import all_graphs, import_model
+from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 from ortplugin.ops import find
@@ -36,22 +38,31 @@ def _assert_no_strays(graph: gs.Graph) -> None:
     assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
 
 
-def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None) -> tuple[onnx.ModelProto, PassResult]:
+def run_pass(
+  original: onnx.ModelProto,
+  *passes: Pass,
+  limit: int | None = None,
+  into: Sequence[str] | None = None,
+  program: Sequence[str] | None = None,
+  changes: int | None = None,
+) -> tuple[onnx.ModelProto, PassResult]:
   """The model after the passes, and what they did together; each is checked to be idempotent.
+
+  `into` are the operators that the model must have then, `program` the statements of its first fused node, `changes`
+  how much there must have been to change.
 
   Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
   and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
   """
   if limit is None:
     _assert_names_stay_unique(original, passes)
-  graph = import_model(original)
-  annotate(graph)
-  changes: list[Any] = []
+  graph = annotated(original)
+  made: list[Any] = []
   misses: list[Any] = []
   for each in passes:
-    left = None if limit is None else limit - len(changes)
+    left = None if limit is None else limit - len(made)
     result = each(graph, left)
-    changes += result.changes
+    made += result.changes
     misses += result.near_misses
     if limit is None:
       again = each(graph)
@@ -61,7 +72,13 @@ def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None)
   annotate(graph)
   optimized = export_model(graph, original)
   onnx.checker.check_model(restore(optimized))
-  return optimized, PassResult(tuple(changes), tuple(misses))
+  if into is not None:
+    assert operators(optimized) == list(into)
+  if program is not None:
+    assert lines(programs(optimized)[0]) == list(program)
+  if changes is not None:
+    assert len(made) == changes
+  return optimized, PassResult(tuple(made), tuple(misses))
 
 
 def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass]) -> None:
@@ -69,8 +86,7 @@ def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass])
   named.CopyFrom(original)
   for each in _nodes(named.graph):
     each.name = each.output[0]
-  graph = import_model(named)
-  annotate(graph)
+  graph = annotated(named)
   for each in passes:
     each(graph)
   names = [each.name for each in _nodes(export_model(graph, named).graph)]
@@ -161,16 +177,38 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndar
 def assert_same_outputs(
   original: onnx.ModelProto,
   optimized: onnx.ModelProto,
-  rng: np.random.Generator,
   precision: str = "",
+  rng: np.random.Generator | None = None,
   **lengths: int,
 ) -> None:
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
-  feeds = random_feeds(original, rng, **lengths)
+  feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
     original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True
   ):
     assert_close(expected, found, info.name, precision)
+
+
+def seeded(model: onnx.ModelProto) -> np.random.Generator:
+  """A generator seeded by the model: the same numbers in every run and order."""
+  return np.random.default_rng(zlib.crc32(model.SerializeToString(deterministic=True)))
+
+
+def run_same(
+  original: onnx.ModelProto,
+  *passes: Pass,
+  precision: str = "",
+  rng: np.random.Generator | None = None,
+  limit: int | None = None,
+  into: Sequence[str] | None = None,
+  program: Sequence[str] | None = None,
+  changes: int | None = None,
+  **lengths: int,
+) -> tuple[onnx.ModelProto, PassResult]:
+  """`run_pass`, after which the model's outputs are the same."""
+  optimized, result = run_pass(original, *passes, limit=limit, into=into, program=program, changes=changes)
+  assert_same_outputs(original, optimized, precision, rng, **lengths)
+  return optimized, result
 
 
 def assert_close(expected: np.ndarray, found: np.ndarray, name: str = "", precision: str = "") -> None:

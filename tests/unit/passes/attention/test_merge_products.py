@@ -7,7 +7,7 @@ import onnx
 import pytest
 from attention_helpers import attributes, fused, graph, in_float, no_constants  # noqa: F401
 from onnx import numpy_helper
-from pass_helpers import reasons, run_pass
+from pass_helpers import reasons, run_pass, seeded
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
@@ -16,8 +16,8 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 pytestmark = pytest.mark.usefixtures("in_float")
 
 CORE = """kt = Transpose<perm = [0,2,3,1]> (k4)  qh = Transpose<perm = [0,2,1,3]> (q4)
-    vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)  p = Softmax<axis = -1> (s)  a = MatMul(p, vh)
-    y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
+  vh = Transpose<perm = [0,2,1,3]> (v4)  s = MatMul(qh, kt)  p = Softmax<axis = -1> (s)  a = MatMul(p, vh)
+  y4 = Transpose<perm = [0,2,1,3]> (a)  joined = {2,5,32}  y = Reshape(y4, joined)"""
 HEADS = "heads = {2,-1,4,8}  q4 = Reshape(q, heads)  k4 = Reshape(k, heads)  v4 = Reshape(v, heads)"
 PRODUCTS = "q = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)"
 BIASED = "q0 = MatMul(x, wq)  q = Add(q0, bq)  k = MatMul(x, wk)  v0 = MatMul(x, wv)  v = Add(bv, v0)"
@@ -26,10 +26,11 @@ MERGED = {"q_layout": "b s (h:0/12 d)", "k_layout": "b s (h:4/12 d)", "v_layout"
           "y_layout": "b s (h d)"}  # fmt: skip
 
 
-def with_weights(original: onnx.ModelProto, rng: np.random.Generator, **shapes: Any) -> onnx.ModelProto:
+def with_weights(original: onnx.ModelProto, **shapes: Any) -> onnx.ModelProto:
   """The model with random initializers of these shapes."""
+  generator = seeded(original)
   for name, shape in shapes.items():
-    values = rng.standard_normal(shape).astype(np.float32) * 0.3
+    values = generator.standard_normal(shape).astype(np.float32) * 0.3
     original.graph.initializer.append(numpy_helper.from_array(values, name))
   return original
 
@@ -38,17 +39,17 @@ WEIGHTS = {"wq": (16, 32), "wk": (16, 32), "wv": (16, 32)}
 BIASES = {"bq": (32,), "bv": (1, 1, 32)}
 
 
-def test_three_products_become_one(rng: np.random.Generator) -> None:
-  original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), rng, **WEIGHTS)
-  optimized, node = fused(original, rng, MERGE_PRODUCTS)
+def test_three_products_become_one() -> None:
+  original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
+  optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
   assert attributes(node) == MERGED
   assert len(set(node.input)) == 1
 
 
-def test_a_bias_that_is_missing_is_zeros(rng: np.random.Generator) -> None:
-  original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), rng, **WEIGHTS, **BIASES)
-  optimized, node = fused(original, rng, MERGE_PRODUCTS)
+def test_a_bias_that_is_missing_is_zeros() -> None:
+  original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, **BIASES)
+  optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "Add", "FusedAttention"]
   assert attributes(node) == MERGED
   bias = next(each for each in optimized.graph.initializer if each.name.endswith("/bias"))
@@ -57,9 +58,9 @@ def test_a_bias_that_is_missing_is_zeros(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
-def test_one_number_is_a_bias_of_every_column(shape: tuple[int, ...], rng: np.random.Generator) -> None:
-  original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), rng, **WEIGHTS, bq=(32,), bv=shape)
-  optimized, node = fused(original, rng, MERGE_PRODUCTS)
+def test_one_number_is_a_bias_of_every_column(shape: tuple[int, ...]) -> None:
+  original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
+  optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "Add", "FusedAttention"]
   assert attributes(node) == MERGED
   bias = next(each for each in optimized.graph.initializer if each.name.endswith("/bias"))
@@ -68,49 +69,48 @@ def test_one_number_is_a_bias_of_every_column(shape: tuple[int, ...], rng: np.ra
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
-def test_what_is_no_bias_of_columns_stays(shape: tuple[int, ...], rng: np.random.Generator) -> None:
-  original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), rng, **WEIGHTS, bq=(32,), bv=shape)
-  optimized, node = fused(original, rng, MERGE_PRODUCTS)
+def test_what_is_no_bias_of_columns_stays(shape: tuple[int, ...]) -> None:
+  original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
+  optimized, node = fused(original, MERGE_PRODUCTS)
   assert sorted(no_constants(optimized)) == ["Add", "Add", "FusedAttention", "MatMul", "MatMul"]
   assert attributes(node)["k_layout"] == "b s (h:4/8 d)"
 
 
-def test_scaled_queries_are_merged_too(rng: np.random.Generator) -> None:
+def test_scaled_queries_are_merged_too() -> None:
   scaled = "q1 = MatMul(x, wq)  c = Constant<value = float {0.25}> ()  q = Mul(q1, c)  " + PRODUCTS.split("  ", 1)[1]
-  original = with_weights(graph(f"{scaled} {HEADS} {CORE}", X), rng, **WEIGHTS)
-  _, node = fused(original, rng, MERGE_PRODUCTS)
+  original = with_weights(graph(f"{scaled} {HEADS} {CORE}", X), **WEIGHTS)
+  _, node = fused(original, MERGE_PRODUCTS)
   assert attributes(node) == {**MERGED, "scale": 0.25}
 
 
-def test_fewer_heads_of_keys_and_values(rng: np.random.Generator) -> None:
+def test_fewer_heads_of_keys_and_values() -> None:
   nodes = f"""{PRODUCTS}  heads = {{2,-1,4,8}}  few = {{2,-1,2,8}}  q4 = Reshape(q, heads)
-        k2 = Reshape(k, few)  v2 = Reshape(v, few)  more = {{2,5,2,2,8}}  three = {{3}}
-        k3 = Unsqueeze(k2, three)  ke = Expand(k3, more)  k4 = Reshape(ke, heads)
-        v3 = Unsqueeze(v2, three)  ve = Expand(v3, more)  v4 = Reshape(ve, heads)  {CORE}"""
-  original = with_weights(graph(nodes, X), rng, wq=(16, 32), wk=(16, 16), wv=(16, 16))
-  optimized, node = fused(original, rng, MERGE_PRODUCTS)
+    k2 = Reshape(k, few)  v2 = Reshape(v, few)  more = {{2,5,2,2,8}}  three = {{3}}
+    k3 = Unsqueeze(k2, three)  ke = Expand(k3, more)  k4 = Reshape(ke, heads)
+    v3 = Unsqueeze(v2, three)  ve = Expand(v3, more)  v4 = Reshape(ve, heads)  {CORE}"""
+  original = with_weights(graph(nodes, X), wq=(16, 32), wk=(16, 16), wv=(16, 16))
+  optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
-  assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == [
-      "b s (h:0/8 d)", "b s (h:4/8 d)", "b s (h:6/8 d)"]  # fmt: skip
+  assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == ["b s (h:0/8 d)", "b s (h:4/8 d)", "b s (h:6/8 d)"]
 
 
-def test_keys_and_values_of_an_encoder(rng: np.random.Generator) -> None:
+def test_keys_and_values_of_an_encoder() -> None:
   nodes = f"q = MatMul(x, wq)  k = MatMul(z, wk)  v = MatMul(z, wv)  {HEADS} {CORE}"
-  original = with_weights(graph(nodes, f"{X}, float[2,7,16] z"), rng, **WEIGHTS)
-  optimized, node = fused(original, rng, MERGE_PRODUCTS)
+  original = with_weights(graph(nodes, f"{X}, float[2,7,16] z"), **WEIGHTS)
+  optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "MatMul", "FusedAttention"]
   assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == ["b s (h d)", "b s (h:0/8 d)", "b s (h:4/8 d)"]
 
 
-def test_gemm_of_rows(rng: np.random.Generator) -> None:
+def test_gemm_of_rows() -> None:
   nodes = """q = Gemm<transB = 1> (x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
-        by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
-        qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
-        zero = {0}  q4 = Unsqueeze(qh, zero)  k4 = Unsqueeze(kt, zero)  v4 = Unsqueeze(vh, zero)
-        s = MatMul(q4, k4)  p = Softmax<axis = -1> (s)  y = MatMul(p, v4)"""
+    by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
+    qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
+    zero = {0}  q4 = Unsqueeze(qh, zero)  k4 = Unsqueeze(kt, zero)  v4 = Unsqueeze(vh, zero)
+    s = MatMul(q4, k4)  p = Softmax<axis = -1> (s)  y = MatMul(p, v4)"""
   original = graph(nodes, "float[5,16] x", "float[1,4,5,8] y")
-  with_weights(original, rng, wq=(32, 16), wk=(16, 32), wv=(16, 32), bq=(32,), bv=(32,))
-  _, node = fused(original, rng, MERGE_PRODUCTS)
+  with_weights(original, wq=(32, 16), wk=(16, 32), wv=(16, 32), bq=(32,), bv=(32,))
+  _, node = fused(original, MERGE_PRODUCTS)
   assert len(node.input) == 3
 
 
@@ -121,15 +121,15 @@ MISSES = {
 
 
 @pytest.mark.parametrize("miss", MISSES)
-def test_the_others_are_merged_all_the_same(miss: str, rng: np.random.Generator) -> None:
+def test_the_others_are_merged_all_the_same(miss: str) -> None:
   nodes, y, products = MISSES[miss]
-  original = with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), rng, **WEIGHTS)
-  optimized, _ = fused(original, rng, MERGE_PRODUCTS)
+  original = with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS)
+  optimized, _ = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)).count("MatMul") == products
 
 
-def test_weights_that_a_caller_may_override_stay(rng: np.random.Generator) -> None:
-  original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), rng, **WEIGHTS)
+def test_weights_that_a_caller_may_override_stay() -> None:
+  original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   for name, shape in WEIGHTS.items():
     original.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
   optimized, result = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS, DEAD_NODES)
@@ -137,9 +137,9 @@ def test_weights_that_a_caller_may_override_stay(rng: np.random.Generator) -> No
   assert any("a caller may override 'wq'" in reason for reason in reasons(result))
 
 
-def test_a_product_that_the_attention_reads_without_the_bias_stays(rng: np.random.Generator) -> None:
+def test_a_product_that_the_attention_reads_without_the_bias_stays() -> None:
   products = "v = MatMul(x, wq)  q = Add(v, bq)  k0 = MatMul(x, wk)  k = Add(k0, bk)"
   weights = {"wq": (16, 32), "wk": (16, 32), "bq": (32,), "bk": (32,)}
-  original = with_weights(graph(f"{products} {HEADS} {CORE}", X), rng, **weights)
-  optimized, _ = fused(original, rng, MERGE_PRODUCTS)
+  original = with_weights(graph(f"{products} {HEADS} {CORE}", X), **weights)
+  optimized, _ = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "Add", "MatMul", "Add", "FusedAttention"]

@@ -1,9 +1,8 @@
 """Pads that become a convolution's padding, and those that must not."""
 
-import numpy as np
 import onnx
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.conv.fold_pad import FOLD_PAD
 
@@ -15,13 +14,10 @@ def graph(nodes: str, constants: str = "", inputs: str = "", outputs: str = "") 
   return f"g (float[N,3,6,5] x{inputs}) => (float[A,B,C,D] y{outputs}) <{weight}> {{ {nodes} }}"
 
 
-def check(original: onnx.ModelProto, op: str, pads: list[int], rng: np.random.Generator) -> None:
-  optimized, result = run_pass(original, FOLD_PAD)
-  assert operators(optimized) == [op]
-  assert len(result.changes) == 1
+def check(original: onnx.ModelProto, op: str, pads: list[int]) -> None:
+  optimized, _ = run_same(original, FOLD_PAD, into=[op], changes=1)
   attributes = {each.name: each for each in optimized.graph.node[-1].attribute}
   assert list(attributes["pads"].ints) == pads
-  assert_same_outputs(original, optimized, rng)
 
 
 PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
@@ -38,9 +34,9 @@ PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
     (21, "Pad(x, p, z, d)", "int64[4] p = {1, 0, 2, 3}, float z = {0}, int64[2] d = {2, 3}"),
   ],
 )
-def test_the_forms_of_a_pad(opset: int, pad: str, constants: str, rng: np.random.Generator) -> None:
+def test_the_forms_of_a_pad(opset: int, pad: str, constants: str) -> None:
   original = model(graph(f"a = {pad}  y = Conv (a, w)", constants), opset, ir=10)
-  check(original, "Conv", [1, 0, 2, 3], rng)
+  check(original, "Conv", [1, 0, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -51,14 +47,14 @@ def test_the_forms_of_a_pad(opset: int, pad: str, constants: str, rng: np.random
     ('<auto_pad = "NOTSET", pads = [1, 1, 1, 1]>', [2, 1, 3, 4]),
   ],
 )
-def test_added_to_the_convolution_s_own(attributes: str, pads: list[int], rng: np.random.Generator) -> None:
-  check(model(graph(f"a = Pad(x, p)  y = Conv{attributes} (a, w)", PADS)), "Conv", pads, rng)
+def test_added_to_the_convolution_s_own(attributes: str, pads: list[int]) -> None:
+  check(model(graph(f"a = Pad(x, p)  y = Conv{attributes} (a, w)", PADS)), "Conv", pads)
 
 
-def test_one_dimension(rng: np.random.Generator) -> None:
+def test_one_dimension() -> None:
   original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1, 2, 3, -1, -2, -3},
-        int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv (a, w) }""")
-  check(original, "Conv", [4, 5], rng)
+    int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv (a, w) }""")
+  check(original, "Conv", [4, 5])
 
 
 @pytest.mark.parametrize(
@@ -68,8 +64,8 @@ def test_one_dimension(rng: np.random.Generator) -> None:
     ("kernel_shape = [3, 5], count_include_pad = 1, pads = [1, 1, 0, 1], strides = [2, 2]", [2, 1, 2, 4]),
   ],
 )
-def test_average_pools(attributes: str, pads: list[int], rng: np.random.Generator) -> None:
-  check(model(graph(f"a = Pad(x, p)  y = AveragePool<{attributes}> (a)", PADS)), "AveragePool", pads, rng)
+def test_average_pools(attributes: str, pads: list[int]) -> None:
+  check(model(graph(f"a = Pad(x, p)  y = AveragePool<{attributes}> (a)", PADS)), "AveragePool", pads)
 
 
 def pool(attributes: str) -> str:
@@ -77,42 +73,42 @@ def pool(attributes: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
-    [
-        (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {1, 0, 1, 1, 0, 0, 2, 3}"), "pads the batch or the"),
-        (graph("a = Pad(x, p)  y = Conv (a, u)", "int64[8] p = {0, 1, 1, 1, 0, 0, 2, 3}", ", float[2,4,3,2] u"),
-         "pads the batch or the channels"),
-        (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0.5}}"), "pads with 0.5, not with 0"),
-        (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0}}", ", float z"), "'z', is no constant"),
-        (graph("a = Pad(x, p, z)  y = Conv (a, w)", PADS, ", float z"), "'z', is no constant"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, ", int64[8] p"), "'p', are no constant"),
-        (graph('a = Pad<mode = "reflect"> (x, p)  y = Conv (a, w)', PADS), "has the mode 'reflect'"),
-        (graph('a = Pad(x, p)  y = Conv<auto_pad = "SAME_UPPER"> (a, w)', PADS), "it has auto_pad = SAME_UPPER"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)  z = Relu(a)", PADS, "", ", float[A,E,F,G] z"), "'a' is also used by"),
-        (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, "", ", float[A,E,F,G] a"), "'a' is a graph output"),
-        (pool(", pads = [0, 0, 1, 1]"), "its own padding does not count in the average"),
-        (pool(", ceil_mode = 1"), "with ceil_mode the last window"),
-        (pool(", count_include_pad = 1, pads = [0, 0, 0, 1]"), "the pads [1, 0, 2, 4] are not smaller than the win"),
-    ],
-)  # fmt: skip
+  ("text", "fragment"),
+  [
+    (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {1, 0, 1, 1, 0, 0, 2, 3}"), "pads the batch or the"),
+    (
+      graph("a = Pad(x, p)  y = Conv (a, u)", "int64[8] p = {0, 1, 1, 1, 0, 0, 2, 3}", ", float[2,4,3,2] u"),
+      "pads the batch or the channels",
+    ),
+    (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0.5}}"), "pads with 0.5, not with 0"),
+    (graph("a = Pad(x, p, z)  y = Conv (a, w)", f"{PADS}, float z = {{0}}", ", float z"), "'z', is no constant"),
+    (graph("a = Pad(x, p, z)  y = Conv (a, w)", PADS, ", float z"), "'z', is no constant"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, ", int64[8] p"), "'p', are no constant"),
+    (graph('a = Pad<mode = "reflect"> (x, p)  y = Conv (a, w)', PADS), "has the mode 'reflect'"),
+    (graph('a = Pad(x, p)  y = Conv<auto_pad = "SAME_UPPER"> (a, w)', PADS), "it has auto_pad = SAME_UPPER"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)  z = Relu(a)", PADS, "", ", float[A,E,F,G] z"), "'a' is also used by"),
+    (graph("a = Pad(x, p)  y = Conv (a, w)", PADS, "", ", float[A,E,F,G] a"), "'a' is a graph output"),
+    (pool(", pads = [0, 0, 1, 1]"), "its own padding does not count in the average"),
+    (pool(", ceil_mode = 1"), "with ceil_mode the last window"),
+    (pool(", count_include_pad = 1, pads = [0, 0, 0, 1]"), "the pads [1, 0, 2, 4] are not smaller than the win"),
+  ],
+)
 def test_near_misses(text: str, fragment: str) -> None:
   assert_unchanged(model(text), [FOLD_PAD], fragment)
 
 
-@pytest.mark.parametrize(("size", "opset", "folds"), [
-    ("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)
-])  # fmt: skip
-def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+  ("size", "opset", "folds"), [("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)]
+)
+def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool) -> None:
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
   original = model(
     f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0, 0, 1, 0, 0, 0}}>
-        {{ a = Pad(x, p)  y = AveragePool<kernel_shape = [3], strides = [2]> (a) }}""",
+      {{ a = Pad(x, p)  y = AveragePool<kernel_shape = [3], strides = [2]> (a) }}""",
     opset,
   )
-  optimized, result = run_pass(original, FOLD_PAD)
-  assert len(result.changes) == folds
-  assert_same_outputs(original, optimized, rng, n=1)
+  run_same(original, FOLD_PAD, n=1, changes=folds)
 
 
 def test_of_a_value_before_opset_11() -> None:
@@ -127,7 +123,7 @@ def test_a_max_pool_stays() -> None:
 
 def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[A,E,F,G] t) { t = Neg(a) },
-                               else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
+      else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
   text = graph(f"a = Pad(x, p)  y = Conv (a, w)  {branches}", PADS, ", bool c", ", float[A,E,F,G] z")
   assert_unchanged(model(text), [FOLD_PAD], "'a' is also used inside a body")
 

@@ -1,6 +1,5 @@
 """Pools and Resize between convolutions with channels last."""
 
-import numpy as np
 import pytest
 from layout_helpers import SAME, W, between, change, graph, inner
 from pass_helpers import model, operators, reasons, run_pass
@@ -10,23 +9,24 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("a = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(a)",
-         ["FusedPool", "Relu"]),
-        ('last = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(c)', ["FusedPool"]),
-        ("last = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(c)", ["FusedPool"]),
-        ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
-        ("p = GlobalMaxPool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
-        ("p = ReduceMean<axes = [2, 3]>(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
-        ('last = Resize<mode = "nearest">(c, , scales)', ["FusedResize"]),
-        ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)',
-         ["FusedResize"]),
-    ],
-)  # fmt: skip
-def test_pools_and_resize(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
+  ("nodes", "expected"),
+  [
+    (
+      "a = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(a)",
+      ["FusedPool", "Relu"],
+    ),
+    ('last = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(c)', ["FusedPool"]),
+    ("last = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(c)", ["FusedPool"]),
+    ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+    ("p = GlobalMaxPool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+    ("p = ReduceMean<axes = [2, 3]>(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+    ('last = Resize<mode = "nearest">(c, , scales)', ["FusedResize"]),
+    ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)', ["FusedResize"]),
+  ],
+)
+def test_pools_and_resize(nodes: str, expected: list[str]) -> None:
   original = between(nodes, "float[4] scales = {1, 1, 2, 1.5}" if "scales" in nodes else "")
-  optimized, _ = change(original, rng)
+  optimized, _ = change(original)
   assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
 
@@ -40,10 +40,8 @@ def test_pools_and_resize(nodes: str, expected: list[str], rng: np.random.Genera
     ("y = ReduceMax<axes = [2, 3], keepdims = 0>(c)", "", ["Reshape"]),
   ],
 )
-def test_vectors_leave_a_region_without_a_transpose(
-  nodes: str, constants: str, expected: list[str], rng: np.random.Generator
-) -> None:
-  optimized, _ = change(model(graph(nodes, constants, out="float[N,4] y")), rng)
+def test_vectors_leave_a_region_without_a_transpose(nodes: str, constants: str, expected: list[str]) -> None:
+  optimized, _ = change(model(graph(nodes, constants, out="float[N,4] y")))
   assert operators(optimized) == ["Transpose", "FusedConv", "FusedPool", *expected]
 
 
@@ -75,42 +73,38 @@ def test_what_ours_do_not_do(nodes: str, constants: str, outputs: str) -> None:
     ("rows", 'kernel_shape = [4, 2], auto_pad = "SAME_UPPER", count_include_pad = 1', 18, True),
   ],
 )
-def test_a_kernel_larger_than_the_padded_image(
-  rows: str, attributes: str, opset: int, fused: bool, rng: np.random.Generator
-) -> None:
+def test_a_kernel_larger_than_the_padded_image(rows: str, attributes: str, opset: int, fused: bool) -> None:
   """Of such a window ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding as well."""
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
   original = model(f"g (float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset)
-  optimized, _ = change(original, rng)
+  optimized, _ = change(original)
   assert ("FusedPool" in operators(optimized)) is fused
 
 
 @pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize(("kernel", "stride", "fused"), [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
-def test_windows_that_skip_elements(
-  pad: str, kernel: int, stride: int, fused: bool, size: int, rng: np.random.Generator
-) -> None:
+def test_windows_that_skip_elements(pad: str, kernel: int, stride: int, fused: bool, size: int) -> None:
   """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
   original = model(f"g (float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22)
-  optimized, _ = change(original, rng)
+  optimized, _ = change(original)
   assert ("FusedPool" in operators(optimized)) is fused
 
 
-def test_the_cheapest_place(rng: np.random.Generator) -> None:
+def test_the_cheapest_place() -> None:
   """The pooled image is transposed, not what is pooled, however many operators are between."""
   nodes = "a = Relu(c)  b = MaxPool<kernel_shape = [5, 5]>(a)  d = Neg(b)  y = LRN<size = 3>(d)"
-  optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y")), rng)
+  optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y")))
   assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "FusedPool", "Neg", "Transpose", "LRN"]
 
 
-def test_dynamic_spatial_dimensions(rng: np.random.Generator) -> None:
+def test_dynamic_spatial_dimensions() -> None:
   nodes = f"""c = {SAME}(x, w)  a = Relu(c)  b = MaxPool<kernel_shape = [2, 2]>(a)  s = Shape(c)
-        p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
+    p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
   original = model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}")
-  optimized, _ = change(original, rng)
+  optimized, _ = change(original)
   found = operators(optimized)
   assert found.count("Transpose") == 2
   assert (found[0], found[-1]) == ("Transpose", "Transpose")

@@ -28,22 +28,23 @@ def fuse(original: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ("y = Add(c, b)", ["y = Add(c, bias)"]),
-        ("a = Add(b, c)  y = Gelu(a)", ["add = Add(bias, c)", "y = Gelu(add)"]),
-        ('y = Gelu<approximate = "tanh">(c)', ['y = Gelu<approximate="tanh">(c)']),
-        ("g = Sigmoid(c)  y = Mul(c, g)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
-        ("a = Add(c, b)  y = Add(a, r)", ["add = Add(c, bias)", "y = Add(add, residual)"]),
-        ("a = Mul(c, s)  y = Add(r, a)", ["mul = Mul(c, 0.51025390625)", "y = Add(residual, mul)"]),
-        ("y = Add(c, x)", ["y = Add(c, residual)"]),
-        ("y = Add(c, t)", ["y = Add(c, bias)"]),
-        (NUMBERS + HALVES + "a = Div(c, halfroot)  e = Erf(a)  d = Add(e, half)  f = Mul(c, d)  y = Mul(f, s)",
-         ["div = Div(c, operand)", "erf = Erf(div)", "add = Add(erf, bias)", "mul = Mul(c, add)",
-          "y = Mul(mul, scale2)"]),
-    ],
-)  # fmt: skip
-def test_chains(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
+  ("nodes", "expected"),
+  [
+    ("y = Add(c, b)", ["y = Add(c, bias)"]),
+    ("a = Add(b, c)  y = Gelu(a)", ["add = Add(bias, c)", "y = Gelu(add)"]),
+    ('y = Gelu<approximate = "tanh">(c)', ['y = Gelu<approximate="tanh">(c)']),
+    ("g = Sigmoid(c)  y = Mul(c, g)", ["sigmoid = Sigmoid(c)", "y = Mul(c, sigmoid)"]),
+    ("a = Add(c, b)  y = Add(a, r)", ["add = Add(c, bias)", "y = Add(add, residual)"]),
+    ("a = Mul(c, s)  y = Add(r, a)", ["mul = Mul(c, 0.51025390625)", "y = Add(residual, mul)"]),
+    ("y = Add(c, x)", ["y = Add(c, residual)"]),
+    ("y = Add(c, t)", ["y = Add(c, bias)"]),
+    (
+      NUMBERS + HALVES + "a = Div(c, halfroot)  e = Erf(a)  d = Add(e, half)  f = Mul(c, d)  y = Mul(f, s)",
+      ["div = Div(c, operand)", "erf = Erf(div)", "add = Add(erf, bias)", "mul = Mul(c, add)", "y = Mul(mul, scale2)"],
+    ),
+  ],
+)
+def test_chains(nodes: str, expected: list[str]) -> None:
   original = graph(nodes)
   optimized, _ = fuse(original)
   assert [each for each in operators(optimized) if each not in ("Cast", "Constant")] == ["FusedMatMul"]
@@ -51,43 +52,43 @@ def test_chains(nodes: str, expected: list[str], rng: np.random.Generator) -> No
   assert [each.split("(")[0] for each in found] == [each.split("(")[0] for each in expected]
   if "Erf" not in nodes:
     assert found == expected
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_a_cast_to_float_is_the_result(rng: np.random.Generator) -> None:
+def test_a_cast_to_float_is_the_result() -> None:
   original = graph("a = Add(c, b)  y = Cast<to = 1>(a)", "float[N,M,8] y")
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul"]
-  assert_same_outputs(original, optimized, rng, "float16")
+  assert_same_outputs(original, optimized, "float16")
 
 
-def test_a_gate(rng: np.random.Generator) -> None:
+def test_a_gate() -> None:
   """SwiGLU: the activation is the first product's, the product of the two the second's."""
   original = graph("g = Sigmoid(c)  a = Mul(c, g)  u = MatMul(x, w2)  y = Mul(a, u)")
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul", "FusedMatMul"]
   assert [lines(each)[-1] for each in programs(optimized)] == ["y = Mul(c, sigmoid)", "y = Mul(residual, c)"]
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_the_later_of_two_products_takes_their_sum(rng: np.random.Generator) -> None:
+def test_the_later_of_two_products_takes_their_sum() -> None:
   original = graph("a = Relu(c)  d = MatMul(a, w2)  y = Add(a, d)")
   optimized, _ = fuse(original)
   assert inputs_of(optimized)[1][2:] == ["a"]
   assert [lines(each) for each in programs(optimized)] == [["y = Relu(c)"], ["y = Add(residual, c)"]]
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_what_others_need_is_a_result_too(rng: np.random.Generator) -> None:
+def test_what_others_need_is_a_result_too() -> None:
   """The sum before and the value after an activation, each read by something that is not pointwise."""
   original = graph("a = Add(c, b)  d = Relu(a)  y = Softmax(a)  z = Softmax(d)", "f[N,M,8] y, f[N,M,8] z")
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul", "Softmax", "Softmax"]
   assert list(optimized.graph.node[0].output) == ["a", "d"]
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_what_only_a_pointwise_operator_outside_reads_is_computed_there(rng: np.random.Generator) -> None:
+def test_what_only_a_pointwise_operator_outside_reads_is_computed_there() -> None:
   """d = Relu(c) would be written for Mul alone, which reads c as well and can't join: it reads a gate of c."""
   gate = "p = Softmax(c)  d = Relu(c)  e = Mul(d, c)  y = Mul(e, p)"
   original = graph(gate)
@@ -95,21 +96,22 @@ def test_what_only_a_pointwise_operator_outside_reads_is_computed_there(rng: np.
   assert list(optimized.graph.node[0].output) in (["c", "e"], ["c"])
   assert "d" not in optimized.graph.node[0].output
   assert any("depends on the product" in each.reason for each in result.near_misses)
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_what_only_a_sum_outside_reads_is_computed_there(rng: np.random.Generator) -> None:
+def test_what_only_a_sum_outside_reads_is_computed_there() -> None:
   """The sum reads half of what the product would write beside its result."""
   original = graph(
-      "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
-      "y = Softmax(a)", "f[N,M,8] y, float z",
-  )  # fmt: skip
+    "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
+    "y = Softmax(a)",
+    "f[N,M,8] y, float z",
+  )
   optimized, _ = fuse(original)
   assert lines(programs(optimized)[0]) == ["y = Add(c, bias)"]
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum(rng: np.random.Generator) -> None:
+def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum() -> None:
   text = "a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)"
   original = graph(text)
   optimized, _ = fuse(original)
@@ -117,20 +119,19 @@ def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum(rng: np.ra
   assert not result.changes
   assert operators(optimized) == ["FusedMatMul", "FusedLayerNorm", "FusedMatMul"]
   assert [list(node.output) for node in optimized.graph.node] == [["h"], ["n"], ["y"]]
-  assert_same_outputs(original, optimized, rng)
+  assert_same_outputs(original, optimized)
 
 
-def test_a_cast_that_only_a_norm_reads_is_the_norms(rng: np.random.Generator) -> None:
+def test_a_cast_that_only_a_norm_reads_is_the_norms() -> None:
   """RMS norms of Llama: two bytes are read in place of four, and four are not written."""
   text = """h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
-        d = MatMul(k, w2)  y = Add(d, h)"""
+    d = MatMul(k, w2)  y = Add(d, h)"""
   original = graph(text)
   original.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), "gamma"))
   optimized, _ = fuse(original)
   assert list(optimized.graph.node[0].output) == ["h"]
-  optimized, _ = run_pass(optimized, NORM_PROLOGUE)
-  assert operators(optimized) == ["FusedMatMul", "FusedLayerNorm", "Cast", "FusedMatMul"]
-  assert_same_outputs(original, optimized, rng)
+  optimized, _ = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "Cast", "FusedMatMul"])
+  assert_same_outputs(original, optimized)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +148,15 @@ def test_what_stays(nodes: str, outputs: str, inputs: str, reason: str) -> None:
   assert_unchanged(before, [MATMUL_EPILOGUE], reason)
 
 
-def test_lengths_that_come_from_one_shape(rng: np.random.Generator) -> None:
+def test_lengths_that_come_from_one_shape() -> None:
   """A residual whose shape has no name: both come from x's, one through a Reshape."""
   text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints = [0]>()
-        n = Gather(shape, zero)  rest = Constant<value_ints = [4, 2, 4]>()  split = Concat<axis = 0>(n, rest)
-        q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm = [0, 2, 1, 3]>(k)  v = Softmax(h)
-        u = Transpose<perm = [0, 2, 1, 3]>(v)
-        joined = Constant<value_ints = [4, 8]>()  whole = Concat<axis = 0>(n, joined)  o = Reshape(u, whole)
-        c = MatMul(o, w)  y = Add(c, x) }"""
+    n = Gather(shape, zero)  rest = Constant<value_ints = [4, 2, 4]>()  split = Concat<axis = 0>(n, rest)
+    q = Reshape(x, split)  k = Relu(q)  h = Transpose<perm = [0, 2, 1, 3]>(k)  v = Softmax(h)
+    u = Transpose<perm = [0, 2, 1, 3]>(v)
+    joined = Constant<value_ints = [4, 8]>()  whole = Concat<axis = 0>(n, joined)  o = Reshape(u, whole)
+    c = MatMul(o, w)  y = Add(c, x) }"""
   original = weighted(text, {"w": (8, 8)})
   optimized, _ = fuse(original)
   assert operators(optimized)[-1] == "FusedMatMul"
-  assert_same_outputs(original, optimized, rng, a=3)
+  assert_same_outputs(original, optimized, a=3)

@@ -27,10 +27,10 @@ INPUTS = {"x": "[N,M,8]", "r": "[N,M,8]", "b": "[8]", "c": "[1,M,1]", "e": "[N,1
 UNARY = ("Neg", "Abs", "Tanh", "Sigmoid", "Relu", "Erf", "Sin", "Identity", "Softplus")
 BINARY = ("Add", "Sub", "Mul", "Max", "Min")
 LAYER_NORM = """{o}_m = ReduceMean<axes = [-1]> ({a})  {o}_d = Sub({a}, {o}_m)  {o}_s = Mul({o}_d, {o}_d)
-    {o}_v = ReduceMean<axes = [-1]> ({o}_s)  {o}_e = Add({o}_v, epsilon)  {o}_r = Sqrt({o}_e)
-    {o} = Div({o}_d, {o}_r)"""
+  {o}_v = ReduceMean<axes = [-1]> ({o}_s)  {o}_e = Add({o}_v, epsilon)  {o}_r = Sqrt({o}_e)
+  {o} = Div({o}_d, {o}_r)"""
 RMS_NORM = """{o}_s = Pow({a}, two)  {o}_v = ReduceMean<axes = [-1]> ({o}_s)  {o}_e = Add(epsilon, {o}_v)
-    {o}_r = Sqrt({o}_e)  {o}_i = Reciprocal({o}_r)  {o} = Mul({a}, {o}_i)"""
+  {o}_r = Sqrt({o}_e)  {o}_i = Reciprocal({o}_r)  {o} = Mul({a}, {o}_i)"""
 
 
 @st.composite
@@ -63,9 +63,9 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
       nodes.append(f"{name}_p = Greater({a}, {bound})  {name} = Where({name}_p, {a}, {other})")
     else:
       nodes.append(f"""{name} = If (flag) <
-                then_branch = then{index} () => (float[N,M,8] {name}_t) {{ {name}_t = Neg({a}) }},
-                else_branch = else{index} () => (float[N,M,8] {name}_f)
-                    {{ {name}_f = Add({draw(st.sampled_from(whole))}, {a}) }}>""")
+          then_branch = then{index} () => (float[N,M,8] {name}_t) {{ {name}_t = Neg({a}) }},
+          else_branch = else{index} () => (float[N,M,8] {name}_f)
+              {{ {name}_f = Add({draw(st.sampled_from(whole))}, {a}) }}>""")
     whole.append(name)
   outputs = draw(st.sets(st.sampled_from(whole[2:]), min_size=1, max_size=3)) | {whole[-1]}
   declared = ", ".join(f"float{shape} {name}" for name, shape in INPUTS.items())
@@ -99,5 +99,5 @@ def test_deterministic(original: onnx.ModelProto) -> None:
 def _compare(original: onnx.ModelProto, optimized: onnx.ModelProto, seed: int) -> None:
   # Norms of norms amplify what differs in the last bit, and comparisons decide on it: a wide tolerance, which a
   # wrong operand, shape or order still exceeds by far.
-  assert_same_outputs(original, optimized, np.random.default_rng(seed), precision="float16")
-  assert_same_outputs(original, optimized, np.random.default_rng(seed), precision="float16", N=1, M=1)
+  assert_same_outputs(original, optimized, rng=np.random.default_rng(seed), precision="float16")
+  assert_same_outputs(original, optimized, rng=np.random.default_rng(seed), precision="float16", N=1, M=1)

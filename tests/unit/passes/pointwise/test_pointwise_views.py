@@ -1,9 +1,8 @@
 """Which Reshapes move up over pointwise operators and which Expands go, and what must stay."""
 
-import numpy as np
 import onnx
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, programs, reasons, run_pass
+from pass_helpers import assert_same_outputs, assert_unchanged, model, programs, reasons, run_pass, run_same
 
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
@@ -15,32 +14,28 @@ def graph(nodes: str, inputs: str, outputs: str = "float[2,3,4,8] y") -> str:
   return f"g (float[6,4,8] x{inputs}) => ({outputs}) {{ {SPLIT}  {nodes} }}"
 
 
-def check(text: str, rng: np.random.Generator, *ops: str, opset: int = 17) -> onnx.ModelProto:
+def check(text: str, *ops: str, opset: int = 17) -> onnx.ModelProto:
   """The operators after the pass; outputs are the same then, and with everything fused that now can be."""
   original = model(text, opset)
-  optimized, _ = run_pass(original, POINTWISE_VIEWS)
-  assert operators(optimized) == list(ops)
-  assert_same_outputs(original, optimized, rng)
-  assert_same_outputs(original, run_pass(original, POINTWISE_VIEWS, FUSE_POINTWISE)[0], rng)
+  optimized, _ = run_same(original, POINTWISE_VIEWS, into=list(ops))
+  assert_same_outputs(original, run_pass(original, POINTWISE_VIEWS, FUSE_POINTWISE)[0])
   return optimized
 
 
-def test_a_reshape_moves_up_and_both_sides_join(rng: np.random.Generator) -> None:
+def test_a_reshape_moves_up_and_both_sides_join() -> None:
   """As Swin adds a position bias and then, for each window, a mask."""
   text = graph("a = Add(x, bias)  v = Reshape(a, to)  y = Add(v, mask)", ", float[1,4,8] bias, float[3,4,8] mask")
-  optimized = check(text, rng, "Reshape", "Add", "Add")
-  fused, _ = run_pass(optimized, FUSE_POINTWISE)
-  assert operators(fused) == ["Reshape", "FusedPointwise"]
+  fused, _ = run_pass(check(text, "Reshape", "Add", "Add"), FUSE_POINTWISE, into=["Reshape", "FusedPointwise"])
   assert programs(fused)[0].count("Add") == 2
 
 
-def test_over_a_chain_with_its_attributes(rng: np.random.Generator) -> None:
+def test_over_a_chain_with_its_attributes() -> None:
   text = graph(
     """m = Softmax(x)  a = Mul(m, s)  b = LeakyRelu<alpha = 0.3> (a)  c = Cast<to = 11> (b)  d = Cast<to = 1> (c)
-        v = Reshape(d, to)  y = Relu(v)""",
+      v = Reshape(d, to)  y = Relu(v)""",
     ", float s",
   )
-  optimized = check(text, rng, "Softmax", "Reshape", "Mul", "LeakyRelu", "Cast", "Cast", "Relu")
+  optimized = check(text, "Softmax", "Reshape", "Mul", "LeakyRelu", "Cast", "Cast", "Relu")
   moved = {node.op_type: node for node in optimized.graph.node}
   assert moved["LeakyRelu"].attribute[0].f == pytest.approx(0.3)
   assert moved["Relu"].input[0] == "v"
@@ -54,26 +49,24 @@ def test_over_a_chain_with_its_attributes(rng: np.random.Generator) -> None:
     ("shape = Constant<value = int64[3] {0, -1, 2}> ()  v = Reshape(a, shape)", "[6,16,2]", "Reshape"),
   ],
 )
-def test_other_views(view: str, shape: str, back: str, rng: np.random.Generator) -> None:
-  check(graph(f"a = Neg(x)  {view}  y = Abs(v)", "", f"float{shape} y"), rng, back, "Neg", "Abs")
+def test_other_views(view: str, shape: str, back: str) -> None:
+  check(graph(f"a = Neg(x)  {view}  y = Abs(v)", "", f"float{shape} y"), back, "Neg", "Abs")
 
 
-def test_the_shape_may_come_after_the_chain(rng: np.random.Generator) -> None:
+def test_the_shape_may_come_after_the_chain() -> None:
   text = graph("a = Neg(x)  n = Neg(minus)  v = Reshape(a, n)  y = Abs(v)", ", int64[2] minus", "float[A,B] y")
-  original = model(text)
-  optimized, _ = run_pass(original, POINTWISE_VIEWS)
-  assert operators(optimized) == ["Neg", "Reshape", "Neg", "Abs"]
+  optimized, _ = run_pass(model(text), POINTWISE_VIEWS, into=["Neg", "Reshape", "Neg", "Abs"])
   assert next(node.output[0] for node in optimized.graph.node if node.op_type == "Neg") == "n"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "inputs", "words"),
-    [
-        ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,4,8] r", "does not repeat over all"),
-        ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,1,1] r", "does not repeat over all"),
-        ("h = Abs(x)  z = Softmax(h)  a = Neg(h)  v = Reshape(a, to)  b = Sin(v)  w = Reshape(z, to)  y = Add(b, w)",
-         "", "'h' is also used by"),
-    ],
+  ("nodes", "inputs", "words"),
+  [
+      ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,4,8] r", "does not repeat over all"),
+      ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,1,1] r", "does not repeat over all"),
+      ("h = Abs(x)  z = Softmax(h)  a = Neg(h)  v = Reshape(a, to)  b = Sin(v)  w = Reshape(z, to)  y = Add(b, w)",
+       "", "'h' is also used by"),
+  ],
 )  # fmt: skip
 def test_what_cannot_be_passed(nodes: str, inputs: str, words: str) -> None:
   assert_unchanged(model(graph(nodes, inputs)), [POINTWISE_VIEWS], words)
@@ -96,20 +89,13 @@ def test_a_transpose_stays() -> None:
   assert_unchanged(model(text), [POINTWISE_VIEWS])
 
 
-def test_an_expand_that_its_reader_makes_needless(rng: np.random.Generator) -> None:
+def test_an_expand_that_its_reader_makes_needless() -> None:
   text = graph(
-    "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)",
-    ", float[8] b",
-    "float[6,4,8] y",
+    "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)", ", float[8] b", "float[6,4,8] y"
   )
-  original = model(text)
-  optimized, result = run_pass(original, POINTWISE_VIEWS)
+  optimized, result = run_same(model(text), POINTWISE_VIEWS)
   assert [list(node.input) for node in optimized.graph.node[-2:]] == [["b", "x"], ["c", "x", "b"]]
-  assert [each.nodes for each in result.changes] == [
-    ("'e' (Expand)", "'c' (Greater)"),
-    ("'e' (Expand)", "'y' (Where)"),
-  ]
-  assert_same_outputs(original, optimized, rng)
+  assert [each.nodes for each in result.changes] == [("'e' (Expand)", "'c' (Greater)"), ("'e' (Expand)", "'y' (Where)")]
 
 
 def test_an_expand_that_gives_the_shape_stays() -> None:
@@ -127,13 +113,10 @@ def test_an_expand_that_gives_the_shape_stays() -> None:
   assert not reasons(result)
 
 
-def test_the_limit(rng: np.random.Generator) -> None:
+def test_the_limit() -> None:
   text = graph(
-    "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)",
-    ", float[8] s",
+    "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)", ", float[8] s"
   )
   original = model(text)
   for limit, changes in ((0, 0), (1, 1), (2, 2)):
-    optimized, result = run_pass(original, POINTWISE_VIEWS, limit=limit)
-    assert len(result.changes) == changes
-    assert_same_outputs(original, optimized, rng)
+    run_same(original, POINTWISE_VIEWS, limit=limit, changes=changes)
