@@ -225,29 +225,18 @@ def test_shape_inference() -> None:
   assert infer(None, (8,), (8,), (8,))[0].shape is None
 
 
+def wrong(inputs: list[str], outputs: list[str], **attributes: str) -> onnx.NodeProto:
+  return helper.make_node("FusedLayerNorm", inputs, outputs, "norm", domain=DOMAIN, **attributes)
+
+
+BARE = "(float x) => (float y) { y = RMSNormalization(x) }"
 WRONG = {
-  "the attribute 'program' is missing": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN),
-  "expected '('": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="nonsense"),
-  "a character beyond ASCII": helper.make_node("FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="é"),
-  "no LayerNormalization or RMSNormalization": helper.make_node(
-    "FusedLayerNorm", ["x"], ["y"], "norm", domain=DOMAIN, program="(float x) => (float y) { y = Relu(x) }"
-  ),
-  "2 inputs, but its program has 1": helper.make_node(
-    "FusedLayerNorm",
-    ["x", "z"],
-    ["y"],
-    "norm",
-    domain=DOMAIN,
-    program="(float x) => (float y) { y = RMSNormalization(x) }",
-  ),
-  "2 outputs, but its program has 1": helper.make_node(
-    "FusedLayerNorm",
-    ["x"],
-    ["y", "z"],
-    "norm",
-    domain=DOMAIN,
-    program="(float x) => (float y) { y = RMSNormalization(x) }",
-  ),
+  "the attribute 'program' is missing": wrong(["x"], ["y"]),
+  "expected '('": wrong(["x"], ["y"], program="nonsense"),
+  "a character beyond ASCII": wrong(["x"], ["y"], program="é"),
+  "no LayerNormalization or RMSNormalization": wrong(["x"], ["y"], program=BARE.replace("RMSNormalization", "Relu")),
+  "2 inputs, but its program has 1": wrong(["x", "z"], ["y"], program=BARE),
+  "2 outputs, but its program has 1": wrong(["x"], ["y", "z"], program=BARE),
 }
 
 

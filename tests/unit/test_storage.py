@@ -323,23 +323,10 @@ def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(
 
 
 def test_weights_in_bodies_go_to_the_second_file_too(tmp_path: Path) -> None:
-  body = helper.make_graph(
-    [helper.make_node("Add", ["x", "inner"], ["o"])],
-    "body",
-    [],
-    [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
-    [numpy_helper.from_array(WEIGHT, "inner")],
-  )
-  other = helper.make_graph(
-    [helper.make_node("Identity", ["x"], ["p"])], "other", [], [helper.make_tensor_value_info("p", 1, None)]
-  )
-  graph = helper.make_graph(
-    [helper.make_node("If", ["c"], ["y"], "if", then_branch=body, else_branch=other)],
-    "g",
-    [helper.make_tensor_value_info("x", 1, [32, 32]), helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
-    [helper.make_tensor_value_info("y", 1, [32, 32])],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  model = parsed("""g (float[32,32] x, bool c) => (float[32,32] y) {
+    [if] y = If (c) <then_branch = body () => (float[] o) { o = Add (x, inner) },
+                     else_branch = other () => (float[] p) { p = Identity (x) }> }""")
+  model.graph.node[0].attribute[0].g.initializer.append(numpy_helper.from_array(WEIGHT, "inner"))
   storage.save_model(model, tmp_path / "out.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
   assert data.read_bytes() == WEIGHT.tobytes()

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from layout_helpers import attributes
 from onnx import helper, numpy_helper
+from onnx_models import parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.graph.convert import import_model
@@ -137,12 +138,8 @@ def test_an_invalid_node_stays() -> None:
 
 def test_double_stays() -> None:
   """For which there is no kernel of ours."""
-  w = numpy_helper.from_array(np.ones((8, 3, 4, 4)), "w")
-  values = [helper.make_tensor_value_info(name, 11, ["N", size, None, None]) for name, size in (("x", 8), ("y", 3))]
-  node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], "up")
-  original = helper.make_model(
-    helper.make_graph([node], "g", values[:1], values[1:], [w]),
-    opset_imports=[helper.make_opsetid("", 17)],
-    ir_version=8,
+  original = parsed(
+    "g (double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose (x, w) }",
+    weights={"w": np.ones((8, 3, 4, 4))},
   )
   assert_unchanged(moved(original), [IMAGE_OUTPUT], "its dtype is double")
