@@ -1,0 +1,114 @@
+// Compiles our grouped convolution for a GPU architecture, and fails where the compiler spills registers to local
+// memory. Needs NVRTC but no GPU.
+//
+//   test_grouped_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <sstream>
+
+#include "ortplugin/ops/conv/engines/engine.h"
+#include "ortplugin/ops/conv/engines/grouped.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
+
+using namespace ortplugin;
+
+namespace {
+
+constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
+
+const char* const kSilu =
+    "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  g = Sigmoid(s)\n  y = Mul(s, g)\n}";
+// Two results, a residual, an operand of each row, mixed dtypes.
+const char* const kMixed =
+    "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+    "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  y = Cast<to=bfloat16>(v)\n}";
+
+Contraction Grouped(DType dtype, int64_t batch, int64_t size, int64_t groups, int64_t channels, int64_t filters,
+                    int64_t kernel, int64_t stride = 1, int64_t dilation = 1) {
+  const int64_t pad = (kernel - 1) / 2 * dilation, out = (size - 1) / stride + 1;
+  Contraction problem =
+      test::SquareConv(dtype, false, batch, size, groups * channels, groups * filters, kernel, stride, pad, out);
+  problem.groups = groups;
+  problem.rows().dilation = problem.columns().dilation = dilation;
+  problem.operands = {{problem.filters}};
+  if (dtype == kBrain) problem.operands = {{problem.filters}, problem.result(), {out, 1, 1}};
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
+  std::vector<Contraction> problems;
+  for (const auto& [channels, filters, kernel, stride, dilation] : {std::array<int64_t, 5>{28, 34, 1, 1, 1},
+                                                                    {68, 17, 1, 1, 1},
+                                                                    {17, 68, 1, 1, 1},
+                                                                    {136, 136, 1, 1, 1},
+                                                                    {1, 2, 3, 1, 1},
+                                                                    {2, 2, 3, 2, 1},
+                                                                    {3, 5, 5, 1, 2},
+                                                                    {4, 4, 3, 1, 1},
+                                                                    {8, 8, 3, 2, 1},
+                                                                    {12, 7, 3, 1, 1},
+                                                                    {16, 16, 3, 1, 2},
+                                                                    {24, 24, 7, 2, 1},
+                                                                    {32, 32, 3, 1, 1},
+                                                                    {56, 56, 3, 1, 1},
+                                                                    {64, 64, 3, 2, 1},
+                                                                    {112, 112, 3, 2, 1},
+                                                                    {168, 168, 3, 1, 1},
+                                                                    {232, 232, 3, 1, 1}})
+    for (const bool large : {false, true})
+      problems.push_back(Grouped(large ? kHalf : kBrain, large ? 8 : 1, large ? 56 : 14, channels < 64 ? 8 : 4,
+                                 channels, filters, kernel, stride, dilation));
+  for (const Contraction& problem : problems) {
+    const Program program = Program::Parse(problem.dtype() == kHalf ? kSilu : kMixed);
+    CHECK(FitsGrouped(program, problem, device) == device.has_mma_m16n8k16());
+    if (!device.has_mma_m16n8k16()) continue;
+    const GroupedConfig config = *ConfigureGrouped(problem, device);
+    const EngineKernel kernel = *MakeGrouped(program, problem, device);
+    std::ostringstream shape;
+    shape << architecture << " " << NameOf(problem.dtype()) << " " << problem.groups << " x "
+          << problem.group_channels() << " to " << ToString(problem.result()) << " kernel " << problem.rows().kernel
+          << " stride " << problem.rows().stride;
+    if (!test::IsTaken(architecture, shape.str())) continue;
+    std::string log, failure;
+    const std::string code = test::Compile(kernel.source, architecture, &log, &failure);
+    const auto variant = [&] {
+      std::ostringstream text;
+      text << shape.str() << ": merged " << config.merged << " chunk " << config.chunk << " columns " << config.columns
+           << " units " << config.item_units << "/" << config.block_units << " subs " << config.block_subs << " tile "
+           << config.tile_h << "x" << config.tile_w << " parts " << config.parts << " warps " << config.warps_m << "x"
+           << config.warps_n << " stages " << config.stages << " resident " << config.min_blocks << " blocks "
+           << kernel.launch.blocks << " shared " << kernel.launch.shared_bytes << " registers " << test::Registers(log)
+           << " spilled " << test::Spilled(log) << " bytes " << failure;
+      return text.str();
+    };
+    test::CheckCompiled(variant(), code, log);
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    const std::string lacking = test::Lacking(device, log, kernel.entry, kernel.launch.threads,
+                                              kernel.launch.shared_bytes, {config.min_blocks});
+    CHECK_WITH(lacking.empty(), lacking + variant());
+    if (architecture == "sm_90" && !problem.constant_weights)
+      CHECK_WITH(test::BeforeWait(kernel.source).empty(), test::BeforeWait(kernel.source));
+  }
+
+  const Program program = Program::Parse(kSilu);
+  const Contraction known = Grouped(kHalf, 4, 28, 4, 28, 34, 3);
+  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
+    Contraction other = known;
+    change(&other);
+    CHECK_WITH(!FitsGrouped(program, other, test::H200()), what);
+  };
+  refused("one group", [](Contraction* changed) { changed->groups = 1; });
+  refused("depthwise", [](Contraction* changed) { changed->groups = changed->filters = changed->channels; });
+  refused("transposed", [](Contraction* changed) { changed->transposed = true; });
+  refused("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kFloat); });
+  refused("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
+  refused("a tile that fills shared memory", [](Contraction* changed) { changed->rows().dilation = 1 << 12; });
+  return test::Summary();
+}
