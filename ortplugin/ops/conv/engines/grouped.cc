@@ -186,7 +186,8 @@ std::optional<GroupedConfig> ConfigureGrouped(const Contraction& problem, const 
   };
   const auto with_warps = [&] {
     const Sizes sizes = SizesOf(problem, option);
-    for (const auto& [m, n] : {std::pair{4, 1}, {2, 2}, {1, 4}, {8, 1}, {4, 2}, {2, 4}, {1, 8}}) {
+    for (const auto& [m, n] :
+         {std::pair{4, 1}, {2, 2}, {1, 4}, {8, 1}, {4, 2}, {2, 4}, {1, 8}, {2, 1}, {1, 2}, {1, 1}}) {
       // Of several chunks the sums stay in registers.
       if (n > sizes.items || (sizes.chunks > 1 && n < sizes.items)) continue;
       option.warps_m = m;
