@@ -4,17 +4,14 @@
 // The text in front of this one is generated for the node at hand (grouped.cc, engine.cc): the sizes as macros, the
 // operands and `apply`, the program.
 //
-// An implicit GEMM for each group on tensor cores, M = pixels, N = filters, K = taps and channels in octets. Narrow
-// groups are merged into a unit of MERGED groups: its weights are block-diagonal. A block has a tile of pixels and a
-// slice: BLOCK_UNITS units, or BLOCK_SUBS subs of one, 8 COLUMNS filters each. Its warps, WARPS_M along the pixels and
-// WARPS_N along the filters, work on items: ITEM_UNITS units of one sub, PARTS times 16 pixels.
+// An implicit GEMM for each group, M = pixels, N = filters, K = taps and octets of channels. MERGED narrow groups make
+// a unit with block-diagonal weights; 8 COLUMNS of its filters are a sub. A block has a tile of pixels (FLAT: of all
+// images in a row) and a slice of BLOCK_UNITS units or BLOCK_SUBS subs, its warps have items: PARTS times 16 pixels,
+// ITEM_UNITS units of one sub.
 //
-// Shared memory has all pixels of X that the tile meets, once for all taps, and the filters. Both are in octets of
-// channels that begin with a unit, whatever the groups' width: what fills up an octet is zero on both sides. The zeros
-// beside the diagonal are not: an infinite x of one group meets the zero of another, so where groups are merged, sums
-// that are not finite are made anew without them.
-//
-// Unless all CHUNK octets of a unit are held at once, the weights come chunk by chunk with X.
+// Shared memory holds what the tile meets of X, once for all taps, and the filters, CHUNK octets of each unit at a
+// time. Octets begin with a unit; what fills up the last one is zero on both sides. Zeros beside the diagonal may meet
+// an infinite x of another group, so in units of several, sums that are not finite are made anew without them.
 
 #define THREADS (WARPS_M * WARPS_N * 32)
 #define TAPS (KERNEL_H * KERNEL_W)
@@ -29,8 +26,7 @@
 #define ITEMS (BLOCK_UNITS / ITEM_UNITS * BLOCK_SUBS)
 #define WARP_ITEMS ((ITEMS + WARPS_N - 1) / WARPS_N)
 #define PIXELS (TILE_H * TILE_W)
-// Of X only each STEP-th row and column is met. Columns that are met by neighbouring pixels lie side by side: a row
-// has MOVE_W planes of PLANE_W columns.
+// Of X each STEP-th row and column is met. Those that neighbouring pixels meet lie side by side: MOVE_W planes a row.
 #define MOVE_H (STRIDE_H / STEP_H)
 #define MOVE_W (STRIDE_W / STEP_W)
 #define REACH_H (DILATION_H / STEP_H)
@@ -38,12 +34,12 @@
 #define PART_H ((TILE_H - 1) * MOVE_H + (KERNEL_H - 1) * REACH_H + 1)
 #define PLANE_W (TILE_W + (KERNEL_W - 1) * REACH_W / MOVE_W)
 #define PART_W (PLANE_W * MOVE_W)
-#define PITCH (BLOCK_UNITS * CHUNK | 1)  // octets of a pixel, an odd number: no conflicts between neighbours
+#define PITCH (BLOCK_UNITS * CHUNK | 1)  // octets, an odd number: no conflicts between neighbours
 #define OCTETS (TAPS * CHUNK)
 #define W_PITCH (OCTETS | 1)
 #define W_ROWS (BLOCK_UNITS * BLOCK_SUBS * SUB_FILTERS)
 #define ITEM_COLUMNS (ITEM_UNITS * COLUMNS)
-#define SUM_PITCH (ITEM_COLUMNS * 8 + (ITEM_COLUMNS % 2 == 0 ? 8 : 0))
+#define SUM_PITCH ((ITEM_COLUMNS | 1) * 8)
 // Vectors of results of a unit in an item.
 #define UNIT_VECTORS ((UNIT_FILTERS < SUB_FILTERS ? UNIT_FILTERS : SUB_FILTERS) / VECTOR)
 #define ITEM_VECTORS (ITEM_UNITS * UNIT_VECTORS)
@@ -58,17 +54,19 @@ __device__ __forceinline__ void mma_half(float (&sums)[4], const unsigned (&a)[4
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
+template <int N>
 __device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(from)
-               : "memory");
-}
-__device__ __forceinline__ void load_two_matrices(unsigned (&x)[4], unsigned from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(x[0]), "=r"(x[1])
-               : "r"(from)
-               : "memory");
+  if constexpr (N == 4) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1])
+                 : "r"(from)
+                 : "memory");
+  }
 }
 
 // Starts copying N elements to shared memory, or zeros where they do not exist.
@@ -154,28 +152,27 @@ __device__ __forceinline__ void multiply(float (&sums)[PARTS][ITEM_COLUMNS][4], 
   for (int u = 0; u < ITEM_UNITS; ++u) {
     unsigned x[PARTS][4];
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) load_matrices(x[p], at[p] + place + u * (CHUNK * 16));
+    for (int p = 0; p < PARTS; ++p) load_matrices<4>(x[p], at[p] + place + u * (CHUNK * 16));
 #pragma unroll
     for (int j = 0; j < COLUMNS; j += 2) {
-      unsigned w[4] = {};
+      unsigned w[4];
       const unsigned from = right + ((u * (BLOCK_SUBS * SUB_FILTERS) + j * 8) * W_PITCH + 2 * i) * 16;
       if (j + 1 < COLUMNS) {
-        load_matrices(w, from);
+        load_matrices<4>(w, from);
       } else {
-        load_two_matrices(w, from);
+        load_matrices<2>(w, from);
       }
 #pragma unroll
       for (int p = 0; p < PARTS; ++p)
 #pragma unroll
-        for (int k = 0; k < 2; ++k)
-          if (j + k < COLUMNS) {
-            float (&to)[4] = sums[p][u * COLUMNS + (j + k < COLUMNS ? j + k : j)];
-            if (HALF) {
-              mma_half(to, x[p], w[2 * k]);
-            } else {
-              mma(to, x[p], w[2 * k], w[2 * k + 1]);
-            }
+        for (int k = 0; k < 2 && j + k < COLUMNS; ++k) {
+          float (&to)[4] = sums[p][u * COLUMNS + j + k];
+          if (HALF) {
+            mma_half(to, x[p], w[2 * k]);
+          } else {
+            mma(to, x[p], w[2 * k], w[2 * k + 1]);
           }
+        }
     }
   }
 }
@@ -205,8 +202,8 @@ __device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int 
 __device__ __forceinline__ void store_results(const Arguments& a, float* shared_sums,
                                               const float (&sums)[ITEM_COLUMNS][4], const Tile& tile, int first_pixel,
                                               int first_unit, int sub, int lane) {
-  constexpr int kCount = 16 * ITEM_VECTORS, kOfLane = (kCount + 31) / 32;
-  constexpr int kMost = VECTOR < 8 ? 8 / VECTOR : 1, kAhead = kMost > 4 ? 4 : kMost;  // read before they are needed
+  constexpr int kOfLane = (16 * ITEM_VECTORS + 31) / 32;
+  constexpr int kAhead = VECTOR <= 2 ? 4 : 8 / VECTOR;  // vectors whose operands are read before they are needed
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < ITEM_COLUMNS; ++j) {
@@ -215,59 +212,53 @@ __device__ __forceinline__ void store_results(const Arguments& a, float* shared_
     *(float2*)(to + 8 * SUM_PITCH) = make_float2(sums[j][2], sums[j][3]);
   }
   __syncwarp();
+  struct {
+    TileOperands<VECTOR> of_tile;
+    PixelOperands<VECTOR> of_pixel;
+    float* from;
+    int n, y, x, m, offset;
+  } ahead[kAhead];
 #pragma unroll 1
   for (int round = 0; round < kOfLane; round += kAhead) {
-    TileOperands<VECTOR> tile_operands[kAhead];
-    PixelOperands<VECTOR> pixel_operands[kAhead];
-    int offsets[kAhead], n[kAhead], y[kAhead], x[kAhead], m[kAhead];
-    float* from[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const int i = (round + k) * 32 + lane, vector = i % ITEM_VECTORS, unit = vector / UNIT_VECTORS;
-      const int in_sub = vector % UNIT_VECTORS * VECTOR, in_unit = sub * SUB_FILTERS + in_sub;
-      const int pixel = first_pixel + i / ITEM_VECTORS;
-      from[k] = shared_sums + i / ITEM_VECTORS * SUM_PITCH + unit * SUB_FILTERS + in_sub;
-      m[k] = (first_unit + unit) * UNIT_FILTERS + in_unit;
-      bool exists = i < kCount && pixel < PIXELS && in_unit < UNIT_FILTERS && m[k] < FILTERS;
-      if (FLAT) {
-        const int number = tile.x + pixel;
-        n[k] = number / (OUT_H * OUT_W);
-        y[k] = number / OUT_W % OUT_H;
-        x[k] = number % OUT_W;
-        offsets[k] = number * FILTERS + m[k];
-        exists = exists && number < (int)a.batch * (OUT_H * OUT_W);
-      } else {
-        n[k] = tile.n;
-        y[k] = tile.y + pixel / TILE_W;
-        x[k] = tile.x + pixel % TILE_W;
-        offsets[k] = ((n[k] * OUT_H + y[k]) * OUT_W + x[k]) * FILTERS + m[k];
-        exists = exists && y[k] < OUT_H && x[k] < OUT_W;
-      }
-      if (!exists) offsets[k] = -1;
+      auto& v = ahead[k];
+      const int i = (round + k) * 32 + lane, unit = i % ITEM_VECTORS / UNIT_VECTORS;
+      const int in_sub = i % ITEM_VECTORS % UNIT_VECTORS * VECTOR, in_unit = sub * SUB_FILTERS + in_sub;
+      const int pixel = first_pixel + i / ITEM_VECTORS, at = FLAT ? tile.x + pixel : 0;
+      v.from = shared_sums + i / ITEM_VECTORS * SUM_PITCH + unit * SUB_FILTERS + in_sub;
+      v.m = (first_unit + unit) * UNIT_FILTERS + in_unit;
+      v.n = FLAT ? at / (OUT_H * OUT_W) : tile.n;
+      v.y = FLAT ? at / OUT_W % OUT_H : tile.y + pixel / TILE_W;
+      v.x = FLAT ? at % OUT_W : tile.x + pixel % TILE_W;
+      const bool exists = i < 16 * ITEM_VECTORS && pixel < PIXELS && in_unit < UNIT_FILTERS && v.m < FILTERS &&
+                          (FLAT ? at < (int)a.batch * (OUT_H * OUT_W) : v.y < OUT_H && v.x < OUT_W);
+      v.offset = exists ? (FLAT ? at : (v.n * OUT_H + v.y) * OUT_W + v.x) * FILTERS + v.m : -1;
       if (exists) {
-        tile_operands[k].load(a, n[k], m[k]);
-        pixel_operands[k].load(a, n[k], y[k], x[k], m[k], offsets[k]);
+        v.of_tile.load(a, v.n, v.m);
+        v.of_pixel.load(a, v.n, v.y, v.x, v.m, v.offset);
       }
     }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (offsets[k] < 0) continue;
+      auto& v = ahead[k];
+      if (v.offset < 0) continue;
       Vector<float, VECTOR> values;
-      load_shared(values, from[k]);
+      load_shared(values, v.from);
 #if MERGED > 1
       bool is_finite = true;
 #pragma unroll
       for (int j = 0; j < VECTOR; ++j) is_finite = is_finite && fabsf(values[j]) <= 3.402823466e38f;
       if (!is_finite) {
 #pragma unroll 1
-        for (int j = 0; j < VECTOR; ++j) from[k][j] = sum_anew(a, n[k], y[k], x[k], m[k] + j);
-        load_shared(values, from[k]);
+        for (int j = 0; j < VECTOR; ++j) v.from[j] = sum_anew(a, v.n, v.y, v.x, v.m + j);
+        load_shared(values, v.from);
       }
 #endif
       Results<VECTOR> results;
 #pragma unroll
-      for (int j = 0; j < VECTOR; ++j) apply(tile_operands[k], pixel_operands[k], j, values[j], results);
-      results.store(a, offsets[k]);
+      for (int j = 0; j < VECTOR; ++j) apply(v.of_tile, v.of_pixel, j, values[j], results);
+      results.store(a, v.offset);
     }
   }
 }
@@ -332,18 +323,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
       __syncthreads();
 #pragma unroll 1
       for (int item = warp_n; item < ITEMS; item += WARPS_N) {
-        if (chunk == 0) {
-#pragma unroll
-          for (int p = 0; p < PARTS; ++p)
-#pragma unroll
-            for (int j = 0; j < ITEM_COLUMNS; ++j)
-#pragma unroll
-              for (int k = 0; k < 4; ++k) sums[p][j][k] = 0.0f;
-        }
         unsigned at[PARTS];
 #pragma unroll
-        for (int p = 0; p < PARTS; ++p)
+        for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+          for (int j = 0; j < ITEM_COLUMNS * 4; ++j)
+            if (chunk == 0) sums[p][j / 4][j % 4] = 0.0f;
           at[p] = pixels[p] + stage * STAGE_BYTES + item / BLOCK_SUBS * (ITEM_UNITS * CHUNK * 16);
+        }
         const unsigned right =
             filters + (CHUNKS > 1 ? stage * STAGE_BYTES : 0) +
             (item / BLOCK_SUBS * (ITEM_UNITS * BLOCK_SUBS) + item % BLOCK_SUBS) * (SUB_FILTERS * W_PITCH * 16);
