@@ -26,6 +26,8 @@
 #define ITEMS (BLOCK_UNITS / ITEM_UNITS * BLOCK_SUBS)
 #define WARP_ITEMS ((ITEMS + WARPS_N - 1) / WARPS_N)
 #define PIXELS (TILE_H * TILE_W)
+#define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
+#define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
 // Of X each STEP-th row and column is met. Those that neighbouring pixels meet lie side by side: MOVE_W planes a row.
 #define MOVE_H (STRIDE_H / STEP_H)
 #define MOVE_W (STRIDE_W / STEP_W)
@@ -87,16 +89,10 @@ __device__ __forceinline__ void copy_elements(unsigned to, const storage_t* from
 
 struct Tile {
   int n, y, x;
-  __device__ __forceinline__ Tile(int number) {
-    constexpr int kTilesX = (OUT_W + TILE_W - 1) / TILE_W, kTilesY = (OUT_H + TILE_H - 1) / TILE_H;
-    n = FLAT ? 0 : number / (kTilesX * kTilesY);
-    y = FLAT ? 0 : number / kTilesX % kTilesY * TILE_H;
-    x = FLAT ? number * TILE_W : number % kTilesX * TILE_W;
-  }
-  __device__ __forceinline__ static int count(int batch) {
-    return FLAT ? (batch * (OUT_H * OUT_W) + TILE_W - 1) / TILE_W
-                : batch * (((OUT_W + TILE_W - 1) / TILE_W) * ((OUT_H + TILE_H - 1) / TILE_H));
-  }
+  __device__ __forceinline__ Tile(int number)
+      : n(FLAT ? 0 : number / (TILES_X * TILES_Y)),
+        y(FLAT ? 0 : number / TILES_X % TILES_Y * TILE_H),
+        x((FLAT ? number : number % TILES_X) * TILE_W) {}
 };
 
 __device__ __forceinline__ void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chunk,
@@ -177,6 +173,24 @@ __device__ __forceinline__ void multiply(float (&sums)[PARTS][ITEM_COLUMNS][4], 
   }
 }
 
+// Adds the products of an item with a chunk, the first to zeros. `units`: where its units begin, from `pixels`.
+__device__ __forceinline__ void accumulate(float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&pixels)[PARTS],
+                                           unsigned units, unsigned right, bool is_first, int lane) {
+  unsigned at[PARTS];
+#pragma unroll
+  for (int p = 0; p < PARTS; ++p) {
+    at[p] = pixels[p] + units;
+#pragma unroll
+    for (int j = 0; j < ITEM_COLUMNS * 4; ++j)
+      if (is_first) sums[p][j / 4][j % 4] = 0.0f;
+  }
+  int half = lane / 16;
+  asm volatile("" : "+r"(half));  // or all places would be kept in registers
+#pragma unroll UNROLL
+  for (int i = 0; i < OCTETS / 2; ++i) multiply<false>(sums, at, right, i, half != 0);
+  if (OCTETS % 2 != 0) multiply<true>(sums, at, right, OCTETS / 2, half != 0);
+}
+
 #if MERGED > 1
 // One value of the convolution, of its own group's channels alone.
 __device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int x, int m) {
@@ -203,7 +217,7 @@ __device__ __forceinline__ void store_results(const Arguments& a, float* shared_
                                               const float (&sums)[ITEM_COLUMNS][4], const Tile& tile, int first_pixel,
                                               int first_unit, int sub, int lane) {
   constexpr int kOfLane = (16 * ITEM_VECTORS + 31) / 32;
-  constexpr int kAhead = VECTOR <= 2 ? 4 : 8 / VECTOR;  // vectors whose operands are read before they are needed
+  constexpr int kAhead = VECTOR > 2 ? 8 / VECTOR : MERGED > 1 ? 2 : 4;  // vectors whose operands are read at once
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < ITEM_COLUMNS; ++j) {
@@ -271,7 +285,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
   float* const shared_sums =
       (float*)((char*)shared + (CHUNKS > 1 ? 0 : W_BYTES) + STAGES * STAGE_BYTES) + warp * WARP_SUMS;
-  const int slice = blockIdx.x % SLICES, tiles = Tile::count((int)a.batch), step = gridDim.x / SLICES;
+  const int slice = blockIdx.x % SLICES,
+            tiles = FLAT ? ((int)a.batch * (OUT_H * OUT_W) + TILE_W - 1) / TILE_W : (int)a.batch * (TILES_X * TILES_Y),
+            step = gridDim.x / SLICES;
   const int first_unit = slice / SLICES_N * BLOCK_UNITS, first_sub = slice % SLICES_N * BLOCK_SUBS;
 
   if (!CONSTANT_WEIGHTS || CHUNKS > 1) grid_dependency_wait();
@@ -323,22 +339,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
       __syncthreads();
 #pragma unroll 1
       for (int item = warp_n; item < ITEMS; item += WARPS_N) {
-        unsigned at[PARTS];
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-#pragma unroll
-          for (int j = 0; j < ITEM_COLUMNS * 4; ++j)
-            if (chunk == 0) sums[p][j / 4][j % 4] = 0.0f;
-          at[p] = pixels[p] + stage * STAGE_BYTES + item / BLOCK_SUBS * (ITEM_UNITS * CHUNK * 16);
-        }
-        const unsigned right =
-            filters + (CHUNKS > 1 ? stage * STAGE_BYTES : 0) +
-            (item / BLOCK_SUBS * (ITEM_UNITS * BLOCK_SUBS) + item % BLOCK_SUBS) * (SUB_FILTERS * W_PITCH * 16);
-        int half = lane / 16;
-        asm volatile("" : "+r"(half));  // or all places would be kept in registers
-#pragma unroll UNROLL
-        for (int i = 0; i < OCTETS / 2; ++i) multiply<false>(sums, at, right, i, half != 0);
-        if (OCTETS % 2 != 0) multiply<true>(sums, at, right, OCTETS / 2, half != 0);
+        const int unit = item / BLOCK_SUBS * ITEM_UNITS, rows = (unit * BLOCK_SUBS + item % BLOCK_SUBS) * SUB_FILTERS;
+        const unsigned used = stage * STAGE_BYTES;
+        accumulate(sums, pixels, used + unit * (CHUNK * 16), filters + (CHUNKS > 1 ? used : 0) + rows * (W_PITCH * 16),
+                   chunk == 0, lane);
         if (WARP_ITEMS > 1) store(sums, tile, item);
       }
       __syncthreads();  // the stage has been used
