@@ -12,6 +12,7 @@ set(kernel_files
   kTransposeSource=${root}/ortplugin/device/transpose.cu
   kCopySource=${root}/ortplugin/device/copy.cuh
   kDepthwiseSource=${root}/ortplugin/ops/conv/engines/depthwise.cu
+  kGroupedSource=${root}/ortplugin/ops/conv/engines/grouped.cu
   kStemSource=${root}/ortplugin/ops/conv/engines/stem.cu
   kConv1x1Source=${root}/ortplugin/ops/conv/engines/conv_1x1.cu
   kGemmSource=${root}/ortplugin/ops/conv/engines/gemm.cu

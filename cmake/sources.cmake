@@ -51,6 +51,7 @@ set(sources
   ${root}/ortplugin/ops/conv/engines/depthwise.cc
   ${root}/ortplugin/ops/conv/engines/direct.cc
   ${root}/ortplugin/ops/conv/engines/few_output_channels.cc
+  ${root}/ortplugin/ops/conv/engines/grouped.cc
   ${root}/ortplugin/ops/conv/engines/split_k.cc
   ${root}/ortplugin/ops/conv/engines/conv_1x1.cc
   ${root}/ortplugin/ops/conv/engines/engine.cc

@@ -445,7 +445,7 @@ def test_a_literal_beside_one_filter(library: Path, layout: str, x: Shape, dtype
 
 @pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
 def test_an_algorithm_that_is_not_there_is_auto(library: Path, algorithm: str) -> None:
-  conv = done_by(Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64, group=2), algorithm)
+  conv = done_by(Conv(RESIDUAL, "float", x=(2, 64, 14, 14), filters=64, group=2), algorithm)
   done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
   assert done.returncode == 0, done.stderr
   assert f"node 'conv': the algorithm '{algorithm}' is not used, but auto" in done.stderr

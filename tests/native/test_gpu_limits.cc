@@ -43,7 +43,8 @@ void CheckEngine(const test::Gpu& gpu, const EngineKernel& kernel, const std::st
              gpu.name + std::string(": ") + entry);
 }
 
-// Square images and filters, "same" padding; depthwise ones, those of images and of single pixels among them.
+// Square images and filters, "same" padding; grouped and depthwise ones, those of images and of single pixels among
+// them.
 std::vector<Contraction> Problems() {
   std::vector<Contraction> problems;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat})
@@ -57,6 +58,8 @@ std::vector<Contraction> Problems() {
                 Contraction problem = test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel,
                                                        stride, (kernel - 1) / 2, out);
                 problems.push_back(problem);
+                problem.groups = 4;
+                if (channels % 4 == 0 && filters % 4 == 0 && batch == 8) problems.push_back(problem);
                 problem.groups = problem.filters = problem.channels;
                 if (filters == 3) problems.push_back(problem);
               }
@@ -81,7 +84,8 @@ void TestEngines() {
                       std::to_string(problem.rows().kernel));
     }
     for (const char* entry : {"depthwise", "gemv", "few_output_channels"}) CHECK_WITH(met[entry] > 0, entry);
-    CHECK_WITH((met["stem"] > 0) == gpu.facts.has_mma_m16n8k16(), gpu.name);
+    for (const char* entry : {"stem", "grouped"})
+      CHECK_WITH((met[entry] > 0) == gpu.facts.has_mma_m16n8k16(), gpu.name + std::string(": ") + entry);
     for (const std::string& entry : kWgmmaEngines)
       CHECK_WITH((met[entry] > 0) == gpu.facts.has_wgmma(), gpu.name + std::string(": ") + entry);
   }

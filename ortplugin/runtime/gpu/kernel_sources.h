@@ -18,6 +18,7 @@ extern const char kScatterSortSource[];        // ops/scatter/scatter_sort.cu
 extern const char kTransposeSource[];          // device/transpose.cu
 extern const char kCopySource[];               // device/copy.cuh
 extern const char kDepthwiseSource[];          // ops/conv/engines/depthwise.cu
+extern const char kGroupedSource[];            // ops/conv/engines/grouped.cu
 extern const char kStemSource[];               // ops/conv/engines/stem.cu
 extern const char kConv1x1Source[];            // ops/conv/engines/conv_1x1.cu
 extern const char kWgmmaSource[];              // device/wgmma.cuh

@@ -18,6 +18,7 @@
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
 #include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/gemv.h"
+#include "ortplugin/ops/conv/engines/grouped.h"
 #include "ortplugin/ops/conv/engines/polyphase.h"
 #include "ortplugin/ops/conv/engines/split_k.h"
 #include "ortplugin/ops/conv/engines/stem.h"
@@ -45,8 +46,12 @@ const std::vector<Engine>& EngineTable() {
        "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or more "
        "is empty for the most part, and the result may be NCHW without a kernel that transposes it"},
       {"depthwise", FitsDepthwise, Always, Make<MakeDepthwise>,
-       "depthwise 3x3, 5x5, 7x7; of groups, which no other line takes. By construction: a filter meets one channel, so "
+       "depthwise 3x3, 5x5, 7x7; grouped does not take them. By construction: a filter meets one "
+       "channel, so "
        "there is no matrix to multiply; it is memory-bound and touches each element once, the program included"},
+      {"grouped", FitsGrouped, IsGroupedFast, MakeGrouped,
+       "groups, which no line behind it takes. By construction where a group's channels or filters are no multiple of "
+       "eight, for which a library's tensor cores have no kernel; else as measured"},
       {"stem", FitsStem, IsStemFast, Make<MakeStem>,
        "up to four input channels, which split_k and conv_1x1 do not take. By construction where the image is NCHW, "
        "which a library has transposed by a kernel in front; else as measured"},

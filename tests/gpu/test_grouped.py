@@ -1,0 +1,121 @@
+"""FusedConv's engine for groups: equal to the reference for groups of every width, tiles of every form and all kinds of
+programs; infinite elements reach no result that they don't belong to, of a neighbouring group neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ortplugin
+from gpu.device import at_offset, before_nan, host, make, run_bound, same_bits
+from gpu.sessions import check_graph
+from gpu.test_conv import BARE, RELU, RESIDUAL, SCALED, SEVERAL, SPLIT, WIDENED, Conv
+from gpu.test_conv_engines import check_infinite, check_maxima_of_nan, own
+from gpu.test_few_output_channels import NOT_TAKEN
+from gpu.transposed import MAXIMA
+
+cupy = pytest.importorskip("cupy")
+
+SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
+HALVED: dict[str, Any] = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
+# Batch, rows and columns; groups; channels and filters of each; kernel; attributes.
+CASES: list[tuple[tuple[int, int, int], int, int, int, tuple[int, int], dict[str, Any]]] = [
+  ((8, 28, 28), 4, 28, 34, (1, 1), {}),
+  ((1, 14, 14), 4, 68, 17, (1, 1), {}),
+  ((2, 7, 7), 4, 17, 68, (1, 1), {}),
+  ((8, 7, 7), 4, 136, 136, (1, 1), {}),
+  ((8, 1, 1), 3, 34, 34, (1, 1), {}),
+  ((2, 13, 9), 5, 12, 6, (1, 1), {"strides": [2, 3], "pads": [1, 0, 0, 2]}),
+  ((2, 11, 9), 11, 1, 2, (3, 3), SAME),
+  ((2, 15, 16), 9, 2, 2, (3, 3), HALVED),
+  ((1, 12, 13), 7, 3, 5, (5, 5), {"pads": [4, 4, 4, 4], "dilations": [2, 2]}),
+  ((8, 28, 28), 32, 4, 4, (3, 3), SAME),
+  ((1, 9, 14), 7, 4, 8, (3, 3), HALVED),
+  ((1, 10, 10), 6, 5, 3, (3, 3), SAME),
+  ((2, 9, 10), 5, 7, 12, (3, 2), {"pads": [2, 1, 0, 3], "strides": [1, 2], "dilations": [3, 1]}),
+  ((1, 1, 1), 8, 8, 8, (3, 3), SAME),
+  ((8, 14, 14), 32, 8, 8, (3, 3), SAME),
+  ((8, 14, 14), 8, 16, 16, (3, 3), {"pads": [2, 2, 2, 2], "dilations": [2, 2]}),
+  ((1, 15, 15), 4, 24, 24, (7, 7), {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
+  ((8, 7, 7), 32, 32, 32, (3, 3), SAME),
+  ((2, 20, 20), 8, 56, 56, (3, 3), SAME),
+  ((1, 14, 14), 4, 112, 112, (3, 3), HALVED),
+  ((2, 9, 8), 2, 232, 168, (3, 3), SAME),
+  ((1, 40, 12), 2, 13, 11, (4, 1), {"strides": [4, 1], "pads": [2, 0, 0, 0]}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _ampere() -> None:
+  if int(cupy.cuda.Device().compute_capability) < 80:
+    pytest.skip("its instructions are Ampere's")
+
+
+def case(number: int, program: str, dtype: str = "float16") -> Conv:
+  (batch, *image), groups, channels, filters, kernel, attributes = CASES[number]
+  x = (batch, groups * channels, *image)
+  return own(Conv(program, dtype, "NHWC", x, groups * filters, kernel, groups, attributes=attributes))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+  programs = (BARE, RELU, RESIDUAL, SCALED, SEVERAL, WIDENED, SPLIT)
+  for turn, program in enumerate(programs[number % 3 :: 3]):
+    replace(case(number, program, dtype), constant=turn % 2 == 0).run()
+  assert NOT_TAKEN not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20])
+def test_infinite_elements_stay_where_they_are(library: Path, number: int, value: float) -> None:
+  given = replace(case(number, BARE), constant=False)
+  padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
+  for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
+    check_infinite(given, name, element, value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", [0, 9, 18])
+def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+  check_maxima_of_nan(case(number, MAXIMA, dtype))
+
+
+@pytest.mark.parametrize("number", [0, 2, 6, 8, 12, 20])
+def test_groups_end_with_the_tensor(library: Path, number: int) -> None:
+  """What lies behind X is not read."""
+  given = case(number, RELU)
+  arrays = given.arrays()
+  feeds = given.feeds(arrays)
+  given.check(arrays, host(ortplugin.run(make(given.model(arrays)), feeds | {"x": before_nan(arrays["x"])})))
+
+
+@pytest.mark.parametrize("number", [0, 9, 11])
+def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
+  given = replace(case(number, BARE), constant=False)
+  arrays = given.arrays()
+  (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
+  inputs = [at_offset(arrays[each], 1) for each in given.node().input]
+  outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
+  run_bound(make(given.model(arrays)), inputs, outputs)
+  np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
+
+
+@pytest.mark.parametrize("number", [0, 9, 18, 20])
+def test_runs_are_bit_identical(library: Path, number: int) -> None:
+  conv = case(number, RELU)
+  assert same_bits(conv.run(), conv.run())
+  check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+
+
+@pytest.mark.parametrize("number", [0, 1, 9])
+def test_it_is_taken_where_cudnn_has_no_kernel(library: Path, number: int) -> None:
+  """`auto` gives the bits of `own`."""
+  given = case(number, RELU)
+  auto = replace(given, attributes={**given.attributes, "algorithm": "auto"})
+  arrays = given.arrays()
+  assert same_bits(*(host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (given, auto)))

@@ -1,0 +1,90 @@
+// Compiles our grouped convolution for a GPU architecture, and fails where the compiler spills registers. Needs NVRTC
+// but no GPU.
+//
+//   test_grouped_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <iterator>
+#include <sstream>
+
+#include "ortplugin/ops/conv/engines/grouped.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
+
+using namespace ortplugin;
+
+namespace {
+
+constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
+
+const char* const kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+// Two results, a residual, an operand of each row, mixed dtypes.
+const char* const kMixed =
+    "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+    "  t = Add(s, r)\n  z = Cast<to=float>(t)\n  v = Mul(z, g)\n  y = Cast<to=bfloat16>(v)\n}";
+
+Contraction Grouped(DType dtype, int64_t batch, int64_t size, int64_t groups, int64_t channels, int64_t filters,
+                    int64_t kernel, int64_t stride) {
+  const int64_t out = (size - 1) / stride + 1;
+  Contraction problem = test::SquareConv(dtype, false, batch, size, groups * channels, groups * filters, kernel, stride,
+                                         (kernel - 1) / 2, out);
+  problem.groups = groups;
+  problem.operands = {{problem.filters}};
+  if (dtype == kBrain) problem.operands = {{problem.filters}, problem.result(), {out, 1, 1}};
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
+  std::vector<Contraction> problems;
+  const int64_t layers[] = {28, 34, 1, 1, 68, 17, 1, 1, 17, 68, 1, 1, 136, 136, 1, 1, 1,   2,   3, 1,
+                            2,  2,  3, 2, 3,  5,  5, 1, 4,  4,  3, 1, 8,   8,   3, 2, 12,  7,   3, 1,
+                            24, 24, 7, 2, 32, 32, 3, 1, 56, 56, 3, 1, 112, 112, 3, 2, 232, 232, 3, 1};
+  for (const int64_t* at = layers; at != std::end(layers); at += 4) {
+    const int64_t channels = at[0], filters = at[1], kernel = at[2], stride = at[3];  // the first two of a group
+    const int64_t groups = channels < 64 ? 8 : 4;
+    problems.push_back(Grouped(kBrain, 1, 14, groups, channels, filters, kernel, stride));
+    problems.push_back(Grouped(kHalf, 8, 56, groups, channels, filters, kernel, stride));
+  }
+  for (const Contraction& problem : problems) {
+    const Program program = Program::Parse(problem.dtype() == kHalf ? kRelu : kMixed);
+    CHECK(FitsGrouped(program, problem, device) == device.has_mma_m16n8k16());
+    if (!device.has_mma_m16n8k16()) continue;
+    const EngineKernel kernel = *MakeGrouped(program, problem, device);
+    std::ostringstream text;
+    text << architecture << " " << ToString(problem.w()) << " to " << ToString(problem.result());
+    if (!test::IsTaken(architecture, text.str())) continue;
+    std::string log, failure;
+    const std::string code = test::Compile(kernel.source, architecture, &log, &failure);
+    text << ": blocks " << kernel.launch.blocks << "x" << kernel.launch.threads << " shared "
+         << kernel.launch.shared_bytes << " registers " << test::Registers(log) << " " << failure;
+    test::CheckCompiled(text.str(), code, log);
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+    const std::string lacking =
+        test::Lacking(device, log, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes,
+                      {test::Defined(kernel.source, "MIN_BLOCKS", 1)});
+    CHECK_WITH(lacking.empty(), lacking + text.str());
+    if (architecture == "sm_90" && !problem.constant_weights)
+      CHECK_WITH(test::BeforeWait(kernel.source).empty(), test::BeforeWait(kernel.source));
+  }
+
+  const Program program = Program::Parse(kRelu);
+  const Contraction known = Grouped(kHalf, 4, 28, 4, 28, 34, 3, 1);
+  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
+    Contraction other = known;
+    change(&other);
+    CHECK_WITH(!FitsGrouped(program, other, test::H200()), what);
+  };
+  refused("one group", [](Contraction* changed) { changed->groups = 1; });
+  refused("depthwise", [](Contraction* changed) { changed->groups = changed->filters = changed->channels; });
+  refused("transposed", [](Contraction* changed) { changed->transposed = true; });
+  refused("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kFloat); });
+  refused("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
+  refused("a tile that fills shared memory", [](Contraction* changed) { changed->rows().dilation = 1 << 12; });
+  return test::Summary();
+}
