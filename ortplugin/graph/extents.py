@@ -48,7 +48,7 @@ def unsqueezed_axes(scope: Scope, node: gs.Node) -> list[int] | None:
   if axes is None and len(node.inputs) > 1:
     axes = scope.constant(node.inputs[1])
   rank = scope.rank(node.outputs[0])
-  return None if axes is None or rank is None else sorted(int(axis) % rank for axis in np.reshape(axes, -1))
+  return None if axes is None or not rank else sorted(int(axis) % rank for axis in np.reshape(axes, -1))
 
 
 def _distance(scope: Scope, start: gs.Tensor, limit: gs.Tensor) -> Extent | None:

@@ -233,7 +233,7 @@ def taken(scope: Scope, tensor: gs.Tensor, width: int) -> _Taken | None:
 def _part(scope: Scope, node: gs.Node, tensor: gs.Tensor) -> tuple[int, int] | None:
   """First element and step of what a Slice or Split takes of the last axis alone."""
   rank, width = scope.rank(tensor), _width(scope, node.inputs[0]) if node.inputs else None
-  if rank is None or width is None:
+  if not rank or width is None:
     return None
   if scope.op(node) == "Split" and int(node.attrs.get("axis", 0)) % rank == rank - 1:
     index = [each is tensor for each in node.outputs].index(True)

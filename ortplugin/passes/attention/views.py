@@ -99,6 +99,8 @@ def _moved(scope: Scope, node: gs.Node, op: str, read: Read) -> Axes | None:
     if len(perm) != len(axes):
       return None
     return tuple(axes[perm.index(axis)] for axis in range(len(perm)))
+  if not given:
+    return None  # an invalid node: those below have an axis
   if op == "Gather":
     return _gathered(scope, node, axes, given)
   if op == "Split":
@@ -109,7 +111,7 @@ def _moved(scope: Scope, node: gs.Node, op: str, read: Read) -> Axes | None:
 
 
 def _gathered(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Length]) -> Axes | None:
-  indices, axis = scope.constant(node.inputs[1], 1), int(node.attrs.get("axis", 0)) % max(len(given), 1)
+  indices, axis = scope.constant(node.inputs[1], 1), int(node.attrs.get("axis", 0)) % len(given)
   if indices is None or indices.size != 1 or indices.ndim > 1 or len(axes) != len(given) - 1 + indices.ndim:
     return None
   total = given[axis].known

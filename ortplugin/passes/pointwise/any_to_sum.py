@@ -85,7 +85,7 @@ def _axes(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
     if axes is None:
       return None
   given = [int(axis) for axis in axes] if axes is not None else []
-  if not given and node.attrs.get("noop_with_empty_axes", 0):
+  if (given and not rank) or (not given and node.attrs.get("noop_with_empty_axes", 0)):
     return None
   return sorted({axis % rank for axis in given}) or list(range(rank))
 

@@ -26,7 +26,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, indices = node.inputs[0], scope.constant(node.inputs[1], INDICES)
   shape = scope.shape(x)
-  if indices is None or not element_count(shape) or x.name in disputed(scope.graph):
+  if indices is None or not shape or not element_count(shape) or x.name in disputed(scope.graph):
     return None
   dims = [int(dim) for dim in shape or () if isinstance(dim, int)]
   made = _shape(scope, node, dims, indices)

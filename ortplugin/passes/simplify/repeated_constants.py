@@ -42,7 +42,7 @@ def narrow_lookup(scope: Scope, node: gs.Node) -> Outcome:
     return None
   indices, table, y = scope.constant(node.inputs[1], ELEMENTS), scope.shape(node.inputs[0]), node.outputs[0]
   once = None if indices is None else _once(indices)
-  if table is None or indices is None or once is None or once.shape == indices.shape:
+  if not table or indices is None or once is None or once.shape == indices.shape:
     return None
   axis = int(node.attrs.get("axis", 0)) % len(table)
   rows: Shape = (*table[:axis], *once.shape, *table[axis + 1 :])

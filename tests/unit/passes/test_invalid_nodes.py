@@ -131,3 +131,24 @@ def test_a_slice_of_a_slice_beyond_63_bits_stays() -> None:
     p = Slice(x, z, e, z, t)  i = Constant<value = int64[1,1] {{{2**62}}}> ()  v = ScatterND(p, i, u)
     j = Constant<value = int64[2,1] {{0, {2**62}}}> ()  y = ScatterND(x, j, v) }}""")
   run_passes(made, select_passes())
+
+
+OF_A_SCALAR = (
+  *("Gather<axis = 0>(x, i)", "Gather<axis = -1>(t, j)", "GatherND(x, i)", "GatherElements<axis = 0>(x, i)"),
+  *("ScatterElements<axis = 0>(x, i, x)", "ScatterND(x, i, x)", "Concat<axis = 0>(x, x)", "Split<axis = 0>(x)"),
+  *("Softmax<axis = 0>(x)", "Flatten<axis = 1>(x)", "Squeeze(x, i)", "Slice(x, i, k, i)", "CumSum(x, i)"),
+  *("ReduceSum(x, i)", "ReduceMean<axes = [0]>(x)", "ReduceMax<axes = [-1], keepdims = 0>(b)", "ArgMax<axis = 0>(x)"),
+  *("LayerNormalization<axis = 0>(x, x)", "Transpose<perm = [0]>(x)", "MaxPool<kernel_shape = [1]>(x)", "MatMul(x, t)"),
+  *("GlobalAveragePool(x)", "Resize(x, , f)", "Tile(x, k)", "Pad(x, k)", "Compress<axis = 0>(x, b)", "Unsqueeze(x, e)"),
+)
+
+
+@pytest.mark.parametrize("node", OF_A_SCALAR)
+def test_nodes_of_a_scalar(node: str) -> None:
+  """An axis modulo the rank divides by 0."""
+  for behind in ("y = Relu(v)", "w = Transpose(v) y = Reshape(w, k)", "w = Gather<axis = 0>(v, i) y = Softmax(w)",
+                 "w, u = Split<axis = -1>(v) y = Add(w, u)", "w = Slice(v, i, k, i) y = Mul(w, x)"):  # fmt: skip
+    made = model(f"""g (float x, bool b) => (float[A] y) <int64[1] i = {{0}}, int64[2] j = {{0, 0}}, int64[1] k = {{1}},
+      int64[0] e = {{}}, float[1] f = {{1}}, float t = {{2}}> {{ v = {node} {behind} }}""")
+    with contextlib.suppress(OrtPluginError):
+      run_passes(made, select_passes(layout="nhwc"))

@@ -196,9 +196,12 @@ bool FitsGrouped(const Program& program, const Contraction& problem, const cuda:
   return Configure(problem, device).has_value();
 }
 
-bool IsGroupedFast(const Program&, const Contraction& problem, const cuda::DeviceFacts&) {
+bool IsGroupedFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   // cuDNN's tensor cores take channels of a group by eight; what others it pads or computes without them.
-  return problem.group_channels() % 8 != 0 || problem.group_filters() % 8 != 0;
+  if (problem.group_channels() % 8 != 0 || problem.group_filters() % 8 != 0) return true;
+  const MeasuredGpu* const target = FindTarget(device);
+  return target != nullptr &&
+         std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
 }
 
 std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem,
