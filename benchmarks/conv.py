@@ -236,6 +236,19 @@ def cases() -> list[Case]:
   ):
     name = f"depthwise {channels}x{size}x{size}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
     made.append(Case("own", name, "float16", 8, channels, size, channels, kernel, stride, epilogue, channels))
+  # ShuffleNet-v1, ResNeXt-50 32x4d, RegNetY-8GF and RegNetX-1.6GF; the last is beyond target/'s limit.
+  for group, channels, filters, size, kernel, stride in (
+    (4, 136, 272, 28, 1, 1),
+    (4, 544, 544, 7, 1, 1),
+    (32, 128, 128, 56, 3, 1),
+    (32, 512, 512, 28, 3, 2),
+    (4, 224, 224, 56, 3, 1),
+    (16, 896, 896, 28, 3, 2),
+    (7, 168, 168, 28, 3, 1),
+    (6, 1392, 1392, 14, 3, 1),
+  ):
+    name = f"{group} groups, {channels}x{size}x{size} to {filters}, {kernel}x{kernel}" + (" / 2" if stride > 1 else "")
+    made.append(Case("own", name, "float16", 8, channels, size, filters, kernel, stride, "bias, Relu", group))
   for filters, kernel, epilogue in ((64, 7, "bias, Relu"), (32, 3, "bias, SiLU"), (16, 3, "bias, HardSwish")):
     name = f"stem 3x224x224 to {filters}, {kernel}x{kernel} / 2"
     made.append(Case("own", name, "float16", 8, 3, 224, filters, kernel, 2, epilogue))

@@ -35,6 +35,7 @@ std::vector<Case> Cases() {
                              {"few_output_channels", Square(kFloat, 8, 32, 64, 3, 4, 2, true), true},
                              {"depthwise", Square(kHalf, 8, 28, 96, 96, 5), true},
                              {"grouped", Square(kHalf, 8, 28, 112, 136, 1), true},
+                             {"grouped", Square(kHalf, 8, 28, 256, 256, 3), false},
                              {"stem", Square(kHalf, 8, 224, 4, 32, 3, 2), false},
                              {"stem", Square(kHalf, 8, 224, 3, 32, 3, 2), true},
                              {"gemv", Square(kHalf, 1, 1, 512, 1000, 1), true},
@@ -45,8 +46,8 @@ std::vector<Case> Cases() {
                              {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
                              {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
   cases[2].problem.groups = 96;
-  cases[3].problem.groups = 4;
-  cases[5].problem.x_channels_first = true;
+  cases[3].problem.groups = cases[4].problem.groups = 4;
+  cases[6].problem.x_channels_first = true;
   cases.back().problem.channels_last = false;
   return cases;
 }
