@@ -42,7 +42,8 @@ def session(
           last one. None takes CUDA where it is present, and the CPU.
       cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes and of values that ONNX
           Runtime reads on the host (a target shape, say), and replay it. UsageError where a node can't be right in one
-          (Compress and NonZero, which count on the host).
+          (Compress and NonZero, which count on the host). The session works on a stream of ours, whose capture can be
+          ended where it fails, unless the provider's options have a `user_compute_stream`.
       session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
       provider_options: options of each provider, in the order of `providers`.
       device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
