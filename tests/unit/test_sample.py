@@ -25,6 +25,35 @@ def test_dtypes_and_layouts_take_turns() -> None:
   assert len({name.partition(", ")[2] for name in found}) > 3
 
 
+GROUP = """
+import os, pathlib, pytest
+pytestmark = pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("number", range(8))
+def test_writes(number):
+  pathlib.Path(__file__).with_name(f"of {os.getpid()}").touch()
+"""
+
+
+def test_a_group_of_tests_is_one_workers(tmp_path: Path) -> None:
+  """Whose fixture takes minutes. With pytest 9.2 every worker of pytest-xdist 3.8 makes it."""
+  (tmp_path / "test_group.py").write_text(GROUP)
+  command = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-n",
+    "2",
+    "--dist",
+    "loadgroup",
+    "--rootdir",
+    str(tmp_path),
+    str(tmp_path),
+  ]
+  subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+  assert len(list(tmp_path.glob("of *"))) == 1
+
+
 def collected(sampling: str) -> tuple[set[str], str]:
   """The tests of two files, and all that pytest prints."""
   command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES]

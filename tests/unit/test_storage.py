@@ -472,7 +472,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
 KILLED = """
     import os, signal, sys
     import numpy as np
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = [sys.argv[1], os.path.dirname(sys.argv[1])]
     from test_storage import small_model
     from ortplugin.model import storage
 
