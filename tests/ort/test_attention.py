@@ -20,7 +20,6 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
 
-
 # They take up to 20 seconds each.
 LARGE = [pytest.param(case, marks=pytest.mark.one_in(4)) for case in LARGE_CASES]
 
