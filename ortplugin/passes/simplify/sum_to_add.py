@@ -17,6 +17,8 @@ def rename(scope: Scope, node: gs.Node) -> Outcome:
   """Gives a Sum of one or two tensors its simpler name."""
   if scope.op(node) != "Sum" or len(node.inputs) not in NAMES or scope.opset < BROADCASTS:
     return None
+  if len(node.inputs) == 2 and 0 in (scope.shape(node.outputs[0]) or ()):
+    return None  # on CUDA ONNX Runtime (1.31) makes one node of an Add and a Softmax, which divides by its 0 elements
   labels = (label(node),)
   node.op = NAMES[len(node.inputs)]
   return Applied(labels, node)
