@@ -25,8 +25,7 @@ def definite(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def _of_nan(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
-  """The nodes in place of a Sign of floats: x - x where x is 0 or NaN, of which Sign makes 0 in fp16 (1.32) and on
-  CUDA."""
+  """The nodes in place of a Sign of floats: x - x where x is 0 or NaN, of which Sign makes 0 in fp16 (1.32)."""
   return _spelled(node, name) if node.op_type == "Sign" and dtype in maxima.FLOATS else None
 
 
