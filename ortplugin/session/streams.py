@@ -11,7 +11,7 @@ from ortplugin.errors import RuntimeMissingError
 from ortplugin.session.cuda_driver import CudaError, Gpu
 
 _idle: defaultdict[int, list[int]] = defaultdict(list)  # by GPU
-_lock = threading.Lock()
+_lock = threading.RLock()  # garbage may be collected, a stream among it, while this thread holds it
 
 
 class Stream:

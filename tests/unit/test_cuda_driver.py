@@ -78,6 +78,11 @@ def test_a_stream_goes_from_session_to_session(driver: ctypes.CDLL, monkeypatch:
   del one
   assert driver.cuStreamIsCapturing(ctypes.c_void_p(address), ctypes.byref(status)) == status.value == 0
   assert streams.Stream(0).address == address
+  with streams._lock:
+    assert streams._lock.acquire(blocking=False)  # as a collection in between does
+    streams._lock.release()
+    del other
+  assert len(streams._idle[0]) == 2
   with pytest.raises(RuntimeMissingError, match=r"GPU 7 gives no stream .*cuDeviceGet failed on GPU 7"):
     streams.Stream(7)
 
