@@ -10,6 +10,7 @@ from ortplugin.errors import UsageError, near_names
 from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
 from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
+from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
 from ortplugin.passes.base import Pass, PassResult
@@ -167,6 +168,7 @@ TABLE: tuple[Step, ...] = (
   Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+  Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
   Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),

@@ -40,7 +40,7 @@ class Attention:
 def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) -> gs.Node:
   """The node without outputs; what it reads is made before `before`."""
   operands = [
-    _reshaped(scope, before, tensor, layout) for tensor, layout in zip(given.inputs, given.layouts, strict=True)
+    reshaped(scope, before, tensor, layout) for tensor, layout in zip(given.inputs, given.layouts, strict=True)
   ]
   mask = emit_mask(scope, before, given.masking.parts, dtype)
   defaults: dict[str, Any] = {
@@ -65,7 +65,8 @@ def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) 
   return gs.Node("FusedAttention", before.name or before.outputs[0].name, attributes, inputs, [], DOMAIN)
 
 
-def _reshaped(scope: Scope, before: gs.Node, tensor: gs.Tensor, layout: Layout) -> gs.Tensor:
+def reshaped(scope: Scope, before: gs.Node, tensor: gs.Tensor, layout: Layout) -> gs.Tensor:
+  """The tensor with the axes that the layout has, through a Reshape where it has others."""
   if layout.shape is None:
     return tensor
   dims = tuple(

@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import Length
 from ortplugin.ops.attention import layout as layouts
-from ortplugin.passes.attention.axes import Atom, Axis, Term, length, whole
+from ortplugin.passes.attention.axes import Atom, Axes, Axis, Term, length, whole
 from ortplugin.passes.attention.layouts import layout_of
 from ortplugin.passes.attention.node import number_of_past
 from ortplugin.passes.attention.views import reads
@@ -36,26 +36,31 @@ def sizes_of(layout: layouts.Layout, given: list[Length], heads: int) -> Sizes |
   return found
 
 
+def indexed(layout: layouts.Layout, sizes: Sizes, heads: int) -> tuple[dict[str, Atom], Axes]:
+  """Atoms of these sizes, and the axes of a tensor that lies so, in which there may be other heads beside these."""
+  atoms = {letter: Atom(size) for letter, size in sizes.items()}
+  axes: list[Axis] = []
+  for axis in layout.axes:
+    terms = []
+    for each in axis:
+      total = Length(each.total or heads)
+      if each.name == "/":
+        terms.append(Term(None, each.first, total))
+      else:
+        terms.append(Term(atoms["h"], each.first, total) if each.name == "h" else whole(atoms[each.name]))
+    axes.append(tuple(terms))
+  return atoms, tuple(axes)
+
+
 def read_farther(scope: Scope, node: gs.Node, index: int, x: gs.Tensor, sizes: Sizes) -> list[gs.Node]:
   """Lets the node read x, which lies as it says, or the farthest tensor that x is a view of; the views left out.
 
   A factor on the way belongs to the scale, but for V and for the new rows of a cache, which are results too.
   """
   name, heads = OPERANDS[index]
-  atoms = {letter: Atom(size) for letter, size in sizes.items()}
-  count = int(node.attrs[heads])
-  axes: list[Axis] = []
-  for axis in layout_at(node, index).axes:
-    terms = []
-    for each in axis:
-      total = Length(each.total or count)
-      if each.name == "/":
-        terms.append(Term(None, each.first, total))
-      else:
-        terms.append(Term(atoms["h"], each.first, total) if each.name == "h" else whole(atoms[each.name]))
-    axes.append(tuple(terms))
+  atoms, axes = indexed(layout_at(node, index), sizes, int(node.attrs[heads]))
   node.inputs[index] = x
-  views = reads(scope, x, tuple(axes), index == 0 or (index == 1 and not number_of_past(node)))
+  views = reads(scope, x, axes, index == 0 or (index == 1 and not number_of_past(node)))
   for read in reversed(views[1:]):
     names = {letter: atom.leaves() for letter, atom in atoms.items()}
     found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)

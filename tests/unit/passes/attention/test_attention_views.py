@@ -1,0 +1,56 @@
+"""Transposes beside a FusedAttention that 1x1 convolutions leave: read and written by rows, equal outputs."""
+
+import onnx
+import pytest
+from attention_helpers import attentions, attributes
+from pass_helpers import assert_same_outputs, model, operators, restore, run_pass
+
+from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
+
+NODE = 'ortplugin.FusedAttention<qkv_dtype = "float", heads = 2, kv_heads = 2'
+
+
+def written(nodes: str, x: str, y: str) -> onnx.ModelProto:
+  original = model(f"g ({x}) => ({y}) {{ {nodes} }}")
+  original.opset_import.add(domain="ortplugin", version=1)
+  return original
+
+
+def rewritten(original: onnx.ModelProto) -> onnx.ModelProto:
+  """After one change, with the outputs that it had."""
+  optimized, _ = run_pass(original, ATTENTION_VIEWS, changes=1)
+  assert_same_outputs(restore(original), optimized)
+  return optimized
+
+
+def packed(order: str) -> str:
+  return "".join(f', {name}_layout = "b ({order.format(at)} d) s"' for at, name in enumerate("qkv"))
+
+
+@pytest.mark.parametrize("order", ["{}/3 h", "h {}/3"])
+def test_an_image_of_channels_last(order: str) -> None:
+  """As botnet and coatnet: one 1x1 convolution makes Q, K and V; the pixels are one axis for attention alone."""
+  nodes = f"""c = Transpose<perm = [0, 3, 1, 2]> (x)  flat = Constant<value_ints = [2, 24, 15]> ()
+    r = Reshape(c, flat)  a = {NODE}{packed(order)}, y_layout = "b (h d) s"> (r, r, r)
+    image = Constant<value_ints = [2, 8, 3, 5]> ()  i = Reshape(a, image)  y = Transpose<perm = [0, 2, 3, 1]> (i)"""
+  optimized = rewritten(written(nodes, "float[2,3,5,24] x", "float[2,3,5,8] y"))
+  assert set(operators(optimized)) == {"Reshape", "FusedAttention"}
+  found = attributes(attentions(optimized)[0])
+  assert found["k_layout"] == f"b s ({order.format(1)} d)"
+  assert found["y_layout"] == "b s (h d)"
+
+
+def test_three_sequences() -> None:
+  """As SqueezeBERT, of which what else reads K keeps its Transpose."""
+  nodes = f"""qt = Transpose<perm = [0, 2, 1]> (q)  kt = Transpose<perm = [0, 2, 1]> (k)
+    vt = Transpose<perm = [0, 2, 1]> (v)  y2 = Neg(kt)
+    y = {NODE}, q_layout = "b (h d) s", k_layout = "b (h d) s", v_layout = "b (h d) s"> (qt, kt, vt)"""
+  x = ", ".join(f"float[2,{rows},8] {name}" for name, rows in (("q", 5), ("k", 7), ("v", 7)))
+  optimized = rewritten(written(nodes, x, "float[2,2,5,4] y, float[2,8,7] y2"))
+  assert operators(optimized) == ["Transpose", "Neg", "FusedAttention"]
+  assert list(attentions(optimized)[0].input) == ["q", "k", "v"]
+
+
+def test_what_is_read_twice_is_written_as_it_was() -> None:
+  nodes = f"""a = {NODE}, y_layout = "b (h d) s"> (x, x, x)  y = Transpose<perm = [0, 2, 1]> (a)  z = Neg(a)"""
+  run_pass(written(nodes, "float[2,2,5,4] x", "float[2,5,8] y, float[2,8,5] z"), ATTENTION_VIEWS, changes=0)
