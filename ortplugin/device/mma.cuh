@@ -1,8 +1,12 @@
 // Matrix products of a warp on tensor cores (mma.sync, from sm_80 on), their matrices from shared memory (ldmatrix),
-// and groups of cp.async. MMA_TYPE is "f16" or "bf16".
+// and groups of cp.async. MMA_TYPE is "f16" or "bf16", or "tf32" with the MMA_K of 32 bytes then.
+
+#ifndef MMA_K
+#define MMA_K "16"
+#endif
 
 __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
+  asm("mma.sync.aligned.m16n8k" MMA_K ".row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

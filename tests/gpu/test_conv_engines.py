@@ -71,6 +71,33 @@ def test_depthwise(library: Path, x: tuple[int, ...], kernel: int, stride: int, 
   replace(conv, program=SEVERAL, constant=False).run()
 
 
+# x, filters for each channel, kernel, attributes: bands, large and even ones, one tap, unequal strides, dilations.
+ANY_DEPTHWISE: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
+  ((2, 24, 14, 14), 1, (1, 11), {"pads": [0, 5, 0, 5]}),
+  ((2, 48, 28, 13), 1, (11, 1), {"pads": [5, 0, 5, 0]}),
+  ((8, 304, 7, 7), 1, (9, 9), {"pads": [4, 4, 4, 4]}),
+  ((8, 96, 28, 28), 1, (1, 1), {"strides": [2, 2]}),
+  ((2, 16, 9, 40), 1, (3, 31), {"pads": [1, 15, 1, 15]}),
+  ((2, 10, 12, 11), 1, (2, 4), {"strides": [3, 1], "pads": [1, 2, 0, 1]}),
+  ((1, 40, 20, 21), 1, (3, 3), {"pads": [6, 2, 6, 2], "dilations": [6, 2]}),
+  ((1, 6, 17, 16), 1, (3, 3), {"strides": [4, 4], "pads": [1, 1, 1, 1]}),
+  ((2, 7, 9, 8), 1, (3, 3), {"pads": [1, 1, 1, 1]}),
+  ((2, 64, 14, 14), 2, (7, 7), {"strides": [2, 2], "pads": [3, 3, 3, 3]}),
+  ((2, 6, 10, 9), 3, (3, 3), {"pads": [1, 1, 1, 1], "dilations": [1, 2]}),
+  ((2, 5, 8, 8), 4, (5, 1), {"pads": [2, 0, 2, 0]}),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("x", "multiplier", "kernel", "attributes"), ANY_DEPTHWISE)
+def test_any_depthwise(
+  library: Path, x: tuple[int, ...], multiplier: int, kernel: tuple[int, int], attributes: dict[str, Any], dtype: str
+) -> None:
+  conv = own(Conv(SCALED, dtype, "NHWC", x, x[1] * multiplier, kernel, x[1], attributes=attributes))
+  conv.run()
+  replace(conv, program=SEVERAL, constant=False).run()
+
+
 @pytest.mark.parametrize(
   ("x", "kernel", "stride"),
   [

@@ -46,6 +46,8 @@ CASES: list[tuple[tuple[int, int, int], int, int, int, tuple[int, int], dict[str
   ((1, 14, 14), 4, 112, 112, (3, 3), HALVED),
   ((2, 9, 8), 2, 232, 168, (3, 3), SAME),
   ((1, 40, 12), 2, 13, 11, (4, 1), {"strides": [4, 1], "pads": [2, 0, 0, 0]}),
+  ((8, 56, 56), 1, 18, 18, (3, 3), SAME),
+  ((2, 28, 27), 1, 18, 36, (3, 3), HALVED),
 ]
 
 

@@ -60,6 +60,25 @@ std::vector<Case> Cases() {
   depthwise(kHalf, 1, 7, 958, 5, 1);
   depthwise(kFloat, 8, 56, 96, 7, 1);
   depthwise(kBrain, 8, 7, 768, 7, 1);
+  depthwise(kHalf, 8, 14, 304, 9, 1);
+  depthwise(kFloat, 8, 28, 32, 11, 1);
+  depthwise(kHalf, 8, 28, 75, 1, 2);
+  // Bands, a dilation, several filters for a channel.
+  const auto any = [&](DType dtype, int64_t rows, int64_t columns, int64_t dilation, int64_t multiplier) {
+    Contraction problem = Square(dtype, 8, 28, 48, 48 * multiplier, 48, 1, 1);
+    for (const int64_t axis : {0, 1}) {
+      Window& window = problem.windows[axis];
+      window.kernel = axis == 0 ? rows : columns;
+      window.dilation = dilation;
+      window.pad_begin = (window.extent() - 1) / 2;
+    }
+    cases.push_back({ProgramOf(dtype), problem});
+  };
+  any(kHalf, 1, 11, 1, 1);
+  any(kFloat, 11, 1, 1, 1);
+  any(kBrain, 5, 1, 1, 2);
+  any(kHalf, 3, 3, 6, 3);
+  any(kFloat, 7, 7, 1, 4);
   // The images of networks, channels last and first.
   const auto stem = [&](DType dtype, int64_t filters, int64_t kernel, int64_t stride, bool channels_first) {
     Contraction problem = Square(dtype, 8, 224, 3, filters, 1, kernel, stride);

@@ -18,6 +18,7 @@ namespace {
 constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
 
 const char* const kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+const char* const kFloatRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, an operand of each row, mixed dtypes.
 const char* const kMixed =
     "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
@@ -50,9 +51,13 @@ int main(int argc, char** argv) {
     const int64_t groups = channels < 64 ? 8 : 4;
     problems.push_back(Grouped(kBrain, 1, 14, groups, channels, filters, kernel, stride));
     problems.push_back(Grouped(kHalf, 8, 56, groups, channels, filters, kernel, stride));
+    problems.push_back(Grouped(DType::kFloat, 8, 28, groups, channels, filters, kernel, stride));
+    problems.back().allow_tf32 = true;
   }
   for (const Contraction& problem : problems) {
-    const Program program = Program::Parse(problem.dtype() == kHalf ? kRelu : kMixed);
+    const Program program = Program::Parse(problem.dtype() == kHalf    ? kRelu
+                                           : problem.dtype() == kBrain ? kMixed
+                                                                       : kFloatRelu);
     CHECK(FitsGrouped(program, problem, device) == device.has_mma_m16n8k16());
     if (!device.has_mma_m16n8k16()) continue;
     const EngineKernel kernel = *MakeGrouped(program, problem, device);
@@ -80,7 +85,7 @@ int main(int argc, char** argv) {
     change(&other);
     CHECK_WITH(!FitsGrouped(program, other, test::H200()), what);
   };
-  refused("one group", [](Contraction* changed) { changed->groups = 1; });
+  refused("one wide group", [](Contraction* changed) { changed->groups = 1; });
   refused("depthwise", [](Contraction* changed) { changed->groups = changed->filters = changed->channels; });
   refused("transposed", [](Contraction* changed) { changed->transposed = true; });
   refused("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kFloat); });

@@ -45,7 +45,7 @@ NARROW = range(DEFAULT["turn_narrow_least"], DEFAULT["turn_narrow_most"] + 1)
 HUGE_WORK = DEFAULT["cudnn_identity_most_multiply_adds"]  # beyond, cuDNN has no faster gradients
 FEW_CHANNELS = DEFAULT["turn_least_channels"]
 # What our engines take on every GPU.
-DEPTHWISE_FILTERS = range(ENGINES["depthwise_least_filter"], ENGINES["depthwise_most_filter"] + 1, 2)
+DEPTHWISE_FILTER, DEPTHWISE_TAPS = ENGINES["depthwise_most_filter"], ENGINES["depthwise_most_taps"]
 VECTOR = ENGINES["wgmma_vector"]
 UNKNOWN = "only with channels last, and depthwise or in fp16 or bf16, a convolution is known to be faster"
 
@@ -107,8 +107,8 @@ def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
 def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
   """Why a convolution is not known to be faster; None if it is."""
   columns, kernel = weights.shape[-1], weights.shape[1:-1]
-  square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_FILTERS
-  if square and columns == 1 and group == weights.shape[0]:
+  small = len(kernel) == 2 and max(kernel) <= DEPTHWISE_FILTER and prod(kernel) <= DEPTHWISE_TAPS
+  if small and columns == 1 and group == weights.shape[0]:
     return None
   if conv_dtype(scope, node) not in ("float16", "bfloat16"):
     return UNKNOWN

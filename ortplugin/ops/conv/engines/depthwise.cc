@@ -15,20 +15,91 @@ int64_t Tiles(const Contraction& problem, const DepthwiseConfig& config) {
 }
 
 int64_t Slices(const Contraction& problem, const DepthwiseConfig& config) {
-  return DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
+  return DivideUp(problem.filters, int64_t{config.lanes} * config.vector);
+}
+
+// Whether layers like this one were measured: square filters of 3, 5 or 7, one for each of an even number of channels.
+bool IsMeasured(const Contraction& problem) {
+  const Window &rows = problem.rows(), &columns = problem.columns();
+  const int64_t kernel = rows.kernel;
+  return problem.filters == problem.channels && problem.channels % 2 == 0 && columns.kernel == kernel &&
+         (kernel == 3 || kernel == 5 || kernel == 7) && problem.dilations() == Shape{1, 1} &&
+         rows.stride == columns.stride && rows.stride <= 2;
+}
+
+// A tile that is taken where it leaves so many threads for each multiprocessor.
+struct Choice {
+  int tile_h, tile_w;
+  int64_t threads;
+  bool fits;
+};
+
+// `config` with the first tile that is taken, or of one pixel.
+DepthwiseConfig WithTile(const Contraction& problem, const cuda::DeviceFacts& device, DepthwiseConfig config,
+                         const std::vector<Choice>& choices) {
+  const int64_t height = problem.rows().out, width = problem.columns().out;
+  for (const Choice& choice : choices) {
+    config.tile_h = choice.tile_h;
+    config.tile_w = choice.tile_w;
+    if (!choice.fits || choice.tile_h > height || choice.tile_w > width) continue;
+    if (Tiles(problem, config) * (problem.filters / config.vector) < choice.threads * device.multiprocessors) continue;
+    // A tile that hangs over the edges wastes work.
+    const int64_t covered =
+        DivideUp(height, choice.tile_h) * choice.tile_h * DivideUp(width, choice.tile_w) * choice.tile_w;
+    if (choice.tile_h * choice.tile_w < 7 || covered * 5 <= height * width * 6) return config;
+  }
+  config.tile_h = config.tile_w = 1;
+  return config;
+}
+
+// Threads along the channels: together they read whole sectors of memory, and as few as possible are idle.
+int LanesOf(int64_t vectors, int64_t most) {
+  const int64_t lanes = std::min(most, vectors);
+  return static_cast<int>(RoundUp(vectors, 8) < RoundUp(vectors, lanes) ? 8 : lanes);
+}
+
+// Filters that no network was measured for at length: bands (1x11), large ones, dilated ones, several for a channel.
+DepthwiseConfig ConfigureAnyFilter(const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Window &rows = problem.rows(), &columns = problem.columns();
+  const int64_t multiplier = problem.filters / problem.channels;
+  DepthwiseConfig best{};
+  best.vector = problem.filters % 2 == 0 && (multiplier == 1 || multiplier % 2 == 0) ? 2 : 1;
+  // Registers of a row: a pixel's channels are one or, in fp32, two.
+  const int64_t most_columns = problem.dtype() == DType::kFloat ? 12 : 20;
+  std::vector<Choice> choices;
+  const bool is_tall = rows.kernel > 2 * columns.kernel;
+  const std::vector<std::pair<int, int>> wide = {{2, 8}, {2, 7}, {2, 4}, {1, 8}, {1, 7}, {1, 4}, {1, 2}};
+  const std::vector<std::pair<int, int>> tall = {{8, 2}, {7, 2}, {4, 2}, {4, 1}, {2, 1}};
+  for (const auto& [h, w] : is_tall ? tall : wide) {
+    // With a dilation or a stride beyond the filter neighbouring pixels of the result share nothing.
+    const bool has_rows = h == 1 || (rows.dilation == 1 && rows.stride <= std::min<int64_t>(2, rows.kernel));
+    const bool has_columns = w == 1 || (columns.dilation == 1 && columns.stride <= 2);
+    const bool is_small = w == 1 || (w - 1) * columns.stride + columns.kernel <= most_columns;
+    const bool is_short = h * w * rows.kernel * columns.kernel <= 1024;  // the loops are unrolled
+    choices.push_back({h, w, h * w >= 7 ? 200 : 120, has_rows && has_columns && is_small && is_short});
+  }
+  best = WithTile(problem, device, best, choices);
+  const int64_t tile_rows = (best.tile_h - 1) * rows.stride + rows.kernel;
+  const int64_t tile_columns = (best.tile_w - 1) * columns.stride + columns.kernel;
+  best.ahead = static_cast<int>(std::clamp<int64_t>(most_columns / tile_columns, 1, std::min<int64_t>(tile_rows, 4)));
+  best.lanes = LanesOf(problem.filters / best.vector, 16);
+  best.tiles = std::max(1, 128 / best.lanes);
+  return best;
 }
 
 }  // namespace
 
 bool FitsDepthwise(const Program& program, const Contraction& problem, const cuda::DeviceFacts&) {
-  const int64_t kernel = problem.rows().kernel;
   if (!FitsEngines(program, problem) || problem.x_channels_first || problem.transposed) return false;
-  if (problem.groups != problem.channels || problem.filters != problem.channels || problem.channels % 2 != 0)
-    return false;
-  if (kernel < engine_limits::depthwise_least_filter || kernel > engine_limits::depthwise_most_filter) return false;
-  if (kernel % 2 == 0 || problem.columns().kernel != kernel) return false;
-  if (problem.dilations() != Shape{1, 1}) return false;
-  return problem.rows().stride == problem.columns().stride && problem.rows().stride <= 2;
+  if (problem.groups != problem.channels || problem.filters % problem.channels != 0) return false;
+  int64_t reached = problem.channels;  // elements from one end of an image and its surroundings to the other, an int
+  for (const Window& window : problem.windows) {
+    const int64_t around = std::max({window.extent(), window.stride, window.pad_begin});
+    if (window.kernel > engine_limits::depthwise_most_filter || around >= 1 << 24) return false;
+    reached *= window.size + 2 * around;
+    if (reached >= int64_t{1} << 31) return false;
+  }
+  return problem.rows().kernel * problem.columns().kernel <= engine_limits::depthwise_most_taps;
 }
 
 // The rule is what was fastest on an H200 for the layers of MobileNet-v3, EfficientNet-B0 and ConvNeXt. Two channels a
@@ -37,14 +108,9 @@ bool FitsDepthwise(const Program& program, const Contraction& problem, const cud
 DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& problem,
                                    const cuda::DeviceFacts& device) {
   (void)program;
+  if (!IsMeasured(problem)) return ConfigureAnyFilter(problem, device);
   const bool is_float = problem.dtype() == DType::kFloat, is_strided = problem.rows().stride == 2;
   const int kernel = static_cast<int>(problem.rows().kernel);
-  // The first tile that leaves so many threads for each multiprocessor.
-  struct Choice {
-    int tile_h, tile_w;
-    int64_t threads;
-    bool fits;
-  };
   const bool sevens = problem.columns().out % 7 == 0, is_seven = problem.columns().out == 7;
   const std::vector<Choice> of_three = {{2, 8, 300, is_strided && !is_float},
                                         {1, 7, 300, is_strided && is_float && sevens},
@@ -63,21 +129,8 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& pr
                                         {2, 1, 83, true}};
   DepthwiseConfig best{};
   best.vector = 2;
-  best.tile_h = best.tile_w = 1;
+  best = WithTile(problem, device, best, kernel == 3 ? of_three : kernel == 5 ? of_five : of_seven);
   const int64_t vectors = problem.channels / best.vector;
-  for (const Choice& choice : kernel == 3 ? of_three : kernel == 5 ? of_five : of_seven) {
-    if (!choice.fits || choice.tile_h > problem.rows().out || choice.tile_w > problem.columns().out) continue;
-    DepthwiseConfig option = best;
-    option.tile_h = choice.tile_h;
-    option.tile_w = choice.tile_w;
-    if (Tiles(problem, option) * vectors < choice.threads * device.multiprocessors) continue;
-    // A tile that hangs over the edges wastes work.
-    const int64_t covered = DivideUp(problem.rows().out, choice.tile_h) * choice.tile_h *
-                            DivideUp(problem.columns().out, choice.tile_w) * choice.tile_w;
-    if (choice.tile_h * choice.tile_w >= 7 && covered * 5 > problem.rows().out * problem.columns().out * 6) continue;
-    best = option;
-    break;
-  }
   const int pixels = best.tile_h * best.tile_w;
   const bool is_large = pixels >= 7;
   // Rows ahead hide the latency of memory; where there are threads enough for that, registers are worth more.
@@ -92,10 +145,7 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const Contraction& pr
   }
   best.float_weights = !is_float && kernel >= 5 && is_large;
 
-  // Threads along the channels: together they read whole sectors of memory, and as few as possible are idle.
-  const int64_t most_lanes = kernel == 7 && best.tile_h < 4 ? 8 : 16;
-  best.lanes = static_cast<int>(std::min(most_lanes, vectors));
-  if (RoundUp(vectors, 8) < RoundUp(vectors, best.lanes)) best.lanes = 8;
+  best.lanes = LanesOf(vectors, kernel == 7 && best.tile_h < 4 ? 8 : 16);
   best.tiles = !is_large ? std::max(1, 128 / best.lanes) : kernel == 7 && best.lanes > 8 ? 4 : 8;
   return best;
 }
@@ -108,7 +158,9 @@ std::string DepthwiseSource(const Program& program, const Contraction& problem, 
        << "#define LANES " << config.lanes << "\n"
        << "#define TILES " << config.tiles << "\n"
        << "#define AHEAD " << config.ahead << "\n"
-       << "#define FLOAT_WEIGHTS " << config.float_weights << "\n\n"
+       << "#define FLOAT_WEIGHTS " << config.float_weights << "\n"
+       << "#define DILATION_H " << problem.rows().dilation << "\n"
+       << "#define DILATION_W " << problem.columns().dilation << "\n\n"
        << kDepthwiseSource;
   return text.str();
 }

@@ -1,4 +1,5 @@
-// y[n, p, q, c] = program(sum over r, s of w[c, r, s] x[n, p STRIDE_H + r - PAD_TOP, q STRIDE_W + s - PAD_LEFT, c])
+// y[n, p, q, m] = program(sum over r, s of w[m, r, s] x[n, p STRIDE_H + r DILATION_H - PAD_TOP,
+//                                                       q STRIDE_W + s DILATION_W - PAD_LEFT, m / MULTIPLIER])
 //
 // The text in front of this one is generated for the node at hand (depthwise.cc, engine.cc): the sizes as macros,
 // the operands and `apply`, the program.
@@ -8,12 +9,15 @@
 // stand in shared memory, and TILES along the image.
 
 #define TAPS (KERNEL_H * KERNEL_W)
-#define ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)  // of the image, for a tile
+#define MULTIPLIER (FILTERS / CHANNELS)
+#define IN_VECTOR (VECTOR > MULTIPLIER ? VECTOR / MULTIPLIER : 1)  // channels that a thread reads
+// Of the image, for a tile; with a dilation, where a tile is one row or column, only those that meet a tap.
+#define ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)
 #define COLUMNS ((TILE_W - 1) * STRIDE_W + KERNEL_W)
 #define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
 #define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
 #define SLICE (LANES * VECTOR)  // channels of a block
-#define SLICES ((CHANNELS + SLICE - 1) / SLICE)
+#define SLICES ((FILTERS + SLICE - 1) / SLICE)
 #define THREADS (LANES * TILES)
 // A row of weights ends in idle ones that spread the rows over the banks, yet keep vectors where they may be read.
 #define PITCH (SLICE + 16 / (int)sizeof(weight_t))
@@ -27,14 +31,15 @@ __device__ __forceinline__ weight_t to_weight(storage_t w) { return w; }
 #endif
 
 struct Row {
-  Vector<storage_t, VECTOR> at[COLUMNS];
+  Vector<storage_t, IN_VECTOR> at[COLUMNS];
   // Row number `row` of the tile's part of the image, which begins at `corner`; zeros where that ends. All distances
   // from `corner` are constants, so that they cost no arithmetic.
   __device__ __forceinline__ void load(const storage_t* corner, int top, int left, int row) {
-    const bool exists = (unsigned)(top + row) < IMAGE_H;
+    const bool exists = (unsigned)(top + row * DILATION_H) < IMAGE_H;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i)
-      load_if(exists && (unsigned)(left + i) < IMAGE_W, at[i], corner + (row * IMAGE_W + i) * CHANNELS);
+      load_if(exists && (unsigned)(left + i * DILATION_W) < IMAGE_W, at[i],
+              corner + (row * DILATION_H * IMAGE_W + i * DILATION_W) * CHANNELS);
   }
 };
 
@@ -42,7 +47,7 @@ struct Row {
 __device__ __forceinline__ void epilogue(const Arguments& a, const TileOperands<VECTOR>& shared_operands,
                                          const float (&sums)[TILE_H][TILE_W][VECTOR], int n, int first_y, int first_x,
                                          int m) {
-  const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * CHANNELS + m;
+  const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * FILTERS + m;
 #pragma unroll
   for (int i = 0; i < TILE_H; ++i) {
     const int y = first_y + i;
@@ -52,7 +57,7 @@ __device__ __forceinline__ void epilogue(const Arguments& a, const TileOperands<
     for (int k = 0; k < TILE_W; ++k) {
       // Past the edge the last pixel is read again and nothing is written.
       const int x = OUT_W % TILE_W == 0 ? first_x + k : min(first_x + k, OUT_W - 1);
-      operands[k].load(a, n, y, x, m, first_offset + (i * OUT_W + x - first_x) * CHANNELS);
+      operands[k].load(a, n, y, x, m, first_offset + (i * OUT_W + x - first_x) * FILTERS);
     }
 #pragma unroll
     for (int k = 0; k < TILE_W; ++k) {
@@ -60,7 +65,7 @@ __device__ __forceinline__ void epilogue(const Arguments& a, const TileOperands<
       Results<VECTOR> results;
 #pragma unroll
       for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results);
-      results.store(a, first_offset + (i * OUT_W + k) * CHANNELS);
+      results.store(a, first_offset + (i * OUT_W + k) * FILTERS);
     }
   }
 }
@@ -73,21 +78,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   const int left_tile = tile % TILES_X;
   tile /= TILES_X;
   const int first_y = tile % TILES_Y * TILE_H, first_x = left_tile * TILE_W, n = tile / TILES_Y;
-  const bool works = (CHANNELS % SLICE == 0 || m < CHANNELS) && n < (int)a.batch;
+  const bool works = (FILTERS % SLICE == 0 || m < FILTERS) && n < (int)a.batch;
   const int top = works ? first_y * STRIDE_H - PAD_TOP : IMAGE_H, left = first_x * STRIDE_W - PAD_LEFT;
-  const storage_t* const corner =
-      (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) + (top * IMAGE_W + left) * CHANNELS + m;
+  const storage_t* const corner = (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) +
+                                  (top * IMAGE_W + left) * CHANNELS + m / MULTIPLIER;
 
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   // Weights lie channel by channel in memory, tap by tap in shared memory. Past the last one it is read again.
   constexpr int kSteps = (TAPS * SLICE + THREADS - 1) / THREADS;
   storage_t staged[kSteps];
   const storage_t* const w = (const storage_t*)a.in[1] + slice * (SLICE * TAPS);
-  const int count = CHANNELS % SLICE == 0 ? TAPS * SLICE : min(TAPS * SLICE, (CHANNELS - slice * SLICE) * TAPS);
+  const int count = FILTERS % SLICE == 0 ? TAPS * SLICE : min(TAPS * SLICE, (FILTERS - slice * SLICE) * TAPS);
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const int at = i * THREADS + threadIdx.x;
-    staged[i] = w[CHANNELS % SLICE == 0 && i < kSteps - 1 ? at : min(at, count - 1)];
+    staged[i] = w[FILTERS % SLICE == 0 && i < kSteps - 1 ? at : min(at, count - 1)];
   }
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
   Row ahead[AHEAD];
@@ -125,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
         for (int k = 0; k < TILE_W; ++k)
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j)
-            sums[i][k][j] += to_compute(now.at[k * STRIDE_W + s][j]) * to_compute(tap[j]);
+            sums[i][k][j] += to_compute(now.at[k * STRIDE_W + s][j * IN_VECTOR / VECTOR]) * to_compute(tap[j]);
       }
     }
   }

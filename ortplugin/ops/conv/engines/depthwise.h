@@ -1,4 +1,4 @@
-// Depthwise convolutions (group = C = M) of 3x3, 5x5 and 7x7, NHWC, memory-bound.
+// Depthwise convolutions (group = C, M a multiple of it) of any small filter, NHWC, memory-bound.
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"

@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMostFilter = 7;       // rows and columns of a filter
 constexpr int64_t kMostOctets = 64;      // of a chunk's sums, which are unrolled
 constexpr int64_t kMostSums = 64;        // registers of a thread
+constexpr int64_t kMostRagged = 64;      // channels and filters of one group
 constexpr int64_t kMostReach = 1 << 20;  // pixels of a filter or pad: far more than shared memory holds
 
 // Sizes of grouped.cu, which has their meaning, by the names of its macros.
@@ -24,8 +25,11 @@ struct Tiling {
   int64_t tile_h, tile_w, parts, warps_m, warps_n, stages, min_blocks;
   // What follows from them.
   int64_t taps, unit_channels, unit_filters, units, chunks, subs, slices, items, step_h, step_w, pixels, w_rows;
-  int64_t x_vector, w_vector, vector, shared_bytes, tiles;
+  int64_t octet, x_vector, w_vector, vector, shared_bytes, tiles;
 };
+
+// Elements of 16 bytes.
+int64_t OctetOf(const Contraction& problem) { return 16 / static_cast<int64_t>(SizeOf(problem.dtype())); }
 
 // From one row of X that matters to the next.
 int64_t StepOf(const Window& window) {
@@ -38,7 +42,7 @@ void Complete(const Contraction& problem, Tiling* t) {
   t->unit_channels = t->merged * problem.group_channels();
   t->unit_filters = t->merged * problem.group_filters();
   t->units = DivideUp(problem.groups, t->merged);
-  t->chunks = DivideUp(DivideUp(t->unit_channels, 8), t->chunk);
+  t->chunks = DivideUp(DivideUp(t->unit_channels, OctetOf(problem)), t->chunk);
   t->subs = DivideUp(t->unit_filters, t->columns * 8);
   t->slices = DivideUp(t->units, t->block_units) * DivideUp(t->subs, t->block_subs);
   t->items = t->block_units / t->item_units * t->block_subs;
@@ -48,10 +52,12 @@ void Complete(const Contraction& problem, Tiling* t) {
   t->pixels = ((t->tile_h - 1) * (rows.stride / t->step_h) + (rows.kernel - 1) * (rows.dilation / t->step_h) + 1) *
               (t->tile_w + (columns.kernel - 1) * (columns.dilation / t->step_w) / move_w) * move_w;
   t->w_rows = t->block_units * t->block_subs * t->columns * 8;
-  t->x_vector = std::gcd(std::gcd(t->unit_channels, problem.channels), int64_t{8});
-  t->w_vector = std::gcd(problem.group_channels(), int64_t{8});
+  t->octet = OctetOf(problem);
+  t->x_vector = std::gcd(std::gcd(t->unit_channels, problem.channels), t->octet);
+  t->w_vector = std::gcd(problem.group_channels(), t->octet);
   t->vector = std::gcd(std::gcd(t->unit_filters, problem.filters), int64_t{8});
-  const int64_t x = t->pixels * (t->block_units * t->chunk | 1) * 16, w = t->w_rows * (t->taps * t->chunk | 1) * 16;
+  const int64_t x = t->pixels * (t->block_units * t->chunk | 1) * 16,
+                w = t->w_rows * (t->taps * t->chunk | 1) * 16 + 16;
   const int64_t sums = 16 * (t->item_units * t->columns | 1) * 8 * 4;
   t->shared_bytes = t->stages * x + (t->chunks > 1 ? t->stages : 1) * w + t->warps_m * t->warps_n * sums;
   t->tiles = t->flat ? DivideUp(problem.batch * rows.out * columns.out, t->tile_w)
@@ -62,7 +68,8 @@ void Complete(const Contraction& problem, Tiling* t) {
 int64_t MergedOf(const Contraction& problem) {
   const auto cost = [&](int64_t merged) {
     const int64_t channels = merged * problem.group_channels(), filters = merged * problem.group_filters();
-    return static_cast<double>(DivideUp(channels, 8) * (8 * DivideUp(filters, 8) + 1)) / static_cast<double>(merged);
+    return static_cast<double>(DivideUp(channels, OctetOf(problem)) * (8 * DivideUp(filters, 8) + 1)) /
+           static_cast<double>(merged);
   };
   int64_t best = 1;
   for (int64_t merged = 2; merged <= std::min<int64_t>(8, problem.groups); ++merged)
@@ -73,7 +80,7 @@ int64_t MergedOf(const Contraction& problem) {
 int64_t Resident(const Tiling& t, const cuda::DeviceFacts& device) {
   // Registers of a thread, about: narrow vectors of results are several at once.
   const int64_t sums = t.parts * t.item_units * t.columns * 4;
-  const int64_t registers = std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104), 8), 168);
+  const int64_t registers = std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), 168);
   // A multiprocessor has four files of registers, whose warps are whole.
   const int64_t warps = device.registers_per_multiprocessor / 4 / (32 * registers) * 4;
   const int64_t most = std::min<int64_t>(8, warps / (t.warps_m * t.warps_n));
@@ -86,13 +93,14 @@ double Cost(const Tiling& t, int64_t resident, const cuda::DeviceFacts& device) 
   // Cycles but for the last: bytes of a cycle.
   constexpr double kTile = 1500, kChunk = 600, kCopy = 14.0 / 128, kMma = 1.6, kMatrices = 4, kBytes = 32;
   // Bytes that neighbouring elements move of memory, which has sectors of 32.
-  const auto moved = [](int64_t elements) { return RoundUp(elements * 2, 32) + (elements % 16 ? 32 : 0); };
+  const int64_t size = 16 / t.octet;
+  const auto moved = [&](int64_t elements) { return RoundUp(elements * size, 32) + (elements * size % 32 ? 32 : 0); };
   const auto copied = [&](int64_t vectors, int64_t bytes) { return std::max(vectors * kCopy, bytes / kBytes); };
-  const int64_t columns = t.item_units * t.columns, w = t.w_rows * t.taps * t.chunk * 8;
-  const int64_t x = t.pixels * t.block_units * t.chunk * 8, filters = t.item_units * t.unit_filters;
-  const double copy_w = copied(w / t.w_vector, w * 2);
+  const int64_t columns = t.item_units * t.columns, w = t.w_rows * t.taps * t.chunk * t.octet;
+  const int64_t x = t.pixels * t.block_units * t.chunk * t.octet, filters = t.item_units * t.unit_filters;
+  const double copy_w = copied(w / t.w_vector, w * size);
   const double copy_x =
-      copied(x / t.x_vector, t.pixels * moved(t.chunks > 1 ? t.chunk * 8 : t.block_units * t.unit_channels));
+      copied(x / t.x_vector, t.pixels * moved(t.chunks > 1 ? t.chunk * t.octet : t.block_units * t.unit_channels));
   const double copy = (copy_x + (t.chunks > 1 ? copy_w : 0)) * t.chunks;
   const double matrices = (t.item_units + 0.5 * columns / t.parts) * kMatrices;
   const int64_t parts = RoundUp(t.items, t.warps_n) * t.warps_m * t.parts;
@@ -160,7 +168,7 @@ std::optional<Tiling> Configure(const Contraction& problem, const cuda::DeviceFa
     if (window.kernel > 1 || window.stride > 1 || window.size != window.out || window.pad_begin != 0) t.flat = false;
   t.tile_h = t.tile_w = t.stages = 1;
   const int64_t units = DivideUp(problem.groups, t.merged);
-  const int64_t octets = DivideUp(t.merged * problem.group_channels(), 8);
+  const int64_t octets = DivideUp(t.merged * problem.group_channels(), OctetOf(problem));
   const int64_t columns = DivideUp(t.merged * problem.group_filters(), 8);
   const int64_t taps = problem.rows().kernel * problem.columns().kernel;
   // The size of one of `count` even pieces of a whole.
@@ -185,12 +193,22 @@ std::optional<Tiling> Configure(const Contraction& problem, const cuda::DeviceFa
   return best.tiling;
 }
 
+bool IsRagged(const Contraction& problem) {
+  return problem.group_channels() % OctetOf(problem) != 0 || problem.group_filters() % OctetOf(problem) != 0;
+}
+
 }  // namespace
 
 bool FitsGrouped(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || !device.has_mma_m16n8k16()) return false;
-  if (problem.transposed || problem.x_channels_first || problem.y_channels_first || problem.groups == 1) return false;
+  if (!FitsEngines(program, problem) || !device.has_mma_m16n8k16()) return false;
+  if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
+  if (problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
   if (problem.groups == problem.channels && problem.filters == problem.channels) return false;  // depthwise
+  // One group is for the engines of convolutions, but for narrow ones that tensor cores take in our way alone.
+  const int64_t taps = problem.rows().kernel * problem.columns().kernel;
+  const bool is_ragged = problem.channels > 4 && IsRagged(problem);
+  if (problem.groups == 1 && (!is_ragged || taps == 1 || std::max(problem.channels, problem.filters) > kMostRagged))
+    return false;
   for (const Window& window : problem.windows)
     if (window.kernel > kMostFilter || std::max({window.extent(), window.stride, window.pad_begin}) > kMostReach)
       return false;
@@ -198,8 +216,8 @@ bool FitsGrouped(const Program& program, const Contraction& problem, const cuda:
 }
 
 bool IsGroupedFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
-  // cuDNN's tensor cores take channels of a group by eight; what others it pads or computes without them.
-  if (problem.group_channels() % 8 != 0 || problem.group_filters() % 8 != 0) return true;
+  // cuDNN's tensor cores take a group's channels by 16 bytes; what others it pads or computes without them.
+  if (IsRagged(problem)) return true;
   const MeasuredGpu* const target = FindTarget(device);
   return target != nullptr &&
          std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
@@ -212,19 +230,22 @@ std::optional<EngineKernel> MakeGrouped(const Program& program, const Contractio
   const Tiling& t = *found;
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define MMA_TYPE "
-       << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n";
+       << (t.octet == 4                         ? "\"tf32\"\n#define MMA_K \"8\""
+           : problem.dtype() == DType::kFloat16 ? "\"f16\""
+                                                : "\"bf16\"")
+       << "\n#define MMA_HALF_K " << (t.octet == 4 ? "\"4\"" : "\"8\"") << "\n";
   const auto line = [](const char* name, int64_t value) {
     return "#define " + std::string(name) + " " + std::to_string(value) + "\n";
   };
   text << line("DILATION_H", problem.rows().dilation) << line("DILATION_W", problem.columns().dilation)
        << line("GROUP_CHANNELS", problem.group_channels()) << line("GROUP_FILTERS", problem.group_filters())
-       << line("FLAT", t.flat) << line("MERGED", t.merged) << line("CHUNK", t.chunk) << line("COLUMNS", t.columns)
-       << line("ITEM_UNITS", t.item_units) << line("BLOCK_UNITS", t.block_units) << line("BLOCK_SUBS", t.block_subs)
-       << line("TILE_H", t.tile_h) << line("TILE_W", t.tile_w) << line("STEP_H", t.step_h) << line("STEP_W", t.step_w)
-       << line("PARTS", t.parts) << line("WARPS_M", t.warps_m) << line("WARPS_N", t.warps_n) << line("STAGES", t.stages)
-       << line("X_VECTOR", t.x_vector) << line("W_VECTOR", t.w_vector) << line("VECTOR", t.vector)
-       << line("MIN_BLOCKS", t.min_blocks) << line("UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)) << kMmaSource
-       << kGroupedSource;
+       << line("OCTET", t.octet) << line("FLAT", t.flat) << line("MERGED", t.merged) << line("CHUNK", t.chunk)
+       << line("COLUMNS", t.columns) << line("ITEM_UNITS", t.item_units) << line("BLOCK_UNITS", t.block_units)
+       << line("BLOCK_SUBS", t.block_subs) << line("TILE_H", t.tile_h) << line("TILE_W", t.tile_w)
+       << line("STEP_H", t.step_h) << line("STEP_W", t.step_w) << line("PARTS", t.parts) << line("WARPS_M", t.warps_m)
+       << line("WARPS_N", t.warps_n) << line("STAGES", t.stages) << line("X_VECTOR", t.x_vector)
+       << line("W_VECTOR", t.w_vector) << line("VECTOR", t.vector) << line("MIN_BLOCKS", t.min_blocks)
+       << line("UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)) << kMmaSource << kGroupedSource;
   const int64_t most = std::max<int64_t>(1, t.min_blocks * device.multiprocessors / t.slices);
   const cuda::LaunchShape launch{static_cast<unsigned>(t.slices * std::min(t.tiles, most)),
                                  static_cast<unsigned>(t.warps_m * t.warps_n * 32),

@@ -4,7 +4,8 @@
 // The text in front of this one is generated for the node at hand (grouped.cc, engine.cc): the sizes as macros, the
 // operands and `apply`, the program.
 //
-// An implicit GEMM for each group, M = pixels, N = filters, K = taps and octets of channels. MERGED narrow groups make
+// An implicit GEMM for each group, M = pixels, N = filters, K = taps and octets of channels: 16 bytes, OCTET elements,
+// eight or in fp32, whose products are TF32's, four. MERGED narrow groups make
 // a unit with block-diagonal weights; 8 COLUMNS of its filters are a sub. A block has a tile of pixels (FLAT: of all
 // images in a row) and a slice of BLOCK_UNITS units or BLOCK_SUBS subs, its warps have items: PARTS times 16 pixels,
 // ITEM_UNITS units of one sub.
@@ -18,7 +19,7 @@
 #define UNIT_CHANNELS (MERGED * GROUP_CHANNELS)
 #define UNIT_FILTERS (MERGED * GROUP_FILTERS)
 #define UNITS ((CHANNELS + UNIT_CHANNELS - 1) / UNIT_CHANNELS)
-#define CHUNKS (((UNIT_CHANNELS + 7) / 8 + CHUNK - 1) / CHUNK)
+#define CHUNKS (((UNIT_CHANNELS + OCTET - 1) / OCTET + CHUNK - 1) / CHUNK)
 #define SUB_FILTERS (COLUMNS * 8)
 #define SUBS ((UNIT_FILTERS + SUB_FILTERS - 1) / SUB_FILTERS)
 #define SLICES_N ((SUBS + BLOCK_SUBS - 1) / BLOCK_SUBS)
@@ -46,12 +47,12 @@
 #define UNIT_VECTORS ((UNIT_FILTERS < SUB_FILTERS ? UNIT_FILTERS : SUB_FILTERS) / VECTOR)
 #define ITEM_VECTORS (ITEM_UNITS * UNIT_VECTORS)
 #define X_BYTES (PART_H * PART_W * PITCH * 16)
-#define W_BYTES (W_ROWS * W_PITCH * 16)
+#define W_BYTES (W_ROWS * W_PITCH * 16 + 16)  // half an octet's matrices end behind the last row, unused
 #define STAGE_BYTES (X_BYTES + (CHUNKS > 1 ? W_BYTES : 0))
 #define WARP_SUMS (16 * SUM_PITCH)
 
 __device__ __forceinline__ void mma_half(float (&sums)[4], const unsigned (&a)[4], unsigned b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32." MMA_TYPE "." MMA_TYPE
+  asm("mma.sync.aligned.m16n8k" MMA_HALF_K ".row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(b));
@@ -69,16 +70,20 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned from) {
                  : "r"(from)
                  : "memory");
   }
+#pragma unroll
+  for (int i = 0; i < N; ++i)  // the tensor cores cut off, which is not rounding
+    if (OCTET == 4) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(x[i]) : "f"(__uint_as_float(x[i])));
 }
 
 // Starts copying N elements to shared memory, or zeros where they do not exist.
 template <int N>
 __device__ __forceinline__ void copy_elements(unsigned to, const storage_t* from, bool exists) {
-  if constexpr (N == 8) {
+  constexpr int kBytes = N * sizeof(storage_t);
+  if constexpr (kBytes == 16) {
     copy_async(to, from, exists);
-  } else if constexpr (N > 1) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N * 2),
-                 "r"(exists ? N * 2 : 0)
+  } else if constexpr (kBytes > 2) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
+                 "r"(exists ? kBytes : 0)
                  : "memory");
   } else {
     unsigned short x = 0;
@@ -97,7 +102,7 @@ struct Tile {
 
 __device__ __forceinline__ void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chunk,
                                           int first_unit) {
-  constexpr int kOfUnit = CHUNK * 8 / X_VECTOR, kOfPixel = BLOCK_UNITS * kOfUnit;
+  constexpr int kOfUnit = CHUNK * OCTET / X_VECTOR, kOfPixel = BLOCK_UNITS * kOfUnit;
   const storage_t* const image = (const storage_t*)a.in[0];
   const int top = tile.y * STRIDE_H - PAD_TOP, left = tile.x * STRIDE_W - PAD_LEFT;
 #pragma unroll 4
@@ -105,29 +110,29 @@ __device__ __forceinline__ void copy_part(unsigned to, const Arguments& a, const
     const int pixel = i / kOfPixel, vector = i % kOfPixel, column = pixel % PART_W;
     const int y = top + pixel / PART_W * STEP_H;
     const int x = left + (column % PLANE_W * MOVE_W + column / PLANE_W) * STEP_W;
-    const int in_unit = chunk * (CHUNK * 8) + vector % kOfUnit * X_VECTOR;
+    const int in_unit = chunk * (CHUNK * OCTET) + vector % kOfUnit * X_VECTOR;
     const int c = (first_unit + vector / kOfUnit) * UNIT_CHANNELS + in_unit;
     const bool exists = in_unit < UNIT_CHANNELS && c < CHANNELS &&
                         (FLAT ? x < (int)a.batch * (OUT_H * OUT_W) : (unsigned)y < IMAGE_H && (unsigned)x < IMAGE_W);
     const int at = FLAT ? x : (tile.n * IMAGE_H + y) * IMAGE_W + x;
-    copy_elements<X_VECTOR>(to + (pixel * (PITCH * 8) + vector * X_VECTOR) * 2,
+    copy_elements<X_VECTOR>(to + (pixel * (PITCH * OCTET) + vector * X_VECTOR) * sizeof(storage_t),
                             exists ? image + at * CHANNELS + c : image, exists);
   }
 }
 
 __device__ __forceinline__ void copy_weights(unsigned to, const Arguments& a, int chunk, int first_unit,
                                              int first_sub) {
-  constexpr int kOfRow = OCTETS * 8 / W_VECTOR, kRows = BLOCK_SUBS * SUB_FILTERS;
+  constexpr int kOfRow = OCTETS * OCTET / W_VECTOR, kRows = BLOCK_SUBS * SUB_FILTERS;
   const storage_t* const w = (const storage_t*)a.in[1];
 #pragma unroll 4
   for (int i = threadIdx.x; i < W_ROWS * kOfRow; i += THREADS) {
     const int row = i / kOfRow, k = i % kOfRow * W_VECTOR;
     const int in_unit = first_sub * SUB_FILTERS + row % kRows;
     const int m = (first_unit + row / kRows) * UNIT_FILTERS + in_unit;
-    const int c = chunk * (CHUNK * 8) + k % (CHUNK * 8) - in_unit / GROUP_FILTERS * GROUP_CHANNELS;
+    const int c = chunk * (CHUNK * OCTET) + k % (CHUNK * OCTET) - in_unit / GROUP_FILTERS * GROUP_CHANNELS;
     const bool exists = in_unit < UNIT_FILTERS && m < FILTERS && (unsigned)c < GROUP_CHANNELS;
-    copy_elements<W_VECTOR>(to + (row * (W_PITCH * 8) + k) * 2,
-                            exists ? w + (m * TAPS + k / (CHUNK * 8)) * GROUP_CHANNELS + c : w, exists);
+    copy_elements<W_VECTOR>(to + (row * (W_PITCH * OCTET) + k) * sizeof(storage_t),
+                            exists ? w + (m * TAPS + k / (CHUNK * OCTET)) * GROUP_CHANNELS + c : w, exists);
   }
 }
 

@@ -46,9 +46,9 @@ const std::vector<Engine>& EngineTable() {
        "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or more "
        "is empty for the most part, and the result may be NCHW without a kernel that transposes it"},
       {"depthwise", FitsDepthwise, Always, Make<MakeDepthwise>,
-       "depthwise 3x3, 5x5, 7x7; grouped does not take them. By construction: a filter meets one channel, so there is "
-       "no "
-       "matrix to multiply; it is memory-bound and touches each element once, the program included"},
+       "depthwise, in front of grouped, which takes those of large filters. By construction: a filter meets one "
+       "channel, so there is no matrix to multiply; it is memory-bound and touches each element once, the program "
+       "included"},
       {"grouped", FitsGrouped, IsGroupedFast, MakeGrouped,
        "groups, which no line behind it takes. By construction where a group's channels or filters are no multiple of "
        "eight, for which a library's tensor cores have no kernel; else as measured"},
