@@ -50,8 +50,9 @@ int64_t Vector(const Contraction& problem) { return std::min(16 / Size(problem),
 
 double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const cuda::DeviceFacts& device) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands one by one
+  constexpr int kWide = 160, kWideFloat = 240;  // what else a thread has in registers leaves too few for operands
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
+  if (Size(problem) == 4 && tile_n > kWideFloat) return kNever;
   const int64_t tiles = DivideUp(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n),
                                  int64_t{device.multiprocessors});  // of a block
   // One warpgroup with wide tiles waits for its program between them.

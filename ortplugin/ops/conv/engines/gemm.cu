@@ -23,10 +23,10 @@
 #define W_BYTES (TILE_N * TILE_K * SIZE)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 #define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
-#define PITCH (COLUMNS + 8)          // floats: rows that are stored at the same time lie in different banks
-#define AHEAD (VECTOR >= 4 ? 2 : 1)  // chunks of operands; more take too many registers
-#define VECTORS (COLUMNS / VECTOR)   // of a row
-#define ITEMS (16 * VECTORS / 32)    // of VECTOR columns, of a thread
+#define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
+#define AHEAD (VECTOR >= 4 && SIZE * TILE_N <= 768 ? 2 : 1)  // chunks of operands; more take too many registers
+#define VECTORS (COLUMNS / VECTOR)                           // of a row
+#define ITEMS (16 * VECTORS / 32)                            // of VECTOR columns, of a thread
 #define IMAGE (IMAGE_H * IMAGE_W)
 
 struct GemmArguments {
