@@ -31,7 +31,7 @@ from ortplugin.target import DEFAULT
 
 # Of double there is no faster engine than ONNX Runtime's.
 DTYPES = ("float16", "bfloat16")
-TF32 = ("float",) if DEFAULT["gemm_tf32_pays"] else ()
+TF32 = ("float",) if DEFAULT["matmul_tf32_pays"] else ()
 VECTOR = 4  # of float32: the engine's copies are of 16 bytes
 PRODUCTS = ("MatMul", "Gemm")
 

@@ -95,7 +95,7 @@ bool FitsGemm(const Program& program, const Contraction& problem, const cuda::De
 
 bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
-  if (target == nullptr || (problem.dtype() == DType::kFloat && target->limits.gemm_tf32_pays == 0)) return false;
+  if (target == nullptr || (problem.dtype() == DType::kFloat && target->limits.matmul_tf32_pays == 0)) return false;
   // A matrix product; of images it was not measured.
   return problem.rows().size * problem.columns().size == 1;
 }
