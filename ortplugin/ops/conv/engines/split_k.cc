@@ -92,7 +92,8 @@ bool IsSplitKFast(const Program&, const Contraction& problem, const cuda::Device
                        : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
                                                                 : limits.split_k_most_kib;
   const SplitKConfig config = ConfigureSplitK(problem, device);
-  return Blocks(problem, config) <= device.multiprocessors && CopiedBytes(problem, config) <= (most << 9) * Size(problem);
+  return Blocks(problem, config) <= device.multiprocessors &&
+         CopiedBytes(problem, config) <= (most << 9) * Size(problem);
 }
 
 SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device) {
