@@ -1,4 +1,4 @@
-"""FusedMatMul beside cuBLASLt as PyTorch calls it, float16: a linear layer and what follows it.
+"""FusedMatMul beside cuBLASLt as PyTorch calls it, float16, or float32 with TF32: a linear layer and what follows it.
 
     y = program(x W)        x is [M, K], W is a constant [K, N]; sums in float32
 
@@ -10,11 +10,12 @@ own, weights too:
 
 Columns are microseconds of FusedMatMul inside ONNX Runtime, alone and with all of the program, and with --tuned the
 fastest of the algorithms that --tune would try; of PyTorch's F.linear without a bias, with all that follows as its own
-operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float32. Writes
+operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float64. Writes
 results/matmul.json.xz, where rows replace earlier ones of their case; --readme fills the tables.
 
     python benchmarks/matmul.py                                                 # both tables
     python benchmarks/matmul.py --only networks --tuned 12
+    python benchmarks/matmul.py --dtype float --tuned 1                         # our engine, whatever auto takes
     python benchmarks/matmul.py --only sweep --rows 1 1024 --weights 3072x768 --epilogues none "bias, Gelu"
 """
 
@@ -26,14 +27,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import timing
 
 ROUNDS = 9
 BYTES = 2**30  # of all steps' tensors, about
 WEIGHT_BYTES = 2**29  # of those, what may be weights, which the model holds
-TOLERANCE = 4e-3  # of the largest magnitude: the output's rounding to float16, and that before a residual
+TOLERANCE = 4e-3  # of the largest magnitude: the output's rounding to float16, or the factors' to TF32
 # What follows the product c: the program, and the operands that it takes.
 EPILOGUES = {
   "none": ("(float16 c) => (float16 c) {}", ""),
@@ -64,9 +65,15 @@ class Case:
   n: int
   k: int
   epilogue: str
+  dtype: str = "float16"
 
   def __str__(self) -> str:
-    return f"{self.name}{', ' if self.name else ''}{self.m} x {self.k} x {self.n}, {self.epilogue}"
+    dtype = "" if self.dtype == "float16" else f"{self.dtype}, "
+    return f"{self.name}{', ' if self.name else ''}{self.m} x {self.k} x {self.n}, {dtype}{self.epilogue}"
+
+  @property
+  def numpy(self) -> Any:
+    return np.dtype(np.float16 if self.dtype == "float16" else np.float32)
 
   @property
   def operands(self) -> str:
@@ -75,7 +82,8 @@ class Case:
   @property
   def steps(self) -> int:
     """How many a long graph has."""
-    weights, rest = 2 * self.n * self.k, 2 * self.m * (self.k + 2 * self.n)
+    size = self.numpy.itemsize
+    weights, rest = size * self.n * self.k, size * self.m * (self.k + 2 * self.n)
     return min(25, max(4, min(WEIGHT_BYTES // weights, BYTES // (weights + rest))))
 
   def draw(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -88,28 +96,29 @@ class Case:
     feeds, weights = [], []
     for _ in range(self.steps):
       feeds.append(
-        {name: cupy.random.standard_normal(each, np.float32).astype(np.float16) for name, each in shapes.items()}
+        {name: cupy.random.standard_normal(each, np.float32).astype(self.numpy) for name, each in shapes.items()}
       )
       w = rng.standard_normal((self.n, self.k), np.float32) * self.k**-0.5
       b = rng.standard_normal(self.n, np.float32)
-      weights.append({"w": w.astype(np.float16), "b": b.astype(np.float16)})
+      weights.append({"w": w.astype(self.numpy), "b": b.astype(self.numpy)})
     cupy.cuda.Device().synchronize()
     return feeds, weights
 
-  def model(self, count: int, weights: list[dict[str, Any]], *, algorithm: str = "auto", trans_b: int = 0) -> bytes:
+  def model(self, count: int, weights: list[dict[str, Any]], algorithm: str = "auto") -> bytes:
     """A model of `count` steps that share nothing."""
     nodes, inputs, outputs, constants = [], [], [], []
+    kind = helper.np_dtype_to_tensor_dtype(self.numpy)
+    program = EPILOGUES[self.epilogue][0].replace("float16", self.dtype)
+    attributes = {"program": program, "trans_b": 1, "algorithm": algorithm, "allow_tf32": 1}
     for step in range(count):
-      w = weights[step]["w"]
-      constants.append(numpy_helper.from_array(w if trans_b else np.ascontiguousarray(w.T), f"w{step}"))
-      inputs.append(helper.make_tensor_value_info(f"x{step}", TensorProto.FLOAT16, (self.m, self.k)))
-      outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, (self.m, self.n)))
+      constants.append(numpy_helper.from_array(weights[step]["w"], f"w{step}"))
+      inputs.append(helper.make_tensor_value_info(f"x{step}", kind, (self.m, self.k)))
+      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, (self.m, self.n)))
       if "b" in self.operands:
         constants.append(numpy_helper.from_array(weights[step]["b"], f"b{step}"))
       if "z" in self.operands:
-        inputs.append(helper.make_tensor_value_info(f"z{step}", TensorProto.FLOAT16, (self.m, self.n)))
+        inputs.append(helper.make_tensor_value_info(f"z{step}", kind, (self.m, self.n)))
       names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in self.operands)]
-      attributes = {"program": EPILOGUES[self.epilogue][0], "trans_b": trans_b, "algorithm": algorithm}
       nodes.append(
         helper.make_node("FusedMatMul", names, [f"y{step}"], f"matmul{step}", domain="ortplugin", **attributes)
       )
@@ -137,15 +146,15 @@ class Case:
     return found
 
   def expected(self, x: Any, w: Any, b: Any, z: Any = None) -> Any:
-    """The output in float32."""
+    """The output in float64."""
     import torch
 
-    y = x.float() @ w.float().T
+    y = x.double() @ w.double().T
     if "b" in self.operands:
-      y += b.float()
+      y += b
     if "Gelu" in self.epilogue:
       y = torch.nn.functional.gelu(y)
-    return y if z is None else y + z.float()
+    return y if z is None else y + z
 
 
 def network_cases() -> Iterator[Case]:
@@ -198,7 +207,7 @@ def algorithms(case: Case, weights: list[dict[str, Any]], most: int) -> list[str
   shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in graph.input}
   constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
   names = graph.node[0].input
-  types = [TensorType(np.dtype(np.float16), {**shapes, **constants}[name]) for name in names]
+  types = [TensorType(case.numpy, {**shapes, **constants}[name]) for name in names]
   operator = find("ortplugin", "FusedMatMul")
   assert operator is not None
   listed = operator.device_variants(graph.node[0], types, [name in constants for name in names])
@@ -209,7 +218,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
   """One row: microseconds of each contender, and what failed. `tuned`: how many algorithms are tried."""
   import torch
 
-  torch.backends.cuda.matmul.allow_tf32 = False
+  torch.backends.cuda.matmul.allow_tf32 = case.dtype == "float"
   feeds, weights = case.draw()
   tensors = [
       {**{name: torch.from_dlpack(array) for name, array in feed.items()},
@@ -290,7 +299,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
   cases = [case for case in network_cases() if "networks" in args.only]
   cases += [case for case in sweep_cases(args.rows, args.weights, args.epilogues) if "sweep" in args.only]
   rows: list[Any] = []
-  for case in dict.fromkeys(cases):
+  for case in dict.fromkeys(replace(each, dtype=args.dtype) for each in cases):
     rows.append(measure(case, args.tuned))
     timing.free_memory()
     torch.cuda.empty_cache()
@@ -304,6 +313,7 @@ if __name__ == "__main__":
     "--rows": {"type": int, "nargs": "+", "default": ROWS, "help": "M of the sweep"},
     "--weights": {"nargs": "+", "default": WEIGHTS, "metavar": "NxK", "help": "N and K of the sweep"},
     "--epilogues": {"nargs": "+", "default": ["bias"], "choices": EPILOGUES, "help": "of the sweep"},
+    "--dtype": {"default": "float16", "choices": ["float16", "float"], "help": "of all tensors"},
     "--tuned": {"type": int, "default": 0, "help": "algorithms to try for each product"},
   }
   timing.run("matmul", __doc__, measure_all, table, options)

@@ -2,7 +2,8 @@
 
 ONNX Runtime's CPU provider keeps images in blocks of channels from one convolution to the next. Operators of ours have
 no such layout and stand in between, so that in a session without a GPU convolutions in float, and what surrounds them,
-are put back into standard ONNX. Scatters and gradients, in which ours are the faster ones, stay.
+are put back into standard ONNX. So are matrix products in float, whose weights its own put in order once. Scatters and
+gradients, in which ours are the faster ones, stay.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
   from onnx import GraphProto, ModelProto, NodeProto
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
+PRODUCTS = ("FusedMatMul",)
 GRADIENT = "FusedConvGrad"  # a model that learns is left as it is
 AROUND = ("FusedAttention", "FusedLayerNorm", "FusedMatMul", "FusedPointwise", "FusedPool", "FusedResize", "FusedSumTo")
 
@@ -47,8 +49,9 @@ def session(
       session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
       provider_options: options of each provider, in the order of `providers`.
       device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
-      restore_on_cpu: where the CPU is the only provider, run convolutions in float, and what surrounds them, as
-          standard operators, in which ONNX Runtime is faster there. `register` alone leaves a model as it is.
+      restore_on_cpu: where the CPU is the only provider, run convolutions in float, and what surrounds them, and
+          matrix products in float as standard operators, in which ONNX Runtime is faster there. `register` alone
+          leaves a model as it is.
   """
   ort = core.onnxruntime()
   wanted = core.wanted_providers(providers, provider_options)
@@ -92,7 +95,8 @@ def session(
 
 def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | None:
   """The model for a session without a GPU, where that is another one; None where it stays as it is: without a
-  convolution of ours in float, with weights in other files, or where an operator has no standard form at its opset.
+  convolution or product of ours in float, with weights in other files, or where an operator has no standard form at its
+  opset.
   """
   import onnx
   from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -103,31 +107,38 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
       model.ParseFromString(path_or_bytes)
     else:
       model = onnx.load(path_or_bytes, load_external_data=False)
-    if not _is_slow(model):
+    slow = _slow(model)
+    if not slow:
       return None
     from ortplugin.model.restore import restore_operators
 
-    _give_windows(model.graph)
-    return bytes(restore_operators(model, CONVOLUTIONS + AROUND).SerializeToString())
+    if slow != PRODUCTS:
+      _give_windows(model.graph)
+    return bytes(restore_operators(model, slow).SerializeToString())
   except (OSError, OrtPluginError, DecodeError):  # of what is no model ONNX Runtime says so itself
     return None
 
 
-def _is_slow(model: ModelProto) -> bool:
+def _slow(model: ModelProto) -> tuple[str, ...]:
+  """The operators of ours that are put back."""
   from onnx import TensorProto
 
   from ortplugin.graph.domains import DOMAIN
   from ortplugin.graph.messages import walk_graphs, walk_nodes
 
   ours = [node for node in walk_nodes(model) if node.domain == DOMAIN]
-  if not any(_is_of_float(node) for node in ours) or any(node.op_type == GRADIENT for node in ours):
-    return False
+  of_float = {node.op_type for node in ours if _is_of_float(node)}
   initializers = (each for graph in walk_graphs(model.graph) for each in graph.initializer)
-  return all(each.data_location != TensorProto.EXTERNAL for each in initializers)
+  is_apart = any(each.data_location == TensorProto.EXTERNAL for each in initializers)
+  if is_apart or any(node.op_type == GRADIENT for node in ours):
+    return ()
+  if of_float & set(CONVOLUTIONS):
+    return CONVOLUTIONS + AROUND
+  return PRODUCTS if of_float and all(_is_of_float(node) for node in ours if node.op_type in PRODUCTS) else ()
 
 
 def _is_of_float(node: NodeProto) -> bool:
-  if node.op_type not in CONVOLUTIONS:
+  if node.op_type not in CONVOLUTIONS + PRODUCTS:
     return False
   text = next((each.s for each in node.attribute if each.name == "program"), b"")
   return re.match(rb"\s*\(\s*float\s", text) is not None

@@ -108,7 +108,7 @@ def _floats(*shapes: Shape, dtype: str = "float") -> tuple[Input, ...]:
 
 CONV = {"kernel_shape": [3, 3], "strides": [1, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1,
         "auto_pad": "NOTSET", "algorithm": "auto", "allow_tf32": 0}  # fmt: skip
-PRODUCT = {"trans_b": 1, "algorithm": "auto"}
+PRODUCT = {"trans_b": 1, "algorithm": "auto", "allow_tf32": 1}
 GRAD = {"kernel_shape": [3, 3], "strides": [1, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1,
         "output_padding": [0, 0], "transposed": 0, "allow_tf32": 0, "data_algorithm": "auto",
         "weight_algorithm": "auto", "weight_dtype": "float", "gradients": "dX dW dB", "operands": "X W",

@@ -1,8 +1,8 @@
 // Hopper's tensor cores (wgmma), for kernels whose warpgroups (128 threads) each issue their own MMAs.
 //
-// Tiles in shared memory are K-major with a 128-byte swizzle: 64 elements along K are one matrix [row][64], and the
-// octet o of row r stands at octet o ^ (r % 8). Neither copies nor tensor cores meet bank conflicts. `wgmma` and
-// `wait_wgmma` are generated (wgmma.cc).
+// Tiles in shared memory are K-major with a 128-byte swizzle: 64 elements of 16 bits along K are one matrix [row][64],
+// and the octet o of row r stands at octet o ^ (r % 8); of fp32 they are 32 elements and their quads. Neither copies
+// nor tensor cores meet bank conflicts. `wgmma` and `wait_wgmma` are generated (wgmma.cc).
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
@@ -29,9 +29,9 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// The swizzled offset of an octet of channels in a tile of `rows` rows, in elements.
+// The swizzled offset of an octet of channels (of fp32 a quad) in a tile of `rows` rows, in elements.
 __device__ __forceinline__ int swizzled_offset(int row, int octet, int rows) {
-  return (octet / 8 * rows + row) * 64 + (octet % 8 ^ row % 8) * 8;
+  return ((octet / 8 * rows + row) * 8 + (octet % 8 ^ row % 8)) * (16 / (int)sizeof(storage_t));
 }
 // A matrix descriptor from its lower half: eight rows are 1024 bytes, with the 128-byte swizzle.
 __device__ __forceinline__ unsigned long long full_descriptor(unsigned lower) {

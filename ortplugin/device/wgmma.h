@@ -7,10 +7,10 @@
 
 namespace ortplugin {
 
-// The text in front of a kernel that multiplies fp16 or bf16 tiles and accumulates in fp32 (wgmma m64 n k16):
-//   wgmma(sums, left, right, adds): 64 rows of A = `left` by n rows of B = `right`, 16 elements along K, onto the
+// The text in front of a kernel that multiplies tiles of fp16, bf16 or, of kFloat, TF32 and accumulates in fp32:
+//   wgmma(sums, left, right, adds): 64 rows of A = `left` by n rows of B = `right`, 32 bytes along K, onto the
 //     accumulators sums[n / 2] of each thread, or in their place where `adds` is false. B is K-major; with
-//     `b_is_mn_major` it is MN-major (descriptor_mn_major)
+//     `b_is_mn_major` it is MN-major (descriptor_mn_major), in 16 bits only
 //   wait_wgmma(sums): until all of them are there
 // and what stands in wgmma.cuh.
 std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major = false);

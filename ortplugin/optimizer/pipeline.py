@@ -36,7 +36,7 @@ from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 from ortplugin.passes.layout.windows_last import WINDOWS_LAST
 from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
+from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
@@ -82,7 +82,7 @@ class Stage(Flag):
   QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
   other passes.
 
-  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone.
+  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone. ROUNDS: not with `--precision fp32`.
   """
 
   EVERY_ROUND = 0
@@ -90,6 +90,7 @@ class Stage(Flag):
   QUIET_ROUND = auto()
   TF32 = auto()
   EXACT = auto()
+  ROUNDS = auto()
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class Step:
     return self.rewrite(graph, limit)
 
 
-EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT = (
-    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT
+EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, ROUNDS = (
+    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT, Stage.ROUNDS
 )  # fmt: skip
 
 # Each pass in its place. To add a rewrite, add a line.
@@ -171,6 +172,7 @@ TABLE: tuple[Step, ...] = (
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
+  Step(MATMUL_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
   Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
   Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
@@ -226,7 +228,7 @@ def select_passes(
 
   def runs(step: Pass) -> bool:
     stage = stage_of(step)
-    is_chosen = chosen is None or step.name in chosen
+    is_chosen = (chosen is None or step.name in chosen) and not (ROUNDS in stage and tf32 is False)
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out
 

@@ -13,6 +13,7 @@ from node_cases import UNIT_ROUNDOFF, Array, Shape
 
 from gpu.device import make, run
 from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_repeats, check_threads, permuted
+from gpu.test_few_output_channels import NOT_TAKEN
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.matmul import OPERATOR
 
@@ -27,7 +28,8 @@ SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(
 def check(case: Case, found: list[Array], inputs: list[Array] | None = None) -> None:
   """With a library the value may be rounded to its dtype before the program."""
   dtype = case.program.parameters[0].dtype
-  unit = max(UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF["float"]) if dtype != "double" else None
+  rounded = "float16" if "allow_tf32" in case.attributes else dtype  # TF32 has its bits
+  unit = max(UNIT_ROUNDOFF[rounded], UNIT_ROUNDOFF["float"]) if dtype != "double" else None
   expected = expect(case, inputs, unit)
   for number, result in enumerate(case.program.results):
     if result.dtype == "bool" and dtype in ("float16", "bfloat16"):  # comparisons may turn on that rounding
@@ -105,12 +107,14 @@ def test_no_rows_have_no_algorithms() -> None:
   assert not OPERATOR.device_variants(case.node(), types, [False, False])
 
 
+TF32 = {"algorithm": "own", "allow_tf32": 1}
 CHOSEN = [
   large["large: down, float16, trans_b"],
   large["large: one token, float16, trans_b"],
   large["large: few tokens, float16"],
   replace(large["large: up, bfloat16, trans_b"], attributes={"algorithm": "split"}),
   large["large: up, float"],
+  replace(large["large: down, float, trans_b"], attributes=TF32),
   made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
 ]
 chosen = pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
@@ -169,9 +173,44 @@ def test_many_threads_run_one_session() -> None:
   check_threads(CHANGING.model(OPEN), lambda number: trial(CHANGING, 1 + number, 20 + number))
 
 
-def test_bias_relu_has_no_tf32() -> None:
+def error_of(case: Case, inputs: list[Array], **provider: str) -> float:
+  """Of a case of one result, relative to the largest of those that these inputs have."""
+  (found,) = run(make(case.model(), **provider), case)
+  (wanted,) = OPERATOR.reference(case.node(), inputs, rounded=False)  # type: ignore[call-arg]
+  return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("session", ["0", "1"])
+@pytest.mark.parametrize("said", [None, 0, 1])
+def test_tf32_only_where_it_is_allowed(session: str, said: int | None) -> None:
   """Sums of 768 products in float32 are off by some 1e-7, of TF32 by some 1e-4."""
-  case = made("float", BIAS_RELU, "float", (4, 196, 768), 256)
-  (found,) = run(make(case.model()), case)
-  (wanted,) = OPERATOR.reference(case.node(), case.inputs(), rounded=False)  # type: ignore[call-arg]
-  assert np.abs(found - wanted).max() / np.abs(wanted).max() < 5e-6
+  attributes = {} if said is None else {"allow_tf32": said}
+  case = transposed(made("float", BIAS_RELU, "float", (4, 196, 768), 256, constant=True, attributes=attributes))
+  is_allowed = session == "1" if said is None else bool(said)
+  error = error_of(case, case.inputs(), use_tf32=session)
+  assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
+
+
+def to_tf32(array: Array) -> Array:
+  return ((array.view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+# Rows, K, N: few of each; of gemm each kind of tile; what fills none.
+@pytest.mark.parametrize(
+  ("m", "k", "n"),
+  [
+    (100, 12, 9), (16, 768, 3072), (128, 3072, 768), (256, 200, 1002), (1024, 768, 2304), (1576, 768, 2304),
+    (1576, 3072, 768), (12608, 768, 768), (25088, 768, 2304),
+  ],
+)  # fmt: skip
+@pytest.mark.parametrize("text", [BARE, GELU, RESIDUAL_RELU], ids=["bare", "gelu", "residual"])
+def test_factors_are_rounded_to_the_nearest(
+  capfd: pytest.CaptureFixture[str], text: str, m: int, k: int, n: int
+) -> None:
+  """By our engine; cut off they would make results smaller by some 1e-3."""
+  if cupy.cuda.Device().compute_capability != "90":
+    pytest.skip("its instructions are Hopper's")
+  case = transposed(made(f"tf32 {m} {k} {n}", text, "float", (m, k), n, constant=True, attributes=TF32))
+  a, b, *operands = case.inputs()
+  assert error_of(case, [to_tf32(a), to_tf32(b), *operands]) < 1e-4
+  assert NOT_TAKEN not in capfd.readouterr().err

@@ -56,10 +56,11 @@ def _hopper() -> None:
 
 def case(number: int, program: str, dtype: str = "float16") -> Conv:
   x, filters, kernel, attributes = CASES[number]
-  return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes=attributes))
+  tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+  return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes={**attributes, **tf32}))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
   programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)

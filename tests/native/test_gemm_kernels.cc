@@ -18,6 +18,7 @@ namespace {
 Contraction Product(DType dtype, int64_t rows, int64_t channels, int64_t filters) {
   Contraction problem = SquareConv(dtype, false, rows, 1, channels, filters, 1, 1, 0, 1);
   problem.constant_weights = rows % 2 == 0;
+  problem.allow_tf32 = dtype == kFloat;
   return problem;
 }
 
@@ -26,11 +27,14 @@ std::vector<ConvCase> Cases() {
   // So that every tile configuration is one's.
   for (const int64_t rows : {1, 128, 256, 1024, 1576, 12608})
     for (const auto& [channels, filters] : {std::pair{768, 2304}, {768, 768}, {3072, 768}}) {
-      cases.push_back({kRelu, Product(kHalf, rows, channels, filters)});
-      if (filters == 768) cases.push_back({kResidual, Product(kHalf, rows, channels, filters)});
+      for (const DType dtype : {kHalf, kFloat}) {
+        cases.push_back({kRelu, Product(dtype, rows, channels, filters)});
+        if (filters == 768 || dtype == kFloat) cases.push_back({kResidual, Product(dtype, rows, channels, filters)});
+      }
     }
   cases.push_back({kIdentity, Product(kBrain, 25088, 96, 288)});
-  for (const int64_t filters : {50257, 1002, 12}) cases.push_back({kResidual, Product(kHalf, 256, 768, filters)});
+  for (const int64_t filters : {50257, 1002, 12})
+    for (const DType dtype : {kHalf, kFloat}) cases.push_back({kResidual, Product(dtype, 256, 768, filters)});
   cases.push_back({kMixed, SquareConv(kBrain, false, 3, 14, 72, 200, 1, 1, 0, 14)});
   return WithOperands(cases);
 }
@@ -61,7 +65,7 @@ int main(int argc, char** argv) {
         for (const int multiprocessors : {1, 7, 114, 132}) {
           cuda::DeviceFacts other = device;
           other.multiprocessors = multiprocessors;
-          const Contraction problem = Product(kHalf, rows, channels, filters);
+          const Contraction problem = Product(rows % 2 == 0 ? kHalf : kFloat, rows, channels, filters);
           const GemmConfig config = ConfigureGemm(problem, other);
           const cuda::LaunchShape launch = GemmLaunch(problem, config, other);
           CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0,
@@ -91,10 +95,11 @@ int main(int argc, char** argv) {
         kernel.maps[1].sizes[1] == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
 
   const auto entry = [&](const Contraction& problem, bool only_where_fast) {
-    const auto found = FindEngineKernel(Program::Parse(kIdentity), problem, device, only_where_fast);
+    const auto found = FindEngineKernel(ProgramOf({kIdentity, problem}), problem, device, only_where_fast);
     return std::string(found ? found->entry : "library");
   };
   CHECK(entry(Product(kHalf, 1024, 768, 3072), true) == "gemm");
+  CHECK(entry(Product(kFloat, 1024, 12, 3072), false) == "gemm");
   CHECK(entry(SquareConv(kHalf, false, 64, 14, 1024, 512, 1, 1, 0, 14), true) == "library");
 
   const Contraction known = Product(kHalf, 128, 128, 256);
@@ -102,7 +107,6 @@ int main(int argc, char** argv) {
   const Refusals refusals(known, fits, true);
   refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
   refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
-  refusals.Check("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
   refusals.Check("strides", [](Contraction* changed) { changed->rows().stride = 2; });
   refusals.Check("pads", [](Contraction* changed) { changed->rows().pad_begin = 1; });
   refusals.Check("channels that are no octets", [](Contraction* changed) { changed->channels = 100; });

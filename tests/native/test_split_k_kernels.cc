@@ -20,6 +20,7 @@ Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, in
   const int64_t pad = kernel / 2, out = (size + 2 * pad - kernel) / stride + 1;
   Contraction problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.constant_weights = batch > 1;
+  problem.allow_tf32 = dtype == kFloat;
   return problem;
 }
 
@@ -34,7 +35,11 @@ std::vector<ConvCase> Cases() {
     cases.push_back({kRelu, Layer(kHalf, batch, 14, 1024, 256, 1)});
     cases.push_back({kRelu, Layer(kHalf, batch, 28, 256, 256, 3, 2)});
     cases.push_back({kMixed, Layer(kBrain, batch, 14, 200, 72, 5)});
+    cases.push_back({kRelu, Layer(kFloat, batch, 28, 60, 128, 3)});
   }
+  for (const int64_t rows : {1, 16, 128})
+    for (const auto& [channels, filters] : {std::pair{768, 768}, {3072, 768}, {768, 3072}})
+      cases.push_back({kResidual, Layer(kFloat, rows, 1, channels, filters, 1)});
   return WithOperands(cases);
 }
 
@@ -68,10 +73,10 @@ int main(int argc, char** argv) {
             for (const int multiprocessors : {1, 7, 114, 132}) {
               cuda::DeviceFacts other = device;
               other.multiprocessors = multiprocessors;
-              const Contraction problem = Layer(kHalf, batch, size, channels, filters, kernel);
+              const Contraction problem = Layer(size == 7 ? kFloat : kHalf, batch, size, channels, filters, kernel);
               const SplitKConfig config = ConfigureSplitK(problem, other);
               const cuda::LaunchShape launch = SplitKLaunch(problem, config);
-              const int64_t k_tiles = kernel * kernel * ((channels + 63) / 64);
+              const int64_t k_tiles = kernel * kernel * ((channels * (size == 7 ? 4 : 2) + 127) / 128);
               CHECK_WITH(launch.shared_bytes <= device.shared_per_block && launch.blocks > 0 && launch.threads >= 128 &&
                              launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
                              config.split_k * (config.warps / 4) <= k_tiles,

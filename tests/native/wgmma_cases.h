@@ -48,6 +48,14 @@ inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
   return cases;
 }
 
+// The program, of float for float16 where the problem is one of float.
+inline ortplugin::Program ProgramOf(const ConvCase& conv_case) {
+  std::string text = conv_case.program;
+  if (conv_case.problem.dtype() == kFloat)
+    for (size_t at = 0; (at = text.find("16", at)) != std::string::npos;) text.erase(at, 2);
+  return ortplugin::Program::Parse(text);
+}
+
 // Calls `check` with each case's program and problem, on a GPU that has the engine. `fits` says which has.
 template <typename Check>
 void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
@@ -55,7 +63,7 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::Devi
                               const ortplugin::cuda::DeviceFacts&),
                  const Check& check) {
   for (const ConvCase& conv_case : cases) {
-    const ortplugin::Program program = ortplugin::Program::Parse(conv_case.program);
+    const ortplugin::Program program = ProgramOf(conv_case);
     CHECK(fits(program, conv_case.problem, device) == device.has_wgmma());
     if (device.has_wgmma()) check(program, conv_case.problem);
   }

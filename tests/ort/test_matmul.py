@@ -121,6 +121,7 @@ WRONG = {
   **wrong_epilogues(Wrong),
   "trans_b that is no flag": Wrong("trans_b is 2", {"trans_b": 2}),
   "trans_b of another type": Wrong("trans_b", {"trans_b": "yes"}),
+  "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
   "lengths that disagree": Wrong("A's last length must be K, 6", shapes=((2, 5, 7), (6, 8), (8,))),
   "B that is transposed": Wrong("which is [N, K]", {"trans_b": 1}),
   "B of three dimensions": Wrong("must have two dimensions", shapes=((2, 5, 6), (2, 6, 8), (8,))),

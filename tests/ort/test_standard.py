@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from matmul_cases import BIAS_RELU, check, made
 from onnx import helper
 from onnx_models import parsed
 
@@ -103,6 +104,20 @@ def test_other_models_stay(library: Path, tmp_path: Path) -> None:
     assert standard_on_cpu(source) is None
     with pytest.raises(Exception, match=r"(?i)protobuf|doesn't exist"):
       ortplugin.session(source, ["cpu"])
+
+
+def test_products_in_float_are_standard_alone_without_convolutions(library: Path) -> None:
+  case, half = (made(dtype, BIAS_RELU, dtype, (3, 8), 6, constant=True) for dtype in ("float", "float16"))
+  model = onnx.load_from_string(case.model())
+  program = "(float x) => (float z) { z = Neg(x) }"
+  model.graph.node.append(helper.make_node("FusedPointwise", ["y"], ["z"], domain=DOMAIN, program=program))
+  standard = standard_on_cpu(model.SerializeToString())
+  assert standard is not None
+  assert ours(standard) == {"FusedPointwise"}
+  check(case, ortplugin.session(case.model(), ["cpu"]).run(None, case.feeds()))
+  model.graph.node.append(half.node())
+  for each in (half.model(), model.SerializeToString()):
+    assert standard_on_cpu(each) is None
 
 
 def test_no_standard_form_at_its_opset(library: Path) -> None:

@@ -11,6 +11,7 @@ Attributes:
         its dtype, float16, bfloat16, float or double, is also that of A and B. The value is not rounded before the
         program sees it. A product with nothing after it has `(float c) => (float c) {}`.
     `trans_b` (0, default, or 1): B is [N, K], as linear layers store their weights.
+    `allow_tf32` (0 or 1): FusedConv's.
     `algorithm` (string): FusedConv's, but for "shuffle": "auto" (default), or what `--tune` found.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape [.., N],
     to which every operand must broadcast.

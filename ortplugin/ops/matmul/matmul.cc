@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {
@@ -75,7 +76,8 @@ std::vector<size_t> PlacesOf(const Shape& sizes) {
 
 MatMulNode::MatMulNode(const NodeText& text)
     : trans_b(ReadTransB(text)),
-      program(std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")))) {}
+      program(std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")))),
+      allow_tf32(ReadAllowTf32(text)) {}
 
 Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   if (a.empty()) Fail("A is a scalar; it must have one dimension at least, the last of length K");
@@ -88,7 +90,7 @@ Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   return full;
 }
 
-MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes) const {
+MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
   MatMulProblem problem;
   problem.full = Result(shapes[0], shapes[1]);
   EpilogueAxes(*program, kMatMulInputs, problem.full, shapes);  // throws where one does not broadcast
@@ -101,6 +103,7 @@ MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes) const {
 
   Contraction& contraction = problem.contraction;
   contraction.dtypes = Contraction::AllOf(ValueType(*program));
+  contraction.allow_tf32 = follows_session() ? session_allows_tf32 : allow_tf32.value_or(false);
   contraction.transposed = !trans_b;
   contraction.batch = pixels[0];
   contraction.windows.resize(2);
@@ -134,6 +137,7 @@ CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& te
     : algorithm(info.string_attribute("algorithm", "auto")) {
   trans_b = ReadTransB(info);
   program = std::make_shared<const Program>(ParseEpilogue(text));
+  allow_tf32 = ReadAllowTf32(info);
   inputs = CheckEpilogue(*program, kMatMulInputs, info);
   constant_weights = info.constant_input(1).has_value();
   for (size_t i = kMatMulInputs; i < inputs.size(); ++i)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct MatMulProblem {
 struct MatMulNode {
   bool trans_b = false;
   std::shared_ptr<const Program> program;  // its first parameter is the product's value
+  std::optional<bool> allow_tf32;          // empty: as the session has it
   bool constant_weights = false;
   std::vector<bool> constant_operands;
 
@@ -41,8 +43,10 @@ struct MatMulNode {
 
   // The result's shape. Throws Error where A and B contradict each other.
   Shape Result(const Shape& a, const Shape& b) const;
-  // Throws Error where the shapes of A, B and the operands contradict each other.
-  MatMulProblem Fit(const std::vector<Shape>& shapes) const;
+  // In a session that allows TF32 or does not. Throws Error where the shapes of A, B and the operands contradict each
+  // other.
+  MatMulProblem Fit(const std::vector<Shape>& shapes, bool session_allows_tf32 = false) const;
+  bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
 
 // A node of a model, checked once: throws Error where attributes, program, inputs and outputs don't fit together as far

@@ -33,9 +33,9 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
   void Prepare() {
     const std::optional<std::vector<Shape>> shapes = KnownShapes(node_.inputs);
     if (!shapes || (*shapes)[0].empty() || (*shapes)[1].empty()) return;
-    const MatMulProblem problem = node_.Fit(*shapes);
+    const MatMulProblem problem = node_.Fit(*shapes, true);
     if (ElementCount(problem.full) == 0) return;
-    if (!planner_.Prepare(problem.contraction)) Keep(*shapes, {});
+    if (!planner_.Prepare(problem.contraction)) Keep(*shapes, {{}, node_.follows_session()});
   }
 
   size_t input_count() const override { return node_.program->parameters().size() - 1 + kMatMulInputs; }
@@ -51,9 +51,11 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
     return ElementCount(full) > 0;
   }
 
+  bool follows_session() const override { return node_.follows_session(); }
+
   std::unique_ptr<MatMulPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
     const std::vector<size_t>& unaligned = variant.unaligned;
-    const MatMulProblem problem = node_.Fit(shapes);
+    const MatMulProblem problem = node_.Fit(shapes, variant.session_allows_tf32);
     auto plan = std::make_unique<MatMulPlan>();
     if (!problem.is_apart) {
       plan->product = planner_.Make(problem.contraction, unaligned);

@@ -6,9 +6,12 @@
 with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by matmul-epilogue. The weights are
 transposed here, or read as [N, K] where the model has them so: through a Transpose, by a Gemm's transB, or as the table
 of embeddings that a head shares. Those that are too large to be rearranged, or that others read as [K, N] too, stay.
+
+Of float32 it is a pass of its own, for sessions that allow TF32, where target/ says that this pays.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +27,30 @@ from ortplugin.passes.conv.fused import conv_dtype
 from ortplugin.passes.conv.weights import COPY_BYTES
 from ortplugin.passes.matmul.fused import product_node
 from ortplugin.program import Operand, Parameter, Program, Statement
+from ortplugin.target import DEFAULT
 
-# Of float32 a product is TF32 or not as the session says, which ONNX Runtime's MatMul asks and an attribute would not;
-# of double there is no faster engine than ONNX Runtime's.
+# Of double there is no faster engine than ONNX Runtime's.
 DTYPES = ("float16", "bfloat16")
+TF32 = ("float",) if DEFAULT["matmul_tf32_pays"] else ()
+VECTOR = 4  # of float32: the engine's copies are of 16 bytes
 PRODUCTS = ("MatMul", "Gemm")
 
 Turned = dict[tuple[int, int], gs.Constant]
 """The weights as [N, K] by graph and original, for all products that share them."""
 
 
+@dataclass(frozen=True)
 class MatMulToFused:
-  """The pass; see the module."""
+  """The pass, of products in these dtypes; see the module."""
 
-  name = "matmul-to-fused"
-  summary = "a MatMul or Gemm with constant weights, in float16 and bfloat16, becomes a FusedMatMul"
+  name: str
+  dtypes: tuple[str, ...]
+  says: str
+
+  @property
+  def summary(self) -> str:
+    """What it does."""
+    return f"a MatMul or Gemm with constant weights, in {self.says}, becomes a FusedMatMul"
 
   def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
     """Replaces the products of the graph and its bodies, at most `limit` of them."""
@@ -47,7 +59,7 @@ class MatMulToFused:
     turned: Turned = {}
     for scope in scopes(graph):
       for node in [each for each in scope.slots if each is not None and scope.op(each) in PRODUCTS]:
-        if unsupported(scope) or scope.dtype(node.outputs[0]) not in DTYPES or len(changes) == limit:
+        if unsupported(scope) or scope.dtype(node.outputs[0]) not in self.dtypes or len(changes) == limit:
           continue
         replaced = label(node)
         new = _product(scope, node, turned)
@@ -110,13 +122,16 @@ def _weights(scope: Scope, node: gs.Node, turned: Turned) -> tuple[gs.Tensor, bo
   shape = scope.shape(w)
   if not scope.is_constant(w) or shape is None or len(shape) != 2:
     return f"'{w.name}' of shape {show(shape)} is no constant of two dimensions that no caller may override"
+  k = shape[int(trans_b)]
+  if scope.dtype(w) == "float" and not (isinstance(k, int) and k % VECTOR == 0):
+    return f"'{w.name}' of shape {show(shape)} makes sums of which TF32 takes multiples of {VECTOR} elements"
   if trans_b:
     return w, True
   key = id(scope.graph), id(w)
   if key not in turned:
     rows = _rows(scope, w)
     if rows is None:
-      return w, False
+      return (w, False) if scope.dtype(w) != "float" else f"'{w.name}' stays [K, N], which TF32 does not take"
     turned[key] = rows
   return turned[key], True
 
@@ -150,4 +165,5 @@ def _same_bits(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
   return bool(np.array_equal(a.view(np.uint16), np.ascontiguousarray(b).view(np.uint16)))
 
 
-MATMUL_TO_FUSED = MatMulToFused()
+MATMUL_TO_FUSED = MatMulToFused("matmul-to-fused", DTYPES, "float16 and bfloat16")
+MATMUL_TO_TF32 = MatMulToFused("matmul-to-tf32", TF32, "float32 that may round to TF32")

@@ -22,7 +22,7 @@ from ortplugin.passes.conv.fused import is_fused_conv
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.matmul.fused import product_node
-from ortplugin.passes.matmul.matmul_to_fused import DTYPES
+from ortplugin.passes.matmul.matmul_to_fused import DTYPES, TF32
 from ortplugin.program import parse
 
 LONG = 256  # C p q, from which a product is worth the Transpose
@@ -34,9 +34,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, w = node.inputs[:2]
   kernel, shape = list(node.attrs.get("kernel_shape", [])), scope.shape(x)
-  if node.attrs.get("layout") != "NHWC" or len(kernel) != 2 or scope.dtype(x) not in DTYPES:
+  if node.attrs.get("layout") != "NHWC" or len(kernel) != 2 or scope.dtype(x) not in DTYPES + TF32:
     return None
-  if not _is_of_patches(node, kernel) or shape is None or len(shape) != 4:
+  if node.attrs.get("allow_tf32") == 0 or not _is_of_patches(node, kernel) or shape is None or len(shape) != 4:
     return None
   batch, channels, height, width = shape
   p, q = kernel
@@ -55,6 +55,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   a = emit(scope, node, "Transpose", [a], (batch, h, v, channels, p, q), perm=[0, 2, 4, 1, 3, 5])
   a = emit(scope, node, "Reshape", [a, integers(scope, [kept, *whole], "patches")], (batch, *whole))
   new = product_node(node.name, parse(str(node.attrs["program"])), [a, rows, *node.inputs[2:]], True)
+  new.attrs |= {name: value for name, value in node.attrs.items() if name == "allow_tf32"}
   labels, outputs = (label(node),), list(node.outputs)
   scope.replace([node], new, outputs)
   return Applied(labels, new)

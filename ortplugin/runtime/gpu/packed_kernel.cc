@@ -7,23 +7,23 @@
 namespace ortplugin::cuda {
 
 // CUtensorMapDataType and the enumerations beside it.
-constexpr int kMapUint16 = 1, kMapPlain = 0, kMapSwizzle128 = 3, kMapPromote128 = 2, kMapZeros = 0;
+constexpr int kMapUint16 = 1, kMapTf32 = 11, kMapPlain = 0, kMapSwizzle128 = 3, kMapPromote128 = 2, kMapZeros = 0;
 
 static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   const Driver& driver = TheDriver();
   if (driver.cuTensorMapEncodeTiled == nullptr) Fail("the CUDA driver has no tensor maps: update it to 12.0 or later");
-  constexpr uint32_t kBoxColumns = 64;
+  const uint32_t size = map.tf32 ? 4 : 2;
   std::vector<uint64_t> pitches(map.steps);
-  for (uint64_t& pitch : pitches) pitch *= 2;
+  for (uint64_t& pitch : pitches) pitch *= size;
   std::vector<uint32_t> box(map.sizes.size(), 1), steps(map.sizes.size(), 1);
-  box[0] = kBoxColumns;
+  box[0] = 128 / size;
   box[1] = map.box_rows;
   alignas(64) uint64_t encoded[kTensorMapWords];
-  CheckDriver(
-      driver.cuTensorMapEncodeTiled(encoded, kMapUint16, static_cast<uint32_t>(map.sizes.size()),
-                                    reinterpret_cast<void*>(address + 2 * map.offset), map.sizes.data(), pitches.data(),
-                                    box.data(), steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
-      "cuTensorMapEncodeTiled");
+  CheckDriver(driver.cuTensorMapEncodeTiled(
+                  encoded, map.tf32 ? kMapTf32 : kMapUint16, static_cast<uint32_t>(map.sizes.size()),
+                  reinterpret_cast<void*>(address + size * map.offset), map.sizes.data(), pitches.data(), box.data(),
+                  steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+              "cuTensorMapEncodeTiled");
   std::copy(encoded, encoded + kTensorMapWords, words);
 }
 

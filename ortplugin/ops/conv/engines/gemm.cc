@@ -17,22 +17,22 @@ constexpr int kPitch = kColumns + 8;
 constexpr int64_t kStaticShared = 256;  // barriers
 constexpr int kMostStages = 10;
 
-// Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 64 channels take
-// step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Fitted to 37 products
-// of 256 to 25,088 rows (2026-11-25), of which the model's choice took 1.2% longer than the best on average, 16% at
-// most.
+// Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 128 bytes of
+// channels take step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Fitted to
+// 37 products of 256 to 25,088 rows in fp16 (2026-11-25), of which the model's choice took 1.2% longer than the best on
+// average, 16% at most.
 struct TileKind {
-  int consumers, tile_k;
+  int consumers, bytes_k;  // of a copy's channels
   bool take_turns;
   int least_n, most_n;  // in steps of 16
   double launch, step, step_n, rest, rest_n;
 };
 constexpr int kStepN = 16;
 constexpr TileKind kTileKinds[] = {
-    {1, 128, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
-    {1, 64, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
-    {2, 64, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
-    {2, 64, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
+    {1, 256, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
+    {1, 128, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
+    {2, 128, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
+    {2, 128, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
 };
 
 int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * consumers; }
@@ -43,18 +43,22 @@ int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
   return DivideUp(Rows(problem), tile_m) * DivideUp(problem.filters, tile_n);
 }
 
+int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
+
 // Columns that are read and written at once.
-int64_t Vector(const Contraction& problem) { return std::min<int64_t>(8, problem.filters & -problem.filters); }
+int64_t Vector(const Contraction& problem) { return std::min(16 / Size(problem), problem.filters & -problem.filters); }
 
 double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const cuda::DeviceFacts& device) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands one by one
+  constexpr int kWide = 160, kWideFloat = 240;  // what else a thread has in registers leaves too few for operands
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
+  if (Size(problem) == 4 && tile_n > kWideFloat) return kNever;
   const int64_t tiles = DivideUp(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n),
                                  int64_t{device.multiprocessors});  // of a block
   // One warpgroup with wide tiles waits for its program between them.
   if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
-  const double mmas = static_cast<double>(DivideUp(problem.channels, 64)) * (kind.step + kind.step_n * tile_n);
+  const double mmas =
+      static_cast<double>(DivideUp(problem.channels * Size(problem), 128)) * (kind.step + kind.step_n * tile_n);
   const double rest = kind.rest + kind.rest_n * tile_n;
   const auto count = static_cast<double>(tiles);
   if (!kind.take_turns) return kind.launch + count * (mmas + rest);
@@ -63,7 +67,9 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const 
   return kind.launch + std::max(count * mmas + rest, own * (mmas + rest) + (tiles % 2 == 0 ? mmas : 0));
 }
 
-int64_t StageBytes(const GemmConfig& config) { return (config.tile_m() + config.tile_n) * config.tile_k * 2; }
+int64_t StageBytes(const Contraction& problem, const GemmConfig& config) {
+  return (config.tile_m() + config.tile_n) * config.tile_k * Size(problem);
+}
 int64_t StagingBytes(const GemmConfig& config) { return int64_t{config.consumers} * 4 * 16 * kPitch * 4; }
 
 // Where operands, as the kernel finds them, stand in its parameter, and the two maps behind them.
@@ -80,15 +86,18 @@ bool IsPointwise(const Contraction& problem) {
 }
 
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
+  if (!FitsEngines(program, problem) || problem.groups != 1) return false;
+  if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
-  if (problem.channels % engine_limits::wgmma_vector != 0) return false;  // rows begin at multiples of 16 bytes
+  if (problem.channels * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes
   return IsPointwise(problem);
 }
 
 bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const MeasuredGpu* const target = FindTarget(device);
+  if (target == nullptr || (problem.dtype() == DType::kFloat && target->limits.matmul_tf32_pays == 0)) return false;
   // A matrix product; of images it was not measured.
-  return FindTarget(device) != nullptr && problem.rows().size * problem.columns().size == 1;
+  return problem.rows().size * problem.columns().size == 1;
 }
 
 GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -99,10 +108,11 @@ GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& de
       const double cost = Cost(problem, kind, tile_n, device);
       if (cost >= least) continue;
       least = cost;
-      config = {tile_n, kind.consumers, kind.tile_k, kind.take_turns, 0, Rows(problem) < problem.filters};
+      const int tile_k = kind.bytes_k / static_cast<int>(Size(problem));
+      config = {tile_n, kind.consumers, tile_k, kind.take_turns, 0, Rows(problem) < problem.filters};
     }
   const int64_t room = device.shared_per_block - kStaticShared - StagingBytes(config);
-  config.stages = static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(config)));
+  config.stages = static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
   return config;
 }
 
@@ -150,7 +160,7 @@ cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& confi
   const int64_t tiles = Tiles(problem, config.tile_m(), config.tile_n);
   return {static_cast<unsigned>(std::min<int64_t>(tiles, device.multiprocessors)),
           static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
-          static_cast<unsigned>(config.stages * StageBytes(config) + StagingBytes(config))};
+          static_cast<unsigned>(config.stages * StageBytes(problem, config) + StagingBytes(config))};
 }
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const cuda::DeviceFacts& device) {
@@ -161,16 +171,19 @@ EngineKernel MakeGemm(const Program& program, const Contraction& given, const cu
   arguments.resize(word + 2 * cuda::kTensorMapWords);
   const auto channels = static_cast<uint64_t>(problem.channels);
   const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
+  const bool tf32 = problem.dtype() == DType::kFloat;
   return {GemmSource(program, problem, config),
           "gemm",
           GemmLaunch(problem, config, device),
           arguments,
-          {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile},
+          {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
            {word + cuda::kTensorMapWords,
             1,
             {channels, static_cast<uint64_t>(problem.filters)},
             {channels},
-            static_cast<uint32_t>(config.tile_n)}}};
+            static_cast<uint32_t>(config.tile_n),
+            0,
+            tf32}}};
 }
 
 }  // namespace ortplugin

@@ -4,26 +4,29 @@
 // operands and `apply`, which is the program; what wgmma.cuh has for Hopper's tensor cores and tma.cuh for its copies.
 //
 // A persistent, warp-specialized GEMM. Two warps of a block are producers: they copy K tiles of x and w into a ring of
-// STAGES, by TMA with the 128-byte swizzle. The CONSUMERS warpgroups before them multiply, and apply the program while
-// the producers are ahead with the next tile. Either they share a tile, of which each has 64 rows, or, with TAKE_TURNS,
-// each has tiles of 128 rows of its own and runs the program while the tensor cores work for the other. Clusters whose
-// blocks share w by multicast were no faster at any size, nor were two blocks of a multiprocessor.
+// STAGES, by TMA with the 128-byte swizzle, which rounds fp32 to TF32. The CONSUMERS warpgroups before them multiply,
+// and apply the program while the producers are ahead with the next tile. Either they share a tile, of which each has
+// 64 rows, or, with TAKE_TURNS, each has tiles of 128 rows of its own and runs the program while the tensor cores work
+// for the other. Clusters whose blocks share w by multicast were no faster at any size, nor were two blocks of a
+// multiprocessor.
 
 #define M_TILES (TAKE_TURNS ? 2 : 1)          // MMAs of 64 rows, of a warpgroup
 #define SHARERS (TAKE_TURNS ? 1 : CONSUMERS)  // warpgroups of a tile
 #define TILE_M (64 * M_TILES * SHARERS)
+#define SIZE ((int)sizeof(storage_t))
+#define ROW (128 / SIZE)  // channels of a swizzled row
 #define K_TILES ((CHANNELS + TILE_K - 1) / TILE_K)
 #define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
 #define PRODUCER_WARPS (TAKE_TURNS ? 4 : 2)  // only whole warpgroups give registers away; two of the four do nothing
 #define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32)
-#define X_BYTES (TILE_M * TILE_K * 2)
-#define W_BYTES (TILE_N * TILE_K * 2)
+#define X_BYTES (TILE_M * TILE_K * SIZE)
+#define W_BYTES (TILE_N * TILE_K * SIZE)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 #define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
-#define PITCH (COLUMNS + 8)          // floats: rows that are stored at the same time lie in different banks
-#define AHEAD (VECTOR >= 4 ? 2 : 1)  // chunks of operands; more take too many registers
-#define VECTORS (COLUMNS / VECTOR)   // of a row
-#define ITEMS (16 * VECTORS / 32)    // of VECTOR columns, of a thread
+#define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
+#define AHEAD (VECTOR >= 4 && SIZE * TILE_N <= 768 ? 2 : 1)  // chunks of operands; more take too many registers
+#define VECTORS (COLUMNS / VECTOR)                           // of a row
+#define ITEMS (16 * VECTORS / 32)                            // of VECTOR columns, of a thread
 #define IMAGE (IMAGE_H * IMAGE_W)
 
 struct GemmArguments {
@@ -53,12 +56,12 @@ struct Producer {
     const unsigned to = stages + ring.stage * STAGE_BYTES + (OF_X ? 0 : X_BYTES), barrier = full + ring.stage * 8;
     expect_bytes(barrier, OF_X ? X_BYTES : W_BYTES);
 #pragma unroll
-    for (int k = 0; k < TILE_K; k += 64) {
+    for (int k = 0; k < TILE_K; k += ROW) {
       const int channel = k_tile * TILE_K + k;
       if (OF_X)
-        copy_box(to + k * (TILE_M * 2), &g.x, channel, tiles.row(), barrier);
+        copy_box(to + k * (TILE_M * SIZE), &g.x, channel, tiles.row(), barrier);
       else
-        copy_box(to + k * (TILE_N * 2), &g.w, channel, tiles.column(), barrier);
+        copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), barrier);
     }
   }
 
@@ -170,15 +173,15 @@ __device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage
 #pragma unroll 1
     for (int k_tile = 0; k_tile < K_TILES; ++k_tile) {
       wait_barrier(full + ring.stage * 8, ring.phase);
-      const storage_t* const left = shared + ring.stage * (STAGE_BYTES / 2) + own_rows * 64;
-      const storage_t* const right = shared + ring.stage * (STAGE_BYTES / 2) + X_BYTES / 2;
+      const storage_t* const left = shared + ring.stage * (STAGE_BYTES / SIZE) + own_rows * ROW;
+      const storage_t* const right = shared + ring.stage * (STAGE_BYTES / SIZE) + X_BYTES / SIZE;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-      for (int k = 0; k < TILE_K; k += 16)
+      for (int k = 0; k < TILE_K; k += 32 / SIZE)
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
-          wgmma(sums[m], descriptor(left + (k / 64 * TILE_M + m * 64) * 64 + k % 64),
-                descriptor(right + k / 64 * (TILE_N * 64) + k % 64), k > 0 || k_tile > 0);
+          wgmma(sums[m], descriptor(left + (k / ROW * TILE_M + m * 64) * ROW + k % ROW),
+                descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > 0);
       commit_wgmma();
       if (k_tile > 0) {
         wait_wgmma_but_last();

@@ -1,5 +1,5 @@
-// Matrix products and pointwise (1x1) convolutions of stride 1 in fp16 and bf16, NHWC: a persistent, warp-specialized
-// GEMM on Hopper's tensor cores and copy engine.
+// Matrix products and pointwise (1x1) convolutions of stride 1 in fp16, bf16 and TF32, NHWC: a persistent,
+// warp-specialized GEMM on Hopper's tensor cores and copy engine.
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"

@@ -11,11 +11,13 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kTileM = 64;  // pixels of a tile
-constexpr int64_t kTileK = 64;  // channels of a tap that are copied at once
+constexpr int64_t kTileM = 64;       // pixels of a tile
+constexpr int64_t kTileBytes = 128;  // of a tap's channels that are copied at once
+
+int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
 
 int64_t KTiles(const Contraction& problem) {
-  return problem.rows().kernel * problem.columns().kernel * DivideUp(problem.channels, kTileK);
+  return problem.rows().kernel * problem.columns().kernel * DivideUp(problem.channels * Size(problem), kTileBytes);
 }
 
 int64_t Tiles(const Contraction& problem, const SplitKConfig& config) {
@@ -28,7 +30,7 @@ int64_t Blocks(const Contraction& problem, const SplitKConfig& config) {
 }
 
 int64_t CopiedBytes(const Contraction& problem, const SplitKConfig& config) {
-  return DivideUp(KTiles(problem), config.split_k) * kTileK * (kTileM + config.tile_n) * 2;
+  return DivideUp(KTiles(problem), config.split_k) * kTileBytes * (kTileM + config.tile_n);
 }
 
 // Nanoseconds, but for what is the same in all configurations.
@@ -55,23 +57,23 @@ int64_t ReducedRows(const SplitKConfig& config) { return DivideUp(kTileM, config
 // Copies and sums.
 int64_t SharedBytes(const SplitKConfig& config) {
   const int64_t warpgroups = config.warps / 4;
-  return warpgroups * (config.stages * (kTileM + config.tile_n) * kTileK * 2 +
+  return warpgroups * (config.stages * (kTileM + config.tile_n) * kTileBytes +
                        config.split_k * ReducedRows(config) * (config.tile_n + 8) * 4);
 }
 
 // Filters that a thread writes at once: few enough that all threads have some.
-int64_t Vector(const SplitKConfig& config) {
+int64_t Vector(const Contraction& problem, const SplitKConfig& config) {
   const int64_t sums = ReducedRows(config) * config.tile_n, threads = config.warps * 32;
-  return sums <= 2 * threads ? 2 : sums <= 4 * threads ? 4 : 8;
+  return sums <= 2 * threads ? 2 : sums <= 4 * threads ? 4 : 16 / Size(problem);
 }
 
 }  // namespace
 
 bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
+  if (!FitsEngines(program, problem) || problem.groups != 1) return false;
+  if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || !device.has_clusters() || problem.transposed) return false;
-  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
-    return false;
+  if (problem.channels * Size(problem) % 16 != 0 || problem.filters % engine_limits::wgmma_vector != 0) return false;
   constexpr int64_t kMostReach = 1 << 29;  // a row of X that does not exist is this far above the first, twice
   if ((problem.rows().kernel - 1) * problem.rows().dilation >= kMostReach || problem.rows().pad_begin >= kMostReach)
     return false;
@@ -82,12 +84,16 @@ bool IsSplitKFast(const Program&, const Contraction& problem, const cuda::Device
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
+  // Of fp32 products alone.
+  const bool is_product = problem.result()[1] * problem.result()[2] == 1;
+  if (problem.dtype() == DType::kFloat && !(limits.matmul_tf32_pays && is_product)) return false;
   const bool is_plain = problem.rows().kernel == 1 && problem.columns().kernel == 1 && problem.strides() == Shape{1, 1};
   const int64_t most = is_plain                                 ? limits.split_k_most_kib_1x1
                        : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
                                                                 : limits.split_k_most_kib;
   const SplitKConfig config = ConfigureSplitK(problem, device);
-  return Blocks(problem, config) <= device.multiprocessors && CopiedBytes(problem, config) <= most << 10;
+  return Blocks(problem, config) <= device.multiprocessors &&
+         CopiedBytes(problem, config) <= (most << 9) * Size(problem);
 }
 
 SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -118,7 +124,7 @@ std::string SplitKSource(const Program& program, const Contraction& problem, con
        << "#define SPLIT_K " << config.split_k << "\n"
        << "#define WARPS " << config.warps << "\n"
        << "#define STAGES " << config.stages << "\n"
-       << "#define VECTOR " << Vector(config) << "\n\n"
+       << "#define VECTOR " << Vector(problem, config) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << "#define CLUSTER SPLIT_K\n\n"
        << kClusterSource << "\n"

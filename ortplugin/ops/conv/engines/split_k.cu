@@ -5,28 +5,30 @@
 //
 // An implicit GEMM with split K: it keeps all multiprocessors at work where tiles are few, and long sums do not wait
 // for memory step after step. A cluster of SPLIT_K blocks makes a tile of TILE_M pixels and TILE_N filters. Each of its
-// warpgroups accumulates its own part of K, one K tile (64 channels of a tap) at a time, copied STAGES - 1 ahead into
-// its own shared memory. It then stores its partial sums to the blocks of the cluster, through distributed shared
-// memory. Each block adds those of its share of the pixels, always in the same order, and runs the program. Constant
-// weights are copied while the kernel in front ends.
+// warpgroups accumulates its own part of K, one K tile (128 bytes of a tap's channels) at a time, copied STAGES - 1
+// ahead into its own shared memory. It then stores its partial sums to the blocks of the cluster, through distributed
+// shared memory. Each block adds those of its share of the pixels, always in the same order, and runs the program.
+// Constant weights are copied while the kernel in front ends.
 
 #define TILE_M 64
 #define WARPGROUPS (WARPS / 4)
 #define THREADS (WARPS * 32)
 #define K_PARTS (SPLIT_K * WARPGROUPS)
-#define STAGE_ELEMENTS ((TILE_M + TILE_N) * 64)
-#define CHANNEL_TILES ((CHANNELS + 63) / 64)
+#define OCTET (16 / (int)sizeof(storage_t))  // channels of a copy; of fp32 a quad
+#define TILE_K (8 * OCTET)
+#define STAGE_ELEMENTS ((TILE_M + TILE_N) * TILE_K)
+#define CHANNEL_TILES ((CHANNELS + TILE_K - 1) / TILE_K)
 #define K_TILES (KERNEL_H * KERNEL_W * CHANNEL_TILES)
 #define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
 #define REDUCED_ROWS ((TILE_M + SPLIT_K - 1) / SPLIT_K)  // pixels of a tile whose sums a block adds
 #define PITCH (TILE_N + 8)                               // floats of a row of sums: no conflicts of banks
 #define OUT (OUT_H * OUT_W)
 
-// The weights of 64 channels of a tap.
+// The weights of a K tile.
 __device__ __forceinline__ void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stage, int octet,
                                          int thread, int first) {
-  const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
-  storage_t* const to = stages + stage * STAGE_ELEMENTS + TILE_M * 64;
+  const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * TILE_K + octet * OCTET;
+  storage_t* const to = stages + stage * STAGE_ELEMENTS + TILE_M * TILE_K;
 #pragma unroll
   for (int i = 0; i < TILE_N; i += 16) {
     const int row = i + thread / 8, m = first + row;
@@ -50,7 +52,7 @@ struct Pixels {
   }
   __device__ __forceinline__ void copy(storage_t* to, const storage_t* x, int k_tile, int thread) const {
     const int octet = thread % 8;
-    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
+    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * TILE_K + octet * OCTET;
     const int down = tap / KERNEL_W * DILATION_H, right = tap % KERNEL_W * DILATION_W;
 #pragma unroll
     for (int i = 0; i < TILE_M / 16; ++i) {
@@ -96,8 +98,21 @@ __device__ __forceinline__ void meet(int steps, int warpgroup) {
   for (int i = steps; i < (K_TILES + K_PARTS - 1) / K_PARTS; ++i) sync_warpgroup(warpgroup);
 }
 
-__device__ __forceinline__ void wait_stage(int warpgroup) {
+// The tensor cores would cut fp32 off where TF32 ends: each thread rounds what it has copied.
+__device__ __forceinline__ void round_copies(storage_t* stage, int thread) {
+#pragma unroll
+  for (int i = 0; i < (TILE_M + TILE_N) / 16; ++i) {
+    const int row = i * 16 + thread / 8;
+    uint4* const at = (uint4*)(stage + swizzled_offset(row, thread % 8, 0));
+    uint4 x = *at;
+    for (unsigned* const each : {&x.x, &x.y, &x.z, &x.w}) asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(*each));
+    *at = x;
+  }
+}
+
+__device__ __forceinline__ void wait_stage(int warpgroup, storage_t* stage, int thread) {
   wait_copies<STAGES - 2>();
+  if (sizeof(storage_t) == 4) round_copies(stage, thread);
   fence_async_proxy();
   sync_warpgroup(warpgroup);
 }
@@ -145,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   for (int i = 0; i < TILE_N / 2; ++i) sums[i] = 0;
 #pragma unroll 1
   for (; k_tile < k_end; ++k_tile) {
-    wait_stage(warpgroup);
+    wait_stage(warpgroup, stages + stage * STAGE_ELEMENTS, thread);
     if (k_tile + STAGES - 1 < k_end) {
       const int next = stage == 0 ? STAGES - 1 : stage - 1;
       copy_weights(k_tile + STAGES - 1, next);
@@ -156,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (++stage == STAGES) stage = 0;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int k = 0; k < 64; k += 16) wgmma(sums, descriptor(from + k), descriptor(from + TILE_M * 64 + k), true);
+    for (int k = 0; k < TILE_K; k += 2 * OCTET)
+      wgmma(sums, descriptor(from + k), descriptor(from + TILE_M * TILE_K + k), true);
     wait_wgmma(sums);
   }
 

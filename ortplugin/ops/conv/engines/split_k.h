@@ -1,5 +1,5 @@
-// Split-K convolutions (implicit GEMM) in fp16 and bf16, NHWC, for those that are little work for a GPU: small images
-// in small batches.
+// Split-K convolutions (implicit GEMM) in fp16, bf16 and TF32, NHWC, for those that are little work for a GPU: small
+// images in small batches.
 #pragma once
 
 #include "ortplugin/ops/conv/engines/engine.h"
@@ -10,7 +10,7 @@ struct SplitKConfig {
   int tile_n;   // filters of a tile
   int split_k;  // blocks of a cluster, which divide K among them
   int warps;    // of a block: each warpgroup has its own part of K
-  int stages;   // K tiles of 64 channels that are under way or in use, for each warpgroup
+  int stages;   // K tiles of 128 bytes of channels that are under way or in use, for each warpgroup
 };
 
 bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);

@@ -7,7 +7,7 @@ from matmul_helpers import attribute, constant, inputs_of, weighted
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, programs, run_pass, run_same
 
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
+from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MatMulToFused
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 MATMUL = "g (f[N,M,8] x) => (f[N,M,6] y) { y = MatMul(x, w) }"
@@ -60,8 +60,24 @@ def test_bfloat16() -> None:
   assert (constant(optimized, node.input[1]) == values.T).all()
 
 
-def test_float32_stays_with_the_sessions_word_on_tf32() -> None:
-  assert_unchanged(weighted(MATMUL, {"w": (8, 6)}, half=False), [MATMUL_TO_FUSED])
+SINGLE = MatMulToFused("matmul-to-tf32", ("float",), "float32")
+
+
+@pytest.mark.parametrize("text", [MATMUL, gemm(operands="x, w")])
+def test_float32_is_a_pass_of_its_own(text: str) -> None:
+  original = weighted(text, {"w": (8, 6)}, half=False)
+  assert_unchanged(original, [MATMUL_TO_FUSED])
+  assert_unchanged(weighted(text, {"w": (8, 6)}), [SINGLE])
+  optimized, _ = run_same(original, SINGLE, into=["FusedMatMul"])
+  assert constant(optimized, optimized.graph.node[0].input[1]).shape == (6, 8)
+
+
+def test_float32_as_the_engine_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+  text = MATMUL.replace("8]", "6]")
+  assert_unchanged(weighted(text, {"w": (6, 6)}, half=False), [SINGLE], "'w' of shape [6, 6] makes sums of which")
+  monkeypatch.setattr("ortplugin.passes.matmul.matmul_to_fused.COPY_BYTES", 95)
+  text = "g (f[N,M,8] x) => (f[N,M,6] y, f[8,6] v) { y = MatMul(x, w)  v = Neg(w) }"
+  assert_unchanged(weighted(text, {"w": (8, 6)}, half=False), [SINGLE], "'w' stays [K, N]")
 
 
 @pytest.mark.parametrize(
