@@ -628,7 +628,6 @@ def _compare_on_gpu(
       exported = wide.outputs(in_float32(model).SerializeToString(), plugin=False, use_tf32="0")
       report({"export": error_of(exported, expected)})
       report({"error_exported": max(error_of(each, exported) for each in (plain, firsts))})
-  used = session.stream
   with stage("original under a graph", report, ""):
     theirs, firsts, why = session.captured(original, plugin=False)
     if why:
@@ -639,11 +638,37 @@ def _compare_on_gpu(
     if exact:
       report({"error_tf32_ort": error_of(firsts, expected)})
     timed = {"us": ours, "us_ort": theirs}
-    if session.stream is not used:  # contenders share a stream
-      timed["us"], _, _ = session.captured(serialized, plugin=True)
+    options: dict[str, dict[str, str]] = {"us": _graph(found.get("uncaptured")), "us_ort": _graph(why)}
     if session.setting.nhwc:
-      timed["us_nhwc"], _, _ = session.captured(original, plugin=False, prefer_nhwc="1")
+      timed["us_nhwc"], _, why = session.captured(original, plugin=False, prefer_nhwc="1")
+      options["us_nhwc"] = {"prefer_nhwc": "1", **_graph(why)}
+    for name, each in timed.items():  # contenders share a stream, and a capture that fails leaves its own
+      if each.stream is not session.stream:
+        is_ours = name == "us"
+        timed[name] = session.make(serialized if is_ours else original, plugin=is_ours, **options[name])
+        timed[name].outputs(variants)
   return timed
+
+
+@contextlib.contextmanager
+def allowed_tf32() -> Iterator[None]:
+  """Allows PyTorch TF32 in float32 products and convolutions."""
+  import torch
+
+  settings = (torch.backends.cudnn, torch.backends.cuda.matmul)
+  before = [each.allow_tf32 for each in settings]
+  for each in settings:
+    each.allow_tf32 = True
+  try:
+    yield
+  finally:
+    for each, value in zip(settings, before, strict=True):
+      each.allow_tf32 = value
+
+
+def _graph(why: Any) -> dict[str, str]:
+  """The option that captures a graph, unless there is a reason why that failed."""
+  return {} if why else {"enable_cuda_graph": "1"}
 
 
 def compile_queue(model: Any, inputs: Sequence[Any], stream: Any) -> Callable[[], None]:
@@ -652,7 +677,7 @@ def compile_queue(model: Any, inputs: Sequence[Any], stream: Any) -> Callable[[]
 
   torch._dynamo.reset()
   compiled = torch.compile(model, dynamic=False)
-  with torch.no_grad(), torch.cuda.stream(stream):
+  with torch.no_grad(), torch.cuda.stream(stream), allowed_tf32():  # as sessions are timed
     for _ in range(3):
       compiled(*inputs)
     torch.cuda.synchronize()

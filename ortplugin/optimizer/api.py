@@ -62,8 +62,9 @@ def optimize(
       model_or_path: a model (not changed), the path of one, or one that `ortplugin.model.storage.load` has read.
       only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
       skip: names of passes to leave out.
-      layout: of convolutions: "auto" (channels last in float16, bfloat16, and float32 that may round to TF32),
-          "nchw" or "nhwc" (in every dtype).
+      layout: of convolutions: "auto" (channels last in float16, bfloat16, and float32 that may round to TF32; of
+          that what is slow so on a CPU, groups above all, where CUDA is among the providers, or, if none are given,
+          where this machine has a GPU), "nchw" or "nhwc" (in every dtype).
       input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
       verify: run original and optimized in ONNX Runtime and compare.
       drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
@@ -170,7 +171,7 @@ def _rewrite(
   """(what the passes make, of what, the stages, the names of what could be left out); `report` has the changes."""
   target = options.target()
   tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
-  passes = select_passes(options.only, options.skip, options.layout, tf32)
+  passes = select_passes(options.only, options.skip, options.layout, tf32, options.is_for_gpu())
   prepared = _prepare(original, options, target)
   start = prepared.model
   stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)

@@ -7,6 +7,7 @@ from ortplugin.errors import UsageError
 from ortplugin.model.input_shapes import Shapes
 from ortplugin.model.storage import PathLike
 from ortplugin.precision import Precision, resolve
+from ortplugin.session import CUDA, gpu_count
 
 Progress = Callable[[str], None]
 
@@ -47,6 +48,12 @@ class Options:
     if target is not None and not target.sources and (self.precision_io or self.precision_skip):
       raise UsageError("the precision 'tf32' changes no dtype, so precision_io and precision_skip do not go with it")
     return target
+
+  def is_for_gpu(self) -> bool:
+    """Whether a GPU runs the result: the CUDA provider is named, or none is and this machine has one."""
+    if self.providers is None:
+      return gpu_count() > 0
+    return any(each.lower() in ("cuda", CUDA.lower()) for each in self.providers)
 
   def check(self) -> None:
     """UsageError where arguments contradict each other."""

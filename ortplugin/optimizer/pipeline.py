@@ -26,7 +26,7 @@ from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
 from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
 from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
+from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
 from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
@@ -205,14 +205,16 @@ LAYOUTS = ("auto", "nchw", "nhwc")
 
 
 def select_passes(
-  only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto", tf32: bool | None = None
-) -> tuple[Pass, ...]:
+    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto",
+    tf32: bool | None = None, gpu: bool = False,
+) -> tuple[Pass, ...]:  # fmt: skip
   """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
 
   `skip` may name what stands in BESIDES, too.
 
   `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
-  bfloat16 and where TF32 is not forbidden; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+  bfloat16 and where TF32 is not forbidden, with `gpu` also what is slow so on a CPU; "nchw" leaves out the pass that
+  does it, "nhwc" does it in every dtype.
 
   `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
   """
@@ -232,12 +234,13 @@ def select_passes(
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out
 
-  return tuple(_in_layout(step, layout) for step in TABLE if runs(step))
+  return tuple(_in_layout(step, layout, gpu) for step in TABLE if runs(step))
 
 
-def _in_layout(step: Pass, layout: str) -> Pass:
-  always = isinstance(step, Step) and step.rewrite is CHANNELS_LAST and layout == "nhwc"
-  return replace(step, rewrite=CHANNELS_LAST_ALWAYS) if always else step  # type: ignore[type-var]
+def _in_layout(step: Pass, layout: str, gpu: bool) -> Pass:
+  chosen = CHANNELS_LAST_ALWAYS if layout == "nhwc" else CHANNELS_LAST_ON_GPU if gpu else CHANNELS_LAST
+  chooses = isinstance(step, Step) and step.rewrite is CHANNELS_LAST
+  return replace(step, rewrite=chosen) if chooses else step  # type: ignore[type-var]
 
 
 def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:

@@ -3,6 +3,7 @@ pixels reach no result that they don't belong to."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest

@@ -60,10 +60,11 @@ def _ampere() -> None:
 def case(number: int, program: str, dtype: str = "float16") -> Conv:
   (batch, *image), groups, channels, filters, kernel, attributes = CASES[number]
   x = (batch, groups * channels, *image)
-  return own(Conv(program, dtype, "NHWC", x, groups * filters, kernel, groups, attributes=attributes))
+  tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+  return own(Conv(program, dtype, "NHWC", x, groups * filters, kernel, groups, attributes={**attributes, **tf32}))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
   programs = (BARE, RELU, RESIDUAL, SCALED, SEVERAL, WIDENED, SPLIT)

@@ -6,9 +6,10 @@ import pytest
 
 from ortplugin.errors import UsageError
 from ortplugin.optimizer import PIPELINE, Stage, Step, make_stages, select_passes
+from ortplugin.optimizer import options as options_module
 from ortplugin.optimizer.options import Options
 from ortplugin.optimizer.pipeline import TABLE, stage_of
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
 from ortplugin.precision import resolve
 from ortplugin.precision.plan import Request
 
@@ -19,8 +20,8 @@ _ORDER = """
     scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-cache attention-rotary
     merge-products batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize
     matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output
-    transpose-views row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue
-    norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    transpose-views attention-views row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first
+    matmul-epilogue norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -30,8 +31,8 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views row-order matmul-to-fused
-    matmul-to-tf32 norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views attention-views row-order
+    matmul-to-fused matmul-to-tf32 norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 
@@ -92,9 +93,21 @@ def test_the_layout_is_that_of_one_pass() -> None:
   (step,) = [step for step in always if step.name == "channels-last"]
   assert isinstance(step, Step)
   assert step.rewrite is CHANNELS_LAST_ALWAYS
+  on_gpu = next(step for step in select_passes(gpu=True) if step.name == "channels-last")
+  assert isinstance(on_gpu, Step)
+  assert on_gpu.rewrite is CHANNELS_LAST_ON_GPU
   assert [step for step in always if step.name != "channels-last"] == [
     step for step in PIPELINE if step.name != "channels-last"
   ]
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_gpu_that_is_named_or_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(options_module, "gpu_count", lambda: gpus)
+  found = [
+    Options(providers=each).is_for_gpu() for each in (None, ("CUDAExecutionProvider",), ("cpu", "cuda"), ("cpu",))
+  ]
+  assert found == [gpus > 0, True, True, False]
 
 
 @pytest.mark.parametrize(

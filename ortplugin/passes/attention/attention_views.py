@@ -1,4 +1,4 @@
-"""Attention of which Q, K, V or Y lie columns first reads and writes, through the Transposes beside it, what lies by rows.
+"""Attention whose Q, K, V or Y lie columns first reads and writes what lies by rows, through Transposes beside it.
 
     k = Transpose(x)  # "b (h d) s" of "b s (h d)"        becomes      FusedAttention reads x, "b s (h d)"
 

@@ -25,7 +25,10 @@ from ortplugin.passes.layout.plan import Layouts, Plan, is_perm, to_first, to_la
 from ortplugin.passes.layout.rules import rule_of
 
 IMAGE_CHANNELS = 4  # at most: to put an image's colours in another order costs nothing in either layout
-SLOW = "in float32 its groups, spatial dimensions that are not two, or shuffle are slow with channels last on a CPU"
+SLOW = (
+  "in float32 its groups, spatial dimensions that are not two, or shuffle are slow with channels last on a CPU; "
+  "optimize it for a GPU (--provider cuda) to have them so"
+)
 
 
 class ChannelsLast:
@@ -34,9 +37,10 @@ class ChannelsLast:
   name = "channels-last"
   summary = "convolutions on tensor cores (float16, bfloat16, TF32), and what is between them, have channels last"
 
-  def __init__(self, always: bool = False) -> None:
-    """`always`: in every dtype."""
+  def __init__(self, always: bool = False, on_gpu: bool = False) -> None:
+    """`always`: in every dtype. `on_gpu`: what is slow with channels last on a CPU, too."""
     self._always = always
+    self._even_slow = always or on_gpu
 
   def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
     """Changes the regions of the graph and its bodies, at most `limit` of them."""
@@ -94,7 +98,7 @@ class ChannelsLast:
     regions = []
     for region in found.values():
       slow = next((nodes[place] for place in region.plans if _is_slow_on_a_cpu(scope, nodes[place])), None)
-      if slow is None or self._always or any(_asks_for_tensor_cores(scope, nodes[at]) for at in region.seeds):
+      if slow is None or self._even_slow or any(_asks_for_tensor_cores(scope, nodes[at]) for at in region.seeds):
         regions.append(region)
       else:
         misses.append(NearMiss(self.name, label(slow), SLOW))
@@ -178,4 +182,5 @@ def _asks_for_tensor_cores(scope: Scope, node: gs.Node) -> bool:
 
 
 CHANNELS_LAST = ChannelsLast()
+CHANNELS_LAST_ON_GPU = ChannelsLast(on_gpu=True)
 CHANNELS_LAST_ALWAYS = ChannelsLast(always=True)

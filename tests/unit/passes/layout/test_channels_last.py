@@ -9,7 +9,7 @@ from pass_helpers import assert_same_outputs, assert_unchanged, model, operators
 
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
+from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
 
 
 def attribute(node: onnx.NodeProto, name: str) -> object:
@@ -98,6 +98,7 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text: str) -> None:
   _, result = run_pass(single, CHANNELS_LAST)
   assert not result.changes
   assert "slow with channels last on a CPU" in result.near_misses[0].reason
+  run_pass(single, CHANNELS_LAST_ON_GPU, changes=1)
   node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 1))
   optimized, _ = run_pass(single, CHANNELS_LAST)
   assert operators(optimized)[:2] == ["Transpose", "FusedConv"]
