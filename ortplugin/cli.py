@@ -56,7 +56,7 @@ class _Arguments:
   output: str | None
   verify: bool
   drop_guilty: bool
-  keep_faster: bool
+  keep_faster: bool | None
   tune: bool
   providers: tuple[str, ...] | None
   device: int | None
@@ -109,6 +109,14 @@ class _Arguments:
         left_out = "--profile" if self.profile else "--no-verify"
         raise UsageError(f"{option} is about the verification, which {left_out} leaves out")
 
+  def keeps_faster(self) -> bool:
+    """Whether what is slower is taken back: as said, else where the result is verified and a GPU runs it."""
+    if self.keep_faster is not None:
+      return self.keep_faster
+    from ortplugin.optimizer.options import Options
+
+    return self.verify and Options(providers=self.providers).is_for_gpu()
+
   def _check_profile(self) -> None:
     """UsageError for what does not go with --profile."""
     if self.output is not None:
@@ -136,9 +144,9 @@ class _Arguments:
   help="Where outputs differ, leave out the pass that is to blame, say so and try again, instead of failing.",
 )
 @click.option(
-  "--keep-faster",
-  is_flag=True,
-  help="Take back passes that make the result slower than the original here, on the GPU if there is one.",
+  "--keep-faster/--no-keep-faster",
+  default=None,
+  help="Take back passes that make the verified result slower than the original here (default where a GPU runs it).",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
@@ -279,7 +287,7 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
     input_shapes=arguments.input_shapes,
     verify=arguments.verify,
     drop_guilty=arguments.drop_guilty,
-    keep_faster=arguments.keep_faster,
+    keep_faster=arguments.keeps_faster(),
     tune=arguments.tune,
     profile=arguments.report_path is not None,
     providers=arguments.providers,

@@ -44,7 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     source, out, report = (tmp_path / name for name in ("in.onnx", "out.onnx", "r.json"))
     onnx.save(parsed(), source)
     assert main([str(source), "-o", str(out), "--report", str(report), "--provider", "cuda",
-                 *([] if without else ["--keep-faster"]), *options]) == 0  # fmt: skip
+                 *(["--no-keep-faster"] if without else []), *options]) == 0  # fmt: skip
     return capsys.readouterr().out.replace("\n", " "), json.loads(report.read_text()), fired(onnx.load(out))
 
   Machine(monkeypatch)
