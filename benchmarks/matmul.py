@@ -1,6 +1,6 @@
 """FusedMatMul beside cuBLASLt as PyTorch calls it, float16, or float32 with TF32: a linear layer and what follows it.
 
-    y = program(x W)        x is [M, K], W is a constant [K, N]; sums in float32
+    y = program(x W)        x is [M, K], W a constant that lies as [N, K], as passes leave it; sums in float32
 
 Two tables, all columns of a row measured in one run, each under a CUDA graph that repeats the step on tensors of its
 own, weights too:

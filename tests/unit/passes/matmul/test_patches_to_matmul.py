@@ -5,6 +5,7 @@ import pytest
 from matmul_helpers import attribute, inputs_of, weighted
 from pass_helpers import assert_unchanged, operators, programs, run_pass, run_same
 
+from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST
@@ -72,8 +73,17 @@ def test_stays(what: str) -> None:
   assert_unchanged(before, [PATCHES_TO_MATMUL], *([reason] if reason else []))
 
 
-def test_floats_stay() -> None:
-  assert_unchanged(network(half=False), [PATCHES_TO_MATMUL])
+@pytest.mark.parametrize("said", [None, 0, 1])
+def test_float32_goes_by_tf32(said: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+  says = [] if said is None else [ALLOW_TF32 if said else FORBID_TF32]
+  for pays in ((), ("float",)):
+    monkeypatch.setattr("ortplugin.passes.matmul.patches_to_matmul.TF32", pays)
+    optimized, _ = run_same(network(half=False), *BEFORE, *says, PATCHES_TO_MATMUL)
+    products = [node for node in optimized.graph.node if node.op_type == "FusedMatMul"]
+    assert bool(products) == (pays != () and said != 0)
+    assert [each.i for node in products for each in node.attribute if each.name == "allow_tf32"] == [1] * (
+      said == 1 and len(products)
+    )
 
 
 def test_weights_that_a_caller_may_override_stay() -> None:
