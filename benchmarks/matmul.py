@@ -25,8 +25,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import timing
 
@@ -98,25 +97,22 @@ class Case:
 
   def model(self, count: int, weights: list[dict[str, Any]], *, algorithm: str = "auto", trans_b: int = 0) -> bytes:
     """A model of `count` steps that share nothing."""
-    nodes, inputs, outputs, constants = [], [], [], []
+    nodes, inputs, outputs, constants = [], [], [], {}
     for step in range(count):
       w = weights[step]["w"]
-      constants.append(numpy_helper.from_array(w if trans_b else np.ascontiguousarray(w.T), f"w{step}"))
-      inputs.append(helper.make_tensor_value_info(f"x{step}", TensorProto.FLOAT16, (self.m, self.k)))
-      outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, (self.m, self.n)))
+      constants[f"w{step}"] = w if trans_b else np.ascontiguousarray(w.T)
+      inputs.append((f"x{step}", np.float16, (self.m, self.k)))
+      outputs.append((f"y{step}", np.float16, (self.m, self.n)))
       if "b" in self.operands:
-        constants.append(numpy_helper.from_array(weights[step]["b"], f"b{step}"))
+        constants[f"b{step}"] = weights[step]["b"]
       if "z" in self.operands:
-        inputs.append(helper.make_tensor_value_info(f"z{step}", TensorProto.FLOAT16, (self.m, self.n)))
+        inputs.append((f"z{step}", np.float16, (self.m, self.n)))
       names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in self.operands)]
       attributes = {"program": EPILOGUES[self.epilogue][0], "trans_b": trans_b, "algorithm": algorithm}
       nodes.append(
         helper.make_node("FusedMatMul", names, [f"y{step}"], f"matmul{step}", domain="ortplugin", **attributes)
       )
-    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+    return timing.model_of(nodes, inputs, outputs, constants)
 
   def torch_steps(self) -> dict[str, Callable[..., Any]]:
     """What PyTorch does for the case, by column; each takes the tensors x, w, b and, if it is there, z."""
@@ -187,24 +183,6 @@ def sweep_cases(rows: list[int], weights: list[str], epilogues: list[str]) -> It
         yield Case("sweep", "", m, n, k, epilogue)
 
 
-def algorithms(case: Case, weights: list[dict[str, Any]], most: int) -> list[str]:
-  """The first `most` of those that --tune would time for the node."""
-  from ortplugin.graph.shapes import TensorType
-  from ortplugin.ops import find
-
-  if not most:
-    return []
-  graph = onnx.load_from_string(case.model(1, weights)).graph
-  shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in graph.input}
-  constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-  names = graph.node[0].input
-  types = [TensorType(np.dtype(np.float16), {**shapes, **constants}[name]) for name in names]
-  operator = find("ortplugin", "FusedMatMul")
-  assert operator is not None
-  listed = operator.device_variants(graph.node[0], types, [name in constants for name in names])
-  return [str(each["algorithm"]) for each in listed][:most]
-
-
 def measure(case: Case, tuned: int) -> dict[str, Any]:
   """One row: microseconds of each contender, and what failed. `tuned`: how many algorithms are tried."""
   import torch
@@ -227,7 +205,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     makers |= {name: partial(timing.torch_steps, step, tensors) for name, step in case.torch_steps().items()}
     makers["ortplugin"] = partial(timing.session_steps, lambda count: case.model(count, weights), feeds, plugin=True)
   given = feeds if case.operands else only_x
-  for each in algorithms(case, weights, tuned):
+  for each in timing.algorithms(case.model(1, weights))[:tuned] if tuned else ():
     model = partial(case.model, weights=weights, algorithm=each)
     makers[f"tuned {each}"] = partial(timing.session_steps, model, given, plugin=True)
   contenders: dict[str, timing.Contender] = {}
