@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 import timing
 
@@ -116,7 +115,7 @@ class Case:
                   **{f"{name}_layout": rows for name in "qkvy"}}  # fmt: skip
     if self.mask:
       attributes["mask_dtype"] = "bool" if self.mask == "padding" else "float16"
-    kinds = {"m": TensorProto.BOOL} if self.mask == "padding" else {}
+    dtypes = {"m": np.bool_} if self.mask == "padding" else {}
     nodes, inputs, outputs = [], [], []
     for step in range(count):
       names = [f"{name}{step}" for name in shapes]
@@ -124,15 +123,9 @@ class Case:
           helper.make_node("FusedAttention", names, [f"y{step}"], f"attention{step}", domain="ortplugin",
                            **attributes)
       )  # fmt: skip
-      inputs += [
-        helper.make_tensor_value_info(f"{name}{step}", kinds.get(name, TensorProto.FLOAT16), shape)
-        for name, shape in shapes.items()
-      ]
-      outputs.append(helper.make_tensor_value_info(f"y{step}", TensorProto.FLOAT16, shapes["q"]))
-    graph = helper.make_graph(nodes, "steps", inputs, outputs)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+      inputs += [(f"{name}{step}", dtypes.get(name, np.float16), shape) for name, shape in shapes.items()]
+      outputs.append((f"y{step}", np.float16, shapes["q"]))
+    return timing.model_of(nodes, inputs, outputs)
 
   def by_head(self, tensors: dict[str, Any]) -> dict[str, Any]:
     """Views of Q, K and V as [batch, heads, rows, head size]."""

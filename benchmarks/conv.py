@@ -25,14 +25,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import timing
 
 STEPS = 9  # each on tensors of its own
 ROUNDS = 9
-DTYPES = {"float16": (TensorProto.FLOAT16, np.float16), "float": (TensorProto.FLOAT, np.float32)}
 # What follows the convolution c: the program, and the operands that it takes.
 EPILOGUES = {
   "": ("(T c) => (T c) {}", ""),
@@ -84,7 +82,7 @@ class Case:
     import cupy
 
     rng = np.random.default_rng(self.channels + self.size)
-    numpy = DTYPES[self.dtype][1]
+    numpy = timing.DTYPES[self.dtype]
     inside = self.channels // self.group
     shape = (self.filters, self.kernel, self.kernel, inside)
     scale = 1 / np.sqrt(inside * self.kernel**2)
@@ -103,10 +101,10 @@ class Case:
 
   def model(self, count: int, weights: Sequence[dict[str, Any]], *, algorithm: str | None) -> bytes:
     """A model of `count` steps that share nothing. `algorithm` None: ONNX's own operators."""
-    kind = DTYPES[self.dtype][0]
+    dtype = timing.DTYPES[self.dtype]
     program, operands = EPILOGUES[self.epilogue]
     bias_shape = (-1,) if self.channels_last else (-1, 1, 1)
-    nodes, inputs, outputs, constants = [], [], [], []
+    nodes, inputs, outputs, constants = [], [], [], {}
     window = {
       "kernel_shape": [self.kernel] * 2,
       "pads": [self.pad] * 4,
@@ -114,17 +112,17 @@ class Case:
       "group": self.group,
     }
     for step in range(count):
-      inputs.append(helper.make_tensor_value_info(f"x{step}", kind, self.image(self.channels, self.size)))
+      inputs.append((f"x{step}", dtype, self.image(self.channels, self.size)))
       shape = self.image(self.filters, self.out)
-      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, shape))
+      outputs.append((f"y{step}", dtype, shape))
       if "z" in operands:
-        inputs.append(helper.make_tensor_value_info(f"z{step}", kind, shape))
-      constants.append(numpy_helper.from_array(weights[step]["w"], f"w{step}"))
+        inputs.append((f"z{step}", dtype, shape))
+      constants[f"w{step}"] = weights[step]["w"]
       bias = weights[step]["b"]
       names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in operands)]
       if algorithm is not None:
         if operands:
-          constants.append(numpy_helper.from_array(bias.reshape(bias_shape), f"b{step}"))
+          constants[f"b{step}"] = bias.reshape(bias_shape)
         attributes = {
           **window,
           "layout": "NHWC" if self.channels_last else "NCHW",
@@ -139,13 +137,10 @@ class Case:
         raise ValueError(self.epilogue)
       result = f"c{step}" if operands else f"y{step}"
       if operands:
-        constants.append(numpy_helper.from_array(bias, f"b{step}"))
+        constants[f"b{step}"] = bias
         nodes.append(helper.make_node("Relu", [result], [f"y{step}"]))
       nodes.insert(len(nodes) - bool(operands), helper.make_node("Conv", names, [result], f"conv{step}", **window))
-    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+    return timing.model_of(nodes, inputs, outputs, constants)
 
   def expect(self, feed: dict[str, Any], weights: dict[str, Any]) -> Any:
     """The result of a step in float32, from the CPU, as it would lie on the device."""
@@ -156,10 +151,8 @@ class Case:
     x, w = (np.ascontiguousarray(first(a).astype(np.float32)) for a in (cupy.asnumpy(feed["x"]), weights["w"]))
     node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[self.kernel] * 2, pads=[self.pad] * 4,
                             strides=[self.stride] * 2, group=self.group)  # fmt: skip
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xwy"]
-    graph = helper.make_graph([node], "g", values[:2], values[2:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    model = timing.model_of([node], [("x", np.float32, None), ("w", np.float32, None)], [("y", np.float32, None)])
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     y = session.run(None, {"x": x, "w": w})[0]
     if self.channels_last:
       y = np.ascontiguousarray(y.transpose(0, 2, 3, 1))
@@ -295,23 +288,6 @@ def torch_tensors(
   return made
 
 
-def variants(case: Case, weights: Sequence[dict[str, Any]]) -> list[str]:
-  """The algorithms that --tune would time for the node."""
-  from ortplugin.graph.shapes import TensorType
-  from ortplugin.ops import find
-
-  model = onnx.load_from_string(case.model(1, weights, algorithm="auto"))
-  node = model.graph.node[0]
-  numpy = np.dtype(DTYPES[case.dtype][1])
-  shapes = {value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim) for value in model.graph.input}
-  shapes |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
-  constant = [any(name == tensor.name for tensor in model.graph.initializer) for name in node.input]
-  operator = find("ortplugin", "FusedConv")
-  assert operator is not None
-  listed = operator.device_variants(node, [TensorType(numpy, shapes[name]) for name in node.input], constant)
-  return [str(each["algorithm"]) for each in listed]
-
-
 def measure(case: Case, tuned: int) -> dict[str, Any]:
   """One row: microseconds of each contender. `tuned`: how many algorithms are tried for the last column."""
   feeds, weights = case.draw(STEPS)
@@ -345,7 +321,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     ours("fused", case, "auto")
   tried = []
   if tuned and case.table == "resnet":
-    for algorithm in variants(case, weights)[:tuned]:
+    for algorithm in timing.algorithms(case.model(1, weights, algorithm="auto"))[:tuned]:
       tried.append(f"tuned {algorithm}")
       ours(tried[-1], case, algorithm)
   try:

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import timing
 
@@ -122,8 +122,8 @@ class Case:
 
     return functional.relu(functional.conv_transpose2d(x, w, b, self.stride, self.pad, self.stride - 1))
 
-  def value(self, name: str, size: int, channels: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT16, (self.batch, size, size, channels))
+  def value(self, name: str, size: int, channels: int) -> timing.Value:
+    return name, np.float16, (self.batch, size, size, channels)
 
   def optimized(self, weights: dict[str, Any], *, fused: bool) -> tuple[onnx.NodeProto, dict[str, Any]]:
     """What the optimizer makes of the layer: one node, which reads x and makes y, and its constants."""
@@ -136,16 +136,14 @@ class Case:
              *([helper.make_node("Relu", ["c"], ["r"])] if fused else []),
              helper.make_node("Transpose", ["r" if fused else "c"], ["y"], perm=[0, 2, 3, 1])]  # fmt: skip
     given, made = self.value("x", self.small, self.given), self.value("y", self.size, self.channels)
-    constants = [numpy_helper.from_array(weights[name], name) for name in operands]
-    graph = helper.make_graph(nodes, "layer", [given], [made], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    result, _ = ortplugin.optimize(model)
+    model = timing.model_of(nodes, [given], [made], {name: weights[name] for name in operands})
+    result, _ = ortplugin.optimize(onnx.load_from_string(model))
     (node,) = result.graph.node
     return node, {each.name: numpy_helper.to_array(each) for each in result.graph.initializer}
 
   def steps_model(self, count: int, node: onnx.NodeProto, constants: dict[str, Any], algorithm: str) -> bytes:
     """A model of `count` steps that share nothing. Constants of the later ones are the first's, moved along."""
-    nodes, inputs, outputs, initializers = [], [], [], []
+    nodes, inputs, outputs, initializers = [], [], [], {}
     for step in range(count):
       inputs.append(self.value(f"x{step}", self.small, self.given))
       outputs.append(self.value(f"y{step}", self.size, self.channels))
@@ -158,26 +156,14 @@ class Case:
         copy.attribute.append(helper.make_attribute("algorithm", algorithm))
       nodes.append(copy)
       for name, array in constants.items():
-        initializers.append(numpy_helper.from_array(np.roll(array, step), f"{name}{step}"))
-    graph = helper.make_graph(nodes, "steps", inputs, outputs, initializers)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+        initializers[f"{name}{step}"] = np.roll(array, step)
+    return timing.model_of(nodes, inputs, outputs, initializers)
 
 
 def variants(case: Case, node: onnx.NodeProto, constants: dict[str, Any]) -> list[str]:
   """The algorithms that --tune would time for the node, the first of each kind before the second ones."""
-  from ortplugin.graph.shapes import TensorType
-  from ortplugin.ops import find
-
-  operator = find(node.domain, node.op_type)
-  assert operator is not None
-  x = (case.batch, case.small, case.small, case.given)
-  types = [TensorType(np.dtype(np.float16), constants[name].shape if name in constants else x) for name in node.input]
-  listed = operator.device_variants(node, types, [name in constants for name in node.input])
   kinds: dict[str, list[str]] = {}
-  for each in listed:
-    algorithm = str(each["algorithm"])
+  for algorithm in timing.algorithms(case.steps_model(1, node, constants, "auto")):
     kinds.setdefault(algorithm.partition(":")[0], []).append(algorithm)
   return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
 

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 import timing
 
@@ -56,14 +55,8 @@ def chain(width: int, length: int, *, fused: bool) -> bytes:
       nodes.append(helper.make_node("Add", [f"t{step}", "b1"], [f"s{step}"]))
       nodes.append(helper.make_node("LayerNormalization", [f"s{step}", "gamma", "beta"], [result], epsilon=EPSILON))
     value = result
-  vectors = ["b0", "b1", "gamma", "beta"]
-  inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [ROWS, width])]
-  inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [width]) for name in vectors]
-  outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [ROWS, width])]
-  graph = helper.make_graph(nodes, "chain", inputs, outputs)
-  opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-  return model.SerializeToString()
+  vectors = [(name, np.float16, [width]) for name in ("b0", "b1", "gamma", "beta")]
+  return timing.model_of(nodes, [("x", np.float16, [ROWS, width]), *vectors], [("y", np.float16, [ROWS, width])])
 
 
 def check(width: int, feeds: dict[str, Any], steps: dict[str, Any]) -> dict[str, float]:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 import timing
 
@@ -34,11 +33,6 @@ COLUMNS = {
   "compile": "torch.compile",
   "ortplugin": "**ortplugin**",
   "copy": "device copy of the bytes",
-}
-DTYPES = {
-  "float16": (TensorProto.FLOAT16, np.float16),
-  "float": (TensorProto.FLOAT, np.float32),
-  "double": (TensorProto.DOUBLE, np.float64),
 }
 Shape = tuple[int, ...]
 Node = tuple[str, str, tuple[str, ...]]  # result, operator, operands; "1" is the number; ReduceSum's are Case.axes
@@ -71,7 +65,7 @@ class Case:
   def bytes(self) -> int:
     """What has to be moved at least."""
     shapes = [*self.shapes.values(), *map(self.result_shape, self.results)]
-    return sum(map(math.prod, shapes)) * np.dtype(DTYPES[self.dtype][1]).itemsize
+    return sum(map(math.prod, shapes)) * np.dtype(timing.DTYPES[self.dtype]).itemsize
 
   def program(self) -> str:
     parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
@@ -83,11 +77,11 @@ class Case:
 
   def model(self, count: int, *, fused: bool) -> bytes:
     """A model of `count` steps that share nothing."""
-    kind, numpy = DTYPES[self.dtype]
+    dtype = timing.DTYPES[self.dtype]
     nodes, inputs, outputs = [], [], []
     for step in range(count):
-      inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
-      outputs += [helper.make_tensor_value_info(f"{r}{step}", kind, self.result_shape(r)) for r in self.results]
+      inputs += [(f"{name}{step}", dtype, each) for name, each in self.shapes.items()]
+      outputs += [(f"{result}{step}", dtype, self.result_shape(result)) for result in self.results]
       if fused:
         op = "FusedSumTo" if self.axes else "FusedPointwise"
         names = [[f"{name}{step}" for name in each] for each in (self.shapes, self.results)]
@@ -97,12 +91,8 @@ class Case:
         given = ["one" if each == "1" else f"{each}{step}" for each in operands]
         attributes = {"axes": list(self.axes), "keepdims": self.keepdims} if op == "ReduceSum" else {}
         nodes.append(helper.make_node(op, given, [f"{name}{step}"], **attributes))
-    one = onnx.numpy_helper.from_array(np.asarray(1, numpy), "one")
-    constants = [one] if any("one" in node.input for node in nodes) else []
-    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 12), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+    constants = {"one": np.asarray(1, dtype)} if any("one" in node.input for node in nodes) else {}
+    return timing.model_of(nodes, inputs, outputs, constants, opset=12)
 
 
 FORWARD: tuple[Node, ...] = (("d", "Sub", ("y", "x")), ("p", "Mul", ("w", "d")), ("z", "Add", ("x", "p")))
@@ -173,7 +163,7 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]])
   wide = {name: each.astype(cupy.float64) for name, each in feed.items()}
   expected = case.formula(**wide)
   sizes = case.formula(**{name: abs(each) if name != "w" else each for name, each in wide.items()})
-  unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+  unit = float(np.finfo(timing.DTYPES[case.dtype]).eps)
   errors = {}
   for name, found in results.items():
     worst = 0.0
@@ -205,7 +195,7 @@ def measure(case: Case) -> dict[str, Any]:
   import ortplugin
 
   cupy.random.seed(len(case.name))
-  numpy = DTYPES[case.dtype][1]
+  numpy = timing.DTYPES[case.dtype]
   drawn = np.float64 if case.dtype == "double" else np.float32
 
   def fresh(name: str, shape: Shape) -> Any:

@@ -26,8 +26,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import timing
 
@@ -106,26 +105,22 @@ class Case:
 
   def model(self, count: int, weights: list[dict[str, Any]], algorithm: str = "auto") -> bytes:
     """A model of `count` steps that share nothing."""
-    nodes, inputs, outputs, constants = [], [], [], []
-    kind = helper.np_dtype_to_tensor_dtype(self.numpy)
+    nodes, inputs, outputs, constants = [], [], [], {}
     program = EPILOGUES[self.epilogue][0].replace("float16", self.dtype)
     attributes = {"program": program, "trans_b": 1, "algorithm": algorithm, "allow_tf32": 1}
     for step in range(count):
-      constants.append(numpy_helper.from_array(weights[step]["w"], f"w{step}"))
-      inputs.append(helper.make_tensor_value_info(f"x{step}", kind, (self.m, self.k)))
-      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, (self.m, self.n)))
+      constants[f"w{step}"] = weights[step]["w"]
+      inputs.append((f"x{step}", self.numpy, (self.m, self.k)))
+      outputs.append((f"y{step}", self.numpy, (self.m, self.n)))
       if "b" in self.operands:
-        constants.append(numpy_helper.from_array(weights[step]["b"], f"b{step}"))
+        constants[f"b{step}"] = weights[step]["b"]
       if "z" in self.operands:
-        inputs.append(helper.make_tensor_value_info(f"z{step}", kind, (self.m, self.n)))
+        inputs.append((f"z{step}", self.numpy, (self.m, self.n)))
       names = [f"x{step}", f"w{step}", *(f"{operand}{step}" for operand in self.operands)]
       nodes.append(
         helper.make_node("FusedMatMul", names, [f"y{step}"], f"matmul{step}", domain="ortplugin", **attributes)
       )
-    graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+    return timing.model_of(nodes, inputs, outputs, constants)
 
   def torch_steps(self) -> dict[str, Callable[..., Any]]:
     """What PyTorch does for the case, by column; each takes the tensors x, w, b and, if it is there, z."""
@@ -196,24 +191,6 @@ def sweep_cases(rows: list[int], weights: list[str], epilogues: list[str]) -> It
         yield Case("sweep", "", m, n, k, epilogue)
 
 
-def algorithms(case: Case, weights: list[dict[str, Any]], most: int) -> list[str]:
-  """The first `most` of those that --tune would time for the node."""
-  from ortplugin.graph.shapes import TensorType
-  from ortplugin.ops import find
-
-  if not most:
-    return []
-  graph = onnx.load_from_string(case.model(1, weights)).graph
-  shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in graph.input}
-  constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-  names = graph.node[0].input
-  types = [TensorType(case.numpy, {**shapes, **constants}[name]) for name in names]
-  operator = find("ortplugin", "FusedMatMul")
-  assert operator is not None
-  listed = operator.device_variants(graph.node[0], types, [name in constants for name in names])
-  return [str(each["algorithm"]) for each in listed][:most]
-
-
 def measure(case: Case, tuned: int) -> dict[str, Any]:
   """One row: microseconds of each contender, and what failed. `tuned`: how many algorithms are tried."""
   import torch
@@ -236,7 +213,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     makers |= {name: partial(timing.torch_steps, step, tensors) for name, step in case.torch_steps().items()}
     makers["ortplugin"] = partial(timing.session_steps, lambda count: case.model(count, weights), feeds, plugin=True)
   given = feeds if case.operands else only_x
-  for each in algorithms(case, weights, tuned):
+  for each in timing.algorithms(case.model(1, weights))[:tuned] if tuned else ():
     model = partial(case.model, weights=weights, algorithm=each)
     makers[f"tuned {each}"] = partial(timing.session_steps, model, given, plugin=True)
   contenders: dict[str, timing.Contender] = {}

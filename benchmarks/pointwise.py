@@ -1,4 +1,4 @@
-"""Chains of pointwise operators over tensors of 64 MiB, and lerp.
+"""Chains of pointwise operators over tensors of 64 MiB.
 
     v = Mul(x, b)  v = Add(v, b)  v = Relu(v)  v = Sub(v, x)  ...      2, 4, 8 or 16 operators; x: 64 MiB
 
@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 import timing
 
@@ -34,11 +33,6 @@ COLUMNS = {
   "compile": "torch.compile",
   "ortplugin": "**ortplugin**",
   "copy": "device copy of the bytes",
-}
-DTYPES = {
-  "float16": (TensorProto.FLOAT16, np.float16),
-  "float": (TensorProto.FLOAT, np.float32),
-  "double": (TensorProto.DOUBLE, np.float64),
 }
 # One turn of the chain: an operator and what stands beside the value at hand. Bounded, and nothing cancels.
 TURN = (
@@ -69,7 +63,7 @@ class Case:
   def bytes(self) -> int:
     """What has to be moved at least."""
     sizes = [math.prod(shape) for shape in self.shapes.values()]
-    return (sum(sizes) + math.prod(self.shape)) * np.dtype(DTYPES[self.dtype][1]).itemsize
+    return (sum(sizes) + math.prod(self.shape)) * np.dtype(timing.DTYPES[self.dtype]).itemsize
 
   def program(self) -> str:
     parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
@@ -78,11 +72,11 @@ class Case:
 
   def model(self, count: int, *, fused: bool) -> bytes:
     """A model of `count` steps that share nothing."""
-    kind, numpy = DTYPES[self.dtype]
+    dtype = timing.DTYPES[self.dtype]
     nodes, inputs, outputs, constants = [], [], [], {}
     for step in range(count):
-      inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
-      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, self.shape))
+      inputs += [(f"{name}{step}", dtype, each) for name, each in self.shapes.items()]
+      outputs.append((f"y{step}", dtype, self.shape))
       if fused:
         names = [f"{name}{step}" for name in self.shapes]
         nodes.append(
@@ -97,15 +91,10 @@ class Case:
           if isinstance(operand, str):
             given.append(operand + str(step) if operand in self.shapes else f"{operand}_{step}")
             continue
-          constants[f"c{operand}"] = np.asarray(operand, numpy)
+          constants[f"c{operand}"] = np.asarray(operand, dtype)
           given.append(f"c{operand}")
         nodes.append(helper.make_node(op, given, [f"y{step}" if name == "y" else f"{name}_{step}"]))
-    graph = helper.make_graph(
-      nodes, "steps", inputs, outputs, [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-    made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return made.SerializeToString()
+    return timing.model_of(nodes, inputs, outputs, constants)
 
   def evaluate(self, functions: dict[str, Callable[..., Any]], feed: dict[str, Any]) -> Any:
     values = dict(feed)
@@ -125,9 +114,6 @@ def chain(length: int) -> tuple[Statement, ...]:
   return tuple(statements)
 
 
-LERP: tuple[Statement, ...] = (("d", "Sub", ("end", "x")), ("p", "Mul", ("w", "d")), ("y", "Add", ("x", "p")))
-
-
 def cases() -> list[Case]:
   """Every row of the table."""
   made = []
@@ -142,13 +128,6 @@ def cases() -> list[Case]:
     ):
       made += [Case(name, dtype, {"x": x, "b": b}, chain(length), length) for length in LENGTHS]
     made.append(Case("SiLU, row", dtype, {"x": matrix, "b": (4096,)}, SILU, 4))
-  for dtype, x, y, w in (
-    ("float", (16, 102400), (16, 102400), (1,)),
-    ("double", (16, 204800), (16, 204800), (1,)),
-    ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
-  ):
-    shape = "x".join(map(str, y))
-    made.append(Case(f"lerp {shape}", dtype, {"x": x, "end": y, "w": w}, LERP, 3))
   return made
 
 
@@ -187,7 +166,7 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str
 
   expected = case.evaluate(functions_of(cupy), {name: each.astype(cupy.float64) for name, each in feed.items()})
   scale = float(cupy.abs(expected).max())
-  unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+  unit = float(np.finfo(timing.DTYPES[case.dtype]).eps)
   errors = {}
   for name, result in results.items():
     error = float(cupy.abs(cupy.asarray(result).astype(cupy.float64) - expected).max()) / scale
@@ -204,11 +183,7 @@ def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
 
   def make(torch: Any) -> Callable[..., Any]:
     ops = functions_of(torch)
-
-    def eager(**feed: Any) -> Any:
-      return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
-
-    return eager
+    return lambda **feed: case.evaluate(ops, feed)
 
   return make
 
@@ -218,10 +193,9 @@ def measure(case: Case) -> dict[str, Any]:
   import cupy
 
   cupy.random.seed(len(case.name) + case.length)
-  numpy = DTYPES[case.dtype][1]
-  drawn = np.float64 if case.dtype == "double" else np.float32
+  numpy = timing.DTYPES[case.dtype]
   feeds = [
-    {name: cupy.random.standard_normal(each, drawn).astype(numpy) for name, each in case.shapes.items()}
+    {name: cupy.random.standard_normal(each, np.float32).astype(numpy) for name, each in case.shapes.items()}
     for _ in range(STEPS)
   ]
   cupy.cuda.Device().synchronize()
@@ -253,9 +227,11 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-  """The record as a Markdown table."""
+  """The record as a Markdown table, of chains the shortest and the longest."""
+  ends = (LENGTHS[0], LENGTHS[-1])
+  shown = [row for row in record["rows"] if row["operators"] in ends or row["case"].startswith("SiLU")]
   lines = timing.table(
-      record, COLUMNS, "| tensors | operators", "|---|---:|",
+      {"rows": shown}, COLUMNS, "| tensors | operators", "|---|---:|",
       lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}", ("/ copy", timing.to_copy),
   )  # fmt: skip
   lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 import timing
 from ortplugin.graph.domains import DOMAIN
@@ -32,7 +32,6 @@ COLUMNS = {
   "ortplugin": "**ortplugin**",
   "copy": "device copy of the bytes",
 }
-DTYPES = {"float16": (TensorProto.FLOAT16, np.float16), "float": (TensorProto.FLOAT, np.float32)}
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Case:
 
   def model(self, count: int, *, fused: bool) -> bytes:
     """A model of `count` steps that share nothing: ours, or ONNX's with channels first."""
-    operator, kind = find(DOMAIN, self.op), DTYPES[self.dtype][0]
+    operator, dtype = find(DOMAIN, self.op), timing.DTYPES[self.dtype]
     assert operator is not None
     nodes, inputs, outputs = [], [], []
     shape = self.shape(self.nchw if fused else True)
@@ -72,12 +71,9 @@ class Case:
           names[:] = [f"{name}{step}" if name else "" for name in names]
         node.name = f"{node.name}/{step}"
       nodes += made
-      inputs.append(helper.make_tensor_value_info(f"x{step}", kind, shape))
-      outputs.append(helper.make_tensor_value_info(f"y{step}", kind, None))
-    graph = helper.make_graph(nodes, "steps", inputs, outputs)
-    opsets = [helper.make_opsetid("", 19), helper.make_opsetid(DOMAIN, 1)]
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    return model.SerializeToString()
+      inputs.append((f"x{step}", dtype, shape))
+      outputs.append((f"y{step}", dtype, None))
+    return timing.model_of(nodes, inputs, outputs, opset=19)
 
   def torch_step(self) -> Callable[..., Any]:
     from torch.nn import functional
@@ -130,7 +126,7 @@ def check(case: Case, x: Any, results: dict[str, Any]) -> None:
 
   wanted = case.reference(cupy.asnumpy(x[:1]))
   wanted = wanted if not case.nchw else np.moveaxis(wanted, 1, -1)
-  unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+  unit = float(np.finfo(timing.DTYPES[case.dtype]).eps)
   for name, result in results.items():
     first = cupy.asnumpy(cupy.asarray(result)[:1]).astype(np.float64)
     first = first if name == "ortplugin" and not case.nchw else np.moveaxis(first, 1, -1)
@@ -144,7 +140,7 @@ def measure(case: Case) -> dict[str, Any]:
   import cupy
 
   cupy.random.seed(case.sizes[0] + case.sizes[1])
-  numpy = DTYPES[case.dtype][1]
+  numpy = timing.DTYPES[case.dtype]
   arrays = [
     cupy.random.standard_normal(case.shape(case.nchw), np.float32).astype(numpy) for _ in range(STEPS)
   ]  # in the layout that ours has

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 import timing
 
 ROWS = (((1000, 256, 7, 7), 1), ((1000, 256, 7, 7), 8), ((1000, 256, 7, 7), 49), ((256,), 1), ((1, 12, 2048, 64), 1))
 MILLION = 1_000_000
-KINDS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+DTYPES = ("float32", "float16")
 COLUMNS = {
   "ort": "ORT",
   "torch": "torch",
@@ -50,18 +50,14 @@ def chain(
     domain = "ortplugin" if own else ""
     nodes.append(helper.make_node(op, [source, "indices", "updates"], [target], target, domain=domain, **given))
     if not in_place:
-      outputs.append(helper.make_tensor_value_info(target, KINDS[dtype], shapes["data"]))
+      outputs.append((target, dtype, shapes["data"]))
   last = f"y{length - 1}"
   if in_place:
     nodes.append(helper.make_node("Constant", [], ["first"], value=onnx.numpy_helper.from_array(np.zeros(1, np.int64))))
     nodes.append(helper.make_node("Gather", [last, "first"], ["row"], "row"))
-    outputs.append(helper.make_tensor_value_info("row", KINDS[dtype], [1, *shapes["data"][1:]]))
-  kinds = {"data": KINDS[dtype], "indices": TensorProto.INT64, "updates": KINDS[dtype]}
-  inputs = [helper.make_tensor_value_info(name, kind, shapes[name]) for name, kind in kinds.items()]
-  graph = helper.make_graph(nodes, "chain", inputs, outputs)
-  opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
-  model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-  return model.SerializeToString()
+    outputs.append(("row", dtype, [1, *shapes["data"][1:]]))
+  dtypes = {"data": dtype, "indices": np.int64, "updates": dtype}
+  return timing.model_of(nodes, [(name, each, shapes[name]) for name, each in dtypes.items()], outputs, opset=18)
 
 
 def sessions(op: str, feeds: dict[str, Any], *, own: bool = True, in_place: bool, **given: Any) -> timing.Contender:
@@ -295,7 +291,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
       yield f"{op} {shape} {k}: {timing.shown(row)}"
   record["million"] = []
   for reduction in ("none", "add"):
-    for dtype in KINDS:
+    for dtype in DTYPES:
       for unique in (False, True):
         record["million"].append(row := measure_million(dtype, reduction, unique))
         yield f"{reduction} {dtype} {'unique' if unique else 'duplicates'}: {timing.shown(row)}"

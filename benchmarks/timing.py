@@ -27,12 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
 BENCHMARKS = README.parent / "docs" / "benchmarks.md"
 ROUNDS = 15
 LENGTH = 21  # steps of the long chain
+DTYPES = {"float16": np.float16, "float": np.float32, "double": np.float64}  # as programs name them
 
 
 @dataclass(frozen=True)
@@ -417,6 +420,49 @@ def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
     return launch
 
   return Contender(prepare(1), prepare(LENGTH))
+
+
+Value = tuple[str, Any, Sequence[int] | None]  # name, NumPy's dtype, shape
+
+
+def model_of(
+  nodes: Iterable[onnx.NodeProto],
+  inputs: Iterable[Value],
+  outputs: Iterable[Value],
+  constants: Mapping[str, np.ndarray] | None = None,
+  opset: int = 17,
+) -> bytes:
+  """A model of ONNX's nodes and ours; `constants` are its initializers."""
+
+  def infos(values: Iterable[Value]) -> list[onnx.ValueInfoProto]:
+    return [
+      helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+      for name, dtype, shape in values
+    ]
+
+  tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+  graph = helper.make_graph(list(nodes), "steps", infos(inputs), infos(outputs), tensors)
+  opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ortplugin", 1)]
+  made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+  return made.SerializeToString()
+
+
+def algorithms(model: bytes) -> list[str]:
+  """Those that --tune would time for the model's first node."""
+  from ortplugin.graph.shapes import TensorType
+  from ortplugin.ops import find
+
+  graph = onnx.load_from_string(model).graph
+  node = graph.node[0]
+  constants = {each.name: (each.data_type, tuple(each.dims)) for each in graph.initializer}
+  types = {each.name: each.type.tensor_type for each in graph.input}
+  known = {name: (each.elem_type, tuple(dim.dim_value for dim in each.shape.dim)) for name, each in types.items()}
+  known |= constants
+  operator = find(node.domain, node.op_type)
+  assert operator is not None
+  given = [TensorType(helper.tensor_dtype_to_np_dtype(known[name][0]), known[name][1]) for name in node.input]
+  listed = operator.device_variants(node, given, [name in constants for name in node.input])
+  return [str(each["algorithm"]) for each in listed]
 
 
 def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plugin: bool) -> Contender:

@@ -1,9 +1,9 @@
 """Small models of many architectures, as the exporters of PyTorch, Keras, scikit-learn and Paddle write them.
 
 The tests run the optimizer on all of them; they need none of these libraries. Weights are random: nothing is
-downloaded. tests/data/architectures.tar.xz holds the files, and architectures.json, what is said of each: architecture,
-exporter, opset, inputs (dtype, the shapes to run, the exclusive upper bound of integers), and the versions of each
-exporter.
+downloaded. tests/data/architectures.tar.bz2 holds the files, and architectures.json, what is said of each:
+architecture, exporter, opset, inputs (dtype, the shapes to run, the exclusive upper bound of integers), and the
+versions of each exporter.
 
 To make them again, each in an environment of its own, since these libraries do not agree about versions:
 

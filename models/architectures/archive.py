@@ -22,7 +22,7 @@ from models.names import shorten_names
 from models.packed import ARCHIVE, pack, shorten_weights, strip, unpack
 from ortplugin.graph.messages import walk_nodes
 
-FILES = ARCHIVE.with_name("architectures.tar.xz")
+FILES = ARCHIVE.with_name("architectures.tar.bz2")
 ENTRIES = "architectures.json"
 SEED = 20240701
 

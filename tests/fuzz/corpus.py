@@ -6,8 +6,8 @@ The corpus is what was ever wrong: texts in corpus/, and the earlier ones packed
     cd tests && python -m fuzz.corpus NAME           # shows one
 """
 
+import bz2
 import json
-import lzma
 import re
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ from .reference import Finding
 
 USUAL = {"dtype": "fp32", "kept": [], "checks": [], "dead": False}  # what a header leaves out
 FOLDER = Path(__file__).resolve().parent / "corpus"
-PACKED = FOLDER / "earlier.json.xz"
+PACKED = FOLDER / "earlier.json.bz2"
 
 
 def to_text(case: Case, finding: Finding) -> str:
@@ -103,13 +103,13 @@ def _array(plain: dict[str, Any]) -> Array:
 
 def corpus() -> dict[str, str]:
   """The texts by name."""
-  packed: dict[str, str] = json.loads(lzma.decompress(PACKED.read_bytes()))
+  packed: dict[str, str] = json.loads(bz2.decompress(PACKED.read_bytes()))
   return packed | {path.stem: path.read_text() for path in FOLDER.glob("*.txt")}
 
 
 def pack() -> None:
   """Moves the texts of the folder into the packed ones."""
-  PACKED.write_bytes(lzma.compress(json.dumps(dict(sorted(corpus().items())), indent=0).encode(), preset=9))
+  PACKED.write_bytes(bz2.compress(json.dumps(dict(sorted(corpus().items())), indent=0).encode()))
   for path in FOLDER.glob("*.txt"):
     path.unlink()
 
