@@ -1,0 +1,40 @@
+"""What ONNX Runtime computes as it loads a model stays its own."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from onnx_models import annotated
+
+from ortplugin.graph.constant_values import constant_values
+from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+
+
+def graph(dtype: str, more: str = "") -> onnx.ModelProto:
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+    g ({dtype}[2,3,9,9] x) => ({dtype}[2,8,7,7] y) {{
+      m = ReduceMean<axes = [1], keepdims = 1>(w)  d = Sub(w, m)  e = Mul(d, d)  v = ReduceMean<axes = [1]>(e)
+      s = Sqrt(v)  n = Div(d, s)  k = Reshape(n, shape)  c = Conv(x, k)  {more}  y = Relu(c) }}""")
+  rng = np.random.default_rng(0)
+  half = np.float16 if dtype == "float16" else np.float32
+  model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((8, 27)).astype(half), "w"))
+  model.graph.initializer.append(numpy_helper.from_array(np.array([8, 3, 3, 3]), "shape"))
+  return model
+
+
+def test_of_constants_alone() -> None:
+  graph_ = annotated(graph("float"))
+  found = constant_values(graph_)
+  names = {tensor.name for node in graph_.nodes for tensor in node.outputs if id(tensor) in found}
+  assert names == {"m", "d", "e", "v", "s", "n", "k"}
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_normalised_weights_stay_but_in_half_precision(dtype: str) -> None:
+  graph_ = annotated(graph(dtype))
+  changes = [change for each in (FUSE_SUM_TO, FUSE_POINTWISE, LONE_POINTWISE) for change in each(graph_).changes]
+  fused = [name for change in changes for name in change.nodes]
+  assert any("Sub" in name for name in fused) is (dtype == "float16")
+  assert any("Relu" in name for name in fused)
