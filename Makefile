@@ -9,7 +9,7 @@ EXTRAS ?= cpu,test,zoo,dev,service
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
-INSTALLED = $(VENV)/.installed
+INSTALLED = $(VENV)/.installed-$(EXTRAS)
 MINILM = $(VENV)/.minilm
 
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find ortplugin -type f -not -name '*.so' -not -path '*/__pycache__/*')
@@ -46,7 +46,8 @@ CONFIGURE = $(BIN)/cmake $(WERROR) -DORTPLUGIN_NATIVE_TESTS=ON $(BUILD)
 
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo 'installing ortplugin into $(VENV)'
-	$(PIP) install cmake ninja 'scikit-build-core>=0.10'
+	$(FAST) $(BUILD_TOOLS) $(EXTRAS:%=--extra=%) -r pyproject.toml || true
+	$(PIP) install $(BUILD_TOOLS)
 	CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD) \
 	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON '.[$(EXTRAS)]'
 	@touch $@

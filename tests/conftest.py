@@ -73,7 +73,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
   if sample.SAMPLING:
     thin = {item.nodeid: marker.args[0] for item in items if (marker := item.get_closest_marker("one_in"))}
-    taken = sample.taken(item.nodeid for item in items if sample.is_taken(item.nodeid, thin.get(item.nodeid, 1)))
+    taken = sample.taken({item.nodeid: thin.get(item.nodeid, 1) for item in items})
     config.stash[LEFT_OUT] = getattr(config, "workeroutput", {})["left_out"] = len(items) - len(taken)
     items[:] = [item for item in items if item.nodeid in taken]
   reason = why_no_gpu()

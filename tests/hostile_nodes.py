@@ -364,7 +364,7 @@ def nodes() -> tuple[Node, ...]:
   for seed in seeds():
     for number, each in enumerate(itertools.chain(_wrong_attributes(seed), _wrong_inputs(seed))):
       # Of FusedResize few wrong nodes ask for more memory than there is, which a test wants to see.
-      if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 5):
+      if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 12):
         continue
       # Of attributes it matters little whether shapes are known, so it is one or the other.
       modes: Sequence[Mode] = (MODES[number % 2],)

@@ -10,7 +10,7 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 SAMPLING = os.environ.get("ORTPLUGIN_SAMPLE") == "1"
 FEW = 24  # cases of a test that is not large
@@ -30,12 +30,14 @@ def is_taken(name: str, every: int) -> bool:
   return not SAMPLING or zlib.crc32(name.encode()) % every == 0
 
 
-def taken(names: Iterable[str]) -> set[str]:
-  """The sample of tests that are named as pytest does: "path::test[case]"."""
+def taken(every: Mapping[str, int]) -> set[str]:
+  """The sample of tests that are named as pytest does, "path::test[case]", each with the n of `one_in(n)`, or 1."""
   families: defaultdict[str, list[str]] = defaultdict(list)
-  for name in names:
+  for name in every:
     families[name.partition("[")[0]].append(name)
-  return {name for family in families.values() for name in (family if len(family) <= FEW else _turns(family))}
+  # No test is without a case.
+  thin = [[name for name in each if is_taken(name, every[name])] or [min(each)] for each in families.values()]
+  return {name for family in thin for name in (family if len(family) <= FEW else _turns(family))}
 
 
 def _turns(family: list[str]) -> list[str]:

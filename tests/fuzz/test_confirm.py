@@ -56,6 +56,7 @@ def test_what_only_the_optimized_model_does_is_a_finding() -> None:
   assert (found.kind, found.message) == ("run", "there is no such kernel")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
   ("faults", "reason"),
   [
@@ -77,6 +78,7 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str)
   assert verdict.message.startswith(reason), verdict
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", ["off", "stale", "fails", "dies"])
 def test_what_onnx_runtimes_own_optimizations_do(fault: str) -> None:
   verdict = ask(f"ortplugin:fused/{fault}")

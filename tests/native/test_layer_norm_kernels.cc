@@ -6,7 +6,6 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <regex>
 #include <sstream>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
@@ -32,7 +31,7 @@ Case Biased(const std::string& dtype, int64_t rows, int64_t width,
   std::string text =
       "(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + std::string(core) +
       "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}";
-  texts->push_back(std::regex_replace(text, std::regex("\\bT\\b"), dtype));
+  texts->push_back(test::Typed(text, dtype));
   return {texts->back().c_str(), texts->back().c_str(), {{rows, width}, {width}, {width}, {width}, {width}}};
 }
 

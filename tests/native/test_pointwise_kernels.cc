@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <iostream>
-#include <regex>
 #include <sstream>
 
 #include "ortplugin/ops/pointwise/pointwise.h"
@@ -25,10 +24,6 @@ struct Case {
   std::string modes;  // likewise, of: across, tail, wide
   int most_vector = 16;
 };
-
-std::string Typed(const std::string& text, const std::string& dtype) {
-  return std::regex_replace(text, std::regex("\\bT\\b"), dtype);
-}
 
 const char* const kBinary = "(T x, T b) => (T y) { t = Mul(x, b) y = Add(t, 1) }";
 const char* const kLerp = "(T x, T y, T w) => (T z) { d = Sub(y, x) p = Mul(w, d) z = Add(x, p) }";
@@ -75,7 +70,7 @@ std::vector<Case> Cases() {
   for (const auto& [dtype, size] : dtypes) {
     const auto add = [&, type = dtype, vector = 16 / size](const std::string& name, const char* program,
                                                            const std::vector<Shape>& inputs) {
-      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, ""});
+      cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, ""});
     };
     add("unary", kUnary, {kLarge});
     add("binary", kBinary, {kLarge, kLarge});
@@ -91,7 +86,7 @@ std::vector<Case> Cases() {
     const std::string across = size == 8 ? "" : "across";  // one double is an access that needs no neighbours
     const auto add = [&, type = dtype](const std::string& name, const char* program, const std::vector<Shape>& inputs,
                                        int wanted, const std::string& modes, int most_vector = 16) {
-      cases.push_back({name + " " + type, Typed(program, type), inputs, wanted, modes, most_vector});
+      cases.push_back({name + " " + type, test::Typed(program, type), inputs, wanted, modes, most_vector});
     };
     add("lerp", kLerp, {{16, 102400}, {16, 102400}, {1}}, vector, "");
     add("odd rows", kBinary, {{32768, 1023}, {1023}}, size == 8 ? 1 : vector, across);

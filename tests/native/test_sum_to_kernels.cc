@@ -5,7 +5,6 @@
 //   test_sum_to_kernels NAME      the source of the case of this name for an H200, on standard output
 
 #include <iostream>
-#include <regex>
 #include <sstream>
 
 #include "ortplugin/ops/sum_to/sum_to.h"
@@ -25,10 +24,6 @@ struct Case {
   size_t groups = 1;
   bool aligned = true;
 };
-
-std::string Typed(const std::string& text, const std::string& dtype) {
-  return std::regex_replace(text, std::regex("\\bT\\b"), dtype);
-}
 
 std::string Summed(const std::string& axes) {
   return "(T x) => (T y) { y = SumTo<axes=\"" + axes + "\", keepdims=0>(x) }";
@@ -62,7 +57,7 @@ std::vector<Case> Cases() {
     const auto add = [&, type = dtype](const std::string& name, const std::string& program,
                                        const std::vector<Shape>& inputs, int vector, const std::string& modes,
                                        size_t groups = 1, bool aligned = true) {
-      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, modes, groups, aligned});
+      cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, modes, groups, aligned});
     };
     const int most = 16 / size;
     add("everything", Summed("0 1 2"), {{64, 512, 1024}}, most, "along stream chunks");

@@ -114,6 +114,7 @@ def test_in_float16_channels_are_last(name: str, library: Path) -> None:
   assert set(layouts(first)) == {"NCHW"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
 def test_networks_of_the_onnx_package(name: str, library: Path) -> None:
   original = randomized(name, logits=True)
@@ -123,6 +124,7 @@ def test_networks_of_the_onnx_package(name: str, library: Path) -> None:
   verify(original, optimized)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_all_of_them_as_they_are(name: str) -> None:
   """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""

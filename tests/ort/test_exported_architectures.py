@@ -83,7 +83,7 @@ def assert_same(
       assert "no element is finite" not in result.message
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @every_file
 def test_optimized_and_restored(name: str, library: object) -> None:
   original, runs, wanted = reference(name)
@@ -94,7 +94,7 @@ def test_optimized_and_restored(name: str, library: object) -> None:
   assert_same(outputs_of(restored, runs, library=False), wanted)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @every_file
 def test_variant(name: str, library: object) -> None:
   """float16 or channels last, in turn."""

@@ -49,6 +49,7 @@ def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
   assert result.passed, result
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_as_they_are(name: str) -> None:
   original = onnx.load(path(name))
@@ -63,6 +64,7 @@ def test_as_they_are(name: str) -> None:
 
 
 # Those whose weights take less than 120 MB; the others have neither normalisations nor sums.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet"])
 def test_with_random_weights(name: str) -> None:
   """As they are, all channels of a layer are equal and most outputs 1/1000, which hides mistakes."""

@@ -27,13 +27,15 @@ from pointwise_programs import (
   session_of,
 )
 
+from sample import SAMPLING
+
 import ortplugin
 from ortplugin.errors import ModelError
 from ortplugin.ops.decompose import to_onnx
 from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, Program, parse
 
 GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
-EXAMPLES = int(GIVEN or 1500)
+EXAMPLES = int(GIVEN or (500 if SAMPLING else 1500))
 
 
 def fused_results(example: Example) -> dict[str, Array]:

@@ -149,6 +149,7 @@ def function_that_doubles() -> ModelProto:
 HOSTILE["a function that doubles"] = function_that_doubles()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> None:
   path = tmp_path / "hostile.onnx"

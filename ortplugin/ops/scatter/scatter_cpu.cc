@@ -451,7 +451,7 @@ void InOrder(Work& work, const Apply& apply) {
 
 template <typename T>
 void Assign(Work& work) {
-  if (work.fit.width == 1) return InOrder<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
+  if (work.fit.width == 1) return BySlots<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
   InOrder<T>(work, [](T* out, const T* update, int64_t count) {
     std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T));
   });
@@ -480,7 +480,7 @@ void ReduceInOrder(Work& work) {
   const auto fold = [](T* out, const T* update) {
     *out = Precise<T>::Store(Fold<reduction>(Precise<T>::Load(*out), Precise<T>::Load(*update)));
   };
-  if (work.fit.width == 1) return InOrder<T>(work, [&](T* out, const T* update, int64_t) { fold(out, update); });
+  if (work.fit.width == 1) return BySlots<T>(work, [&](T* out, const T* update, int64_t) { fold(out, update); });
   InOrder<T>(work, [&](T* out, const T* update, int64_t count) {
     for (int64_t j = 0; j < count; ++j) fold(out + j, update + j);
   });
