@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import built
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
@@ -129,15 +130,13 @@ def typed(dtype: str, weight: np.ndarray, variance: float) -> onnx.ModelProto:
   channels = len(weight)
   values = {"w": weight, "s": np.ones(channels), "b": np.full(channels, 0.75), "m": np.full(channels, 0.25),
             "v": np.full(channels, variance)}  # fmt: skip
-  tensors = [numpy_helper.from_array(np.asarray(each).astype(numpy_dtype), name) for name, each in values.items()]
+  weights = {name: np.asarray(each).astype(numpy_dtype) for name, each in values.items()}
   nodes = [
     helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
     helper.make_node("BatchNormalization", ["a", "s", "b", "m", "v"], ["y"], "norm", epsilon=0.0),
   ]
-  inputs = [helper.make_tensor_value_info("x", kind, ["N", weight.shape[1], 5, 6])]
-  outputs = [helper.make_tensor_value_info("y", kind, ["N", channels, "A", "B"])]
-  made = helper.make_graph(nodes, "g", inputs, outputs, tensors)
-  return helper.make_model(made, opset_imports=[helper.make_opsetid("", 15)], ir_version=8)
+  y = {"y": (kind, ["N", channels, "A", "B"])}
+  return built(nodes, {"x": (kind, ["N", weight.shape[1], 5, 6])}, y, 15, weights=weights)
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT16", "FLOAT"])

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnx_models import annotated
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -62,12 +63,7 @@ def test_reductions(graph: str, reduction: str, since: int) -> None:
 
 def run_on(original: onnx.ModelProto, *fragments: str) -> None:
   """Like assert_unchanged, for models that onnx.checker refuses."""
-  from ortplugin.graph.convert import import_model
-  from ortplugin.model.annotate import annotate
-
-  graph = import_model(original)
-  annotate(graph)
-  result = FUSE_SCATTER(graph)
+  result = FUSE_SCATTER(annotated(original))
   assert not result.changes
   for fragment in fragments:
     assert any(fragment in each.reason for each in result.near_misses), result.near_misses
