@@ -173,6 +173,54 @@ class ProgramCase:
     return model_with([cls.node_of(text)] if nodes is None else nodes, inputs, results_of(program))
 
 
+class ProductCase:
+  """What cases of a product with a program behind it share; the subclass has `shapes`, `names`, `inputs`, `node`."""
+
+  text: str
+  shapes: Any
+  names: Any
+  inputs: Any
+  node: Any
+
+  @property
+  def program(self) -> Program:
+    return parse(self.text)
+
+  @property
+  def dtypes(self) -> list[str]:
+    """Those of the inputs: two of the product, and the operands'."""
+    value, *others = self.program.parameters
+    return [value.dtype, value.dtype, *(each.dtype for each in others)]
+
+  @property
+  def constants(self) -> tuple[str, ...]:
+    """Names of the inputs that are constants of the model."""
+    return ()
+
+  @property
+  def results(self) -> list[tuple[str, str]]:
+    """Name and dtype of each output."""
+    return results_of(self.program)
+
+  def feeds(self) -> dict[str, Array]:
+    """What a run is given, by name."""
+    given = dict(zip(self.names, self.inputs(), strict=True))
+    return {name: array for name, array in given.items() if name not in self.constants}
+
+  def model(
+    self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = OPSET
+  ) -> bytes:
+    """A model of this one node (or of `nodes`), with the case's shapes or those given.
+
+    Outputs leave their shape to inference.
+    """
+    given = zip(self.names, self.dtypes, self.shapes if shapes is None else shapes, strict=True)
+    inputs = [each for each in given if each[0] not in self.constants]
+    arrays = dict(zip(self.names, self.inputs(), strict=True))
+    constants = [(name, arrays[name]) for name in self.constants]
+    return model_with([self.node()] if nodes is None else nodes, inputs, self.results, constants, opset=opset)
+
+
 # ---- comparison
 
 

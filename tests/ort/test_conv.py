@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
+from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
 from onnx_models import built, computed
@@ -63,7 +63,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
   """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
   if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
     return  # float16 overflows between the operators
-  model = model_of(case, nodes=OPERATOR.decompose(case.node(), OPSET))
+  model = case.model(nodes=OPERATOR.decompose(case.node(), OPSET))
   session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
   unit = 2.0**-11 if case.program.parameters[0].dtype == "float16" else 2.0**-22
   expected = expect(case, unit=unit)

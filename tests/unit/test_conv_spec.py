@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
+from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import Array, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
@@ -24,7 +24,7 @@ HALF = np.dtype(np.float16)
 
 
 def decomposed(case: Case, opset: int) -> bytes:
-  model = onnx.load_model_from_string(model_of(case, nodes=OPERATOR.decompose(case.node(), opset), opset=opset))
+  model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), opset), opset=opset))
   del model.opset_import[1:]
   model.ir_version = 10 if opset >= 21 else 8
   return bytes(model.SerializeToString())
