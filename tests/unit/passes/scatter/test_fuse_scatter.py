@@ -111,9 +111,8 @@ def test_what_the_operators_lack(case: str) -> None:
 def test_scatter_before_it_was_renamed(opset: int, rng: np.random.Generator) -> None:
   original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
   feeds = random_feeds(original, rng)
-  optimized, result = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
+  optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER, changes=1)
   assert ours(optimized) == [("ScatterElements", {"axis": 1})]
-  assert len(result.changes) == 1
   np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
@@ -311,9 +310,8 @@ def test_inside_bodies() -> None:
     n = Constant<value = int64 {2}> ()  t = Constant<value = bool {1}> ()
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
-  optimized, result = run_same(original, FUSE_SCATTER)
+  optimized, _ = run_same(original, FUSE_SCATTER, changes=1)
   assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
-  assert len(result.changes) == 1
 
 
 @pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
