@@ -15,17 +15,14 @@ import numpy as np
 import onnx
 import pointwise_cases
 from node_cases import (
-  OPSET,
   UNIT_ROUNDOFF,
   VALUES,
   Array,
-  Declared,
   Expectation,
+  ProductCase,
   Shape,
   check_results,
-  model_with,
   output_name,
-  results_of,
   typed,
 )
 from onnx import helper
@@ -34,15 +31,15 @@ from ortplugin.graph.conv_geometry import last, read_attributes
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.conv import OPERATOR
 from ortplugin.ops.conv.reference import convolution
-from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, Program, parse
+from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, parse
 
-__all__ = ["CASES", "Case", "Expectation", "by_name", "check", "expect", "model_of"]
+__all__ = ["CASES", "Case", "Expectation", "by_name", "check", "expect"]
 
 Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(ProductCase):
   """One node with its inputs. `shapes`: of X, W and the operands, in the node's layout.
 
   `values`: what stands in X, a row of VALUES or "special"; the weights are normal, scaled so that sums are of the
@@ -58,10 +55,6 @@ class Case:
   exact: tuple[str, ...] = ()
 
   @property
-  def program(self) -> Program:
-    return parse(self.text)
-
-  @property
   def names(self) -> list[str]:
     """The inputs' names."""
     return ["X", "W", *(parameter.name for parameter in self.program.parameters[1:])]
@@ -75,10 +68,9 @@ class Case:
     arrays = [made_array(rng, value.dtype, x, self.values), made_array(rng, value.dtype, w, "normal", scale)]
     return arrays + [made_array(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
 
-  def feeds(self) -> dict[str, Array]:
-    """What a run is given, by name."""
-    given = dict(zip(self.names, self.inputs(), strict=True))
-    return {name: array for name, array in given.items() if name != "W" or not self.constant}
+  @property
+  def constants(self) -> tuple[str, ...]:
+    return ("W",) if self.constant else ()
 
   def node(self, name: str = "convolution") -> onnx.NodeProto:
     program = self.program
@@ -86,10 +78,6 @@ class Case:
     return helper.make_node(
       OPERATOR.name, self.names, outputs, name, domain=OPERATOR.domain, program=self.text, **self.attributes
     )
-
-  def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
-    """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
-    return model_of(self, shapes)
 
   def with_layout(self, layout: str) -> Case:
     """The same in the other layout, of a case in NCHW."""
@@ -122,23 +110,6 @@ def made_array(rng: np.random.Generator, dtype: str, shape: Shape, values: str, 
     made = VALUES[values](rng, shape or (1,)).reshape(shape)
   with np.errstate(over="ignore"):
     return np.asarray(np.asarray(made, np.float64) * scale).astype(NUMPY_DTYPES[dtype])
-
-
-def model_of(
-  case: Case,
-  shapes: Sequence[Declared] | None = None,
-  nodes: Sequence[onnx.NodeProto] | None = None,
-  opset: int = OPSET,
-) -> bytes:
-  """A model with the case's inputs; its nodes are `nodes`, else the case's own."""
-  program, names, arrays = case.program, case.names, case.inputs()
-  inputs = [
-    (name, DTYPE_NAMES[array.dtype], shape)
-    for name, array, shape in zip(names, arrays, shapes or case.shapes, strict=True)
-    if name != "W" or not case.constant
-  ]
-  constants = [("W", arrays[1])] if case.constant else []
-  return model_with([case.node()] if nodes is None else nodes, inputs, results_of(program), constants, opset=opset)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison

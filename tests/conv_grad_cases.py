@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, normal_inputs, typed
+from node_cases import UNIT_ROUNDOFF, Array, ProductCase, Shape, compare, normal_inputs, typed
 from onnx import helper
 
 from ortplugin.ops.conv_grad import OPERATOR
 from ortplugin.ops.conv_grad.gradient import Gradient, gradient_of
-from ortplugin.program import FLOATING, Program, parse
+from ortplugin.program import FLOATING
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def last(shape: Shape) -> Shape:
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(ProductCase):
   """One ConvGrad with its inputs. `text`: the program; its parameters have the shape S, or `extra` by name."""
 
   name: str
@@ -74,10 +74,6 @@ class Case:
   layout: str = "NCHW"
   attributes: dict[str, Any] = field(default_factory=dict, hash=False)
   extra: dict[str, Shape] = field(default_factory=dict, hash=False)
-
-  @property
-  def program(self) -> Program:
-    return parse(self.text)
 
   @property
   def gradient(self) -> Gradient:
@@ -107,19 +103,17 @@ class Case:
   def inputs(self) -> list[Array]:
     return normal_inputs(self.name, self.shapes, self.dtypes)
 
-  def feeds(self) -> dict[str, Array]:
-    return dict(zip(self.names, self.inputs(), strict=True))
-
   def outputs(self) -> list[str]:
     """Their names."""
     return [*self.gradients.split(), *(f"{each.name}_out" for each in self.program.results[1:])]
 
-  def output_dtypes(self) -> list[str]:
-    """Their dtypes."""
-    results = self.program.results
-    weight = self.attributes.get("weight_dtype", results[0].dtype)
-    dtypes = {"dW": weight, "dB": weight}
-    return [dtypes.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
+  @property
+  def results(self) -> list[tuple[str, str]]:
+    first, *others = self.program.results
+    weight = self.attributes.get("weight_dtype", first.dtype)
+    given = {"dW": weight, "dB": weight}
+    dtypes = [given.get(name, first.dtype) for name in self.gradients.split()] + [each.dtype for each in others]
+    return list(zip(self.outputs(), dtypes, strict=True))
 
   def node(self) -> onnx.NodeProto:
     attributes = {**self.geometry.attributes(), **self.attributes}
@@ -128,13 +122,6 @@ class Case:
         gradients=self.gradients, operands=self.operands, transposed=int(self.transposed), layout=self.layout,
         **{name: value for name, value in attributes.items() if value is not None},
     )  # fmt: skip
-
-  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
-    """A model of this one node (or of `nodes`), with the case's shapes or those given."""
-    given = self.shapes if shapes is None else shapes
-    inputs = zip(self.names, self.dtypes, given, strict=True)
-    outputs = zip(self.outputs(), self.output_dtypes(), strict=True)
-    return model_with([self.node()] if nodes is None else nodes, inputs, outputs)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison

@@ -10,13 +10,11 @@ import onnx
 from node_cases import (
   UNIT_ROUNDOFF,
   Array,
-  Declared,
+  ProductCase,
   Shape,
   compare,
-  model_with,
   normal_inputs,
   output_name,
-  results_of,
   typed,
 )
 from onnx import helper
@@ -25,11 +23,11 @@ from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import FLOATING, Program, parse
+from ortplugin.program import FLOATING
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(ProductCase):
   """One FusedConvTranspose with its inputs. `x` and `w`: channels first; `operands`: shapes of the program's others,
   as they broadcast to a result channels first; None stands for the whole result."""
 
@@ -41,10 +39,6 @@ class Case:
   layout: str = "NCHW"
   attributes: dict[str, Any] = field(default_factory=dict, hash=False)
   constant_weights: bool = False
-
-  @property
-  def program(self) -> Program:
-    return parse(self.text)
 
   @property
   def shapes(self) -> tuple[Shape, ...]:
@@ -78,17 +72,11 @@ class Case:
     return ["X", "W", *(each.name for each in self.program.parameters[1:])]
 
   @property
-  def dtypes(self) -> list[str]:
-    """Those of the inputs."""
-    first, *others = self.program.parameters
-    return [first.dtype, first.dtype, *(each.dtype for each in others)]
+  def constants(self) -> tuple[str, ...]:
+    return ("W",) if self.constant_weights else ()
 
   def inputs(self) -> list[Array]:
     return normal_inputs(self.name, self.shapes, self.dtypes)
-
-  def feeds(self) -> dict[str, Array]:
-    made = dict(zip(self.names, self.inputs(), strict=True))
-    return {name: array for name, array in made.items() if name != "W" or not self.constant_weights}
 
   def node(self) -> onnx.NodeProto:
     attributes = {"kernel_shape": list(self.w[2:]), **self.attributes}
@@ -98,15 +86,6 @@ class Case:
         domain=OPERATOR.domain, program=self.text, layout=self.layout,
         **{name: value for name, value in attributes.items() if value is not None},
     )  # fmt: skip
-
-  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
-    """A model of this one node (or of `nodes`), with the case's shapes or those given."""
-    given = self.shapes if shapes is None else shapes
-    inputs = [
-      each for each in zip(self.names, self.dtypes, given, strict=True) if each[0] != "W" or not self.constant_weights
-    ]
-    constants = [("W", self.inputs()[1])] if self.constant_weights else []
-    return model_with([self.node()] if nodes is None else nodes, inputs, results_of(self.program), constants)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import sample
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper
+from onnx_models import built
 
 Shape = tuple[int, ...]
 Mode = Literal["known", "open", "constant"]  # what the model says of its inputs: their shapes, nothing, all of them
@@ -69,18 +70,14 @@ class Node:
 
   def model(self) -> bytes:
     given = [(f"x{i}", each) for i, each in enumerate(self.inputs) if each is not None]
-    values, constants = [], []
+    inputs, weights = {}, {}
     for name, each in given:
       if self.mode == "constant" and each.declared is None:
-        constants.append(numpy_helper.from_array(each.array(), name))
-        continue
-      shape = None if self.mode == "open" else each.declared or each.shape
-      values.append(helper.make_tensor_value_info(name, _type(each.dtype), shape))
-    outputs = [helper.make_tensor_value_info(f"y{i}", _type(each), None) for i, each in enumerate(self.outputs)]
-    graph = helper.make_graph([self.node()], "g", values, outputs, constants)
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
-    made: bytes = helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
-    return made
+        weights[name] = each.array()
+      else:
+        inputs[name] = each.dtype, None if self.mode == "open" else each.declared or each.shape
+    outputs = {f"y{i}": (each, None) for i, each in enumerate(self.outputs)}
+    return built([self.node()], inputs, outputs, 18, 9, domains=["ortplugin"], weights=weights).SerializeToString()
 
   def feeds(self) -> dict[str, Any]:
     if self.mode == "constant":

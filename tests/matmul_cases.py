@@ -12,18 +12,26 @@ from typing import Any
 import numpy as np
 import onnx
 from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, expect_of, made_array
-from node_cases import Array, Declared, Expectation, Shape, check_results, model_with, output_name, results_of, typed
+from node_cases import (
+  Array,
+  Expectation,
+  ProductCase,
+  Shape,
+  check_results,
+  output_name,
+  typed,
+)
 from onnx import helper
 
 from ortplugin.ops.matmul import OPERATOR
 from ortplugin.ops.matmul.reference import product
-from ortplugin.program import DTYPE_NAMES, FLOATING, Program, parse
+from ortplugin.program import FLOATING, parse
 
 __all__ = ["BARE", "BIAS", "BIAS_RELU", "CASES", "RESIDUAL_RELU", "Case", "by_name", "check", "expect", "made", "typed"]
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(ProductCase):
   """One node with its inputs: A, B as the node has it, and the operands.
 
   `values`: what stands in A, a row of VALUES or "special"; B is normal, scaled so that sums are of the order of one.
@@ -39,10 +47,6 @@ class Case:
   attributes: Mapping[str, Any] = field(default_factory=dict)
 
   @property
-  def program(self) -> Program:
-    return parse(self.text)
-
-  @property
   def names(self) -> list[str]:
     return ["A", "B", *(each.name for each in self.program.parameters[1:])]
 
@@ -54,9 +58,9 @@ class Case:
     arrays = [made_array(rng, value.dtype, a, self.values), made_array(rng, value.dtype, b, "normal", scale)]
     return arrays + [made_array(rng, p.dtype, each, "normal") for p, each in zip(others, operands, strict=True)]
 
-  def feeds(self) -> dict[str, Array]:
-    given = dict(zip(self.names, self.inputs(), strict=True))
-    return {name: array for name, array in given.items() if name != "B" or not self.constant}
+  @property
+  def constants(self) -> tuple[str, ...]:
+    return ("B",) if self.constant else ()
 
   def node(self) -> onnx.NodeProto:
     program = self.program
@@ -65,17 +69,6 @@ class Case:
       OPERATOR.name, self.names, outputs, "product", domain=OPERATOR.domain, program=self.text,
       trans_b=int(self.trans_b), **self.attributes,
     )  # fmt: skip
-
-  def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
-    """A model of this one node (or of `nodes`), with the case's shapes or those given."""
-    arrays = self.inputs()
-    inputs = [
-      (name, DTYPE_NAMES[array.dtype], shape)
-      for name, array, shape in zip(self.names, arrays, shapes or self.shapes, strict=True)
-      if name != "B" or not self.constant
-    ]
-    constants = [("B", arrays[1])] if self.constant else []
-    return model_with([self.node()] if nodes is None else nodes, inputs, results_of(self.program), constants)
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:

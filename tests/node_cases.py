@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
+from onnx_models import built, computed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -42,33 +42,16 @@ def model_with(
   ir_version: int = 9,
 ) -> bytes:
   """A model of `nodes`. Inputs are given by name, dtype and shape; outputs leave their shape to inference."""
-
-  def value(name: str, dtype: str, shape: Declared) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(dtype.upper()), shape)
-
-  graph = helper.make_graph(
-    list(nodes),
-    "case",
-    [value(*each) for each in inputs],
-    [value(name, dtype, None) for name, dtype in outputs],
-    [onnx.numpy_helper.from_array(array, name) for name, array in constants],
-  )
-  imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
-  made: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
-  return made.SerializeToString()
+  given = {name: (dtype, shape) for name, dtype, shape in inputs}
+  results = {name: (dtype, None) for name, dtype in outputs}
+  model = built(nodes, given, results, opset, ir_version, domains=[DOMAIN], weights=dict(constants))
+  return model.SerializeToString()
 
 
 def identity_model(kind: int, opset: int) -> bytes:
   """y = x, of two open dimensions and an element type of TensorProto."""
-  graph = helper.make_graph(
-    [helper.make_node("Identity", ["x"], ["y"])],
-    "g",
-    [helper.make_tensor_value_info("x", kind, ["n", "m"])],
-    [helper.make_tensor_value_info("y", kind, ["n", "m"])],
-  )
-  imports = [helper.make_opsetid("", opset)]
-  model = helper.make_model(graph, opset_imports=imports, ir_version=10 if opset >= 21 else 8)
-  return bytes(model.SerializeToString())
+  node, of = helper.make_node("Identity", ["x"], ["y"]), (kind, ["n", "m"])
+  return built([node], {"x": of}, {"y": of}, opset, 10 if opset >= 21 else 8).SerializeToString()
 
 
 def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
@@ -117,8 +100,7 @@ def run_at_opset(model: bytes, inputs: Iterable[Array], opset: int) -> list[Arra
   del made.opset_import[:]
   made.opset_import.append(helper.make_opsetid("", opset))
   made.ir_version = 10 if opset >= 21 else 8
-  session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-  return list(session.run(None, dict(zip((each.name for each in session.get_inputs()), inputs, strict=True))))
+  return computed(made, dict(zip((each.name for each in made.graph.input), inputs, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -189,6 +171,54 @@ class ProgramCase:
     program = parse(text)
     inputs = [(each.name, each.dtype, shape) for each, shape in zip(program.parameters, shapes, strict=True)]
     return model_with([cls.node_of(text)] if nodes is None else nodes, inputs, results_of(program))
+
+
+class ProductCase:
+  """What cases of a product with a program behind it share; the subclass has `shapes`, `names`, `inputs`, `node`."""
+
+  text: str
+  shapes: Any
+  names: Any
+  inputs: Any
+  node: Any
+
+  @property
+  def program(self) -> Program:
+    return parse(self.text)
+
+  @property
+  def dtypes(self) -> list[str]:
+    """Those of the inputs: two of the product, and the operands'."""
+    value, *others = self.program.parameters
+    return [value.dtype, value.dtype, *(each.dtype for each in others)]
+
+  @property
+  def constants(self) -> tuple[str, ...]:
+    """Names of the inputs that are constants of the model."""
+    return ()
+
+  @property
+  def results(self) -> list[tuple[str, str]]:
+    """Name and dtype of each output."""
+    return results_of(self.program)
+
+  def feeds(self) -> dict[str, Array]:
+    """What a run is given, by name."""
+    given = dict(zip(self.names, self.inputs(), strict=True))
+    return {name: array for name, array in given.items() if name not in self.constants}
+
+  def model(
+    self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = OPSET
+  ) -> bytes:
+    """A model of this one node (or of `nodes`), with the case's shapes or those given.
+
+    Outputs leave their shape to inference.
+    """
+    given = zip(self.names, self.dtypes, self.shapes if shapes is None else shapes, strict=True)
+    inputs = [each for each in given if each[0] not in self.constants]
+    arrays = dict(zip(self.names, self.inputs(), strict=True))
+    constants = [(name, arrays[name]) for name in self.constants]
+    return model_with([self.node()] if nodes is None else nodes, inputs, self.results, constants, opset=opset)
 
 
 # ---- comparison

@@ -1,11 +1,12 @@
 """Models for the tests, whose inputs, outputs and nodes are given in ONNX's textual syntax."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx.parser
 import onnx_graphsurgeon as gs
-from onnx import numpy_helper
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
@@ -20,16 +21,30 @@ def parsed(
   """
   imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
   model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {graph}")
-  for name, array in (weights or {}).items():
-    model.graph.initializer.append(numpy_helper.from_array(array, name))
+  model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
   return model
 
 
+Values = Mapping[str, tuple[int | str, Sequence[int | str | None] | None]]
+"""Dtype, as TensorProto or text names it, and shape by name."""
+
+
+def infos(values: Values) -> list[onnx.ValueInfoProto]:
+  def info(name: str, dtype: int | str, shape: Sequence[int | str | None] | None) -> onnx.ValueInfoProto:
+    kind = dtype if isinstance(dtype, int) else TensorProto.DataType.Value(dtype.upper())
+    return helper.make_tensor_value_info(name, kind, shape)
+
+  return [info(name, *each) for name, each in values.items()]
+
+
 def built(
-  nodes: Iterable[onnx.NodeProto], inputs: str, outputs: str, *versions: int, **options: Any
+  nodes: Iterable[onnx.NodeProto], inputs: str | Values, outputs: str | Values, *versions: int, **options: Any
 ) -> onnx.ModelProto:
-  """A model of nodes: `inputs` and `outputs` are as in 'float[N,4] x, int64 i', the rest as of `parsed`."""
-  model = parsed(f"g ({inputs}) => ({outputs}) {{}}", *versions, **options)
+  """A model of nodes: `inputs` and `outputs` are as in 'float[N,4] x, int64 i', or by name; the rest as of `parsed`."""
+  texts = [each if isinstance(each, str) else "" for each in (inputs, outputs)]
+  model = parsed("g ({}) => ({}) {{}}".format(*texts), *versions, **options)
+  for listed, values in ((model.graph.input, inputs), (model.graph.output, outputs)):
+    listed.extend([] if isinstance(values, str) else infos(values))
   model.graph.node.extend(nodes)
   return model
 
@@ -39,3 +54,12 @@ def annotated(model: onnx.ModelProto) -> gs.Graph:
   graph = import_model(model)
   annotate(graph)
   return graph
+
+
+def computed(model: onnx.ModelProto | bytes, feeds: Mapping[str, Any]) -> list[Any]:
+  """The outputs in ONNX Runtime on the CPU, without the library."""
+  options = onnxruntime.SessionOptions()
+  options.log_severity_level = 4
+  data = model if isinstance(model, bytes) else model.SerializeToString()
+  session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+  return list(session.run(None, dict(feeds)))

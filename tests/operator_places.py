@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx_models import built
 from pointwise_cases import CASES
 
 from ortplugin.errors import ModelError
@@ -26,7 +26,6 @@ from ortplugin.program import (
   INTEGERS,
   NUMBERS,
   NUMPY_DTYPES,
-  ONNX_DTYPES,
   OPERATORS,
   SUMS,
   UNSIGNED,
@@ -89,10 +88,9 @@ def has_decomposition(spec: OperatorSpec) -> bool:
 def check_decomposition(program: Program, opset: int) -> None:
   """Raises what ONNX's checkers raise of a node that the standard lacks, or has in other dtypes."""
   names = [each.name for each in program.parameters]
-  inputs = [helper.make_tensor_value_info(each.name, ONNX_DTYPES[each.dtype], [3]) for each in program.parameters]
-  output = helper.make_tensor_value_info("y", ONNX_DTYPES[program.results[0].dtype], [3])
-  graph = helper.make_graph(to_onnx(program, names, ["y"], opset, "t"), "g", inputs, [output])
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+  inputs = {each.name: (each.dtype, [3]) for each in program.parameters}
+  nodes = to_onnx(program, names, ["y"], opset, "t")
+  model = built(nodes, inputs, {"y": (program.results[0].dtype, [3])}, opset, 10)
   onnx.checker.check_model(model)
   onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper
 
 from ortplugin.graph.messages import walk_nodes
 
-from .emulate import respelled
+from .emulate import respelled, spelled
 from .evaluate import CONTRIB
 
 Spelling = Callable[[onnx.NodeProto, str], Iterator[onnx.NodeProto]]  # of a node, with a unique name
@@ -95,47 +95,41 @@ def _constant(name: str, value: float) -> onnx.NodeProto:
 
 def _shrink(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   given = {each.name: each.f for each in node.attribute}
-  x, bias, lambd = node.input[0], given.get("bias", 0.0), given.get("lambd", 0.5)
-  for which, value in (("zero", 0.0), ("bias", bias), ("low", -lambd), ("high", lambd)):
+  lambd = given.get("lambd", 0.5)
+  for which, value in (("bias", given.get("bias", 0.0)), ("low", -lambd), ("high", lambd)):
     yield _constant(f"{name}/{which}", value)
-  yield helper.make_node("Less", [x, f"{name}/low"], [f"{name}/below"])
-  yield helper.make_node("Greater", [x, f"{name}/high"], [f"{name}/above"])
-  yield helper.make_node("Add", [x, f"{name}/bias"], [f"{name}/more"])
-  yield helper.make_node("Sub", [x, f"{name}/bias"], [f"{name}/less"])
-  yield helper.make_node("Where", [f"{name}/above", f"{name}/less", f"{name}/zero"], [f"{name}/right"])
-  yield helper.make_node("Where", [f"{name}/below", f"{name}/more", f"{name}/right"], [node.output[0]])
+  yield from spelled(
+    """zero = Constant<value = double {0}>()  below = Less(x, low)  above = Greater(x, high)
+    more = Add(x, bias)  less = Sub(x, bias)  right = Where(above, less, zero)  y = Where(below, more, right)""",
+    name, x=node.input[0], y=node.output[0],
+  )  # fmt: skip
 
 
 def _hard_swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
-  for which, value in (("six", 6.0), ("half", 0.5), ("zero", 0.0), ("one", 1.0)):
-    yield _constant(f"{name}/{which}", value)
-  yield helper.make_node("Div", [node.input[0], f"{name}/six"], [f"{name}/sixth"])
-  yield helper.make_node("Add", [f"{name}/sixth", f"{name}/half"], [f"{name}/line"])
-  yield helper.make_node("Min", [f"{name}/line", f"{name}/one"], [f"{name}/below"])
-  yield helper.make_node("Max", [f"{name}/below", f"{name}/zero"], [f"{name}/gate"])
-  yield helper.make_node("Mul", [node.input[0], f"{name}/gate"], [node.output[0]])
+  yield from spelled(
+    """six = Constant<value = double {6}>()  half = Constant<value = double {0.5}>()
+    zero = Constant<value = double {0}>()  one = Constant<value = double {1}>()
+    sixth = Div(x, six)  line = Add(sixth, half)  below = Min(line, one)  gate = Max(below, zero)  y = Mul(x, gate)""",
+    name, x=node.input[0], y=node.output[0],
+  )  # fmt: skip
 
 
 def _sigmoid(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
-  yield from _logistic(node.input[0], node.output[0], name)
+  yield from spelled(_LOGISTIC, name, x=node.input[0], y=node.output[0])
 
 
-def _logistic(x: str, y: str, name: str) -> Iterator[onnx.NodeProto]:
-  """1 / (1 + e^-x): of double, too, ONNX Runtime's Sigmoid of -40 is 0."""
-  yield _constant(f"{name}/unit", 1.0)
-  yield helper.make_node("Neg", [x], [f"{name}/negated"])
-  yield helper.make_node("Exp", [f"{name}/negated"], [f"{name}/exp"])
-  yield helper.make_node("Add", [f"{name}/unit", f"{name}/exp"], [f"{name}/divisor"])
-  yield helper.make_node("Div", [f"{name}/unit", f"{name}/divisor"], [y])
+# 1 / (1 + e^-x): of double, too, ONNX Runtime's Sigmoid of -40 is 0.
+_LOGISTIC = """unit = Constant<value = double {1}>()  negated = Neg(x)  exp = Exp(negated)
+  divisor = Add(unit, exp)  y = Div(unit, divisor)"""
 
 
 def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   """Of ONNX with alpha 1, and QuickGelu with alpha 1.702, where they don't say."""
   usual = 1.0 if node.op_type == "Swish" else helper.make_attribute("alpha", 1.702).f
   yield _constant(f"{name}/alpha", next((each.f for each in node.attribute if each.name == "alpha"), usual))
-  yield helper.make_node("Mul", [node.input[0], f"{name}/alpha"], [f"{name}/scaled"])
-  yield from _logistic(f"{name}/scaled", f"{name}/gate", name)
-  yield helper.make_node("Mul", [node.input[0], f"{name}/gate"], [node.output[0]])
+  yield from spelled("scaled = Mul(x, alpha)", name, x=node.input[0])
+  yield from spelled(_LOGISTIC, name, x=f"{name}/scaled", y=f"{name}/gate")
+  yield from spelled("y = Mul(x, gate)", name, x=node.input[0], y=node.output[0])
 
 
 def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
@@ -146,35 +140,32 @@ def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   scale = values["alpha"] if node.op_type == "Celu" else 1.0
   for which, value in (("one", 1.0), ("scale", scale), *values.items()):
     yield _constant(f"{name}/{which}", value)
-  x = node.input[0]
-  yield helper.make_node("Neg", [x], [f"{name}/negated"])
-  yield helper.make_node("Relu", [f"{name}/negated"], [f"{name}/depth"])
-  yield helper.make_node("Neg", [f"{name}/depth"], [f"{name}/below"])
-  yield helper.make_node("Div", [f"{name}/below", f"{name}/scale"], [f"{name}/exponent"])
-  yield helper.make_node("Exp", [f"{name}/exponent"], [f"{name}/exp"])
-  yield helper.make_node("Sub", [f"{name}/exp", f"{name}/one"], [f"{name}/less"])
-  yield helper.make_node("Mul", [f"{name}/less", f"{name}/alpha"], [f"{name}/negative"])
-  yield helper.make_node("Relu", [x], [f"{name}/positive"])
-  yield helper.make_node("Add", [f"{name}/positive", f"{name}/negative"], [f"{name}/sum"])
-  yield helper.make_node("Mul", [f"{name}/sum", f"{name}/gamma"], [node.output[0]])
+  yield from spelled(
+    """negated = Neg(x)  depth = Relu(negated)  below = Neg(depth)  exponent = Div(below, scale)
+    exp = Exp(exponent)  less = Sub(exp, one)  negative = Mul(less, alpha)
+    positive = Relu(x)  sum = Add(positive, negative)  y = Mul(sum, gamma)""",
+    name, x=node.input[0], y=node.output[0],
+  )  # fmt: skip
+
+
+def _with_bias(node: onnx.NodeProto, name: str) -> tuple[str, list[onnx.NodeProto]]:
+  """The value that a Gelu is of, and what adds the bias to it, if there is one."""
+  if len(node.input) < 2 or not node.input[1]:
+    return node.input[0], []
+  return f"{name}/x", [helper.make_node("Add", node.input[:2], [f"{name}/x"])]
 
 
 def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
-  x = node.input[0]
-  if len(node.input) > 1 and node.input[1]:
-    yield helper.make_node("Add", [x, node.input[1]], [f"{name}/x"])
-    x = f"{name}/x"
-  for which, value in (("half", 0.5), ("one", 1.0), ("cubic", 0.044715), ("root", math.sqrt(2 / math.pi))):
-    yield _constant(f"{name}/{which}", value)
-  for op, left, right, made in (
-      ("Mul", x, x, "square"), ("Mul", f"{name}/square", x, "cube"), ("Mul", f"{name}/cube", f"{name}/cubic", "rest"),
-      ("Add", x, f"{name}/rest", "sum"), ("Mul", f"{name}/sum", f"{name}/root", "scaled"),
-  ):  # fmt: skip
-    yield helper.make_node(op, [left, right], [f"{name}/{made}"])
-  yield helper.make_node("Tanh", [f"{name}/scaled"], [f"{name}/tanh"])
-  yield helper.make_node("Add", [f"{name}/tanh", f"{name}/one"], [f"{name}/gate"])
-  yield helper.make_node("Mul", [x, f"{name}/half"], [f"{name}/halved"])
-  yield helper.make_node("Mul", [f"{name}/halved", f"{name}/gate"], [node.output[0]])
+  x, before = _with_bias(node, name)
+  yield from before
+  yield _constant(f"{name}/root", math.sqrt(2 / math.pi))
+  yield from spelled(
+    """half = Constant<value = double {0.5}>()  one = Constant<value = double {1}>()
+    cubic = Constant<value = double {0.044715}>()
+    square = Mul(x, x)  cube = Mul(square, x)  rest = Mul(cube, cubic)  sum = Add(x, rest)  scaled = Mul(sum, root)
+    tanh = Tanh(scaled)  gate = Add(tanh, one)  halved = Mul(x, half)  y = Mul(halved, gate)""",
+    name, x=x, y=node.output[0],
+  )  # fmt: skip
 
 
 # erfc(z) = t e^(-z^2 + polynomial in t), t = 1 / (1 + z / 2), to 1.2e-7 of itself (Numerical Recipes, erfcc), the
@@ -185,41 +176,24 @@ _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.186288
 
 def _exact_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   """x Phi(x), of the input and a bias if there is one. ONNX Runtime has no Erf of double."""
-  x = node.input[0]
-  if len(node.input) > 1 and node.input[1]:
-    yield helper.make_node("Add", [x, node.input[1]], [f"{name}/x"])
-    x = f"{name}/x"
-  for which, value in (("half", 0.5), ("one", 1.0), ("zero", 0.0), ("root", math.sqrt(0.5))):
-    yield _constant(f"{name}/{which}", value)
+  x, before = _with_bias(node, name)
+  yield from before
+  last = len(_ERFC) - 1
+  yield _constant(f"{name}/root", math.sqrt(0.5))
   for index, value in enumerate(_ERFC):
-    yield _constant(f"{name}/c{index}", value)
-
-  def step(op: str, made: str, *inputs: str) -> onnx.NodeProto:
-    return helper.make_node(op, [each if each == x else f"{name}/{each}" for each in inputs], [f"{name}/{made}"])
-
-  yield step("Abs", "magnitude", x)
-  yield step("Mul", "z", "magnitude", "root")
-  yield step("Mul", "half z", "z", "half")
-  yield step("Add", "divisor", "half z", "one")
-  yield step("Div", "t", "one", "divisor")
-  total = "c0"
-  for index in range(1, len(_ERFC)):
-    yield step("Mul", f"product{index}", total, "t")
-    yield step("Add", f"sum{index}", f"product{index}", f"c{index}")
-    total = f"sum{index}"
-  yield step("Mul", "square", "z", "z")
-  yield step("Sub", "exponent", total, "square")
-  yield step("Exp", "power", "exponent")
-  yield step("Mul", "erfc", "power", "t")
-  yield step("Mul", "tail", "erfc", "half")
-  yield step("Sub", "rest", "one", "tail")
-  yield step("Less", "negative", x, "zero")  # Where is none before opset 9
-  yield helper.make_node("Cast", [f"{name}/negative"], [f"{name}/of tail"], to=TensorProto.DOUBLE)
-  yield step("Sub", "of rest", "one", "of tail")
-  yield step("Mul", "left", "of tail", "tail")
-  yield step("Mul", "right", "of rest", "rest")
-  yield step("Add", "share", "left", "right")
-  yield helper.make_node("Mul", [x, f"{name}/share"], [node.output[0]])
+    yield _constant(f"{name}/{'c' if index else 'sum'}{index}", value)
+  horner = "  ".join(f"p{i} = Mul(sum{i - 1}, t)  sum{i} = Add(p{i}, c{i})" for i in range(1, last + 1))
+  # Where is none before opset 9.
+  yield from spelled(
+    f"""half = Constant<value = double {{0.5}}>()  one = Constant<value = double {{1}}>()
+    zero = Constant<value = double {{0}}>()
+    magnitude = Abs(x)  z = Mul(magnitude, root)  half_z = Mul(z, half)  divisor = Add(half_z, one)
+    t = Div(one, divisor)  {horner}  square = Mul(z, z)  exponent = Sub(sum{last}, square)
+    power = Exp(exponent)  erfc = Mul(power, t)  tail = Mul(erfc, half)  rest = Sub(one, tail)
+    negative = Less(x, zero)  of_tail = Cast<to = {TensorProto.DOUBLE}>(negative)  of_rest = Sub(one, of_tail)
+    left = Mul(of_tail, tail)  right = Mul(of_rest, rest)  share = Add(left, right)  y = Mul(x, share)""",
+    name, x=x, y=node.output[0],
+  )  # fmt: skip
 
 
 def _either_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:

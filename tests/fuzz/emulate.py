@@ -6,6 +6,7 @@ Each value is rounded to bfloat16 where the model says so; our own operators run
 from collections.abc import Callable, Iterable, Mapping
 
 import onnx
+import onnx.parser
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from ortplugin.graph.dtypes import same_types
@@ -76,6 +77,15 @@ Spell = Callable[[onnx.NodeProto, int, str], "Iterable[onnx.NodeProto] | None"]
 
 The first value is the first input, of Where the second: its first is the condition.
 """
+
+
+def spelled(text: str, name: str, **given: str) -> list[onnx.NodeProto]:
+  """Nodes in ONNX's textual syntax, whose values are called `name`/value, but for those that are given a name."""
+  nodes = list(onnx.parser.parse_graph(f"g () => () {{ {text} }}").node)
+  for node in nodes:
+    for names in (node.input, node.output):
+      names[:] = [given.get(each, f"{name}/{each}") for each in names]
+  return nodes
 
 
 def respelled(model: onnx.ModelProto, spell: Spell) -> onnx.ModelProto | None:

@@ -22,7 +22,9 @@ row is NaN:
 from collections.abc import Iterator
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
+
+from .emulate import spelled
 
 # What becomes of a pool with channels last is a ReduceMax.
 POOLS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
@@ -38,9 +40,9 @@ def propagating(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.No
 
 
 def _hardmax(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
-  yield from _limits(name)
+  yield from spelled(_LIMITS, name)
   yield from _number(node.input[0], name, name)
-  yield helper.make_node("Div", [f"{name}/0", f"{name}/one"], [f"{name}/nothing"])
+  yield from spelled("nothing = Div(zero, one)", name)
   bare, marker = onnx.NodeProto(), onnx.NodeProto()
   bare.CopyFrom(node)
   marker.CopyFrom(node)
@@ -61,12 +63,12 @@ def _is_open(node: onnx.NodeProto) -> bool:
 
 def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
   """The nodes in place of one."""
-  yield from _limits(name)
+  yield from spelled(_LIMITS, name)
   marks = list(node.input)
   for index in [0] if node.op_type in POOLS else [0, 2]:
     at = f"{name}/{index}/is"
     yield from _number(node.input[index], at, name)
-    yield helper.make_node("Sub", [f"{name}/1", f"{at}/one"], [f"{at}/nan"])
+    yield from spelled("nan = Sub(unit, one)", at, unit=f"{name}/unit")
     marks[index] = f"{at}/nan"
   bare, marker = onnx.NodeProto(), onnx.NodeProto()
   bare.CopyFrom(node)
@@ -80,28 +82,23 @@ def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeP
     if attribute.name == "reduction":
       attribute.s = b"max"
   yield from (bare, marker)
-  yield helper.make_node("Sub", [f"{name}/1", f"{name}/any"], [f"{name}/none"])
+  yield from spelled("none = Sub(unit, any)", name)
   yield from _times_unit(node, dtype, name)
 
 
-def _limits(name: str) -> Iterator[onnx.NodeProto]:
-  """`name`/0 and `name`/1, of these values."""
-  for value in (0, 1):
-    constant = helper.make_tensor("value", TensorProto.FLOAT, [], [value])
-    yield helper.make_node("Constant", [], [f"{name}/{value}"], value=constant)
+_LIMITS = "zero = Constant<value = float {0}>()  unit = Constant<value = float {1}>()"
 
 
 def _number(source: str, at: str, name: str) -> Iterator[onnx.NodeProto]:
   """`at`/one: 1 where the source is a number, else 0. Greater, Less and Or are in every opset, IsNaN from 9 on."""
-  yield helper.make_node("Cast", [source], [f"{at}/float"], to=TensorProto.FLOAT)
-  yield helper.make_node("Greater", [f"{at}/float", f"{name}/0"], [f"{at}/above"])
-  yield helper.make_node("Less", [f"{at}/float", f"{name}/1"], [f"{at}/below"])
-  yield helper.make_node("Or", [f"{at}/above", f"{at}/below"], [f"{at}/number"])
-  yield helper.make_node("Cast", [f"{at}/number"], [f"{at}/one"], to=TensorProto.FLOAT)
+  yield from spelled(
+    """wide = Cast<to = 1>(x)  above = Greater(wide, zero)  below = Less(wide, unit)  number = Or(above, below)
+    one = Cast<to = 1>(number)""",
+    at, x=source, zero=f"{name}/zero", unit=f"{name}/unit",
+  )  # fmt: skip
 
 
 def _times_unit(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
   """The node's value: `name`/bare times `name`/none / `name`/none, which is 1 or NaN."""
-  yield helper.make_node("Div", [f"{name}/none", f"{name}/none"], [f"{name}/factor"])
-  yield helper.make_node("Cast", [f"{name}/factor"], [f"{name}/factor/own"], to=dtype)
-  yield helper.make_node("Mul", [f"{name}/bare", f"{name}/factor/own"], [node.output[0]])
+  text = f"factor = Div(none, none)  narrow = Cast<to = {dtype}>(factor)  y = Mul(bare, narrow)"
+  yield from spelled(text, name, y=node.output[0])

@@ -29,6 +29,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from ortplugin.graph.messages import walk_nodes
 
+from .emulate import spelled
 from .evaluate import Array, make_session, run
 from .graph import DOUBLE, FLOAT
 
@@ -249,37 +250,27 @@ def _noisy(
     if is_sum and cancels:
       least = unit * np.max(np.abs(array), where=np.isfinite(array), initial=0)
       graph.initializer.append(numpy_helper.from_array(np.asarray(least, array.dtype), f"{name}/least"))
-      graph.node.extend([
-          helper.make_node("Abs", [source], [f"{name}/magnitude"]),
-          helper.make_node("Less", [f"{name}/magnitude", f"{name}/least"], [f"{name}/cancels"]),
-          helper.make_node("Not", [f"{name}/cancels"], [f"{name}/stays"]),
-          helper.make_node("Cast", [f"{name}/stays"], [f"{name}/unit"],
-                           to=helper.np_dtype_to_tensor_dtype(array.dtype)),
-          helper.make_node("Mul", [source, f"{name}/unit"], [f"{name}/sum"]),
-      ])  # fmt: skip
+      text = f"""magnitude = Abs(x)  cancels = Less(magnitude, least)  stays = Not(cancels)
+        unit = Cast<to = {helper.np_dtype_to_tensor_dtype(array.dtype)}>(stays)  sum = Mul(x, unit)"""
+      graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/sum"
     if moves:  # of the value's shape, which another run may find to be another
       constants = {"size": moves * unit, "one": 1.0}
-      made = _random(source, name, opset, float(rng.integers(1, 1 << 20)), array.dtype)
+      graph.node.extend(_random(source, name, opset, float(rng.integers(1, 1 << 20)), array.dtype))
       for constant, value in constants.items():
         graph.initializer.append(numpy_helper.from_array(np.asarray(value, array.dtype), f"{name}/{constant}"))
-      made += [
-        helper.make_node("Mul", [f"{name}/random", f"{name}/size"], [f"{name}/small"]),
-        helper.make_node("Add", [f"{name}/small", f"{name}/one"], [f"{name}/factor"]),
-        helper.make_node("Mul", [source, f"{name}/factor"], [f"{name}/moved"]),
-      ]
-      graph.node.extend(made)
+      text = "small = Mul(random, size)  factor = Add(small, one)  moved = Mul(x, factor)"
+      graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/moved"
     if rounds and array.dtype == FLOAT and dtype == "bfloat16" and opset < 13:  # where no Cast makes it
       split = numpy_helper.from_array(np.asarray(2.0**16 + 1, array.dtype), f"{name}/split")
       graph.initializer.append(split)
-      graph.node.append(helper.make_node("Mul", [source, split.name], [f"{name}/large"]))
-      graph.node.append(helper.make_node("Sub", [f"{name}/large", source], [f"{name}/rest"]))
-      graph.node.append(helper.make_node("Sub", [f"{name}/large", f"{name}/rest"], [f"{name}/wide"]))
+      text = "large = Mul(x, split)  rest = Sub(large, x)  wide = Sub(large, rest)"
+      graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/wide"
     elif rounds and array.dtype == FLOAT and dtype in ELEMENT:
-      graph.node.append(helper.make_node("Cast", [source], [f"{name}/rounded"], to=ELEMENT[dtype]))
-      graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [f"{name}/wide"], to=TensorProto.FLOAT))
+      text = f"rounded = Cast<to = {ELEMENT[dtype]}>(x)  wide = Cast<to = 1>(rounded)"
+      graph.node.extend(spelled(text, name, x=source))
       source = f"{name}/wide"
     graph.node.append(helper.make_node("Identity", [source], [target]))
 
@@ -315,22 +306,14 @@ def _random(source: str, name: str, opset: int, seed: float, dtype: np.dtype[Any
   """
   if opset < 22:
     return [helper.make_node("RandomUniformLike", [source], [f"{name}/random"], seed=seed, low=-1.0, high=1.0)]
-  element = helper.np_dtype_to_tensor_dtype(dtype)
-  first = int(seed) % 1000
-  return [
-    helper.make_node("Constant", [], [f"{name}/step"], value_float=12345.678),
-    helper.make_node("Constant", [], [f"{name}/first"], value_int=first),
-    helper.make_node("Constant", [], [f"{name}/next"], value_int=1),
-    helper.make_node("Size", [source], [f"{name}/count"]),
-    helper.make_node("Add", [f"{name}/first", f"{name}/count"], [f"{name}/end"]),
-    helper.make_node("Range", [f"{name}/first", f"{name}/end", f"{name}/next"], [f"{name}/numbers"]),
-    helper.make_node("Cast", [f"{name}/numbers"], [f"{name}/floats"], to=TensorProto.FLOAT),
-    helper.make_node("Mul", [f"{name}/floats", f"{name}/step"], [f"{name}/angles"]),
-    helper.make_node("Sin", [f"{name}/angles"], [f"{name}/sines"]),
-    helper.make_node("Cast", [f"{name}/sines"], [f"{name}/row"], to=element),
-    helper.make_node("Shape", [source], [f"{name}/shape"]),
-    helper.make_node("Reshape", [f"{name}/row", f"{name}/shape"], [f"{name}/random"], allowzero=1),
-  ]
+  return spelled(
+    f"""step = Constant<value_float = 12345.678>()  first = Constant<value_int = {int(seed) % 1000}>()
+    next = Constant<value_int = 1>()  count = Size(x)  end = Add(first, count)  numbers = Range(first, end, next)
+    floats = Cast<to = 1>(numbers)  angles = Mul(floats, step)  sines = Sin(angles)
+    row = Cast<to = {helper.np_dtype_to_tensor_dtype(dtype)}>(sines)  shape = Shape(x)
+    random = Reshape<allowzero = 1>(row, shape)""",
+    name, x=source,
+  )  # fmt: skip
 
 
 def _move_weights(

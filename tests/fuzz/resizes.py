@@ -8,9 +8,11 @@ judged as a Resize of [N, C, 1, W], whose rows have nothing below them; where th
 from collections.abc import Iterator, Mapping
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from ortplugin.graph.messages import walk_nodes
+
+from .emulate import spelled
 
 ONE_DIMENSION = 3  # scales or sizes of [N, C, W]
 
@@ -43,24 +45,26 @@ def in_two_dimensions(node: onnx.NodeProto, name: str, lengths: Mapping[str, int
 def _spelled(node: onnx.NodeProto, name: str, used: list[int]) -> Iterator[onnx.NodeProto]:
   made = onnx.NodeProto()
   made.CopyFrom(node)
-  for constant, values in (("image", [0, 0, 1, -1]), ("row", [0, 0, -1]), ("first", [0, 1]), ("last", [2])):
-    yield helper.make_node("Constant", [], [f"{name}/{constant}"], value=_integers(values))
-  yield helper.make_node("Reshape", [node.input[0], f"{name}/image"], [f"{name}/x"])
+  yield from spelled(
+    """image = Constant<value = int64[4] {0, 0, 1, -1}>()  row = Constant<value = int64[3] {0, 0, -1}>()
+    first = Constant<value = int64[2] {0, 1}>()  last = Constant<value = int64[1] {2}>()
+    x = Reshape(given, image)""",
+    name, given=node.input[0],
+  )  # fmt: skip
   made.input[0], made.output[0] = f"{name}/x", f"{name}/y"
   for each in made.attribute:
     if each.name == "scales":
       each.floats.insert(2, 1.0)
   for index in used:
-    vector, own = node.input[index], f"{name}/{index}"
     is_sizes = node.op_type == "Resize" and index == len(("X", "roi", "scales"))
-    one = _integers([1]) if is_sizes else helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [1.0])
-    yield helper.make_node("Constant", [], [f"{own}/one"], value=one)
-    yield helper.make_node("Gather", [vector, f"{name}/first"], [f"{own}/first"])
-    yield helper.make_node("Gather", [vector, f"{name}/last"], [f"{own}/last"])
-    yield helper.make_node("Concat", [f"{own}/first", f"{own}/one", f"{own}/last"], [f"{own}/all"], axis=0)
-    made.input[index] = f"{own}/all"
+    yield from spelled(
+      f"""one = Constant<value = {"int64" if is_sizes else "float"}[1] {{1}}>()
+      before = Gather(vector, first)  after = Gather(vector, last)  all = Concat<axis = 0>(before, one, after)""",
+      f"{name}/{index}", vector=node.input[index], first=f"{name}/first", last=f"{name}/last",
+    )  # fmt: skip
+    made.input[index] = f"{name}/{index}/all"
   yield made
-  yield helper.make_node("Reshape", [f"{name}/y", f"{name}/row"], [node.output[0]])
+  yield from spelled("result = Reshape(y, row)", name, result=node.output[0])
 
 
 def _beside_an_axis(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
@@ -71,11 +75,7 @@ def _beside_an_axis(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]
   for each in made.attribute:
     if each.name == "axes":
       each.ints[:] = [axis - (axis < 0) for axis in each.ints]
-  yield helper.make_node("Constant", [], [f"{name}/last"], value=_integers([-1]))
-  yield helper.make_node("Unsqueeze", [node.input[0], f"{name}/last"], [f"{name}/x"])
+  text = "last = Constant<value = int64[1] {-1}>()  x = Unsqueeze(given, last)"
+  yield from spelled(text, name, given=node.input[0])
   yield made
-  yield helper.make_node("Squeeze", [f"{name}/y", f"{name}/last"], [node.output[0]])
-
-
-def _integers(values: list[int]) -> onnx.TensorProto:
-  return helper.make_tensor("value", onnx.TensorProto.INT64, [len(values)], values)
+  yield from spelled("result = Squeeze(y, last)", name, result=node.output[0])

@@ -10,8 +10,8 @@ Behind a division that is an infinity of the wrong sign. So a model is judged in
 from collections.abc import Iterator
 
 import onnx
-from onnx import TensorProto, helper
 
+from .emulate import spelled
 from .maxima import FLOATS
 
 
@@ -24,29 +24,21 @@ def with_signs(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.Nod
 
 def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
   condition, *values = node.input
-  yield helper.make_node("Not", [condition], [f"{name}/otherwise"])
+  yield from spelled("otherwise = Not(c)", name, c=condition)
   for index, (value, chosen) in enumerate(zip(values, (condition, f"{name}/otherwise"), strict=True)):
-    at = f"{name}/{index}"
-    yield helper.make_node("Neg", [value], [f"{at}/negated"])
-    yield helper.make_node("Less", [value, f"{at}/negated"], [f"{at}/minus"])  # Equal takes floats from opset 11 on
-    yield helper.make_node("Less", [f"{at}/negated", value], [f"{at}/plus"])
-    yield helper.make_node("Or", [f"{at}/minus", f"{at}/plus"], [f"{at}/other"])
-    yield helper.make_node("Not", [f"{at}/other"], [f"{at}/zero"])  # or NaN
-    yield helper.make_node("Reciprocal", [value], [f"{at}/reciprocal"])
-    yield helper.make_node("Less", [f"{at}/reciprocal", value], [f"{at}/below"])
-    yield helper.make_node("And", [f"{at}/zero", f"{at}/below"], [f"{at}/negative"])
-    yield helper.make_node("And", [f"{at}/negative", chosen], [f"{at}/chosen"])
-  yield helper.make_node("Or", [f"{name}/0/chosen", f"{name}/1/chosen"], [f"{name}/negative"])
-  yield helper.make_node("Cast", [f"{name}/negative"], [f"{name}/one"], to=dtype)
-  yield helper.make_node("Add", [f"{name}/one", f"{name}/one"], [f"{name}/two"])
-  one = helper.make_tensor("value", TensorProto.FLOAT, [], [1.0])
-  yield helper.make_node("Constant", [], [f"{name}/unit/float"], value=one)
-  yield helper.make_node("Cast", [f"{name}/unit/float"], [f"{name}/unit"], to=dtype)
-  yield helper.make_node("Sub", [f"{name}/unit", f"{name}/two"], [f"{name}/sign"])
+    yield from spelled(  # Equal takes floats from opset 11 on; what is neither below nor above is 0, or NaN
+      """negated = Neg(x)  minus = Less(x, negated)  plus = Less(negated, x)  other = Or(minus, plus)
+      zero = Not(other)  reciprocal = Reciprocal(x)  below = Less(reciprocal, x)  negative = And(zero, below)
+      chosen = And(negative, given)""",
+      f"{name}/{index}", x=value, given=chosen,
+    )  # fmt: skip
   bare = onnx.NodeProto()
   bare.CopyFrom(node)
   bare.output[0] = f"{name}/unsigned"
   yield bare
-  yield helper.make_node("Sub", [f"{name}/unit", f"{name}/unit"], [f"{name}/nothing"])
-  yield helper.make_node("Add", [bare.output[0], f"{name}/nothing"], [f"{name}/plus"])
-  yield helper.make_node("Mul", [f"{name}/plus", f"{name}/sign"], [node.output[0]])
+  yield from spelled(
+    f"""negative = Or(first, second)  one = Cast<to = {dtype}>(negative)  two = Add(one, one)
+    wide = Constant<value = float {{1}}>()  unit = Cast<to = {dtype}>(wide)  sign = Sub(unit, two)
+    nothing = Sub(unit, unit)  plus = Add(unsigned, nothing)  y = Mul(plus, sign)""",
+    name, first=f"{name}/0/chosen", second=f"{name}/1/chosen", y=node.output[0],
+  )  # fmt: skip

@@ -9,9 +9,8 @@ is one of two ways to compute it.
 from collections.abc import Iterator
 
 import onnx
-from onnx import TensorProto, helper
 
-from .emulate import respelled
+from .emulate import respelled, spelled
 from .maxima import FLOATS
 
 MAXIMA = ("Clip", "Max", "Min", "Relu")
@@ -36,12 +35,6 @@ def _spelled(node: onnx.NodeProto, dtype: int, name: str, negative: bool) -> Ite
   bare.CopyFrom(node)
   bare.output[0] = f"{name}/open"
   yield bare
-  zero = helper.make_tensor("value", TensorProto.FLOAT, [], [0.0])
-  yield helper.make_node("Constant", [], [f"{name}/zero/float"], value=zero)
-  yield helper.make_node("Cast", [f"{name}/zero/float"], [f"{name}/zero"], to=dtype)
-  if not negative:
-    yield helper.make_node("Add", [bare.output[0], f"{name}/zero"], [node.output[0]])
-    return
-  yield helper.make_node("Neg", [bare.output[0]], [f"{name}/turned"])
-  yield helper.make_node("Add", [f"{name}/turned", f"{name}/zero"], [f"{name}/plus"])
-  yield helper.make_node("Neg", [f"{name}/plus"], [node.output[0]])
+  way = "turned = Neg(open)  plus = Add(turned, zero)  y = Neg(plus)" if negative else "y = Add(open, zero)"
+  text = f"wide = Constant<value = float {{0}}>()  zero = Cast<to = {dtype}>(wide)  {way}"
+  yield from spelled(text, name, y=node.output[0])

@@ -19,7 +19,8 @@ from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
 from node_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
-from onnx import helper, numpy_helper
+from onnx import helper
+from onnx_models import built
 from threads import in_threads
 
 import ortplugin
@@ -28,7 +29,7 @@ from gpu.sessions import Trial, check_capture, check_graph, check_threads
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.program import NUMPY_DTYPES, ONNX_DTYPES, parse
+from ortplugin.program import NUMPY_DTYPES, parse
 
 cupy = pytest.importorskip("cupy")
 
@@ -119,19 +120,14 @@ class Conv:
     """A model of the node; `shapes` declares other shapes than the arrays have."""
     program = parse(self.text)
     fixed = ("w", "b") if self.constant else ()
-    graph = helper.make_graph(
-      [self.node()],
-      "case",
-      [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), (shapes or {}).get(name, a.shape))
-        for name, a in arrays.items()
-        if name not in fixed
-      ],
-      [helper.make_tensor_value_info(f"{r.name}_out", ONNX_DTYPES[r.dtype], None) for r in program.results],
-      [numpy_helper.from_array(a, name) for name, a in arrays.items() if name in fixed],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+    inputs = {
+      name: (helper.np_dtype_to_tensor_dtype(array.dtype), (shapes or {}).get(name, array.shape))
+      for name, array in arrays.items()
+      if name not in fixed
+    }
+    outputs = {f"{result.name}_out": (result.dtype, None) for result in program.results}
+    weights = {name: array for name, array in arrays.items() if name in fixed}
+    return built([self.node()], inputs, outputs, OPSET, 9, domains=["ortplugin"], weights=weights).SerializeToString()
 
   def feeds(self, arrays: dict[str, Array]) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if not (self.constant and name in ("w", "b"))}

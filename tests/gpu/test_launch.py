@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from node_cases import OPSET, Array
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import built
 
 import ortplugin
 from gpu.cuda_graph import AT_EXIT, AT_LAUNCH, captured, our_kernels
@@ -39,18 +40,11 @@ def _model(batch: int, side: int, channels: int, filters: int, before: tuple[str
   attributes = {"program": SUM, "layout": "NHWC", "kernel_shape": [1, 1]}
   conv.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
   image = [batch, side, side]
-  graph = helper.make_graph(
-    [*nodes, conv],
-    "overlap",
-    [
-      helper.make_tensor_value_info(name, TensorProto.FLOAT16, [*image, width])
-      for name, width in (("x", channels), ("r", filters))
-    ],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [*image, filters])],
-    [numpy_helper.from_array(weights.astype(np.float16), "w")],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+  given, made = ("float16", [*image, channels]), ("float16", [*image, filters])
+  return built(
+    [*nodes, conv], {"x": given, "r": made}, {"y": made}, OPSET, 10,
+    domains=["ortplugin"], weights={"w": weights.astype(np.float16)},
+  ).SerializeToString()  # fmt: skip
 
 
 def _feeds(batch: int, side: int, channels: int, filters: int, count: int) -> list[dict[str, Array]]:

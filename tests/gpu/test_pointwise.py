@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from node_cases import OPSET, bits, typed
 from onnx import helper
+from onnx_models import built
 from pointwise_cases import (
   CASES,
   CHAIN,
@@ -195,14 +196,9 @@ def chained(dtype: str, shape: tuple[int, ...], count: int) -> bytes:
     node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
     nodes.append(node)
   kind = ONNX_DTYPES[dtype]
-  graph = helper.make_graph(
-    nodes,
-    "chain",
-    [helper.make_tensor_value_info(f"n{i}", kind, shape) for i in (0, 1)],
-    [helper.make_tensor_value_info(f"{name}{count}", kind, shape) for name in "sd"],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+  of = (kind, shape)
+  results = {f"{name}{count}": of for name in "sd"}
+  return built(nodes, {"n0": of, "n1": of}, results, OPSET, 9, domains=["ortplugin"]).SerializeToString()
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True])

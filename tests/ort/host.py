@@ -10,6 +10,7 @@ import pytest
 from node_cases import OPSET, UNIT_ROUNDOFF, Array, ProgramCase, bits
 
 import ortplugin
+from ortplugin.session import element_type
 
 CPU_ONLY = ["CPUExecutionProvider"]
 
@@ -61,6 +62,22 @@ def assert_refused(wrong: Any, operator: str) -> None:
 def assert_same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> None:
   for each, other in zip(got, wanted, strict=True):
     assert (bits(each) == bits(other)).all()
+
+
+def assert_inferred(output: Any, wanted: Sequence[int | str | None], dtype: str) -> None:
+  """A session's output has the dtype and shape; None in it is a dimension that nothing names, which gets a new name."""
+  assert len(output.shape) == len(wanted)
+  for found, size in zip(output.shape, wanted, strict=True):
+    assert found == size or (size is None and found.startswith("ortplugin_"))
+  assert element_type(output.type) == element_type(f"tensor({dtype})")
+
+
+def on_any_threads(case: Any) -> list[Array]:
+  """The outputs, which have the same bits however many threads work on a run."""
+  first, *others = (run(make(case.model(), threads), case) for threads in (1, 2, 5))
+  for other in others:
+    assert_same_bits(other, first)
+  return first
 
 
 def assert_threads_change_nothing(case: Any, threads: int) -> None:

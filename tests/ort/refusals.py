@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
 from node_cases import OPSET
 from onnx import TensorProto, helper
+from onnx_models import built
 
 Feed = tuple[str, Sequence[int], Sequence[Any] | None]
 """The dtype, shape and values of an input, in order; None: zeros."""
@@ -58,15 +60,9 @@ def culprit(
   node = helper.make_node(
     operator, names if inputs is None else inputs, outputs, "culprit", domain="ortplugin", **attributes
   )
-  given = zip(names, dtypes or [TensorProto.FLOAT] * len(names), shapes, strict=True)
-  graph = helper.make_graph(
-    [node],
-    "g",
-    [helper.make_tensor_value_info(*each) for each in given],
-    [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if name],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  given = dict(zip(names, zip(dtypes or [TensorProto.FLOAT] * len(names), shapes, strict=True), strict=True))
+  results = {name: ("float", None) for name in outputs if name}
+  return built([node], given, results, OPSET, 9, domains=["ortplugin"]).SerializeToString()
 
 
 @dataclass(frozen=True)
@@ -76,15 +72,27 @@ class Wrong:
   operator: str
   words: str
   attributes: dict[str, Any] = field(default_factory=dict)
-  text: str | int | None = "(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }"
+  text: str | int | bytes | None = "(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }"
   shapes: tuple[tuple[int | str, ...] | None, ...] = ()
   dtypes: tuple[int, ...] = ()
   outputs: tuple[str, ...] = ("y",)
   fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+  inputs: tuple[str, ...] | None = None  # of the node; p0, p1, ... where left out
 
   def model(self) -> bytes:
     attributes = {"program": self.text, **self.attributes}
-    return culprit(self.operator, self.shapes, attributes, self.dtypes, self.outputs)
+    return culprit(self.operator, self.shapes, attributes, self.dtypes, self.outputs, self.inputs)
+
+
+def wrong_programs(
+  operator: str, usual: str | None = None, usual_shapes: Sequence[Any] = ((2, 3),)
+) -> Callable[..., Wrong]:
+  """Makes a Wrong of this operator from its words, program and shapes, where other ones than usual are wrong."""
+
+  def wrong(words: str, text: Any = usual, shapes: Any = usual_shapes, dtypes: Any = (), **more: Any) -> Wrong:
+    return Wrong(operator, words, text=text, shapes=shapes, dtypes=dtypes, **more)
+
+  return wrong
 
 
 def wrong_epilogues(wrong: Callable[..., Wrong]) -> dict[str, Wrong]:
@@ -106,6 +114,17 @@ def wrong_epilogues(wrong: Callable[..., Wrong]) -> dict[str, Wrong]:
     "a bias of another dtype": wrong("parameter 'b' is float", dtypes=(single, single, half)),
     "an algorithm that is a number": wrong("algorithm", {"algorithm": 7}),
   }
+
+
+def with_attributes(model: bytes, changes: Mapping[str, Any]) -> bytes:
+  """The model, in whose only node attributes have other values; None leaves one out."""
+  made = onnx.load_model_from_string(model)
+  (node,) = made.graph.node
+  kept = [each for each in node.attribute if each.name not in changes]
+  del node.attribute[:]
+  given = (helper.make_attribute(name, value) for name, value in changes.items() if value is not None)
+  node.attribute.extend((*kept, *given))
+  return made.SerializeToString()
 
 
 def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dict[str, tuple[str, str]]:

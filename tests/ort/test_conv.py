@@ -10,14 +10,22 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
+from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
-from onnx_models import built
+from onnx_models import built, computed
 from tampering import PROGRAM, tampered
 from threads import in_threads
 
-from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, assert_sessions_come_and_go, make, run
+from ort.host import (
+  CPU_ONLY,
+  assert_inferred,
+  assert_refused,
+  assert_runs_repeat,
+  assert_sessions_come_and_go,
+  make,
+  run,
+)
 from ort.refusals import Wrong as WrongNode
 from ort.refusals import wrong_epilogues
 from ortplugin.ops.conv import OPERATOR
@@ -55,7 +63,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
   """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
   if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
     return  # float16 overflows between the operators
-  model = model_of(case, nodes=OPERATOR.decompose(case.node(), OPSET))
+  model = case.model(nodes=OPERATOR.decompose(case.node(), OPSET))
   session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
   unit = 2.0**-11 if case.program.parameters[0].dtype == "float16" else 2.0**-22
   expected = expect(case, unit=unit)
@@ -73,8 +81,7 @@ def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
   nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
   weights = {"W": arrays[1], "bias": arrays[2].reshape(-1)}
   model = built(nodes, f"float[{','.join(map(str, x))}] X", "float[] y", OPSET, 9, weights=weights)
-  own = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
-  (wanted,) = own.run(None, {"X": arrays[0]})
+  (wanted,) = computed(model, {"X": arrays[0]})
   (found,) = run(make(case.model()), case)
   size = float(np.abs(wanted).max())
   np.testing.assert_allclose(found, wanted, rtol=0, atol=2.0**-20 * max(size, 1.0))
@@ -109,9 +116,7 @@ def test_shapes_are_inferred(
   for dtype in ("float16", "bfloat16", "float", "double"):
     case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)), attributes)
     (output,) = make(case.model(shapes)).get_outputs()
-    assert len(output.shape) == len(wanted)
-    for found, size in zip(output.shape, wanted, strict=True):
-      assert found == size or (size is None and found.startswith("ortplugin_"))
+    assert_inferred(output, wanted, dtype)
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:

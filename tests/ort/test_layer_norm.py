@@ -4,7 +4,6 @@ happens with nodes, inputs and surroundings that are wrong."""
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,16 @@ import onnx
 import onnxruntime
 import pytest
 from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
-from node_cases import OPSET, typed
+from node_cases import OPSET, model_with, typed
 from onnx import TensorProto, helper
+from onnx_models import built
 from tampering import mangled
 from threads import in_threads
 
 import ortplugin
 from ort.host import (
   CPU_ONLY,
+  assert_inferred,
   assert_runs_or_names_the_node,
   assert_runs_repeat,
   assert_sessions_come_and_go,
@@ -30,9 +31,9 @@ from ort.host import (
   run,
   run_decomposed,
 )
-from ort.refusals import assert_refused_in_time, culprit, python, refusals_of
+from ort.refusals import assert_refused_in_time, python, refusals_of, wrong_programs
 from ortplugin.errors import RuntimeMissingError
-from ortplugin.session import CUDA, element_type, gpu_count
+from ortplugin.session import CUDA, gpu_count
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -106,11 +107,7 @@ def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[
   for dtype in ("float16", "bfloat16", "float", "double"):
     session = make(model_of(typed(RESIDUAL, dtype), shapes))
     for output in session.get_outputs():
-      # A dimension that nothing names gets a name that nothing else has.
-      assert len(output.shape) == len(wanted)
-      for found, size in zip(output.shape, wanted, strict=True):
-        assert found == size or (size is None and found.startswith("ortplugin_"))
-      assert element_type(output.type) == element_type(f"tensor({dtype})")
+      assert_inferred(output, wanted, dtype)
 
 
 def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
@@ -124,17 +121,8 @@ def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
 
 def test_unnamed_dimensions_meet_known_ones(library: Path) -> None:
   """A dimension that inference can't tell must not look like a number to the node behind."""
-  graph = helper.make_graph(
-    [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])],
-    "g",
-    [
-      helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 8]),
-      helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 8]),
-    ],
-    [onnx.ValueInfoProto(name="z")],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  nodes = [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])]
+  session = make(model_with(nodes, [("x", "float", [None, 8]), ("w", "float", [4, 8])], [("z", "float")]))
   assert session.get_outputs()[0].shape == [4, 8]
   x = np.ones((4, 8), np.float32)
   assert (session.run(None, {"x": x, "w": x})[0] == 1).all()
@@ -150,14 +138,10 @@ def test_each_result_has_its_own_dtype(library: Path) -> None:
 def test_inferred_shapes_reach_other_nodes(library: Path) -> None:
   """An output without a declared type, and a node behind ours that needs the shape."""
   node = Case("", typed(BARE, "float"), ((2, 8),)).node()
-  graph = helper.make_graph(
-    [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])],
-    "g",
-    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-    [onnx.ValueInfoProto(name="shape"), onnx.ValueInfoProto(name="z")],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  nodes = [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])]
+  model = built(nodes, {"x": ("float", ["n", 8])}, {}, OPSET, 9, domains=["ortplugin"])
+  model.graph.output.extend([onnx.ValueInfoProto(name="shape"), onnx.ValueInfoProto(name="z")])
+  session = make(model.SerializeToString())
   assert [(output.type, output.shape) for output in session.get_outputs()] == [
     ("tensor(int64)", [2]),
     ("tensor(float)", ["n", 8]),
@@ -175,21 +159,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
 # ---- wrong nodes
 
 
-@dataclass(frozen=True)
-class Wrong:
-  """A node that must be refused: when, and words of the message beside the names of operator and node."""
-
-  words: str
-  text: str | int | bytes | None = typed(BARE, "float")
-  shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
-  dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
-  inputs: tuple[str, ...] | None = None  # of the node
-  outputs: tuple[str, ...] = ("y",)
-  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
-
-  def model(self) -> bytes:
-    program = {"program": self.text}
-    return culprit("FusedLayerNorm", self.shapes, program, self.dtypes, self.outputs, self.inputs)
+wrong = wrong_programs("FusedLayerNorm", typed(BARE, "float"))
 
 
 def bare(core: str) -> str:
@@ -202,67 +172,67 @@ TWO = "(float x) => (float y, float z) { y = LayerNormalization(x) z = Relu(y) }
 UNKNOWN = ("n", "m")
 
 WRONG = {
-  "no program": Wrong("program", None),
-  "a number for a program": Wrong("type", 5),
-  "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
-  "nonsense": Wrong("line 1, column 1: found 'nonsense'", "nonsense"),
-  "CUDA after the program": Wrong("found '#'", bare("LayerNormalization(x)") + '\n#include "/etc/passwd"'),
-  "CUDA for a call": Wrong("'asm'", bare('asm("trap;")')),
-  "CUDA for a name": Wrong("expected '='", bare("Neg(x)").replace("y =", '__asm__("trap;") =')),
-  "CUDA for a statement": Wrong("found ';'", bare("LayerNormalization(x); } __global__ void f() {")),
-  "CUDA for an attribute": Wrong("line 1, column", bare('LayerNormalization<axis="0); }">(x)')),
-  "CUDA for an operator": Wrong("'__trap'", bare("__trap(x)")),
-  "CUDA for a dtype": Wrong("line 1, column 2", "(int4 x) => (float y) { y = LayerNormalization(x) }"),
-  "a preprocessor's line": Wrong("line 1", bare("LayerNormalization(x)").replace(" y = ", "\\\n#error\n y = ")),
-  "a comment": Wrong("found '/'", bare("LayerNormalization(x) // fast")),
-  "letters beyond ASCII": Wrong("line 1, column 8", "(float é) => (float y) { y = LayerNormalization(é) }"),
-  "bytes that are no text": Wrong("line 1, column 8", b"(float \xff) => (float y) { y = LayerNormalization(\xff) }"),
-  "a zero byte": Wrong("found '\\x00'", bare("LayerNormalization(x)") + "\0#error"),
-  "a text too long": Wrong("70000 characters", "(" * 70000),
-  "many brackets": Wrong("line 1, column 2", "(" * 60000),
-  "a name too long": Wrong("64", bare("LayerNormalization(x)").replace("y", "y" * 65)),
-  "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
-  "no core": Wrong("no LayerNormalization and no RMSNormalization", bare("Relu(x)")),
-  "two cores": Wrong("at most one core", bare("LayerNormalization(n)").replace("{", "{ n = RMSNormalization(x)")),
-  "a core of a number": Wrong(
+  "no program": wrong("program", None),
+  "a number for a program": wrong("type", 5),
+  "an empty program": wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  "nonsense": wrong("line 1, column 1: found 'nonsense'", "nonsense"),
+  "CUDA after the program": wrong("found '#'", bare("LayerNormalization(x)") + '\n#include "/etc/passwd"'),
+  "CUDA for a call": wrong("'asm'", bare('asm("trap;")')),
+  "CUDA for a name": wrong("expected '='", bare("Neg(x)").replace("y =", '__asm__("trap;") =')),
+  "CUDA for a statement": wrong("found ';'", bare("LayerNormalization(x); } __global__ void f() {")),
+  "CUDA for an attribute": wrong("line 1, column", bare('LayerNormalization<axis="0); }">(x)')),
+  "CUDA for an operator": wrong("'__trap'", bare("__trap(x)")),
+  "CUDA for a dtype": wrong("line 1, column 2", "(int4 x) => (float y) { y = LayerNormalization(x) }"),
+  "a preprocessor's line": wrong("line 1", bare("LayerNormalization(x)").replace(" y = ", "\\\n#error\n y = ")),
+  "a comment": wrong("found '/'", bare("LayerNormalization(x) // fast")),
+  "letters beyond ASCII": wrong("line 1, column 8", "(float é) => (float y) { y = LayerNormalization(é) }"),
+  "bytes that are no text": wrong("line 1, column 8", b"(float \xff) => (float y) { y = LayerNormalization(\xff) }"),
+  "a zero byte": wrong("found '\\x00'", bare("LayerNormalization(x)") + "\0#error"),
+  "a text too long": wrong("70000 characters", "(" * 70000),
+  "many brackets": wrong("line 1, column 2", "(" * 60000),
+  "a name too long": wrong("64", bare("LayerNormalization(x)").replace("y", "y" * 65)),
+  "too many parameters": wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
+  "no core": wrong("no LayerNormalization and no RMSNormalization", bare("Relu(x)")),
+  "two cores": wrong("at most one core", bare("LayerNormalization(n)").replace("{", "{ n = RMSNormalization(x)")),
+  "a core of a number": wrong(
     "numbers alone", "(float x) => (float y, float z) { y = LayerNormalization(1) z = Neg(x) }", outputs=("y", "z")
   ),
-  "a negative epsilon": Wrong("epsilon is -1", bare("LayerNormalization<epsilon=-1>(x)")),
-  "an infinite epsilon": Wrong("epsilon is inf", bare("LayerNormalization<epsilon=inf>(x)")),
-  "an epsilon of NaN": Wrong("epsilon is nan", bare("RMSNormalization<epsilon=nan>(x)")),
-  "an epsilon beyond float": Wrong("'1e39'", bare("LayerNormalization<epsilon=1e39>(x)")),
-  "an unknown attribute": Wrong("'eps'", bare("LayerNormalization<eps=1e-5>(x)")),
-  "an unknown operator": Wrong("'Softmax'", bare("Softmax(x)")),
-  "half an axis": Wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
-  "an axis too large": Wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
-  "an axis too small": Wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
-  "more elements than memory holds": Wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
-  "another dtype": Wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
-  "an integer dtype": Wrong("input 0 is int64", dtypes=(TensorProto.INT64,)),
-  "strings": Wrong("input 0 is string", dtypes=(TensorProto.STRING,)),
-  "a result of another dtype": Wrong("declared float16", bare("Neg(x)").replace("(float y", "(float16 y")),
-  "an unused parameter": Wrong("'z', which is never used", bare("Neg(x)").replace("float x", "float x, float z")),
-  "an input too many": Wrong("1 parameters, the node 2 inputs", shapes=((2, 3), (3,))),
-  "an input too few": Wrong("2 parameters, the node 1 inputs", SCALED),
-  "many inputs too many": Wrong("1 parameters, the node 40 inputs", shapes=((2, 3),) * 40),
-  "an absent input": Wrong("absent", SCALED, ((2, 3),), inputs=("p0", "")),
-  "no inputs": Wrong("input size 0", inputs=()),
-  "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
-  "an output too few": Wrong("2 results, the node 1 outputs", TWO),
-  "an absent output": Wrong("output 1 is absent", TWO, outputs=("y", ""), fed=((2, 3),)),
-  "operands that do not broadcast": Wrong("[4] and [2, 3] do not broadcast", SUM, ((2, 3), (4,))),
-  "a gain larger than the sum": Wrong("input 1 ('g'): the shape [2, 3]", SCALED, ((1, 3), (2, 3))),
-  "a gain of higher rank": Wrong("input 1 ('g'): the shape [1, 1, 3]", SCALED, ((1, 3), (1, 1, 3))),
-  "a gain of another width": Wrong("the shape [2] does not broadcast to [2, 3]", SCALED, ((2, 3), (2,))),
-  "operands that do not broadcast at the run": Wrong(
+  "a negative epsilon": wrong("epsilon is -1", bare("LayerNormalization<epsilon=-1>(x)")),
+  "an infinite epsilon": wrong("epsilon is inf", bare("LayerNormalization<epsilon=inf>(x)")),
+  "an epsilon of NaN": wrong("epsilon is nan", bare("RMSNormalization<epsilon=nan>(x)")),
+  "an epsilon beyond float": wrong("'1e39'", bare("LayerNormalization<epsilon=1e39>(x)")),
+  "an unknown attribute": wrong("'eps'", bare("LayerNormalization<eps=1e-5>(x)")),
+  "an unknown operator": wrong("'Softmax'", bare("Softmax(x)")),
+  "half an axis": wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
+  "an axis too large": wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
+  "an axis too small": wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
+  "more elements than memory holds": wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
+  "another dtype": wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
+  "an integer dtype": wrong("input 0 is int64", dtypes=(TensorProto.INT64,)),
+  "strings": wrong("input 0 is string", dtypes=(TensorProto.STRING,)),
+  "a result of another dtype": wrong("declared float16", bare("Neg(x)").replace("(float y", "(float16 y")),
+  "an unused parameter": wrong("'z', which is never used", bare("Neg(x)").replace("float x", "float x, float z")),
+  "an input too many": wrong("1 parameters, the node 2 inputs", shapes=((2, 3), (3,))),
+  "an input too few": wrong("2 parameters, the node 1 inputs", SCALED),
+  "many inputs too many": wrong("1 parameters, the node 40 inputs", shapes=((2, 3),) * 40),
+  "an absent input": wrong("absent", SCALED, ((2, 3),), inputs=("p0", "")),
+  "no inputs": wrong("input size 0", inputs=()),
+  "an output too many": wrong("1 results, the node 2 outputs", outputs=("y", "z")),
+  "an output too few": wrong("2 results, the node 1 outputs", TWO),
+  "an absent output": wrong("output 1 is absent", TWO, outputs=("y", ""), fed=((2, 3),)),
+  "operands that do not broadcast": wrong("[4] and [2, 3] do not broadcast", SUM, ((2, 3), (4,))),
+  "a gain larger than the sum": wrong("input 1 ('g'): the shape [2, 3]", SCALED, ((1, 3), (2, 3))),
+  "a gain of higher rank": wrong("input 1 ('g'): the shape [1, 1, 3]", SCALED, ((1, 3), (1, 1, 3))),
+  "a gain of another width": wrong("the shape [2] does not broadcast to [2, 3]", SCALED, ((2, 3), (2,))),
+  "operands that do not broadcast at the run": wrong(
     "[2, 4] and [2, 3] do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))
   ),
-  "a gain of another width at the run": Wrong(
+  "a gain of another width at the run": wrong(
     "input 1 ('g'): the shape [4] does not broadcast to [2, 3]", SCALED, (UNKNOWN, ("k",)), fed=((2, 3), (4,))
   ),
-  "a scalar": Wrong("axis -1 is out of range for the shape []", shapes=((),)),
-  "a scalar at the run": Wrong("axis -1 is out of range for the shape []", shapes=(None,), fed=((),)),
-  "an axis too large at the run": Wrong(
+  "a scalar": wrong("axis -1 is out of range for the shape []", shapes=((),)),
+  "a scalar at the run": wrong("axis -1 is out of range for the shape []", shapes=(None,), fed=((),)),
+  "an axis too large at the run": wrong(
     "axis 2 is out of range for the shape [5]", bare("LayerNormalization<axis=2>(x)"), (None,), fed=((5,),)
   ),
 }
@@ -281,20 +251,20 @@ def refusals(library: Path) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
-  wrong = WRONG[name]
-  assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator="FusedLayerNorm")
+  node = WRONG[name]
+  assert_refused_in_time(refusals[name], at_load=node.fed is None, words=node.words, operator="FusedLayerNorm")
 
 
 def test_a_good_node_is_accepted() -> None:
-  assert make(Wrong("").model())
+  assert make(wrong("").model())
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
   """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
   text = mangled(by_name["bools computed, float, 256"].text, np.random.default_rng(seed))
-  wrong = Wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
-  model = onnx.load_model_from_string(wrong.model())
+  node = wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
+  model = onnx.load_model_from_string(node.model())
   model.graph.node[0].output.append("e")
   feeds = {"p0": np.ones((3, 8), np.float32), "p1": np.ones((3, 1), bool), "p2": np.ones(8, np.float32)}
   assert_runs_or_names_the_node(model.SerializeToString(), feeds)

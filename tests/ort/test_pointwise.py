@@ -1,7 +1,7 @@
 """FusedPointwise in ONNX Runtime on the CPU: its reference, its decomposition, memory taken over; what is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import onnx
 import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
-from onnx_models import built
+from onnx_models import built, infos
 from pointwise_cases import (
   CASES,
   CHANGING,
@@ -29,6 +29,7 @@ from tampering import mangled
 from threads import in_threads
 
 from ort.host import (
+  assert_inferred,
   assert_refused,
   assert_runs_or_names_the_node,
   assert_runs_repeat,
@@ -38,9 +39,8 @@ from ort.host import (
   run,
   run_decomposed,
 )
-from ort.refusals import culprit
+from ort.refusals import wrong_programs
 from ortplugin.program import INTEGERS
-from ortplugin.session import element_type
 
 FLOAT = TensorProto.FLOAT
 
@@ -103,10 +103,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
 def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[Any]) -> None:
   for dtype in ("float16", "bfloat16", "float", "double"):
     (output,) = make(model_of(typed(SUM_RELU, dtype), shapes)).get_outputs()
-    assert len(output.shape) == len(wanted)
-    for found, size in zip(output.shape, wanted, strict=True):
-      assert found == size or (size is None and found.startswith("ortplugin_"))
-    assert element_type(output.type) == element_type(f"tensor({dtype})")
+    assert_inferred(output, wanted, dtype)
 
 
 # ONNX Runtime shows shape inference a scalar as it shows a tensor of unknown shape: what it makes is not concluded.
@@ -160,14 +157,12 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(library: Path, dtype:
     node.input[:] = [f"s{index}", f"d{index}"]
     node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
     nodes.append(node)
-  onnx_dtype = {"float16": TensorProto.FLOAT16, "float": FLOAT, "double": TensorProto.DOUBLE}[dtype]
-  info = [[helper.make_tensor_value_info(f"{name}{i}", onnx_dtype, [2, length]) for name in "sd"] for i in (0, count)]
   entry = [helper.make_node("Neg", ["n0"], ["s0"]), helper.make_node("Neg", ["n1"], ["d0"])]
-  given = [helper.make_tensor_value_info(f"n{i}", onnx_dtype, [2, length]) for i in (0, 1)]
-  inner = [helper.make_tensor_value_info(f"{n}{i}", onnx_dtype, [2, length]) for i in range(count) for n in "sd"]
-  graph = helper.make_graph([*entry, *nodes], "g", given, info[1], value_info=inner)
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  of = (dtype, [2, length])
+  results = {f"{name}{count}": of for name in "sd"}
+  model = built([*entry, *nodes], {"n0": of, "n1": of}, results, OPSET, 9, domains=["ortplugin"])
+  model.graph.value_info.extend(infos({f"{name}{i}": of for i in range(count) for name in "sd"}))
+  session = make(model.SerializeToString())
   rng = np.random.default_rng(length)
   numpy = {"float16": np.float16, "float": np.float32, "double": np.float64}[dtype]
   x, r = (rng.integers(-8, 8, (2, length)).astype(numpy) for _ in range(2))
@@ -185,15 +180,9 @@ def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
   silu = node_of(typed(SILU, "float"), "silu")
   silu.input[0] = "h"
   nodes = [helper.make_node("Neg", ["x"], ["h"]), silu, helper.make_node("Add", ["h", "y"], ["z"])]
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", FLOAT, [1000])],
-    [helper.make_tensor_value_info("z", FLOAT, [1000])],
-    value_info=[helper.make_tensor_value_info(name, FLOAT, [1000]) for name in ("h", "y")],
-  )
-  imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-  session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+  model = built(nodes, "float[1000] x", "float[1000] z", OPSET, 9, domains=["ortplugin"])
+  model.graph.value_info.extend(infos(dict.fromkeys("hy", ("float", [1000]))))
+  session = make(model.SerializeToString())
   x = np.linspace(-5, 5, 1000, dtype=np.float32)
   kept = x.copy()
   (z,) = session.run(None, {"x": x})
@@ -204,50 +193,36 @@ def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
 # ---- wrong nodes
 
 
-@dataclass(frozen=True)
-class Wrong:
-  """A node that must be refused: when, and words of the message beside the names of operator and node."""
-
-  words: str
-  text: str | int | bytes | None
-  shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
-  dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
-  outputs: tuple[str, ...] = ("y",)
-  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
-
-  def model(self) -> bytes:
-    return culprit("FusedPointwise", self.shapes, {"program": self.text}, self.dtypes, self.outputs)
-
-
+wrong = wrong_programs("FusedPointwise")
 RELU = "(float x) => (float y) { y = Relu(x) }"
 SUM = typed(SUM_RELU, "float")
 UNKNOWN = ("n", "m")
 WRONG = {
-  "no program": Wrong("program", None),
-  "a number for a program": Wrong("type", 5),
-  "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
-  "CUDA after the program": Wrong("found '#'", RELU + '\n#include "/etc/passwd"'),
-  "CUDA for a call": Wrong("'asm'", 'RELU = asm("trap;")'.replace("RELU =", "(float x) => (float y) { y =") + " }"),
-  "CUDA for a dtype": Wrong("line 1, column 2", RELU.replace("(float x", "(int4 x")),
-  "bytes that are no text": Wrong("line 1, column 8", RELU.encode().replace(b"x", b"\xff")),
-  "a text too long": Wrong("70000 characters", "(" * 70000),
-  "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
-  "a norm": Wrong("LayerNormalization", RELU.replace("Relu", "LayerNormalization")),
-  "a sum": Wrong("SumTo", RELU.replace("Relu", 'SumTo<axes="0">')),
-  "an unknown operator": Wrong("'Softmax'", RELU.replace("Relu", "Softmax")),
-  "an unknown attribute": Wrong("'alpha'", RELU.replace("Relu", "Relu<alpha=1>")),
-  "a shift of what has a sign": Wrong(
+  "no program": wrong("program", None),
+  "a number for a program": wrong("type", 5),
+  "an empty program": wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  "CUDA after the program": wrong("found '#'", RELU + '\n#include "/etc/passwd"'),
+  "CUDA for a call": wrong("'asm'", 'RELU = asm("trap;")'.replace("RELU =", "(float x) => (float y) { y =") + " }"),
+  "CUDA for a dtype": wrong("line 1, column 2", RELU.replace("(float x", "(int4 x")),
+  "bytes that are no text": wrong("line 1, column 8", RELU.encode().replace(b"x", b"\xff")),
+  "a text too long": wrong("70000 characters", "(" * 70000),
+  "too many parameters": wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
+  "a norm": wrong("LayerNormalization", RELU.replace("Relu", "LayerNormalization")),
+  "a sum": wrong("SumTo", RELU.replace("Relu", 'SumTo<axes="0">')),
+  "an unknown operator": wrong("'Softmax'", RELU.replace("Relu", "Softmax")),
+  "an unknown attribute": wrong("'alpha'", RELU.replace("Relu", "Relu<alpha=1>")),
+  "a shift of what has a sign": wrong(
     "int32", '(int32 x) => (int32 y) { y = BitShift<direction="LEFT">(x, 1) }', dtypes=(TensorProto.INT32,)
   ),
-  "a literal beyond the dtype": Wrong("300", "(uint8 x) => (uint8 y) { y = Add(x, 300) }", dtypes=(TensorProto.UINT8,)),
-  "mixed dtypes": Wrong("float16", SUM.replace("float r", "float16 r"), ((2,), (2,)), (FLOAT, TensorProto.FLOAT16)),
-  "another dtype": Wrong("is float16 but the program's parameter 'x' is float", RELU, dtypes=(TensorProto.FLOAT16,)),
-  "strings": Wrong("input 0 is string", RELU, dtypes=(TensorProto.STRING,)),
-  "an input too many": Wrong("1 parameters, the node 2 inputs", RELU, ((2, 3), (3,))),
-  "an input too few": Wrong("2 parameters, the node 1 inputs", SUM),
-  "an output too many": Wrong("1 results, the node 2 outputs", RELU, outputs=("y", "z")),
-  "operands that do not broadcast": Wrong("do not broadcast", SUM, ((2, 3), (4,))),
-  "operands that do not broadcast at the run": Wrong("do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))),
+  "a literal beyond the dtype": wrong("300", "(uint8 x) => (uint8 y) { y = Add(x, 300) }", dtypes=(TensorProto.UINT8,)),
+  "mixed dtypes": wrong("float16", SUM.replace("float r", "float16 r"), ((2,), (2,)), (FLOAT, TensorProto.FLOAT16)),
+  "another dtype": wrong("is float16 but the program's parameter 'x' is float", RELU, dtypes=(TensorProto.FLOAT16,)),
+  "strings": wrong("input 0 is string", RELU, dtypes=(TensorProto.STRING,)),
+  "an input too many": wrong("1 parameters, the node 2 inputs", RELU, ((2, 3), (3,))),
+  "an input too few": wrong("2 parameters, the node 1 inputs", SUM),
+  "an output too many": wrong("1 results, the node 2 outputs", RELU, outputs=("y", "z")),
+  "operands that do not broadcast": wrong("do not broadcast", SUM, ((2, 3), (4,))),
+  "operands that do not broadcast at the run": wrong("do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))),
 }
 
 
@@ -260,8 +235,8 @@ def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
 def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
   """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
   text = mangled(by_name["comparisons, float"].text, np.random.default_rng(seed))
-  wrong = Wrong("", text, ((3, 8), (8,)), outputs=("y", "g", "e"))
-  model = onnx.load_model_from_string(wrong.model())
+  node = wrong("", text, ((3, 8), (8,)), outputs=("y", "g", "e"))
+  model = onnx.load_model_from_string(node.model())
   for output in model.graph.output[1:]:
     output.type.tensor_type.elem_type = TensorProto.BOOL
   assert_runs_or_names_the_node(

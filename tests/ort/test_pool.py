@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from node_cases import OPSET, Array, bits, model_with
 from onnx import TensorProto, helper
+from onnx_models import built, computed
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
 from threads import in_threads
 
@@ -68,8 +69,7 @@ def test_the_decomposition_gives_the_same(case: Case) -> None:
   operator = find(DOMAIN, case.op)
   assert operator is not None
   nodes = operator.decompose(case.node(), 19)
-  session = onnxruntime.InferenceSession(case.model_of(nodes, case.shape, opset=19), providers=CPU_ONLY)
-  check(case, session.run(None, case.feeds())[0], unit=2.0**-20)
+  check(case, *computed(case.model_of(nodes, case.shape, opset=19), case.feeds()), unit=2.0**-20)
 
 
 @pytest.mark.parametrize("opset", [11, 13, 18, 22])
@@ -90,8 +90,7 @@ def test_the_decomposition_at_every_opset(name: str, opset: int) -> None:
   operator = find(DOMAIN, case.op)
   assert operator is not None
   model = case.model_of(operator.decompose(case.node(), opset), [None] * len(case.shape), opset=opset)
-  session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
-  check(case, session.run(None, case.feeds())[0], unit=2.0**-20)
+  check(case, *computed(model, case.feeds()), unit=2.0**-20)
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
@@ -305,13 +304,8 @@ class Wrong:
     return helper.make_node(self.op, names, ["y"], "culprit", domain=DOMAIN, **self.given)
 
   def model(self, known: bool) -> bytes:
-    shape = self.shape if known else None
-    inputs = [helper.make_tensor_value_info(f"x{i}", self.dtype, shape) for i in range(self.inputs)]
-    outputs = [helper.make_tensor_value_info("y", self.dtype, None)]
-    graph = helper.make_graph([self.node()], "g", inputs, outputs)
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-    made: Any = helper.make_model(graph, opset_imports=imports, ir_version=9)
-    return bytes(made.SerializeToString())
+    inputs = {f"x{i}": (self.dtype, self.shape if known else None) for i in range(self.inputs)}
+    return built([self.node()], inputs, {"y": (self.dtype, None)}, OPSET, 9, domains=[DOMAIN]).SerializeToString()
 
 
 K = {"kind": "average", "kernel_shape": [3, 3]}

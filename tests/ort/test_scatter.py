@@ -16,15 +16,15 @@ import onnxruntime
 import pytest
 from node_cases import OPSET, bits
 from onnx import TensorProto, helper
+from onnx_models import built, infos
 from scatter_cases import CASES, FLOATING, Case, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
 import ortplugin
-from ort.host import CPU_ONLY, make, options
+from ort.host import CPU_ONLY, assert_inferred, make, options
 from ort.refusals import assert_refused_in_time, refusals_of
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
-from ortplugin.session import element_type
 
 
 def run(session: Any, case: Case) -> np.ndarray:
@@ -191,10 +191,7 @@ def test_shapes_are_inferred(library: Path, case: Case, shapes: list[Any], wante
   for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
     session = make(replace(case, dtype=dtype).model(shapes))
     (output,) = session.get_outputs()
-    assert len(output.shape) == len(wanted)
-    for found, size in zip(output.shape, wanted, strict=True):
-      assert found == size or (size is None and found.startswith("ortplugin_"))
-    assert element_type(output.type) == element_type(f"tensor({dtype})")
+    assert_inferred(output, wanted, dtype)
 
 
 def test_unknown_shapes_are_known_at_the_run(library: Path) -> None:
@@ -227,30 +224,20 @@ class Place:
       given = {"axes": [0]} if words[0] == "UpdateSlice" else {}
       return helper.make_node(words[0], words[1:-2], [words[-1]], f"make {words[-1]}", domain=name, **given)
 
-    nodes = [node(each) for each in self.before] + [node(each) for each in self.after]
     size: int | str = rows if self.is_known else "rows"
-    inputs = [
-      helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1] if self.before else [size, 1024]),
-      helper.make_tensor_value_info("indices", TensorProto.INT64, [3, 1]),
-      helper.make_tensor_value_info("updates", TensorProto.FLOAT, [3, 1024]),
-    ]
-    constants = [onnx.numpy_helper.from_array(np.array([1], np.int64), "one")]
+    inputs = f"float{[1, 1] if self.before else f'[{size},1024]'} x, int64[3,1] indices, float[3,1024] updates"
+    weights: dict[str, np.ndarray] = {"one": np.array([1])}
     if self.is_known:
-      constants.append(onnx.numpy_helper.from_array(np.array([rows, 1024], np.int64), "shape"))
+      weights["shape"] = np.array([rows, 1024])
     else:
-      inputs.append(helper.make_tensor_value_info("shape", TensorProto.INT64, [2]))
+      inputs += ", int64[2] shape"
     if self.has_weight:
-      constants.append(onnx.numpy_helper.from_array(np.ones((rows, 1024), np.float32), "weight"))
-    graph = helper.make_graph(
-      nodes,
-      "g",
-      inputs,
-      [onnx.ValueInfoProto(name=name) for name in self.outputs],
-      constants,
-      value_info=[helper.make_tensor_value_info("y", TensorProto.FLOAT, [size, 1024])],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+      weights["weight"] = np.ones((rows, 1024), np.float32)
+    nodes = [node(each) for each in (*self.before, *self.after)]
+    model = built(nodes, inputs, {}, OPSET, 10, domains=[DOMAIN], weights=weights)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.outputs)
+    model.graph.value_info.extend(infos({"y": ("float", [size, 1024])}))
+    return model.SerializeToString()
 
   def feeds(self, rows: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(7)
@@ -440,14 +427,9 @@ class Wrong:
     for name, value in self.given:
       kind = onnx.AttributeProto.INTS if value == [] else None
       node.attribute.append(helper.make_attribute(name, value, attr_type=kind))
-    graph = helper.make_graph(
-      [node],
-      "g",
-      [helper.make_tensor_value_info(*each) for each in zip(names, self.dtypes, self.shapes, strict=True)],
-      [helper.make_tensor_value_info(name, self.dtypes[0], None) for name in self.outputs],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+    given = dict(zip(names, zip(self.dtypes, self.shapes, strict=True), strict=True))
+    results = {name: (self.dtypes[0], None) for name in self.outputs}
+    return built([node], given, results, OPSET, 10, domains=[DOMAIN]).SerializeToString()
 
   def feeds(self) -> list[tuple[str, Any, Any]] | None:
     """(dtype, shape, values or None) of each input."""

@@ -1,19 +1,18 @@
 """FusedSumTo in ONNX Runtime on the CPU: its reference and its decomposition; shapes; threads; what is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import pytest
-from node_cases import OPSET, bits, typed
+from node_cases import OPSET, typed
 from onnx import TensorProto
 from sum_to_cases import BOTH, CASES, CHANGING, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
 from threads import in_threads
 
-from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, make, run
-from ort.refusals import culprit
+from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, make, on_any_threads, run
+from ort.refusals import wrong_programs
 from ortplugin.ops.sum_to import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -44,9 +43,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
 def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
-  found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
-  for other in found[1:]:
-    assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
+  on_any_threads(case)
 
 
 # ---- shapes
@@ -77,51 +74,36 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
 # ---- wrong nodes
 
 
-@dataclass(frozen=True)
-class Wrong:
-  """A node that must be refused: words of the message beside the names of operator and node, and when."""
-
-  words: str
-  text: str | None
-  shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
-  dtype: int = FLOAT
-  outputs: tuple[str, ...] = ("y",)
-  fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
-
-  def model(self) -> bytes:
-    dtypes = [self.dtype] * len(self.shapes)
-    return culprit("FusedSumTo", self.shapes, {"program": self.text}, dtypes, self.outputs)
-
-
+wrong = wrong_programs("FusedSumTo")
 SUM = typed(summed("1"), "float")
 GRADIENT = typed(LERP_GRAD.replace("AXES", "0"), "float")
 WRONG = {
-  "no program": Wrong("program", None),
-  "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
-  "no sum": Wrong("holds no SumTo", "(float x) => (float y) { y = Relu(x) }"),
-  "a norm": Wrong("LayerNormalization", "(float x) => (float y) { y = LayerNormalization(x) }"),
-  "axes that descend": Wrong("1 0", SUM.replace('"1"', '"1 0"')),
-  "CUDA for axes": Wrong("found", SUM.replace('"1"', '"1); asm(""trap;"")"')),
-  "a sum that is computed with": Wrong(
+  "no program": wrong("program", None),
+  "an empty program": wrong("line 1, column 1: found the end of the text, expected '('", ""),
+  "no sum": wrong("holds no SumTo", "(float x) => (float y) { y = Relu(x) }"),
+  "a norm": wrong("LayerNormalization", "(float x) => (float y) { y = LayerNormalization(x) }"),
+  "axes that descend": wrong("1 0", SUM.replace('"1"', '"1 0"')),
+  "CUDA for axes": wrong("found", SUM.replace('"1"', '"1); asm(""trap;"")"')),
+  "a sum that is computed with": wrong(
     "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'
   ),
-  "a sum of a sum": Wrong(
+  "a sum of a sum": wrong(
     "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = SumTo<axes="1">(s) }'
   ),
-  "a Cast of a Cast": Wrong(
+  "a Cast of a Cast": wrong(
     "'y' computes with the sum 'c'",
     '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }',
   ),
-  "an axis beyond the rank": Wrong("'y' sums over axis 2", SUM.replace('"1"', '"2"')),
-  "an axis beyond the rank of what is partly known": Wrong(
+  "an axis beyond the rank": wrong("'y' sums over axis 2", SUM.replace('"1"', '"2"')),
+  "an axis beyond the rank of what is partly known": wrong(
     "'y' sums over axis 2", SUM.replace('"1"', '"2"'), (("a", 3),)
   ),
-  "an axis beyond the rank at the run": Wrong("'y' sums over axis 1", SUM, (None,), fed=((5,),)),
-  "another dtype": Wrong("is float16 but the program's parameter 'x' is float", SUM, dtype=TensorProto.FLOAT16),
-  "an input too many": Wrong("1 parameters, the node 2 inputs", SUM, ((2, 3), (3,))),
-  "an output too many": Wrong("1 results, the node 2 outputs", SUM, outputs=("y", "z")),
-  "operands that do not broadcast": Wrong("do not broadcast", GRADIENT, ((2, 3), (4,)), outputs=("y", "z")),
-  "operands that do not broadcast at the run": Wrong(
+  "an axis beyond the rank at the run": wrong("'y' sums over axis 1", SUM, (None,), fed=((5,),)),
+  "another dtype": wrong("is float16 but the program's parameter 'x' is float", SUM, dtypes=(TensorProto.FLOAT16,)),
+  "an input too many": wrong("1 parameters, the node 2 inputs", SUM, ((2, 3), (3,))),
+  "an output too many": wrong("1 results, the node 2 outputs", SUM, outputs=("y", "z")),
+  "operands that do not broadcast": wrong("do not broadcast", GRADIENT, ((2, 3), (4,)), outputs=("y", "z")),
+  "operands that do not broadcast at the run": wrong(
     "do not broadcast", GRADIENT, (("a", "b"), ("c",)), outputs=("y", "z"), fed=((2, 3), (4,))
   ),
 }
@@ -150,7 +132,4 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
 def test_runs_are_bit_identical(library: Path) -> None:
   case = by_name["large: lerp, gradients over other axes, float"]
-  session = make(case.model())
-  wanted = run(session, case)
-  for _ in range(20):
-    assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))
+  assert_runs_repeat(make(case.model()), case, check, 20)

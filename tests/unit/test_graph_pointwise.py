@@ -5,11 +5,10 @@ import onnx
 import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
+from onnx_models import annotated
 
-from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
-from ortplugin.model.annotate import annotate
 from ortplugin.ops.pointwise_reference import rounded, values
 from ortplugin.program import Parameter, Program, parse
 
@@ -22,9 +21,7 @@ def model_of(graph: str, opset: int = 18) -> onnx.ModelProto:
 
 
 def scope_of(model: onnx.ModelProto) -> Scope:
-  graph = import_model(model)
-  annotate(graph)
-  return next(iter(scopes(graph)))
+  return next(iter(scopes(annotated(model))))
 
 
 def written(model: onnx.ModelProto, **options: tuple[str, ...]) -> Program:

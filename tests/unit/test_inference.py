@@ -14,8 +14,8 @@ import onnx
 import onnx.backend.test
 import pytest
 from exported import DATA, architectures
-from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
-from onnx_models import parsed
+from onnx import AttributeProto, ModelProto, TensorProto, helper
+from onnx_models import built, parsed
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
@@ -31,16 +31,8 @@ def model_of(
   nodes: list[onnx.NodeProto], dtype: int = FLOAT, shape: list[Any] | None = None, opset: int = 18, **constants: Any
 ) -> ModelProto:
   """Nodes that make y of x and of constants."""
-  graph = helper.make_graph(
-    nodes,
-    "hostile",
-    [helper.make_tensor_value_info("x", dtype, [1] if shape is None else shape)],
-    [onnx.ValueInfoProto(name="y")],
-    [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-  )
-  graph.output[0].type.tensor_type.elem_type = FLOAT
-  graph.output[0].type.tensor_type.shape.dim.add()
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  weights = {name: np.asarray(value) for name, value in constants.items()}
+  return built(nodes, {"x": (dtype, [1] if shape is None else shape)}, {"y": (FLOAT, [None])}, opset, weights=weights)
 
 
 def doubled(op: str, count: int, first: str, **attributes: Any) -> list[onnx.NodeProto]:

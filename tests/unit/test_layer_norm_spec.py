@@ -2,12 +2,11 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from ml_dtypes import bfloat16
 from node_cases import assert_invalid, assert_old_opset_refused
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import built, computed, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -16,7 +15,7 @@ from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
 from ortplugin.ops.pointwise_reference import POINTWISE, evaluate
-from ortplugin.program import NUMPY_DTYPES, ONNX_DTYPES, parse
+from ortplugin.program import NUMPY_DTYPES, parse
 from ortplugin.program import OPERATORS as POINTWISE_OPERATORS
 
 TOLERANCES = {"float16": (2e-3, 2e-3), "float": (1e-5, 1e-5), "double": (1e-12, 1e-12)}
@@ -36,23 +35,12 @@ def node_of(text: str, name: str = "norm") -> onnx.NodeProto:
 
 def run_decomposed(text: str, inputs: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
   program = parse(text)
-  graph = helper.make_graph(
-    OPERATOR.decompose(node_of(text), opset),
-    "g",
-    [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
-    [
-      helper.make_tensor_value_info(r.name, ONNX_DTYPES[r.dtype], [None] * max(x.ndim for x in inputs.values()))
-      for r in program.results
-    ],
-  )
-  ir = 10 if opset >= 21 else 8
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+  given = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
+  rank = max(x.ndim for x in inputs.values())
+  results = {each.name: (each.dtype, [None] * rank) for each in program.results}
+  model = built(OPERATOR.decompose(node_of(text), opset), given, results, opset, 10 if opset >= 21 else 8)
   onnx.checker.check_model(model)
-  options = onnxruntime.SessionOptions()
-  options.log_severity_level = 3
-  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-  outputs: list[np.ndarray] = session.run(None, inputs)
-  return outputs
+  return computed(model, inputs)
 
 
 def test_the_table() -> None:
@@ -111,10 +99,9 @@ def test_the_reference_agrees_with_onnx_runtime(rng: np.random.Generator) -> Non
   model = parsed(
     "g (float[4,7] x, float[7] gamma) => (float[4,7] y) { y = LayerNormalization <epsilon = 0.001> (x, gamma) }"
   )
-  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
   program = parse("(float x, float gamma) => (float y) { n = LayerNormalization<epsilon=1e-3>(x) y = Mul(n, gamma) }")
   np.testing.assert_allclose(
-    layer_norm(program, [x, gamma])[0], session.run(None, {"x": x, "gamma": gamma})[0], rtol=1e-5, atol=1e-6
+    layer_norm(program, [x, gamma])[0], computed(model, {"x": x, "gamma": gamma})[0], rtol=1e-5, atol=1e-6
   )
 
 
@@ -181,13 +168,8 @@ def test_every_operator_decomposes_to_its_reference(op: str, dtype: str, opset: 
   if op == "Clip":  # its limits are scalars in ONNX
     inputs["p1"], inputs["p2"] = (np.asarray(v, NUMPY_DTYPES[dtype]) for v in (-1, 1.5))
   nodes = to_onnx(program, names, ["y"], opset, "t")
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
-    [helper.make_tensor_value_info("y", ONNX_DTYPES[program.results[0].dtype], [24])],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+  declared_inputs = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
+  model = built(nodes, declared_inputs, {"y": (program.results[0].dtype, [24])}, opset, 10)
   onnx.checker.check_model(model, full_check=True)
   from onnx.reference import ReferenceEvaluator
 

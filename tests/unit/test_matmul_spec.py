@@ -9,6 +9,7 @@ import pytest
 from matmul_cases import BIAS_RELU, by_name
 from node_cases import assert_invalid, typed
 from onnx import helper
+from onnx_models import built
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -83,13 +84,8 @@ def test_the_decomposition_in_bfloat16_is_valid(name: str) -> None:
   case = by_name[name]
   nodes = OPERATOR.decompose(case.node(), 14)
   assert ("Transpose" in [each.op_type for each in nodes]) == case.trans_b
-  kind = onnx.TensorProto.BFLOAT16
-  inputs = [
-    helper.make_tensor_value_info(each, kind, shape) for each, shape in zip(case.names, case.shapes, strict=True)
-  ]
-  graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, (2, 37, 24))])
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
-  onnx.checker.check_model(model, full_check=True)
+  inputs = {each: ("bfloat16", shape) for each, shape in zip(case.names, case.shapes, strict=True)}
+  onnx.checker.check_model(built(nodes, inputs, {"y": ("bfloat16", (2, 37, 24))}, 14), full_check=True)
 
 
 # ---- algorithms

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated, built, parsed
+from onnx import helper
+from onnx_models import annotated, built, computed, parsed
 
 from ortplugin import restore, run, session
 from ortplugin.graph.convert import import_model
@@ -35,10 +34,7 @@ def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[
   """Every shape is known, and it is the one that ONNX Runtime computes."""
   model = many(op, opset, shape, cases)
   graph = annotated(model)
-  options = onnxruntime.SessionOptions()
-  options.log_severity_level = 4
-  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-  found = session.run(None, {"x": np.zeros(shape, np.float32)})
+  found = computed(model, {"x": np.zeros(shape, np.float32)})
   for tensor, value, node in zip(graph.outputs, found, model.graph.node, strict=True):
     assert tuple(tensor.shape) == value.shape, (shape, node)
 
@@ -135,8 +131,7 @@ def test_beside_what_has_no_elements() -> None:
     { y = Concat<axis = 1>(e, x, x) }""")
   graph = annotated(model)
   assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
-  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-  assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+  assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
 def test_beside_a_constant_without_elements_that_inference_finds() -> None:
@@ -146,8 +141,7 @@ def test_beside_a_constant_without_elements_that_inference_finds() -> None:
     c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
   graph = annotated(model)
   assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
-  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-  assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+  assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
 @pytest.mark.parametrize("where", ["output", "value_info"])
@@ -222,7 +216,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
   assert any(each.name == "ceil_mode" for each in made.graph.node[0].attribute) == counts
   assert [node.op_type for node in made.graph.node[1:-1]] == ["Reshape"] * counts
   x = np.arange(15, dtype=np.float32).reshape(1, 1, 3, 5)
-  (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+  (wanted,) = computed(model, {"x": x})
   found = run(session(made.SerializeToString(), ["cpu"]), {"x": x})
   np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
@@ -238,7 +232,7 @@ def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: 
   made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
   assert changes
   x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
-  (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+  (wanted,) = computed(model, {"x": x})
   np.testing.assert_allclose(run(session(made.SerializeToString(), ["cpu"]), {"x": x})["y"], wanted, atol=1e-5)
 
 
@@ -313,16 +307,11 @@ def test_what_follows_fits(spatial: int, layout: str) -> None:
   optimized, _, _ = run_passes(model, select_passes(layout=layout))
   assert "Reshape" in [node.op_type for node in optimized.graph.node]
   feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}
-  both = [
-    onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-    for each in (model, optimized)
-  ]
-  np.testing.assert_array_equal(*both, strict=True)
+  np.testing.assert_array_equal(computed(optimized, feeds)[0], computed(model, feeds)[0], strict=True)
 
 
 def behind(node: onnx.NodeProto, width: int) -> onnx.ModelProto:
   """Convolutions around a node that makes p of `before`, of [1,4,width,width]."""
-  x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, width, width])
   nodes = [
     helper.make_node("Conv", ["x", "w"], ["before"], "before"),
     node,
@@ -331,11 +320,8 @@ def behind(node: onnx.NodeProto, width: int) -> onnx.ModelProto:
     helper.make_node("Conv", ["s", "w"], ["d"], "d"),
     helper.make_node("Softmax", ["d"], ["y"], "y", axis=1),
   ]
-  constants = {"w": np.ones((4, 4, 1, 1)), "scales": np.array([1, 1, 1.4, 1.4])}
-  initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()]
-  y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-  graph = helper.make_graph(nodes, "g", [x], [y], initializers)
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  weights = {"w": np.ones((4, 4, 1, 1), np.float32), "scales": np.array([1, 1, 1.4, 1.4], np.float32)}
+  return built(nodes, {"x": ("float", [1, 4, width, width])}, {"y": ("float", None)}, weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -371,11 +357,7 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: i
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
   assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
   x = np.random.default_rng(0).standard_normal((1, 4, width, width)).astype(np.float32)
-  wanted, got = (
-    onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    for each in (model, restore(made))
-  )
-  np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(*computed(restore(made), {"x": x}), *computed(model, {"x": x}), rtol=1e-5, atol=1e-6)
 
 
 def test_a_pool_of_open_size_keeps_its_ceil_mode() -> None:

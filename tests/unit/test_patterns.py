@@ -6,7 +6,7 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
 from onnx import helper
-from onnx_models import annotated, parsed
+from onnx_models import annotated, built, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model
@@ -291,14 +291,7 @@ def test_a_fused_nodes_shape_is_made_more_precise() -> None:
     helper.make_node("MatMul", ["y", "w"], ["z"]),
     helper.make_node("FusedPointwise", ["z"], ["r"], domain="ortplugin", program=RELU),
   ]
-  infos = [("y", ["unk__7", 4]), ("z", ["unk__7", 4])]
-  made = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", 1, [2, 4]), helper.make_tensor_value_info("w", 1, [4, 4])],
-    [helper.make_tensor_value_info("r", 1, ["unk__7", 4])],
-    value_info=[helper.make_tensor_value_info(name, 1, shape) for name, shape in infos],
-  )
-  imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
-  graph = annotated(helper.make_model(made, opset_imports=imports))
+  model = built(nodes, "float[2,4] x, float[4,4] w", "float[unk__7,4] r", domains=["ortplugin"])
+  model.graph.value_info.extend(helper.make_tensor_value_info(name, 1, ["unk__7", 4]) for name in "yz")
+  graph = annotated(model)
   assert [tuple(graph.tensors()[name].shape) for name in "yzr"] == [(2, 4)] * 3

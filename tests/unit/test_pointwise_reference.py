@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from onnx_models import built
 from operator_places import check_decomposition
 
 from ortplugin.errors import ModelError
@@ -18,7 +18,6 @@ from ortplugin.program import (
   DTYPES,
   INTEGERS,
   NUMPY_DTYPES,
-  ONNX_DTYPES,
   OPERATORS,
   UNSIGNED,
   Program,
@@ -206,16 +205,9 @@ def in_onnx(program: Program, inputs: Mapping[str, Array], opset: int) -> list[A
            and not s.number("keepdims") else rank for r in program.results]  # fmt: skip
   outputs = [f"out_{each.name}" for each in program.results]
   nodes = to_onnx(program, [p.name for p in program.parameters], outputs, opset, "t", sums)
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], inputs[p.name].shape) for p in program.parameters],
-    [
-      helper.make_tensor_value_info(f"out_{r.name}", ONNX_DTYPES[r.dtype], [None] * n)
-      for r, n in zip(program.results, ranks, strict=True)
-    ],
-  )
-  model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+  given = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
+  results = {f"out_{r.name}": (r.dtype, [None] * n) for r, n in zip(program.results, ranks, strict=True)}
+  model = built(nodes, given, results, opset, 10)
   onnx.checker.check_model(model, full_check=True)
   return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, dict(inputs))]
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated
+from onnx_models import annotated, built
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -40,16 +40,9 @@ def model(
   opset: int = 17,
 ) -> onnx.ModelProto:
   """A model; inputs and outputs are name to (dtype, shape), x and y of float32 and [2, 4] by default."""
-  inputs = inputs or {"x": (FLOAT, [2, 4])}
-  outputs = outputs or {"y": (FLOAT, [2, 4])}
-  graph = helper.make_graph(
-    list(nodes),
-    "g",
-    [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
-    [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
-    [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
-  )
-  result = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+  weights = {name: np.asarray(value) for name, value in (constants or {}).items()}
+  usual = (FLOAT, [2, 4])
+  result = built(nodes, inputs or {"x": usual}, outputs or {"y": usual}, opset, 9, weights=weights)
   onnx.checker.check_model(result, full_check=True)
   return result
 

@@ -224,16 +224,8 @@ def test_the_decomposition_is_the_reference_at_every_opset(opset: int) -> None:
     if opset < NEEDED[case.reduction] or any(0 in shape for shape in case.shapes):
       continue
     nodes = decompose(case.node(), opset)
-    graph = helper.make_graph(
-      nodes,
-      "g",
-      [
-        helper.make_tensor_value_info(name, ONNX_DTYPES[dtype][0], shape)
-        for name, dtype, shape in zip(INPUTS[case.op], case.dtypes, case.shapes, strict=True)
-      ],
-      [helper.make_tensor_value_info("y", ONNX_DTYPES[case.dtype][0], case.shapes[0])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    inputs = dict(zip(INPUTS[case.op], zip(case.dtypes, case.shapes, strict=True), strict=True))
+    model = built(nodes, inputs, {"y": (case.dtype, case.shapes[0])}, opset, 10)
     onnx.checker.check_model(model, full_check=True)
     if case.dtype == "float" and case.reduction in ("min", "max"):
       continue  # NaN is the evaluator's own

@@ -7,7 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import computed, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
@@ -23,8 +23,6 @@ def parse(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
-  import onnxruntime
-
   given = {each.name for each in model.graph.initializer}
   feeds = {}
   for each in model.graph.input:
@@ -32,11 +30,19 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
       dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
       shape = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
       feeds[each.name] = (rng.integers(0, 2, shape) if dtype.kind in "ib" else rng.standard_normal(shape)).astype(dtype)
-  options = onnxruntime.SessionOptions()
-  options.log_severity_level = 4
-  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-  outputs: list[np.ndarray[Any, Any]] = session.run(None, feeds)
-  return outputs
+  return computed(model, feeds)
+
+
+def assert_same(
+  original: onnx.ModelProto, upgraded: onnx.ModelProto, rng: np.random.Generator, **tolerances: float
+) -> None:
+  """Both compute the same of the same random inputs; `tolerances`: others than usual."""
+  state = rng.bit_generator.state
+  expected = run(original, rng)
+  rng.bit_generator.state = state
+  for a, b in zip(expected, run(upgraded, rng), strict=True):
+    assert a.dtype == b.dtype
+    np.testing.assert_allclose(b, a, **({"rtol": 1e-5, "atol": 1e-6} | tolerances))
 
 
 @pytest.mark.parametrize("ir", [3, 8])
@@ -85,12 +91,7 @@ def test_computes_the_same(opset: int, text: str, ir: int, rng: np.random.Genera
   original = parse(text, opset, ir)
   upgraded = upgrade(original)
   assert {each.domain: each.version for each in upgraded.opset_import} == {"": 11, "com.microsoft": 1}
-  state = rng.bit_generator.state
-  expected = run(original, rng)
-  rng.bit_generator.state = state
-  for a, b in zip(expected, run(upgraded, rng), strict=True):
-    assert a.dtype == b.dtype
-    np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+  assert_same(original, upgraded, rng)
 
 
 NEEDED_BY_BFLOAT16 = [
@@ -114,23 +115,15 @@ def test_computes_the_same_for_bfloat16(opset: int, text: str, rng: np.random.Ge
   upgraded = upgrade(original, BFLOAT16_OPSET)
   version = 14 if "Softmax" in text else 13  # whose Reshape may have a length of 0
   assert {each.domain: each.version for each in upgraded.opset_import} == {"": version, "com.microsoft": 1}
-  state = rng.bit_generator.state
-  expected = run(original, rng)
-  rng.bit_generator.state = state
-  for a, b in zip(expected, run(upgraded, rng), strict=True):
-    np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+  assert_same(original, upgraded, rng)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (2, 3, 0), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_softmax_of_no_elements(axis: int, shape: tuple[int, ...]) -> None:
   original = parse(f"g (float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis = {axis}> (x) }}", 9)
-  x = np.ones(shape, np.float32)
-  import onnxruntime
-
   for each in (original, upgrade(original, BFLOAT16_OPSET)):
-    session = onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
-    assert session.run(None, {"x": x})[0].shape == shape
+    assert computed(each, {"x": np.ones(shape, np.float32)})[0].shape == shape
 
 
 # With their dtypes: ONNX Runtime has no Clip of double before opset 12.
@@ -161,10 +154,7 @@ def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
   original = parse(text, opset)
   upgraded = upgrade(original)
   for _ in range(8):  # so that both branches run
-    state = rng.bit_generator.state
-    expected = run(original, rng)[0]
-    rng.bit_generator.state = state
-    np.testing.assert_array_equal(run(upgraded, rng)[0], expected)
+    assert_same(original, upgraded, rng, rtol=0, atol=0)
 
 
 def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
@@ -187,10 +177,7 @@ def test_bodies_that_use_one_name_twice(rng: np.random.Generator) -> None:
   original = parse(text, 8)
   upgraded = upgrade(original)
   for _ in range(8):  # so that both branches run
-    state = rng.bit_generator.state
-    expected = run(original, rng)[0]
-    rng.bit_generator.state = state
-    np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+    assert_same(original, upgraded, rng)
 
 
 def test_large_weights_and_descriptions_are_kept() -> None:
@@ -300,10 +287,7 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
   if name:
     assert [each.op_type for each in upgraded.graph.node if each.name] == ["Softmax"]
     assert [each.doc_string for each in upgraded.graph.node if each.name] == ["kept"]
-  state = rng.bit_generator.state
-  expected = run(model, rng)[0]
-  rng.bit_generator.state = state
-  np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+  assert_same(model, upgraded, rng)
 
 
 @pytest.mark.parametrize(("body", "kept"), [

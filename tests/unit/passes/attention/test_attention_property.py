@@ -7,6 +7,7 @@ from attention_helpers import assert_equal, attentions, feeds, in_float, no_cons
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
+from onnx_models import built
 from pass_helpers import run_pass
 from sample import examples
 
@@ -21,7 +22,7 @@ class Builder:
 
   def __init__(self) -> None:
     self.nodes: list[onnx.NodeProto] = []
-    self.inputs: list[onnx.ValueInfoProto] = []
+    self.inputs: dict[str, tuple[str, list[int]]] = {}
 
   def op(self, op: str, *inputs: str, **attributes: object) -> str:
     self.nodes.append(helper.make_node(op, list(inputs), [f"t{len(self.nodes)}"], **attributes))
@@ -32,7 +33,7 @@ class Builder:
 
   def input(self, shape: list[int]) -> str:
     name = f"x{len(self.inputs)}"
-    self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    self.inputs[name] = "float", shape
     return name
 
 
@@ -84,9 +85,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
     at = draw(st.integers(0, 2))
     shape[at : at + 2] = [shape[at] * shape[at + 1]]
     y = build.op("Reshape", y, build.integers(*shape))
-  output = helper.make_tensor_value_info(y, TensorProto.FLOAT, shape)
-  graph = helper.make_graph(build.nodes, "g", build.inputs, [output])
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  return built(build.nodes, build.inputs, {y: ("float", shape)})
 
 
 @given(graphs(), st.integers(0, 2**16))

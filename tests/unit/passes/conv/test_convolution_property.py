@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from onnx_models import built
 from pass_helpers import operators, run_same
 from sample import examples
 
@@ -19,20 +20,19 @@ KINDS = ("conv", "conv", "transposed", "norm", "norm", "arithmetic", "arithmetic
 
 
 class Chain:
-  """Nodes and initializers of a graph on values [N, 4, height, width]."""
+  """Nodes and weights of a graph on values [N, 4, height, width]."""
 
   def __init__(self, seed: int) -> None:
     self.generator = np.random.default_rng(seed)
     self.nodes: list[onnx.NodeProto] = []
-    self.initializers: list[onnx.TensorProto] = []
+    self.weights: dict[str, np.ndarray] = {}
     self.values = [("x", (7, 6))]  # names and sizes
 
   def constant(self, shape: tuple[int, ...], positive: bool = False, values: Any = None) -> str:
     """A new initializer of numbers around 0, or between 0.5 and 1.5."""
     made = self.generator.uniform(0.5, 1.5, shape) if positive else self.generator.standard_normal(shape)
-    name = f"c{len(self.initializers)}"
-    array = made.astype(np.float32) if values is None else np.asarray(values)
-    self.initializers.append(numpy_helper.from_array(array, name))
+    name = f"c{len(self.weights)}"
+    self.weights[name] = made.astype(np.float32) if values is None else np.asarray(values)
     return name
 
   def add(self, op: str, inputs: list[str], size: tuple[int, int], **attributes: Any) -> None:
@@ -89,16 +89,10 @@ def chains(draw: st.DrawFn) -> onnx.ModelProto:
       chain.add("Sum", [x, other], (height, width))
   chain.add("Relu", [chain.values[-1][0]], chain.values[-1][1])
   kept = {chain.values[-1][0], draw(st.sampled_from(chain.values[1:]))[0]}
-  outputs = [
-    helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", CHANNELS, *size])
-    for name, size in chain.values
-    if name in kept
-  ]
-  inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", CHANNELS, 7, 6])]
+  outputs = {name: ("float", ["N", CHANNELS, *size]) for name, size in chain.values if name in kept}
   used = {name for node in chain.nodes for name in node.input}
-  initializers = [each for each in chain.initializers if each.name in used]
-  graph = helper.make_graph(chain.nodes, "g", inputs, outputs, initializers)
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  weights = {name: array for name, array in chain.weights.items() if name in used}
+  return built(chain.nodes, {"x": ("float", ["N", CHANNELS, 7, 6])}, outputs, weights=weights)
 
 
 @settings(max_examples=examples(80), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

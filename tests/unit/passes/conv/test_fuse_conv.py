@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx_models import built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
 
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
@@ -30,21 +31,11 @@ def conv(
   values = {"w": generator.standard_normal(weights) * 0.3, "b": generator.standard_normal(bias_shape)}
   names = ["x", "w", *["b"] * bias]
   shape = ("N", 4, *[7] * spatial) if x_shape is None else x_shape
-  graph = helper.make_graph(
-    [helper.make_node("Conv", names, ["y"], "conv", **attributes)],
-    "g",
-    [
-      helper.make_tensor_value_info("x", kind, shape),
-      *(helper.make_tensor_value_info(n, kind, values[n].shape) for n in names[1:] if n not in constant),
-    ],
-    [helper.make_tensor_value_info("y", kind, ["N", *"ABCD"[: spatial + 1]])],
-    [
-      helper.make_tensor(n, kind, values[n].shape, values[n].astype(np.float32).ravel())
-      for n in names[1:]
-      if n in constant
-    ],
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  inputs = {"x": (kind, shape)} | {name: (kind, values[name].shape) for name in names[1:] if name not in constant}
+  numpy = helper.tensor_dtype_to_np_dtype(kind)
+  weights = {name: values[name].astype(numpy) for name in names[1:] if name in constant}
+  node = helper.make_node("Conv", names, ["y"], "conv", **attributes)
+  return built([node], inputs, {"y": (kind, ["N", *"ABCD"[: spatial + 1]])}, opset, weights=weights)
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])

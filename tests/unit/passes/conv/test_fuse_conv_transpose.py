@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_models import built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
@@ -38,14 +39,9 @@ def up(
     nodes.append(helper.make_node(op, [f"v{number}", *extra], [f"v{number + 1}"], op.lower()))
   nodes[-1].output[0] = "y"
   read = {name for node in nodes for name in node.input}
-  graph = helper.make_graph(
-    nodes,
-    "g",
-    [helper.make_tensor_value_info("x", kind, x_shape)],
-    [helper.make_tensor_value_info("y", kind, ["N", *"ABC"[: len(x_shape) - 1]])],
-    [numpy_helper.from_array(v.astype(NUMPY[dtype]), n) for n, v in constants.items() if n in read],
-  )
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+  weights = {name: value.astype(NUMPY[dtype]) for name, value in constants.items() if name in read}
+  y = {"y": (kind, ["N", *"ABC"[: len(x_shape) - 1]])}
+  return built(nodes, {"x": (kind, x_shape)}, y, opset, weights=weights)
 
 
 @pytest.mark.parametrize(

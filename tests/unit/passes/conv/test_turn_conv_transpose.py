@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
+from onnx_models import annotated, built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
-from ortplugin.graph.convert import import_model
-from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import PIPELINE, run_passes
 from ortplugin.passes.conv import turn_conv_transpose
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
@@ -37,15 +36,9 @@ def up(
   if follows:
     nodes[0].output[0] = "c"
     nodes.append(helper.make_node("Relu", ["c"], ["y"], "relu"))
-  inputs = [helper.make_tensor_value_info("x", kind, x)]
-  if not constant:
-    inputs.append(helper.make_tensor_value_info("w", kind, w))
-  kept = ["w"] * constant + ["b"] * follows
-  graph = helper.make_graph(
-    nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [None] * len(x))],
-    [numpy_helper.from_array(given[name].astype(dtype), name) for name in kept],
-  )  # fmt: skip
-  return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+  inputs = {"x": (kind, x), **({} if constant else {"w": (kind, w)})}
+  weights = {name: given[name].astype(dtype) for name in ["w"] * constant + ["b"] * follows}
+  return built(nodes, inputs, {"y": (kind, [None] * len(x))}, weights=weights)
 
 
 def before(original: onnx.ModelProto, last: bool = True) -> onnx.ModelProto:
@@ -233,9 +226,7 @@ def test_invalid_nodes_stay(attribute: str, value: Any, reason: str) -> None:
   kept = [each for each in node.attribute if each.name != attribute]
   del node.attribute[:]
   node.attribute.extend([*kept, *([] if value is None else [helper.make_attribute(attribute, value)])])
-  graph = import_model(found)
-  annotate(graph)
-  result = TURN_CONV_TRANSPOSE(graph)
+  result = TURN_CONV_TRANSPOSE(annotated(found))
   assert not result.changes
   assert any(reason in each.reason for each in result.near_misses), result.near_misses
 

@@ -27,10 +27,9 @@ def moved(original: onnx.ModelProto) -> onnx.ModelProto:
 def test_a_transpose_is_spared(channels: int) -> None:
   original = network(channels)
   assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]
-  optimized, result = run_pass(moved(original), IMAGE_INPUT, into=["FusedConv", "Transpose"])
+  optimized, _ = run_pass(moved(original), IMAGE_INPUT, into=["FusedConv", "Transpose"], changes=1)
   assert optimized.graph.node[0].input[0] == "x"
   assert attributes(optimized.graph.node[0])["input_layout"] == b"NCHW"
-  assert len(result.changes) == 1
   assert_same_outputs(original, optimized)
   assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT])
 

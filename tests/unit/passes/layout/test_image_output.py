@@ -7,11 +7,9 @@ import onnx
 import pytest
 from layout_helpers import attributes
 from onnx import helper, numpy_helper
-from onnx_models import parsed
+from onnx_models import annotated, parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
-from ortplugin.graph.convert import import_model
-from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import PIPELINE
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
@@ -129,9 +127,7 @@ def test_an_invalid_node_stays() -> None:
   found = moved(network())
   (program,) = (each for each in node_of(found).attribute if each.name == "program")
   program.s = b"nonsense"
-  graph = import_model(found)
-  annotate(graph)
-  result = IMAGE_OUTPUT(graph)
+  result = IMAGE_OUTPUT(annotated(found))
   assert not result.changes
   assert "expected '('" in result.near_misses[0].reason
 

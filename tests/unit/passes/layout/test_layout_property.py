@@ -5,7 +5,8 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from onnx_models import built
 from pass_helpers import assert_close, restore, run
 from sample import examples
 
@@ -49,14 +50,9 @@ class Network:
     read = {name for node in self.nodes for name in node.input}
     last = self.nodes[-1].output[0]
     outputs = sorted({last, *(name for name in self.images if name not in read and name != "x")})
-    graph = helper.make_graph(
-      self.nodes,
-      "g",
-      [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, *self.images["x"]])],
-      [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-      self.constants,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    x = {"x": ("float", [2, *self.images["x"]])}
+    model = built(self.nodes, x, dict.fromkeys(outputs, ("float", None)), opset)
+    model.graph.initializer.extend(self.constants)
     inferred = onnx.shape_inference.infer_shapes(model)
     for own, info in zip(model.graph.output, inferred.graph.output, strict=True):
       own.CopyFrom(info)

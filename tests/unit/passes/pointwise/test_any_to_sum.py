@@ -38,10 +38,9 @@ FEEDS = [feeds(), feeds(7), feeds(0, 59), feeds(*range(20)), feeds(*range(60))]
 def test_any_and_all(op: str, dtype: str, keepdims: int, axes: str) -> None:
   y = {"": ["", "1,1,1"], ", axes = [1, -1]": ["3", "3,1,1"]}.get(axes, ["", "1,1,1"])[keepdims]
   original = graph(f"{op}<keepdims = {keepdims}{axes}>(c)", DTYPES[dtype], y=y)
-  optimized, result = run_pass(original, ANY_TO_SUM)
+  optimized, _ = run_pass(original, ANY_TO_SUM, changes=1)
   assert op not in operators(optimized)
   assert operators(optimized).count("ReduceSum") == 1
-  assert len(result.changes) == 1
   for each in FEEDS:
     np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
@@ -115,8 +114,9 @@ def test_what_is_infinite_is_counted_where_it_is_found() -> None:
       y = Cast<to = 10>(high) }""",
     18,
   )
-  optimized, _ = run_same(original, ANY_TO_SUM, FUSE_SUM_TO)
-  assert operators(optimized) == ["FusedSumTo", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
+  optimized, _ = run_same(
+    original, ANY_TO_SUM, FUSE_SUM_TO, into=["FusedSumTo", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
+  )
   assert "isinf = IsInf(y)" in programs(optimized)[0]
   infinite = np.full((2, 3, 8), np.inf, np.float16)
   np.testing.assert_array_equal(run(restore(optimized), {"x": infinite})[0], np.full_like(infinite, 64504))

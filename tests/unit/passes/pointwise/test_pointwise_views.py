@@ -107,9 +107,8 @@ def test_an_expand_that_gives_the_shape_stays() -> None:
     ", float[8] b, float[4,1] c",
     "float[6,4,8] y",
   )
-  optimized, result = run_pass(model(both), POINTWISE_VIEWS)
+  optimized, result = run_pass(model(both), POINTWISE_VIEWS, changes=1)
   assert list(optimized.graph.node[-1].input) == ["b", "f"]
-  assert len(result.changes) == 1
   assert not reasons(result)
 
 

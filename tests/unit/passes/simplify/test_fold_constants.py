@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnx_models import built
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run, run_pass, run_same
 
 from ortplugin.graph.convert import import_model
@@ -92,18 +93,10 @@ def test_kept(what: str) -> None:  # RELIABILITY 17, 20
 
 def of_constants(op: str, opset: int, *inputs: object, **attributes: object) -> onnx.ModelProto:
   """y = op(constants) for an Identity of it."""
-  arrays = [onnx.numpy_helper.from_array(np.asarray(each), f"c{i}") for i, each in enumerate(inputs)]
-  graph = helper.make_graph(
-    [
-      helper.make_node(op, [each.name for each in arrays], ["f"], **attributes),
-      helper.make_node("Identity", ["f"], ["y"]),
-    ],
-    "g",
-    [],
-    [onnx.ValueInfoProto(name="y")],
-    arrays,
-  )
-  made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+  weights = {f"c{i}": np.asarray(each) for i, each in enumerate(inputs)}
+  nodes = [helper.make_node(op, list(weights), ["f"], **attributes), helper.make_node("Identity", ["f"], ["y"])]
+  made = built(nodes, {}, {}, opset, 7, weights=weights)
+  made.graph.output.add(name="y")
   made.graph.output[0].CopyFrom(onnx.shape_inference.infer_shapes(made).graph.output[0])
   return made
 

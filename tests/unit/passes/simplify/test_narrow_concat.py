@@ -25,9 +25,8 @@ def concat(
 )
 @pytest.mark.parametrize("axis", [1, -2])
 def test_parts(count: int, expected: list[int], axis: int) -> None:
-  optimized, result = run_same(model(concat(count, axis=axis)), NARROW_CONCAT)
+  optimized, _ = run_same(model(concat(count, axis=axis)), NARROW_CONCAT, changes=1)
   assert widths(optimized) == expected
-  assert len(result.changes) == 1
 
 
 def test_more_than_two_levels() -> None:
