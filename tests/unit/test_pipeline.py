@@ -14,13 +14,13 @@ from ortplugin.precision.plan import Request
 
 _ORDER = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions gather-views
-    late-expand repeated-constants inline-if common-subexpressions sum-to-add fold-batch-norm fold-pad
-    channel-shuffle fuse-layer-norm fuse-rms-norm norm-epilogue early-gather masked-fill update-slice fuse-scatter
-    scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-cache attention-rotary
-    merge-products batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize
-    matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output
-    transpose-views row-order matmul-to-fused patches-to-matmul matmul-views batch-first matmul-epilogue norm-prologue
-    fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    late-expand repeated-constants inline-if common-subexpressions sum-to-add fold-batch-norm fold-pad channel-shuffle
+    fuse-layer-norm fuse-rms-norm norm-epilogue early-gather masked-fill update-slice fuse-scatter scatter-transpose
+    nested-slices narrow-concat dead-nodes fuse-attention attention-cache attention-rotary merge-products
+    batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv
+    image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output transpose-views flat-pad row-order
+    matmul-to-fused patches-to-matmul matmul-views batch-first matmul-epilogue norm-prologue fuse-conv-grad any-to-sum
+    fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -30,8 +30,8 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views row-order matmul-to-fused
-    norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views flat-pad row-order
+    matmul-to-fused norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 
