@@ -12,6 +12,7 @@ of better operators, which have drawn in what they take.
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
@@ -36,7 +37,7 @@ class FusePointwise:
     """Fuses the sets of the graph and its bodies, at most `limit` of them."""
     changes: list[Change] = []
     misses: list[NearMiss] = []
-    left_alone = shape_values(graph)
+    left_alone = shape_values(graph) | constant_values(graph)
     for scope in scopes(graph):
       while True:  # twice as a rule: what is fused then finds no more to join, and says why
         members, missed = find_members(scope, left_alone)

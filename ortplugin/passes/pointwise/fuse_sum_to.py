@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
@@ -44,7 +45,8 @@ class FuseSumTo:
 
   def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
     """Joins what can be joined in the graph and its bodies, at most `limit` times."""
-    return RulePass(self.name, self.summary, _Sums(shape_values(graph)))(graph, limit)
+    left_alone = shape_values(graph) | constant_values(graph)
+    return RulePass(self.name, self.summary, _Sums(left_alone))(graph, limit)
 
 
 class _Sums(SumCore):

@@ -10,6 +10,7 @@ product of matrices. So do Casts and whatever has no floating-point result.
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.shape_values import shape_values
@@ -30,7 +31,7 @@ class LonePointwise:
   def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
     """Replaces the operators of the graph and its bodies, at most `limit` of them."""
     changes: list[Change] = []
-    left_alone = shape_values(graph)
+    left_alone = shape_values(graph) | constant_values(graph)
     for scope in scopes(graph):
       members, _ = find_members(scope, left_alone)
       for member in members.values():

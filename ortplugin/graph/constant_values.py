@@ -1,0 +1,32 @@
+"""Which values of a model come from constants alone, so that ONNX Runtime computes them once, as it loads the model.
+
+Weights that are normalised (NFNet) are too large to be computed here, and an operator of ours among what makes them
+would run every time: ONNX Runtime folds its own alone. It does so on the CPU, where it has few operators in half
+precision; what is made in that stays ours.
+"""
+
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.convert import all_graphs, local_functions
+from ortplugin.graph.domains import DEFAULT_DOMAINS
+from ortplugin.graph.shape_values import CARRY
+from ortplugin.program import OPERATORS
+
+FOLDED = frozenset([*CARRY, *OPERATORS, "BatchNormalization", "Expand", "MatMul", "ReduceL2", "ReduceMean", "Tile"])
+
+
+def constant_values(graph: gs.Graph) -> frozenset[int]:
+  """The ids of the tensors that nodes make of constants alone, in the graph and its bodies."""
+  functions = local_functions(graph)
+  found: set[int] = set()
+  for each in all_graphs(graph):
+    for node in each.nodes:
+      standard = (node.domain or "") in DEFAULT_DOMAINS and ("", node.op) not in functions
+      if not standard or (node.op not in FOLDED and node.op != "Constant"):
+        continue
+      made = [tensor for tensor in node.outputs if not tensor.is_empty()]
+      given = [tensor for tensor in node.inputs if not tensor.is_empty()]
+      half = any(t.dtype is None or (t.dtype.itemsize == 2 and t.dtype.kind not in "iu") for t in (*made, *given))
+      if not half and all(isinstance(tensor, gs.Constant) or id(tensor) in found for tensor in given):
+        found.update(id(tensor) for tensor in made)
+  return frozenset(found)
