@@ -38,6 +38,7 @@ from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
+from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
 from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
@@ -177,6 +178,7 @@ TABLE: tuple[Step, ...] = (
   Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
   Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
   Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
+  Step(SPLIT_PRODUCTS, EVERY_ROUND, "with the epilogue before the Split; what is behind it is drawn in then"),
   Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
   Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
   Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),

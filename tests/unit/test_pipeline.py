@@ -19,8 +19,8 @@ _ORDER = """
     scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-cache attention-rotary
     merge-products batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize matmul-to-conv
     gemm-to-conv image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output transpose-views
-    flat-pad row-order matmul-to-fused patches-to-matmul matmul-views batch-first matmul-epilogue norm-prologue
-    fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    flat-pad row-order matmul-to-fused patches-to-matmul matmul-views batch-first matmul-epilogue split-products
+    norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
