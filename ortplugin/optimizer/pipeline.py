@@ -12,6 +12,7 @@ from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
+from ortplugin.passes.attention.rotated_rows import ROTATED_ROWS
 from ortplugin.passes.base import Pass, PassResult
 from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
 from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
@@ -153,6 +154,7 @@ TABLE: tuple[Step, ...] = (
   Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
+  Step(ROTATED_ROWS, EVERY_ROUND, "after attention, whose Q and K it makes what attention-rotary knows"),
   Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
   Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
   Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
