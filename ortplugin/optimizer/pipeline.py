@@ -55,6 +55,7 @@ from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
 from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.cast_like import CAST_LIKE
+from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
@@ -173,6 +174,7 @@ TABLE: tuple[Step, ...] = (
   Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+  Step(COL2IM_TO_GATHER, QUIET_ROUND, "before the Pads of rows, one of which it makes"),
   Step(FLAT_PAD, QUIET_ROUND, "after the layout is chosen, which knows a Pad's axes"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
