@@ -20,8 +20,8 @@ _ORDER = """
     attention-rotary merge-products batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize
     matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output
     transpose-views col2im-to-gather flat-pad row-order matmul-to-fused patches-to-matmul matmul-views batch-first
-    matmul-epilogue split-products norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise
-    lone-pointwise
+    matmul-epilogue split-products norm-prologue fuse-conv-grad reductions any-to-sum fuse-sum-to pointwise-views
+    fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -32,7 +32,7 @@ _BEFORE_PRECISION = """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
     fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views col2im-to-gather flat-pad
-    row-order matmul-to-fused norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    row-order matmul-to-fused norm-prologue reductions fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 
