@@ -13,6 +13,7 @@ from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
+from ortplugin.passes.attention.rotated_rows import ROTATED_ROWS
 from ortplugin.passes.base import Pass, PassResult
 from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
 from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
@@ -39,6 +40,8 @@ from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
+from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
+from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
@@ -48,11 +51,13 @@ from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
 from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
+from ortplugin.passes.pointwise.reductions import REDUCTIONS
 from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
 from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
 from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.cast_like import CAST_LIKE
+from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
@@ -143,6 +148,7 @@ TABLE: tuple[Step, ...] = (
   Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
   Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
   Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
+  Step(FUSE_L2_NORM, EVERY_ROUND, "after Expands are gone; before what follows the norm is drawn in"),
   Step(NORM_EPILOGUE, EVERY_ROUND, "after the norms, into which it draws what follows them"),
   Step(EARLY_GATHER, EVERY_ROUND, "after the norms are ours, which it passes; before products are"),
   Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),
@@ -154,6 +160,7 @@ TABLE: tuple[Step, ...] = (
   Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
+  Step(ROTATED_ROWS, EVERY_ROUND, "after attention, whose Q and K it makes what attention-rotary knows"),
   Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
   Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
   Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
@@ -173,6 +180,7 @@ TABLE: tuple[Step, ...] = (
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
+  Step(COL2IM_TO_GATHER, QUIET_ROUND, "before the Pads of rows, one of which it makes"),
   Step(FLAT_PAD, QUIET_ROUND, "after the layout is chosen, which knows a Pad's axes"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
@@ -181,8 +189,10 @@ TABLE: tuple[Step, ...] = (
   Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
   Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
   Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
+  Step(SPLIT_PRODUCTS, EVERY_ROUND, "with the epilogue before the Split; what is behind it is drawn in then"),
   Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
   Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
+  Step(REDUCTIONS, QUIET_ROUND, "of what is part of no norm, and no pool by its layout; before sums are joined"),
   Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
   Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
   Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from sample import SAMPLING, examples
 
 from fuzz.corpus import from_text, known, to_text
 from fuzz.evaluate import Evaluator
@@ -25,7 +26,6 @@ from fuzz.narrow import walk
 from fuzz.oracle import explained, quick, trials
 from fuzz.run import Result, fuzz, shrink
 from fuzz.worker import TESTS, Worker, environment
-from sample import SAMPLING, examples
 
 pytestmark = pytest.mark.xdist_group("random graphs")  # one worker makes what all ask for
 

@@ -15,13 +15,14 @@ from ortplugin.precision.plan import Request
 
 _ORDER = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions gather-views
-    late-expand repeated-constants inline-if common-subexpressions einsum-to-matmul sum-to-add fold-batch-norm fold-pad
-    channel-shuffle fuse-layer-norm fuse-rms-norm norm-epilogue early-gather masked-fill update-slice fuse-scatter
-    scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-cache attention-rotary
-    merge-products batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize
-    matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output
-    transpose-views attention-views flat-pad row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views
-    batch-first matmul-epilogue norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise
+    late-expand repeated-constants inline-if common-subexpressions einsum-to-matmul sum-to-add fold-batch-norm
+    fold-pad channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm norm-epilogue early-gather masked-fill
+    update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention
+    attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv windows-last
+    channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
+    vector-conv-transpose turn-conv-transpose image-output transpose-views attention-views col2im-to-gather flat-pad
+    row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue
+    split-products norm-prologue fuse-conv-grad reductions any-to-sum fuse-sum-to pointwise-views fuse-pointwise
     lone-pointwise
 """
 ORDER = _ORDER.split()
@@ -32,8 +33,9 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views attention-views flat-pad
-    row-order matmul-to-fused matmul-to-tf32 norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    fuse-attention batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views attention-views
+    col2im-to-gather flat-pad row-order matmul-to-fused matmul-to-tf32 norm-prologue reductions fuse-sum-to
+    pointwise-views fuse-pointwise lone-pointwise
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 

@@ -1,11 +1,10 @@
-"""An Einsum of two operands becomes a MatMul, one without a sum a Mul, and one of one operand a ReduceSum or Transpose.
+"""An Einsum of two operands that sums becomes a MatMul, one of one operand a Transpose.
 
     y = Einsum<"bhid,bhjd->bhij">(q, k)     becomes     y = MatMul(q, Transpose<perm = [0, 1, 3, 2]>(k))
 
 Labels of both operands are the batch if the result has them, else they are summed over; the others are rows of the
-first operand (m) and columns of the second (n). Operands get the order batch, m, sum and batch, sum, n; several labels
-of one kind are one axis of the product. What MatMul, attention and norms are to other passes, an Einsum is not, and
-ONNX Runtime's copies what it reshapes.
+first and columns of the second. Several labels of one kind are one axis of the product. What MatMul, attention and
+norms are to other passes, an Einsum is not, and ONNX Runtime's copies what it reshapes.
 """
 
 import math
@@ -20,6 +19,8 @@ from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers, transpose
 from ortplugin.program import FLOATING
 
+Groups = list[list[str]]
+
 
 class _StaysError(Exception):
   """Why the Einsum stays."""
@@ -29,18 +30,16 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   """Replaces one Einsum."""
   if scope.op(node) != "Einsum" or scope.dtype(node.outputs[0]) not in FLOATING:
     return None
-  labels = (label(node),)
   try:
     terms, result = _parse(str(node.attrs["equation"]), len(node.inputs))
     dims = _dims(scope, node, terms)
     if len(terms) == 1:
-      new = _one(scope, node, terms[0], result)
-    elif any(each in terms[1] and each not in result for each in terms[0]):
-      new = _product(scope, node, terms, result, dims)
+      new = gs.Node("Transpose", node.name, {"perm": [terms[0].index(each) for each in result]}, [node.inputs[0]])
     else:
-      new = _mul(scope, node, terms, result, dims)
+      new = _product(scope, node, terms, result, dims)
   except _StaysError as reason:
     return Missed(label(node), str(reason))
+  labels = (label(node),)
   scope.replace([node], new, [node.outputs[0]])
   return Applied(labels, new)
 
@@ -51,12 +50,11 @@ def _parse(equation: str, operands: int) -> tuple[list[str], str]:
   terms = left.split(",")
   if not arrow:
     result = "".join(sorted(each for each in set(left) if each.isalpha() and left.count(each) == 1))
-  if "." in equation or len(terms) != operands or operands > 2:
-    raise _StaysError(f"'{equation}' is no product of two operands, or has an ellipsis")
-  if any(len(set(each)) != len(each) for each in (*terms, result)):
-    raise _StaysError(f"'{equation}' has a label twice in one operand")
-  if operands == 2 and any((each in terms[0]) + (each in terms[1]) + (each in result) < 2 for each in "".join(terms)):
-    raise _StaysError(f"'{equation}' sums over an axis of one operand alone")
+  if "." in equation or len(terms) != operands or operands > 2 or any(len({*t}) != len(t) for t in (*terms, result)):
+    raise _StaysError(f"'{equation}' has an ellipsis, more than two operands, or one with a label twice")
+  alone = [each for each in left if each.isalpha() and left.count(each) == 1 and each not in result]
+  if alone or (operands == 2 and not any(each in terms[1] and each not in result for each in terms[0])):
+    raise _StaysError(f"'{equation}' sums over no axis of both, or over {alone} of one operand")
   return terms, result
 
 
@@ -74,95 +72,55 @@ def _dims(scope: Scope, node: gs.Node, terms: Sequence[str]) -> dict[str, Dim]:
   return dims
 
 
-def _one(scope: Scope, node: gs.Node, term: str, result: str) -> gs.Node:
-  """Of one operand: the sum over what the result lacks, then its order."""
-  x, summed = node.inputs[0], [axis for axis, each in enumerate(term) if each not in result]
-  kept = [each for each in term if each in result]
-  perm = [kept.index(each) for each in result]
-  if not summed:
-    return gs.Node("Transpose", node.name, {"perm": perm}, [x])
-  given = scope.shape(x) or ()
-  shape = tuple(dim for axis, dim in enumerate(given) if axis not in summed)
-  if scope.opset < 13:
-    x = emit(scope, node, "ReduceSum", [x], shape, axes=summed, keepdims=0)
-  else:
-    x = emit(scope, node, "ReduceSum", [x, integers(scope, summed, "axes")], shape, keepdims=0)
-  return gs.Node("Transpose", node.name, {"perm": perm}, [x]) if result else gs.Node("Identity", node.name, {}, [x])
-
-
 def _product(scope: Scope, node: gs.Node, terms: Sequence[str], result: str, dims: dict[str, Dim]) -> gs.Node:
   """The MatMul with its views and Transposes; the node that is to make the result."""
-  at = (0, 1)  # the operands, first the one with the rows
-  free = [[each for each in result if each in terms[i] and each not in terms[1 - i]] for i in at]
-  if free[0] and free[1] and result.index(free[1][-1]) < result.index(free[0][0]):
-    at, free, terms = (1, 0), free[::-1], terms[::-1]
+  operands = list(node.inputs)
+  rows, columns = ([each for each in result if each in terms[i] and each not in terms[1 - i]] for i in (0, 1))
+  if rows and columns and result.index(columns[-1]) < result.index(rows[0]):
+    operands, terms, rows, columns = operands[::-1], terms[::-1], columns, rows
   batch = [each for each in result if each in terms[0] and each in terms[1]]
   summed = [each for each in terms[0] if each not in result]
-  rows, columns = free
-  joined = rows if batch or not rows else rows[-1:]  # rows without a batch may be several axes
-  outer = [*batch, *rows[: len(rows) - len(joined)]]
-  made = [*outer, *joined, *columns]
-  groups = [
-    [*([each] for each in outer), joined, summed], [*([each] for each in batch), summed, columns],
-    [*([each] for each in outer), joined, columns],
-  ]  # fmt: skip
+  joined = rows if batch else rows[-1:]  # rows without a batch may be several axes
+  outer = [[each] for each in (*batch, *rows[: len(rows) - len(joined)])]
+  groups = [[*outer, joined, summed], [*([each] for each in batch), summed, columns], [*outer, joined, columns]]
+  made = [each for group in groups[2] for each in group]
+  apart = [[each] for each in made]
   views = [_numbers(each, dims) for each in groups]
-  whole = views[2] is None
-  back = None if whole else _numbers([[each] for each in made], dims, always=True)
-  x = _in_order(scope, node, at[0], terms[0], [*outer, *joined, *summed], views[0])
-  y = _in_order(scope, node, at[1], terms[1], [*batch, *summed, *columns], views[1])
+  back = None if views[2] is None else _numbers(apart, dims, always=True)
+  for i in (0, 1):
+    perm = [terms[i].index(each) for group in groups[i] for each in group]
+    operands[i] = operands[i] if perm == sorted(perm) else transpose(scope, node, operands[i], perm)
+    operands[i] = _view(scope, node, operands[i], views[i])
   perm = [made.index(each) for each in result]
-  if whole and perm == sorted(perm):
-    return gs.Node("MatMul", node.name, {}, [x, y])
-  z = emit(scope, node, "MatMul", [x, y], tuple(_dim(_length(each, dims)) for each in groups[2]))
-  if perm == sorted(perm):
+  turns = perm != sorted(perm)
+  if back is None and not turns:
+    return gs.Node("MatMul", node.name, {}, operands)
+  z = emit(scope, node, "MatMul", operands, _shape(groups[2], dims))
+  if not turns:
     return gs.Node("Reshape", node.name, {}, [z, integers(scope, back or (), "shape")])
-  z = z if back is None else _view(scope, node, z, back)
-  return gs.Node("Transpose", node.name, {"perm": perm}, [z])
+  return gs.Node("Transpose", node.name, {"perm": perm}, [_view(scope, node, z, back)])
 
 
-def _mul(scope: Scope, node: gs.Node, terms: Sequence[str], result: str, dims: dict[str, Dim]) -> gs.Node:
-  """Each axis in the result's order, 1 where an operand lacks it."""
-  orders = [[each for each in result if each in term] for term in terms]
-  starts = [result.index(each[0]) if each else len(result) for each in orders]
-  views = [
-    _numbers([[each] if each in term else [] for each in result[start:]], dims)
-    for term, start in zip(terms, starts, strict=True)
-  ]
-  inputs = [_in_order(scope, node, i, terms[i], orders[i], views[i]) for i in (0, 1)]
-  return gs.Node("Mul", node.name, {}, inputs)
+def _view(scope: Scope, node: gs.Node, x: gs.Tensor, numbers: list[int] | None) -> gs.Tensor:
+  if numbers is None:
+    return x
+  shape = tuple(None if each == -1 else each for each in numbers)
+  return emit(scope, node, "Reshape", [x, integers(scope, numbers, "shape")], shape)
 
 
-def _in_order(
-  scope: Scope, node: gs.Node, index: int, term: str, order: Sequence[str], view: list[int] | None
-) -> gs.Tensor:
-  """An operand with its axes in another order, and then in a view."""
-  x, perm = node.inputs[index], [term.index(each) for each in order]
-  x = x if perm == sorted(perm) else transpose(scope, node, x, perm)
-  return x if view is None else _view(scope, node, x, view)
-
-
-def _view(scope: Scope, node: gs.Node, x: gs.Tensor, numbers: list[int]) -> gs.Tensor:
-  return emit(scope, node, "Reshape", [x, integers(scope, numbers, "shape")], tuple(_dim(each) for each in numbers))
-
-
-def _numbers(groups: list[list[str]], dims: dict[str, Dim], always: bool = False) -> list[int] | None:
+def _numbers(groups: Groups, dims: dict[str, Dim], always: bool = False) -> list[int] | None:
   """The shape for a Reshape to one axis for each group of labels; None where that changes nothing."""
   if not always and all(len(each) == 1 for each in groups):
     return None
-  numbers = [_length(each, dims) for each in groups]
+  numbers = [-1 if dim is None else dim for dim in _shape(groups, dims)]
   if numbers.count(-1) > 1 or 0 in numbers:
     raise _StaysError(f"the lengths {dims} are not known well enough for a Reshape")
   return numbers
 
 
-def _dim(number: int) -> Dim:
-  return None if number == -1 else number
+def _shape(groups: Groups, dims: dict[str, Dim]) -> tuple[int | None, ...]:
+  lengths = [[dims[each] for each in group] for group in groups]
+  return tuple(math.prod(d) if all(isinstance(n, int) for n in d) else None for d in lengths)  # type: ignore[arg-type]
 
 
-def _length(group: Sequence[str], dims: dict[str, Dim]) -> int:
-  known = [dim for each in group if isinstance(dim := dims[each], int)]
-  return math.prod(known) if len(known) == len(group) else -1
-
-
-EINSUM_TO_MATMUL = RulePass("einsum-to-matmul", "an Einsum becomes a MatMul, a Mul or a ReduceSum", rewrite)
+EINSUM_TO_MATMUL = RulePass("einsum-to-matmul", "an Einsum becomes a MatMul or a Transpose", rewrite)

@@ -3,6 +3,8 @@
 import pytest
 from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
 
+from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
 
 X = "float[N,4,8] x"
@@ -54,3 +56,13 @@ def test_stays(text: str, why: str) -> None:
 def test_the_limit_counts_replacements() -> None:
   original = model(f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}")
   run_pass(original, LONE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp"])
+
+
+@pytest.mark.parametrize(("dtype", "left"), [("float", 1), ("float16", 3)])
+def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype: str, left: int) -> None:
+  ones = ", ".join(["1"] * 72)
+  original = model(f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{
+    m = ReduceMean(w)  d = Sub(w, m)  n = Exp(d)  c = Conv(x, n)  y = Relu(c) }}""")
+  for each in (FUSE_SUM_TO, FUSE_POINTWISE):
+    assert bool(run_pass(original, each)[1].changes) is (each is FUSE_POINTWISE and dtype == "float16")
+  run_pass(original, LONE_POINTWISE, changes=left)

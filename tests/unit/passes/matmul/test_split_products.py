@@ -1,0 +1,46 @@
+"""Products whose columns are split."""
+
+import onnx
+import pytest
+from matmul_helpers import constant, inputs_of, weighted
+from pass_helpers import assert_same_outputs, lines, programs, run_pass
+
+from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
+from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
+from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
+
+GATED = "a, b = Split<axis = -1, num_outputs = 2>({c})  g = Gelu(a)  y = Mul(g, b)"
+
+
+def graph(nodes: str, y: str = "f[N,M,16] y", **weights: tuple[int, ...]) -> onnx.ModelProto:
+  text = f"g (f[N,M,8] x, f[N,M,32] r) => ({y}) {{ c = MatMul(x, w)  {nodes} }}"
+  return weighted(text, {"w": (8, 32), **weights}, opset=20)
+
+
+def test_a_gated_linear_unit_is_two_products() -> None:
+  original = graph("d = Add(c, bias)  " + GATED.format(c="d"), bias=(32,))
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED, MATMUL_EPILOGUE, SPLIT_PRODUCTS)
+  optimized, _ = run_pass(optimized, MATMUL_EPILOGUE, into=["FusedMatMul", "FusedMatMul"])
+  assert_same_outputs(original, optimized)
+  assert [lines(each)[-1] for each in programs(optimized)] == ["y = Gelu(add)", "y = Mul(residual, add)"]
+  assert [constant(optimized, each[1]).shape for each in inputs_of(optimized)] == [(16, 8), (16, 8)]
+
+
+def test_parts_of_different_sizes() -> None:
+  original = graph("y, z, u = Split<axis = 2>(c, p)", "f[N,M,8] y, f[N,M,16] z, f[N,M,8] u")
+  original.graph.initializer.append(onnx.helper.make_tensor("p", onnx.TensorProto.INT64, [3], [8, 16, 8]))
+  optimized, _ = run_pass(original, MATMUL_TO_FUSED, SPLIT_PRODUCTS, into=["FusedMatMul"] * 3)
+  assert_same_outputs(original, optimized)
+
+
+@pytest.mark.parametrize(("nodes", "y", "reason"), [
+  (GATED.format(c="c") + "  z = Softmax(c)", "f[N,M,16] y, f[N,M,32] z", "is also used by"),
+  ("d = Add(c, r)  " + GATED.format(c="d"), "f[N,M,16] y", "'r' is no constant of 32 columns"),
+  ("y, z = Split<axis = -1>(c, p)", "f[N,M,B] y, f[N,M,C] z", "not known to be multiples of 8"),
+])  # fmt: skip
+def test_stays(nodes: str, y: str, reason: str) -> None:
+  original = graph(nodes, y)
+  original.graph.initializer.append(onnx.helper.make_tensor("p", onnx.TensorProto.INT64, [2], [12, 20]))
+  before, _ = run_pass(original, MATMUL_TO_FUSED, MATMUL_EPILOGUE)
+  _, result = run_pass(before, SPLIT_PRODUCTS, changes=0)
+  assert any(reason in miss.reason for miss in result.near_misses), result.near_misses

@@ -1,0 +1,38 @@
+"""Col2Im as Gathers."""
+
+import onnx
+import pytest
+from pass_helpers import assert_unchanged, model, run_same
+
+from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER
+
+
+def graph(
+  x: str, image: str, block: str, attributes: str = "strides = [1, 1]", rank: int = 4, dtype: str = "float16"
+) -> onnx.ModelProto:
+  sizes = f"int64[{rank - 2}] i = {{{image}}}, int64[{rank - 2}] b = {{{block}}}"
+  y = ",".join("VWXYZ"[:rank])
+  return model(f"g ({dtype}[{x}] x) => ({dtype}[{y}] y) <{sizes}> {{ y = Col2Im<{attributes}>(x, i, b) }}", 18)
+
+
+VOLO = graph("N,18,16", "7,8", "3,3", "strides = [2, 2], pads = [1, 1, 1, 1], dilations = [1, 1]")
+
+
+@pytest.mark.parametrize(("original", "gathers", "pads"), [
+  (VOLO, 4, ["Pad"]),
+  (graph("2,12,6", "4,6", "2,2", "strides = [2, 2]"), 1, []),
+  (graph("2,12,15", "5,7", "2,2", "dilations = [2, 2]"), 4, ["Pad"]),
+  (graph("2,12,6", "5,8", "2,2", "strides = [2, 3], pads = [0, 1, 0, 0]"), 1, ["Pad"]),
+  (graph("N,6,5", "7", "3", "strides = [1], pads = [0, 0], dilations = [1]", 3), 3, ["Pad"]),
+])  # fmt: skip
+def test_columns_are_taken_and_added(original: onnx.ModelProto, gathers: int, pads: list[str]) -> None:
+  left = ["Reshape", "Transpose", *pads, *["Gather"] * gathers, *["Add"] * (gathers - 1), "Transpose", "Reshape"]
+  run_same(original, COL2IM_TO_GATHER, into=left, changes=1)
+
+
+def test_stays() -> None:
+  unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2, 2}> { y = Col2Im(x, i, b) }"
+  assert_unchanged(model(unknown, 18), [COL2IM_TO_GATHER], "are not known")
+  assert_unchanged(graph("1,9,16", "6,6", "3,3"), [COL2IM_TO_GATHER], "more than 8 columns add to a pixel")
+  assert_unchanged(graph("1,4,9", "4,4", "2,2", dtype="float"), [COL2IM_TO_GATHER])
+  assert_unchanged(graph("1,N,16", "4,4", "1,1"), [COL2IM_TO_GATHER], "shape is not known")
