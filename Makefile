@@ -9,7 +9,7 @@ EXTRAS ?= cpu,test,zoo,dev,service
 VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
-INSTALLED = $(VENV)/.installed-$(EXTRAS)
+INSTALLED = $(VENV)/.installed
 MINILM = $(VENV)/.minilm
 
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find ortplugin -type f -not -name '*.so' -not -path '*/__pycache__/*')
@@ -41,12 +41,19 @@ $(BIN)/python:
 
 # The library is compiled once: the native tests link its objects. Without build isolation the tools have paths that last.
 BUILD = build/native
+BUILD_TOOLS = cmake ninja 'scikit-build-core>=0.10'
+# In 3 s what takes pip 20 s. pip does what it can't: of a machine's pip.conf it knows the index alone, which of torch's
+# builds may say nothing.
+comma := ,
+UV = $(if $(filter file,$(origin EXTRAS)),$(PIP) install uv && \
+  UV_DEFAULT_INDEX=$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url || echo https://pypi.org/simple)} \
+  $(BIN)/uv pip install --python $(BIN)/python $(BUILD_TOOLS) $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS))) -r pyproject.toml)
 lint: WERROR = -DORTPLUGIN_WERROR=ON
 CONFIGURE = $(BIN)/cmake $(WERROR) -DORTPLUGIN_NATIVE_TESTS=ON $(BUILD)
 
 $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo 'installing ortplugin into $(VENV)'
-	$(FAST) $(BUILD_TOOLS) $(EXTRAS:%=--extra=%) -r pyproject.toml || true
+	@$(UV) 2>/dev/null || true
 	$(PIP) install $(BUILD_TOOLS)
 	CMAKE_ARGS="$$CMAKE_ARGS $(WERROR)" $(PIP) install --no-build-isolation --config-settings=build-dir=$(BUILD) \
 	  --config-settings=cmake.define.ORTPLUGIN_NATIVE_TESTS=ON '.[$(EXTRAS)]'

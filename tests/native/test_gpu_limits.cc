@@ -76,12 +76,13 @@ void TestEngines() {
   for (const test::Gpu& gpu : test::kGpus) {
     std::map<std::string, int> met;
     for (const Contraction& problem : problems) {
+      const std::string name = std::to_string(problem.channels) + " to " + ToString(problem.result()) + " of " +
+                               std::to_string(problem.rows().kernel);
+      if (!test::IsTaken(std::string(gpu.name) + NameOf(problem.dtype()), name)) continue;
       const auto kernel = FindEngineKernel(programs.at(problem.dtype()), problem, gpu.facts, false);
       if (!kernel) continue;
       ++met[kernel->entry];
-      CheckEngine(gpu, *kernel,
-                  std::to_string(problem.channels) + " to " + ToString(problem.result()) + " of " +
-                      std::to_string(problem.rows().kernel));
+      CheckEngine(gpu, *kernel, name);
     }
     for (const char* entry : {"depthwise", "gemv", "few_output_channels"}) CHECK_WITH(met[entry] > 0, entry);
     for (const char* entry : {"stem", "grouped"})

@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const cuda::DeviceFacts& device = DeviceOf(argv[1]);
   size_t number = 0;
-  ForEachCase(Cases(), device, FitsPolyphase, [&](const Program& program, const Contraction& problem) {
+  const auto check = [&](const Program& program, const Contraction& problem) {
     const PolyphaseConfig config = ConfigurePolyphase(problem, device);
     const cuda::LaunchShape launch = PolyphaseLaunch(problem, config, device);
     const std::string source = PolyphaseSource(program, problem, config);
@@ -65,7 +65,8 @@ int main(int argc, char** argv) {
     CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
     ++number;
     CHECK_WITH(launch.blocks % (problem.rows().stride * problem.columns().stride) == 0, variant);
-  });
+  };
+  ForEachCase(Cases(), device, FitsPolyphase, check, 1);  // all: they are counted
   if (!device.has_wgmma()) return Summary();
 
   const Program program = Program::Parse(kIdentity);
