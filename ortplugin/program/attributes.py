@@ -16,7 +16,7 @@ _AXES: Final = re.compile(r"(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*\Z")
 
 
 def sum_axes(text: str) -> tuple[int, ...] | None:
-  """What SumTo's attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
+  """What an attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
   if len(text) > 256 or not _AXES.match(text):
     return None
   axes = tuple(int(each) for each in text.split(" "))
@@ -42,10 +42,13 @@ def complete_attributes(
     value_ = values.get(name, default)
     if value_ is None:
       raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
-    _check_attribute(op, name, value_, statement)
+    if value_ != default:
+      _check_attribute(op, name, value_, statement)
     if ATTRIBUTES[name].kind in ("Axis", "Flag") and value_ == 0:
       value_ = 0.0  # no -0
     completed.append((name, as_attribute(value_)))
+  if values.get("axes") and dict(completed).get("axis", -1) != -1:
+    raise ProgramError(f"statement '{statement}': {op} takes axis or axes, not both")
   return tuple(completed)
 
 

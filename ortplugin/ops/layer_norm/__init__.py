@@ -5,7 +5,9 @@
     n    = s / sqrt(mean(s^2) + epsilon)                      RMSNormalization
     outs = epilogue(n, s, inputs)                             any pointwise program; gamma and beta are a Mul and an Add
 
-mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last.
+mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last, or over `axes`, which
+count from 0: the channels of [N, C, H, W] are "1", GroupNorm of [N, H W, G, C / G] is over "1 3". Once axes of length 1
+are left out, `axes` are the last ones, or two runs of which the second may be empty: any others are an error.
 
 Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
@@ -14,7 +16,7 @@ Inputs: one for each of the program's parameters, in order; float16, bfloat16, f
 Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
 Reductions run in float32, in float64 for double. Other arithmetic likewise.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
-    declared, shapes that do not broadcast, an axis out of range.
+    declared, shapes that do not broadcast, an axis out of range, more than two runs of axes.
 """
 
 from collections.abc import Sequence
@@ -31,7 +33,7 @@ from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.layer_norm import reference as reference_module
 from ortplugin.ops.node_program import read_program
-from ortplugin.program import NUMPY_DTYPES, Program, Statement
+from ortplugin.program import NUMPY_DTYPES, Program, Statement, sum_axes
 
 NAME = "FusedLayerNorm"
 
@@ -62,13 +64,13 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
   """The normalisation itself, in float32 (double in double): ReduceMean, Sub, Mul, ReduceMean, Add, Sqrt, Div."""
-  axis = int(statement.number("axis"))
-  if axis >= 0:
+  axis, axes = int(statement.number("axis")), sum_axes(str(statement.attribute("axes")))
+  if axes is None and axis >= 0:
     raise ModelError(
       f"'{output}': axis {axis} counts from the front, which has no decomposition without the rank; "
       "write it as a negative number"
     )
-  axes = list(range(axis, 0))
+  axes = axes or tuple(range(axis, 0))
   wide = dtype if dtype == "double" else "float"
   s = x if dtype == wide else builder.cast(x, wide)
   centred = builder.op("Sub", s, builder.mean(s, axes)) if statement.op == "LayerNormalization" else s

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ortplugin.ops.pointwise_reference import rounded as rounded_to
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import Program, Statement
+from ortplugin.program import Program, Statement, sum_axes
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
   def core(statement: Statement, s: Array) -> Array:
     nonlocal shape
     shape = np.shape(s)
-    return normalise(statement.op, s, int(statement.number("axis")), statement.number("epsilon"))
+    return normalise(statement.op, s, axes_of(statement, s.ndim), statement.number("epsilon"))
 
   found = values(program, inputs, core)
   if shape is None:
@@ -39,15 +39,20 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
   return outputs
 
 
-def normalise(op: str, s: Array, axis: int, epsilon: float) -> Array:
+def axes_of(core: Statement, rank: int) -> tuple[int, ...]:
+  """The axes that the statement normalises over, from 0 on. Raises ValueError if a value of this rank lacks one."""
+  axis = int(core.number("axis"))
+  axes = sum_axes(str(core.attribute("axes"))) or range(axis + rank if axis < 0 else axis, rank)
+  if not axes or not 0 <= axes[0] <= axes[-1] < rank:
+    raise ValueError(f"an axis is out of range for the rank {rank}: {core}")
+  return tuple(axes)
+
+
+def normalise(op: str, s: Array, axes: tuple[int, ...], epsilon: float) -> Array:
   """LayerNormalization: (s - mean(s)) / sqrt(var(s) + epsilon); RMSNormalization: s / sqrt(mean(s^2) + epsilon).
 
-  Over the axes from `axis` to the last. `s` is float64; so is what comes back, in the same shape.
+  Over `axes`. `s` is float64; so is what comes back, in the same shape.
   """
-  first = axis + s.ndim if axis < 0 else axis
-  if not 0 <= first < s.ndim:
-    raise ValueError(f"axis {axis} is out of range for the shape {s.shape}")
-  axes = tuple(range(first, s.ndim))
   if math.prod(s.shape) == 0:
     return s
   centred = s - s.mean(axis=axes, keepdims=True) if op == "LayerNormalization" else s

@@ -56,7 +56,7 @@ struct Row {
   size_t arity;
   Takes takes;
   Gives gives;
-  std::array<Attribute, 2> attributes;
+  std::array<Attribute, 3> attributes;
 };
 
 // The attributes as operators.def writes them.
@@ -64,6 +64,7 @@ constexpr Attribute Number(const char* name, double preset) { return {name, Kind
 constexpr Attribute Flag(const char* name, double preset) { return {name, Kind::kFlag, preset, {}, false}; }
 constexpr Attribute Axis(const char* name, double preset) { return {name, Kind::kAxis, preset, {}, false}; }
 constexpr Attribute Axes(const char* name) { return {name, Kind::kAxes, 0, {}, true}; }
+constexpr Attribute Axes(const char* name, const char*) { return {name, Kind::kAxes, 0, {}, false}; }
 constexpr Attribute TargetDType(const char* name) { return {name, Kind::kDType, 0, {}, true}; }
 constexpr Attribute Word(const char* name, const char* preset, const char* other) {
   return {name, Kind::kWord, 0, {preset, other}, false};
@@ -341,8 +342,8 @@ uint64_t Integer(const Token& token, DType dtype) {
 std::string AttributeNames(const Row& row) {
   std::string names = std::string(row.name) + "'s ";
   if (row.attributes[0].kind == Kind::kNone) return std::string(row.name) + " without attributes";
-  names += row.attributes[0].name;
-  if (row.attributes[1].kind != Kind::kNone) names += std::string(" or ") + row.attributes[1].name;
+  for (size_t i = 0; i < row.attributes.size() && row.attributes[i].kind != Kind::kNone; ++i)
+    names += std::string(i == 0 ? "" : " or ") + row.attributes[i].name;
   return names;
 }
 
@@ -460,7 +461,7 @@ class AttributeReader : protected TokenReader {
 
   // [ "<" attributes ">" ] of a statement: its attributes and axes, and what a Cast's `to` says.
   void Attributes(const Row& row, const Token& op_token, Statement* statement, DType* target) {
-    std::array<bool, 2> given{};
+    std::array<bool, 3> given{};
     if (IsSymbol("<")) {
       do {
         Advance();
@@ -491,6 +492,9 @@ class AttributeReader : protected TokenReader {
       }
       statement->attributes[index] = AttributeValue(row.attributes[index].preset);
     }
+    if (row.attributes[0].kind == Kind::kAxis && !statement->axes.empty() &&
+        statement->attributes[0] != row.attributes[0].preset)
+      FailAt(op_token, "found both axis and axes, expected one of them for ", row.name);
   }
 
  private:
@@ -521,7 +525,7 @@ class AttributeReader : protected TokenReader {
         break;
       }
       case Kind::kAxes:
-        Axes(axes);
+        if (attribute.required || token_.type != Token::Type::kString || !token_.text.empty()) Axes(axes);
         break;
       case Kind::kDType: {
         const DTypeRow* row = token_.type == Token::Type::kName ? FindDType(token_.text) : nullptr;
@@ -891,10 +895,9 @@ std::string Program::ToString() const {
       const Attribute& attribute = row.attributes[i];
       const double value = statement.attributes[i];
       if (attribute.kind == Kind::kNone) continue;
-      if (!attribute.required && value == AttributeValue(attribute.preset) &&
-          std::signbit(value) == std::signbit(attribute.preset)) {
-        continue;
-      }
+      const bool is_preset =
+          value == AttributeValue(attribute.preset) && std::signbit(value) == std::signbit(attribute.preset);
+      if (attribute.kind == Kind::kAxes ? statement.axes.empty() : !attribute.required && is_preset) continue;
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
         case Kind::kWord:
