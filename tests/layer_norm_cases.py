@@ -12,7 +12,7 @@ import numpy as np
 from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, typed
 
 from ortplugin.ops.layer_norm import OPERATOR
-from ortplugin.ops.layer_norm.reference import axes_of, layer_norm
+from ortplugin.ops.layer_norm.reference import layer_norm, with_groups
 from ortplugin.program import NUMPY_DTYPES
 
 
@@ -55,12 +55,12 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   for result, value in zip(program.results, wide, strict=True):
     with np.errstate(over="ignore"):
       outputs.append(np.asarray(value).astype(NUMPY_DTYPES[result.dtype]))
-  axes, epsilon = axes_of(core, s.ndim), core.number("epsilon")
-  order = [*(axis for axis in range(s.ndim) if axis not in axes), *axes]  # rows of what is normalised
+  (shape, axes), epsilon = with_groups(core, s.shape), core.number("epsilon")
+  order = [*(axis for axis in range(len(shape)) if axis not in axes), *axes]  # rows of what is normalised
 
   def rows_of(array: Array) -> Array:
-    moved = array.transpose(order)
-    rows = math.prod(moved.shape[: s.ndim - len(axes)])
+    moved = array.reshape(shape).transpose(order)
+    rows = math.prod(moved.shape[: len(shape) - len(axes)])
     return moved.reshape(rows, -1) if s.size else moved.reshape(rows, 0)
 
   with np.errstate(all="ignore"):
@@ -72,8 +72,8 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
     for value in wide:
       magnitude = _largest(rows_of(np.abs(np.asarray(value, np.float64))))
       of_rows = ROUNDINGS * compute * (magnitude + condition * np.maximum(magnitude, 1))
-      moved = np.broadcast_to(of_rows, flat.shape).reshape([s.shape[axis] for axis in order])
-      slack.append(moved.transpose(np.argsort(order)))
+      moved = np.broadcast_to(of_rows, flat.shape).reshape([shape[axis] for axis in order])
+      slack.append(moved.transpose(np.argsort(order)).reshape(s.shape))
   return Expectation(wide, outputs, slack)
 
 
@@ -452,11 +452,18 @@ def _axes() -> list[Case]:
     ("first axis", "0", ((33, 40), (40,), (33, 1))),
     ("ones between", "0 2 4", ((6, 5, 1, 1, 8), (8,), (1,))),
     ("operands within groups", "1 3", ((2, 6, 4, 8), (6, 1, 8), (4, 1))),
+    ("GroupNorm of NHWC", '1 2", groups=4, axis=-1', ((2, 5, 6, 24), (24,), (24,))),
+    ("GroupNorm of NHWC, odd", '1 2", groups=5, axis=3', ((2, 5, 6, 15), (1, 15), (2, 5, 6, 15))),
+    ("GroupNorm of NCHW", '2 3", groups=4, axis=1', ((2, 24, 5, 8), (24, 1, 1), (24, 1, 1))),
+    ("GroupNorm of NCHW by sample", '2 3", groups=4, axis=1', ((2, 24, 5, 8), (2, 24, 1, 1), (2, 1, 1, 1))),
+    ("groups of one", '2", groups=6, axis=1', ((2, 6, 35), (6, 1), (6, 1))),
+    ("one group", '1 2", groups=1, axis=-1', ((2, 3, 3, 24), (24,), (1,))),
+    ("no samples, groups", '2 3", groups=4, axis=1', ((0, 24, 5, 8), (24, 1, 1), (24, 1, 1))),
     ("a long row in few", "1 2", ((2, 300, 128), (300, 1), (128,))),
   ]
   for name, axes, inputs in rows:
     for dtype in ("float16", "float"):
-      cases.append(Case(f"{name}, {dtype}", typed(GROUPS, dtype).replace("1 3", axes), inputs))
+      cases.append(Case(f"{name}, {dtype}", typed(GROUPS, dtype).replace('1 3"', f'{axes}"' * ("groups" not in axes) or axes), inputs))
   bare = BARE.replace("(x)", '<axes="0">(x)')
   for values in ("constant rows", "offset", "large", "special rows", "spike"):
     for dtype in ("float16", "float", "double"):

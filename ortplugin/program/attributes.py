@@ -44,11 +44,14 @@ def complete_attributes(
       raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
     if value_ != default:
       _check_attribute(op, name, value_, statement)
-    if ATTRIBUTES[name].kind in ("Axis", "Flag") and value_ == 0:
+    if ATTRIBUTES[name].kind in ("Axis", "Count", "Flag") and value_ == 0:
       value_ = 0.0  # no -0
     completed.append((name, as_attribute(value_)))
-  if values.get("axes") and dict(completed).get("axis", -1) != -1:
-    raise ProgramError(f"statement '{statement}': {op} takes axis or axes, not both")
+  found = dict(completed)
+  if found.get("axes") and not found.get("groups") and found.get("axis", -1) != -1:
+    raise ProgramError(f"statement '{statement}': {op} takes axis or axes, both with groups alone")
+  if found.get("groups") and not found["axes"]:
+    raise ProgramError(f"statement '{statement}': {op} with groups needs axes")
   return tuple(completed)
 
 
@@ -71,6 +74,8 @@ def _check_attribute(op: str, name: str, value: AttributeValue, statement: str) 
     if kind == "Axis":
       number = float(value)
       require(abs(number) <= 1024 and number == int(number), "an integer from -1024 to 1024")
+    elif kind == "Count":
+      require(value in range(65537), "an integer from 0 to 65536")
     elif kind == "Flag":
       require(value in (0, 1), "0 or 1")
     elif not isinstance(value, str) and math.isfinite(value):

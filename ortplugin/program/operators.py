@@ -46,7 +46,7 @@ TABLE: Final = Path(__file__).with_name("operators.def")
 _TYPES: Final = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "S": SUMS, "A": DTYPES}
 _ROW: Final = re.compile(r'(POINTWISE|CORE)\((\w+), "([\w, ]+) -> (\w+)"((?:, \w+\([^()]*\))*)\)\Z')
 _MUST_BE_GIVEN: Final = ("RequiredWord", "TargetDType")
-_KINDS: Final = ("Number", "Flag", "Axis", "Axes", "Word", *_MUST_BE_GIVEN)
+_KINDS: Final = ("Number", "Flag", "Count", "Axis", "Axes", "Word", *_MUST_BE_GIVEN)
 _ATTRIBUTE: Final = re.compile(rf', ({"|".join(_KINDS)})\("(\w+)"((?:, [^(),]+)*)\)')
 
 
@@ -74,7 +74,7 @@ def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
     if not line or line.startswith("//"):
       continue
     row = _ROW.match(line)
-    if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 3:
+    if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 4:
       raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row; the lines above say what one is")
     macro, name, operands, result, attributes = row.groups()
     letters = [*operands.split(", "), result]

@@ -263,7 +263,7 @@ class CpuLayerNorm : public Kernel {
 }  // namespace
 
 NormProgram NormProgram::Parse(const std::string& text) {
-  NormProgram norm{Program::Parse(text), false, 0, {}, 0, 0, 0, {}, {}};
+  NormProgram norm{Program::Parse(text), false, 0, {}, 0, 0, 0, 0, {}, {}};
   const Program& program = norm.program;
   const Statement* core = nullptr;
   for (const Statement& statement : program.statements()) {
@@ -278,6 +278,7 @@ NormProgram NormProgram::Parse(const std::string& text) {
   norm.axis = static_cast<int64_t>(core->attributes[0]);
   norm.axes = core->axes;
   norm.epsilon = core->attributes[1];
+  norm.groups = static_cast<int64_t>(core->attributes[3]);
   norm.summed = core->operands[0];
   norm.normalized = core->result;
   if (!(norm.epsilon >= 0) || std::isinf(norm.epsilon))
@@ -327,20 +328,42 @@ std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info)
 
 namespace {
 
-// Which axes of a value of this shape are normalised over. Throws Error where it lacks one of them.
-std::vector<bool> IsReduced(const NormProgram& norm, const Shape& shape) {
+// The axis `axis` from 0 on. Throws Error where a value of this shape lacks it.
+size_t AxisOf(const NormProgram& norm, const Shape& shape) {
   const auto rank = static_cast<int64_t>(shape.size());
-  std::vector<int64_t> axes = norm.axes;
-  if (axes.empty()) {
-    const int64_t first = norm.axis < 0 ? norm.axis + rank : norm.axis;
-    if (first < 0 || first >= rank) Fail("axis ", norm.axis, " is out of range for the shape ", ToString(shape));
-    for (int64_t axis = first; axis < rank; ++axis) axes.push_back(axis);
-  }
+  const int64_t axis = norm.axis < 0 ? norm.axis + rank : norm.axis;
+  if (axis < 0 || axis >= rank) Fail("axis ", norm.axis, " is out of range for the shape ", ToString(shape));
+  return static_cast<size_t>(axis);
+}
+
+// The shape of a tensor that broadcasts to S, with an axis of groups in front of the one that they divide.
+Shape WithGroups(const NormProgram& norm, Shape shape, const Shape& full) {
+  if (norm.groups == 0) return shape;
+  const size_t lead = full.size() - shape.size(), axis = AxisOf(norm, full);
+  if (axis < lead) return shape;
+  int64_t& length = shape[axis - lead];
+  const int64_t groups = length == 1 ? 1 : norm.groups;
+  if (full[axis] % norm.groups != 0)
+    Fail(norm.groups, " groups don't divide the axis ", axis, " of the shape ", ToString(full));
+  length /= groups;
+  shape.insert(shape.begin() + static_cast<std::ptrdiff_t>(axis - lead), groups);
+  return shape;
+}
+
+// Which axes of S, with groups, are normalised over. Throws Error where it lacks one of them.
+std::vector<bool> IsReduced(const NormProgram& norm, const Shape& shape) {
   std::vector<bool> reduced(shape.size(), false);
-  for (const int64_t axis : axes) {
-    if (axis >= rank) Fail("axis ", axis, " is out of range for the shape ", ToString(shape));
+  if (norm.axes.empty() || norm.groups > 0) {
+    const size_t axis = AxisOf(norm, shape);
+    for (size_t i = axis; i < (norm.groups > 0 ? axis + 1 : shape.size()); ++i) reduced[i] = true;
+  }
+  for (const int64_t axis : norm.axes) {
+    if (axis >= static_cast<int64_t>(shape.size()))
+      Fail("axis ", axis, " is out of range for the shape ", ToString(shape));
+    if (reduced[static_cast<size_t>(axis)]) Fail("axis ", axis, " is divided into groups and among the axes, too");
     reduced[static_cast<size_t>(axis)] = true;
   }
+  if (norm.groups > 0) reduced.insert(reduced.begin() + static_cast<std::ptrdiff_t>(AxisOf(norm, shape)), false);
   return reduced;
 }
 
@@ -361,14 +384,15 @@ Parts PartsOf(const std::vector<bool>& reduced, const Shape& shape) {
   return begin;
 }
 
-// The accesses of all parameters to the matrix whose columns are the axes of S from `axis` on.
+// The accesses of all parameters to the matrix whose columns are the axes of `grouped`, S with groups, from `axis` on.
 std::vector<Access> AccessesOf(const NormProgram& norm, const std::vector<Shape>& inputs, const Shape& shape,
-                               size_t axis) {
+                               const Shape& grouped, size_t axis) {
   std::vector<Access> accesses;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Value& parameter = norm.program.value(norm.program.parameters()[i]);
     try {
-      accesses.push_back(MakeAccess(parameter.dtype, inputs[i], shape, axis));
+      if (norm.groups > 0) MakeAccess(parameter.dtype, inputs[i], shape, 0);  // errors say the shapes as they are
+      accesses.push_back(MakeAccess(parameter.dtype, WithGroups(norm, inputs[i], shape), grouped, axis));
     } catch (const Error& error) {
       Fail("input ", i, " ('", parameter.name, "'): ", error.what());
     }
@@ -389,22 +413,23 @@ NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
   NormShape fit;
   fit.shape = Broadcast(summed);
   ElementCount(fit.shape);
-  Parts begin = PartsOf(IsReduced(norm, fit.shape), fit.shape);
+  const Shape grouped = WithGroups(norm, fit.shape, fit.shape);
+  Parts begin = PartsOf(IsReduced(norm, fit.shape), grouped);
   if (begin[2] == begin[4]) {  // the last axes alone
     begin[2] = begin[3] = begin[1];
-    fit.accesses = AccessesOf(norm, inputs, fit.shape, begin[1]);
-    for (size_t axis = begin[1] + 1; axis < fit.shape.size() && !AreVectors(fit.accesses); ++axis) {
-      std::vector<Access> split = AccessesOf(norm, inputs, fit.shape, axis);
+    fit.accesses = AccessesOf(norm, inputs, fit.shape, grouped, begin[1]);
+    for (size_t axis = begin[1] + 1; axis < grouped.size() && !AreVectors(fit.accesses); ++axis) {
+      std::vector<Access> split = AccessesOf(norm, inputs, fit.shape, grouped, axis);
       if (!AreVectors(split)) continue;
       fit.accesses = std::move(split);
       begin[2] = begin[3] = axis;
     }
   } else {
-    fit.accesses = AccessesOf(norm, inputs, fit.shape, begin[2]);
+    fit.accesses = AccessesOf(norm, inputs, fit.shape, grouped, begin[2]);
   }
   const auto part = [&](size_t i) {
-    return ElementCount(Shape(fit.shape.begin() + static_cast<std::ptrdiff_t>(begin[i]),
-                              fit.shape.begin() + static_cast<std::ptrdiff_t>(begin[i + 1])));
+    return ElementCount(Shape(grouped.begin() + static_cast<std::ptrdiff_t>(begin[i]),
+                              grouped.begin() + static_cast<std::ptrdiff_t>(begin[i + 1])));
   };
   fit.outer = part(0), fit.height = part(1), fit.groups = part(2), fit.run = part(3);
   fit.rows = fit.outer * fit.height, fit.width = fit.groups * fit.run;

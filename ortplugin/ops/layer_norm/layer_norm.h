@@ -22,6 +22,7 @@ struct NormProgram {
   bool is_rms;
   int64_t axis;               // the first of those up to the last, as the program has it: may be negative
   std::vector<int64_t> axes;  // or these, from 0 on, ascending
+  int64_t groups;             // not 0: also over each of so many parts of the axis `axis`
   double epsilon;
   ValueId summed, normalized;                // s and n of the formula
   std::vector<uint32_t> prologue, epilogue;  // statements

@@ -27,7 +27,7 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
   def core(statement: Statement, s: Array) -> Array:
     nonlocal shape
     shape = np.shape(s)
-    return normalise(statement.op, s, axes_of(statement, s.ndim), statement.number("epsilon"))
+    return normalise(statement, s)
 
   found = values(program, inputs, core)
   if shape is None:
@@ -40,21 +40,42 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
 
 
 def axes_of(core: Statement, rank: int) -> tuple[int, ...]:
-  """The axes that the statement normalises over, from 0 on. Raises ValueError if a value of this rank lacks one."""
-  axis = int(core.number("axis"))
-  axes = sum_axes(str(core.attribute("axes"))) or range(axis + rank if axis < 0 else axis, rank)
-  if not axes or not 0 <= axes[0] <= axes[-1] < rank:
-    raise ValueError(f"an axis is out of range for the rank {rank}: {core}")
-  return tuple(axes)
+  """The axes over which elements have a mean in common, from 0 on; of one in groups some of them.
+
+  Raises ValueError if a value of this rank lacks one.
+  """
+  axis, groups = int(core.number("axis")), int(core.number("groups"))
+  first = axis + rank if axis < 0 else axis
+  axes = [*(sum_axes(str(core.attribute("axes"))) or range(first, rank)), *[first] * bool(groups)]
+  if not axes or not 0 <= min(axes) <= max(axes) < rank or len(set(axes)) != len(axes):
+    raise ValueError(f"an axis is out of range for the rank {rank}, or given twice: {core}")
+  return tuple(sorted(axes))
 
 
-def normalise(op: str, s: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+def with_groups(core: Statement, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """The shape of S with an axis of groups in front of the one that they divide, and the axes to normalise over."""
+  axes, groups, rank = axes_of(core, len(shape)), int(core.number("groups")), len(shape)
+  if not groups:
+    return tuple(shape), axes
+  axis = int(core.number("axis")) % rank
+  if shape[axis] % groups:
+    raise ValueError(f"{groups} groups do not divide the axis {axis} of the shape {tuple(shape)}")
+  return (
+    (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]),
+    tuple(each if each < axis else each + 1 for each in axes),
+  )
+
+
+def normalise(core: Statement, s: Array) -> Array:
   """LayerNormalization: (s - mean(s)) / sqrt(var(s) + epsilon); RMSNormalization: s / sqrt(mean(s^2) + epsilon).
 
-  Over `axes`. `s` is float64; so is what comes back, in the same shape.
+  `s` is float64; so is what comes back, in the same shape.
   """
+  shape, axes = with_groups(core, s.shape)
   if math.prod(s.shape) == 0:
     return s
-  centred = s - s.mean(axis=axes, keepdims=True) if op == "LayerNormalization" else s
-  normalised: Array = centred / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + epsilon)
+  grouped = s.reshape(shape)
+  centred = grouped - grouped.mean(axis=axes, keepdims=True) if core.op == "LayerNormalization" else grouped
+  deviation = np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + core.number("epsilon"))
+  normalised: Array = (centred / deviation).reshape(s.shape)
   return normalised

@@ -36,7 +36,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 enum class Takes : uint8_t { kFloating, kNumber, kInteger, kUnsigned, kSummable, kBool, kAny };
 enum class Gives : uint8_t { kSame, kBool, kTarget };  // T, bool, or what the attribute says
 
-enum class Kind : uint8_t { kNone, kNumber, kAxis, kFlag, kWord, kDType, kAxes };
+enum class Kind : uint8_t { kNone, kNumber, kAxis, kCount, kFlag, kWord, kDType, kAxes };
 
 // What a kWord attribute may be: its value is the index.
 using Words = std::array<const char*, 2>;
@@ -56,13 +56,14 @@ struct Row {
   size_t arity;
   Takes takes;
   Gives gives;
-  std::array<Attribute, 3> attributes;
+  std::array<Attribute, 4> attributes;
 };
 
 // The attributes as operators.def writes them.
 constexpr Attribute Number(const char* name, double preset) { return {name, Kind::kNumber, preset, {}, false}; }
 constexpr Attribute Flag(const char* name, double preset) { return {name, Kind::kFlag, preset, {}, false}; }
 constexpr Attribute Axis(const char* name, double preset) { return {name, Kind::kAxis, preset, {}, false}; }
+constexpr Attribute Count(const char* name, double preset) { return {name, Kind::kCount, preset, {}, false}; }
 constexpr Attribute Axes(const char* name) { return {name, Kind::kAxes, 0, {}, true}; }
 constexpr Attribute Axes(const char* name, const char*) { return {name, Kind::kAxes, 0, {}, false}; }
 constexpr Attribute TargetDType(const char* name) { return {name, Kind::kDType, 0, {}, true}; }
@@ -461,7 +462,7 @@ class AttributeReader : protected TokenReader {
 
   // [ "<" attributes ">" ] of a statement: its attributes and axes, and what a Cast's `to` says.
   void Attributes(const Row& row, const Token& op_token, Statement* statement, DType* target) {
-    std::array<bool, 3> given{};
+    std::array<bool, 4> given{};
     if (IsSymbol("<")) {
       do {
         Advance();
@@ -492,9 +493,11 @@ class AttributeReader : protected TokenReader {
       }
       statement->attributes[index] = AttributeValue(row.attributes[index].preset);
     }
-    if (row.attributes[0].kind == Kind::kAxis && !statement->axes.empty() &&
-        statement->attributes[0] != row.attributes[0].preset)
-      FailAt(op_token, "found both axis and axes, expected one of them for ", row.name);
+    if (row.attributes[0].kind != Kind::kAxis) return;
+    const bool has_groups = statement->attributes[3] != 0;
+    if (has_groups && statement->axes.empty()) FailAt(op_token, "found ", row.name, " with groups, expected axes, too");
+    if (!has_groups && !statement->axes.empty() && statement->attributes[0] != row.attributes[0].preset)
+      FailAt(op_token, "found both axis and axes, expected groups, too, or one of them for ", row.name);
   }
 
  private:
@@ -511,6 +514,13 @@ class AttributeReader : protected TokenReader {
           Expected("an integer from -1024 to 1024");
         }
         *value = NumberValue() + 0.0;  // no -0
+        break;
+      case Kind::kCount:
+        if (!IsNumber() || !(NumberValue() >= 0 && NumberValue() <= 65536) ||
+            NumberValue() != std::trunc(NumberValue())) {
+          Expected("an integer from 0 to 65536");
+        }
+        *value = NumberValue() + 0.0;
         break;
       case Kind::kFlag:
         if (!IsNumber() || (NumberValue() != 0 && NumberValue() != 1)) Expected("0 or 1");
@@ -914,6 +924,7 @@ std::string Program::ToString() const {
           break;
         case Kind::kNumber:
         case Kind::kAxis:
+        case Kind::kCount:
         case Kind::kFlag:
         case Kind::kNone:
           attributes += Shortest(static_cast<float>(value));

@@ -61,7 +61,7 @@ struct Statement {
   // Gelu's approximate is 0 for "none" and 1 for "tanh", BitShift's direction 0 for "LEFT" and 1 for "RIGHT"; Cast has
   // none, its target is the result's dtype; axes stand below and are 0 here. As in ONNX they are 32-bit floats: each is
   // exactly the float nearest to its text.
-  std::array<double, 3> attributes;
+  std::array<double, 4> attributes;
   std::vector<int64_t> axes;  // of SumTo and norms, from 0 on, ascending; of norms none where `axis` says them
 };
 
