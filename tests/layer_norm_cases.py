@@ -463,7 +463,11 @@ def _axes() -> list[Case]:
   ]
   for name, axes, inputs in rows:
     for dtype in ("float16", "float"):
-      cases.append(Case(f"{name}, {dtype}", typed(GROUPS, dtype).replace('1 3"', f'{axes}"' * ("groups" not in axes) or axes), inputs))
+      cases.append(
+        Case(
+          f"{name}, {dtype}", typed(GROUPS, dtype).replace('1 3"', f'{axes}"' * ("groups" not in axes) or axes), inputs
+        )
+      )
   bare = BARE.replace("(x)", '<axes="0">(x)')
   for values in ("constant rows", "offset", "large", "special rows", "spike"):
     for dtype in ("float16", "float", "double"):
@@ -490,7 +494,9 @@ LARGE_CASES: tuple[Case, ...] = tuple(
   )
 ) + tuple(
   Case(f"{n} x {h} x {g} x {r}, {what}, {dtype}", typed(text, dtype), (((n, h, g, r), *others, (g, r))))
-  for n, h, g, r in ((8, 3136, 32, 8), (2, 4096, 32, 10), (8, 3136, 1, 96), (1, 70000, 2, 8), (8, 784, 256, 1), (64, 49, 7, 9))
+  for n, h, g, r in (
+      (8, 3136, 32, 8), (2, 4096, 32, 10), (8, 3136, 1, 96), (1, 70000, 2, 8), (8, 784, 256, 1), (64, 49, 7, 9),
+  )
   for dtype in ("float16", "float", "double")
   for what, text, others in (
       ("Swish", GROUPS, ((g, r),)),

@@ -82,7 +82,9 @@ def some_inputs(text: str, dtype: str, rng: np.random.Generator) -> dict[str, np
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 20, 23])
-@pytest.mark.parametrize("template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')])
+@pytest.mark.parametrize(
+  "template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')]
+)
 def test_the_decomposition_is_the_reference(template: str, opset: int, dtype: str, rng: np.random.Generator) -> None:
   text = template.format(dtype)
   inputs = some_inputs(text, dtype, rng)
