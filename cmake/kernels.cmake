@@ -4,6 +4,7 @@ set(kernel_files
   kCommonSource=${root}/ortplugin/device/common.cuh
   kPointwiseSource=${root}/ortplugin/device/pointwise.cuh
   kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu
+  kNormTilesSource=${root}/ortplugin/ops/layer_norm/norm_tiles.cu
   kConvDirectSource=${root}/ortplugin/ops/conv/engines/direct.cu
   kScatterSource=${root}/ortplugin/ops/scatter/scatter.cu
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu

@@ -71,6 +71,7 @@ set(sources
   ${root}/ortplugin/ops/conv_transpose/conv_transpose_cuda.cc
   ${root}/ortplugin/ops/layer_norm/layer_norm.cc
   ${root}/ortplugin/ops/layer_norm/layer_norm_cuda.cc
+  ${root}/ortplugin/ops/layer_norm/norm_tiles.cc
   ${root}/ortplugin/ops/matmul/matmul.cc
   ${root}/ortplugin/ops/matmul/matmul_cpu.cc
   ${root}/ortplugin/ops/matmul/matmul_cuda.cc

@@ -12,7 +12,7 @@ import numpy as np
 from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, typed
 
 from ortplugin.ops.layer_norm import OPERATOR
-from ortplugin.ops.layer_norm.reference import layer_norm
+from ortplugin.ops.layer_norm.reference import layer_norm, with_groups
 from ortplugin.program import NUMPY_DTYPES
 
 
@@ -55,18 +55,25 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   for result, value in zip(program.results, wide, strict=True):
     with np.errstate(over="ignore"):
       outputs.append(np.asarray(value).astype(NUMPY_DTYPES[result.dtype]))
-  axis, epsilon = int(core.number("axis")), core.number("epsilon")
-  rows = math.prod(s.shape[:axis])
+  (shape, axes), epsilon = with_groups(core, s.shape), core.number("epsilon")
+  order = [*(axis for axis in range(len(shape)) if axis not in axes), *axes]  # rows of what is normalised
+
+  def rows_of(array: Array) -> Array:
+    moved = array.reshape(shape).transpose(order)
+    rows = math.prod(moved.shape[: len(shape) - len(axes)])
+    return moved.reshape(rows, -1) if s.size else moved.reshape(rows, 0)
+
   with np.errstate(all="ignore"):
-    flat = s.reshape(rows, -1) if s.size else s.reshape(rows, 0)
+    flat = rows_of(s)
     condition = _conditioning(flat, core.op, epsilon)
     in_double = set(program.dtypes.values()) <= {"double", "bool"}
     compute = UNIT_ROUNDOFF["double" if in_double else "float"] if unit is None else unit
     slack = []
     for value in wide:
-      magnitude = _largest(np.abs(np.asarray(value, np.float64)).reshape(flat.shape))
+      magnitude = _largest(rows_of(np.abs(np.asarray(value, np.float64))))
       of_rows = ROUNDINGS * compute * (magnitude + condition * np.maximum(magnitude, 1))
-      slack.append(np.broadcast_to(of_rows, flat.shape).reshape(np.shape(value)))
+      moved = np.broadcast_to(of_rows, flat.shape).reshape([shape[axis] for axis in order])
+      slack.append(moved.transpose(np.argsort(order)).reshape(s.shape))
   return Expectation(wide, outputs, slack)
 
 
@@ -400,7 +407,75 @@ def _values() -> list[Case]:
   return cases
 
 
-CASES: tuple[Case, ...] = (*_programs(), *_widths(), *_shapes(), *_values())
+GROUPS = """(T x, T gamma, T beta) => (T z) {
+  n = LayerNormalization<axes="1 3">(x)
+  g = Mul(n, gamma)
+  y = Add(g, beta)
+  z = Swish(y)
+}"""
+# A residual, its sum kept, one number for each sample and channel before and after.
+GROUPS_WITH_EVERYTHING = """(T x, T r, T t, bool m, T gamma) => (T y, T s) {
+  a = Add(x, r)
+  s = Add(a, t)
+  n = LayerNormalization<axes="1 3", epsilon=1e-06>(s)
+  g = Mul(n, gamma)
+  w = Where(m, g, t)
+  y = Add(w, r)
+}"""
+RMS_GROUPS = '(T x, T gamma) => (T y) { n = RMSNormalization<axes="1 3">(x) y = Mul(n, gamma) }'
+
+
+def _axes() -> list[Case]:
+  """Norms over other axes than the last ones; [outer, height, groups, run] where nothing else is said."""
+  shapes: list[Shape] = [
+    (2, 49, 32, 8), (2, 200, 32, 10), (1, 5000, 4, 16), (3, 64, 7, 3), (2, 33, 97, 1), (1, 37, 2, 1001), (4, 1, 3, 5),
+    (2, 5, 1, 24), (5, 3, 3, 2), (2, 9, 3, 4096), (300, 7, 5, 4), (1, 16, 16, 1), (0, 3, 2, 4),
+    (2, 0, 2, 4), (2, 3, 0, 4), (1, 1, 1, 1),
+  ]  # fmt: skip
+  cases = []
+  for shape in shapes:
+    for dtype in ("float16", "bfloat16", "float", "double"):
+      n, _, g, r = shape
+      name = f"groups {' '.join(map(str, shape))}, {dtype}"
+      cases.append(Case(name, typed(GROUPS, dtype), (shape, (g, r), (g, r))))
+      if dtype in ("float16", "float"):
+        everything = (shape, shape, (n, 1, g, r), (n, 1, 1, 1), (g, r))
+        cases.append(Case(f"{name}, everything", typed(GROUPS_WITH_EVERYTHING, dtype), everything))
+        cases.append(Case(f"{name}, RMS", typed(RMS_GROUPS, dtype), (shape, (g, r))))
+  rows: list[tuple[str, str, tuple[Shape, ...]]] = [
+    ("channels of NCHW", "1", ((2, 24, 7, 9), (24, 1, 1), (24, 1, 1))),
+    ("channels of NCHW, many", "1", ((2, 24, 64, 8), (24, 1, 1), (1, 1, 1))),
+    ("channels first", "2 3", ((3, 8, 4, 40), (8, 4, 1), (8, 4, 1))),
+    ("channels first, one group", "1 2 3", ((2, 6, 40, 41), (6, 1, 1), (6, 1, 1))),
+    ("batch", "0 2 3", ((4, 3, 5, 6), (3, 1, 1), (3, 1, 1))),
+    ("batch, channels last", "0 1 2", ((4, 5, 6, 17), (17,), (17,))),
+    ("first axis", "0", ((33, 40), (40,), (33, 1))),
+    ("ones between", "0 2 4", ((6, 5, 1, 1, 8), (8,), (1,))),
+    ("operands within groups", "1 3", ((2, 6, 4, 8), (6, 1, 8), (4, 1))),
+    ("GroupNorm of NHWC", '1 2", groups=4, axis=-1', ((2, 5, 6, 24), (24,), (24,))),
+    ("GroupNorm of NHWC, odd", '1 2", groups=5, axis=3', ((2, 5, 6, 15), (1, 15), (2, 5, 6, 15))),
+    ("GroupNorm of NCHW", '2 3", groups=4, axis=1', ((2, 24, 5, 8), (24, 1, 1), (24, 1, 1))),
+    ("GroupNorm of NCHW by sample", '2 3", groups=4, axis=1', ((2, 24, 5, 8), (2, 24, 1, 1), (2, 1, 1, 1))),
+    ("groups of one", '2", groups=6, axis=1', ((2, 6, 35), (6, 1), (6, 1))),
+    ("one group", '1 2", groups=1, axis=-1', ((2, 3, 3, 24), (24,), (1,))),
+    ("no samples, groups", '2 3", groups=4, axis=1', ((0, 24, 5, 8), (24, 1, 1), (24, 1, 1))),
+    ("a long row in few", "1 2", ((2, 300, 128), (300, 1), (128,))),
+  ]
+  for name, axes, inputs in rows:
+    for dtype in ("float16", "float"):
+      cases.append(
+        Case(
+          f"{name}, {dtype}", typed(GROUPS, dtype).replace('1 3"', f'{axes}"' * ("groups" not in axes) or axes), inputs
+        )
+      )
+  bare = BARE.replace("(x)", '<axes="0">(x)')
+  for values in ("constant rows", "offset", "large", "special rows", "spike"):
+    for dtype in ("float16", "float", "double"):
+      cases.append(Case(f"columns of {values}, {dtype}", typed(bare, dtype), ((515, 24),), values))
+  return cases
+
+
+CASES: tuple[Case, ...] = (*_programs(), *_widths(), *_shapes(), *_values(), *_axes())
 
 # Enough rows to fill a GPU, where the kernel takes its other schedules: several rows a block and two at once, blocks
 # that stay and read ahead, operands in shared memory.
@@ -416,6 +491,16 @@ LARGE_CASES: tuple[Case, ...] = tuple(
   for what, text, shapes in (
       ("affine", AFFINE, ((rows, width), (width,), (width,))),
       ("residual", RESIDUAL, ((rows, width), (width,), (rows, width), (width,), (width,))),
+  )
+) + tuple(
+  Case(f"{n} x {h} x {g} x {r}, {what}, {dtype}", typed(text, dtype), (((n, h, g, r), *others, (g, r))))
+  for n, h, g, r in (
+      (8, 3136, 32, 8), (2, 4096, 32, 10), (8, 3136, 1, 96), (1, 70000, 2, 8), (8, 784, 256, 1), (64, 49, 7, 9),
+  )
+  for dtype in ("float16", "float", "double")
+  for what, text, others in (
+      ("Swish", GROUPS, ((g, r),)),
+      ("everything", GROUPS_WITH_EVERYTHING, ((n, h, g, r), (n, 1, g, r), (n, 1, 1, 1))),
   )
 )  # fmt: skip
 

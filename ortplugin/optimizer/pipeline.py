@@ -41,6 +41,7 @@ from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_T
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
 from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
+from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM
 from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
@@ -149,6 +150,7 @@ TABLE: tuple[Step, ...] = (
   Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
   Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
   Step(FUSE_L2_NORM, EVERY_ROUND, "after Expands are gone; before what follows the norm is drawn in"),
+  Step(FUSE_GROUP_NORM, BEFORE_PRECISION, "before the layout is chosen, which passes a norm of ours"),
   Step(NORM_EPILOGUE, EVERY_ROUND, "after the norms, into which it draws what follows them"),
   Step(EARLY_GATHER, EVERY_ROUND, "after the norms are ours, which it passes; before products are"),
   Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),

@@ -16,7 +16,7 @@ _AXES: Final = re.compile(r"(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*\Z")
 
 
 def sum_axes(text: str) -> tuple[int, ...] | None:
-  """What SumTo's attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
+  """What an attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
   if len(text) > 256 or not _AXES.match(text):
     return None
   axes = tuple(int(each) for each in text.split(" "))
@@ -42,10 +42,16 @@ def complete_attributes(
     value_ = values.get(name, default)
     if value_ is None:
       raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
-    _check_attribute(op, name, value_, statement)
-    if ATTRIBUTES[name].kind in ("Axis", "Flag") and value_ == 0:
+    if value_ != default:
+      _check_attribute(op, name, value_, statement)
+    if ATTRIBUTES[name].kind in ("Axis", "Count", "Flag") and value_ == 0:
       value_ = 0.0  # no -0
     completed.append((name, as_attribute(value_)))
+  found = dict(completed)
+  if found.get("axes") and not found.get("groups") and found.get("axis", -1) != -1:
+    raise ProgramError(f"statement '{statement}': {op} takes axis or axes, both with groups alone")
+  if found.get("groups") and not found["axes"]:
+    raise ProgramError(f"statement '{statement}': {op} with groups needs axes")
   return tuple(completed)
 
 
@@ -68,6 +74,8 @@ def _check_attribute(op: str, name: str, value: AttributeValue, statement: str) 
     if kind == "Axis":
       number = float(value)
       require(abs(number) <= 1024 and number == int(number), "an integer from -1024 to 1024")
+    elif kind == "Count":
+      require(value in range(65537), "an integer from 0 to 65536")
     elif kind == "Flag":
       require(value in (0, 1), "0 or 1")
     elif not isinstance(value, str) and math.isfinite(value):

@@ -45,8 +45,8 @@ COMPARISONS: Final = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual
 TABLE: Final = Path(__file__).with_name("operators.def")
 _TYPES: Final = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "S": SUMS, "A": DTYPES}
 _ROW: Final = re.compile(r'(POINTWISE|CORE)\((\w+), "([\w, ]+) -> (\w+)"((?:, \w+\([^()]*\))*)\)\Z')
-_MUST_BE_GIVEN: Final = ("RequiredWord", "TargetDType", "Axes")
-_KINDS: Final = ("Number", "Flag", "Axis", "Word", *_MUST_BE_GIVEN)
+_MUST_BE_GIVEN: Final = ("RequiredWord", "TargetDType")
+_KINDS: Final = ("Number", "Flag", "Count", "Axis", "Axes", "Word", *_MUST_BE_GIVEN)
 _ATTRIBUTE: Final = re.compile(rf', ({"|".join(_KINDS)})\("(\w+)"((?:, [^(),]+)*)\)')
 
 
@@ -61,8 +61,10 @@ class AttributeSpec:
   @property
   def default(self) -> AttributeValue | None:
     """What it is where a text leaves it out; None: it must be given."""
-    if self.kind in _MUST_BE_GIVEN:
+    if self.kind in _MUST_BE_GIVEN or not self.given:
       return None
+    if self.kind == "Axes":
+      return ""
     return self.given[0] if self.kind == "Word" else float(self.given[0])
 
 
@@ -72,7 +74,7 @@ def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
     if not line or line.startswith("//"):
       continue
     row = _ROW.match(line)
-    if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 2:
+    if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 4:
       raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row; the lines above say what one is")
     macro, name, operands, result, attributes = row.groups()
     letters = [*operands.split(", "), result]
@@ -81,7 +83,7 @@ def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
       raise ValueError(f"{TABLE.name}, line {number}: {name} must have one of the types {', '.join(_TYPES)}")
     signature = "".join({"bool": "B", "to": "C"}.get(letter, "T") for letter in letters)
     found = tuple(
-      AttributeSpec(attribute, kind, tuple(re.findall(r"[^ \",]+", given)))
+      AttributeSpec(attribute, kind, tuple(re.findall(r'""|[^ ",]+', given)))
       for kind, attribute, given in _ATTRIBUTE.findall(attributes)
     )
     defaults = tuple((each.name, each.default) for each in found)

@@ -115,6 +115,40 @@ void TestFewChannels() {
             }
 }
 
+// The tiles of a norm: what norm_tiles.cu says of its sizes, and the limits of shared memory.
+void CheckTiles(const test::Gpu& gpu, const NormShape& shape, const NormTiles& tiles, const std::string& name) {
+  CheckThreads(gpu, tiles.threads, tiles.min_blocks, name);
+  const int64_t of_tile = shape.height * tiles.accesses;
+  CHECK_WITH(tiles.groups * tiles.tiles >= shape.groups && tiles.groups * (tiles.tiles - 1) < shape.groups, name);
+  CHECK_WITH(tiles.accesses * tiles.vector == tiles.groups * shape.run && shape.width % tiles.vector == 0, name);
+  CHECK_WITH(tiles.chunk * tiles.chunks >= of_tile && tiles.chunk * (tiles.chunks - 1) < of_tile, name);
+  CHECK_WITH(tiles.blocks == shape.outer * tiles.tiles * tiles.chunks, name);
+  CHECK_WITH(tiles.groups == 1 || (tiles.threads % tiles.accesses == 0 && tiles.chunk % tiles.accesses == 0), name);
+  CHECK_WITH(tiles.groups > 1 || shape.run % tiles.vector == 0 || shape.groups == 1, name);
+  CHECK_WITH(tiles.one_read || tiles.groups <= tiles.threads, name);
+  CHECK_WITH(tiles.static_bytes <= cuda::kStaticSharedBytes, name);
+  CHECK_WITH(tiles.static_bytes + tiles.held_bytes <= gpu.facts.shared_per_block, name);
+  CHECK_WITH(!tiles.one_read || tiles.chunks == 1 || (gpu.facts.has_clusters() && tiles.chunks <= 8), name);
+}
+
+void TestNormTiles() {
+  for (const std::string dtype : {"float16", "double"}) {
+    const NormProgram norm = NormProgram::Parse("(" + dtype + " x, " + dtype + " g) => (" + dtype +
+                                                " y) {\n  n = LayerNormalization<axes=\"1 3\">(x)\n  y = Mul(n, g)\n}");
+    for (const test::Gpu& gpu : test::kGpus)
+      for (const int64_t outer : {1, 8, 3000})
+        for (const int64_t height : {2, 49, 3136, 1 << 20})
+          for (const int64_t groups : {2, 7, 32, 97, 2048})
+            for (const int64_t run : {1, 3, 8, 20, 1001, 4096}) {
+              if (outer * height * groups * run > int64_t{1} << 40) continue;
+              const NormShape shape = FitShapes(norm, {{outer, height, groups, run}, {groups, run}});
+              for (const bool aligned : {false, true})
+                CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned),
+                           gpu.name + (" " + dtype) + ToString(shape.shape));
+            }
+  }
+}
+
 void TestNorms() {
   for (const std::string dtype : {"float16", "float", "double"}) {
     const NormProgram norm = NormProgram::Parse("(" + dtype + " x, " + dtype + " r, " + dtype + " b) => (" + dtype +
@@ -125,9 +159,10 @@ void TestNorms() {
         for (int64_t width = 1; width < 50000; width = width * 5 / 4 + 1)
           for (const bool aligned : {false, true}) {
             const NormShape shape = FitShapes(norm, {{rows, width}, {rows, width}, {width}});
-            const NormConfig config = ConfigureLayerNorm(norm, shape, gpu.facts, aligned);
-            CheckThreads(gpu, config.lanes * config.groups, config.min_blocks,
-                         dtype + " [" + std::to_string(rows) + ", " + std::to_string(width) + "]");
+            const std::string name = dtype + " [" + std::to_string(rows) + ", " + std::to_string(width) + "]";
+            if (const auto config = ConfigureLayerNorm(norm, shape, gpu.facts, aligned))
+              CheckThreads(gpu, config->lanes * config->groups, config->min_blocks, name);
+            CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned), name);
           }
   }
 }
@@ -158,6 +193,7 @@ int main() {
   TestEngines();
   TestFewChannels();
   TestNorms();
+  TestNormTiles();
   TestPools();
   return test::Summary();
 }

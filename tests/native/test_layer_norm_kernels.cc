@@ -35,6 +35,18 @@ Case Biased(const std::string& dtype, int64_t rows, int64_t width,
   return {texts->back().c_str(), texts->back().c_str(), {{rows, width}, {width}, {width}, {width}, {width}}};
 }
 
+// Scale, shift and an activation after a norm over `axes`; of the sum of two tensors, which is a result, where `added`.
+Case Scaled(const std::string& dtype, const std::string& axes, const Shape& x, const Shape& gamma, bool added) {
+  static std::list<std::string>* const texts = new std::list<std::string>;
+  const std::string head = added ? "(T x, T r, T gamma, T beta) => (T z, T s) {\n  s = Add(x, r)\n  n = "
+                                 : "(T x, T gamma, T beta) => (T z) {\n  n = ";
+  const std::string text = head + "LayerNormalization<axes=\"" + axes + "\">(" + (added ? "s" : "x") +
+                           ")\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n  z = Swish(y)\n}";
+  texts->push_back(std::regex_replace(text, std::regex("\\bT\\b"), dtype));
+  const char* program = texts->back().c_str();
+  return added ? Case{program, program, {x, x, gamma, gamma}} : Case{program, program, {x, gamma, gamma}};
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t width : {1,    7,    33,   128,  384,  768,   1023,  1024,  1280,  1536,
@@ -68,6 +80,29 @@ std::vector<Case> Cases() {
                    "(float x, float b, float gamma) => (float y) {\n  s = Mul(x, b)\n"
                    "  n = LayerNormalization<axis=1, epsilon=1e-05>(s)\n  y = Mul(n, gamma)\n}",
                    {{64, 48, 100}, {48, 1}, {48, 100}}});
+  cases.push_back({"no split of rows",
+                   "(float x, float b, float g) => (float y) {\n  s = Mul(x, b)\n"
+                   "  n = LayerNormalization<axis=1>(s)\n  y = Mul(n, g)\n}",
+                   {{64, 48, 100}, {48, 1}, {48, 100}}});
+  // Other axes: GroupNorm with channels last and first, of 1 and many groups, LayerNorm and InstanceNorm of images.
+  const auto add = [&](const std::string& axes, const Shape& x, const Shape& gamma) {
+    for (const std::string dtype : {"float16", "float", "double"}) {
+      cases.push_back(Scaled(dtype, axes, x, gamma, false));
+      cases.push_back(Scaled(dtype, axes, x, gamma, true));
+    }
+  };
+  add("1 3", {8, 3136, 32, 8}, {32, 8});
+  add("1 3", {2, 4096, 32, 10}, {32, 10});
+  add("1 3", {8, 49, 32, 64}, {32, 64});
+  add("1 3", {8, 3136, 7, 3}, {7, 3});
+  add("1 3", {1, 1 << 20, 4, 8}, {4, 8});
+  add("1 2", {8, 3136, 96}, {96});
+  add("2 3", {8, 32, 8, 3136}, {32, 8, 1});
+  add("1 2", {8, 64, 3136}, {64, 1});
+  add("1", {8, 196, 256}, {256});
+  add("1", {8, 96, 3136}, {96, 1});
+  add("1", {8, 5, 3}, {5, 1});
+  add("0 2 3", {32, 64, 56, 56}, {64, 1, 1});
   return cases;
 }
 
@@ -79,32 +114,44 @@ int main(int argc, char** argv) {
     const Case test_case = Biased("float16", 8192, std::atoll(argument.c_str()));
     const NormProgram norm = NormProgram::Parse(test_case.program);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, test::H200(), true));
+    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, test::H200(), true).value());
     return 0;
   }
   const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
   for (const Case& test_case : Cases()) {
     const NormProgram norm = NormProgram::Parse(test_case.program);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    if (!test::IsTaken(argument, test_case.program + std::to_string(shape.width))) continue;
-    const NormConfig config = ConfigureLayerNorm(norm, shape, gpu, true);
-    const std::string source = LayerNormSource(norm, shape, config);
+    if (!test::IsTaken(argument, test_case.program + ToString(shape.shape))) continue;
+    const auto rows = ConfigureLayerNorm(norm, shape, gpu, true);
+    const NormTiles tiles = ConfigureNormTiles(norm, shape, gpu, true);
+    const std::string source = rows ? LayerNormSource(norm, shape, *rows) : NormTilesSource(norm, shape, tiles);
     std::string log, failure;
     const std::string code = test::Compile(source, argument, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
-      text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << config.vector << " lanes "
-           << config.lanes << "x" << config.groups << " items " << config.items << " rows at once "
-           << config.rows_at_once << " prefetch " << config.prefetch << " line " << config.line << " streamed "
-           << config.streamed << " blocks " << config.min_blocks << " registers " << test::Registers(log) << " spilled "
-           << test::Spilled(log) << " bytes " << failure;
+      text << argument << " " << test_case.name << " [" << shape.outer << ", " << shape.height << ", " << shape.groups
+           << ", " << shape.run << "] ";
+      if (rows) {
+        text << "vector " << rows->vector << " lanes " << rows->lanes << "x" << rows->groups << " items " << rows->items
+             << " rows at once " << rows->rows_at_once << " prefetch " << rows->prefetch << " line " << rows->line
+             << " blocks " << rows->min_blocks;
+      } else {
+        text << "tiles of " << tiles.accesses << "x" << tiles.vector << ", " << tiles.groups << " groups, "
+             << tiles.chunks << " blocks of " << tiles.chunk << " in " << tiles.threads << " threads, batch "
+             << tiles.batch << ", one read " << tiles.one_read << " shared " << tiles.static_bytes << " + "
+             << tiles.held_bytes << " blocks " << tiles.min_blocks << " of " << tiles.blocks;
+      }
+      text << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     test::CheckCompiled(variant(), code, log);
     CHECK_WITH(test::Spilled(log) == 0, variant());
-    for (const char* kernel : config.streamed ? std::vector<const char*>{"row_moments", "normalize_rows"}
-                                              : std::vector<const char*>{"layer_norm"}) {
-      const std::string lacking = test::Lacking(gpu, log, kernel, config.lanes * config.groups, 0, {config.min_blocks});
+    for (const char* kernel : rows             ? std::vector<const char*>{"layer_norm"}
+                              : tiles.one_read ? std::vector<const char*>{"norm_tiles"}
+                                               : std::vector<const char*>{"tile_moments", "normalize_tiles"}) {
+      const std::string lacking =
+          rows ? test::Lacking(gpu, log, kernel, rows->lanes * rows->groups, 0, {rows->min_blocks})
+               : test::Lacking(gpu, log, kernel, tiles.threads, tiles.held_bytes, {tiles.min_blocks});
       CHECK_WITH(lacking.empty(), lacking + variant());
     }
     if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + variant());

@@ -70,7 +70,9 @@ def some_inputs(text: str, dtype: str, rng: np.random.Generator) -> dict[str, np
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 20, 23])
-@pytest.mark.parametrize("template", [LAYER, RMS])
+@pytest.mark.parametrize(
+  "template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')]
+)
 def test_the_decomposition_is_the_reference(template: str, opset: int, dtype: str, rng: np.random.Generator) -> None:
   text = template.format(dtype)
   inputs = some_inputs(text, dtype, rng)
@@ -229,6 +231,12 @@ def test_an_invalid_node_is_named(reason: str) -> None:
 
 def test_an_old_opset_is_refused() -> None:
   assert_old_opset_refused(node_of(RMS.format("float")))
+
+
+def test_axes_that_s_lacks_are_refused() -> None:
+  for attribute in ('axes="0 3"', "axis=3", "axis=-4"):
+    with pytest.raises(ValueError, match="out of range for the rank 3"):
+      layer_norm(parse(f"(float x) => (float y) {{ y = RMSNormalization<{attribute}>(x) }}"), [np.ones((2, 3, 4))])
 
 
 def test_an_axis_from_the_front_is_refused() -> None:

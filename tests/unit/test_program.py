@@ -62,6 +62,9 @@ def test_white_space_and_defaults_have_no_meaning() -> None:
   default = parse(body("y = LayerNormalization<axis=-1, epsilon=1e-05>(x)"))
   assert str(default).splitlines()[1] == "  y = LayerNormalization(x)"
   assert default == parse(body("y = LayerNormalization(x)"))
+  axes = body('y = RMSNormalization<epsilon=0.5, axes="1 3">(x)')
+  assert str(parse(axes)).splitlines()[1] == '  y = RMSNormalization<epsilon=0.5, axes="1 3">(x)'
+  assert parse(body('y = LayerNormalization<axes="", axis=-1>(x)')) == default
   zero = parse(body("y = LayerNormalization<axis=-0>(x)"))
   assert str(zero).splitlines()[1] == "  y = LayerNormalization<axis=0>(x)"
 
@@ -226,6 +229,10 @@ BAD = {
   '(float x) => (float y) { n = RMSNormalization(x) y = SumTo<axes="0">(n) }': "at most one core operator",
   "(float x) => (float y) { y = LayerNormalization<axis=0.5>(x) }": "an integer from -1024 to 1024",
   "(float x) => (float y) { y = LayerNormalization<axis=2000>(x) }": "an integer from -1024 to 1024",
+  '(float x) => (float y) { y = LayerNormalization<axes="1 1">(x) }': "ascending",
+  "(float x) => (float y) { y = LayerNormalization<groups=2>(x) }": "groups needs axes",
+  '(float x) => (float y) { y = LayerNormalization<axes="1", groups=0.5>(x) }': "an integer from 0 to 65536",
+  '(float x) => (float y) { y = LayerNormalization<axis=-2, axes="1">(x) }': "axis or axes, both with groups alone",
   "(float x) => (float y) { y = Elu<alpha=1e39>(x) }": "within the range of float",
   "(float x) => (float y) { y = Add(x, z) }": "'z' is used before it is assigned",
   "(float x) => (float y) { y = Add(z, x) z = Relu(x) }": "'z' is used before it is assigned",

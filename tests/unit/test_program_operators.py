@@ -78,7 +78,7 @@ def test_the_rows() -> None:
   [
       'POINTWISE(A, "N -> N"', 'POINTWISE(A, "N N")', 'POINTWISE(A, "N -> I")', 'POINTWISE(A, "X -> X")', "A",
       'POINTWISE(A, "N -> N", Number(alpha, 1))', 'POINTWISE(A, "N -> N", Numeral("alpha", 1))',
-      'POINTWISE(A, "N -> N", Flag("a", 1), Flag("b", 1), Flag("c", 1))',
+      'POINTWISE(A, "N -> N", Flag("a", 1), Flag("b", 1), Flag("c", 1), Flag("d", 1), Flag("e", 1))',
   ],
 )  # fmt: skip
 def test_a_line_that_is_no_row_is_named(line: str) -> None:
@@ -91,4 +91,4 @@ def test_an_attributes_kind_goes_with_its_name() -> None:
   for _, attributes in operators.rows(operators.TABLE.read_text()):
     for each in attributes:
       assert each.kind == ATTRIBUTES[each.name].kind
-      assert each.kind in ("Number", "Flag", "Axis") or each.given == ATTRIBUTES[each.name].given
+      assert each.kind in ("Number", "Flag", "Axis", "Axes", "Count") or each.given == ATTRIBUTES[each.name].given

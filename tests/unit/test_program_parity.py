@@ -71,6 +71,9 @@ SEEDS = [
   PROGRAM,
   everything(),
   body('y = Gelu<approximate = "tanh">(x)'),
+  body('y = LayerNormalization<axes="0 2", epsilon=0.1>(x)'),
+  body('y = RMSNormalization<axes="", axis=-1, groups=-0>(x)'),
+  body('y = RMSNormalization<groups=32, axes="2 3", axis=1>(x)'),
   body("n = LayerNormalization<axis=-0, epsilon=0.1>(x)", "c = Less(n, 3)", "y = Where(c, x, inf)"),
   body("h = Cast<to=float16>(x)", "d = Cast<to=double>(h)", "y = Pow(d, 1e300)", results="double y"),
   body(

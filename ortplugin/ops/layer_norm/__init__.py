@@ -5,7 +5,11 @@
     n    = s / sqrt(mean(s^2) + epsilon)                      RMSNormalization
     outs = epilogue(n, s, inputs)                             any pointwise program; gamma and beta are a Mul and an Add
 
-mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last.
+mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last, or over `axes`, which
+count from 0: the channels of [N, C, H, W] are "1". With `groups` they are taken over `axes` and each of so many equal
+parts of the axis `axis`: GroupNorm of [N, C, H, W] is axis=1, axes="2 3", of [N, H, W, C] axis=-1, axes="1 2". Once the
+parts are an axis and axes of length 1 are left out, the axes are at most two runs of neighbours, of which a second ends
+with the last axis: any others are an error.
 
 Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
@@ -14,7 +18,8 @@ Inputs: one for each of the program's parameters, in order; float16, bfloat16, f
 Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
 Reductions run in float32, in float64 for double. Other arithmetic likewise.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
-    declared, shapes that do not broadcast, an axis out of range.
+    declared, shapes that do not broadcast, an axis out of range, groups that
+    do not divide theirs, more than two runs of axes.
 """
 
 from collections.abc import Sequence
@@ -31,7 +36,7 @@ from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.layer_norm import reference as reference_module
 from ortplugin.ops.node_program import read_program
-from ortplugin.program import NUMPY_DTYPES, Program, Statement
+from ortplugin.program import NUMPY_DTYPES, Program, Statement, sum_axes
 
 NAME = "FusedLayerNorm"
 
@@ -62,23 +67,53 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
 def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
   """The normalisation itself, in float32 (double in double): ReduceMean, Sub, Mul, ReduceMean, Add, Sqrt, Div."""
-  axis = int(statement.number("axis"))
-  if axis >= 0:
+  axis, axes = int(statement.number("axis")), sum_axes(str(statement.attribute("axes")))
+  if axes is None and axis >= 0:
     raise ModelError(
       f"'{output}': axis {axis} counts from the front, which has no decomposition without the rank; "
       "write it as a negative number"
     )
-  axes = list(range(axis, 0))
+  axes = axes or tuple(range(axis, 0))
   wide = dtype if dtype == "double" else "float"
   s = x if dtype == wide else builder.cast(x, wide)
+  shape = ""
+  if groups := int(statement.number("groups")):
+    shape = builder.op("Shape", s)
+    s, axes = _with_groups(builder, s, shape, axis, axes, groups)
   centred = builder.op("Sub", s, builder.mean(s, axes)) if statement.op == "LayerNormalization" else s
   variance = builder.mean(builder.op("Mul", centred, centred), axes)
   epsilon = builder.constant(statement.number("epsilon"), wide)
   deviation = builder.op("Sqrt", builder.op("Add", variance, epsilon))
-  if dtype == wide:
-    builder.op("Div", centred, deviation, output=output)
-  else:
-    builder.cast(builder.op("Div", centred, deviation), dtype, output)
+  y = builder.op("Div", centred, deviation, output="" if groups or dtype != wide else output)
+  if groups:
+    y = _reshape(builder, y, shape, "" if dtype != wide else output)
+  if dtype != wide:
+    builder.cast(y, dtype, output)
+
+
+def _with_groups(
+  builder: Builder, s: str, shape: str, axis: int, axes: tuple[int, ...], groups: int
+) -> tuple[str, tuple[int, ...]]:
+  """`s` with an axis of groups in front of what each of them has of the axis `axis`; the axes to normalise over."""
+  if axis < -1:
+    raise ModelError(f"axis {axis} in groups has no decomposition without the rank; write it as -1 or from the front")
+
+  def part(first: int, last: int) -> str:
+    bounds = [builder.constant([each], np.dtype(np.int64)) for each in (first, last, 0)]
+    return builder.op("Slice", shape, *bounds)
+
+  end = np.iinfo(np.int64).max
+  count = builder.constant([groups], np.dtype(np.int64))
+  length = builder.op("Div", part(axis, end if axis == -1 else axis + 1), count)
+  after = [] if axis == -1 else [part(axis + 1, end)]
+  target = builder.op("Concat", part(0, axis), count, length, *after, axis=0)
+  moved = [each if axis == -1 or each < axis else each + 1 for each in axes]
+  return _reshape(builder, s, target), (*moved, -1 if axis == -1 else axis + 1)
+
+
+def _reshape(builder: Builder, value: str, shape: str, output: str = "") -> str:
+  zero = {"allowzero": 1} if builder.opset >= 14 else {}  # before 14 a length of 0 is copied
+  return builder.op("Reshape", value, shape, output=output, **zero)
 
 
 def reference(

@@ -1,6 +1,7 @@
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -80,6 +81,37 @@ class OperandLanes {
   HostVector<char> lanes_, gathered_;
 };
 
+// Mean and scale (1 / deviation) of each column of s, [height, columns], of which `run` neighbours and all rows make a
+// group.
+template <typename T>
+void FindMoments(const NormProgram& norm, const T* s, size_t height, size_t columns, size_t run, double* mean,
+                 double* scale) {
+  const auto share = [&](double* sums) {
+    for (size_t first = 0; first < columns; first += run) {
+      double total = 0;
+      for (size_t j = first; j < first + run; ++j) total += sums[j];
+      std::fill(sums + first, sums + first + run, total / static_cast<double>(height * run));
+    }
+  };
+  std::fill(mean, mean + columns, 0.0);
+  std::fill(scale, scale + columns, 0.0);
+  for (size_t row = 0; row < height && !norm.is_rms; ++row)
+    for (size_t j = 0; j < columns; ++j) mean[j] += static_cast<double>(s[row * columns + j]);
+  share(mean);
+  for (size_t row = 0; row < height; ++row)
+    for (size_t j = 0; j < columns; ++j) {
+      const double deviation = static_cast<double>(s[row * columns + j]) - mean[j];
+      scale[j] += deviation * deviation;
+    }
+  share(scale);
+  for (size_t j = 0; j < columns; ++j) scale[j] = 1 / std::sqrt(scale[j] + norm.epsilon);
+}
+
+template <typename T>
+void NormalizeColumns(const T* s, const double* mean, const double* scale, size_t count, T* normalized) {
+  for (size_t j = 0; j < count; ++j) normalized[j] = (s[j] - static_cast<T>(mean[j])) * static_cast<T>(scale[j]);
+}
+
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
@@ -102,14 +134,19 @@ class CpuLayerNorm : public Kernel {
     for (size_t r = 0; r < norm_.program.results().size(); ++r)
       outputs.push_back(static_cast<char*>(run.output(r, shape.shape, SizeOf(DTypeOf(r)))));
     if (shape.rows == 0 || shape.width == 0) return;
-    // Enough rows a task to be worth a thread's waking, enough tasks to keep all threads busy to the end.
-    constexpr int64_t kTaskElements = 16384;
-    const int64_t rows_a_task = std::max<int64_t>(1, kTaskElements / shape.width);
-    const int64_t tasks = DivideUp(shape.rows, rows_a_task);
+    // Enough elements a task to be worth a thread's waking, enough tasks to keep all threads busy to the end. Of
+    // several groups a task takes some that lie side by side.
+    constexpr int64_t kTaskElements = 16384, kColumns = 64;
+    const int64_t beside =
+        std::min(shape.groups, DivideUp(std::max(kColumns, kTaskElements / shape.height), shape.run));
+    const int64_t slices = DivideUp(shape.groups, beside);
+    const int64_t outer_a_task = std::max<int64_t>(1, kTaskElements / (shape.elements() * beside));
+    const int64_t tasks = DivideUp(shape.outer, outer_a_task) * slices;
     const auto body = [&](size_t task) {
-      const int64_t first = static_cast<int64_t>(task) * rows_a_task;
-      const int64_t last = std::min(shape.rows, first + rows_a_task);
-      ComputeRows(shape, inputs, outputs, first, last);
+      const int64_t outer = static_cast<int64_t>(task) / slices * outer_a_task;
+      const int64_t group = static_cast<int64_t>(task) % slices * beside;
+      ComputeGroups(shape, inputs, outputs, {outer, std::min(shape.outer, outer + outer_a_task)},
+                    {group * shape.run, std::min(shape.groups, group + beside) * shape.run});
     };
     if (tasks == 1) {
       body(0);
@@ -145,8 +182,13 @@ class CpuLayerNorm : public Kernel {
            value != norm_.normalized && (DTypeOf(result) == DType::kFloat || DTypeOf(result) == DType::kDouble);
   }
 
-  void ComputeRows(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
-                   int64_t first, int64_t last) const {
+  struct Range {
+    int64_t first, last;
+  };
+
+  // The groups in these columns, whole ones, for each of these indices of the axis `outer`.
+  void ComputeGroups(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
+                     const Range& outer, const Range& columns) const {
     Evaluator::Workspace before(prologue_), after(epilogue_);
     std::vector<OperandLanes> operands;
     for (size_t i = 0; i < inputs.size(); ++i) operands.emplace_back(shape.accesses[i], inputs[i].data);
@@ -158,37 +200,59 @@ class CpuLayerNorm : public Kernel {
     const DType dtype = norm_.program.value(norm_.summed).dtype;
     const size_t lane = LaneSize(dtype);
     const bool is_parameter = norm_.prologue.empty();  // s is an input itself
-    const auto width = static_cast<size_t>(shape.width);
-    HostVector<char> summed(width * lane), normalized(std::min(width, kBlock) * lane);
-    for (int64_t row = first; row < last; ++row) {
-      for (size_t block = 0; block < width; block += kBlock) {
-        const size_t count = std::min(width - block, kBlock);
-        const auto column = static_cast<int64_t>(block);
+    const auto width = static_cast<size_t>(columns.last - columns.first), height = static_cast<size_t>(shape.height);
+    const size_t elements = height * width;
+    HostVector<char> summed(elements * lane), normalized(std::min(width, kBlock) * lane);
+    HostVector<double> means(shape.groups > 1 ? width : 0), scales(means.size());
+    for (int64_t index = outer.first; index < outer.last; ++index) {
+      // visit(s, block, row, column, count): the lanes of s, the columns' place among those at hand, and the elements'
+      // in the tensors.
+      const auto for_each_block = [&](const auto& visit) {
+        for (size_t r = 0; r < height; ++r)
+          for (size_t block = 0; block < width; block += kBlock)
+            visit(summed.data() + (r * width + block) * lane, block, index * shape.height + static_cast<int64_t>(r),
+                  columns.first + static_cast<int64_t>(block), std::min(width - block, kBlock));
+      };
+      for_each_block([&](char* s, size_t, int64_t row, int64_t column, size_t count) {
         bind(norm_.prologue_operands, before, row, column, count);
         if (is_parameter) {
-          std::memcpy(summed.data() + block * lane, before.lanes(norm_.summed), count * lane);
-          continue;
+          std::memcpy(s, before.lanes(norm_.summed), count * lane);
+          return;
         }
-        before.Bind(norm_.summed, summed.data() + block * lane);
+        before.Bind(norm_.summed, s);
         BindResults(norm_.prologue_operands, shape, outputs, row, column, before);
         prologue_.Run(before, count);
         StoreResults(norm_.prologue_operands, shape, outputs, row, column, count, before);
+      });
+      double mean = 0, scale = 0;
+      if (shape.groups == 1) {
+        const auto n = static_cast<double>(elements);
+        mean = norm_.is_rms ? 0 : SumLanes(dtype, summed.data(), elements) / n;
+        scale = 1 / std::sqrt(SumSquaredDeviations(dtype, summed.data(), mean, elements) / n + norm_.epsilon);
+      } else if (dtype == DType::kDouble) {
+        FindMoments(norm_, reinterpret_cast<const double*>(summed.data()), height, width,
+                    static_cast<size_t>(shape.run), means.data(), scales.data());
+      } else {
+        FindMoments(norm_, reinterpret_cast<const float*>(summed.data()), height, width, static_cast<size_t>(shape.run),
+                    means.data(), scales.data());
       }
-      const auto elements = static_cast<double>(width);
-      const double mean = norm_.is_rms ? 0 : SumLanes(dtype, summed.data(), width) / elements;
-      const double variance = SumSquaredDeviations(dtype, summed.data(), mean, width) / elements;
-      const double scale = 1 / std::sqrt(variance + norm_.epsilon);
-      for (size_t block = 0; block < width; block += kBlock) {
-        const size_t count = std::min(width - block, kBlock);
-        const auto column = static_cast<int64_t>(block);
-        NormalizeLanes(dtype, summed.data() + block * lane, mean, scale, count, normalized.data());
+      for_each_block([&](char* s, size_t block, int64_t row, int64_t column, size_t count) {
+        if (shape.groups == 1) {
+          NormalizeLanes(dtype, s, mean, scale, count, normalized.data());
+        } else if (dtype == DType::kDouble) {
+          NormalizeColumns(reinterpret_cast<const double*>(s), means.data() + block, scales.data() + block, count,
+                           reinterpret_cast<double*>(normalized.data()));
+        } else {
+          NormalizeColumns(reinterpret_cast<const float*>(s), means.data() + block, scales.data() + block, count,
+                           reinterpret_cast<float*>(normalized.data()));
+        }
         bind(norm_.epilogue_operands, after, row, column, count);
-        after.Bind(norm_.summed, summed.data() + block * lane);
+        after.Bind(norm_.summed, s);
         after.Bind(norm_.normalized, normalized.data());
         BindResults(norm_.epilogue_operands, shape, outputs, row, column, after);
         epilogue_.Run(after, count);
         StoreResults(norm_.epilogue_operands, shape, outputs, row, column, count, after);
-      }
+      });
     }
   }
 
@@ -199,7 +263,7 @@ class CpuLayerNorm : public Kernel {
 }  // namespace
 
 NormProgram NormProgram::Parse(const std::string& text) {
-  NormProgram norm{Program::Parse(text), false, 0, 0, 0, 0, {}, {}};
+  NormProgram norm{Program::Parse(text), false, 0, {}, 0, 0, 0, 0, {}, {}};
   const Program& program = norm.program;
   const Statement* core = nullptr;
   for (const Statement& statement : program.statements()) {
@@ -212,7 +276,9 @@ NormProgram NormProgram::Parse(const std::string& text) {
   if (core == nullptr) Fail("the program has no LayerNormalization and no RMSNormalization");
   norm.is_rms = core->op == Op::kRMSNormalization;
   norm.axis = static_cast<int64_t>(core->attributes[0]);
+  norm.axes = core->axes;
   norm.epsilon = core->attributes[1];
+  norm.groups = static_cast<int64_t>(core->attributes[3]);
   norm.summed = core->operands[0];
   norm.normalized = core->result;
   if (!(norm.epsilon >= 0) || std::isinf(norm.epsilon))
@@ -260,26 +326,113 @@ std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info)
   return types;
 }
 
+namespace {
+
+// The axis `axis` from 0 on. Throws Error where a value of this shape lacks it.
+size_t AxisOf(const NormProgram& norm, const Shape& shape) {
+  const auto rank = static_cast<int64_t>(shape.size());
+  const int64_t axis = norm.axis < 0 ? norm.axis + rank : norm.axis;
+  if (axis < 0 || axis >= rank) Fail("axis ", norm.axis, " is out of range for the shape ", ToString(shape));
+  return static_cast<size_t>(axis);
+}
+
+// The shape of a tensor that broadcasts to S, with an axis of groups in front of the one that they divide.
+Shape WithGroups(const NormProgram& norm, Shape shape, const Shape& full) {
+  if (norm.groups == 0) return shape;
+  const size_t lead = full.size() - shape.size(), axis = AxisOf(norm, full);
+  if (axis < lead) return shape;
+  int64_t& length = shape[axis - lead];
+  const int64_t groups = length == 1 ? 1 : norm.groups;
+  if (full[axis] % norm.groups != 0)
+    Fail(norm.groups, " groups don't divide the axis ", axis, " of the shape ", ToString(full));
+  length /= groups;
+  shape.insert(shape.begin() + static_cast<std::ptrdiff_t>(axis - lead), groups);
+  return shape;
+}
+
+// Which axes of S, with groups, are normalised over. Throws Error where it lacks one of them.
+std::vector<bool> IsReduced(const NormProgram& norm, const Shape& shape) {
+  std::vector<bool> reduced(shape.size(), false);
+  if (norm.axes.empty() || norm.groups > 0) {
+    const size_t axis = AxisOf(norm, shape);
+    for (size_t i = axis; i < (norm.groups > 0 ? axis + 1 : shape.size()); ++i) reduced[i] = true;
+  }
+  for (const int64_t axis : norm.axes) {
+    if (axis >= static_cast<int64_t>(shape.size()))
+      Fail("axis ", axis, " is out of range for the shape ", ToString(shape));
+    if (reduced[static_cast<size_t>(axis)]) Fail("axis ", axis, " is divided into groups and among the axes, too");
+    reduced[static_cast<size_t>(axis)] = true;
+  }
+  if (norm.groups > 0) reduced.insert(reduced.begin() + static_cast<std::ptrdiff_t>(AxisOf(norm, shape)), false);
+  return reduced;
+}
+
+// Where the parts of [outer, height, groups, run] begin, and where the last one ends.
+using Parts = std::array<size_t, 5>;
+
+Parts PartsOf(const std::vector<bool>& reduced, const Shape& shape) {
+  Parts begin{};
+  size_t part = 0;
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if (shape[axis] == 1 || reduced[axis] == (part % 2 == 1)) continue;
+    if (++part == 4)
+      Fail("the axes of a norm over ", ToString(shape),
+           " are more than two runs, or not the last ones after the first run");
+    begin[part] = axis;
+  }
+  while (++part <= 4) begin[part] = shape.size();
+  return begin;
+}
+
+// The accesses of all parameters to the matrix whose columns are the axes of `grouped`, S with groups, from `axis` on.
+std::vector<Access> AccessesOf(const NormProgram& norm, const std::vector<Shape>& inputs, const Shape& shape,
+                               const Shape& grouped, size_t axis) {
+  std::vector<Access> accesses;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Value& parameter = norm.program.value(norm.program.parameters()[i]);
+    try {
+      if (norm.groups > 0) MakeAccess(parameter.dtype, inputs[i], shape, 0);  // errors say the shapes as they are
+      accesses.push_back(MakeAccess(parameter.dtype, WithGroups(norm, inputs[i], shape), grouped, axis));
+    } catch (const Error& error) {
+      Fail("input ", i, " ('", parameter.name, "'): ", error.what());
+    }
+  }
+  return accesses;
+}
+
+bool AreVectors(const std::vector<Access>& accesses) {
+  return std::all_of(accesses.begin(), accesses.end(),
+                     [](const Access& access) { return access.is_scalar() || access.is_contiguous(); });
+}
+
+}  // namespace
+
 NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
   std::vector<Shape> summed;
   for (const size_t i : norm.prologue_operands.parameters) summed.push_back(inputs[i]);
   NormShape fit;
   fit.shape = Broadcast(summed);
-  const auto rank = static_cast<int64_t>(fit.shape.size());
-  const int64_t axis = norm.axis < 0 ? norm.axis + rank : norm.axis;
-  if (axis < 0 || axis >= rank) Fail("axis ", norm.axis, " is out of range for the shape ", ToString(fit.shape));
-  fit.axis = static_cast<size_t>(axis);
   ElementCount(fit.shape);
-  fit.rows = ElementCount(Shape(fit.shape.begin(), fit.shape.begin() + axis));
-  fit.width = ElementCount(Shape(fit.shape.begin() + axis, fit.shape.end()));
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const Value& parameter = norm.program.value(norm.program.parameters()[i]);
-    try {
-      fit.accesses.push_back(MakeAccess(parameter.dtype, inputs[i], fit.shape, fit.axis));
-    } catch (const Error& error) {
-      Fail("input ", i, " ('", parameter.name, "'): ", error.what());
+  const Shape grouped = WithGroups(norm, fit.shape, fit.shape);
+  Parts begin = PartsOf(IsReduced(norm, fit.shape), grouped);
+  if (begin[2] == begin[4]) {  // the last axes alone
+    begin[2] = begin[3] = begin[1];
+    fit.accesses = AccessesOf(norm, inputs, fit.shape, grouped, begin[1]);
+    for (size_t axis = begin[1] + 1; axis < grouped.size() && !AreVectors(fit.accesses); ++axis) {
+      std::vector<Access> split = AccessesOf(norm, inputs, fit.shape, grouped, axis);
+      if (!AreVectors(split)) continue;
+      fit.accesses = std::move(split);
+      begin[2] = begin[3] = axis;
     }
+  } else {
+    fit.accesses = AccessesOf(norm, inputs, fit.shape, grouped, begin[2]);
   }
+  const auto part = [&](size_t i) {
+    return ElementCount(Shape(grouped.begin() + static_cast<std::ptrdiff_t>(begin[i]),
+                              grouped.begin() + static_cast<std::ptrdiff_t>(begin[i + 1])));
+  };
+  fit.outer = part(0), fit.height = part(1), fit.groups = part(2), fit.run = part(3);
+  fit.rows = fit.outer * fit.height, fit.width = fit.groups * fit.run;
   return fit;
 }
 

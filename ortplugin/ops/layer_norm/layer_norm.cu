@@ -10,8 +10,8 @@
 // those that all rows share), the results and the arithmetic.
 //
 // A group of LANES threads owns a row and holds all of it in registers: one read and one write of memory. With 32 lanes
-// that needs no barrier; with more the block is the group. Rows that no block can hold take the two kernels at
-// the end instead.
+// that needs no barrier; with more the block is the group. Rows that no block can hold, and norms over other axes than
+// the last ones, are for norm_tiles.cu.
 
 __device__ __forceinline__ compute_t sum_of_warp(compute_t x) {
 #pragma unroll
@@ -30,8 +30,6 @@ __device__ __forceinline__ compute_t mean_of(compute_t sum) {
 __device__ __forceinline__ compute_t scale_of(compute_t squares) {
   return rsqrt(squares * ((compute_t)1 / (compute_t)WIDTH) + (compute_t)EPSILON);
 }
-
-#if !STREAMED
 
 typedef compute_t Slots[ROWS_AT_ONCE][32];
 
@@ -165,128 +163,3 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
     }
   }
 }
-
-#else  // STREAMED: a row is cut into `args.chunks` pieces of CHUNK elements, a block each
-
-// Count, mean and sum of squared deviations of a set of elements, joined as in Chan, Golub and LeVeque, "Algorithms
-// for computing the sample variance", 1983. For RMS the mean stays 0 and `squares` is the sum of squares.
-struct Moments {
-  compute_t count, mean, squares;
-
-  // a / b for counts, without the branches of a general division.
-  __device__ __forceinline__ static float ratio(float a, float b) { return __fdividef(a, b); }
-  __device__ __forceinline__ static double ratio(double a, double b) {
-    double reciprocal = __fdividef(1.0f, (float)b);
-#pragma unroll
-    for (int step = 0; step < 2; ++step) reciprocal = fma(reciprocal, fma(-b, reciprocal, 1.0), reciprocal);
-    return a * reciprocal;
-  }
-
-  __device__ __forceinline__ void join(const Moments& other) {
-    const compute_t total = count + other.count;
-    if (!IS_RMS && other.count > 0) {
-      const compute_t delta = other.mean - mean;
-      const compute_t share = ratio(other.count, total);
-      mean += delta * share;
-      squares += delta * delta * (count * share);
-    }
-    squares += other.squares;
-    count = total;
-  }
-};
-
-__device__ __forceinline__ Moments moments_of_block(Moments x) {
-  __shared__ Moments slots[32];
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    Moments other;
-    other.count = __shfl_down_sync(0xffffffffu, x.count, distance);
-    other.mean = __shfl_down_sync(0xffffffffu, x.mean, distance);
-    other.squares = __shfl_down_sync(0xffffffffu, x.squares, distance);
-    x.join(other);
-  }
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = slots[0];
-  for (int warp = 1; warp < LANES / 32; ++warp) x.join(slots[warp]);
-  return x;
-}
-
-// A row's columns [first, last), of the chunks that the blocks share out.
-struct RowChunk {
-  row_t row;
-  int first, last;
-  __device__ __forceinline__ RowChunk(row_t index, row_t chunks)
-      : row(index / chunks),
-        first((int)(index % chunks) * CHUNK),
-        last(first + CHUNK < WIDTH ? first + CHUNK : WIDTH) {}
-};
-
-// partial: [rows, chunks] Moments.
-extern "C" __global__ void __launch_bounds__(LANES, 1) row_moments(const Arguments args, Moments* partial) {
-  grid_dependency_wait();
-  const SharedOperands shared_operands(args);
-  const row_t chunks = (row_t)args.chunks;
-  for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
-    const RowChunk chunk(piece, chunks);
-    const Offsets offsets(args, chunk.row);
-    Moments moments = {0, 0, 0};
-    for (int column = chunk.first + threadIdx.x * VECTOR; column < chunk.last; column += LANES * VECTOR) {
-      PrologueRow operands;
-      PrologueShared shared;
-      PrologueResults results;
-      operands.load(args, offsets, column);
-      shared.load(args, shared_operands, column);
-      compute_t s[VECTOR];
-      Moments item = {VECTOR, 0, 0};
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) {
-        s[j] = prologue(operands, shared, j, results);
-        item.mean += s[j];
-      }
-      item.mean = IS_RMS ? (compute_t)0 : item.mean * ((compute_t)1 / VECTOR);
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) item.squares += (s[j] - item.mean) * (s[j] - item.mean);
-      moments.join(item);
-      results.store(args, offsets, column);
-    }
-    moments = moments_of_block(moments);
-    if (threadIdx.x == 0) partial[piece] = moments;
-    __syncthreads();  // the slots are used again
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(LANES, 1) normalize_rows(const Arguments args, const Moments* partial) {
-  grid_dependency_wait();
-  const SharedOperands shared_operands(args);
-  const row_t chunks = (row_t)args.chunks;
-  for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
-    const RowChunk chunk(piece, chunks);
-    const Offsets offsets(args, chunk.row);
-    Moments moments = {0, 0, 0};
-    for (row_t k = threadIdx.x; k < chunks; k += LANES) moments.join(partial[chunk.row * chunks + k]);
-    moments = moments_of_block(moments);
-    __syncthreads();  // the slots are used again
-    const compute_t scale = scale_of(moments.squares);
-    for (int column = chunk.first + threadIdx.x * VECTOR; column < chunk.last; column += LANES * VECTOR) {
-      PrologueRow operands;
-      PrologueShared shared;
-      PrologueResults stored;
-      EpilogueRow epilogue_row;
-      EpilogueShared epilogue_shared;
-      EpilogueResults results;
-      operands.load(args, offsets, column);
-      shared.load(args, shared_operands, column);
-      epilogue_row.load(args, offsets, column);
-      epilogue_shared.load(args, shared_operands, column);
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) {
-        const compute_t s = prologue(operands, shared, j, stored);
-        epilogue(epilogue_row, epilogue_shared, j, s, (s - moments.mean) * scale, results);
-      }
-      results.store(args, offsets, column);
-    }
-  }
-}
-
-#endif

@@ -16,8 +16,8 @@ namespace {
 
 // This operator is as fast as it keeps memory busy. The numbers in this file that no limit of the hardware gives were
 // measured for that, on an H200 over the widths of benchmarks/layer_norm.py.
-constexpr int kStreamedLanes = 512;   // threads of a block where rows are cut into chunks
 constexpr int kEnoughThreads = 1024;  // of a multiprocessor, to keep memory busy
+constexpr int64_t kLongRow = 16384;   // elements of a row that several blocks share where rows are few
 
 // The fewest registers that a lane does with, about.
 int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
@@ -40,19 +40,6 @@ int RegisterLimit(const cuda::DeviceFacts& gpu, int threads) {
 
 constexpr int kWideBytes = 8;  // of an access
 
-// For a row that no block can hold, or not without spilling registers.
-NormConfig Streamed(const NormShape& shape, const cuda::DeviceFacts& gpu, NormConfig config) {
-  config.streamed = true;
-  config.lanes = kStreamedLanes;
-  config.groups = config.items = config.rows_at_once = config.min_blocks = config.line = 1;
-  const int64_t step = static_cast<int64_t>(kStreamedLanes) * config.vector;
-  // Eight blocks for each multiprocessor, but pieces of at least four accesses a thread.
-  const int64_t wanted = std::max<int64_t>(1, DivideUp(int64_t{8} * gpu.multiprocessors, shape.rows));
-  config.chunk = std::max(4 * step, DivideUp(DivideUp(shape.width, wanted), step) * step);
-  config.chunks = DivideUp(shape.width, config.chunk);
-  return config;
-}
-
 // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside rows
 // that are loaded ahead in accesses of 8 bytes it needs no room for them.
 int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, const cuda::DeviceFacts& gpu,
@@ -68,29 +55,38 @@ int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig&
 
 }  // namespace
 
-NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu,
-                              bool aligned) {
-  NormConfig best{};
-  const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
-
-  // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width
-  // asks for it.
-  int narrowest = is_double ? 8 : 4;
+NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
+  NormAccess found{};
+  found.is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
+  // 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width asks for it.
+  found.narrowest = found.is_double ? 8 : 4;
   int64_t row_bytes = 0, result_bytes = 0;  // that are moved, and written, for each element of a row
   for (const Access& access : shape.accesses) {
     if (!access.is_scalar() && IsFloating(access.dtype))
-      narrowest = std::min(narrowest, static_cast<int>(SizeOf(access.dtype)));
+      found.narrowest = std::min(found.narrowest, static_cast<int>(SizeOf(access.dtype)));
     if (!access.is_shared()) row_bytes += static_cast<int64_t>(SizeOf(access.dtype));
   }
   for (const ValueId result : norm.program.results()) {
     const DType dtype = norm.program.value(result).dtype;
-    if (IsFloating(dtype)) narrowest = std::min(narrowest, static_cast<int>(SizeOf(dtype)));
+    if (IsFloating(dtype)) found.narrowest = std::min(found.narrowest, static_cast<int>(SizeOf(dtype)));
     result_bytes += static_cast<int64_t>(SizeOf(dtype));
   }
-  row_bytes += result_bytes;
-  best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{16 / narrowest})) : 1;
-  const int64_t bytes = row_bytes * shape.rows * shape.width;
-  best.stream_results = result_bytes * shape.rows * shape.width > gpu.l2_bytes;
+  found.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{16 / found.narrowest})) : 1;
+  found.bytes_moved = (row_bytes + result_bytes) * shape.rows * shape.width;
+  found.results_fill_cache = result_bytes * shape.rows * shape.width > gpu.l2_bytes;
+  return found;
+}
+
+std::optional<NormConfig> ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape,
+                                             const cuda::DeviceFacts& gpu, bool aligned) {
+  if (shape.height > 1 || shape.groups > 1) return std::nullopt;
+  if (shape.rows < gpu.multiprocessors / 2 && shape.width >= kLongRow) return std::nullopt;
+  NormConfig best{};
+  const NormAccess access = AccessOf(norm, shape, gpu, aligned);
+  const bool is_double = access.is_double;
+  const int narrowest = access.narrowest;
+  best.vector = access.vector;
+  best.stream_results = access.results_fill_cache;
 
   // Where the rows' pitch is no multiple of a 32-byte sector, accesses are lined up with the 128-byte lines.
   const int64_t accesses = DivideUp(shape.width, best.vector);
@@ -121,7 +117,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
   constexpr double kAnyWaste = 1e9;
   if (!choose(true, few, 1.13, false, 0) && !choose(true, few, 1.13, true, 16) &&
       !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
-    return Streamed(shape, gpu, best);
+    return std::nullopt;
   }
 
   // A problem that leaves most of the GPU idle is a matter of latency: more threads a row, nothing loaded ahead.
@@ -132,7 +128,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
   }
   best.groups = best.lanes > 32 || is_small ? 1 : is_wide ? 8 : 4;
   // What the L2 cache holds comes fast enough without being loaded ahead.
-  best.prefetch = best.prefetch && !is_small && bytes > gpu.l2_bytes;
+  best.prefetch = best.prefetch && !is_small && access.bytes_moved > gpu.l2_bytes;
   best.pass_l1 = best.stream_results && best.lanes <= 512;
   // Two rows at once share the reads of what all rows share.
   if (!is_small && best.line == 1 && is_wide &&
@@ -144,34 +140,21 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
   return best;
 }
 
-std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
+std::string NormOperands(const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results,
+                         bool pass_l1) {
   const Program& program = norm.program;
-  const std::string compute = ComputeType(program.value(norm.summed).dtype);
   std::ostringstream text;
   char epsilon[64];
   std::snprintf(epsilon, sizeof epsilon, "%a", norm.epsilon);
-  text << "#define LOADS_PASS_L1 " << config.pass_l1 << "\n"
+  text << "#define LOADS_PASS_L1 " << pass_l1 << "\n"
        << kCommonSource << "\n"
        << kPointwiseSource << "\n"
-       << "#define WIDTH " << shape.width << "\n"
-       << "#define VECTOR " << config.vector << "\n"
-       << "#define LANES " << config.lanes << "\n"
-       << "#define GROUPS " << config.groups << "\n"
-       << "#define MIN_BLOCKS " << config.min_blocks << "\n"
-       << "#define ITEMS " << config.items << "\n"
-       << "#define ROWS_AT_ONCE " << config.rows_at_once << "\n"
-       << "#define PREFETCH " << config.prefetch << "\n"
-       << "#define LINE " << config.line << "\n"
-       << "#define STREAMED " << config.streamed << "\n"
-       << "#define CHUNK " << config.chunk << "\n"
+       << sizes << "#define WIDTH " << shape.width << "\n"
        << "#define IS_RMS " << norm.is_rms << "\n"
        << "#define EPSILON " << epsilon << "\n"
-       << "typedef " << compute << " compute_t;\n"
-       << "typedef "
-       << (shape.rows * std::max<int64_t>(1, config.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
-       << " row_t;\n\n";
-  text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands},
-                       config.stream_results);
+       << "typedef " << ComputeType(program.value(norm.summed).dtype) << " compute_t;\n"
+       << "typedef " << (shape.rows < int64_t{1} << 31 ? "unsigned" : "unsigned long long") << " row_t;\n\n";
+  text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands}, stream_results);
   const auto phase = [&](const Phase& operands, const std::vector<uint32_t>& statements, const std::string& signature) {
     text << "__device__ __forceinline__ " << signature << " {\n"
          << EmitParameterValues(program, shape.accesses, operands) << EmitCuda(program, statements, "  ")
@@ -184,8 +167,21 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
   phase(norm.epilogue_operands, norm.epilogue,
         "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " +
             n + ", EpilogueResults& results)");
-  text << "}\n\n" << kLayerNormSource;
+  text << "}\n\n";
   return text.str();
+}
+
+std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
+  std::ostringstream sizes;
+  sizes << "#define VECTOR " << config.vector << "\n"
+        << "#define LANES " << config.lanes << "\n"
+        << "#define GROUPS " << config.groups << "\n"
+        << "#define MIN_BLOCKS " << config.min_blocks << "\n"
+        << "#define ITEMS " << config.items << "\n"
+        << "#define ROWS_AT_ONCE " << config.rows_at_once << "\n"
+        << "#define PREFETCH " << config.prefetch << "\n"
+        << "#define LINE " << config.line << "\n";
+  return NormOperands(norm, shape, sizes.str(), config.stream_results, config.pass_l1) + kLayerNormSource;
 }
 
 namespace {
@@ -193,10 +189,10 @@ namespace {
 // A kernel for one combination of input shapes, ready to launch.
 struct Plan {
   NormShape shape;
-  cuda::Function first, second;  // second: where rows are streamed
+  cuda::Function first, second = nullptr;  // second: where tiles are read twice
   cuda::LaunchShape launch;
   std::vector<uint64_t> arguments;  // pointers are filled in at each launch
-  size_t scratch_bytes;
+  size_t scratch_bytes = 0;
 };
 
 class CudaLayerNorm : public Kernel {
@@ -266,24 +262,32 @@ class CudaLayerNorm : public Kernel {
     auto plan = std::make_unique<Plan>();
     plan->shape = FitShapes(norm_, shapes);
     const NormShape& shape = plan->shape;
-    if (shape.width >= int64_t{1} << 30)
-      Fail("rows of ", shape.width, " elements are longer than the 2^30 that the kernel counts");
-    const NormConfig config = ConfigureLayerNorm(norm_, shape, device_, aligned);
-    const std::string source = LayerNormSource(norm_, shape, config);
-    plan->first = cuda::Load(device_, source, config.streamed ? "row_moments" : "layer_norm", cuda::Warn);
-    plan->second = config.streamed ? cuda::Load(device_, source, "normalize_rows", cuda::Warn) : nullptr;
-    const int threads = config.lanes * config.groups;
-    const int resident = cuda::BlocksPerMultiprocessor(device_, plan->first, threads);
-    if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
-    // Blocks stay and take row after row, so that what rows share is read once by each.
-    const int64_t pieces = config.streamed ? shape.rows * config.chunks
-                                           : DivideUp(shape.rows, int64_t{config.groups} * config.rows_at_once);
-    const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_.multiprocessors);
-    plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
-    plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, config.chunks);
-    const size_t moments = norm_.program.value(norm_.summed).dtype == DType::kDouble ? 24 : 12;
-    plan->scratch_bytes = config.streamed ? static_cast<size_t>(pieces) * moments : 0;
-
+    if (shape.elements() >= int64_t{1} << 30 || shape.width >= int64_t{1} << 30)
+      Fail("rows of ", std::max(shape.elements(), shape.width),
+           " elements are longer than the 2^30 that the kernel counts");
+    plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, 0);
+    if (const auto config = ConfigureLayerNorm(norm_, shape, device_, aligned)) {
+      plan->first = cuda::Load(device_, LayerNormSource(norm_, shape, *config), "layer_norm", cuda::Warn);
+      const int threads = config->lanes * config->groups;
+      const int resident = cuda::BlocksPerMultiprocessor(device_, plan->first, threads);
+      if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
+      // Blocks stay and take row after row, so that what rows share is read once by each.
+      const int64_t pieces = DivideUp(shape.rows, int64_t{config->groups} * config->rows_at_once);
+      const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_.multiprocessors);
+      plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
+    } else {
+      const NormTiles tiles = ConfigureNormTiles(norm_, shape, device_, aligned);
+      if (tiles.blocks >= int64_t{1} << 31)
+        Fail(tiles.blocks, " blocks for the shape ", ToString(shape.shape), " are more than a launch has");
+      const std::string source = NormTilesSource(norm_, shape, tiles);
+      plan->first = cuda::Load(device_, source, tiles.one_read ? "norm_tiles" : "tile_moments", cuda::Warn);
+      if (!tiles.one_read) plan->second = cuda::Load(device_, source, "normalize_tiles", cuda::Warn);
+      plan->launch = {static_cast<unsigned>(tiles.blocks), static_cast<unsigned>(tiles.threads),
+                      static_cast<unsigned>(tiles.held_bytes)};
+      if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
+        cuda::AllowShared(device_, plan->first, static_cast<unsigned>(tiles.held_bytes));
+      plan->scratch_bytes = static_cast<size_t>(tiles.moments_bytes);
+    }
     return plans_.Keep(shapes, aligned, std::move(plan));
   }
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ortplugin.ops.pointwise_reference import rounded as rounded_to
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import Program, Statement
+from ortplugin.program import Program, Statement, sum_axes
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
   def core(statement: Statement, s: Array) -> Array:
     nonlocal shape
     shape = np.shape(s)
-    return normalise(statement.op, s, int(statement.number("axis")), statement.number("epsilon"))
+    return normalise(statement, s)
 
   found = values(program, inputs, core)
   if shape is None:
@@ -39,17 +39,43 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
   return outputs
 
 
-def normalise(op: str, s: Array, axis: int, epsilon: float) -> Array:
+def axes_of(core: Statement, rank: int) -> tuple[int, ...]:
+  """The axes over which elements have a mean in common, from 0 on; of one in groups some of them.
+
+  Raises ValueError if a value of this rank lacks one.
+  """
+  axis, groups = int(core.number("axis")), int(core.number("groups"))
+  first = axis + rank if axis < 0 else axis
+  axes = [*(sum_axes(str(core.attribute("axes"))) or range(first, rank)), *[first] * bool(groups)]
+  if not axes or not 0 <= min(axes) <= max(axes) < rank or len(set(axes)) != len(axes):
+    raise ValueError(f"an axis is out of range for the rank {rank}, or given twice: {core}")
+  return tuple(sorted(axes))
+
+
+def with_groups(core: Statement, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """The shape of S with an axis of groups in front of the one that they divide, and the axes to normalise over."""
+  axes, groups, rank = axes_of(core, len(shape)), int(core.number("groups")), len(shape)
+  if not groups:
+    return tuple(shape), axes
+  axis = int(core.number("axis")) % rank
+  if shape[axis] % groups:
+    raise ValueError(f"{groups} groups do not divide the axis {axis} of the shape {tuple(shape)}")
+  return (
+    (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]),
+    tuple(each if each < axis else each + 1 for each in axes),
+  )
+
+
+def normalise(core: Statement, s: Array) -> Array:
   """LayerNormalization: (s - mean(s)) / sqrt(var(s) + epsilon); RMSNormalization: s / sqrt(mean(s^2) + epsilon).
 
-  Over the axes from `axis` to the last. `s` is float64; so is what comes back, in the same shape.
+  `s` is float64; so is what comes back, in the same shape.
   """
-  first = axis + s.ndim if axis < 0 else axis
-  if not 0 <= first < s.ndim:
-    raise ValueError(f"axis {axis} is out of range for the shape {s.shape}")
-  axes = tuple(range(first, s.ndim))
+  shape, axes = with_groups(core, s.shape)
   if math.prod(s.shape) == 0:
     return s
-  centred = s - s.mean(axis=axes, keepdims=True) if op == "LayerNormalization" else s
-  normalised: Array = centred / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + epsilon)
+  grouped = s.reshape(shape)
+  centred = grouped - grouped.mean(axis=axes, keepdims=True) if core.op == "LayerNormalization" else grouped
+  deviation = np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + core.number("epsilon"))
+  normalised: Array = (centred / deviation).reshape(s.shape)
   return normalised

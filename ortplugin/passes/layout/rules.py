@@ -2,18 +2,24 @@
 are in layout_axes.py, layout_views.py, layout_blocks.py and fuse_pool.py.
 """
 
+from dataclasses import replace
+
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.ops.layer_norm import NAME as NORM
+from ortplugin.ops.layer_norm.reference import axes_of
 from ortplugin.passes.conv.fused import OWN_INPUTS, is_channels_last, is_fused_conv
 from ortplugin.passes.layout.axes import AXIS_RULES, split_operands
 from ortplugin.passes.layout.blocks import BLOCK_RULES
 from ortplugin.passes.layout.conv_grad import CONV_GRAD_RULES
 from ortplugin.passes.layout.fuse_pool import POOL_RULES
-from ortplugin.passes.layout.plan import Layouts, Plan, Rule
+from ortplugin.passes.layout.plan import Layouts, Plan, Rule, axis_last
 from ortplugin.passes.layout.views import VIEW_RULES
+from ortplugin.passes.norm.fused import Over, over_axes
+from ortplugin.program import ProgramError, Statement, parse
 
 # Those of ONNX Runtime whose second input is a bias for the last axis.
 BIASED = ("com.microsoft::BiasGelu", "com.microsoft::FastGelu", "com.microsoft::BiasAdd")
@@ -68,9 +74,48 @@ def pointwise(scope: Scope, node: gs.Node) -> Plan | None:
   return Plan(reads, tuple(i for i, tensor in enumerate(node.outputs) if not tensor.is_empty()), edit)
 
 
+def norm(scope: Scope, node: gs.Node) -> Plan | None:
+  """A norm of ours: the axes that it is over, and all else of its program as in what is pointwise."""
+  plan, rank = pointwise(scope, node), scope.rank(node.outputs[0]) or 0
+  try:
+    program = parse(str(node.attrs.get("program", "")))
+    core = program.core
+    over = None if core is None else _over_last(core, rank)
+  except (ProgramError, ValueError):
+    return None
+  if plan is None or core is None or over is None:
+    return None
+  new = Statement(core.name, core.op, core.operands, (("epsilon", core.number("epsilon")), *over.items()))
+  changed = replace(program, statements=tuple(new if each is core else each for each in program.statements))
+
+  def edit(layouts: Layouts, node: gs.Node) -> None:
+    plan.edit(layouts, node)
+    node.attrs["program"] = str(changed)
+
+  return Plan(plan.reads, plan.makes, edit)
+
+
+def _over_last(core: Statement, rank: int) -> Over | None:
+  """The axes of a norm once channels are last. Raises ValueError if a value of this rank lacks one."""
+  axes, groups = axes_of(core, rank), int(core.number("groups"))
+  if not groups:
+    return over_axes(sorted(axis_last(axis, rank) for axis in axes), rank)
+  grouped = int(core.number("axis")) % rank
+  others = sorted(axis_last(axis, rank) for axis in axes if axis != grouped)
+  last = axis_last(grouped, rank)
+  return {"axis": -1 if last == rank - 1 else last, "axes": " ".join(map(str, others)), "groups": groups}
+
+
 def _is_setting(scope: Scope, node: gs.Node, index: int) -> bool:
   """Whether an input has no part in the result's shape: Dropout's ratio, the dtype of a CastLike."""
   return index > 0 and scope.op(node) in ("Dropout", "CastLike")
 
 
-RULES: dict[str, Rule] = {**AXIS_RULES, **VIEW_RULES, **BLOCK_RULES, **POOL_RULES, **CONV_GRAD_RULES}
+RULES: dict[str, Rule] = {
+  **AXIS_RULES,
+  **VIEW_RULES,
+  **BLOCK_RULES,
+  **POOL_RULES,
+  **CONV_GRAD_RULES,
+  f"{DOMAIN}::{NORM}": norm,
+}

@@ -9,8 +9,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pattern import Match
+from ortplugin.graph.shapes import show
 from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.norm.fused import WIDTH, Norm, core_dtype, fused_node
+from ortplugin.passes.norm.fused import WIDTH, Norm, core_dtype, fused_node, over_axes
 from ortplugin.program import FLOATING
 
 
@@ -20,13 +21,16 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
   reason = unsupported(scope) or floating(scope, x) or floating(scope, y) or unknown_rank(scope, x)
   if reason:
     return reason
-  axes = [trailing_axes(scope, mean, x) for mean in match.tag("mean")]
-  for axis in axes:
-    if isinstance(axis, str):
-      return axis
+  axes = [mean_axes(scope, mean, x) for mean in match.tag("mean")]
+  for each in axes:
+    if isinstance(each, str):
+      return each
   first = axes[0]
   if isinstance(first, str) or len(set(axes)) != 1:
-    return f"the means are over different axes, from {' and from '.join(map(str, axes))} on"
+    return f"the means are over different axes, {' and '.join(str(list(each)) for each in axes)}"
+  over = over_axes(first, scope.rank(x) or 0)
+  if over is None:
+    return f"the axes {list(first)} of the means are more than two runs, or not the last ones after the first run"
   epsilon = epsilon_of(scope, match.values["epsilon"], x)
   if isinstance(epsilon, str):
     return epsilon
@@ -34,7 +38,7 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
   # A program's attributes are float32, as ONNX's are: a constant of the graph that becomes one must be.
   if core_dtype(given, result) == "double" and float(np.float32(epsilon)) != epsilon:
     return f"epsilon, {epsilon}, is no float32 number, which it has to be in a program, and '{x.name}' is double"
-  return why_casts_matter(match, scope, [given, result]) or Norm(core, first, epsilon, [x], ["x"], given, result)
+  return why_casts_matter(match, scope, [given, result]) or Norm(core, over, epsilon, [x], ["x"], given, result)
 
 
 def check_decomposed(match: Match, scope: Scope) -> str | None:
@@ -60,8 +64,8 @@ def floating(scope: Scope, tensor: gs.Tensor) -> str | None:
   return f"the dtype of '{tensor.name}' is {np.dtype(tensor.dtype).name}, none of {', '.join(FLOATING)}"
 
 
-def trailing_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> int | str:
-  """The first axis, negative, that a ReduceMean takes the mean over up to the last one; or why that is not so.
+def mean_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> tuple[int, ...] | str:
+  """The axes, from 0 on, that a ReduceMean takes the mean over, or why it is none to normalise with.
 
   `x`: of known rank, which is also that of the ReduceMean's input.
   """
@@ -77,11 +81,11 @@ def trailing_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> int | str:
   if not axes:
     if mean.attrs.get("noop_with_empty_axes", 0):
       return f"{label(mean)} has no axes, and noop_with_empty_axes=1"
-    return -rank or f"{label(mean)} is over all axes, and '{x.name}' is a scalar"
-  counted = sorted(axis if axis < 0 else axis - rank for axis in axes)
-  if counted != list(range(-len(counted), 0)):
-    return f"the axes {list(axes)} of {label(mean)} are not the trailing ones"
-  return counted[0]
+    return tuple(range(rank)) or f"{label(mean)} is over all axes, and '{x.name}' is a scalar"
+  counted = sorted(axis + rank if axis < 0 else axis for axis in axes)
+  if len(set(counted)) != len(counted) or not 0 <= counted[0] <= counted[-1] < rank:
+    return f"the axes {list(axes)} of {label(mean)} are none of '{x.name}' of shape {show(scope.shape(x))}"
+  return tuple(counted)
 
 
 def epsilon_of(scope: Scope, tensor: gs.Tensor, x: gs.Tensor) -> float | str:

@@ -1,6 +1,6 @@
 """The FusedLayerNorm node in the optimizer: how it is made from a normalisation, and read again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
@@ -16,12 +16,23 @@ DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write 
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
 
 
+Over = Mapping[str, float | str]
+
+
+def over_axes(axes: Sequence[int], rank: int) -> Over | None:
+  """The attributes of a core over `axes`, in order from 0 on, of a value of this rank; None if it has none."""
+  if list(axes) == list(range(rank - len(axes), rank)):
+    return {"axis": -len(axes)}
+  runs = sum(axis - 1 not in axes for axis in axes)
+  return {"axes": " ".join(map(str, axes))} if runs == 1 or (runs == 2 and axes[-1] == rank - 1) else None
+
+
 @dataclass(frozen=True)
 class Norm:
   """One normalisation as found in a graph: what is added up, normalised, scaled and shifted."""
 
   core: str  # LayerNormalization or RMSNormalization
-  axis: int  # negative
+  over: Over  # attributes of the core that say which axes
   epsilon: float
   addends: Sequence[gs.Tensor]  # their sum is normalised
   names: Sequence[str]  # of the addends, in the program
@@ -47,7 +58,7 @@ def fused_node(norm: Norm, name: str) -> gs.Node:
     s = emit("Add", s, each)
   wide = core_dtype(norm.dtype, norm.result)
   x = s if wide == norm.dtype else emit("Cast", s, to=wide)
-  y = emit(norm.core, x, axis=norm.axis, epsilon=norm.epsilon)
+  y = emit(norm.core, x, epsilon=norm.epsilon, **norm.over)
   if wide != norm.result:
     y = emit("Cast", y, to=norm.result)
   for tensor, op, hint in ((norm.gamma, "Mul", "gamma"), (norm.beta, "Add", "beta")):

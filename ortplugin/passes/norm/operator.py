@@ -66,7 +66,7 @@ def fuse_operator(
       if used:
         return missed(f"the statistics are wanted too: {used}")
   names = ["x", "residual", "bias"][: len(x)]
-  norm = Norm(core, axis, epsilon, x, names, dtype, result, gamma, beta, keep_sum=len(outputs) > 1)
+  norm = Norm(core, {"axis": axis}, epsilon, x, names, dtype, result, gamma, beta, keep_sum=len(outputs) > 1)
   new = fused_node(norm, node.name)
   name = label(node)
   scope.replace([node], new, outputs)

@@ -23,6 +23,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_symmetric
+from ortplugin.ops.layer_norm.reference import axes_of
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers
 from ortplugin.program import ProgramError, parse
@@ -168,10 +169,9 @@ def _keeps_rows(node: gs.Node, rank: int, axis: int) -> bool:
   """Whether a norm is of each row."""
   try:
     core = parse(str(node.attrs.get("program", ""))).core
-  except ProgramError:
+    return core is not None and axis not in axes_of(core, rank)
+  except (ProgramError, ValueError):
     return False
-  first = None if core is None else int(core.number("axis"))
-  return first is not None and axis < (first + rank if first < 0 else first)
 
 
 def _with_rows(scope: Scope, tensor: gs.Tensor, axis: int, count: int) -> tuple[int | str | None, ...]:

@@ -6,6 +6,7 @@ namespace ortplugin {
 extern const char kCommonSource[];             // device/common.cuh
 extern const char kPointwiseSource[];          // device/pointwise.cuh
 extern const char kLayerNormSource[];          // ops/layer_norm/layer_norm.cu
+extern const char kNormTilesSource[];          // ops/layer_norm/norm_tiles.cu
 extern const char kFusedPointwiseSource[];     // ops/pointwise/pointwise.cu
 extern const char kConvDirectSource[];         // ops/conv/engines/direct.cu
 extern const char kConvGradSource[];           // ops/conv_grad/conv_grad.cu

@@ -36,7 +36,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 enum class Takes : uint8_t { kFloating, kNumber, kInteger, kUnsigned, kSummable, kBool, kAny };
 enum class Gives : uint8_t { kSame, kBool, kTarget };  // T, bool, or what the attribute says
 
-enum class Kind : uint8_t { kNone, kNumber, kAxis, kFlag, kWord, kDType, kAxes };
+enum class Kind : uint8_t { kNone, kNumber, kAxis, kCount, kFlag, kWord, kDType, kAxes };
 
 // What a kWord attribute may be: its value is the index.
 using Words = std::array<const char*, 2>;
@@ -56,14 +56,16 @@ struct Row {
   size_t arity;
   Takes takes;
   Gives gives;
-  std::array<Attribute, 2> attributes;
+  std::array<Attribute, 4> attributes;
 };
 
 // The attributes as operators.def writes them.
 constexpr Attribute Number(const char* name, double preset) { return {name, Kind::kNumber, preset, {}, false}; }
 constexpr Attribute Flag(const char* name, double preset) { return {name, Kind::kFlag, preset, {}, false}; }
 constexpr Attribute Axis(const char* name, double preset) { return {name, Kind::kAxis, preset, {}, false}; }
+constexpr Attribute Count(const char* name, double preset) { return {name, Kind::kCount, preset, {}, false}; }
 constexpr Attribute Axes(const char* name) { return {name, Kind::kAxes, 0, {}, true}; }
+constexpr Attribute Axes(const char* name, const char*) { return {name, Kind::kAxes, 0, {}, false}; }
 constexpr Attribute TargetDType(const char* name) { return {name, Kind::kDType, 0, {}, true}; }
 constexpr Attribute Word(const char* name, const char* preset, const char* other) {
   return {name, Kind::kWord, 0, {preset, other}, false};
@@ -341,8 +343,8 @@ uint64_t Integer(const Token& token, DType dtype) {
 std::string AttributeNames(const Row& row) {
   std::string names = std::string(row.name) + "'s ";
   if (row.attributes[0].kind == Kind::kNone) return std::string(row.name) + " without attributes";
-  names += row.attributes[0].name;
-  if (row.attributes[1].kind != Kind::kNone) names += std::string(" or ") + row.attributes[1].name;
+  for (size_t i = 0; i < row.attributes.size() && row.attributes[i].kind != Kind::kNone; ++i)
+    names += std::string(i == 0 ? "" : " or ") + row.attributes[i].name;
   return names;
 }
 
@@ -460,7 +462,7 @@ class AttributeReader : protected TokenReader {
 
   // [ "<" attributes ">" ] of a statement: its attributes and axes, and what a Cast's `to` says.
   void Attributes(const Row& row, const Token& op_token, Statement* statement, DType* target) {
-    std::array<bool, 2> given{};
+    std::array<bool, 4> given{};
     if (IsSymbol("<")) {
       do {
         Advance();
@@ -491,6 +493,11 @@ class AttributeReader : protected TokenReader {
       }
       statement->attributes[index] = AttributeValue(row.attributes[index].preset);
     }
+    if (row.attributes[0].kind != Kind::kAxis) return;
+    const bool has_groups = statement->attributes[3] != 0;
+    if (has_groups && statement->axes.empty()) FailAt(op_token, "found ", row.name, " with groups, expected axes, too");
+    if (!has_groups && !statement->axes.empty() && statement->attributes[0] != row.attributes[0].preset)
+      FailAt(op_token, "found both axis and axes, expected groups, too, or one of them for ", row.name);
   }
 
  private:
@@ -508,6 +515,13 @@ class AttributeReader : protected TokenReader {
         }
         *value = NumberValue() + 0.0;  // no -0
         break;
+      case Kind::kCount:
+        if (!IsNumber() || !(NumberValue() >= 0 && NumberValue() <= 65536) ||
+            NumberValue() != std::trunc(NumberValue())) {
+          Expected("an integer from 0 to 65536");
+        }
+        *value = NumberValue() + 0.0;
+        break;
       case Kind::kFlag:
         if (!IsNumber() || (NumberValue() != 0 && NumberValue() != 1)) Expected("0 or 1");
         *value = NumberValue() + 0.0;
@@ -521,7 +535,7 @@ class AttributeReader : protected TokenReader {
         break;
       }
       case Kind::kAxes:
-        Axes(axes);
+        if (attribute.required || token_.type != Token::Type::kString || !token_.text.empty()) Axes(axes);
         break;
       case Kind::kDType: {
         const DTypeRow* row = token_.type == Token::Type::kName ? FindDType(token_.text) : nullptr;
@@ -891,10 +905,9 @@ std::string Program::ToString() const {
       const Attribute& attribute = row.attributes[i];
       const double value = statement.attributes[i];
       if (attribute.kind == Kind::kNone) continue;
-      if (!attribute.required && value == AttributeValue(attribute.preset) &&
-          std::signbit(value) == std::signbit(attribute.preset)) {
-        continue;
-      }
+      const bool is_preset =
+          value == AttributeValue(attribute.preset) && std::signbit(value) == std::signbit(attribute.preset);
+      if (attribute.kind == Kind::kAxes ? statement.axes.empty() : !attribute.required && is_preset) continue;
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
         case Kind::kWord:
@@ -911,6 +924,7 @@ std::string Program::ToString() const {
           break;
         case Kind::kNumber:
         case Kind::kAxis:
+        case Kind::kCount:
         case Kind::kFlag:
         case Kind::kNone:
           attributes += Shortest(static_cast<float>(value));

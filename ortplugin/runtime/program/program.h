@@ -59,10 +59,10 @@ struct Statement {
   std::vector<ValueId> operands;
   // The operator's attributes in the order of its table row, defaults filled in. Words are numbers:
   // Gelu's approximate is 0 for "none" and 1 for "tanh", BitShift's direction 0 for "LEFT" and 1 for "RIGHT"; Cast has
-  // none, its target is the result's dtype; SumTo's first, its axes, stands below and is 0 here, keepdims is the
-  // second. As in ONNX they are 32-bit floats: each is exactly the float nearest to its text.
-  std::array<double, 2> attributes;
-  std::vector<int64_t> axes;  // SumTo's: at least one, from 0 on, ascending
+  // none, its target is the result's dtype; axes stand below and are 0 here. As in ONNX they are 32-bit floats: each is
+  // exactly the float nearest to its text.
+  std::array<double, 4> attributes;
+  std::vector<int64_t> axes;  // of SumTo and norms, from 0 on, ascending; of norms none where `axis` says them
 };
 
 class Program {
