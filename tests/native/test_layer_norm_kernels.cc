@@ -4,6 +4,8 @@
 //   test_layer_norm_kernels sm_90     VERBOSE=1 shows each variant
 //   test_layer_norm_kernels 768       the source for an H200 and a width, on standard output
 
+#include <list>
+#include <regex>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>

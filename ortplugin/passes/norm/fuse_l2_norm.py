@@ -17,9 +17,17 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count
 from ortplugin.passes.conditions import unknown_rank, unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.norm.decomposed import trailing_axes
+from ortplugin.passes.norm.decomposed import mean_axes
 from ortplugin.passes.norm.fused import node_of
 from ortplugin.program import Parameter, Program, Statement
+
+
+def _first_axis(scope: Scope, norm: gs.Node, x: gs.Tensor) -> int | str:
+  """The first axis, negative, that the norm is taken over up to the last one; or why that is not so."""
+  axes, rank = unknown_rank(scope, x) or mean_axes(scope, norm, x), scope.rank(x) or 0
+  if isinstance(axes, str) or axes == tuple(range(rank - len(axes), rank)):
+    return axes if isinstance(axes, str) else -len(axes)
+  return f"the axes {list(axes)} of {label(norm)} are not the trailing ones"
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
@@ -33,7 +41,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     norm, low = scope.producer(limit.inputs[0]), math.inf if known is None else known
   if norm is None or limit is None or scope.op(norm) != "ReduceL2" or norm.inputs[0] is not x:
     return None
-  axis = unknown_rank(scope, x) or trailing_axes(scope, norm, x)
+  axis = _first_axis(scope, norm, x)
   width = None if isinstance(axis, str) else element_count((scope.shape(x) or ())[axis:])
   reason = axis if isinstance(axis, str) else None
   if not width:
