@@ -236,6 +236,16 @@ WRONG = {
   "half an axis": Wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
   "an axis too large": Wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
   "an axis too small": Wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
+  "axes beyond the rank": Wrong("axis 2 is out of range", bare('LayerNormalization<axes="0 2">(x)')),
+  "axes and axis": Wrong("both axis and axes", bare('LayerNormalization<axis=0, axes="1">(x)')),
+  "groups without axes": Wrong("with groups, expected axes", bare("LayerNormalization<groups=2>(x)")),
+  "three runs of axes": Wrong(
+    "more than two runs", bare('LayerNormalization<axes="0 2 4">(x)'), shapes=((2, 3, 2, 3, 2, 3),)
+  ),
+  "an axis twice": Wrong("axis 1 is divided into groups and among", bare('LayerNormalization<axes="1", groups=1>(x)')),
+  "groups that divide nothing": Wrong(
+    "2 groups don't divide the axis 1 of the shape [2, 3]", bare('LayerNormalization<axes="0", groups=2>(x)')
+  ),
   "more elements than memory holds": Wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
   "another dtype": Wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
   "an integer dtype": Wrong("input 0 is int64", dtypes=(TensorProto.INT64,)),
