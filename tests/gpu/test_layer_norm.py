@@ -48,6 +48,14 @@ CHOSEN = (
   "4099 rows of 768, residual, float16",
   "1501 rows of 5140, residual, float16",
   "1001 rows of 8192, residual, bfloat16",
+  "groups 2 200 32 10, float16, everything",
+  "groups 3 64 7 3, bfloat16",
+  "channels of NCHW, float16",
+  "channels first, one group, float",
+  "GroupNorm of NHWC, float16",
+  "8 x 3136 x 32 x 8, everything, float16",
+  "1 x 70000 x 2 x 8, Swish, float16",
+  "8 x 784 x 256 x 1, Swish, float",
 )
 
 

@@ -206,6 +206,16 @@ WRONG = {
   "half an axis": wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
   "an axis too large": wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
   "an axis too small": wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
+  "axes beyond the rank": wrong("axis 2 is out of range", bare('LayerNormalization<axes="0 2">(x)')),
+  "axes and axis": wrong("both axis and axes", bare('LayerNormalization<axis=0, axes="1">(x)')),
+  "groups without axes": wrong("with groups, expected axes", bare("LayerNormalization<groups=2>(x)")),
+  "three runs of axes": wrong(
+    "more than two runs", bare('LayerNormalization<axes="0 2 4">(x)'), shapes=((2, 3, 2, 3, 2, 3),)
+  ),
+  "an axis twice": wrong("axis 1 is divided into groups and among", bare('LayerNormalization<axes="1", groups=1>(x)')),
+  "groups that divide nothing": wrong(
+    "2 groups don't divide the axis 1 of the shape [2, 3]", bare('LayerNormalization<axes="0", groups=2>(x)')
+  ),
   "more elements than memory holds": wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
   "another dtype": wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
   "an integer dtype": wrong("input 0 is int64", dtypes=(TensorProto.INT64,)),

@@ -239,6 +239,14 @@ def test_axes_that_s_lacks_are_refused() -> None:
       layer_norm(parse(f"(float x) => (float y) {{ y = RMSNormalization<{attribute}>(x) }}"), [np.ones((2, 3, 4))])
 
 
+def test_groups_of_an_axis_from_the_end_are_refused() -> None:
+  text = '(float x) => (float y) { y = RMSNormalization<axis=-2, axes="2", groups=2>(x) }'
+  with pytest.raises(ModelError, match="axis -2 in groups counts from the end"):
+    OPERATOR.decompose(node_of(text), 17)
+  with pytest.raises(ValueError, match="2 groups do not divide the axis 1"):
+    layer_norm(parse(text.replace("-2", "1")), [np.ones((2, 3, 4))])
+
+
 def test_an_axis_from_the_front_is_refused() -> None:
   text = "(float x) => (float y) { y = RMSNormalization<axis=1>(x) }"
   with pytest.raises(ModelError, match="axis 1 counts from the front"):

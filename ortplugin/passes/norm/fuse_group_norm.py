@@ -66,7 +66,7 @@ def instance_normalization(scope: Scope, node: gs.Node) -> Outcome:
 
 
 def group_normalization(scope: Scope, node: gs.Node) -> Outcome:
-  """GroupNormalization(X, scale, bias): scale and bias are of groups before opset 21, of channels from then on."""
+  """GroupNormalization(X, scale, bias): these are of each group before opset 21, of each channel from then on."""
   if scope.op(node) != "GroupNormalization":
     return None
   x, groups = node.inputs[0], int(node.attrs.get("num_groups", 0))

@@ -134,7 +134,7 @@ def batch_norm(g: Graph, x: Value) -> Value:
 
 @glue(1.5)
 def norms(g: Graph) -> object:
-  kind = g.choice(["batch", "instance", "group", "lrn", "lp", "mean variance", "batch"])
+  kind = g.choice(["batch", "instance", "group", "torch's group", "lrn", "lp", "mean variance", "batch"])
   x = image(g)
   channels = x.shape[1]
   if kind == "batch":
@@ -145,6 +145,14 @@ def norms(g: Graph) -> object:
     groups = g.choice([1, channels, *(d for d in (2, 4) if channels % d == 0)])
     size = channels if g.opset >= 21 else groups
     return g.op("GroupNormalization", x, g.weights(size), g.weights(size), num_groups=groups)
+  if kind == "torch's group":  # as its exporters write it
+    groups = g.choice([d for d in (1, 2, 4, channels) if channels % d == 0])
+    ones, zeros = (g.constant(np.full(groups, value, x.dtype)) for value in (1, 0))
+    split = g.op("Reshape", x, g.constant(np.array([0, groups, -1], np.int64)))
+    normal = g.op("InstanceNormalization", split, ones, zeros, epsilon=g.choice([None, 0.1]))
+    whole = g.op("Reshape", normal, g.constant(np.array(x.shape, np.int64)))
+    scale, bias = (g.weights(channels, *[1] * (len(x.shape) - 2)) for _ in range(2))
+    return g.op("Add", g.op("Mul", whole, scale), bias)
   if kind == "lrn":
     return g.op("LRN", x, size=g.choice([1, 3]), alpha=g.choice([None, 0.1]))
   if kind == "lp":

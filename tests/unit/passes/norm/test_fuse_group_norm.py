@@ -12,8 +12,8 @@ from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
 
 CONSTANTS = """float[2] one = {1, 1}, float[2] zero = {0, 0}, float[2] two = {2, -1},
   float[6] six = {1, 2, 3, -1, 0.5, 4}, float[6,1,1] gamma = {1, 2, 3, -1, 0.5, 4},
-  float[6,1,1] beta = {0.5, 0, 1, 0, 2, -1}, int64[3] split = {0, 2, -1},
-  int64[3] flat = {-1, 2, 60}, int64[4] joined = {-1, 6, 4, 5}, int64[4] other = {-1, 6, 5, 4}"""
+  float[6,1,1] beta = {0.5, 0, 1, 0, 2, -1}, int64[3] split = {0, 2, -1}, int64[3] flat = {-1, 2, 60},
+  int64[4] joined = {-1, 6, 4, 5}, int64[4] other = {-1, 6, 5, 4}"""
 SPLIT = "a = Reshape(x, split)  n = InstanceNormalization<epsilon = 0.01>(a, one, zero)"
 AFFINE = "g = Mul(r, gamma)  h = Add(g, beta)"
 GROUPS = 'n = LayerNormalization<axis=1, epsilon=0.01, axes="2 3", groups=2>(x)'
