@@ -6,12 +6,14 @@
 import time
 
 import pytest
+from sample import SAMPLING
 
 from fuzz.conformance import VARIANTS, cases, judge_all, wrong
-from sample import SAMPLING
 
 PARTS = 36 if SAMPLING else 12
 TODAY = int(time.time() // 86_400) % PARTS
+
+pytestmark = pytest.mark.xdist_group("conformance")  # one worker makes the cases
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -30,7 +30,9 @@ NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "
 TOLERANCES = {"float": (1e-4, 2e-5), "float16": (2e-2, 2e-2)}
 
 # A model's tests are one worker's, which optimizes it once.
-pytestmark = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in sorted(EXPECTED)])
+pytestmark = pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in sorted(EXPECTED)]
+)
 
 
 def original_of(name: str) -> onnx.ModelProto:

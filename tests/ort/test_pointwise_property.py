@@ -26,7 +26,6 @@ from pointwise_programs import (
   onnx_results,
   session_of,
 )
-
 from sample import SAMPLING
 
 import ortplugin
