@@ -42,8 +42,7 @@ $(BIN)/python:
 # The library is compiled once: the native tests link its objects. Without build isolation the tools have paths that last.
 BUILD = build/native
 BUILD_TOOLS = cmake ninja 'scikit-build-core>=0.10'
-# In 3 s what takes pip 20 s. pip does what it can't: of a machine's pip.conf it knows the index alone, which of torch's
-# builds may say nothing.
+# In 3 s what takes pip, which does the rest, 20 s. Of pip.conf it knows the index alone, which may lack torch's build.
 comma := ,
 UV = $(if $(filter file,$(origin EXTRAS)),$(PIP) install uv && \
   UV_DEFAULT_INDEX=$${PIP_INDEX_URL:-$$($(PIP) config get global.index-url || echo https://pypi.org/simple)} \
@@ -123,17 +122,7 @@ bench:
 	$(MAKE) EXTRAS=gpu,test,zoo VENV=.venv-gpu gpu-bench
 
 gpu-bench: install
-	$(BIN)/python benchmarks/layer_norm.py --readme
-	$(BIN)/python benchmarks/pointwise.py --readme
-	$(BIN)/python benchmarks/lerp.py --readme
-	$(BIN)/python benchmarks/scatter.py --readme
-	$(BIN)/python benchmarks/conv.py --readme
-	$(BIN)/python benchmarks/conv_transpose.py --readme
-	$(BIN)/python benchmarks/mnist.py --readme
-	$(BIN)/python benchmarks/pool.py --readme
-	$(BIN)/python benchmarks/attention.py --readme
-	$(BIN)/python benchmarks/matmul.py --readme
-	$(BIN)/python benchmarks/models.py --readme
+	set -e; for each in layer_norm pointwise lerp scatter conv conv_transpose mnist pool attention matmul models; do $(BIN)/python benchmarks/$$each.py --readme; done
 
 # Incremental.
 library: $(INSTALLED)

@@ -13,6 +13,8 @@ from fuzz.conformance import VARIANTS, cases, judge_all, wrong
 PARTS = 36 if SAMPLING else 12
 TODAY = int(time.time() // 86_400) % PARTS
 
+pytestmark = pytest.mark.xdist_group("conformance")  # one worker makes the cases
+
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_conformance(variant: str) -> None:

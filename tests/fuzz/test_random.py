@@ -131,7 +131,7 @@ def test_a_mistake_is_found_and_made_small_and_its_pass_named() -> None:
     # From here on the first is made small within seconds.
     found = ((seed, planted.ask(seed).finding) for seed in range(424, 624))
     seed, first = next((seed, each) for seed, each in found if each is not None and each.kind == "values")
-    case, finding = shrink(seed, first, planted, 60)
+    case, finding = shrink(seed, first, planted, 600)
     assert finding.guilty == "channel-shuffle"
     made = [node.op_type for node in case.model.graph.node if node.op_type != "Constant"]
     assert made == ["Reshape", "Transpose", "Reshape"]

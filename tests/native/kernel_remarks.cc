@@ -1,132 +1,16 @@
+// std::regex, of which its compiler makes seconds' worth wherever it is used.
 #include "tests/native/kernel_remarks.h"
 
-#include <algorithm>
-#include <cstdlib>
-#include <iostream>
 #include <regex>
-
-#include "ortplugin/runtime/round_up.h"
 
 namespace test {
 
-int AskForArchitecture(const char* test) {
-  std::cerr << "which architecture? for instance: " << test << " sm_90\n";
-  return 2;
-}
-
-const ortplugin::cuda::DeviceFacts& DeviceOf(const std::string& architecture) {
-  std::cout << ortplugin::cuda::CompilerVersion() << "\n";
-  return GpuOf(architecture);
-}
-
-std::string Compile(const std::string& source, const std::string& architecture, std::string* log,
-                    std::string* failure) {
-  try {
-    return ortplugin::cuda::Compile(source, architecture, log);
-  } catch (const ortplugin::Error& error) {
-    *failure = std::string(error.what()).substr(0, 3000);
-    return "";
-  }
-}
-
-int Spilled(const std::string& log) {
-  int bytes = 0;
-  const std::regex spills("(\\d+) bytes spill stores, (\\d+) bytes spill loads");
-  for (std::sregex_iterator it(log.begin(), log.end(), spills), end; it != end; ++it)
-    bytes += std::stoi((*it)[1]) + std::stoi((*it)[2]);
-  return bytes;
-}
-
-int Registers(const std::string& log) {
-  int most = 0;
-  const std::regex used("Used (\\d+) registers");
-  for (std::sregex_iterator it(log.begin(), log.end(), used), end; it != end; ++it)
-    most = std::max(most, std::stoi((*it)[1]));
-  return most;
-}
-
-void CheckCompiled(const std::string& variant, const std::string& code, const std::string& log) {
-  if (std::getenv("VERBOSE") != nullptr) std::cout << variant << std::endl;
-  CHECK_WITH(code.size() > 1000 && Registers(log) > 0, variant);
-}
-
-int Local(const std::string& log) {
-  int bytes = 0;
-  const std::regex frames("(\\d+) bytes stack frame");
-  for (std::sregex_iterator it(log.begin(), log.end(), frames), end; it != end; ++it) bytes += std::stoi((*it)[1]);
-  return bytes;
-}
-
-int64_t Defined(const std::string& source, const std::string& name, int64_t otherwise) {
-  const std::string define = "#define " + name + " ";
-  const size_t at = source.rfind(define);
-  return at == std::string::npos ? otherwise : std::stoll(source.substr(at + define.size()));
-}
-
-std::string Lacking(const ortplugin::cuda::DeviceFacts& gpu, const std::string& log, const std::string& kernel,
-                    int64_t threads, int64_t dynamic_shared, const Residency& resident) {
-  const size_t begin = log.find("Compiling entry function '" + kernel + "'");
-  if (begin == std::string::npos) return "no remark on " + kernel + ": ";
-  const std::string remarks = log.substr(begin, log.find("Compiling entry function", begin + 1) - begin);
-  const auto number = [&](const char* pattern) {
-    std::smatch found;
-    return std::regex_search(remarks, found, std::regex(pattern)) ? std::stoll(found[1]) : 0;
-  };
-  const int64_t registers = number("Used (\\d+) registers"), of_block = number("(\\d+) bytes smem");
-  const int64_t shared = of_block + dynamic_shared, blocks = resident.blocks;
-  std::string lacking;
-  const auto check = [&](const char* what, int64_t asked, int64_t has) {
-    if (asked > has)
-      lacking += kernel + " asks for " + std::to_string(asked) + " " + what + " of " + std::to_string(has) + ": ";
-  };
-  check("threads of a block", threads, gpu.threads_per_block);
-  check("threads of a multiprocessor", blocks * threads, gpu.threads_per_multiprocessor);
-  check("blocks of a multiprocessor", blocks, gpu.blocks_per_multiprocessor);
-  check("registers of a multiprocessor", blocks * ortplugin::RoundUp(threads, 32) * ortplugin::RoundUp(registers, 8),
-        gpu.registers_per_multiprocessor);
-  check("bytes of static shared memory", of_block, ortplugin::cuda::kStaticSharedBytes);
-  check("bytes of a block's shared memory", shared, gpu.shared_per_block);
-  if (!resident.shared_may_lack)
-    check("bytes of a multiprocessor's shared memory", blocks * (shared + gpu.reserved_shared_per_block),
-          gpu.shared_per_multiprocessor);
-  // Of launch bounds that the architecture can't keep, which it then ignores.
-  if (log.find("out of range") != std::string::npos) lacking += "launch bounds are ignored: " + log;
-  return threads > 0 && registers > 0 ? lacking : kernel + " is no launch: " + lacking;
-}
-
-std::string BeforeWait(const std::string& source, const std::string& own) {
-  const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
-  const std::string entry = ".entry ", wait = "griddepcontrol.wait;", trigger = "griddepcontrol.launch_dependents;";
-  const std::regex access(
-      "\\b(ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*|\\bcp\\.async\\S*global\\S*|\\bret;|"
-      "\\bexit;");
-  for (size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
-    const size_t end = std::min(ptx.find(entry, at + 1), ptx.size()), waits = ptx.find(wait, at);
-    const std::string name = ptx.substr(at, ptx.find('(', at) - at);
-    if (waits >= end) return name + " does not wait: ";
-    const std::string before = ptx.substr(at, waits - at);
-    for (std::sregex_iterator found(before.begin(), before.end(), access), last; found != last; ++found)
-      if (!std::regex_search(found->str(), std::regex(own)))
-        return name + " does not wait before " + found->str() + ": ";
-  }
-  if (ptx.find(trigger) == std::string::npos) return "";
-  const std::string parameter = ", const unsigned next_waits) {";
-  std::string off = source;
-  const size_t at = off.find(parameter);
-  if (at == std::string::npos) return "it triggers without a switch: ";
-  off.replace(at, parameter.size(), ") {\n  const unsigned next_waits = 0;");
-  const bool is_off = ortplugin::cuda::Compile(off, "compute_90", nullptr).find(trigger) == std::string::npos;
-  return is_off ? "" : "it triggers though its switch is off: ";
-}
-
-size_t CopiesBeforeWait(const std::string& source) {
-  const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
-  const size_t entry = ptx.find(".entry ");
-  const std::string before = ptx.substr(entry, ptx.find("griddepcontrol.wait;") - entry);
-  const std::string copy = "cp.async.cg.shared.global";
-  size_t count = 0;
-  for (size_t at = before.find(copy); at != std::string::npos; at = before.find(copy, at + 1)) ++count;
-  return count;
+std::vector<std::string> Matches(const std::string& text, const std::string& pattern) {
+  const std::regex compiled(pattern);
+  std::vector<std::string> groups;
+  for (std::sregex_iterator it(text.begin(), text.end(), compiled), end; it != end; ++it)
+    groups.insert(groups.end(), it->size() > 1 ? std::next(it->begin()) : it->begin(), it->end());
+  return groups;
 }
 
 std::string Typed(const std::string& text, const std::string& dtype) {

@@ -52,11 +52,8 @@ std::set<std::string> compiled;
 std::string LackingOf(const std::string& architecture, const std::string& log) {
   const std::map<std::string, int64_t> threads = {{"scatter_few_narrow", 32}, {"sort_count", 512}, {"sort_pass", 512}};
   const std::map<std::string, int64_t> resident = {{"scatter_fused", 4}, {"scatter_few", 4}, {"scatter_fold", 2}};
-  const std::string entry = "Compiling entry function '";
   std::string lacking;
-  for (size_t at = log.find(entry); at != std::string::npos; at = log.find(entry, at)) {
-    at += entry.size();
-    const std::string kernel = log.substr(at, log.find('\'', at) - at);
+  for (const std::string& kernel : test::Matches(log, "Compiling entry function '(\\w+)'")) {
     const auto of = threads.find(kernel), on = resident.find(kernel);
     lacking += test::Lacking(test::GpuOf(architecture), log, kernel, of == threads.end() ? 256 : of->second, 0,
                              {on == resident.end() ? 1 : on->second});

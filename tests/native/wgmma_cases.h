@@ -27,15 +27,17 @@ constexpr const char* kMixed =
     "  t = Add(s, r)\n  u = Gelu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Mul(v, h)\n"
     "  y = Cast<to=bfloat16>(w)\n}";
 
+using ortplugin::Contraction;
+
 struct ConvCase {
   const char* program;  // one of these
-  ortplugin::Contraction problem;
+  Contraction problem;
 };
 
 // The cases, each with its program's operands.
 inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
   for (ConvCase& conv_case : cases) {
-    const ortplugin::Contraction& problem = conv_case.problem;
+    const Contraction& problem = conv_case.problem;
     std::vector<ortplugin::Shape> operands;
     if (conv_case.program != kIdentity) operands = {{problem.filters}};
     if (conv_case.program == kResidual || conv_case.program == kMixed) operands.push_back(problem.result());
@@ -60,8 +62,7 @@ inline ortplugin::Program ProgramOf(const ConvCase& conv_case) {
 // says which has.
 template <typename Check>
 void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
-                 bool (*fits)(const ortplugin::Program&, const ortplugin::Contraction&,
-                              const ortplugin::cuda::DeviceFacts&),
+                 bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&),
                  const Check& check, int every = 3) {
   for (const ConvCase& conv_case : cases) {
     const ortplugin::Program program = ProgramOf(conv_case);
@@ -76,7 +77,7 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::Devi
 // where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
 // prints it.
 inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, const std::string& source,
-                                 const char* kernel, const ortplugin::Contraction& problem,
+                                 const char* kernel, const Contraction& problem,
                                  const ortplugin::cuda::LaunchShape& launch, const std::string& config,
                                  int min_blocks = 1) {
   std::string log, failure;
@@ -97,24 +98,24 @@ inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, con
 // Fails where a kernel takes what `known`, which it takes, becomes by a change.
 class Refusals {
  public:
-  using Fits = std::function<bool(const ortplugin::Contraction&)>;
-  Refusals(const ortplugin::Contraction& known, Fits fits, bool takes_any_filters = false)
+  using Fits = std::function<bool(const Contraction&)>;
+  Refusals(const Contraction& known, Fits fits, bool takes_any_filters = false)
       : known_(known), fits_(std::move(fits)) {
     CHECK(fits_(known_));
-    Check("float32", [](ortplugin::Contraction* changed) { changed->dtypes = ortplugin::Contraction::AllOf(kFloat); });
-    Check("groups", [](ortplugin::Contraction* changed) { changed->groups = 2; });
-    Check("12 channels", [](ortplugin::Contraction* changed) { changed->channels = 12; });
-    if (!takes_any_filters) Check("12 filters", [](ortplugin::Contraction* changed) { changed->filters = 12; });
-    Check("Y with channels first", [](ortplugin::Contraction* changed) { changed->y_channels_first = true; });
+    Check("float32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
+    Check("groups", [](Contraction* changed) { changed->groups = 2; });
+    Check("12 channels", [](Contraction* changed) { changed->channels = 12; });
+    if (!takes_any_filters) Check("12 filters", [](Contraction* changed) { changed->filters = 12; });
+    Check("Y with channels first", [](Contraction* changed) { changed->y_channels_first = true; });
   }
-  void Check(const char* what, void (*change)(ortplugin::Contraction*)) const {
-    ortplugin::Contraction other = known_;
+  void Check(const char* what, void (*change)(Contraction*)) const {
+    Contraction other = known_;
     change(&other);
     CHECK_WITH(!fits_(other), what);
   }
 
  private:
-  ortplugin::Contraction known_;
+  Contraction known_;
   Fits fits_;
 };
 

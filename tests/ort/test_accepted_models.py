@@ -167,6 +167,7 @@ def outputs(session: Any, shapes: dict[str, list[int]] | None = None) -> list[An
   return list(session.run(None, feeds))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", MODELS)
 def test_is_optimized_and_computes_the_same(what: str, tmp_path: Path) -> None:
   model = MODELS[what]()

@@ -5,7 +5,6 @@ The exported models of tests/data and the networks of the onnx package, in ONNX 
 
 import json
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from onnx import numpy_helper
 import ortplugin
 from models.light import NAMES as NETWORKS
 from models.light import path, randomized
-from ortplugin.check.verify import Verifier
+from ort.test_light_models import verify
 
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 NAMES = [name for name in sorted(EXPECTED) if name.split("_")[0] in ("convnext", "efficientnet", "mobilenet")]
@@ -45,13 +44,6 @@ def half(model: onnx.ModelProto) -> onnx.ModelProto:
   return model
 
 
-def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
-  """Equal outputs on the CPU provider, without timing."""
-  with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
-    (result,) = verifier.verify(optimized)
-  assert result.passed, result
-
-
 def apart(model: onnx.ModelProto) -> list[str]:
   """The pointwise operators that are no part of a convolution or norm."""
   return [node.op_type for node in model.graph.node if node.op_type in POINTWISE]
@@ -72,6 +64,7 @@ def layouts(model: onnx.ModelProto) -> Counter[str]:
   return Counter(found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_first(name: str, library: Path) -> None:
   original = original_of(name)

@@ -132,19 +132,8 @@ def test_a_refusal_names_an_attribute_or_a_shape(found: Found) -> None:
     node, message = nodes()[number], each.get("refused", "")
     if "refused" not in each or node.wrong not in seeds_by_op()[node.op] or NOT_OURS.search(message):
       continue
-    words = (
-      *seeds_by_op()[node.op],
-      "spatial axis",
-      "shape",
-      "dimensions",
-      "channels",
-      "inputs",
-      "step",
-      "epsilon",
-      "dX",
-      "dW",
-    )
-    if not any(word in message for word in words):
+    words = ("spatial axis", "shape", "dimensions", "channels", "inputs", "step", "epsilon", "dX", "dW")
+    if not any(word in message for word in (*seeds_by_op()[node.op], *words)):
       wrong.append(f"{_title(number)}: {message[:300]!r}")
   _fail(wrong)
 

@@ -50,7 +50,7 @@ def half_weights(model: onnx.ModelProto) -> float:
   return sizes[True] / sizes.total() if sizes else 1.0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_exported_models(name: str, library: Path) -> None:
   path = DATA / f"{name}.onnx"
