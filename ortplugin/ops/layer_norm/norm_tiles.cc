@@ -80,7 +80,8 @@ NormTiles ConfigureNormTiles(const NormProgram& norm, const NormShape& shape, co
     const int64_t lanes = config.groups > 1 ? config.accesses : 1, compute = access.is_double ? 8 : 4;
     config.static_bytes = std::max<int64_t>(config.threads / 2, lanes) * parts * 3 * compute +
                           config.groups * compute * (2 + 2 * config.chunks);
-    config.held_bytes = config.chunk * config.vector * static_cast<int64_t>(SizeOf(HeldDType(norm)));
+    // A Vector takes whole words.
+    config.held_bytes = config.chunk * RoundUp(config.vector * static_cast<int64_t>(SizeOf(HeldDType(norm))), 4);
   };
 
   // One read: as few blocks for a tile as leave room for two on a multiprocessor and work for all of these.
@@ -120,7 +121,8 @@ std::string NormTilesSource(const NormProgram& norm, const NormShape& shape, con
         << "\n#define BATCH " << config.batch << "\n#define MIN_BLOCKS " << config.min_blocks << "\n#define GROUPS "
         << config.groups << "\n#define ACCESSES " << config.accesses << "\n#define TILES " << config.tiles
         << "\n#define CHUNK " << config.chunk << "\n#define CHUNKS " << config.chunks << "\n#define ONE_READ "
-        << config.one_read << "\n#define CLUSTER " << (config.one_read ? config.chunks : 1) << "\n";
+        << config.one_read << "\n#define HELD_BYTES " << config.held_bytes << "\n#define CLUSTER "
+        << (config.one_read ? config.chunks : 1) << "\n";
   return NormOperands(norm, shape, sizes.str(), config.stream_results, true) + "typedef " +
          StorageType(HeldDType(norm)) + " held_t;\n" + kClusterSource + kNormTilesSource;
 }

@@ -267,6 +267,8 @@ __device__ __forceinline__ void normalize(const Arguments& args, const Piece& pi
 #define IN_CLUSTERS
 #endif
 
+static_assert(CHUNK * sizeof(Held) <= HELD_BYTES, "the launch gives s less room than it takes");
+
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, MIN_BLOCKS) norm_tiles(const Arguments args) {
   extern __shared__ uint4 dynamic[];
   __shared__ Moments slots[SLOTS];
