@@ -9,7 +9,7 @@ constants. The same, with the class scores of random images.
 
 Exits with 1 if anything disagrees.
 
-    python models/demo.py [--folder build/demo] [--runs 20]
+    python models/demo.py [--folder build/demo] [--runs 10]
 """
 
 import argparse
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
   """Runs the demo; 0 if everything agrees."""
   parser = argparse.ArgumentParser(description="Optimizes two models and compares them with the originals.")
   parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where the models are written")
-  parser.add_argument("--runs", type=int, default=20, help="timed runs of each model")
+  parser.add_argument("--runs", type=int, default=10, help="timed runs of each model")
   options = parser.parse_args(arguments)
   console = Console()
 

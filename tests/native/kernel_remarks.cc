@@ -1,4 +1,4 @@
-// std::regex, of which its compiler makes seconds' worth wherever it is used.
+// std::regex, which takes seconds to compile.
 #include "tests/native/kernel_remarks.h"
 
 #include <regex>
