@@ -90,25 +90,17 @@ int main(int argc, char** argv) {
     if (!test::IsTaken(argument, test_case.program + std::to_string(shape.width))) continue;
     const NormConfig config = ConfigureLayerNorm(norm, shape, gpu, true);
     const std::string source = LayerNormSource(norm, shape, config);
-    std::string log, failure;
-    const std::string code = test::Compile(source, argument, &log, &failure);
-    const auto variant = [&] {
-      std::ostringstream text;
-      text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << config.vector << " lanes "
-           << config.lanes << "x" << config.groups << " items " << config.items << " rows at once "
-           << config.rows_at_once << " prefetch " << config.prefetch << " line " << config.line << " streamed "
-           << config.streamed << " blocks " << config.min_blocks << " registers " << test::Registers(log) << " spilled "
-           << test::Spilled(log) << " bytes " << failure;
-      return text.str();
-    };
-    test::CheckCompiled(variant(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0, variant());
+    std::ostringstream text;
+    text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << config.vector << " lanes "
+         << config.lanes << "x" << config.groups << " items " << config.items << " rows at once " << config.rows_at_once
+         << " prefetch " << config.prefetch << " line " << config.line << " streamed " << config.streamed << " blocks "
+         << config.min_blocks;
+    test::Compiled compiled(source, argument);
+    compiled.CheckRegisters(text.str());
     for (const char* kernel : config.streamed ? std::vector<const char*>{"row_moments", "normalize_rows"}
-                                              : std::vector<const char*>{"layer_norm"}) {
-      const std::string lacking = test::Lacking(gpu, log, kernel, config.lanes * config.groups, 0, {config.min_blocks});
-      CHECK_WITH(lacking.empty(), lacking + variant());
-    }
-    if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + variant());
+                                              : std::vector<const char*>{"layer_norm"})
+      compiled.CheckLaunch(gpu, kernel, config.lanes * config.groups, 0, {config.min_blocks});
+    if (argument == "sm_90") compiled.CheckWaits();
   }
   return test::Summary();
 }
