@@ -15,6 +15,7 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, bind, host, keep_busy, make, python, run, run_bound, same_bits
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
 
@@ -41,6 +42,26 @@ def trial(case: Any, check: Callable[[Any, list[Array]], object]) -> Trial:
   operator = find(node.domain, node.op_type)
   assert operator is not None
   return Trial(case.feeds(), partial(check, case), operator.reference(node, case.inputs()))
+
+
+def variants(case: Any, *constant: int) -> Sequence[Mapping[str, Any]]:
+  """What --tune is offered for an operator's test case, of whose inputs those of these numbers are constant."""
+  node, inputs = case.node(), case.inputs()
+  operator = find(node.domain, node.op_type)
+  assert operator is not None
+  types = [TensorType(array.dtype, array.shape) for array in inputs]
+  return operator.device_variants(node, types, [number in constant for number in range(len(inputs))])
+
+
+def check_all(ways: Iterable[Any], attempt: Callable[[Any], object]) -> None:
+  """Tries all ways, as algorithms, and fails with those whose results are wrong."""
+  wrong = []
+  for each in ways:
+    try:
+      attempt(each)
+    except AssertionError as error:
+      wrong.append((each, str(error)[-80:]))
+  assert not wrong
 
 
 def check_repeats(case: Any, times: int = 3, between: Callable[[int], object] = lambda number: None) -> None:
@@ -73,7 +94,9 @@ def check_addresses(
     check([cupy.asnumpy(array) for array in outputs])
 
 
-def permuted(case: Any, check: Callable[[Any, list[Array], list[Array]], object]) -> list[Trial]:
+def permuted(
+  case: Any, check: Callable[[Any, list[Array], list[Array]], object] = lambda *compared: None
+) -> list[Trial]:
   """Runs of a test case on its own values in other orders; `check(case, outputs, inputs)` compares."""
   rng = np.random.default_rng(0)
   trials = []

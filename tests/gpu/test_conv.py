@@ -25,7 +25,7 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import at_offset, before_nan, host, make, python, run, run_bound, same_bits
-from gpu.sessions import Trial, check_capture, check_graph, check_threads
+from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
@@ -151,9 +151,13 @@ class Conv:
     like = reference(node, [arrays[name] for name in node.input])
     return Trial(self.feeds(arrays), partial(self.check, arrays), like)
 
+  def found(self, arrays: dict[str, Array], **provider: str) -> list[Array]:
+    """The outputs of a session of its own."""
+    return host(ortplugin.run(make(self.model(arrays), **provider), self.feeds(arrays)))
+
   def run(self, seed: str = "", **provider: str) -> list[Array]:
     arrays = self.arrays(seed)
-    found = host(ortplugin.run(make(self.model(arrays), **provider), self.feeds(arrays)))
+    found = self.found(arrays, **provider)
     self.check(arrays, found)
     return found
 
@@ -242,7 +246,7 @@ def test_weights_that_are_inputs(library: Path, dtype: str) -> None:
 def error_of(conv: Conv, **provider: str) -> float:
   """Of a bare float32 convolution, relative to the largest result."""
   arrays = conv.arrays()
-  (found,) = host(ortplugin.run(make(conv.model(arrays), **provider), conv.feeds(arrays)))
+  (found,) = conv.found(arrays, **provider)
   node = conv.node()
   (wanted,) = reference(node, [arrays[name] for name in node.input], rounded=False)
   return float(np.abs(found - wanted).max() / np.abs(wanted).max())
@@ -346,9 +350,7 @@ def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: st
   conv = replace(conv, attributes={**conv.attributes, **tf32})
   arrays = conv.arrays()
   for algorithm in algorithms(conv, arrays):
-    each = done_by(conv, algorithm)
-    found = host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays)))
-    each.check(arrays, found)
+    conv.check(arrays, done_by(conv, algorithm).found(arrays))
 
 
 # x, filters, kernel, strides, pads: more on one side than on the other.
@@ -363,14 +365,8 @@ def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, 
   x, filters, kernel, strides, pads = ONE_SIDED[number]
   group = {"one": 1, "two": 2, "channels": filters}[groups]
   conv = Conv(BARE, dtype, layout, x, filters, kernel, group, attributes={"pads": pads, "strides": strides})
-  arrays, wrong = conv.arrays(), []
-  for algorithm in ("auto", *algorithms(conv, arrays)):
-    each = done_by(conv, algorithm)
-    try:
-      each.check(arrays, host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))))
-    except AssertionError as error:
-      wrong.append((algorithm, str(error)[-8:]))
-  assert not wrong
+  arrays = conv.arrays()
+  check_all(("auto", *algorithms(conv, arrays)), lambda each: conv.check(arrays, done_by(conv, each).found(arrays)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
@@ -381,14 +377,13 @@ def test_groups_end_with_the_tensor(library: Path, number: int, layout: str, dty
   x, filters, kernel, group = GROUPED[number]
   pads = [size // 2 if x[2] == 1 else 0 for size in kernel] * 2
   conv = Conv(BIAS, dtype, layout, x, filters, kernel, group, attributes={"pads": pads})
-  arrays, wrong = conv.arrays(), []
+  arrays = conv.arrays()
   feeds = {"x": before_nan(arrays["x"])}
-  for algorithm in ("auto", *algorithms(conv, arrays)):
-    try:
-      conv.check(arrays, host(ortplugin.run(make(done_by(conv, algorithm).model(arrays)), feeds)))
-    except AssertionError:
-      wrong.append(algorithm)
-  assert not wrong
+
+  def attempt(algorithm: str) -> None:
+    conv.check(arrays, host(ortplugin.run(make(done_by(conv, algorithm).model(arrays)), feeds)))
+
+  check_all(("auto", *algorithms(conv, arrays)), attempt)
 
 
 # Attributes for which a maximum, a minimum or a product of signs is not what the operator is.
@@ -414,21 +409,17 @@ def test_unusual_attributes(library: Path, name: str, dtype: str) -> None:
   """By every algorithm: cuDNN's ReLU with a slope is max(x, slope x), which is none with a slope above 1."""
   program = f"(T c, T b) => (T y) {{ v = Add(c, b) {UNUSUAL[name]} }}"
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
-  wrong = []
-  for conv in (
+  convs = (
     Conv(program, dtype),
     Conv(program, dtype, "NCHW", (2, 16, 7, 7), 16),
     Conv(program, dtype, "NHWC", (1, 1, 1, 1, 1), 1, (1, 1, 1), attributes=tf32),
-  ):
+  )
+
+  def attempt(conv: Conv) -> None:
     arrays = conv.arrays()
-    for algorithm in ("auto", *algorithms(conv, arrays)):
-      each = done_by(conv, algorithm)
-      try:
-        found = host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays)))
-        each.check(arrays, found)
-      except AssertionError as error:
-        wrong.append((conv.x, algorithm, str(error)[-80:]))
-  assert not wrong
+    conv.check(arrays, conv.found(arrays))
+
+  check_all((done_by(conv, each) for conv in convs for each in ("auto", *algorithms(conv, conv.arrays()))), attempt)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])

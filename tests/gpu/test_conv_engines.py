@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ortplugin
-from gpu.device import host, make
+from gpu.device import at_offset, make, run_bound, same_bits
+from gpu.sessions import check_graph
 from gpu.test_conv import RELU, SCALED, SEVERAL, SILU, Conv, algorithms
 from gpu.transposed import MAXIMA
 from ortplugin.ops.conv import reference
@@ -29,7 +29,7 @@ def check_infinite(conv: Conv, name: str, element: int, value: float) -> None:
   """With such a value at that place of an input exactly those results are not finite that depend on it."""
   arrays = conv.arrays()
   arrays[name].reshape(-1)[element] = value
-  (found,) = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+  (found,) = conv.found(arrays)
   node = conv.node()
   with np.errstate(invalid="ignore"):
     (wanted,) = reference(node, [arrays[each] for each in node.input])
@@ -38,11 +38,35 @@ def check_infinite(conv: Conv, name: str, element: int, value: float) -> None:
   np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
 
 
+def check_infinite_everywhere(conv: Conv, value: float) -> None:
+  """`check_infinite` near the ends of X and, without pads, of W: an infinite weight times a zero of a pad is NaN."""
+  places = {"x": (5, -3)} | ({} if "pads" in conv.attributes else {"w": (7, -1)})
+  for name, elements in places.items():
+    for element in elements:
+      check_infinite(conv, name, element, value)
+
+
+def check_offsets(conv: Conv) -> None:
+  """Tensors may begin at any element. Weights are an input."""
+  arrays = conv.arrays()
+  (wanted,) = conv.found(arrays)
+  inputs = [at_offset(arrays[each], 1) for each in conv.node().input]
+  outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
+  run_bound(make(conv.model(arrays)), inputs, outputs)
+  np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
+
+
+def check_same_bits(conv: Conv) -> None:
+  """Of runs, and of replays of a CUDA graph."""
+  assert same_bits(conv.run(), conv.run())
+  check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+
+
 def check_maxima_of_nan(conv: Conv) -> None:
   """With a NaN in X all of them are NaN exactly where the convolution is. `conv` has the program MAXIMA."""
   arrays = conv.arrays()
   arrays["x"].reshape(-1)[5] = np.nan
-  found = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+  found = conv.found(arrays)
   node = conv.node()
   wanted = reference(node, [arrays[each] for each in node.input])
   for got, want in zip(found, wanted, strict=True):

@@ -3,6 +3,7 @@ shapes that change, the same bits in every run and under CUDA graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from gpu.device import before_nan, host, make, run
 from gpu.sessions import (
   Trial,
   check_addresses,
+  check_all,
   check_capture,
   check_graph,
   check_repeats,
   check_threads,
   permuted,
   trial,
+  variants,
 )
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
@@ -135,15 +138,10 @@ OFFERED = (
 )
 
 
-def offered(case: Case) -> list[dict[str, Any]]:
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-  return OPERATOR.device_variants(case.node(), types, [False] * len(types))
-
-
 @pytest.mark.parametrize("case", OFFERED, ids=lambda case: case.name)
 def test_every_algorithm(library: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
   """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
-  found = offered(case)
+  found = variants(case)
   names = {"dX": "data_algorithm", "dW": "weight_algorithm"}
   assert found
   assert {name for each in found for name in each} <= {names.get(each, "") for each in case.gradients.split()}
@@ -167,14 +165,12 @@ def test_pads_of_one_side(library: Path, number: int, groups: str, transposed: b
   (batch, channels, *size), filters, kernel, strides, pads = ONE_SIDED[number]
   group = {"one": 1, "two": 2, "channels": channels}[groups]
   geometry = Geometry(batch, channels, tuple(size), filters, kernel, tuple(strides), (), tuple(pads), group)
-  case, wrong = Case("one-sided", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout), []
-  for each in ({}, *offered(case)):
-    tuned = replace(case, attributes=each)
-    try:
-      check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[dtype])
-    except AssertionError as error:
-      wrong.append((each, str(error)[-80:]))
-  assert not wrong
+  case = Case("one-sided", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout)
+
+  def attempt(attributes: Mapping[str, Any]) -> None:
+    check(case, run(make(replace(case, attributes=attributes).model()), case), unit=UNIT_ROUNDOFF[dtype])
+
+  check_all(({}, *variants(case)), attempt)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
@@ -186,15 +182,14 @@ def test_groups_end_with_the_tensor(library: Path, number: int, transposed: bool
   (batch, channels, *size), filters, kernel, group = GROUPED[number]
   pads = tuple(each // 2 if size[0] == 1 else 0 for each in kernel) * 2
   geometry = Geometry(batch, channels, tuple(size), filters, kernel, pads=pads, group=group)
-  case, wrong = Case("", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout), []
+  case = Case("", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout)
   feeds = {name: before_nan(array) for name, array in case.feeds().items()}
-  for each in ({}, *offered(case)):
-    try:
-      session = make(replace(case, attributes=each).model())
-      check(case, host(ortplugin.run(session, feeds)), unit=UNIT_ROUNDOFF[dtype])
-    except AssertionError as error:
-      wrong.append((each, str(error)[-80:]))
-  assert not wrong
+
+  def attempt(attributes: Mapping[str, Any]) -> None:
+    session = make(replace(case, attributes=attributes).model())
+    check(case, host(ortplugin.run(session, feeds)), unit=UNIT_ROUNDOFF[dtype])
+
+  check_all(({}, *variants(case)), attempt)
 
 
 def test_the_plans_of_converted_operands_are_offered(library: Path) -> None:

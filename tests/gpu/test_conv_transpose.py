@@ -4,9 +4,11 @@ whose tests have the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,7 @@ from node_cases import typed
 
 import ortplugin
 from gpu.device import before_nan, host, make, run, run_bound
-from gpu.sessions import check_addresses, check_graph, check_repeats, permuted
-from ortplugin.graph.shapes import TensorType
+from gpu.sessions import check_addresses, check_all, check_graph, check_repeats, permuted, variants
 from ortplugin.ops.conv_transpose import OPERATOR
 
 cupy = pytest.importorskip("cupy")
@@ -85,8 +86,7 @@ def test_what_overlaps_is_not_shuffled(library: Path, capfd: pytest.CaptureFixtu
 def test_every_algorithm(library: Path, name: str) -> None:
   """What --tune is offered computes the same."""
   case = chosen[f"large: {name}, NHWC, float16"]
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-  found = OPERATOR.device_variants(case.node(), types, [False] * len(types))
+  found = variants(case)
   assert found
   for each in found:
     tuned = replace(case, attributes={**case.attributes, **each})
@@ -112,8 +112,7 @@ ONE_PIXEL = tuple(
 @pytest.mark.parametrize("case", ONE_PIXEL, ids=lambda case: f"{case.name}, {case.text}")
 def test_images_of_one_pixel(library: Path, case: Case) -> None:
   """By every algorithm: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-  for each in OPERATOR.device_variants(case.node(), types, [False] * len(types)):
+  for each in variants(case):
     tuned = replace(case, attributes={**case.attributes, **each})
     check(case, run(make(tuned.model()), case))
 
@@ -123,20 +122,18 @@ def test_images_of_one_pixel(library: Path, case: Case) -> None:
 @pytest.mark.parametrize("name", BESIDE)
 def test_the_value_beside_another_result(library: Path, name: str, layout: str, dtype: str) -> None:
   """By every algorithm: cuDNN 9.19 has an engine of convolutions that leaves the value in float32 unwritten."""
-  wrong = []
-  for x, w, attributes in (
-    ((4, 16, 7, 5), (16, 24, 1, 1), {}),
-    ((2, 6, 7, 5), (6, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
-    ((2, 64, 7, 7), (64, 64, 2, 2), {"strides": [2, 2]}),
-  ):
-    case = Case(name, typed(BESIDE[name], dtype), x, w, (), layout, attributes)
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    for each in ({}, *OPERATOR.device_variants(case.node(), types, [False] * len(types))):
-      try:
-        check(case, run(make(replace(case, attributes={**attributes, **each}).model()), case))
-      except AssertionError as error:
-        wrong.append((x, each, str(error)[-80:]))
-  assert not wrong
+  cases = [
+    Case(name, typed(BESIDE[name], dtype), x, w, (), layout, attributes)
+    for x, w, attributes in (
+      ((4, 16, 7, 5), (16, 24, 1, 1), {}),
+      ((2, 6, 7, 5), (6, 2, 3, 3), {"pads": [1, 1, 1, 1]}),
+      ((2, 64, 7, 7), (64, 64, 2, 2), {"strides": [2, 2]}),
+    )
+  ]
+  check_all(
+    (replace(case, attributes={**case.attributes, **each}) for case in cases for each in ({}, *variants(case))),
+    lambda case: check(case, run(make(case.model()), case)),
+  )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
@@ -146,15 +143,13 @@ def test_groups_end_with_the_tensor(library: Path, number: int, layout: str, dty
   """By every algorithm: cuDNN 9.19 has engines of convolutions that multiply by 0 what lies behind."""
   x, filters, kernel, group = GROUPED[number]
   attributes = {"group": group, "pads": [size // 2 if x[2] == 1 else 0 for size in kernel] * 2}
-  case, wrong = Case("", typed(BARE, dtype), x, (x[1], filters // group, *kernel), (), layout, attributes), []
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+  case = Case("", typed(BARE, dtype), x, (x[1], filters // group, *kernel), (), layout, attributes)
   feeds = dict(zip(case.names, map(before_nan, case.inputs()), strict=True))
-  for each in ({}, *OPERATOR.device_variants(case.node(), types, [False] * len(types))):
-    try:
-      check(case, host(ortplugin.run(make(replace(case, attributes={**attributes, **each}).model()), feeds)))
-    except AssertionError as error:
-      wrong.append((each, str(error)[-80:]))
-  assert not wrong
+
+  def attempt(more: Mapping[str, Any]) -> None:
+    check(case, host(ortplugin.run(make(replace(case, attributes={**attributes, **more}).model()), feeds)))
+
+  check_all(({}, *variants(case)), attempt)
 
 
 CHOSEN = (

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import ortplugin
-from gpu.device import at_offset, before_nan, host, make, run_bound, same_bits
-from gpu.sessions import check_graph
+from gpu.device import before_nan, host, make, same_bits
 from gpu.test_conv import BARE, RELU, RESIDUAL, SCALED, SEVERAL, SPLIT, WIDENED, Conv
-from gpu.test_conv_engines import check_infinite, check_maxima_of_nan, own
+from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
 
@@ -76,10 +75,7 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20])
 def test_infinite_elements_stay_where_they_are(library: Path, number: int, value: float) -> None:
-  given = replace(case(number, BARE), constant=False)
-  padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
-  for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
-    check_infinite(given, name, element, value)
+  check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -99,20 +95,12 @@ def test_groups_end_with_the_tensor(library: Path, number: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 9, 11])
 def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
-  given = replace(case(number, BARE), constant=False)
-  arrays = given.arrays()
-  (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
-  inputs = [at_offset(arrays[each], 1) for each in given.node().input]
-  outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
-  run_bound(make(given.model(arrays)), inputs, outputs)
-  np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
+  check_offsets(replace(case(number, BARE), constant=False))
 
 
 @pytest.mark.parametrize("number", [0, 9, 18, 20])
 def test_runs_are_bit_identical(library: Path, number: int) -> None:
-  conv = case(number, RELU)
-  assert same_bits(conv.run(), conv.run())
-  check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+  check_same_bits(case(number, RELU))
 
 
 @pytest.mark.parametrize("number", [0, 1, 9])
@@ -121,4 +109,4 @@ def test_it_is_taken_where_cudnn_has_no_kernel(library: Path, number: int) -> No
   given = case(number, RELU)
   auto = replace(given, attributes={**given.attributes, "algorithm": "auto"})
   arrays = given.arrays()
-  assert same_bits(*(host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (given, auto)))
+  assert same_bits(given.found(arrays), auto.found(arrays))

@@ -12,9 +12,18 @@ from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF, Array, Shape
 
 from gpu.device import make, run
-from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_repeats, check_threads, permuted
+from gpu.sessions import (
+  Trial,
+  check_addresses,
+  check_all,
+  check_capture,
+  check_graph,
+  check_repeats,
+  check_threads,
+  permuted,
+  variants,
+)
 from gpu.test_few_output_channels import NOT_TAKEN
-from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.matmul import OPERATOR
 
 cupy = pytest.importorskip("cupy")
@@ -78,8 +87,7 @@ def test_operands_inside_the_rows(name: str, turned: bool, algorithm: str) -> No
 def test_every_algorithm(name: str) -> None:
   """What --tune is offered computes the same."""
   case = large[f"large: {name}"]
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-  found = OPERATOR.device_variants(case.node(), types, [False, True, *[False] * (len(types) - 2)])
+  found = variants(case, 1)
   assert found
   for each in found:
     check(case, run(make(replace(case, attributes=each).model()), case))
@@ -91,20 +99,11 @@ def test_every_algorithm(name: str) -> None:
 def test_the_value_beside_another_result(name: str, a: Shape, n: int, dtype: str) -> None:
   """By every algorithm: cuDNN 9.19 has an engine that leaves the value in float32 unwritten."""
   case = transposed(made(f"{name}, {a}, {n}, {dtype}", BESIDE[name], dtype, a, n, constant=True))
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-  wrong = []
-  for each in ({}, *OPERATOR.device_variants(case.node(), types, [False, True])):
-    try:
-      check(case, run(make(replace(case, attributes=each).model()), case))
-    except AssertionError as error:
-      wrong.append((each, str(error)[-80:]))
-  assert not wrong
+  check_all(({}, *variants(case, 1)), lambda each: check(case, run(make(replace(case, attributes=each).model()), case)))
 
 
 def test_no_rows_have_no_algorithms() -> None:
-  case = made("none", BARE, "float16", (0, 64), 64)
-  types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-  assert not OPERATOR.device_variants(case.node(), types, [False, False])
+  assert not variants(made("none", BARE, "float16", (0, 64), 64))
 
 
 TF32 = {"algorithm": "own", "allow_tf32": 1}

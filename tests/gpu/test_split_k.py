@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ortplugin
-from gpu.device import at_offset, host, make, run_bound, same_bits
-from gpu.sessions import check_graph
+from gpu.device import same_bits
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv, algorithms
-from gpu.test_conv_engines import check_infinite, check_maxima_of_nan, own
+from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
 
@@ -74,10 +72,7 @@ def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dt
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinite_elements_stay_where_they_are(value: float) -> None:
   for number in (1, 7, 8):
-    given = replace(case(number, BARE), constant=False)
-    padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
-    for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
-      check_infinite(given, name, element, value)
+    check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -88,13 +83,7 @@ def test_maxima_of_nan(number: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("number", [1, 7])
 def test_tensors_may_start_anywhere(number: int) -> None:
-  given = replace(case(number, BARE), constant=False)
-  arrays = given.arrays()
-  (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
-  inputs = [at_offset(arrays[each], 1) for each in given.node().input]
-  outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
-  run_bound(make(given.model(arrays)), inputs, outputs)
-  np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
+  check_offsets(replace(case(number, BARE), constant=False))
 
 
 def test_it_is_taken_where_it_is_fast() -> None:
@@ -103,14 +92,11 @@ def test_it_is_taken_where_it_is_fast() -> None:
     given = case(number, RELU)
     auto = replace(given, attributes={name: value for name, value in given.attributes.items() if name != "algorithm"})
     arrays = given.arrays()
-    found = [host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (given, auto)]
-    assert same_bits(*found)
+    assert same_bits(given.found(arrays), auto.found(arrays))
   many = Conv(RELU, "float16", "NHWC", (32, 64, 56, 56), 64, (3, 3), attributes=SAME)
   assert "own" in algorithms(many, many.arrays())
 
 
 def test_runs_are_bit_identical() -> None:
   for number in (2, 5, 7):
-    conv = case(number, RELU)
-    assert same_bits(conv.run(), conv.run())
-    check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+    check_same_bits(case(number, RELU))

@@ -22,8 +22,8 @@ from sum_to_cases import (
 )
 
 import ortplugin
-from gpu.device import host, make, need_memory, run, run_bound, same_bits
-from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_threads, trial
+from gpu.device import make, need_memory, run, run_bound
+from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_repeats, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
 
@@ -97,13 +97,7 @@ def test_random_sums(seed: int) -> None:
 def test_a_hundred_runs_are_bit_identical() -> None:
   """Whatever ran between them, in another session too."""
   for name in CHOSEN:
-    case = by_name[name]
-    session = make(case.model())
-    feeds = {key: cupy.asarray(array) for key, array in case.feeds().items()} if "bfloat" not in name else case.feeds()
-    first = host(ortplugin.run(session, feeds))
-    for _ in range(100):
-      assert same_bits(host(ortplugin.run(session, feeds)), first), name
-    assert same_bits(run(make(case.model()), case), first), name
+    check_repeats(by_name[name], 100)
 
 
 def test_shapes_may_change_from_run_to_run() -> None:

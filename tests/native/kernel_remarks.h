@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
@@ -60,12 +61,6 @@ inline int Registers(const std::string& log) {
   int most = 0;
   for (const std::string& used : Matches(log, "Used (\\d+) registers")) most = std::max(most, std::stoi(used));
   return most;
-}
-
-// A kernel was compiled; `variant` says of it what is to be printed, always with VERBOSE=1.
-inline void CheckCompiled(const std::string& variant, const std::string& code, const std::string& log) {
-  if (std::getenv("VERBOSE") != nullptr) std::cout << variant << std::endl;
-  CHECK_WITH(code.size() > 1000 && Registers(log) > 0, variant);
 }
 
 // Bytes of local memory: arrays that are indexed by what only a run knows, and what is spilled.
@@ -143,6 +138,54 @@ inline std::string BeforeWait(const std::string& source, const std::string& own 
   const bool is_off = ortplugin::cuda::Compile(off, "compute_90", nullptr).find(trigger) == std::string::npos;
   return is_off ? "" : "it triggers though its switch is off: ";
 }
+
+// A source compiled for an architecture, and what tests ask of every kernel.
+class Compiled {
+ public:
+  Compiled(std::string source, const std::string& architecture)
+      : source_(std::move(source)), code_(Compile(source_, architecture, &log_, &failure_)) {}
+
+  const std::string& code() const { return code_; }
+  const std::string& log() const { return log_; }
+  // What the checks that follow print: the name and NVRTC's figures.
+  const std::string& variant() const { return variant_; }
+
+  // Fails without machine code. `name` says what was compiled; VERBOSE=1 prints it.
+  void CheckCode(const std::string& name) {
+    variant_ = name + " registers " + std::to_string(Registers(log_)) + " spilled " + std::to_string(Spilled(log_)) +
+               " local " + std::to_string(Local(log_)) + " bytes " + failure_;
+    if (std::getenv("VERBOSE") != nullptr) std::cout << variant_ << std::endl;
+    CHECK_WITH(code_.size() > 1000 && Registers(log_) > 0, variant_);
+  }
+
+  // The same, and fails where registers are spilled to local memory.
+  void CheckRegisters(const std::string& name) {
+    CheckCode(name);
+    CHECK_WITH(Spilled(log_) == 0, variant_);
+  }
+
+  // The same, and fails where anything else is in local memory.
+  void Check(const std::string& name) {
+    CheckRegisters(name);
+    CHECK_WITH(Local(log_) == 0, variant_);
+  }
+
+  // Fails where a launch of `kernel` asks for what `gpu` lacks (Lacking).
+  void CheckLaunch(const ortplugin::cuda::DeviceFacts& gpu, const std::string& kernel, int64_t threads,
+                   int64_t dynamic_shared = 0, const Residency& resident = {}) const {
+    const std::string lacking = Lacking(gpu, log_, kernel, threads, dynamic_shared, resident);
+    CHECK_WITH(lacking.empty(), lacking + variant_);
+  }
+
+  // Fails where a kernel breaks the rule of launch.cc (BeforeWait).
+  void CheckWaits(const std::string& own = "none") const {
+    const std::string before = BeforeWait(source_, own);
+    CHECK_WITH(before.empty(), before + variant_);
+  }
+
+ private:
+  std::string source_, log_, failure_, code_, variant_;  // log and failure before the code, which fills them
+};
 
 // How many copies of 16 bytes to shared memory the only kernel of `source` has before it waits.
 inline size_t CopiesBeforeWait(const std::string& source) {

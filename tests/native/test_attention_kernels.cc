@@ -158,21 +158,12 @@ std::vector<Case> Cases() {
 
 void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name,
              const EngineKernel& kernel) {
-  std::string log, failure;
-  const std::string target = architecture + (gpu.has_wgmma() ? "a" : "");
-  const std::string code = test::Compile(kernel.source, target, &log, &failure);
-  std::ostringstream text;
-  text << architecture << " " << name << ": registers " << test::Registers(log) << " spilled " << test::Spilled(log)
-       << " local " << test::Local(log) << " " << failure;
-  test::CheckCompiled(text.str(), code, log);
-  CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-  const std::string lacking = test::Lacking(gpu, log, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes);
-  CHECK_WITH(lacking.empty(), lacking + text.str());
-  CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.shared_bytes <= gpu.shared_per_block, text.str());
+  test::Compiled compiled(kernel.source, architecture + (gpu.has_wgmma() ? "a" : ""));
+  compiled.Check(architecture + " " + name + ":");
+  compiled.CheckLaunch(gpu, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes);
+  CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.shared_bytes <= gpu.shared_per_block, compiled.variant());
   if (architecture == "sm_90")
-    // Tensor maps are the kernel's own parameters.
-    CHECK_WITH(test::BeforeWait(kernel.source, "prefetch.tensormap").empty(),
-               text.str() + test::BeforeWait(kernel.source, "prefetch.tensormap"));
+    compiled.CheckWaits("prefetch.tensormap");  // tensor maps are the kernel's own parameters
 }
 
 void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const Case& test_case) {

@@ -64,22 +64,18 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
         << given.batch << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
         << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
   }
-  std::string log, failure;
-  const std::string code = test::Compile(source, architecture, &log, &failure);
   std::ostringstream variant;
   variant << architecture << " " << NameOf(given.dtype()) << " " << ToString(full) << " of " << given.channels
           << " channels, kernel " << given.rows().kernel << ": images " << s.images << " rows " << s.rows << " maps "
           << s.maps << " of " << s.block_maps << " depth " << s.depth << " of " << s.block_channels << " tap rows "
           << s.tap_rows << " strip " << s.strip << " segment " << s.segment << " vector " << s.vector << " threads "
           << s.threads << " blocks " << s.min_blocks << " chunks " << s.chunks << " x " << s.blocks << " tiles "
-          << s.tiles << " sums " << s.sums << " adders " << s.adders << " registers " << test::Registers(log)
-          << " spilled " << test::Spilled(log) << " bytes " << failure;
-  test::CheckCompiled(variant.str(), code, log);
-  CHECK_WITH(test::Spilled(log) == 0, variant.str());
-  const std::string lacking = test::Lacking(device, log, "weight_grad", s.threads, 0, {s.min_blocks}) +
-                              test::Lacking(device, log, "add_weights", 256);
-  CHECK_WITH(lacking.empty(), lacking + variant.str());
-  CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
+          << s.tiles << " sums " << s.sums << " adders " << s.adders;
+  test::Compiled compiled(source, architecture);
+  compiled.CheckRegisters(variant.str());
+  compiled.CheckLaunch(device, "weight_grad", s.threads, 0, {s.min_blocks});
+  compiled.CheckLaunch(device, "add_weights", 256);
+  compiled.CheckWaits();
 }
 
 }  // namespace
@@ -88,12 +84,9 @@ int main(int argc, char** argv) {
   const std::string architecture = argc == 2 ? argv[1] : "sm_90";
   std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
   for (const size_t bytes : {2, 4, 8}) {
-    const std::string source = PadSource(bytes);
-    std::string log;
-    const std::string code = cuda::Compile(source, architecture, &log);
-    CHECK_WITH(code.size() > 1000 && test::Registers(log) > 0, log);
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, log);
-    CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
+    test::Compiled compiled(PadSource(bytes), architecture);
+    compiled.Check("pads " + std::to_string(bytes) + " bytes:");
+    compiled.CheckWaits();
   }
   for (const int64_t batch : {100, 1000}) {
     CheckWeights(Square(batch, 1, 28, 16, 3, 1), kRelu, architecture);

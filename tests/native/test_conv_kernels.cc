@@ -148,10 +148,9 @@ void TestShuffles(const std::string& architecture) {
           ElementCount(products.y.dims) == ElementCount(shuffle.x));
     const EngineKernel kernel = PixelShuffleKernel(contraction);
     CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + contraction.program->results().size());
-    std::string log;
-    const std::string code = cuda::Compile(kernel.source, architecture, &log);
-    CHECK_WITH(code.size() > 1000 && test::Spilled(log) == 0 && test::Local(log) == 0, log);
-    if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(kernel.source).empty(), test::BeforeWait(kernel.source));
+    test::Compiled compiled(kernel.source, architecture);
+    compiled.Check(kernel.entry);
+    if (architecture == "sm_90") compiled.CheckWaits();
   }
   // What overlaps, is dilated, in groups, or has its channels first.
   const auto fits = [](const std::function<void(Node*)>& change) {
@@ -187,30 +186,21 @@ int main(int argc, char** argv) {
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 3 + program.results().size());
-    std::string log, failure;
-    const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
-    const auto variant = [&] {
-      std::ostringstream text;
-      text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype()) << " "
-           << ToString(test_case.problem.result()) << " kernel " << test_case.problem.rows().kernel << " stride "
-           << test_case.problem.rows().stride << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads
-           << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
-      return text.str();
-    };
-    test::CheckCompiled(variant(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
-    CHECK_WITH(code.find(kernel->entry) != std::string::npos, variant());
-    const std::string lacking =
-        test::Lacking(device, log, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
-                      {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
-    CHECK_WITH(lacking.empty(), lacking + variant());
+    std::ostringstream text;
+    text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype()) << " "
+         << ToString(test_case.problem.result()) << " kernel " << test_case.problem.rows().kernel << " stride "
+         << test_case.problem.rows().stride << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads;
+    test::Compiled compiled(kernel->source, architecture);
+    compiled.Check(text.str());
+    CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());
+    compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
+                         {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
   }
   TestShuffles(architecture);
   for (const size_t bytes : {1, 2, 4, 8}) {
-    std::string log;
-    const std::string source = TransposeSource(bytes), code = cuda::Compile(source, architecture, &log);
-    CHECK(code.size() > 1000 && test::Spilled(log) == 0);
-    if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
+    test::Compiled compiled(TransposeSource(bytes), architecture);
+    compiled.CheckRegisters("transposes " + std::to_string(bytes) + " bytes:");
+    if (architecture == "sm_90") compiled.CheckWaits();
   }
   return test::Summary();
 }

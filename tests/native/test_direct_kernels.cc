@@ -66,25 +66,15 @@ int main(int argc, char** argv) {
     CHECK(found.has_value());
     if (!found) continue;
     const DirectConfig& config = *found;
-    std::string log, failure;
-    const std::string code =
-        test::Compile(DirectSource(test_case.conv, program, axes, config), architecture, &log, &failure);
-    const auto variant = [&] {
-      std::ostringstream text;
-      text << architecture << " " << ToString(full) << " of " << test_case.conv.channels << " channels: images "
-           << config.images << " rows " << config.rows << " maps " << config.maps << " of " << config.block_maps
-           << " strip " << config.strip << " chunk " << config.chunk << " vector " << config.vector << " threads "
-           << config.threads << " blocks " << config.min_blocks << " registers " << test::Registers(log) << " spilled "
-           << test::Spilled(log) << " bytes " << failure;
-      return text.str();
-    };
-    test::CheckCompiled(variant(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0, variant());
-    const std::string lacking =
-        test::Lacking(device, log, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});
-    CHECK_WITH(lacking.empty(), lacking + variant());
-    CHECK_WITH(!device.has_pdl() || test::BeforeWait(DirectSource(test_case.conv, program, axes, config)).empty(),
-               variant());
+    std::ostringstream text;
+    text << architecture << " " << ToString(full) << " of " << test_case.conv.channels << " channels: images "
+         << config.images << " rows " << config.rows << " maps " << config.maps << " of " << config.block_maps
+         << " strip " << config.strip << " chunk " << config.chunk << " vector " << config.vector << " threads "
+         << config.threads << " blocks " << config.min_blocks;
+    test::Compiled compiled(DirectSource(test_case.conv, program, axes, config), architecture);
+    compiled.CheckRegisters(text.str());
+    compiled.CheckLaunch(device, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});
+    if (device.has_pdl()) compiled.CheckWaits();
   }
   Contraction wide = Square(1, 3, 2000, 8, 3, 4);
   wide.rows().dilation = 200;

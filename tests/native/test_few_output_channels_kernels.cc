@@ -55,26 +55,16 @@ int main(int argc, char** argv) {
     if (!kernel) continue;
     const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
     CHECK(kernel->arguments.size() == problem.operands.size() + 3 + program.results().size());
-    std::string log, failure;
-    const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
-    const auto variant = [&] {
-      std::ostringstream text;
-      text << architecture << " " << NameOf(problem.dtype()) << " " << problem.channels << " to "
-           << ToString(problem.result()) << " kernel " << problem.rows().kernel << " stride " << problem.rows().stride
-           << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts << " chunk "
-           << config.chunk << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x"
-           << kernel->launch.threads << " registers " << test::Registers(log) << " spilled " << test::Spilled(log)
-           << " bytes " << failure;
-      return text.str();
-    };
-    test::CheckCompiled(variant(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    std::ostringstream text;
+    text << architecture << " " << NameOf(problem.dtype()) << " " << problem.channels << " to "
+         << ToString(problem.result()) << " kernel " << problem.rows().kernel << " stride " << problem.rows().stride
+         << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts << " chunk " << config.chunk
+         << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x" << kernel->launch.threads;
+    test::Compiled compiled(kernel->source, architecture);
+    compiled.Check(text.str());
     // Measured on an H200 with the blocks that its registers hold, of which shared memory may hold fewer.
-    const std::string lacking =
-        test::Lacking(device, log, kernel->entry, kernel->launch.threads, 0, {config.min_blocks, true});
-    CHECK_WITH(lacking.empty(), lacking + variant());
-    if (architecture == "sm_90" && !problem.constant_weights)
-      CHECK_WITH(test::BeforeWait(kernel->source).empty(), test::BeforeWait(kernel->source));
+    compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, 0, {config.min_blocks, true});
+    if (architecture == "sm_90" && !problem.constant_weights) compiled.CheckWaits();
   }
 
   const Program program = Program::Parse(kTanh);

@@ -64,18 +64,13 @@ int main(int argc, char** argv) {
     std::ostringstream text;
     text << architecture << " " << ToString(problem.w()) << " to " << ToString(problem.result());
     if (!test::IsTaken(architecture, text.str())) continue;
-    std::string log, failure;
-    const std::string code = test::Compile(kernel.source, architecture, &log, &failure);
+    test::Compiled compiled(kernel.source, architecture);
     text << ": blocks " << kernel.launch.blocks << "x" << kernel.launch.threads << " shared "
-         << kernel.launch.shared_bytes << " registers " << test::Registers(log) << " " << failure;
-    test::CheckCompiled(text.str(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-    const std::string lacking =
-        test::Lacking(device, log, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes,
-                      {test::Defined(kernel.source, "MIN_BLOCKS", 1)});
-    CHECK_WITH(lacking.empty(), lacking + text.str());
-    if (architecture == "sm_90" && !problem.constant_weights)
-      CHECK_WITH(test::BeforeWait(kernel.source).empty(), test::BeforeWait(kernel.source));
+         << kernel.launch.shared_bytes;
+    compiled.Check(text.str());
+    compiled.CheckLaunch(device, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes,
+                         {test::Defined(kernel.source, "MIN_BLOCKS", 1)});
+    if (architecture == "sm_90" && !problem.constant_weights) compiled.CheckWaits();
   }
 
   const Program program = Program::Parse(kRelu);

@@ -127,36 +127,28 @@ int main(int argc, char** argv) {
     const auto rows = ConfigureLayerNorm(norm, shape, gpu, true);
     const NormTiles tiles = ConfigureNormTiles(norm, shape, gpu, true);
     const std::string source = rows ? LayerNormSource(norm, shape, *rows) : NormTilesSource(norm, shape, tiles);
-    std::string log, failure;
-    const std::string code = test::Compile(source, argument, &log, &failure);
-    const auto variant = [&] {
-      std::ostringstream text;
-      text << argument << " " << test_case.name << " [" << shape.outer << ", " << shape.height << ", " << shape.groups
-           << ", " << shape.run << "] ";
-      if (rows) {
-        text << "vector " << rows->vector << " lanes " << rows->lanes << "x" << rows->groups << " items " << rows->items
-             << " rows at once " << rows->rows_at_once << " prefetch " << rows->prefetch << " line " << rows->line
-             << " blocks " << rows->min_blocks;
-      } else {
-        text << "tiles of " << tiles.accesses << "x" << tiles.vector << ", " << tiles.groups << " groups, "
-             << tiles.chunks << " blocks of " << tiles.chunk << " in " << tiles.threads << " threads, batch "
-             << tiles.batch << ", one read " << tiles.one_read << " shared " << tiles.static_bytes << " + "
-             << tiles.held_bytes << " blocks " << tiles.min_blocks << " of " << tiles.blocks;
-      }
-      text << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
-      return text.str();
-    };
-    test::CheckCompiled(variant(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0, variant());
+    std::ostringstream text;
+    text << argument << " " << test_case.name << " [" << shape.outer << ", " << shape.height << ", " << shape.groups
+         << ", " << shape.run << "] ";
+    if (rows)
+      text << "vector " << rows->vector << " lanes " << rows->lanes << "x" << rows->groups << " items " << rows->items
+           << " rows at once " << rows->rows_at_once << " prefetch " << rows->prefetch << " line " << rows->line
+           << " blocks " << rows->min_blocks;
+    else
+      text << "tiles of " << tiles.accesses << "x" << tiles.vector << ", " << tiles.groups << " groups, "
+           << tiles.chunks << " blocks of " << tiles.chunk << " in " << tiles.threads << " threads, batch "
+           << tiles.batch << ", one read " << tiles.one_read << " shared " << tiles.static_bytes << " + "
+           << tiles.held_bytes << " blocks " << tiles.min_blocks << " of " << tiles.blocks;
+    test::Compiled compiled(source, argument);
+    compiled.CheckRegisters(text.str());
     for (const char* kernel : rows             ? std::vector<const char*>{"layer_norm"}
                               : tiles.one_read ? std::vector<const char*>{"norm_tiles"}
-                                               : std::vector<const char*>{"tile_moments", "normalize_tiles"}) {
-      const std::string lacking =
-          rows ? test::Lacking(gpu, log, kernel, rows->lanes * rows->groups, 0, {rows->min_blocks})
-               : test::Lacking(gpu, log, kernel, tiles.threads, tiles.held_bytes, {tiles.min_blocks});
-      CHECK_WITH(lacking.empty(), lacking + variant());
-    }
-    if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + variant());
+                                               : std::vector<const char*>{"tile_moments", "normalize_tiles"})
+      if (rows)
+        compiled.CheckLaunch(gpu, kernel, rows->lanes * rows->groups, 0, {rows->min_blocks});
+      else
+        compiled.CheckLaunch(gpu, kernel, tiles.threads, tiles.held_bytes, {tiles.min_blocks});
+    if (argument == "sm_90") compiled.CheckWaits();
   }
   return test::Summary();
 }

@@ -149,23 +149,19 @@ int main(int argc, char** argv) {
       return 0;
     }
     const auto start = std::chrono::steady_clock::now();
-    std::string log, failure;
-    const std::string code = test::Compile(source, argument, &log, &failure);
+    test::Compiled compiled(source, argument);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::ostringstream text;
     text << argument << " " << test_case.name << ": vector " << config.vector << " items " << config.items << " modes '"
-         << Modes(config) << "' tiles " << config.tiles << "x" << config.threads << " registers "
-         << test::Registers(log) << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " seconds "
-         << seconds << " " << failure;
-    test::CheckCompiled(text.str(), code, log);
+         << Modes(config) << "' tiles " << config.tiles << "x" << config.threads << " seconds " << seconds;
+    compiled.CheckCode(text.str());
     // 32 operands, each broadcast in its own way, is as much as a program can ask: two registers may lack.
     const int lacking = test_case.name.find("32 ways") == 0 ? 8 : 0;
-    CHECK_WITH(test::Spilled(log) <= 2 * lacking, text.str());
+    CHECK_WITH(test::Spilled(compiled.log()) <= 2 * lacking, compiled.variant());
     // Sine and its like keep a table of digits there for large arguments.
-    CHECK_WITH(test::Local(log) <= lacking || test_case.program.find("Sin(") != std::string::npos, text.str());
-    const std::string beyond = test::Lacking(gpu, log, "pointwise", config.threads);
-    CHECK_WITH(beyond.empty(), beyond + text.str());
-    if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
+    CHECK_WITH(test::Local(compiled.log()) <= lacking || test::Contains(test_case.program, "Sin("), compiled.variant());
+    compiled.CheckLaunch(gpu, "pointwise", config.threads);
+    if (argument == "sm_90") compiled.CheckWaits();
     if (test_case.vector > 0)
       CHECK_WITH(config.vector == test_case.vector && Modes(config) == test_case.modes, text.str());
   }

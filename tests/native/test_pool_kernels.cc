@@ -145,22 +145,16 @@ int main(int argc, char** argv) {
       continue;
     }
     if (!test::IsTaken(argument, test_case.name)) continue;
-    std::string log, failure;
-    const std::string code = test::Compile(test_case.source, argument, &log, &failure);
+    test::Compiled compiled(test_case.source, argument);
     std::ostringstream text;
     text << argument << " " << test_case.name << ": vector " << test_case.vector << " wide " << test_case.wide
-         << " blocks " << test_case.blocks << " cluster " << test_case.cluster << " registers " << test::Registers(log)
-         << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
-    test::CheckCompiled(text.str(), code, log);
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-    const std::string lacking = test::Lacking(gpu, log, test_case.kernel, test_case.threads);
-    CHECK_WITH(lacking.empty(), lacking + text.str());
+         << " blocks " << test_case.blocks << " cluster " << test_case.cluster;
+    compiled.Check(text.str());
+    compiled.CheckLaunch(gpu, test_case.kernel, test_case.threads);
     CHECK_WITH(test_case.vector == test_case.wanted_vector && test_case.wide == test_case.wanted_wide &&
                    test_case.cluster == test_case.wanted_cluster,
                text.str());
-    if (argument == "sm_90")
-      CHECK_WITH(test::BeforeWait(test_case.source).empty(),
-                 test_case.name + ": " + test::BeforeWait(test_case.source));
+    if (argument == "sm_90") compiled.CheckWaits();
     CHECK_WITH(test_case.blocks > 0 && test_case.blocks % test_case.cluster == 0, text.str());
   }
   return test::Summary();

@@ -82,23 +82,16 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
                                                             {problem.alignment, problem.alignment});
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
-          std::string log, failure;
-          const std::string code = test::Compile(source, architecture, &log, &failure);
-          const auto describe = [&] {
-            std::ostringstream text;
-            text << architecture << " " << problem.name << " " << NameOfOrt(type) << " reduction "
-                 << static_cast<int>(attributes.reduction) << " form " << static_cast<int>(choice.form) << " owned "
-                 << choice.owned << choice.collects << " atomic " << choice.atomic << " vector " << variant.vector
-                 << " whole " << variant.whole << " narrow " << variant.narrow << " wide " << variant.wide
-                 << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
-            return text.str();
-          };
-          test::CheckCompiled(describe(), code, log);
-          CHECK_WITH(test::Spilled(log) == 0, describe());
-          const std::string lacking = LackingOf(architecture, log);
-          CHECK_WITH(lacking.empty(), lacking + describe());
-          if (architecture == "sm_90")
-            CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + describe());
+          std::ostringstream text;
+          text << architecture << " " << problem.name << " " << NameOfOrt(type) << " reduction "
+               << static_cast<int>(attributes.reduction) << " form " << static_cast<int>(choice.form) << " owned "
+               << choice.owned << choice.collects << " atomic " << choice.atomic << " vector " << variant.vector
+               << " whole " << variant.whole << " narrow " << variant.narrow << " wide " << variant.wide;
+          test::Compiled kernels(source, architecture);
+          kernels.CheckRegisters(text.str());
+          const std::string lacking = LackingOf(architecture, kernels.log());
+          CHECK_WITH(lacking.empty(), lacking + kernels.variant());
+          if (architecture == "sm_90") kernels.CheckWaits();
         }
       }
     }

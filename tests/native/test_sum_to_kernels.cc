@@ -119,30 +119,27 @@ int main(int argc, char** argv) {
         std::cout << source;
         continue;
       }
-      std::string log, failure;
-      const std::string code = test::Compile(source, argument, &log, &failure);
+      test::Compiled compiled(source, argument);
       const int threads = config.kept_threads * config.summed_threads;
       const auto cut = [&](const SumConfig& of, const cuda::DeviceFacts& on) {
-        const int64_t resident = on.ResidentBlocks(of.kept_threads * of.summed_threads, test::Registers(log), 0);
+        const int64_t resident =
+            on.ResidentBlocks(of.kept_threads * of.summed_threads, test::Registers(compiled.log()), 0);
         return CutSums(groups[g], of, resident * on.multiprocessors);
       };
       const SumPieces pieces = cut(config, gpu);
       std::ostringstream text;
       text << argument << " " << test_case.name << " " << g << ": vector " << config.vector << " items " << config.items
            << " threads " << config.kept_threads << "x" << config.summed_threads << " modes '" << Modes(config, pieces)
-           << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks << " registers " << test::Registers(log)
-           << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
-      test::CheckCompiled(text.str(), code, log);
-      CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-      if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
+           << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks;
+      compiled.Check(text.str());
+      if (argument == "sm_90") compiled.CheckWaits();
       // Every index has a piece, and no piece is empty but that of a sum of nothing.
       const int64_t summed = groups[g].summed_elements / (config.along ? config.vector : 1);
       CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < std::max<int64_t>(1, summed) &&
                      pieces.chunk_size * pieces.chunks >= summed,
                  text.str());
-      const std::string lacking = test::Lacking(gpu, log, "sum_to", threads) +
-                                  (pieces.chunks > 1 ? test::Lacking(gpu, log, "add_chunks", 256) : "");
-      CHECK_WITH(lacking.empty(), lacking + text.str());
+      compiled.CheckLaunch(gpu, "sum_to", threads);
+      if (pieces.chunks > 1) compiled.CheckLaunch(gpu, "add_chunks", 256);
       // What is streamed and what is cut depends on the GPU: the cases say it of an H200.
       const SumConfig known = ConfigureSums(sums, groups[g], h200, test_case.aligned);
       if (g == 0 && test_case.vector > 0)

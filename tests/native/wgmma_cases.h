@@ -80,19 +80,15 @@ inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, con
                                  const char* kernel, const Contraction& problem,
                                  const ortplugin::cuda::LaunchShape& launch, const std::string& config,
                                  int min_blocks = 1) {
-  std::string log, failure;
-  const std::string code = Compile(source, "sm_90a", &log, &failure);
+  Compiled compiled(source, "sm_90a");
   std::ostringstream text;
   text << NameOf(problem.dtype()) << " " << problem.channels << " to " << ortplugin::ToString(problem.result()) << ": "
-       << config << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes
-       << " bytes, registers " << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
-  const std::string variant = text.str();
-  CheckCompiled(variant, code, log);
-  CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, variant);
-  CHECK_WITH(log.find("serialized") == std::string::npos, log);
-  const std::string lacking = Lacking(device, log, kernel, launch.threads, launch.shared_bytes, {min_blocks});
-  CHECK_WITH(lacking.empty() && launch.blocks > 0, lacking + variant);
-  return variant;
+       << config << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes << " bytes,";
+  compiled.Check(text.str());
+  CHECK_WITH(!Contains(compiled.log(), "serialized"), compiled.log());
+  compiled.CheckLaunch(device, kernel, launch.threads, launch.shared_bytes, {min_blocks});
+  CHECK_WITH(launch.blocks > 0, compiled.variant());
+  return compiled.variant();
 }
 
 // Fails where a kernel takes what `known`, which it takes, becomes by a change.
