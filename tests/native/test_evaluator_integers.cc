@@ -315,6 +315,7 @@ Reals ValuesOf(DType dtype) {
   if (dtype == DType::kBool) return {0, 1, 1, 0};
   if (IsInteger(dtype)) return Values(dtype);
   const Real infinity = std::numeric_limits<Real>::infinity();
+  // The edges of the formats, and what lies next to the middle of two of their values.
   Reals candidates = {std::numeric_limits<Real>::quiet_NaN(),
                       infinity,
                       -infinity,
@@ -327,7 +328,18 @@ Reals ValuesOf(DType dtype) {
                       -1e30L,
                       3.4e38L,
                       1e300L,
-                      -1e300L};
+                      -1e300L,
+                      5e-324L,
+                      1e-45L,
+                      1e-40L,
+                      65519,
+                      65520,
+                      5.96e-8L,
+                      2.98e-8L,
+                      1.00390625L,
+                      1.00390625000001L,
+                      1 + std::ldexp(Real(1), -11) + std::ldexp(Real(1), -30),
+                      1 + std::ldexp(Real(1), -24) + std::ldexp(Real(1), -50)};
   for (const DType integer : kIntegers) {
     for (const Real value : Values(integer)) {
       for (const Real off : {Real(0), Real(0.25), Real(0.5), Real(0.999)}) {
