@@ -6,7 +6,7 @@ from the float64 reference. `check` compares; its docstring derives the toleranc
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
 ABSORBING = 1e30  # a score is lost beside such a number, in float64 too
+TF32 = 2.0**-11  # the unit roundoff that it has
 
 # Layouts of Q, K, V and Y. In those that begin with "packed", Q, K and V are one tensor. {h}, {k} and {t}: the heads of
 # Q, of K, and of both and V.
@@ -201,7 +202,7 @@ def check(
   is what exp and the sums take besides, and p what rounding softmax to the dtype takes: its unit roundoff, and its
   smallest subnormal number for each key. What is rotated is rounded to the dtype; near the middle of two numbers
   the kernel may take the other one, about once in 2^13 elements, so that a score may differ by the largest of its
-  products, twice, times 2 u.
+  products, twice, times 2 u. TF32 rounds both factors of each product.
 
   What is present has the bits of the past and of what is new, but for a rotation, which is off by some c of its row.
   """
@@ -229,9 +230,11 @@ def check(
     if case.tables and case.dtype in ("float16", "bfloat16"):
       one = np.max(np.abs(q), axis=3)[..., None] * np.max(k, axis=3)[:, :, None]  # no product is larger
       size = size + one * (abs(how.scale) * 4 * UNIT_ROUNDOFF[case.dtype] / c)
+    tf32 = TF32 if dict(case.attributes).get("allow_tf32") else 0.0
+    size = size + products * (2 * tf32 / c)
     off = np.max(np.where(s == -np.inf, 0, size), axis=3, keepdims=True, initial=0)
     weights = np.nan_to_num(softmax(s, True))
-    p = (UNIT_ROUNDOFF[case.dtype], SMALLEST[case.dtype]) if case.dtype in ("float16", "bfloat16") else (0.0, 0.0)
+    p = (UNIT_ROUNDOFF[case.dtype], SMALLEST[case.dtype]) if case.dtype in ("float16", "bfloat16") else (tf32, 0.0)
     slack = (2 * c * (off + 16) + 2 * p[0]) * np.einsum("bhst,bhte->bhse", weights, np.nan_to_num(v))
     slack = slack + p[1] * np.nan_to_num(v).sum(axis=2, keepdims=True)
   return compare(case.name, found[0], wanted[0], wide, laid_out(slack, attention.y))
@@ -497,6 +500,13 @@ LARGE_CASES: tuple[Case, ...] = (
   case_of("large: scale -0.5, float16", "float16", (1, 2, 200, 300, 32), scale=-0.5),
 )
 
+# Those of float32 in TF32.
+TF32_CASES = tuple(
+  replace(case, name=f"{case.name}, TF32", attributes=(*case.attributes, ("allow_tf32", 1)))
+  for case in (*CASES, *LARGE_CASES)
+  if case.dtype == "float"
+)
+
 # A session of this model runs with any cache; each run gives the next one's.
 GROWING: list[Declared] = [
   ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
@@ -509,5 +519,5 @@ def growing(past: int, rows: int) -> Case:
                  tables=("float", (rows, 8)), rotary="half", rotary_dtype="float", causal="lower_right")  # fmt: skip
 
 
-by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
-assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+by_name = {case.name: case for case in (*CASES, *LARGE_CASES, *TF32_CASES)}
+assert len(by_name) == len(CASES) + len(LARGE_CASES) + len(TF32_CASES), "two cases have one name"

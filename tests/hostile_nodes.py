@@ -114,7 +114,7 @@ POOL = {"kernel_shape": [3, 3], "strides": [2, 1], "dilations": [1, 1], "pads": 
         "ceil_mode": 0, "count_include_pad": 0}  # fmt: skip
 RESIZE = {"mode": "linear", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "floor"}
 ATTENTION = {"heads": 4, "kv_heads": 2, "scale": 0.5, "softcap": 20.0, "causal": "lower_right", "window": 3,
-             "masked_rows": "zero"}  # fmt: skip
+             "masked_rows": "zero", "allow_tf32": 1}  # fmt: skip
 SCATTER = {"reduction": "add", "algorithm": "auto", "unique": 0, "deterministic": 1}
 
 

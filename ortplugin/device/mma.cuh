@@ -23,6 +23,13 @@ LOAD_MATRICES(load_matrices, "")
 LOAD_MATRICES(load_transposed, ".trans")
 #undef LOAD_MATRICES
 
+// To the nearest number of TF32: the tensor cores would cut off.
+__device__ __forceinline__ unsigned to_tf32(float x) {
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void wait_copies() {

@@ -11,7 +11,7 @@ from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
 from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.passes.attention.fuse_attention import ATTENTION_TO_TF32, FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
 from ortplugin.passes.attention.rotated_rows import ROTATED_ROWS
 from ortplugin.passes.base import Pass, PassResult
@@ -161,6 +161,7 @@ TABLE: tuple[Step, ...] = (
   Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
   Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
+  Step(ATTENTION_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
   Step(ROTATED_ROWS, EVERY_ROUND, "after attention, whose Q and K it makes what attention-rotary knows"),
   Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),

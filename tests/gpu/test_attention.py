@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
+from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, Case, by_name, case_of, check, growing
 from node_cases import Array, model_with
 
 import ortplugin
@@ -49,27 +49,34 @@ CHOSEN = (
   "past 1024, 17 queries of 4, half, causal, float16",
   "past 7, 1 queries of 4, half, causal, float",
   "past b s (h d), merged, float16",
+  "large: BERT, float, TF32",
+  "large: Swin, float, TF32",
+  "window, 20 by 90, float, alone, TF32",
+  "rotary half, 70 rows, 32 pairs of 64, float for float, TF32",
+  "past 7, 1 queries of 4, half, causal, float, TF32",
 )
+DTYPES = {"float16": {}, "bfloat16": {}, "float": {}, "TF32": {"allow_tf32": 1}}
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES, *TF32_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(case: Case) -> None:
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-def test_every_head_size(dtype: str) -> None:
+@pytest.mark.parametrize("says", DTYPES)
+def test_every_head_size(says: str) -> None:
+  dtype, given = "float" if says == "TF32" else says, DTYPES[says]
   for size in (*range(1, 34), 40, 48, 56, 63, 64, 65, 72, 80, 88, 96, 112, 120, 128, 136, 160, 192, 224, 248, 255, 256):
     value = (size * 7) % 256 + 1
     if size > 1:
       for rotary in ("half", "interleaved"):
-        case = case_of(f"{rotary}, {size}, {dtype}", dtype, (1, 2, 1, 70, 70, size, size), rotary=rotary,
+        case = case_of(f"{rotary}, {size}, {dtype}", dtype, (1, 2, 1, 70, 70, size, size), rotary=rotary, **given,
                        tables=(("float", dtype)[size % 2], (70, size // 2)))  # fmt: skip
         check(case, run(make(case.model()), case))
     for name, value_size in (("the same", size), ("another", value)):
-      case = case_of(f"{name}, {size}, {dtype}", dtype, (1, 2, 1, 70, 67, size, value_size))
+      case = case_of(f"{name}, {size}, {dtype}", dtype, (1, 2, 1, 70, 67, size, value_size), **given)
       check(case, run(make(case.model()), case))
-      few = case_of(f"{name}, {size}, {dtype}, a cache", dtype, (1, 2, 1, 1, 301, size, value_size), past=300)
+      few = case_of(f"{name}, {size}, {dtype}, a cache", dtype, (1, 2, 1, 1, 301, size, value_size), past=300, **given)
       check(few, run(make(few.model()), few))
 
 
@@ -87,13 +94,30 @@ def test_random_cases(seed: int) -> None:
     queries, keys = int(rng.integers(1, 150)), int(rng.integers(1, 300))
     size = 8 * int(rng.integers(1, 20)) if number % 2 else int(rng.integers(1, 130))
     given = dict(one({}, {"causal": "upper_left"}, {"causal": "lower_right", "window": 37}))  # type: ignore[call-overload]
-    dtype = str(one("float16", "bfloat16", "float", "double"))
+    dtype = str(one("float16", "bfloat16", "float", "double", "TF32"))
+    given, dtype = (given | DTYPES["TF32"], "float") if dtype == "TF32" else (given, dtype)
     shape = one((queries, keys), (1, 1, 1, keys), (2, 1, queries, keys), (2, group * kv_heads, queries, keys))
     mask = one(None, ("bool", shape), ("float", shape), (dtype, shape))
     sizes = (2, group * kv_heads, kv_heads, queries, keys, size, size)
     case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,  # type: ignore[arg-type]
                    masked_rows=str(one("nan", "zero")), **given)  # fmt: skip
     check(case, run(make(case.model()), case))
+
+
+@pytest.mark.parametrize("session", ["0", "1"])
+@pytest.mark.parametrize("said", [None, 0, 1])
+def test_tf32_only_where_it_is_allowed(session: str, said: int | None) -> None:
+  """Rounded to the nearest, it leaves no bias in what values of one sign become."""
+  case = case_of(
+    "of one sign", "float", (2, 4, 197, 300, 64), "merged", **({} if said is None else {"allow_tf32": said})
+  )
+  feeds = {name: np.abs(each) + 1 if name == "v" else each for name, each in case.feeds().items()}
+  (found,) = host(ortplugin.run(make(case.model(), use_tf32=session), feeds))
+  (wanted,) = OPERATOR.reference(case.node(), list(feeds.values()), rounded=False)  # type: ignore[call-arg]
+  error = found / wanted - 1
+  is_allowed = session == "1" if said is None else bool(said)
+  assert 2e-5 < np.abs(error).max() < 2e-3 if is_allowed else np.abs(error).max() < 5e-6
+  assert abs(error.mean()) < 2e-5
 
 
 @pytest.mark.parametrize("name", CHOSEN)

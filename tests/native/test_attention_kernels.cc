@@ -25,6 +25,7 @@ AttentionAttributes Attributes(DType dtype, const Sizes& sizes, const std::strin
                                const std::string& k = "b h s d", const std::string& y = "b h s d") {
   AttentionAttributes attributes;
   attributes.dtype = attributes.problem.dtype = dtype;
+  attributes.problem.allow_tf32 = dtype == DType::kFloat;
   attributes.heads = attributes.problem.heads = sizes.heads;
   attributes.kv_heads = attributes.problem.kv_heads = sizes.kv_heads;
   attributes.q = AttentionLayout::Parse("q_layout", q, sizes.heads, false);
@@ -111,8 +112,9 @@ void AddPast(std::vector<Case>& cases) {
 void AddLong(std::vector<Case>& cases) {
   for (const int64_t head_size : {8, 40, 64, 80, 96, 128, 192, 256})
     for (const int64_t heads : {1, 64}) {
-      AttentionProblem problem = Standard(head_size == 64 ? DType::kBFloat16 : DType::kFloat16,
-                                          {1, heads, 1, 1500, 1500, head_size, head_size == 40 ? 72 : head_size});
+      const DType dtype = head_size == 64 ? DType::kBFloat16 : head_size == 96 ? DType::kFloat : DType::kFloat16;
+      AttentionProblem problem =
+          Standard(dtype, {1, heads, 1, 1500, 1500, head_size, head_size == 40 ? 72 : head_size});
       const std::string name = std::to_string(heads) + " long heads of " + std::to_string(head_size);
       cases.push_back({name, problem, true});
       problem.causal = AttentionProblem::Causal::kUpperLeft;
@@ -136,7 +138,7 @@ std::vector<Case> Cases() {
         cases.push_back({name.str(), problem});
         if (queries == 197 && head_size > 1) AddRotary(cases.back(), head_size / 2, cases);
         if (head_size != 64) continue;
-        if (queries == 197 && SizeOf(dtype) == 2) {
+        if (queries == 197 && dtype != DType::kDouble) {
           for (const int64_t pairs : {12, 31}) AddRotary({name.str(), problem}, pairs, cases);
           Case tall{name.str() + ", long", Standard(dtype, {8, 12, 4, 2048, 2048, head_size, value_size})};
           cases.push_back(tall);
@@ -240,7 +242,7 @@ void TestMasks() {
 // Whatever the sizes, there is a kernel, or a reason; and no engine asks for more than the GPU has.
 void TestLimits() {
   for (const test::Gpu& gpu : test::kGpus)
-    for (const DType dtype : {DType::kFloat16, DType::kDouble})
+    for (const DType dtype : {DType::kFloat16, DType::kFloat, DType::kDouble})
       for (const int64_t keys : {0, 1, 7, 1 << 20})
         for (int64_t size = 1; size <= kMostHeadSize; size += size < 16 ? 1 : 24) {
           const EngineKernel kernel = MakeAttention(Standard(dtype, {2, 12, 4, 33, keys, size, size}), true, gpu.facts);

@@ -234,6 +234,7 @@ WRONG = {
     4, qkv_dtype="float16", mask_dtype="double"
   ),
   "mask_dtype is 'bool', but there is no mask": node_with(mask_dtype="bool"),
+  "allow_tf32 is 2": node_with(allow_tf32=2),
   "heads is None": node_with(heads=None),
   "kv_heads is 0": node_with(kv_heads=0),
   "heads is 3, but must be a multiple of kv_heads, 2": node_with(heads=3),

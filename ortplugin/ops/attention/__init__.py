@@ -18,6 +18,7 @@ Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runti
 Attributes:
     `qkv_dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
     `mask_dtype` (string; required with a mask, absent without): "bool", "float" or that dtype.
+    `allow_tf32` (0 or 1): FusedConv's.
     `heads`, `kv_heads` (int, required): the heads of Q, and of K and V; heads is a multiple of kv_heads.
     `scale` (float, default 1), `softcap` (float, default 0: none).
     `causal` (string): query i sees every key ("none", default), the keys j <= i ("upper_left"), or the keys
@@ -37,7 +38,7 @@ Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. Those of th
     [b, S, R / 2], R from 2 to d of K, and K has S rows too.
 What is rotated is computed in float32, double for double, and rounded to the dtype before the product.
 Scores, softmax and sums are float32, double for double. Of float16 and bfloat16, softmax(s) is rounded to that dtype
-    before the second product.
+    before the second product; with TF32 so are Q, K, V and softmax(s) to its 10 bits of mantissa.
 Without keys (T = 0) Y is 0, whatever `masked_rows` says: the sum over nothing, as in ONNX.
 Left open: whether NaN and infinities of V show in a row whose softmax(s) is 0 there. Kernels leave out what is not
     seen.

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "ortplugin/ops/allow_tf32.h"
 #include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
@@ -321,6 +322,7 @@ AttentionAttributes ParseAttributes(const Source& source) {
     attributes.mask_dtype = DTypeOf("mask_dtype", mask_dtype, {DType::kBool, DType::kFloat, attributes.dtype});
   problem.has_mask = attributes.mask_dtype.has_value();
   problem.mask_dtype = attributes.mask_dtype.value_or(DType::kBool);
+  attributes.allow_tf32 = ReadAllowTf32(source);
   attributes.heads = problem.heads = NumberOf(source, "heads", 1, kMostHeads);
   attributes.kv_heads = problem.kv_heads = NumberOf(source, "kv_heads", 1, kMostHeads);
   if (attributes.heads % attributes.kv_heads != 0)

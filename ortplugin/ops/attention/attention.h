@@ -23,6 +23,7 @@ struct AttentionProblem {
     int64_t offset = 0, batch = 0, head = 0, row = 0, column = 0;
   };
   DType dtype = DType::kFloat16;  // of Q, K, V and Y
+  bool allow_tf32 = false;        // of float: products of factors rounded to 10 bits of mantissa
   int64_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, head_size = 1, value_size = 1;
   View q, k, v, y;
   // The mask's steps are 0 where it broadcasts. It is bool, of which true is seen, or floating and added to the scores.
@@ -75,11 +76,13 @@ struct AttentionLayout {
 struct AttentionAttributes {
   DType dtype = DType::kFloat16;
   std::optional<DType> mask_dtype;  // empty: there is no mask
+  std::optional<bool> allow_tf32;   // empty: as the session has it
   int64_t heads = 1, kv_heads = 1;
   AttentionLayout q, k, v, y, past;
   // The attributes that it has as they are; sizes and views are those of no tensors yet.
   AttentionProblem problem;
 
+  bool follows_session() const { return !allow_tf32 && dtype == DType::kFloat; }
   size_t input_count() const { return 3 + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past; }
   size_t output_count() const { return problem.has_past ? 3 : 1; }
   // Of an input: 0 to 3 are Q, K, V and the mask, 4 and 5 cos and sin, 6 and 7 past_key and past_value.

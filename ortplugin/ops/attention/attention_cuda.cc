@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "ortplugin/ops/attention/attention.h"
 #include "ortplugin/ops/attention/engines/engine.h"
@@ -27,9 +28,9 @@ class CudaAttention : public Kernel {
   explicit CudaAttention(const NodeInfo& info)
       : attributes_(AttentionAttributes::Parse(info)), device_(cuda::Device(info.device())) {
     // Compiled for the shapes that the model declares, so that errors come with the session and runs find the kernel
-    // there.
+    // there, in a session that allows TF32.
     const auto shapes = KnownShapes(CheckAttentionNode(attributes_, info));
-    if (shapes) Make(*shapes, true);
+    if (shapes) Make(*shapes, {true, attributes_.follows_session()});
   }
 
   void Compute(Run& run) const override {
@@ -43,18 +44,18 @@ class CudaAttention : public Kernel {
     }
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
-    const Plan* plan = plans_.Find(shapes, true);
+    Variant variant{true, attributes_.follows_session() && run.allows_tf32()};
+    const Plan* plan = plans_.Find(shapes, variant);
     const std::vector<Shape> outputs = plan != nullptr ? plan->outputs : FitAttention(attributes_, shapes).outputs;
     for (size_t i = 0; i < outputs.size(); ++i) addresses.push_back(run.output(i, outputs[i]));
     if (std::all_of(outputs.begin(), outputs.end(), [](const Shape& shape) { return ElementCount(shape) == 0; }))
       return;
-    const bool aligned = std::all_of(addresses.begin(), addresses.end(), [](const void* address) {
-      return reinterpret_cast<uintptr_t>(address) % 16 == 0;
-    });
-    if (!aligned) plan = plans_.Find(shapes, aligned);
+    variant.first = std::all_of(addresses.begin(), addresses.end(),
+                                [](const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; });
+    if (!variant.first) plan = plans_.Find(shapes, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, aligned);
+      plan = &Make(shapes, variant);
     }
     std::vector<const void*> own;
     for (const Plan::Launch& launch : plan->launches) {
@@ -65,18 +66,21 @@ class CudaAttention : public Kernel {
   }
 
  private:
-  const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
-    const AttentionShape shape = FitAttention(attributes_, shapes);
+  using Variant = std::pair<bool, bool>;  // whether all tensors are aligned; whether the session allows TF32
+
+  const Plan& Make(const std::vector<Shape>& shapes, const Variant& variant) const {
+    AttentionShape shape = FitAttention(attributes_, shapes);
+    shape.problem.allow_tf32 = attributes_.allow_tf32.value_or(variant.second);
     auto plan = std::make_unique<Plan>();
     plan->outputs = shape.outputs;
-    for (AttentionLaunch& launch : PlanAttention(shape.problem, aligned, device_))
+    for (AttentionLaunch& launch : PlanAttention(shape.problem, variant.first, device_))
       plan->launches.push_back({launch.kernel.Load(device_), std::move(launch.addresses)});
-    return plans_.Keep(shapes, aligned, std::move(plan));
+    return plans_.Keep(shapes, variant, std::move(plan));
   }
 
   AttentionAttributes attributes_;
   const cuda::DeviceFacts& device_;
-  mutable PlanCache<Plan, bool> plans_;  // by whether all tensors are aligned
+  mutable PlanCache<Plan, Variant> plans_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ _LAYOUTS = ("q_layout", "k_layout", "v_layout", "y_layout")
 _TYPES = {
   "qkv_dtype": AttributeProto.STRING,
   "mask_dtype": AttributeProto.STRING,
+  "allow_tf32": AttributeProto.INT,
   "heads": AttributeProto.INT,
   "kv_heads": AttributeProto.INT,
   "scale": AttributeProto.FLOAT,
@@ -103,6 +104,8 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
   heads, kv_heads = given["heads"], given["kv_heads"]
   if heads % kv_heads:
     raise ModelError(f"{where}: heads is {heads}, but must be a multiple of kv_heads, {kv_heads}")
+  if given.get("allow_tf32", 0) not in (0, 1):
+    raise ModelError(f"{where}: allow_tf32 is {given['allow_tf32']}, but must be 0 or 1")
   nodes.check_word(where, given, "causal", CAUSAL)
   nodes.check_word(where, given, "masked_rows", MASKED_ROWS)
   causal, window = given.get("causal", CAUSAL[0]), given.get("window", 0)

@@ -17,18 +17,7 @@ bool IsKnown(const TensorType& type) {
   return !type.shape.empty() && *std::min_element(type.shape.begin(), type.shape.end()) > 0;
 }
 
-template <typename Node>
-std::optional<bool> ReadTf32(const Node& node) {
-  const int64_t value = node.int_attribute("allow_tf32", 0);
-  if (value != 0 && value != 1) Fail("allow_tf32 is ", value, "; it must be 0 or 1");
-  const bool is_absent = node.int_attribute("allow_tf32", 1) != value;
-  return is_absent ? std::nullopt : std::optional<bool>(value == 1);
-}
-
 }  // namespace
-
-std::optional<bool> ReadAllowTf32(const NodeInfo& node) { return ReadTf32(node); }
-std::optional<bool> ReadAllowTf32(const NodeText& node) { return ReadTf32(node); }
 
 Contraction ConvNode::Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
   Contraction contraction = FitConv(attributes, shapes[0], shapes[1]);

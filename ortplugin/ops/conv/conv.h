@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "ortplugin/ops/allow_tf32.h"
 #include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/ort/ort.h"
@@ -31,10 +32,6 @@ struct ConvNode {
   Contraction Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const;
   bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
-
-// The attribute. Throws Error where it is neither 0 nor 1.
-std::optional<bool> ReadAllowTf32(const NodeInfo& node);
-std::optional<bool> ReadAllowTf32(const NodeText& node);
 
 // A node of a model, checked once: throws Error where attributes, program, inputs and outputs don't fit together as far
 // as they are known early.

@@ -19,7 +19,7 @@ from ortplugin.graph.lengths import ONE, Length
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Term, whole
 from ortplugin.passes.attention.core import Cache, Core, fuse_core
-from ortplugin.passes.attention.node import DTYPES
+from ortplugin.passes.attention.node import DTYPES, TF32
 from ortplugin.passes.attention.operator_axes import (
   CONTRIB,
   PAST,
@@ -42,15 +42,16 @@ from ortplugin.passes.driver import Missed, Outcome
 from ortplugin.passes.emit import emit, unsqueeze
 
 
-def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
-  """Replaces one operator."""
+def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
+  """Replaces one operator; `tf32`: in float32 for TF32."""
   reader = _READERS.get(scope.op(node))
   if reader is None:
     return None
   try:
     dtype = scope.dtype(node.inputs[0])
-    if dtype not in DTYPES:
-      raise NotFusableError(f"'{node.inputs[0].name}' is {dtype}; attention is fused in {' and '.join(DTYPES)}")
+    dtypes = TF32 if tf32 else DTYPES
+    if dtype not in dtypes:
+      raise NotFusableError(f"'{node.inputs[0].name}' is {dtype}; attention is fused in {' and '.join(dtypes)}")
     old = unsupported(scope)
     if old:
       raise NotFusableError(old)
@@ -59,7 +60,7 @@ def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
     used = [scope.used_beyond(each, []) for each in node.outputs[own:] if not each.is_empty()]
     if any(used):
       raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
-    return fuse_core(scope, node, reader(scope, node))
+    return fuse_core(scope, node, reader(scope, node), tf32)
   except NotFusableError as reason:
     return Missed(label(node), str(reason))
 

@@ -11,7 +11,7 @@ from ortplugin.graph.lengths import ONE, Length
 from ortplugin.passes.attention.axes import Atom, length
 from ortplugin.passes.attention.layouts import Layout, Names, layout_of, restored_shape, size_of
 from ortplugin.passes.attention.masks import plan_masks
-from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD, Attention, attention_node, replaced
+from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD, TF32, Attention, attention_node, replaced
 from ortplugin.passes.attention.scores import Chain
 from ortplugin.passes.attention.views import FAR, Read, forward, reads
 from ortplugin.passes.conditions import unsupported
@@ -56,6 +56,8 @@ class _Reads:
   k: list[Read]
   v: list[Read]
   y: list[Read]
+  by_rows: bool
+  """Whether the elements of a head must lie side by side: for TF32 the other kernel has no tensor cores."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class _Choice:
     return sum(read.depth - (layout.shape is not None) for read, layout in (self.q, self.k, self.v, self.y))
 
 
-def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
-  """Replaces the nodes of the chain, of which `node` makes Y, by one."""
-  found = _reads(scope, core)
+def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Applied | Missed:
+  """Replaces the nodes of the chain, of which `node` makes Y, by one; `tf32`: in float32 for TF32."""
+  found = _reads(scope, core, tf32)
   reason = found if isinstance(found, str) else unsupported(scope) or _used_beside(scope, core)
   if isinstance(found, str) or reason:
     return Missed(label(node), reason or "")
@@ -118,16 +120,17 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
   return Applied((*labels, *_removed(scope, found.found[:3])), new)
 
 
-def _reads(scope: Scope, core: Core) -> _Reads | str:
-  """The tensors of one of DTYPES that may be read and written; or why there are none."""
+def _reads(scope: Scope, core: Core, tf32: bool) -> _Reads | str:
+  """The tensors of one of DTYPES, or of TF32's, that may be read and written; or why there are none."""
+  dtypes = TF32 if tf32 else DTYPES
   found = [_from(scope, core.q, True), _from(scope, core.k, core.cache is None),
            _from(scope, core.v, False),             _results(scope, core.y)]  # fmt: skip
-  dtype = next((scope.dtype(read.tensor) for read in found[-1] if scope.dtype(read.tensor) in DTYPES), None)
+  dtype = next((scope.dtype(read.tensor) for read in found[-1] if scope.dtype(read.tensor) in dtypes), None)
   q, k, v, y = ([read for read in each if scope.dtype(read.tensor) == dtype] for each in found)
   if dtype is None or not (q and k and v):
     said = ", ".join(f"'{each[0].tensor.name}' is {scope.dtype(each[0].tensor)}" for each in found)
-    return f"{said}; attention is fused in {' and '.join(DTYPES)}"
-  return _Reads(found, q, k, v, y)
+    return f"{said}; attention is fused in {' and '.join(dtypes)}"
+  return _Reads(found, q, k, v, y, tf32)
 
 
 def _removed(scope: Scope, found: Sequence[Sequence[Read]]) -> list[str]:
@@ -196,13 +199,14 @@ def _divided(core: Core, found: _Reads, batch: Sequence[Atom], heads: Sequence[A
   head, value = core.head.leaves(), core.value.leaves()
   if count is None:
     return None
-  q = next(_laid_out(found.q, {"b": batch, "h": heads, "s": rows, "d": head}), None)
-  y = next(_laid_out(found.y, {"b": batch, "h": heads, "s": rows, "d": value}, output=True), None)
+  by_rows = found.by_rows
+  q = next(_laid_out(found.q, {"b": batch, "h": heads, "s": rows, "d": head}, by_rows), None)
+  y = next(_laid_out(found.y, {"b": batch, "h": heads, "s": rows, "d": value}, by_rows, output=True), None)
   if q is None or y is None:
     return None
   best: _Choice | None = None
-  for k in _laid_out(found.k, {"b": batch, "h": heads, "s": columns, "d": head}, repeatable="h"):
-    for v in _laid_out(found.v, {"b": batch, "h": heads, "s": columns, "d": value}, repeatable="h"):
+  for k in _laid_out(found.k, {"b": batch, "h": heads, "s": columns, "d": head}, by_rows, repeatable="h"):
+    for v in _laid_out(found.v, {"b": batch, "h": heads, "s": columns, "d": value}, by_rows, repeatable="h"):
       groups = [_kv_heads(read, batch, heads) for read in (k[0], v[0])]
       if groups[0] is None or groups[0] != groups[1]:
         continue
@@ -226,7 +230,7 @@ def _kv_heads(read: Read, batch: Sequence[Atom], heads: Sequence[Atom]) -> list[
 
 
 def _laid_out(
-  found: Sequence[Read], names: Names, output: bool = False, repeatable: str = ""
+  found: Sequence[Read], names: Names, by_rows: bool, output: bool = False, repeatable: str = ""
 ) -> Iterator[tuple[Read, Layout]]:
   """The reads that a layout says, farthest first.
 
@@ -239,7 +243,11 @@ def _laid_out(
       continue
     own = {name: [leaf for leaf in atoms if leaf not in repeated] for name, atoms in names.items()}
     layout = layout_of(read.axes, _lengths(read), own, output)
-    if layout is None or (output and layout.shape is not None and restored_shape(_lengths(read)) is None):
+    if (
+      layout is None
+      or (by_rows and layout.text.rstrip(")")[-1] != "d")
+      or (output and layout.shape is not None and restored_shape(_lengths(read)) is None)
+    ):
       continue
     yield read, layout
 

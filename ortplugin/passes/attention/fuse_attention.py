@@ -7,6 +7,8 @@ causal (masks.py). From q, k and v it goes on over views (views.py) to the tenso
 how these lie there (layouts.py); from y likewise forwards. The scores stay in float32 inside, so that the result may
 differ from the original's by what that rounds on the way. PyTorch's Where(IsNaN(p), 0, p) is taken for what it is
 written for: rows that are masked whole are 0.
+
+Of float32 it is a pass of its own, for sessions that allow TF32, where target/ says that this pays.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,15 +26,24 @@ from ortplugin.passes.attention.products import Product, product_of
 from ortplugin.passes.attention.scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
 from ortplugin.passes.attention.views import Read, unbroadcast
 from ortplugin.passes.driver import Missed, Outcome, RulePass, first_of
+from ortplugin.target import DEFAULT
 
+TF32_PAYS = bool(DEFAULT["attention_tf32_pays"])
 PRODUCTS = ("MatMul", "Gemm", "Einsum")
 FAR = 64  # values that are looked at before it is not sure
 
 
-def fuse(scope: Scope, node: gs.Node) -> Outcome:
-  """Replaces the attention that ends in this product."""
+def fuse(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
+  """Replaces the attention that ends in this product; `tf32`: in float32 for TF32."""
   core = _core(scope, node)
-  return fuse_core(scope, node, core) if isinstance(core, Core) else core
+  return fuse_core(scope, node, core, tf32) if isinstance(core, Core) else core
+
+
+def fuse_tf32(scope: Scope, node: gs.Node) -> Outcome:
+  """Replaces attention in float32 that ends in this node, of either kind."""
+  if not TF32_PAYS or not node.outputs or scope.dtype(node.outputs[0]) != "float":
+    return None
+  return fuse_operator(scope, node, True) or fuse(scope, node, True)
 
 
 def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
@@ -162,4 +173,7 @@ FUSE_ATTENTION = RulePass(
   "fuse-attention",
   "attention, written out or one operator, becomes FusedAttention",
   first_of(fuse, fuse_operator),
+)
+ATTENTION_TO_TF32 = RulePass(
+  "attention-to-tf32", "attention of float32 that may round to TF32 becomes FusedAttention", fuse_tf32
 )

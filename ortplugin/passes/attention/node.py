@@ -13,9 +13,10 @@ from ortplugin.passes.attention.mask_operand import emit_mask
 from ortplugin.passes.attention.masks import Masking
 from ortplugin.passes.emit import emit, integers
 
-# The operator takes every floating dtype. Its kernels for these run on tensor cores; in float32 ONNX Runtime's two
-# products and a Softmax are faster than one kernel without them.
+# The operator takes every floating dtype. Its kernels for these run on tensor cores, and that for float32 where a
+# session allows TF32; else ONNX Runtime's two products and a Softmax are faster than one kernel without them.
 DTYPES = ("float16", "bfloat16")
+TF32 = ("float",)
 LARGEST_HEAD = 256
 
 

@@ -16,26 +16,29 @@ int64_t Blocks(const AttentionProblem& problem, const FlashConfig& config) {
   return problem.batch * problem.heads * DivideUp(problem.queries, Rows(config));
 }
 
-// Elements of a row in shared memory.
-int64_t Pitch(int64_t size) { return RoundUp(size, int64_t{16}) + 8; }
+bool IsTf32(const AttentionProblem& problem) { return problem.dtype == DType::kFloat; }
+
+// Elements of 16 bytes.
+int64_t Octet(const AttentionProblem& problem) { return IsTf32(problem) ? 4 : 8; }
 
 int64_t SharedBytes(const AttentionProblem& problem, const FlashConfig& config) {
-  const int64_t keys = Pitch(problem.head_size), values = Pitch(problem.value_size);
-  return 2 * (Rows(config) * std::max(keys, values) + 2 * config.block_n * (keys + values));
+  const auto row = [&](int64_t size) { return RoundUp(size, int64_t{16}) * 16 / Octet(problem) + 16; };
+  const int64_t keys = row(problem.head_size), values = row(problem.value_size);
+  return Rows(config) * std::max(keys, values) + 2 * config.block_n * (keys + values);
 }
 
-// The elements, up to eight, by which all that is copied begins and steps.
+// The elements, up to an octet, by which all that is copied begins and steps.
 int Copy(const AttentionProblem& problem) {
   int64_t common = problem.head_size | problem.value_size;
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.y})
     common |= view.offset | view.batch | view.head | view.row;
-  return static_cast<int>(std::min<int64_t>(8, common & -common));
+  return static_cast<int>(std::min(Octet(problem), common & -common));
 }
 
 }  // namespace
 
 bool FitsFlash(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
-  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
+  if (problem.dtype == DType::kDouble || (IsTf32(problem) && !problem.allow_tf32)) return false;
   if (problem.has_past || !device.has_mma_m16n8k16() || !aligned) return false;
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.y})
     if (view.column != 1) return false;
@@ -52,21 +55,29 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
   // A mask costs registers, and with few keys the second half of a tile is empty.
   if (problem.has_mask && size <= 32) config.block_n = 32;
   // Of wide heads, what decides which keys are seen has no registers but those of scores.
-  if (size > 192 && (problem.causal != AttentionProblem::Causal::kNone || problem.softcap > 0)) config.block_n = 16;
+  if (size > 192 && (IsTf32(problem) || problem.causal != AttentionProblem::Causal::kNone || problem.softcap > 0))
+    config.block_n = 16;
   // With twice the rows of a warp it reads keys and values half as often, where blocks are many all the same.
   FlashConfig tall = config;
   tall.m_tiles = 2;
-  if (size > 64) tall.block_n = 32;
+  if (size > 64 || IsTf32(problem)) tall.block_n = 32;
   const bool is_long = problem.keys >= 1024 && Blocks(problem, tall) >= device.multiprocessors;
-  if (is_long && !problem.has_mask && size <= 80) config = tall;
+  if (is_long && !problem.has_mask && size <= (IsTf32(problem) ? 64 : 80)) config = tall;
+  // Tiles of fp32 leave room for a second block, whose products run beside the softmax of the first.
+  const auto is_crowded = [&] {
+    const int64_t block = SharedBytes(problem, config) + device.reserved_shared_per_block;
+    return 2 * block > device.shared_per_multiprocessor;
+  };
+  while (IsTf32(problem) && config.block_n > 16 && is_crowded()) config.block_n /= 2;
   return config;
 }
 
 std::string FlashSource(const AttentionProblem& problem, const FlashConfig& config) {
   std::ostringstream text;
-  text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define COPY "
-       << config.copy << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES " << config.m_tiles
-       << "\n#define WARPS " << config.warps << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
+  text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define OCTET "
+       << Octet(problem) << (IsTf32(problem) ? "\n#define MMA_K \"8\"" : "") << "\n#define COPY " << config.copy
+       << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES " << config.m_tiles << "\n#define WARPS "
+       << config.warps << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
        << kMmaSource << kFlashSource;
   return text.str();
 }

@@ -9,22 +9,26 @@
 // Dao, "FlashAttention-2", 2023). A block has ROWS queries, each of its warps M_TILES times 16 of them, whose sums stay
 // in registers; tiles of BLOCK_N keys and values pass through two stages of shared memory. Both products run on
 // mma.sync, accumulated in fp32; exponents are of base 2. Rows of shared memory are 16 bytes longer than their octets,
-// so that the eight rows of an ldmatrix lie in different banks.
+// so that the eight rows of an ldmatrix lie in different banks. An octet is 16 bytes: OCTET elements, eight or in fp32,
+// whose products are TF32's, four.
 
 #define ROWS (16 * M_TILES * WARPS)
 #define THREADS (WARPS * 32)
+#define IS_TF32 (OCTET == 4)
+#define K_STEP (2 * OCTET)                      // of an MMA
 #define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
 #define V_PADDED ((VALUE_SIZE + 15) / 16 * 16)
-#define QK_PITCH (QK_PADDED + 8)
-#define V_PITCH (V_PADDED + 8)
+#define QK_PITCH (QK_PADDED + OCTET)
+#define V_PITCH (V_PADDED + OCTET)
 #define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
+
 // COPY elements to shared memory, or zeros.
 __device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool exists) {
-#if COPY == 8
+#if COPY == OCTET
   copy_async(to, from, exists);
-#elif COPY > 1
+#elif COPY > 1 || IS_TF32
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-               "n"(2 * COPY), "r"(exists ? 2 * COPY : 0)
+               "n"(COPY * 16 / OCTET), "r"(exists ? COPY * 16 / OCTET : 0)
                : "memory");
 #else
   Vector<storage_t, 1> one;
@@ -42,7 +46,7 @@ __device__ __forceinline__ void copy_rows(storage_t* to, const storage_t* from, 
     const unsigned at = i * THREADS + threadIdx.x, row = at / kCopies, column = at % kCopies * COPY;
     if (TILE_ROWS * kCopies % THREADS != 0 && row >= TILE_ROWS) break;
     const bool exists = (int)row < rows && column < WIDTH;
-    copy(to + row * (PADDED + 8) + column, exists ? from + row * stride + column : from, exists);
+    copy(to + row * (PADDED + OCTET) + column, exists ? from + row * stride + column : from, exists);
   }
 }
 
@@ -52,8 +56,8 @@ __device__ __forceinline__ void copy_rows(storage_t* to, const storage_t* from, 
 // the registers.
 template <int TILE_ROWS>
 struct Rotation {
-  static constexpr int kMost = IS_INTERLEAVED ? 4 : 8;  // so that elements are read in 16 bytes at most
-  static constexpr int kPairs = PAIRS % 8 == 0 ? kMost : PAIRS % 4 == 0 ? 4 : PAIRS % 2 == 0 ? 2 : 1;
+  static constexpr int kMost = IS_INTERLEAVED ? OCTET / 2 : OCTET;  // so that elements are read in 16 bytes at most
+  static constexpr int kCommon = PAIRS & -PAIRS, kPairs = kCommon < kMost ? kCommon : kMost;
   static constexpr int kChunks = PAIRS / kPairs;  // of a row
   static constexpr int kOwn = (TILE_ROWS * kChunks + THREADS - 1) / THREADS;
   static constexpr bool kIsEarly = HEAD_SIZE <= 128;
@@ -121,7 +125,48 @@ struct Rotation {
 };
 #endif
 
+// A thread's part of four matrices of eight rows and an octet, for products.
+__device__ __forceinline__ void load_factors(unsigned (&x)[4], const storage_t* from) {
+  load_matrices(x, from);
+#pragma unroll
+  for (int i = 0; IS_TF32 && i < 4; ++i) x[i] = to_tf32(__uint_as_float(x[i]));
+}
+
+// The queries of a warp in K_STEP columns: in registers or, where these are too few, read anew for each tile of keys.
+struct Queries {
+#define KEPT (!IS_TF32 || QK_PADDED <= 128)
+  const storage_t* const own;
+  unsigned words[KEPT ? M_TILES : 1][KEPT ? QK_PADDED / K_STEP : 1][4];
+
+  __device__ __forceinline__ explicit Queries(const storage_t* rows)
+      : own(rows + (threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH + threadIdx.x % 32 / 16 * OCTET) {
+#pragma unroll
+    for (int m = 0; KEPT && m < M_TILES; ++m)
+#pragma unroll
+      for (int d = 0; d < QK_PADDED / K_STEP; ++d) load_factors(words[m][d], own + m * 16 * QK_PITCH + d * K_STEP);
+  }
+  __device__ __forceinline__ void load(unsigned (&x)[4], int m, int d) const {
+    if (!KEPT) return load_factors(x, own + m * 16 * QK_PITCH + d * K_STEP);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = words[KEPT ? m : 0][KEPT ? d : 0][i];
+  }
+};
+
+// A thread's part of K_STEP values in 16 columns. In fp32 from where its own first element lies: two keys in two
+// columns.
+__device__ __forceinline__ void load_values(unsigned (&x)[4], const storage_t* from) {
+#if IS_TF32
+  const float2 even = *(const float2*)from, odd = *(const float2*)(from + V_PITCH);
+  x[0] = to_tf32(even.x), x[1] = to_tf32(odd.x), x[2] = to_tf32(even.y), x[3] = to_tf32(odd.y);
+#else
+  load_transposed(x, from);
+#endif
+}
+
 // The queries of a warp. A thread has of each 16 rows the rows lane / 4 and 8 more, and of each eight columns two.
+//
+// In fp32 the MMAs' K columns t and t + 4 stand for the keys 2t and 2t + 1, which a thread has of the scores, and the
+// columns n of two neighbouring sums for the columns 2n and 2n + 1 of 16: then a thread has what lies side by side.
 struct WarpTile {
   const int row;  // the thread's first
   float sums[M_TILES][V_PADDED / 8][4], row_max[M_TILES][2], row_sum[M_TILES][2];
@@ -164,10 +209,9 @@ struct WarpTile {
 
   // Of a tile at the edge only the first `count` keys are seen.
   template <bool EDGE>
-  __device__ __forceinline__ void multiply_keys(Scores& scores, const unsigned (&q)[M_TILES][QK_PADDED / 16][4],
-                                                const storage_t* k, int count) {
+  __device__ __forceinline__ void multiply_keys(Scores& scores, const Queries& q, const storage_t* k, int count) {
     const int lane = threadIdx.x % 32;
-    const storage_t* const from = k + (lane / 16 * 8 + lane % 8) * QK_PITCH + lane / 8 % 2 * 8;
+    const storage_t* const from = k + (lane / 16 * 8 + lane % 8) * QK_PITCH + lane / 8 % 2 * OCTET;
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
 #pragma unroll
@@ -176,13 +220,15 @@ struct WarpTile {
         for (int i = 0; i < 4; ++i) scores[m][2 * n][i] = scores[m][2 * n + 1][i] = 0;
       if (EDGE && n * 16 >= count) continue;
 #pragma unroll
-      for (int d = 0; d < QK_PADDED / 16; ++d) {
+      for (int d = 0; d < QK_PADDED / K_STEP; ++d) {
         unsigned b[4];
-        load_matrices(b, from + n * 16 * QK_PITCH + d * 16);
+        load_factors(b, from + n * 16 * QK_PITCH + d * K_STEP);
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
-          mma(scores[m][2 * n], q[m][d], b[0], b[1]);
-          mma(scores[m][2 * n + 1], q[m][d], b[2], b[3]);
+          unsigned a[4];
+          q.load(a, m, d);
+          mma(scores[m][2 * n], a, b[0], b[1]);
+          mma(scores[m][2 * n + 1], a, b[2], b[3]);
         }
       }
     }
@@ -252,20 +298,25 @@ struct WarpTile {
   template <bool EDGE>
   __device__ __forceinline__ void add_values(const Scores& scores, const storage_t* v, int count) {
     const int lane = threadIdx.x % 32;
-    const storage_t* const from = v + lane % 16 * V_PITCH + lane / 16 * 8;
+    const storage_t* const from =
+        v + (IS_TF32 ? lane % 4 * 2 * V_PITCH + lane / 4 * 2 : lane % 16 * V_PITCH + lane / 16 * 8);
 #pragma unroll
-    for (int n = 0; n < BLOCK_N / 16; ++n) {
-      if (EDGE && n * 16 >= count) break;
+    for (int n = 0; n < BLOCK_N / K_STEP; ++n) {
+      if (EDGE && n * K_STEP >= count) break;
       unsigned p[M_TILES][4];
 #pragma unroll
       for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
+#if IS_TF32
+          p[m][i] = to_tf32(scores[m][n][i % 2 * 2 + i / 2]);
+#else
           p[m][i] = pack(scores[m][2 * n + i / 2][i % 2 * 2], scores[m][2 * n + i / 2][i % 2 * 2 + 1]);
+#endif
 #pragma unroll
       for (int e = 0; e < V_PADDED / 16; ++e) {
         unsigned b[4];
-        load_transposed(b, from + n * 16 * V_PITCH + e * 16);
+        load_values(b, from + n * K_STEP * V_PITCH + e * 16);
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m) {
           mma(sums[m][2 * e], p[m], b[0], b[1]);
@@ -276,8 +327,7 @@ struct WarpTile {
   }
 
   template <bool EDGE>
-  __device__ __forceinline__ void take(const unsigned (&q)[M_TILES][QK_PADDED / 16][4], const storage_t* stage,
-                                       const Keys& seen, int first_key) {
+  __device__ __forceinline__ void take(const Queries& q, const storage_t* stage, const Keys& seen, int first_key) {
     Scores scores;
     // Of the keys from first_key on, what the warp's last query sees.
     const int count = seen.last(row - threadIdx.x % 32 / 4 + 16 * M_TILES - 1) - first_key;
@@ -296,10 +346,19 @@ struct WarpTile {
       for (int half = 0; half < 2; ++half) {
         const float sum = sum_of_row(row_sum[m][half]);
         const float scale = sum == 0 && zero ? 0.0f : 1.0f / sum;
-        unsigned* const to = (unsigned*)(shared + (first + m * 16 + half * 8 + lane / 4) * V_PITCH + lane % 4 * 2);
+        storage_t* const row = shared + (first + m * 16 + half * 8 + lane / 4) * V_PITCH;
+#if IS_TF32
+#pragma unroll
+        for (int e = 0; e < V_PADDED / 16; ++e) {
+          const float (&low)[4] = sums[m][2 * e], (&high)[4] = sums[m][2 * e + 1];
+          ((float4*)row)[e * 4 + lane % 4] = make_float4(low[half * 2] * scale, high[half * 2] * scale,
+                                                         low[half * 2 + 1] * scale, high[half * 2 + 1] * scale);
+        }
+#else
 #pragma unroll
         for (int n = 0; n < V_PADDED / 8; ++n)
-          to[n * 4] = pack(sums[m][n][half * 2] * scale, sums[m][n][half * 2 + 1] * scale);
+          ((unsigned*)row)[n * 4 + lane % 4] = pack(sums[m][n][half * 2] * scale, sums[m][n][half * 2 + 1] * scale);
+#endif
       }
     __syncwarp();
     constexpr int kCopies = VALUE_SIZE / COPY;
@@ -353,14 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   __syncthreads();
 #endif
 
-  unsigned of_q[M_TILES][QK_PADDED / 16][4];
-  const int lane = threadIdx.x % 32;
-  const storage_t* const own = rows + (threadIdx.x / 32 * (16 * M_TILES) + lane % 16) * QK_PITCH + lane / 16 * 8;
-#pragma unroll
-  for (int m = 0; m < M_TILES; ++m)
-#pragma unroll
-    for (int d = 0; d < QK_PADDED / 16; ++d) load_matrices(of_q[m][d], own + m * 16 * QK_PITCH + d * 16);
-
+  const Queries of_q(rows);
   WarpTile warp(a, first_row, batch, head);
   int stage = 0;
 #pragma unroll 1
@@ -383,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
       warp.take<true>(of_q, from, seen, key);
     stage ^= 1;
   }
-  // Each warp's rows of the queries are its own, and were read before the first tile.
+  // Each warp's rows of the queries are its own, and have been read.
   __syncwarp();
   storage_t* const y = a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head;
   if (QK_PITCH != V_PITCH) __syncthreads();

@@ -1,5 +1,5 @@
 // What attention's engines on tensor cores share: exponentials of base 2, rows of accumulators, and which keys a query
-// sees. MMA_TYPE is "f16" or "bf16".
+// sees. MMA_TYPE is "f16" or "bf16", or "tf32", of which nothing is packed.
 
 #define LOG2_E 1.44269504088896340736f
 #define INFINITE __int_as_float(0x7f800000)

@@ -24,7 +24,7 @@ const std::vector<AttentionEngine>& AttentionEngines() {
        "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
        "instructions are half as fast"},
       {"flash", FitsFlash, MakeFlash,
-       "fp16 and bf16 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
+       "fp16, bf16 and TF32 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
       {"simt", FitsAttentionSimt, MakeAttentionSimt,
        "every dtype, head size, layout and GPU; last, as it has no tensor cores"},
   };
@@ -88,8 +88,8 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
 
 std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
   std::ostringstream text;
-  text << "\n#define MMA_TYPE \"" << (problem.dtype == DType::kFloat16 ? "f16" : "bf16")
-       << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0) << "\n"
+  const char* const type = problem.dtype == DType::kFloat16 ? "f16" : problem.dtype == DType::kFloat ? "tf32" : "bf16";
+  text << "\n#define MMA_TYPE \"" << type << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0) << "\n"
        << kSoftmaxSource;
   return text.str();
 }

@@ -71,8 +71,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned from) {
                  : "memory");
   }
 #pragma unroll
-  for (int i = 0; i < N; ++i)  // the tensor cores cut off, which is not rounding
-    if (OCTET == 4) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(x[i]) : "f"(__uint_as_float(x[i])));
+  for (int i = 0; OCTET == 4 && i < N; ++i) x[i] = to_tf32(__uint_as_float(x[i]));
 }
 
 // Starts copying N elements to shared memory, or zeros where they do not exist.

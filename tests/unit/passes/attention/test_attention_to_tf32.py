@@ -1,0 +1,72 @@
+"""Attention of float32, where the target says that it pays in TF32: a pass of its own, not with --precision fp32."""
+
+import onnx
+import pytest
+from attention_helpers import STANDARD, assert_equal, attentions, attributes, feeds, graph, no_constants
+from pass_helpers import assert_unchanged, run_pass
+from test_merge_products import CORE, HEADS, MERGED, PRODUCTS, WEIGHTS, X, with_weights
+
+import ortplugin
+from ortplugin.passes.attention import fuse_attention
+from ortplugin.passes.attention.fuse_attention import ATTENTION_TO_TF32
+from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+
+QKV = "float[2,5,32] q, float[2,5,32] k, float[2,5,32] v"
+PLAIN = "s = MatMul(q, k)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+HALVES = "float16[2,4,5,8] q, float16[2,4,8,5] k, float16[2,4,5,8] v"
+
+
+@pytest.fixture
+def pays(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(fuse_attention, "TF32_PAYS", True)
+
+
+@pytest.mark.usefixtures("pays")
+def test_it_becomes_one_node() -> None:
+  original = graph(f"{HEADS} {CORE}", QKV)
+  optimized, _ = run_pass(original, ATTENTION_TO_TF32, DEAD_NODES)
+  (node,) = attentions(optimized)
+  assert attributes(node) == STANDARD
+  assert_equal(original, optimized, feeds(original))
+  operator = graph("y = Attention<q_num_heads = 4, kv_num_heads = 4> (q, k, v)", QKV, opset=23)
+  (node,) = attentions(run_pass(operator, ATTENTION_TO_TF32)[0])
+  assert attributes(node) == {**STANDARD, "scale": 0.35355}
+
+
+@pytest.mark.usefixtures("pays")
+def test_what_lies_by_columns_stays() -> None:
+  """The kernel for tensor cores reads rows, and in float32 the other one is slow."""
+  inputs = "float[2,4,5,8] q, float[2,4,8,5] k, float[2,4,5,8] v"
+  assert_unchanged(graph(PLAIN, inputs, "float[2,4,5,8] y"), [ATTENTION_TO_TF32], "don't lie in its operands")
+  rows = graph(
+    f"k = Transpose<perm = [0,1,3,2]> (kr)  {PLAIN}", inputs.replace("8,5] k", "5,8] kr"), "float[2,4,5,8] y"
+  )
+  assert list(no_constants(run_pass(rows, ATTENTION_TO_TF32, DEAD_NODES)[0])) == ["FusedAttention"]
+  assert not run_pass(graph(PLAIN, HALVES, "float16[2,4,5,8] y"), ATTENTION_TO_TF32)[1].changes
+
+
+def test_it_stays_where_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(fuse_attention, "TF32_PAYS", False)
+  assert_unchanged(graph(f"{HEADS} {CORE}", QKV), [ATTENTION_TO_TF32])
+
+
+@pytest.mark.usefixtures("pays")
+@pytest.mark.parametrize(("precision", "said"), [(None, []), ("tf32", [1])])
+def test_a_transformers_products_become_one(precision: str | None, said: list[int]) -> None:
+  original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
+  optimized, _ = ortplugin.optimize(original, skip=["matmul-to-tf32"], precision=precision)
+  (node,) = attentions(optimized)
+  assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
+  found = attributes(node)
+  assert [found.pop(name) for name in ("allow_tf32",) if name in found] == said
+  assert found == MERGED
+  assert_equal(original, optimized, feeds(original))
+
+
+@pytest.mark.usefixtures("pays")
+def test_precision_fp32_forbids_it() -> None:
+  original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
+  assert not attentions(ortplugin.optimize(original, precision="fp32")[0])
+  optimized, _ = ortplugin.optimize(original)
+  (node,) = attentions(ortplugin.optimize(optimized, precision="fp32")[0])
+  assert onnx.helper.get_node_attr_value(node, "allow_tf32") == 0
