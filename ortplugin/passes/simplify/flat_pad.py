@@ -45,7 +45,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return Missed(label(node), f"its pads are not constant, or it cuts off, and its mode is {mode}")
   steps = list(_steps(shape, pads, mode == "constant"))
   made = [dim + sum(pair) if isinstance(dim, int) else -1 for dim, pair in zip(shape, pads, strict=True)]
-  if made.count(-1) > 1 or None in steps or 0 in (*shape, *made):
+  cut = any(isinstance(dim, int) and number < 1 for dim, number in zip(shape, made, strict=True))
+  if made.count(-1) > 1 or None in steps or 0 in shape or cut:
     return Missed(label(node), f"the shape of '{x.name}' is not known well enough: {list(shape)}")
   labels = (label(node),)
   for dims, added in filter(None, steps):
@@ -62,7 +63,9 @@ def _pads(scope: Scope, node: gs.Node, rank: int) -> Pads | None:
   """The pads of each axis; None if they are not constant."""
   given = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
   axes = range(rank) if len(node.inputs) < 4 or node.inputs[3].is_empty() else given[2]
-  if given[0] is None or axes is None:
+  if (
+    given[0] is None or axes is None or given[0].size != 2 * len(axes) or not all(-rank <= axis < rank for axis in axes)
+  ):
     return None
   by_axis = dict(zip((int(axis) % rank for axis in axes), np.reshape(given[0], (2, -1)).T.tolist(), strict=True))
   return [by_axis.get(axis, [0, 0]) for axis in range(rank)]
