@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated, built
+from onnx_models import annotated
 
 import ortplugin
 from ortplugin.errors import UsageError
