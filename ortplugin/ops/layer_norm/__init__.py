@@ -96,7 +96,9 @@ def _with_groups(
 ) -> tuple[str, tuple[int, ...]]:
   """`s` with an axis of groups in front of what each of them has of the axis `axis`; the axes to normalise over."""
   if axis < -1:
-    raise ModelError(f"axis {axis} in groups counts from the end, which has no decomposition; write -1 or from the front")
+    raise ModelError(
+      f"axis {axis} in groups counts from the end, which has no decomposition; write -1 or from the front"
+    )
 
   def part(first: int, last: int) -> str:
     bounds = [builder.constant([each], np.dtype(np.int64)) for each in (first, last, 0)]
