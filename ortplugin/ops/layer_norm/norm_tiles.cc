@@ -11,9 +11,9 @@
 namespace ortplugin {
 namespace {
 
-constexpr int kThreads = 512, kThreadsOfManyParts = 256;  // of a block; where accesses hold more than two groups' parts
-constexpr int64_t kSegment = 64;                          // bytes of a tile's row, at least: two sectors
-constexpr int64_t kTile = 16 << 10;                       // bytes that make a block worth its launch
+constexpr int kThreads = 384, kThreadsOfManyParts = 192;   // of a block; where accesses hold more than two parts
+constexpr int64_t kSegment = 64;                           // bytes of a tile's row, at least: two sectors
+constexpr int64_t kTile = 16 << 10;                        // bytes that make a block worth its launch
 constexpr int64_t kMostAccesses = 128, kMostGroups = 128;  // of a tile's row
 constexpr int kMostCluster = 8;                            // blocks, on every GPU with clusters
 
