@@ -21,6 +21,7 @@
 #define QK_PITCH (QK_PADDED + OCTET)
 #define V_PITCH (V_PADDED + OCTET)
 #define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
+#define KEEPS_QUERIES (!IS_TF32 || QK_PADDED <= 128)  // in registers
 
 // COPY elements to shared memory, or zeros.
 __device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool exists) {
@@ -132,23 +133,22 @@ __device__ __forceinline__ void load_factors(unsigned (&x)[4], const storage_t* 
   for (int i = 0; IS_TF32 && i < 4; ++i) x[i] = to_tf32(__uint_as_float(x[i]));
 }
 
-// The queries of a warp in K_STEP columns: in registers or, where these are too few, read anew for each tile of keys.
+// The queries of a warp as factors: in registers or, where these are too few, read anew for each tile of keys.
 struct Queries {
-#define KEPT (!IS_TF32 || QK_PADDED <= 128)
   const storage_t* const own;
-  unsigned words[KEPT ? M_TILES : 1][KEPT ? QK_PADDED / K_STEP : 1][4];
+  unsigned words[M_TILES][QK_PADDED / K_STEP][4];
 
   __device__ __forceinline__ explicit Queries(const storage_t* rows)
       : own(rows + (threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH + threadIdx.x % 32 / 16 * OCTET) {
 #pragma unroll
-    for (int m = 0; KEPT && m < M_TILES; ++m)
+    for (int m = 0; KEEPS_QUERIES && m < M_TILES; ++m)
 #pragma unroll
       for (int d = 0; d < QK_PADDED / K_STEP; ++d) load_factors(words[m][d], own + m * 16 * QK_PITCH + d * K_STEP);
   }
   __device__ __forceinline__ void load(unsigned (&x)[4], int m, int d) const {
-    if (!KEPT) return load_factors(x, own + m * 16 * QK_PITCH + d * K_STEP);
+    if (!KEEPS_QUERIES) return load_factors(x, own + m * 16 * QK_PITCH + d * K_STEP);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = words[KEPT ? m : 0][KEPT ? d : 0][i];
+    for (int i = 0; i < 4; ++i) x[i] = words[m][d][i];
   }
 };
 
