@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import built, computed
+from onnx_models import all_attributes, built, computed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -52,6 +52,14 @@ def identity_model(kind: int, opset: int) -> bytes:
   """y = x, of two open dimensions and an element type of TensorProto."""
   node, of = helper.make_node("Identity", ["x"], ["y"]), (kind, ["n", "m"])
   return built([node], {"x": of}, {"y": of}, opset, 10 if opset >= 21 else 8).SerializeToString()
+
+
+def changed(node: onnx.NodeProto, changes: Mapping[str, Any]) -> onnx.NodeProto:
+  """The node with other attributes, of which None leaves one out, "inputs" and "outputs"."""
+  values = {"inputs": node.input, "outputs": node.output, **all_attributes(node), **changes}
+  names = values.pop("inputs"), values.pop("outputs")
+  kept = {name: value for name, value in values.items() if value is not None}
+  return helper.make_node(node.op_type, *names, node.name, domain=node.domain, **kept)
 
 
 def assert_invalid(node: onnx.NodeProto, reason: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx.parser
 import onnx_graphsurgeon as gs
 import onnxruntime
@@ -21,8 +22,13 @@ def parsed(
   """
   imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
   model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {graph}")
-  model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
+  add_weights(model, **(weights or {}))
   return model
+
+
+def add_weights(model: onnx.ModelProto, /, **weights: Any) -> None:
+  """Arrays for more initializers, by name."""
+  model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items())
 
 
 Values = Mapping[str, tuple[int | str, Sequence[int | str | None] | None]]
@@ -47,6 +53,11 @@ def built(
     listed.extend([] if isinstance(values, str) else infos(values))
   model.graph.node.extend(nodes)
   return model
+
+
+def all_attributes(node: onnx.NodeProto) -> dict[str, Any]:
+  """The node's attributes by name."""
+  return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 def annotated(model: onnx.ModelProto) -> gs.Graph:

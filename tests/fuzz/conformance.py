@@ -89,12 +89,7 @@ def with_constants(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProt
   for value in model.graph.input:
     array = feeds.get(value.name)
     if isinstance(array, np.ndarray) and value.type.HasField("tensor_type"):
-      tensor = (
-        helper.make_tensor(value.name, TensorProto.STRING, array.shape, [str(each) for each in array.reshape(-1)])
-        if array.dtype.kind in "OUST"
-        else numpy_helper.from_array(array, value.name)
-      )
-      model.graph.initializer.append(tensor)
+      model.graph.initializer.append(_tensor(value.name, array))
     else:
       kept.append(value)
   names = {each.name for each in kept}

@@ -28,8 +28,6 @@ from ortplugin.graph.messages import walk_nodes
 from .emulate import respelled, spelled
 from .evaluate import CONTRIB
 
-Spelling = Callable[[onnx.NodeProto, str], Iterator[onnx.NodeProto]]  # of a node, with a unique name
-
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
   """The model with these operators in double throughout; the model itself if it has none of them in double."""

@@ -30,6 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onnx_models import add_weights
+
 if __name__ == "__main__":
   os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process with threads can't fork safely
   sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
@@ -114,13 +116,12 @@ def models() -> dict[str, bytes]:
   """The files that are altered, by name."""
   import numpy as np
   from exported import DATA
-  from onnx import numpy_helper
 
   found = {name: (DATA / f"{name}.onnx").read_bytes() for name in EXPORTED.split()}
   for name, text in WRITTEN.items():
     model = onnx.parser.parse_model(text)
     for constant, (values, dtype) in _CONSTANTS.get(name, {}).items():
-      model.graph.initializer.append(numpy_helper.from_array(np.array(values, dtype), constant))
+      add_weights(model, **{constant: np.array(values, dtype)})
     found[name] = model.SerializeToString()
   return found
 

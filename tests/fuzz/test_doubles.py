@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx_models import parsed
 
 from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
@@ -43,10 +44,8 @@ WANTED = {
 
 def model_of(nodes: str, dtype: str = "double") -> onnx.ModelProto:
   opset = 18 if "HardSwish" in nodes else 20  # later ones lack its kernel of double
-  return onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["": {opset}, "ortplugin": 1, "com.microsoft": 1]>
-        model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}>
-        {{ {nodes} }}""")
+  graph = f"model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}> {{ {nodes} }}"
+  return parsed(graph, opset, 9, domains=["ortplugin", "com.microsoft"])
 
 
 X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
@@ -165,8 +164,12 @@ def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.Mo
 
 def test_a_comparison_with_what_it_was_made_of(library: Any) -> None:
   """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
-  model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 22]> g (float[N] x) => (bool[N] y) {
-        a = Celu <alpha = 0.91> (x)  y = GreaterOrEqual (a, x) }""")
+  model = parsed(
+    """g (float[N] x) => (bool[N] y) {
+        a = Celu <alpha = 0.91> (x)  y = GreaterOrEqual (a, x) }""",
+    22,
+    10,
+  )
   x = np.linspace(-1e-4, 0, 100).astype(np.float32)
   assert not run(make_session(model.SerializeToString()), {"x": x})["y"].all()
   case = Case(0, "fp32", model, None, frozenset(), [{"x": x}], {"only": ["lone-pointwise"]})
@@ -182,10 +185,10 @@ def test_small_values_of_other_dtypes_stay() -> None:
 
 def test_small_values_in_a_body_s_own_names() -> None:
   """Whose dtypes only the body's outputs say."""
-  text = """<ir_version: 7, opset_import: ["": 12]> g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
+  model = parsed("""g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
         t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
-            d = Add(a, c)  e = Sigmoid(d) }> (s, x) }"""
-  form = through_double(onnx.parser.parse_model(text))
+            d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
+  form = through_double(model)
   assert form is not None
   feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
   np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx_models import add_weights, parsed
 
 import ortplugin
 from fuzz import lethal
@@ -25,10 +26,9 @@ NODES = {
 
 def model_of(name: str) -> onnx.ModelProto:
   nodes, x, w = NODES[name]
-  made = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
+  made = parsed(f"""g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
   sizes = [int(each) for each in w.split(", ")]
-  made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(sizes, np.float32), "w"))
+  add_weights(made, w=np.ones(sizes, np.float32))
   return made
 
 
@@ -79,8 +79,7 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str,
     ((2, 3, 1), 0, ""), ((0, 3, 1), 1, ""), ((2, 0, 1), 1, "ONNX Runtime dies of an LSTM of no batch")
 ])  # fmt: skip
 def test_what_is_empty_beside_it_does_not_count(library: Any, x: tuple[int, ...], other: int, words: str) -> None:
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1, 2, 3, 4}> {
+  model = parsed("""g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1, 2, 3, 4}> {
         a = Transpose<perm = [1, 0, 2]>(x)  b = Transpose<perm = [1, 0, 2]>(a)  y = LSTM<hidden_size = 1>(b, w, w)
         n = Neg(z) }""")
   feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
@@ -90,8 +89,7 @@ def test_what_is_empty_beside_it_does_not_count(library: Any, x: tuple[int, ...]
 
 
 def test_a_shape_that_is_not_known_may_be_what_it_dies_of() -> None:
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1, 2, 3, 4}> {
+  model = parsed("""g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1, 2, 3, 4}> {
         b = Compress<axis = 1>(x, c)  y = LSTM<hidden_size = 1>(b, w, w) }""")
   feeds = {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)}
   assert lethal.of_model(model, feeds)
@@ -103,8 +101,7 @@ def test_no_pixels_in_half(library: Any) -> None:
     inputs = [np.ones(shape, np.float16), ones, ones]
     assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
     assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N,C,P] x) => (float[N,C,P] y) <float[1] s = {1}> { y = InstanceNormalization (x, s, s) }""")
+  model = parsed("g (float[N,C,P] x) => (float[N,C,P] y) <float[1] s = {1}> { y = InstanceNormalization (x, s, s) }")
   assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
   assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
 
@@ -121,8 +118,7 @@ def test_regions_of_no_pixels() -> None:
 ])  # fmt: skip
 def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library: Any, name: str, body: str) -> None:
   """It divides by zero in a layout of its own, and dies of a Transpose that it draws into a MatMul in fp16."""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g ({name}) => (float[?, ?, ?, ?] y) <float16[1, 1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}""")
+  model = parsed(f"g ({name}) => (float[?, ?, ?, ?] y) <float16[1, 1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}")
   dtype = model.graph.input[0].type.tensor_type.elem_type
   model.graph.output[0].type.tensor_type.elem_type = dtype
   shape = (1, 16, 1, 1) if dtype == onnx.TensorProto.FLOAT else (2, 2, 1)
@@ -138,8 +134,7 @@ def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library:
 @pytest.mark.parametrize(("perm", "rotates"), [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
 def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool, first: str) -> None:
   """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
+  model = parsed(f"""g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
         {{ a = {first}(x)  t = Transpose<perm = [{perm}]>(a)  y = MatMul(t, w) }}""")
   options = {"precision": "fp16", "skip": ["matmul-to-fused"]}  # which leaves ONNX Runtime no MatMul to die of
   case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], options, ("ort",))
@@ -158,10 +153,12 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
   library: Any, mode: str, layout: str, cubic: bool
 ) -> None:
   """A Transpose before a cubic Resize to one row."""
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
-        g (float[1, 2, 3, 3] x) => (float[1, 2, 1, 2] y)
+  model = parsed(
+    f"""g (float[1, 2, 3, 3] x) => (float[1, 2, 1, 2] y)
         <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[4] s = {{1, 2, 1, 2}}>
-        {{ c = Conv(x, w)  y = Resize<mode = "{mode}">(c, "", "", s) }}""")
+        {{ c = Conv(x, w)  y = Resize<mode = "{mode}">(c, "", "", s) }}""",
+    18,
+  )
   options = {"layout": layout, "skip": ["fuse-resize"]}
   case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 2, 3, 3), np.float32)}], options, ("ort",))
   assert Judge().judge(case).what == "same"
@@ -173,9 +170,12 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
 @pytest.mark.parametrize(("axis", "layout", "crops"), [("-2", "nhwc", True), ("2", "nhwc", True), ("2", "nchw", False)])
 def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: str, crops: bool) -> None:
   """A Transpose before a CenterCropPad along one axis."""
-  model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
-        g (float[1, 2, 5, 6] x) => (float[1, 2, 2, 6] y) <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[1] s = {{2}}>
-        {{ c = Conv(x, w)  y = CenterCropPad<axes = [{axis}]>(c, s) }}""")
+  model = parsed(
+    f"""g (float[1, 2, 5, 6] x) => (float[1, 2, 2, 6] y) <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[1] s = {{2}}>
+        {{ c = Conv(x, w)  y = CenterCropPad<axes = [{axis}]>(c, s) }}""",
+    21,
+    10,
+  )
   feeds = {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}
   case = Case(0, "fp32", model, None, frozenset(), [feeds], {"layout": layout}, ("ort",))
   assert Judge().judge(case).what == "same"
@@ -186,8 +186,7 @@ def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: s
 
 @pytest.mark.parametrize(("length", "beyond"), [(1, False), (2, True)])
 def test_a_scale_that_is_read_beyond_on_a_gpu(length: int, beyond: bool) -> None:
-  model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
+  model = parsed("""g (float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
         { a = Abs(x)  y = LayerNormalization<axis = 0>(a, s, b) }""")
   assert lethal.of_scale(model, {"x": np.ones(length, np.float32)}) == beyond
 
@@ -225,9 +224,12 @@ def test_a_conv_in_three_dimensions_that_fails_on_a_gpu() -> None:
 @pytest.mark.parametrize(("op", "what"), [("AveragePool", "unfit"), ("MaxPool", "same")])
 def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library: Any, op: str, what: str) -> None:
   """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
-  model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": 13]>
-        g (float[1, 1, n] x) => (float[?, ?, ?] y) <int64[6] pads = {{0, 0, 2, 0, 0, 1}}>
-        {{ a = Pad(x, pads) y = {op}<kernel_shape = [3]>(a) }}""")
+  model = parsed(
+    f"""g (float[1, 1, n] x) => (float[?, ?, ?] y) <int64[6] pads = {{0, 0, 2, 0, 0, 1}}>
+        {{ a = Pad(x, pads) y = {op}<kernel_shape = [3]>(a) }}""",
+    13,
+    7,
+  )
   verdict = Judge().judge(Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 1, 0), np.float32)}]))
   assert verdict.what == what
   assert ("fails alike" in verdict.message) == (what == "unfit")

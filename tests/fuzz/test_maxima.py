@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx_models import parsed
 
 from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
@@ -35,12 +36,10 @@ WANTED = {
 
 
 def model_of(nodes: str, dtype: str = "float", opset: int = 18) -> onnx.ModelProto:
-  return onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": {opset}, "ortplugin": 1]>
-        model ({dtype}[1, 1, 4] x) => ({dtype}[1, 1, n] y)
+  return parsed(f"""model ({dtype}[1, 1, 4] x) => ({dtype}[1, 1, n] y)
             <int64[1, 1, 2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1, 1] j = {{0}},
              {dtype}[1, 1, 4] v = {{3, -3, 3, -3}}>
-        {{ {nodes} }}""")
+        {{ {nodes} }}""", opset, domains=["ortplugin"])  # fmt: skip
 
 
 def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -72,12 +71,12 @@ def test_an_old_opset_and_what_stays() -> None:
 
 def test_behind_an_upsample() -> None:
   """Of which onnx infers no dtype where the shape of what it takes is unknown."""
-  text = """<ir_version: 3, opset_import: ["": 8]> g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
+  model = parsed("""g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
         <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
             c = ConvTranspose <group = 2> (x, a)
             d = Upsample <mode = "nearest", scales = [1.0, 1.0, 1.0, 1.0]> (c)
-            y = MaxPool <kernel_shape = [3, 3]> (d) }"""
-  made = definite(onnx.parser.parse_model(text))
+            y = MaxPool <kernel_shape = [3, 3]> (d) }""", 8, 3)  # fmt: skip
+  made = definite(model)
   assert made is not None
   assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 

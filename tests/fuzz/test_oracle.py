@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx_models import parsed
 
 from fuzz import oracle
 from fuzz.evaluate import make_session, run
@@ -18,7 +19,7 @@ from fuzz.reference import Reference
 
 
 def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
-  return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> model {text}')
+  return parsed(f"model {text}", opset)
 
 
 @pytest.mark.parametrize("opset", [7, 13, 21, 22, 25])

@@ -8,8 +8,8 @@ import weakref
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
+from onnx_models import parsed
 
 from fuzz import providers
 from fuzz.generate import Case
@@ -18,7 +18,7 @@ from fuzz.providers import Cuda, LostError, NotCapturedError, provider_of
 from fuzz.test_confirm import ask
 from fuzz.worker import TESTS, environment
 
-MODEL = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (bool x) => (bool y) { y = Not(x) }')
+MODEL = parsed("g (bool x) => (bool y) { y = Not(x) }")
 
 
 class Session:

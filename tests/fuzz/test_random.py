@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
+from onnx_models import parsed
 from sample import SAMPLING, examples
 
 from fuzz.corpus import from_text, known, to_text
@@ -108,10 +107,7 @@ class TestOracle:
 
   def test_what_a_value_moves_by(self) -> None:
     """Each dtype by some units in its last place; in fp16 half of the runs round to it."""
-    model = onnx.parser.parse_model(
-      '<ir_version: 8, opset_import: ["": 17]> g (float[3] x, double[3] d) => (float[3] y, double[3] e) '
-      "{ y = Neg(x) e = Neg(d) }"
-    )
+    model = parsed("g (float[3] x, double[3] d) => (float[3] y, double[3] e) { y = Neg(x) e = Neg(d) }")
     feeds = {"x": np.array([1, 1 / 3, 3], np.float32), "d": np.array([1, 1 / 3, np.inf])}
     for dtype, unit in (("float32", 2**-23), ("float16", 2**-10)):
       found = trials(model, feeds, dtype, ["y", "e"], 0)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx_models import parsed
 
 from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
@@ -24,9 +25,7 @@ OLD = {
 
 
 def model_of(nodes: str, constants: str, opset: int = 18) -> onnx.ModelProto:
-  return onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": {opset}]>
-        model (float[1, 2, 3] x) => (float[a, b, c] y) <{constants}> {{ {nodes} }}""")
+  return parsed(f"model (float[1, 2, 3] x) => (float[a, b, c] y) <{constants}> {{ {nodes} }}", opset)
 
 
 def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

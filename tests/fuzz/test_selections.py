@@ -1,8 +1,8 @@
 """The form in which Where of -0 is compared: the sign stays, and nothing else changes by a bit."""
 
 import numpy as np
-import onnx
 import pytest
+from onnx_models import parsed
 
 from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
@@ -11,8 +11,9 @@ from fuzz.evaluate import make_session, run
 @pytest.mark.parametrize("dtype", ["float", "double"])
 @pytest.mark.parametrize("opset", [9, 11, 17])
 def test_negative_zeros(dtype: str, opset: int) -> None:
-  model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": {opset}]>
-        model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}""")
+  model = parsed(
+    f"model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}", opset, 7
+  )
   made = definite(model)
   assert made is not None
   values = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 5e-324, -1e-40], "d" if dtype == "double" else "f")
@@ -26,8 +27,7 @@ def test_negative_zeros(dtype: str, opset: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 def test_the_sign_of_nan(dtype: str) -> None:
-  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        model ({dtype}[n] x) => ({dtype}[n] y) {{ y = Sign(x) }}""")
+  model = parsed(f"model ({dtype}[n] x) => ({dtype}[n] y) {{ y = Sign(x) }}")
   made = definite(model)
   assert made is not None
   x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.5, -2.5, 6e-8], {"float": "f"}.get(dtype, dtype))

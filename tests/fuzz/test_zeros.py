@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx_models import parsed
 
 from fuzz.evaluate import make_session, run
 from fuzz.generate import Case
@@ -14,8 +15,7 @@ from fuzz.zeros import signed
 
 
 def model_of(nodes: str, dtype: str = "float") -> onnx.ModelProto:
-  return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        model ({dtype}[4] x) => ({dtype}[4] y) <{dtype} zero = {{0}}> {{ {nodes} }}""")
+  return parsed(f"model ({dtype}[4] x) => ({dtype}[4] y) <{dtype} zero = {{0}}> {{ {nodes} }}")
 
 
 def bits(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> bytes:

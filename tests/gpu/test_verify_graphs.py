@@ -17,7 +17,7 @@ import onnx.parser
 import pytest
 from exported import DATA
 from onnx import helper
-from onnx_models import built
+from onnx_models import add_weights, built
 from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
@@ -52,7 +52,7 @@ def chain(opset: int = 18) -> onnx.ModelProto:
   model = onnx.parser.parse_model(CHAIN)
   rng = np.random.default_rng(0)
   weights = (rng.standard_normal((256, 256)) / 16).astype(np.float32)
-  model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+  add_weights(model, w=weights)
   return model
 
 

@@ -28,6 +28,11 @@ def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
   return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
 
 
+def plain(model: bytes) -> onnxruntime.InferenceSession:
+  """Without the library."""
+  return onnxruntime.InferenceSession(model, providers=CPU_ONLY)
+
+
 def run(session: Any, case: Any) -> list[Array]:
   return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
@@ -37,7 +42,7 @@ def run_decomposed(case: ProgramCase) -> tuple[list[Array], float]:
   model = case.model_of(case.text, case.shapes, case.operator.decompose(case.node(), OPSET))
   dtypes = set(case.program.dtypes.values())
   unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
-  return run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), unit
+  return run(plain(model), case), unit
 
 
 def assert_refused(wrong: Any, operator: str) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
 from node_cases import Array, Declared, model_with
 from onnx import helper
 from threads import in_threads
 
-from ort.host import CPU_ONLY, assert_runs_repeat, assert_same_bits, assert_threads_change_nothing, make, run
+from ort.host import assert_runs_repeat, assert_same_bits, assert_threads_change_nothing, make, plain, run
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
@@ -36,7 +35,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
 def decomposed(case: Case, opset: int, shapes: Sequence[Declared] | None = None) -> list[Array]:
   """The outputs of the case's decomposition, without the library."""
   model = case.model_of(OPERATOR.decompose(case.node(), opset), shapes, opset)
-  return run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case)
+  return run(plain(model), case)
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
@@ -119,7 +118,7 @@ def test_a_mask_may_be_left_out_by_an_empty_name(library: Path) -> None:
   node = case.node()
   node.input.append("")
   decomposition = case.model_of(OPERATOR.decompose(node, 18))
-  check(case, run(onnxruntime.InferenceSession(decomposition, providers=CPU_ONLY), case))
+  check(case, run(plain(decomposition), case))
   with pytest.raises(Exception, match="FusedAttention"):
     make(case.model_of([node]))
 

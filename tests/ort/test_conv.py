@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, typed
@@ -18,12 +17,12 @@ from tampering import PROGRAM, tampered
 from threads import in_threads
 
 from ort.host import (
-  CPU_ONLY,
   assert_inferred,
   assert_refused,
   assert_runs_repeat,
   assert_sessions_come_and_go,
   make,
+  plain,
   run,
 )
 from ort.refusals import Wrong as WrongNode
@@ -64,12 +63,11 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
   if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
     return  # float16 overflows between the operators
   model = case.model(nodes=OPERATOR.decompose(case.node(), OPSET))
-  session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
   unit = 2.0**-11 if case.program.parameters[0].dtype == "float16" else 2.0**-22
   expected = expect(case, unit=unit)
   # ONNX Runtime's Sigmoid has an error of its own, relative to 1, which SiLU multiplies by its argument.
   absolute = 64 * unit if "Sigmoid" in case.text else 0.0
-  check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
+  check(case, run(plain(model), case), replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import onnxruntime
 import pytest
 from fake_cupy import DeviceSession, FakeCupy
@@ -15,8 +14,7 @@ from ort.host import CPU_ONLY
 from ortplugin.errors import UsageError
 from ortplugin.session import core, device
 
-MODEL = """<ir_version: 8, opset_import: ["" : 18]>
-    g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
+MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
 X = np.arange(12, dtype=np.float32).reshape(2, 6)
 UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
@@ -29,7 +27,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 
 def session(graph: bool) -> Any:
-  model = onnx.parser.parse_model(MODEL).SerializeToString()
+  model = parsed(MODEL, 18).SerializeToString()
   return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), {"shape"}, graph)
 
 
@@ -119,8 +117,7 @@ def test_a_capture_that_failed_is_made_again(cupy: FakeCupy, monkeypatch: pytest
   assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))
 
 
-COUNTING = """<ir_version: 8, opset_import: ["" : 18]>
-    g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
+COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
     { %s z = Neg (x) }"""
 
 
@@ -137,7 +134,7 @@ def test_what_counts_on_the_host_is_not_captured(
 ) -> None:
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
-  model = onnx.parser.parse_model(COUNTING % nodes).SerializeToString()
+  model = parsed(COUNTING % nodes, 18).SerializeToString()
   session = onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
   core.check_captured(session)  # nothing runs on a GPU
   monkeypatch.setattr(core, "CUDA", core.CPU)
@@ -148,7 +145,7 @@ def test_what_counts_on_the_host_is_not_captured(
 def test_random_numbers_that_a_graph_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
-  model = onnx.parser.parse_model(COUNTING % "[noise] y = RandomNormalLike (x)")
+  model = parsed(COUNTING % "[noise] y = RandomNormalLike (x)", 18)
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CPU_ONLY)
   monkeypatch.setattr(core, "CUDA", core.CPU)
   with pytest.warns(UserWarning, match=r"node 'noise' \(RandomNormalLike\) draws the same numbers in each replay"):

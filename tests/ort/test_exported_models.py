@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from exported import DATA
 
 import ortplugin
+from ort.host import make, plain
 from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import scopes
 from ortplugin.graph.labels import label
@@ -60,14 +60,12 @@ def feeds_of(name: str, rng: np.random.Generator, rows: int | None = None) -> di
 
 def run_plain(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
   """The model's only output from an ONNX Runtime that has not loaded the library."""
-  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  session = plain(model.SerializeToString())
   return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 
 def run_with_library(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-  options = onnxruntime.SessionOptions()
-  ortplugin.register(options)
-  session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+  session = make(model.SerializeToString())
   return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET
@@ -16,13 +15,13 @@ from onnx import TensorProto, helper
 from threads import in_threads
 
 from ort.host import (
-  CPU_ONLY,
   assert_inferred,
   assert_refused,
   assert_runs_repeat,
   assert_sessions_come_and_go,
   make,
   on_any_threads,
+  plain,
   run,
 )
 from ort.refusals import Wrong as WrongNode
@@ -45,7 +44,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
   "case", [each for each in CASES if each.program.parameters[0].dtype == "float"], ids=lambda case: case.name
 )
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
-  session = onnxruntime.InferenceSession(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)), providers=CPU_ONLY)
+  session = plain(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)))
   expected = expect(case, unit=2.0**-22)
   # ONNX Runtime's Sigmoid and Erf have errors of their own, relative to 1.
   absolute = 2.0**-16 if any(op in case.text for op in ("Sigmoid", "Gelu")) else 0.0

@@ -14,6 +14,7 @@ import ortplugin
 from models import demo, minilm
 from models.bert import BertConfig, build_bert, build_bert_base, random_weights
 from models.demo import MAX_DIFFERENCE, SENTENCES, nearest
+from ort.host import plain
 
 # The first values of the embedding that PyTorch computes for this sentence from the same weights.
 KNOWN_SENTENCE = "This is an example sentence"
@@ -40,7 +41,7 @@ def model() -> onnx.ModelProto:
 @needs_weights
 def test_the_built_model_computes_the_published_embedding(model: onnx.ModelProto) -> None:
   onnx.checker.check_model(model, full_check=True)
-  session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  session = plain(model.SerializeToString())
   # the second sentence is longer, so the first one is padded and its mask counts
   embeddings = embed(session, [KNOWN_SENTENCE, " ".join(SENTENCES)])
   np.testing.assert_allclose(embeddings[0, :8], KNOWN_EMBEDDING, rtol=0, atol=1e-6)
@@ -53,8 +54,7 @@ def test_all_norms_are_fused_and_embeddings_agree(model: onnx.ModelProto, librar
   assert fused_norms(optimized) == minilm.config().norms == 13
   path = tmp_path / "minilm.onnx"
   onnx.save(optimized, path)
-  original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-  wanted = embed(original, list(SENTENCES))
+  wanted = embed(plain(model.SerializeToString()), list(SENTENCES))
   got = embed(ortplugin.session(path, providers=["CPUExecutionProvider"]), list(SENTENCES))
   np.testing.assert_allclose(got, wanted, rtol=0, atol=MAX_DIFFERENCE)
   np.testing.assert_array_equal(nearest(got), nearest(wanted))
@@ -76,7 +76,7 @@ def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generato
     "attention_mask": np.ones((3, 11), np.int64),
     "token_type_ids": rng.integers(0, 2, (3, 11)),
   }
-  wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
+  wanted = plain(model.SerializeToString()).run(None, feeds)[0]
   path = tmp_path / "bert.onnx"
   onnx.save(optimized, path)
   got = ortplugin.session(path, providers=["CPUExecutionProvider"]).run(None, feeds)[0]

@@ -4,22 +4,15 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 
-import ortplugin
 from models import mnist_training
+from ort.host import make
 from ortplugin.optimizer import PIPELINE, run_passes
 
 BATCH, STEPS = 24, 8
 # PyTorch 2.13's losses for the same parameters and data, as `torch_losses` computes them.
 LOSSES = [2.192750, 1.615719, 1.143586, 1.295096, 0.512149, 0.316377, 0.252474, 0.124869]
-
-
-def session_of(model: bytes) -> onnxruntime.InferenceSession:
-  options = onnxruntime.SessionOptions()
-  ortplugin.register(options)
-  return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def torch_losses() -> list[float]:
@@ -44,7 +37,7 @@ def torch_losses() -> list[float]:
 
 
 def test_the_loss_is_pytorchs(library: Path) -> None:
-  session = session_of(mnist_training.build(BATCH).SerializeToString())
+  session = make(mnist_training.build(BATCH).SerializeToString())
   losses = mnist_training.train(session, BATCH, STEPS, mnist_training.initial())
   np.testing.assert_allclose(losses, LOSSES, rtol=2e-4)
   assert losses[-1] < losses[0] / 2
@@ -59,5 +52,5 @@ def test_the_optimized_step_is_the_same(library: Path) -> None:
   left = Counter(node.op_type for node in optimized.graph.node)
   assert left["FusedConv"] == left["ConvGrad"] == 3
   assert not {"Conv", "Relu", "Where", "Mod", "Equal", "Sub"} & set(left)
-  losses = mnist_training.train(session_of(optimized.SerializeToString()), BATCH, STEPS, mnist_training.initial())
+  losses = mnist_training.train(make(optimized.SerializeToString()), BATCH, STEPS, mnist_training.initial())
   np.testing.assert_allclose(losses, LOSSES, rtol=2e-4)

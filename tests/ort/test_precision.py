@@ -14,7 +14,7 @@ from conv_grad_cases import CASES as GRADIENTS
 from conv_grad_cases import Case
 from exported import DATA
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import all_attributes, parsed
 
 import ortplugin
 from models.light import randomized
@@ -224,7 +224,7 @@ def gradient_names(model: onnx.ModelProto, kinds: dict[str, int], precision: str
   what the program casts to the dtype of its result.
   """
   (node,) = model.graph.node
-  given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+  given = all_attributes(node)
   program = parse(given["program"].decode())
   operands = len(given.get("operands", b"X W").split())
   inputs = [

@@ -14,14 +14,14 @@ from fake_gpu import Arrays, CapturingSession, FakeGpu, Spoil
 from onnx import TensorProto, helper
 from onnx_models import parsed
 
+from ort.host import plain
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
 
-TWO_SUMS = """<ir_version: 8, opset_import: ["": 17]>
-g (float[4,8] a, float[8] b) => (float[4,8] y, float[4,8] z) { y = Add(a, b) z = Mul(a, b) }"""
+TWO_SUMS = """g (float[4,8] a, float[8] b) => (float[4,8] y, float[4,8] z) { y = Add(a, b) z = Mul(a, b) }"""
 
 
 def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-  return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+  return plain(model.SerializeToString())
 
 
 def cases() -> list[Arrays]:
@@ -38,7 +38,7 @@ def replay(
   gpu: FakeGpu | None = None, spoil: Spoil | None = None, given: list[Arrays] | None = None, **more: Any
 ) -> Replayed:
   gpu = gpu or FakeGpu()
-  make = partial(CapturingSession, session_of(onnx.parser.parse_model(TWO_SUMS)), spoil=spoil, gpu=gpu, **more)
+  make = partial(CapturingSession, session_of(parsed(TWO_SUMS)), spoil=spoil, gpu=gpu, **more)
   try:
     with GraphSession(make, gpu.ordinal, gpu) as graphs:
       return graphs.replay(given or cases())
@@ -95,7 +95,7 @@ def test_runs_without_a_graph_have_on_the_host_what_is_made_there() -> None:
   """Bound to the GPU it may be copied into memory that a kernel uses still."""
   HostOutput.trials.clear()
   gpu = FakeGpu()
-  with GraphSession(partial(HostOutput, session_of(onnx.parser.parse_model(TWO_SUMS)), gpu=gpu), 0, gpu) as graphs:
+  with GraphSession(partial(HostOutput, session_of(parsed(TWO_SUMS)), gpu=gpu), 0, gpu) as graphs:
     replayed = graphs.replay(cases())
   assert HostOutput.trials
   assert all(each == {"y": "cuda", "z": "cpu"} for each in HostOutput.trials)
@@ -233,7 +233,7 @@ def test_dtypes_and_shapes(kind: str, shape: tuple[int, ...]) -> None:
 
 
 def test_several_graphs_of_one_session() -> None:
-  model = onnx.parser.parse_model(TWO_SUMS.replace("[4,8]", "[n,8]"))
+  model = parsed(TWO_SUMS.replace("[4,8]", "[n,8]"))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     for rows in (4, 2):
       given = [{"a": case["a"][:rows], "b": case["b"]} for case in cases()]

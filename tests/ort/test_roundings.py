@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx_models import parsed
+from onnx_models import add_weights, parsed
 
 import ortplugin
 from ort.host import make
@@ -54,7 +53,7 @@ def model_of(nodes: str, dtype: str = "float16") -> onnx.ModelProto:
   made = parsed(f"""g ({dtype}[2, {WIDTH}] x, {dtype}[2, {WIDTH}] r) => ({dtype}[2, {WIDTH}] y) {{ {nodes} }}""", 18)
   for name, array in CONSTANTS.items():
     if f", {name}" in nodes:
-      made.graph.initializer.append(numpy_helper.from_array(array, name))
+      add_weights(made, **{name: array})
   return made
 
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto
 from sum_to_cases import BOTH, CASES, CHANGING, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
 from threads import in_threads
 
-from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, make, on_any_threads, run
+from ort.host import assert_refused, assert_runs_repeat, make, on_any_threads, plain, run
 from ort.refusals import wrong_programs
 from ortplugin.ops.sum_to import OPERATOR
 
@@ -38,7 +37,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
   model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
   dtypes = set(case.program.dtypes.values())
   unit = 2.0**-11 if "float16" in dtypes else 2.0**-21 if "float" in dtypes else 2.0**-50
-  check(case, run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), expect(case, unit=unit))
+  check(case, run(plain(model), case), expect(case, unit=unit))
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)

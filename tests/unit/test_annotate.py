@@ -3,8 +3,6 @@
 import random
 from typing import Any
 
-import onnx
-import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
 from onnx_models import annotated, parsed
@@ -59,8 +57,7 @@ def test_what_only_the_model_says_is_taken() -> None:
   assert shapes(text)["a"] == (3, 5)
 
 
-STALE = """<ir_version: 8, opset_import: ["" : 17]>
-  g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
+STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
       <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
       p = MaxPool<kernel_shape = [1], strides = [3], ceil_mode = 1>(x)
       s = Squeeze(p, axes)
@@ -71,13 +68,13 @@ STALE = """<ir_version: 8, opset_import: ["" : 17]>
 
 def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says() -> None:
   """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
-  graph = annotated(onnx.parser.parse_model(STALE))
+  graph = annotated(parsed(STALE))
   shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
   assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 
 
 def test_descriptions_that_are_wrong_go() -> None:
-  made, _, _ = run_passes(onnx.parser.parse_model(STALE), select_passes(only=["fuse-scatter"]))
+  made, _, _ = run_passes(parsed(STALE), select_passes(only=["fuse-scatter"]))
   assert [node.domain for node in made.graph.node] == ["", "", "", "ortplugin"]
   said = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in made.graph.value_info}
   assert said == {"r": [1, 1, 2]}

@@ -7,12 +7,10 @@ import numpy as np
 import onnx
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, by_name, check
-from node_cases import Array, assert_invalid, run_at_opset, typed
-from onnx import helper
+from node_cases import Array, assert_invalid, changed, run_at_opset, typed
 from onnx_models import computed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 from ortplugin.ops.conv_grad.reference import Window, data_gradient, forward
@@ -86,12 +84,7 @@ def test_shapes_that_are_partly_known() -> None:
 
 def node(**changes: Any) -> onnx.NodeProto:
   """A valid node but for the changes; None removes an attribute."""
-  case = by_name["3x3, NCHW, float"]
-  made = case.node()
-  inputs, outputs = changes.pop("inputs", list(made.input)), changes.pop("outputs", list(made.output))
-  given = {each.name: helper.get_attribute_value(each) for each in made.attribute}
-  attributes = {key: value for key, value in {**given, **changes}.items() if value is not None}
-  return helper.make_node("ConvGrad", inputs, outputs, "gradient", domain=DOMAIN, **attributes)
+  return changed(by_name["3x3, NCHW, float"].node(), changes)
 
 
 WRONG: dict[str, dict[str, Any]] = {

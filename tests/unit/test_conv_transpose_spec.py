@@ -6,11 +6,9 @@ import numpy as np
 import onnx
 import pytest
 from conv_transpose_cases import GEOMETRIES, OPERATOR, by_name, check
-from node_cases import assert_invalid, run_at_opset
-from onnx import helper
+from node_cases import assert_invalid, changed, run_at_opset
 from onnx.reference import ReferenceEvaluator
 
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv_transpose import attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
@@ -68,11 +66,7 @@ def test_shapes_that_are_partly_known() -> None:
 
 
 def node(**changes: Any) -> onnx.NodeProto:
-  made = by_name["strided, NCHW, float"].node()
-  inputs = changes.pop("inputs", list(made.input))
-  given = {each.name: helper.get_attribute_value(each) for each in made.attribute}
-  attributes = {key: value for key, value in {**given, **changes}.items() if value is not None}
-  return helper.make_node("FusedConvTranspose", inputs, list(made.output), "up", domain=DOMAIN, **attributes)
+  return changed(by_name["strided, NCHW, float"].node(), changes)
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import annotated
+from onnx_models import annotated, parsed
 
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
@@ -16,8 +16,7 @@ SEED = parse("(float seed) => (float seed) {}")
 
 
 def model_of(graph: str, opset: int = 18) -> onnx.ModelProto:
-  head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
-  return onnx.parser.parse_model(f"{head} g {graph}")
+  return parsed(f"g {graph}", opset, domains=["com.microsoft"])
 
 
 def scope_of(model: onnx.ModelProto) -> Scope:

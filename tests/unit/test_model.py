@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from onnx_models import built, parsed
+from onnx_models import add_weights, built, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model, lighten, opset_of, put_back
@@ -323,7 +323,7 @@ def test_weights_are_left_out_and_put_back() -> None:
     { a = MatMul(x, w)  b = MatMul(a, o)  c = Add(b, s)  d = MatMul(c, v)  y = Identity(d) }""")
   rng = np.random.default_rng(0)
   for name, shape in (("w", (256, 256)), ("o", (256, 256)), ("s", (256,)), ("v", (256, 256))):
-    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    add_weights(model, **{name: rng.standard_normal(shape).astype(np.float32)})
   model.graph.initializer[0].doc_string = "kept"
   before = bytes_of(model)
   light, weights = lighten(model)

@@ -7,12 +7,13 @@ import onnx
 import onnx.numpy_helper
 import onnx.parser
 import pytest
+from onnx_models import parsed
 
 from models.architectures.archive import shorten
 from models.names import BACK, NEXT, pack_names, shorten_names, unpack_names
 from models.packed import pack, shorten_weights, unpack
 
-TEXT = """<ir_version: 8, opset_import: ["" : 17]> g (float[2,64] x, bool c) => (float[2,64] y) {
+TEXT = """g (float[2,64] x, bool c) => (float[2,64] y) {
     long_name = Gemm(x, w, b)  t = Add(long_name, mask)
     y = If (c) <then_branch = a () => (float[2,64] p) { p = Relu(t) },
                 else_branch = n () => (float[2,64] q) { q = Neg(t) }>
@@ -21,10 +22,9 @@ TEXT = """<ir_version: 8, opset_import: ["" : 17]> g (float[2,64] x, bool c) => 
 
 def example(dtype: str = "float32") -> onnx.ModelProto:
   rng = np.random.default_rng(0)
-  made = onnx.parser.parse_model(TEXT.replace("float[", "float16[") if dtype == "float16" else TEXT)
   arrays = {"w": rng.standard_normal((64, 64)), "b": rng.uniform(0.5, 2, 64), "mask": np.eye(2, 64) - 1}
-  for name, array in arrays.items():
-    made.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(dtype), name))
+  weights = {name: array.astype(dtype) for name, array in arrays.items()}
+  made = parsed(TEXT.replace("float[", "float16[") if dtype == "float16" else TEXT, weights=weights)
   onnx.checker.check_model(made, full_check=True)
   return made
 

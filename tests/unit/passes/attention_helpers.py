@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx_models import all_attributes
 from pass_helpers import assert_close, model, restore, run, run_pass, seeded
 
 from ortplugin.passes.attention import attention_operators, core
@@ -60,7 +61,7 @@ def feeds(
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
   """Those of a fused node but for dtype and heads, texts as str and numbers rounded."""
-  values = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+  values = all_attributes(node)
   plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in values.items()}
   return {
     name: round(each, 5) if isinstance(each, float) else each

@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-from onnx import helper
 from pass_helpers import assert_same_outputs, model, operators, run_pass
 
 from ortplugin.passes.base import PassResult
@@ -47,8 +46,3 @@ def inner(optimized: onnx.ModelProto) -> list[str]:
   found = operators(optimized)
   assert (found[0], found[-1]) == ("Transpose", "Transpose"), found
   return found[1:-1]
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, object]:
-  """The node's attributes by name."""
-  return {each.name: helper.get_attribute_value(each) for each in node.attribute}

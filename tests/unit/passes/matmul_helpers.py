@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import model
 
 DTYPE = np.dtype(np.float16)
@@ -13,7 +14,7 @@ def weighted(text: str, weights: dict[str, tuple[int, ...]], opset: int = 17, ha
   made = model(text.replace("f[", "float16[" if half else "float["), opset, ir=8)
   for number, (name, shape) in enumerate(weights.items()):
     values = np.random.default_rng(number).standard_normal(shape) / 4
-    made.graph.initializer.append(numpy_helper.from_array(np.asarray(values, DTYPE if half else np.float32), name))
+    add_weights(made, **{name: np.asarray(values, DTYPE if half else np.float32)})
   return made
 
 

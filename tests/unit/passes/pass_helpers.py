@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 import onnx_graphsurgeon as gs
 import onnxruntime
 from ml_dtypes import bfloat16
-from onnx_models import annotated
+from onnx_models import annotated, parsed
 
 from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
@@ -25,8 +24,7 @@ TOLERANCES = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-
 
 def model(graph: str, opset: int = 17, contrib: bool = False, ir: int = 8) -> onnx.ModelProto:
   """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
-  domains = f'"" : {opset}' + (', "com.microsoft" : 1' if contrib else "")
-  return onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{domains}]> {graph}")
+  return parsed(graph, opset, ir, domains=["com.microsoft"] if contrib else ())
 
 
 def _assert_no_strays(graph: gs.Graph) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, operators, run_pass, run_same
 
 from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
@@ -92,9 +92,9 @@ def llama(nodes: str) -> onnx.ModelProto:
   made = built(nodes, "float[2,3,16] x", present=PRESENT.replace("[2,4", "[2,2"), heads=2)
   for name, width in (("wq", 32), ("wk", 16), ("wv", 16)):
     weight = np.random.default_rng(ord(name[1])).standard_normal((16, width)).astype(np.float32) / 4
-    made.graph.initializer.append(numpy_helper.from_array(weight, name))
+    add_weights(made, **{name: weight})
   for name, values in TABLES.items():
-    made.graph.initializer.append(numpy_helper.from_array(np.concatenate([values, values], -1), name))
+    add_weights(made, **{name: np.concatenate([values, values], -1)})
   return made
 
 
@@ -164,7 +164,7 @@ def test_a_cache_of_fixed_length(scatter: str) -> None:
   original = built(nodes, "float[2,3,96] x, bool[1,1,3,7] seen", present=PRESENT.replace("10", "7"))
   for name, values in (("places", np.full((2, 4, 3, 8), [[2], [3], [4]])), ("where", _places())):
     if name in scatter:
-      original.graph.initializer.append(numpy_helper.from_array(values.astype(np.int64), name))
+      add_weights(original, **{name: values.astype(np.int64)})
   optimized, _ = run_same(original, *PASSES)
   (node,) = attentions(optimized)
   assert (list(node.input[1:3]), len(node.output)) == (["key", "value"], 1)
@@ -221,7 +221,7 @@ def test_keys_that_are_rotated_behind_the_cache() -> None:
     angles = np.random.default_rng(3).uniform(-4, 4, (1, 1, count, 4))
     for name, function in (("cos", np.cos), ("sin", np.sin)):
       values = np.concatenate([function(angles)] * 2, -1).astype(np.float32)
-      made.graph.initializer.append(numpy_helper.from_array(values, name + suffix))
+      add_weights(made, **{name + suffix: values})
   fused, _ = run_pass(made, *FUSE)
   assert attentions(fused)
   assert_unchanged(fused, [ATTENTION_CACHE], "is no cache of its own")

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, in_float, no_constants  # noqa: F401
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_pass
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
@@ -102,7 +102,7 @@ def test_attention_of_onnx_runtime(form: str) -> None:
 
 def test_the_bias_of_the_projections_is_added_before(rng: np.random.Generator) -> None:
   original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
-  original.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(96).astype(np.float32), "b"))
+  add_weights(original, b=rng.standard_normal(96).astype(np.float32))
   operators, _ = fuse(original)
   assert operators == ["Add", "Add", "Add", "FusedAttention"]
 
@@ -115,7 +115,7 @@ def test_one_product_with_its_weights(rng: np.random.Generator) -> None:
     original = operator(node, inputs, "float[2,5,32] y", 17, contrib=True)
     for name, shape in (("w", (16, 96)), ("b", (96,))):
       values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
-      original.graph.initializer.append(numpy_helper.from_array(values, name))
+      add_weights(original, **{name: values})
     operators, fused = fuse(original)
     assert operators[-1] == "FusedAttention"
     assert operators.count("MatMul") == 1

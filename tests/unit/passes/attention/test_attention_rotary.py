@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_helpers import in_float  # noqa: F401, a fixture
-from onnx import numpy_helper
+from onnx_models import add_weights, all_attributes
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
@@ -100,14 +100,14 @@ def built(form: Form, dtype: str = "float") -> onnx.ModelProto:
   )
   inputs = ", ".join([*(f"{dtype}[2,5,32] {name}" for name in "qkv"), *([form.inputs] if form.inputs else [])])
   made = model(f"g ({inputs}) => ({dtype}[2,5,32] y) {{ {text} }}", form.opset, contrib=True, ir=10)
-  made.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in form.constants.items())
+  add_weights(made, **form.constants)
   return made
 
 
 def node_of(optimized: onnx.ModelProto) -> tuple[onnx.NodeProto, dict[str, Any]]:
   """The one attention and its attributes."""
   (node,) = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
-  return node, {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+  return node, all_attributes(node)
 
 
 FOUR, ROWS = (1, 1, 5, 4), (1, 5, 1, 4)
@@ -190,7 +190,7 @@ def test_scales_and_products_go_along() -> None:
   made.graph.input.append(onnx.helper.make_tensor_value_info("x", 1, [2, 5, 16]))
   for name in ("wq", "wk", "wv"):
     weight = np.random.default_rng(len(name)).standard_normal((16, 32)).astype(np.float32) / 4
-    made.graph.initializer.append(numpy_helper.from_array(weight, name))
+    add_weights(made, **{name: weight})
   optimized, _ = run_same(made, *PASSES, MERGE_PRODUCTS)
   node, attributes = node_of(optimized)
   assert operators(optimized) == ["MatMul", "FusedAttention"]

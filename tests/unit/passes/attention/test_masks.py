@@ -5,6 +5,7 @@ import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float, no_constants  # noqa: F401
 from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, restore, run, run_pass
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
@@ -23,7 +24,7 @@ TRIANGLE = np.tril(np.ones((5, 5), bool))
 
 def with_constant(values: np.ndarray, how: str = "masked = Add(s, m)") -> onnx.ModelProto:
   original = graph(f"{SCORES} {LOW} {how} {END}", QKV, Y)
-  original.graph.initializer.append(numpy_helper.from_array(values, "m"))
+  add_weights(original, m=values)
   return original
 
 
@@ -85,7 +86,7 @@ def test_masks_in_the_graph_stay_as_they_are() -> None:
 def test_a_triangle_and_a_padding_in_one_are_both() -> None:
   how = "both = And(t, m)  low = Constant<value = float {-inf}> ()  masked = Where(both, s, low)"
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
-  original.graph.initializer.append(numpy_helper.from_array(TRIANGLE, "t"))
+  add_weights(original, t=TRIANGLE)
   optimized, node = fused(original)
   assert attributes(node) == {"causal": "upper_left", "mask_dtype": "bool"}
   assert list(node.input[3:]) == ["m"]
@@ -96,7 +97,7 @@ def test_an_and_with_nothing_but_true_is_no_mask() -> None:
   """Transformers expands its mask to rows with such an And: the operand stays small."""
   how = f"{LOW} both = And(t, m)  bias = Where(both, zero, low)  masked = Add(s, bias)"
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
-  original.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 5, 1), bool), "t"))
+  add_weights(original, t=np.ones((1, 1, 5, 1), bool))
   optimized, node = fused(original)
   assert list(no_constants(optimized)) == ["Where", "FusedAttention"]
   made = next(each for each in optimized.graph.node if each.op_type == "Where")
@@ -108,7 +109,7 @@ def test_a_where_of_nothing_but_true_is_its_bias() -> None:
   """T5 without padding: the bias stays one for all texts."""
   how = f"{LOW} bias = Where(t, b, low)  masked = Add(s, bias)"
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[1,4,5,5] b", Y)
-  original.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 5, 5), bool), "t"))
+  add_weights(original, t=np.ones((2, 1, 5, 5), bool))
   optimized, node = fused(original)
   assert list(no_constants(optimized)) == ["FusedAttention"]
   assert node.input[3] == "b"
@@ -207,7 +208,7 @@ def test_a_padding_of_the_lowest_number_decides_as_before(padding: str, triangle
                    f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n", Y)  # fmt: skip
   original.graph.initializer.append(onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number]))
   if triangle:
-    original.graph.initializer.append(numpy_helper.from_array(TRIANGLE, "m"))
+    add_weights(original, m=TRIANGLE)
   optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
   (node,) = attentions(optimized)
   assert attributes(node) == {"mask_dtype": "float"}
@@ -274,7 +275,7 @@ def test_several_masks_are_added_up() -> None:
   how = """low = Constant<value = float {-inf}> ()  biased = Add(s, b)  kept = Where(m, biased, low)
     masked = Add(kept, t)"""
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
-  original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
+  add_weights(original, t=np.where(TRIANGLE, 0, -np.inf).astype(np.float32))
   given = {"m": np.ones((2, 1, 1, 5), bool)}
   given["m"][1, ..., 3:] = False
   optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
@@ -288,7 +289,7 @@ def test_constants_of_windows_are_repeated_for_each_image(rng: np.random.Generat
     masked = Reshape(m5, back)"""
   original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
   values = (rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100)
-  original.graph.initializer.append(numpy_helper.from_array(values, "m"))
+  add_weights(original, m=values)
   optimized, node = fused(original)
   assert attributes(node) == {"mask_dtype": "float"}
   mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from attention_helpers import attributes, fused, graph, in_float, no_constants  # noqa: F401
 from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import reasons, run_pass, seeded
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
@@ -31,7 +32,7 @@ def with_weights(original: onnx.ModelProto, **shapes: Any) -> onnx.ModelProto:
   generator = seeded(original)
   for name, shape in shapes.items():
     values = generator.standard_normal(shape).astype(np.float32) * 0.3
-    original.graph.initializer.append(numpy_helper.from_array(values, name))
+    add_weights(original, **{name: values})
   return original
 
 

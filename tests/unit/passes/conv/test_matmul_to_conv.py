@@ -4,6 +4,7 @@ import onnx
 import pytest
 from layout_helpers import constant
 from onnx import helper
+from onnx_models import all_attributes
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass
 
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
@@ -30,7 +31,7 @@ def before(original: onnx.ModelProto) -> onnx.ModelProto:
 def test_next_to_a_convolution() -> None:
   original = graph("y = MatMul(t, m)", constant("m", 4, 8))
   optimized, result = run_pass(before(original), MATMUL_TO_CONV, into=["Transpose", "FusedConv", "FusedConv"])
-  attributes = {each.name: helper.get_attribute_value(each) for each in optimized.graph.node[-1].attribute}
+  attributes = all_attributes(optimized.graph.node[-1])
   assert attributes.pop("program")
   assert attributes == {"layout": b"NHWC", "kernel_shape": [1, 1]}
   assert len(result.changes) == 1

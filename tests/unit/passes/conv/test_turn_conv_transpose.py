@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import annotated, built
+from onnx_models import all_attributes, annotated, built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
 from ortplugin.optimizer import PIPELINE, run_passes
@@ -48,7 +48,7 @@ def before(original: onnx.ModelProto, last: bool = True) -> onnx.ModelProto:
 
 def attributes_of(model: onnx.ModelProto) -> dict[str, Any]:
   (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
-  return {each.name: helper.get_attribute_value(each) for each in fused.attribute}
+  return all_attributes(fused)
 
 
 @pytest.fixture

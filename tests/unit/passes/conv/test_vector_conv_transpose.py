@@ -3,7 +3,7 @@
 import onnx
 import pytest
 from layout_helpers import constant
-from onnx import helper
+from onnx_models import all_attributes
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.passes.base import NearMiss
@@ -41,7 +41,7 @@ def test_one_pixel(attributes: str) -> None:
   optimized, _ = run_pass(before(original), VECTOR_CONV_TRANSPOSE, changes=1)
   assert "FusedConvTranspose" not in operators(optimized)
   (fused,) = [node for node in optimized.graph.node if node.op_type == "FusedConv"]
-  found = {each.name: helper.get_attribute_value(each) for each in fused.attribute}
+  found = all_attributes(fused)
   assert found.pop("program")
   assert found == {"layout": b"NHWC", "kernel_shape": [1, 1]}
   sizes = {each.name: list(each.dims) for each in optimized.graph.initializer}

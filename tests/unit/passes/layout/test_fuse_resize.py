@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
+from onnx_models import all_attributes
 from pass_helpers import model, operators, reasons, run_pass
 
 from ortplugin.ops.pool.resize import OPERATOR
@@ -31,7 +32,7 @@ def test_it_is_ours(nodes: str, constants: str, attributes: dict[str, object], r
   original = model(graph(nodes, constants).replace("[N,4", "[3,4"), 18)
   optimized, _ = run_pass(original, FUSE_RESIZE, into=["FusedResize"], changes=1)
   node = optimized.graph.node[0]
-  assert {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute} == attributes
+  assert all_attributes(node) == attributes
   assert list(node.input) == ["x"]
   x = rng.standard_normal((3, 4, 6, 8)).astype(np.float32)
   (wanted,) = onnx.reference.ReferenceEvaluator(original).run(None, {"x": x})

@@ -2,7 +2,7 @@
 
 import onnx
 import pytest
-from layout_helpers import attributes
+from onnx_models import all_attributes
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
@@ -29,7 +29,7 @@ def test_a_transpose_is_spared(channels: int) -> None:
   assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]
   optimized, _ = run_pass(moved(original), IMAGE_INPUT, into=["FusedConv", "Transpose"], changes=1)
   assert optimized.graph.node[0].input[0] == "x"
-  assert attributes(optimized.graph.node[0])["input_layout"] == b"NCHW"
+  assert all_attributes(optimized.graph.node[0])["input_layout"] == b"NCHW"
   assert_same_outputs(original, optimized)
   assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT])
 
@@ -38,7 +38,7 @@ def test_a_transpose_that_others_need_stays() -> None:
   original = network(extra="t = Transpose<perm = [0, 2, 3, 1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
   optimized, _ = run_pass(moved(original), IMAGE_INPUT)
   assert operators(optimized).count("Transpose") == 2
-  assert attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"
+  assert all_attributes(next(n for n in optimized.graph.node if n.op_type == "FusedConv"))["input_layout"] == b"NCHW"
   assert_same_outputs(original, optimized)
 
 

@@ -5,9 +5,8 @@ from math import prod
 import numpy as np
 import onnx
 import pytest
-from layout_helpers import attributes
-from onnx import helper, numpy_helper
-from onnx_models import annotated, parsed
+from onnx import helper
+from onnx_models import add_weights, all_attributes, annotated, parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.optimizer import PIPELINE
@@ -47,7 +46,7 @@ def test_a_transpose_is_spared(filters: int) -> None:
   assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
   optimized, result = run_pass(moved(original), IMAGE_OUTPUT, into=["Transpose", "FusedConvTranspose"])
   (node,) = (each for each in optimized.graph.node if each.op_type == "FusedConvTranspose")
-  assert attributes(node)["output_layout"] == b"NCHW"
+  assert all_attributes(node)["output_layout"] == b"NCHW"
   assert list(node.output) == ["y"]
   assert len(result.changes) == 1
   assert_same_outputs(original, optimized)
@@ -75,7 +74,7 @@ def test_its_rows_are_no_channels() -> None:
   """A MatMul after it is none of an image with channels last."""
   optimized, _ = run_pass(moved(network()), IMAGE_OUTPUT)
   optimized.graph.node.append(helper.make_node("MatMul", ["y", "m"], ["z"], "rows"))
-  optimized.graph.initializer.append(numpy_helper.from_array(np.ones((8, 2), np.float32), "m"))
+  add_weights(optimized, m=np.ones((8, 2), np.float32))
   optimized.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", 2]))
   assert_unchanged(optimized, [MATMUL_TO_CONV])
 
@@ -83,7 +82,7 @@ def test_its_rows_are_no_channels() -> None:
 def test_one_pixel_is_no_vector() -> None:
   """vector-conv-transpose, whose result has channels last."""
   optimized, _ = run_pass(moved(network(attributes="strides = [2, 2]", size="1,1")), IMAGE_OUTPUT)
-  assert attributes(optimized.graph.node[-1])["output_layout"] == b"NCHW"
+  assert all_attributes(optimized.graph.node[-1])["output_layout"] == b"NCHW"
   assert_unchanged(optimized, [VECTOR_CONV_TRANSPOSE])
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.layout.row_order import ROW_ORDER
@@ -51,7 +51,7 @@ def graph(nodes: str, given: str, made: str, dtype: str = "float", more: str = "
   original = model(f"g ({dtype}[{given}] x) => ({dtype}[{made}] y{more}) {{ {nodes} }}")
   for name, number in NUMBERS.items():
     if any(name in node.input for node in original.graph.node):
-      original.graph.initializer.append(numpy_helper.from_array(np.atleast_1d(np.int64(number)), name))
+      add_weights(original, **{name: np.atleast_1d(np.int64(number))})
   return original
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import onnx
 import pytest
 from layout_helpers import FP16
-from onnx import helper, numpy_helper
+from onnx import helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.conv.allow_tf32 import FORBID_TF32
@@ -22,7 +23,7 @@ def graph(
     weights: str = FP16,
 ) -> onnx.ModelProto:  # fmt: skip
   original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
-  original.graph.initializer.append(numpy_helper.from_array(np.array(image, np.int64), "image"))
+  add_weights(original, image=np.array(image, np.int64))
   return original
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from matmul_helpers import inputs_of, weighted
+from onnx_models import add_weights
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
 from ortplugin.passes.base import PassResult
@@ -126,7 +127,7 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms() -> None:
   text = """h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
     d = MatMul(k, w2)  y = Add(d, h)"""
   original = graph(text)
-  original.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(8, np.float32), "gamma"))
+  add_weights(original, gamma=np.ones(8, np.float32))
   optimized, _ = fuse(original)
   assert list(optimized.graph.node[0].output) == ["h"]
   optimized, _ = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "Cast", "FusedMatMul"])

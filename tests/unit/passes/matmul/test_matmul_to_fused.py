@@ -5,6 +5,7 @@ import onnx
 import pytest
 from matmul_helpers import attribute, constant, inputs_of, weighted
 from onnx import helper, numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, programs, run_pass, run_same
 
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MatMulToFused
@@ -53,7 +54,7 @@ def test_a_bias_times_0_is_not_read() -> None:
 def test_bfloat16() -> None:
   original = weighted(MATMUL.replace("f[", "bfloat16["), {})
   values = np.arange(48).reshape(8, 6).astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
-  original.graph.initializer.append(numpy_helper.from_array(values, "w"))
+  add_weights(original, w=values)
   optimized, _ = run_pass(original, MATMUL_TO_FUSED)
   (node,) = optimized.graph.node
   assert node.op_type == "FusedMatMul"
@@ -113,7 +114,7 @@ def test_a_head_reads_the_table_of_embeddings(transposed: bool) -> None:
   original = weighted(EMBEDDING % ("t = Transpose(table)" if transposed else ""), {"table": (6, 8)})
   if not transposed:
     values = constant(original, "table").T
-    original.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values), "t"))
+    add_weights(original, t=np.ascontiguousarray(values))
   optimized, _ = run_same(original, MATMUL_TO_FUSED, DEAD_NODES, into=["Gather", "FusedMatMul"])
   assert inputs_of(optimized) == [["e", "table"]]
 

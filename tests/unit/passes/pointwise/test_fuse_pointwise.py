@@ -7,8 +7,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import helper
-from onnx_models import annotated, built
+from onnx_models import annotated
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -338,85 +337,62 @@ def test_the_limit_and_the_names() -> None:
 # ---- limits, large graphs
 
 
-def flat(nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
-  def values(names: list[str]) -> str:
-    return ", ".join(f"float[2,3] {name}" for name in names)
+def flat(nodes: str, inputs: list[str], outputs: list[str], shape: str = "[2,3]") -> onnx.ModelProto:
+  given, made = (", ".join(f"float{shape} {name}" for name in names) for names in (inputs, outputs))
+  return model(f"g ({given}) => ({made}) {{ {nodes} }}")
 
-  return built(nodes, values(inputs), values(outputs))
+
+def repeated(numbers: range, *nodes: str) -> str:
+  """The nodes in turn, one set for each number i; j is the next number."""
+  return " ".join(nodes[i % len(nodes)].format(i=i, j=i + 1) for i in numbers)
 
 
 def test_long_chains_are_cut() -> None:
-  nodes = [helper.make_node(("Neg", "Sin", "Abs")[i % 3], [f"v{i}"], [f"v{i + 1}"]) for i in range(700)]
+  nodes = repeated(range(700), "v{j} = Neg(v{i})", "v{j} = Sin(v{i})", "v{j} = Abs(v{i})")
   optimized, result = run_same(flat(nodes, ["v0"], ["v700"]), FUSE_POINTWISE)
   assert [len(parse(each).statements) for each in programs(optimized)] == [MAX_STATEMENTS, MAX_STATEMENTS, 188]
   assert any("512 statements, and the limit is 256" in each for each in reasons(result))
 
 
 def test_many_inputs_are_cut() -> None:
-  names = [f"p{i}" for i in range(80)]
-  nodes = [helper.make_node("Add", ["p0", "p1"], ["s1"])]
-  nodes += [helper.make_node("Add", [f"s{i - 1}", f"p{i}"], [f"s{i}"]) for i in range(2, 80)]
-  optimized, result = run_same(flat(nodes, names, ["s79"]), FUSE_POINTWISE)
+  nodes = "s1 = Add(p0, p1) " + repeated(range(1, 79), "s{j} = Add(s{i}, p{j})")
+  optimized, result = run_same(flat(nodes, [f"p{i}" for i in range(80)], ["s79"]), FUSE_POINTWISE)
   assert max(len(parse(each).parameters) for each in programs(optimized)) == MAX_PARAMETERS
   assert len(programs(optimized)) == 3
   assert any("inputs, and the limit is 32" in each for each in reasons(result))
 
 
 def test_many_outputs_are_cut() -> None:
-  nodes = [helper.make_node("Abs", ["x"], ["h"])]
-  nodes += [helper.make_node("Mul", ["h", f"y{i - 1}" if i else "h"], [f"y{i}"]) for i in range(40)]
+  nodes = "h = Abs(x) y0 = Mul(h, h) " + repeated(range(39), "y{j} = Mul(h, y{i})")
   optimized, result = run_same(flat(nodes, ["x"], [f"y{i}" for i in range(40)]), FUSE_POINTWISE)
   assert max(len(parse(each).results) for each in programs(optimized)) == MAX_RESULTS
   assert any("outputs, and the limit is 16" in each for each in reasons(result))
 
 
 def chain(count: int) -> onnx.ModelProto:
-  nodes = [helper.make_node(("Neg", "Abs")[i % 2], [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]
-  return flat(nodes, ["v0"], [f"v{count}"])
+  return flat(repeated(range(count), "v{j} = Neg(v{i})", "v{j} = Abs(v{i})"), ["v0"], [f"v{count}"])
 
 
 def residual(count: int) -> onnx.ModelProto:
   """Blocks of Relu, Softmax, Mul and Add around a path that passes each by."""
-  nodes = []
-  for i in range(count // 4):
-    nodes += [
-      helper.make_node("Relu", [f"v{i}"], [f"a{i}"]),
-      helper.make_node("Softmax", [f"a{i}"], [f"b{i}"]),
-      helper.make_node("Mul", [f"b{i}", "v0"], [f"c{i}"]),
-      helper.make_node("Add", [f"a{i}", f"c{i}"], [f"v{i + 1}"]),
-    ]
-  return flat(nodes, ["v0"], [f"v{count // 4}"])
+  block = "a{i} = Relu(v{i})  b{i} = Softmax(a{i})  c{i} = Mul(b{i}, v0)  v{j} = Add(a{i}, c{i})"
+  return flat(repeated(range(count // 4), block), ["v0"], [f"v{count // 4}"])
 
 
 def far(count: int) -> onnx.ModelProto:
   """An early value that every block reads."""
-  nodes = [helper.make_node("Tanh", ["v0"], ["early"])]
-  for i in range(count // 3):
-    nodes += [
-      helper.make_node("Softmax", [f"v{i}"], [f"a{i}"]),
-      helper.make_node("Add", [f"a{i}", "early"], [f"b{i}"]),
-      helper.make_node("Relu", [f"b{i}"], [f"v{i + 1}"]),
-    ]
-  return flat(nodes, ["v0"], [f"v{count // 3}"])
+  block = "a{i} = Softmax(v{i})  b{i} = Add(a{i}, early)  v{j} = Relu(b{i})"
+  return flat("early = Tanh(v0) " + repeated(range(count // 3), block), ["v0"], [f"v{count // 3}"])
 
 
 def star(count: int) -> onnx.ModelProto:
-  nodes = [helper.make_node("Relu", ["v0"], ["h"])]
-  nodes += [helper.make_node("Neg", ["h"], [f"y{i}"]) for i in range(count)]
-  return flat(nodes, ["v0"], [f"y{i}" for i in range(count)])
+  return flat("h = Relu(v0) " + repeated(range(count), "y{i} = Neg(h)"), ["v0"], [f"y{i}" for i in range(count)])
 
 
 def ladder(count: int) -> onnx.ModelProto:
   """Two rails with rungs in both directions."""
-  nodes = []
-  for i in range(count // 4):
-    nodes += [
-      helper.make_node("Neg", [f"a{i}"], [f"p{i}"]),
-      helper.make_node("Softmax", [f"b{i}"], [f"q{i}"]),
-      helper.make_node("Add", [f"p{i}", f"q{i}"], [f"a{i + 1}"]),
-      helper.make_node("Mul", [f"q{i}", f"p{i}"], [f"b{i + 1}"]),
-    ]
-  return flat(nodes, ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
+  block = "p{i} = Neg(a{i})  q{i} = Softmax(b{i})  a{j} = Add(p{i}, q{i})  b{j} = Mul(q{i}, p{i})"
+  return flat(repeated(range(count // 4), block), ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
 
 
 @pytest.mark.one_in(5)
@@ -500,9 +476,7 @@ def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
 def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
   """Nor is any of them looked at in detail: a program has fewer statements."""
   names = [f"x{index}" for index in range(4000)]
-  nodes = [helper.make_node(op, names, ["s"]), helper.make_node("Relu", ["s"], ["y"])]
-  original = built(nodes, ", ".join(f"float[N,4] {name}" for name in names), "float[N,4] y")
-  imported = annotated(original)
+  imported = annotated(flat(f"s = {op}({', '.join(names)}) y = Relu(s)", names, ["y"], "[N,4]"))
   begin = time.process_time()
   result = FUSE_POINTWISE(imported)
   assert time.process_time() - begin < 5

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
-from onnx_models import annotated
+from onnx_models import add_weights, annotated
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -37,7 +36,7 @@ def ours(model: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, 
 
 def with_constants(original: onnx.ModelProto, **constants: Any) -> onnx.ModelProto:
   for name, values in constants.items():
-    original.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+    add_weights(original, **{name: np.asarray(values)})
   return original
 
 

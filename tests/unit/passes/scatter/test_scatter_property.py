@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import model, run_same
 from sample import examples
 
@@ -97,7 +97,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
       value = node(f"ScatterElements<axis = {axis}>({value}, {constant(whole.astype(np.int64))}, {part})")
   shape = ", ".join(names)
   made = model(f"g (float[{shape}] x) => (float[{shape}] y) {{ {'  '.join(nodes)}  y = Identity({value}) }}", 18)
-  made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+  add_weights(made, **constants)
   made.doc_string = " ".join(map(str, sizes))  # the lengths to run it with
   return made
 

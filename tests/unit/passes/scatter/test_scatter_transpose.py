@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx_models import add_weights, all_attributes
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
@@ -24,13 +24,13 @@ def scatter(
   body = SCATTER.format(perm=perm, back=back, scatter=op, updates=updates.format(perm=perm))
   made = model(f"g (float[3,4,5] x{indices}, {u} u) => (float[3,4,5] y) {body}", 18)
   if values is not None:
-    made.graph.initializer.append(numpy_helper.from_array(np.array(values), "i"))
+    add_weights(made, i=np.array(values))
   return made
 
 
 def attributes(model: onnx.ModelProto) -> dict[str, object]:
   (node,) = [each for each in model.graph.node if each.domain == "ortplugin"]
-  return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+  return all_attributes(node)
 
 
 FORMS = {
@@ -63,7 +63,7 @@ def test_every_form(form: str) -> None:
 
 def test_constant_updates_are_transposed_here(rng: np.random.Generator) -> None:
   original = scatter("", updates="", values=[[1], [2]])
-  original.graph.initializer.append(numpy_helper.from_array(rng.random((2, 3, 5), np.float32), "ut"))
+  add_weights(original, ut=rng.random((2, 3, 5), np.float32))
   optimized, _ = run_same(original, *PASSES, into=["UpdateSlice"])
   assert [list(each.dims) for each in optimized.graph.initializer if each.name.startswith("ut")] == [[3, 2, 5]]
 
@@ -110,7 +110,7 @@ def test_a_transpose_that_does_more_remains() -> None:
   original = model("""g (float[3,4,5] x, float[3,2,5] u) => (float[5,3,4] y) {
     xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
     y = Transpose<perm = [2, 1, 0]> (yt) }""")
-  original.graph.initializer.append(numpy_helper.from_array(np.array([[1], [2]]), "i"))
+  add_weights(original, i=np.array([[1], [2]]))
   run_same(original, *PASSES, into=["UpdateSlice", "Transpose"])
 
 
@@ -118,7 +118,7 @@ def test_two_in_a_row_with_their_transposes_merged() -> None:
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[4,3,5] u, float[2,3,4] v) => (float[3,4,5] y) {
     a = Transpose<perm = [1, 0, 2]> (x)  b = ScatterND(a, j, u)  c = Transpose<perm = [2, 1, 0]> (b)
     d = ScatterND(c, i, v)  y = Transpose<perm = [1, 2, 0]> (d) }""")
-  original.graph.initializer.append(numpy_helper.from_array(np.array([[0], [1], [3], [2]]), "j"))
+  add_weights(original, j=np.array([[0], [1], [3], [2]]))
   optimized, _ = run_same(original, *PASSES, REMOVE_IDENTITIES)
   assert operators(optimized).count("ScatterElements") == 2
   assert operators(optimized).count("Transpose") == 2  # of the updates

@@ -4,7 +4,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import all_attributes, parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin import optimize
@@ -24,7 +24,7 @@ def test_renamed(kind: str) -> None:
 def test_the_saturation_of_float8_stays() -> None:
   optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
     y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
-  attributes = {each.name: helper.get_attribute_value(each) for each in optimized.graph.node[0].attribute}
+  attributes = all_attributes(optimized.graph.node[0])
   assert attributes == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
 

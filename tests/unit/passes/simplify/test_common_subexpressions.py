@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
@@ -31,7 +31,7 @@ def test_biases_that_folding_copied(differ: bool) -> None:
   for name in "bd":
     bias = np.arange(1000, dtype=np.float32)
     bias[-1] += differ and name == "d"
-    original.graph.initializer.append(numpy_helper.from_array(bias, name))
+    add_weights(original, **{name: bias})
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Add", "Add", "Mul"][not differ :])
 
 

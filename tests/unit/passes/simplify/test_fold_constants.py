@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import built
+from onnx_models import add_weights, built
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run, run_pass, run_same
 
 from ortplugin.graph.convert import import_model
@@ -293,7 +293,7 @@ def test_a_transposed_weight_does_not_grow_the_model(rng: np.random.Generator) -
   original = model("g (float[N,1024] x) => (float[N,512] y) { t = Transpose(w)  u = Transpose(t)  y = MatMul(x, u) }"
                    .replace("(float[N,1024] x)", "(float[N,1024] x, float[1024,512] w)"))  # fmt: skip
   del original.graph.input[1]
-  original.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+  add_weights(original, w=weight)
   optimized, _ = run_same(original, FOLD_CONSTANTS, into=["MatMul"])
   assert len(optimized.graph.initializer) == 1
 
@@ -304,5 +304,5 @@ def test_a_widened_weight_stays(rng: np.random.Generator) -> None:
     "g (float[N,1024] x, float16[1024,2048] w) => (float[N,2048] y) { f = Cast<to = 1> (w)  y = MatMul(x, f) }"
   )
   del original.graph.input[1]
-  original.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+  add_weights(original, w=weight)
   assert_unchanged(original, [FOLD_CONSTANTS])

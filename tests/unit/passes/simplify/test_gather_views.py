@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
@@ -11,7 +11,7 @@ from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 
 def graph(op: str, indices: object, x: str = "2,3,4", made: str = "A,B,C,D", dtype: str = "float") -> onnx.ModelProto:
   original = model(f"g ({dtype}[{x}] x) => ({dtype}[{made}] y) {{ y = {op}(x, i) }}")
-  original.graph.initializer.append(numpy_helper.from_array(np.asarray(indices, np.int64), "i"))
+  add_weights(original, i=np.asarray(indices, np.int64))
   return original
 
 

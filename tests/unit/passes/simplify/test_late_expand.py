@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.late_expand import LATE_EXPAND
@@ -11,7 +11,7 @@ from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 
 def graph(nodes: str, inputs: str, shape: object = (2, 1, 3, 4), y: str = "float[2,5,3,4] y") -> onnx.ModelProto:
   original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", contrib="microsoft" in nodes)
-  original.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), "s"))
+  add_weights(original, s=np.asarray(shape, np.int64))
   return original
 
 

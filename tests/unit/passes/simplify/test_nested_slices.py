@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnx_models import add_weights, all_attributes
 from pass_helpers import model, operators, reasons, run_pass, run_same
 
 from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
@@ -16,7 +17,7 @@ PASSES = (UPDATE_SLICE, NESTED_SLICES, DEAD_NODES)
 def nested(part: str, inner: str, outer: str, u: str, x: str = "float[4,6,5]", **constants: object) -> onnx.ModelProto:
   made = model(f"g ({x} x, {u} u) => ({x} y) {{ {part}  {inner}  {outer} }}", 18)
   for name, values in constants.items():
-    made.graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), name))
+    add_weights(made, **{name: np.array(values, np.int64)})
   return made
 
 
@@ -47,7 +48,7 @@ def test_every_form(form: str) -> None:
   optimized, _ = run_same(original, *PASSES)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
   (node,) = [each for each in optimized.graph.node if each.op_type == "UpdateSlice"]
-  found = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+  found = all_attributes(node)
   assert found == {"axes": axes, **({"steps": steps} if steps else {})}
   given = {each.name: numpy_helper.to_array(each).tolist() for each in optimized.graph.initializer}
   assert given[node.input[2]] == starts

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
@@ -15,7 +15,7 @@ ZEROS = np.array([[0.0], [-0.0]], np.float32)
 
 def graph(nodes: str, shape: str = "2,3,4", made: str = "2,3,4", **constants: np.ndarray) -> onnx.ModelProto:
   original = model(f"g (float[{shape}] x) => (float[{made}] y) {{ {nodes} }}")
-  original.graph.initializer.extend(numpy_helper.from_array(c, name) for name, c in constants.items())
+  add_weights(original, **constants)
   return original
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
@@ -15,7 +15,7 @@ def graph(
   node: str, dtype: str = "bool", shape: str = "3,4", made: str = "3,4", **constants: object
 ) -> onnx.ModelProto:
   original = model(f"g ({dtype}[{shape}] x, {dtype}[3,4] z) => ({dtype}[{made}] y) {{ y = {node} }}")
-  original.graph.initializer.extend(numpy_helper.from_array(np.asarray(c), name) for name, c in constants.items())
+  add_weights(original, **constants)
   return original
 
 
