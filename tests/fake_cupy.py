@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +31,12 @@ class Array:
 
 
 class FakeCupy:
-  """The module. `log`: (what, shape) of each copy between host and device, in order."""
+  """The module. `log`: (what, shape) of each copy between host and device, in order; `waits`: for the stream."""
 
   def __init__(self) -> None:
     self.log: list[tuple[str, tuple[int, ...]]] = []
-    stream = SimpleNamespace(synchronize=lambda: None)
+    self.waits = itertools.count()
+    stream = SimpleNamespace(synchronize=lambda: next(self.waits))
     self.cuda = SimpleNamespace(
       Device=lambda number: contextlib.nullcontext(),
       get_current_stream=lambda: stream,
@@ -60,6 +62,7 @@ class FakeCupy:
     self.empty = lambda shape, dtype: ndarray.wrap(np.zeros(shape, dtype))
     self.empty_like = lambda array: ndarray.wrap(np.zeros(array.shape, array.dtype))
     self.ascontiguousarray = lambda array: ndarray.wrap(np.ascontiguousarray(array.array))
+    self.from_dlpack = lambda tensor: ndarray.wrap(tensor.array)
 
   def asarray(self, array: Any) -> Any:
     assert isinstance(array, np.ndarray)
@@ -93,7 +96,8 @@ class _Binding(Binding):
 class DeviceSession(CapturingSession):
   """A session on the CPU that says it is one on CUDA, and reads inputs and makes outputs `on_host` on the host.
 
-  What a graph reads there keeps the value of its capture. What such an output is bound to is in `bound`.
+  What a graph reads there keeps the value of its capture. What such an output is bound to is in `bound`, the graph and
+  the binding of each run in `runs`.
   """
 
   def __init__(self, session: Any, on_host: Collection[str], graph: bool) -> None:
@@ -101,6 +105,7 @@ class DeviceSession(CapturingSession):
     self.on_host, self.graph = on_host, graph
     self.kept: dict[str, dict[str, Any]] = {}
     self.bound: dict[str, str] = {}
+    self.runs: list[tuple[str, Binding]] = []
 
   def get_providers(self) -> list[str]:
     return [CUDA, "CPUExecutionProvider"]
@@ -122,6 +127,7 @@ class DeviceSession(CapturingSession):
 
   def run_with_iobinding(self, binding: Binding, options: Any = None) -> None:
     graph = "-1" if options is None else options.get_run_config_entry("gpu_graph_id")
+    self.runs.append((graph, binding))
     feeds = {name: self._read(name, bound) for name, bound in binding.inputs.items()}
     if graph != "-1":
       feeds |= self.kept.setdefault(graph, {name: feeds[name] for name in self.on_host})

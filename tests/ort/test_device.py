@@ -1,8 +1,12 @@
 """ortplugin.run on device arrays, with a device in host memory: what is copied between host and device."""
 
+import sys
+import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
@@ -11,7 +15,7 @@ from onnx_models import parsed
 
 import ortplugin
 from ort.host import CPU_ONLY
-from ortplugin.errors import UsageError
+from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.session import core, device
 
 MODEL = """g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
@@ -63,8 +67,97 @@ def test_a_plain_run_takes_device_arrays_where_they_are(cupy: FakeCupy) -> None:
   made = session(False)
   feeds = {"x": cupy.asarray(X), "shape": cupy.asarray(shape(12))}
   cupy.log.clear()
-  assert np.array_equal(ortplugin.run(made, feeds)["y"].array, 2 * X.ravel())
+  found = ortplugin.run(made, feeds)["y"]
+  assert np.array_equal(found.array, 2 * X.ravel())
   assert cupy.log == []
+  assert next(cupy.waits) > 0
+  value, owner = found.owner  # which free the memory that it lies in
+  assert value.data_ptr() == found.data.ptr
+  assert owner is made
+
+
+class Foreign:
+  """A tensor of another library."""
+
+  def __init__(self, array: np.ndarray, place: int) -> None:
+    self.array, self.place = array, place
+
+  def __dlpack_device__(self) -> tuple[int, int]:
+    return self.place, 0
+
+  def __dlpack__(self, **options: Any) -> Any:
+    return self.array.__dlpack__(**options)
+
+  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    assert self.place == 1, "read from the host though it is on the device"
+    return self.array
+
+
+def test_strided_arrays_and_those_of_other_libraries(cupy: FakeCupy) -> None:
+  turned = np.ascontiguousarray(X.T).T
+  for given, log in ((turned, [UP]), (Foreign(X, 1), [UP]), (cupy.ndarray.wrap(turned), []), (Foreign(X, 2), [])):
+    cupy.log.clear()
+    found = ortplugin.run(session(False), {"x": given, "shape": shape(12)})["y"]
+    assert np.array_equal(found.array, 2 * X.ravel())
+    assert cupy.log == log
+
+
+def identity(kind: str = "float[n]", graph: bool = False) -> Any:
+  model = parsed(f"g ({kind} x) => ({kind} y) {{ y = Identity(x) }}").SerializeToString()
+  return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), (), graph)
+
+
+def test_bfloat16_and_empty_arrays(cupy: FakeCupy) -> None:
+  for size in (4, 0):
+    given = np.arange(size).astype(ml_dtypes.bfloat16)
+    found = ortplugin.run(identity("bfloat16[n]"), {"x": cupy.asarray(given)})["y"].array
+    assert found.dtype == given.dtype
+    assert np.array_equal(found, given)
+
+
+def test_an_array_of_another_gpu_or_what_is_no_tensor_is_refused(cupy: FakeCupy) -> None:
+  elsewhere = cupy.asarray(X[0])
+  elsewhere.device.id = 1
+  with pytest.raises(UsageError, match="on GPU 1, the session runs on GPU 0"):
+    ortplugin.run(identity(), {"x": elsewhere})
+  with pytest.raises(UsageError, match="is int32"):
+    ortplugin.run(identity(), {"x": cupy.asarray(X[0].astype(np.int32))})
+  with pytest.raises(UsageError, match="no dense tensor"):
+    ortplugin.run(identity("seq(float[n])"), {"x": [X]})
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setitem(sys.modules, "cupy", None)
+  with pytest.raises(RuntimeMissingError, match=r"CuPy.*ortplugin\[gpu\]"):
+    ortplugin.run(identity(), {"x": X[0]})
+
+
+def test_a_graph_is_captured_once_per_shape_and_replayed(cupy: FakeCupy) -> None:
+  made = identity(graph=True)
+  small, large = cupy.asarray(np.zeros(3, np.float32)), cupy.asarray(np.ones(5, np.float32))
+  first, other = (ortplugin.run(made, {"x": given})["y"] for given in (small, large))
+  small.array[...] = 7
+  kept = ortplugin.run(made, {"x": small}, copy=True)["y"]
+  small.array[...] = 8
+  assert ortplugin.run(made, {"x": small})["y"] is first
+  assert [graph for graph, _ in made.runs] == ["-1", "1", "-1", "2", "1", "1"]
+  assert made.runs[1][1] is made.runs[4][1] is made.runs[5][1]  # the same addresses
+  assert made.runs[1][1].inputs["x"][-1] != small.data.ptr
+  assert [each.array.tolist() for each in (first, kept, other)] == [[8] * 3, [7] * 3, [1] * 5]
+
+
+def test_an_older_runtime_does_not_tell_what_it_reads_on_the_host() -> None:
+  older = SimpleNamespace(get_providers=lambda: [core.CUDA])
+  assert core.host_inputs(older) == core.host_outputs(older) == frozenset()
+
+
+def test_state_goes_with_its_session(cupy: FakeCupy) -> None:
+  made = identity(graph=True)
+  ortplugin.run(made, {"x": X[0]})
+  assert made in device._states
+  gone = weakref.ref(made)
+  del made
+  assert gone() is None
 
 
 @pytest.mark.parametrize("graph", [False, True])
