@@ -6,13 +6,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <limits>
-#include <map>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #if defined(__SSE2__)
@@ -25,7 +21,6 @@
 #include "ortplugin/runtime/x86_level.h"
 #include "tests/native/check.h"
 #include "tests/native/evaluate.h"
-#include "tests/native/random.h"
 
 // Of how many floats the dense samples take one: a prime, so that all low bits occur.
 #ifndef SAMPLE_STRIDE
@@ -474,104 +469,16 @@ void CheckRoundings() {
   CHECK(Evaluate("(double a) => (double y) { y = Mul(a, 0.1) }", {{1}})[0][0] == 0.1);
 }
 
-// What a program's owner does: core results written by the caller, memory read in place, one workspace for each thread.
+// Lanes are aligned, and a core operator is not the evaluator's.
 void CheckWorkspace() {
-  const Program program = Program::Parse(
-      "(float x, float gamma) => (float y, float s) { s = Add(x, 0.5) n = LayerNormalization(s) y = Mul(n, gamma) }");
-  const std::vector<uint32_t> before = program.Closure({program.statements()[1].operands[0]}, program.parameters());
-  const std::vector<uint32_t> after =
-      program.Closure(program.results(), {program.statements()[1].result, program.results()[1]});
-  CHECK(before == std::vector<uint32_t>{0});
-  CHECK(after == std::vector<uint32_t>{2});
-  const Evaluator prologue(program, before), epilogue(program, after);
-  Evaluator::Workspace first(prologue), second(epilogue);
+  const Program program =
+      Program::Parse("(float x) => (float y) { s = Add(x, 0.5) n = LayerNormalization(s) y = Neg(n) }");
+  const Evaluator prologue(program, {0});
+  Evaluator::Workspace workspace(prologue);
   for (ValueId id = 0; id < program.values().size(); ++id) {
-    CHECK(reinterpret_cast<uintptr_t>(first.lanes(id)) % 64 == 0);
+    CHECK(reinterpret_cast<uintptr_t>(workspace.lanes(id)) % 64 == 0);
   }
-  std::vector<float> x(kBlock);
-  for (size_t i = 0; i < kBlock; ++i) x[i] = static_cast<float>(i);
-  first.Bind(program.parameters()[0], x.data());
-  prologue.Run(first, kBlock);
-  const float* s = static_cast<const float*>(first.lanes(program.results()[1]));
-  CHECK(s[0] == 0.5f && s[511] == 511.5f);
-  second.Bind(program.statements()[1].result, s);
-  const float gamma = -2.0f;
-  FillLanes(DType::kFloat, &gamma, kBlock, second.lanes(program.parameters()[1]));
-  epilogue.Run(second, 3);
-  const float* y = static_cast<const float*>(second.lanes(program.results()[0]));
-  CHECK(y[0] == -1.0f && y[2] == -5.0f);
   CHECK(test::Contains(test::ErrorOf([&] { Evaluator(program, {1}); }), "LayerNormalization is a core operator"));
-}
-
-// Lanes pass from value to value: random programs of mixed dtypes give the same bits as with lanes for every value.
-void CheckReuse() {
-  test::Random random;
-  const std::string dtypes[] = {"float", "double", "bool", "int8", "int64", "float16"};
-  for (int round = 0; round < 300; ++round) {
-    std::vector<std::string> names[std::size(dtypes)];
-    std::string parameters, body;
-    for (size_t d = 0; d < std::size(dtypes); ++d) {
-      names[d].push_back("p" + std::to_string(d));
-      parameters += (d == 0 ? "" : ", ") + dtypes[d] + " p" + std::to_string(d);
-    }
-    const size_t statements = 1 + random(40);
-    const auto pick = [&](size_t d) {  // mostly of the latest
-      const size_t back = random(2) == 0 ? random(names[d].size()) : 0;
-      return names[d][names[d].size() - 1 - back];
-    };
-    for (size_t i = 0; i < statements; ++i) {
-      const size_t d = random(std::size(dtypes));
-      std::string call = d == 2 ? "Xor(" + pick(2) + ", " + pick(2) + ")" : "Add(" + pick(d) + ", " + pick(d) + ")";
-      if (random(3) == 0) call = "Cast<to=" + dtypes[d] + ">(" + pick(random(std::size(dtypes))) + ")";
-      if (random(4) == 0) call = "Where(" + pick(2) + ", " + pick(d) + ", " + pick(d) + ")";
-      names[d].push_back("v" + std::to_string(i));
-      body += "  " + names[d].back() + " = " + call + "\n";
-    }
-    // What nobody reads is a result or, for there are at most 16, goes into one.
-    std::string results;
-    for (size_t d = 0; d < std::size(dtypes); ++d) {
-      std::string total = names[d][0];
-      for (const std::string& name : names[d]) {
-        if (random(8) == 0 && name != names[d][0] && results.find(dtypes[d] + " v") == std::string::npos) {
-          results += ", " + dtypes[d] + " " + name;
-        }
-        const std::string next = "t" + std::to_string(d) + name;
-        body += "  " + next + " = " + (d == 2 ? "Or(" : "Sub(") + total + ", " + name + ")\n";
-        total = next;
-      }
-      results += ", " + dtypes[d] + " " + total;
-    }
-    const std::string text = "(" + parameters + ") => (" + results.substr(2) + ") {\n" + body + "}";
-    const Program program = Program::Parse(text);
-    std::vector<uint32_t> all(program.statements().size());
-    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
-    const Evaluator evaluator(program, all);
-    Evaluator::Workspace reused(evaluator), own(evaluator);
-    std::vector<std::vector<unsigned char>> lanes;
-    for (const Statement& statement : program.statements()) {
-      lanes.emplace_back(kBlock * LaneSize(program.value(statement.result).dtype));
-      own.Bind(statement.result, lanes.back().data());
-    }
-    const size_t count = round % 2 == 0 ? kBlock : 1 + random(kBlock);
-    for (const ValueId parameter : program.parameters()) {
-      const DType dtype = program.value(parameter).dtype;
-      std::vector<unsigned char> elements;
-      for (size_t i = 0; i < count; ++i) {
-        uint64_t bits = random();
-        bits = dtype == DType::kBool ? bits >> 63 : bits >> 8;
-        const auto* bytes = reinterpret_cast<const unsigned char*>(&bits);
-        elements.insert(elements.end(), bytes, bytes + SizeOf(dtype));
-      }
-      LoadLanes(dtype, elements.data(), count, reused.lanes(parameter));
-      LoadLanes(dtype, elements.data(), count, own.lanes(parameter));
-    }
-    evaluator.Run(reused, count);
-    evaluator.Run(own, count);
-    for (const ValueId result : program.results()) {
-      const size_t bytes = count * LaneSize(program.value(result).dtype);
-      CHECK_WITH(std::memcmp(reused.lanes(result), own.lanes(result), bytes) == 0, text);
-    }
-  }
 }
 
 // ---- Accuracy and sameness over all floats
@@ -712,7 +619,6 @@ int main() {
   CheckRoundings();
   CheckIntegers();
   CheckWorkspace();
-  CheckReuse();
   CheckRemainders();
   CheckAccuracy();
   return test::Summary();

@@ -309,7 +309,7 @@ void CheckPowers() {
   }
 }
 
-// ---- Casts, selections, truth
+// ---- Casts
 
 Reals ValuesOf(DType dtype) {
   if (dtype == DType::kBool) return {0, 1, 1, 0};
@@ -395,30 +395,10 @@ void CheckCasts() {
   }
 }
 
-void CheckSelections() {
-  for (const DType dtype : kAll) {
-    const std::string name = NameOf(dtype);
-    Reals a = ValuesOf(dtype), condition;
-    a.erase(std::remove_if(a.begin(), a.end(), [](Real value) { return std::isnan(value); }), a.end());
-    const Reals b(a.rbegin(), a.rend());
-    for (size_t i = 0; i < a.size(); ++i) condition.push_back(static_cast<Real>(random() % 2));
-    const Reals got = Evaluate("(bool c, " + name + " a, " + name + " b) => (" + name + " y) { y = Where(c, a, b) }",
-                               {condition, a, b});
-    const Reals equal = Evaluate("(" + name + " a, " + name + " b) => (bool y) { y = Equal(a, b) }", {a, b});
-    const Reals one = Evaluate("(bool c, " + name + " a) => (" + name + " y) { y = Where(c, 1, a) }", {condition, a});
-    for (size_t i = 0; i < a.size(); ++i) {
-      CHECK_WITH(got[i] == (condition[i] != 0 ? a[i] : b[i]), name);
-      CHECK_WITH(equal[i] == (a[i] == b[i] ? 1 : 0), name);
-      CHECK_WITH(one[i] == (condition[i] != 0 ? 1 : a[i]), name);
-    }
-  }
-}
-
 }  // namespace
 
 void CheckIntegers() {
   CheckOperators();
   CheckPowers();
   CheckCasts();
-  CheckSelections();
 }
