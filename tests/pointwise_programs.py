@@ -420,20 +420,9 @@ def onnx_results(example: Example) -> dict[str, Array]:
 # What one statement's result may be off by, in units of roundoff of its arithmetic. ONNX Runtime's own approximations
 # of some functions (its vectorised exp, tanh, erf and what is made of them) have an absolute error besides.
 EXACT = (
-  "Abs",
-  "Neg",
-  "Sign",
-  "Floor",
-  "Ceil",
-  "Round",
-  "Relu",
-  "Min",
-  "Max",
-  "Clip",
-  "Where",
-  "Cast",
-  "ThresholdedRelu",
-)
+  "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Relu", "Min", "Max", "Clip",
+  "Where", "Cast", "ThresholdedRelu",
+)  # fmt: skip
 FUNDAMENTAL = ("Add", "Sub", "Mul", "Div", "Reciprocal", "Sqrt", "LeakyRelu", "PRelu", "Shrink", "Mod")
 ROUNDOFF = {"float": 2.0**-24, "double": 2.0**-53}
 LARGEST = {"float": 3.4e38, "double": 1.7e308}

@@ -1,5 +1,6 @@
 """FusedConv in ONNX Runtime on the CPU: its reference, ONNX Runtime's own Conv; shapes; threads; what is refused."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,8 @@ from ort.host import (
 )
 from ort.refusals import Wrong as WrongNode
 from ort.refusals import wrong_epilogues
+from ortplugin.errors import ModelError
+from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -234,9 +237,24 @@ WRONG = {
 }
 
 
+IN_OTHER_WORDS = (  # of the specification in Python
+  "a number for a program", "an operand too many", "an operand too few", "an output too many",
+  "a bias of another dtype", "an input with channels last alone", "tf32 that is no flag",
+  "a bias that does not broadcast at the run",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-  assert_refused(WRONG[name], "FusedConv")
+  """By the library and by the specification."""
+  wrong = WRONG[name]
+  assert_refused(wrong, "FusedConv")
+  (node,) = onnx.load_model_from_string(wrong.model()).graph.node
+  dtypes = [np.dtype(helper.tensor_dtype_to_np_dtype(each)) for each in wrong.dtypes or (FLOAT,) * 3]
+  types = [TensorType(dtype, shape) for dtype, shape in zip(dtypes, wrong.fed or wrong.shapes, strict=True)]
+  words = "" if name in IN_OTHER_WORDS else re.escape(wrong.words)
+  with pytest.raises(ModelError, match=rf"node 'culprit' \(FusedConv\): .*{words}"):
+    OPERATOR.infer_shapes(node, types)
 
 
 def test_no_foreign_text_passes_in_a_program(library: Path) -> None:

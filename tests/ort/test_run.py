@@ -11,7 +11,6 @@ import pytest
 from node_cases import identity_model
 from onnx import TensorProto, helper
 from onnx_models import built
-from threads import in_threads
 
 import ortplugin
 from ortplugin.errors import RuntimeMissingError, UsageError
@@ -54,16 +53,6 @@ def test_options_can_be_registered_twice_and_shared(library: Path) -> None:
   ortplugin.register(options)
   for _ in range(2):
     assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
-
-
-def test_threads_make_sessions_of_shared_options(library: Path) -> None:
-  options = onnxruntime.SessionOptions()
-
-  def work(number: int) -> None:
-    session = ortplugin.session(norm_model(), providers=["cpu"], session_options=options)
-    ortplugin.run(session, {"x": np.ones((2, 8), np.float32), "g": np.ones(8, np.float32)})
-
-  in_threads(8, work)
 
 
 def test_cuda_is_refused_where_there_is_none(library: Path) -> None:

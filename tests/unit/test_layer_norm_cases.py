@@ -1,4 +1,7 @@
-"""The comparison that decides every parity test: it must see what a wrong kernel would do."""
+"""The comparison of FusedLayerNorm's outputs: it must see what a wrong kernel would do.
+
+What it shares with others, as shapes, NaN and bits, test_pointwise_spec.py has.
+"""
 
 from collections.abc import Callable
 
@@ -43,18 +46,11 @@ def steps(count: int) -> Callable[[Array], Array]:
 
 
 WRONG: list[tuple[str, Callable[[Array], Array], str]] = [
-  ("awkward, float", lambda y: y[:, :, :1], "shape"),
-  ("awkward, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
-  ("awkward, float", at((0, 0, 0), np.nan), "NaN"),
-  ("awkward, float", at((2, 6, 255), np.inf), "infinities"),
   ("awkward, float", at((1, 3, 7), 0.0), "differ too much"),
   ("awkward, float16", steps(2), "1 of 5376 elements differ too much"),
   ("width 33, bfloat16", steps(-2), "1 of 1221 elements differ too much"),
   ("width 33, double", steps(2000), "1 of 1221 elements differ too much"),
   ("special rows, float", at((0, 1), 0.0), "NaN"),
-  ("special rows, float", lambda y: np.where(np.isnan(y), np.float32(0), y), "NaN"),
-  ("results overflow to infinity", lambda y: -y, "infinities"),
-  ("no rows, float", lambda y: y.reshape(8, 0), "shape"),
 ]
 
 
@@ -63,21 +59,6 @@ def test_a_wrong_output_fails(name: str, change: Callable[[Array], Array], words
   case = by_name[name]
   with pytest.raises(AssertionError, match=words):
     check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
-
-
-def test_a_wrong_bool_fails() -> None:
-  case = by_name["a bool result, float, 256"]
-  bad, y = outputs(case)
-  with pytest.raises(AssertionError, match="bad"):
-    check(case, [~bad, y])
-
-
-@pytest.mark.parametrize("name", ["negative zero", "denormal"])
-def test_exact_results_are_compared_in_bits(name: str) -> None:
-  case = by_name[f"sums of {name}, float"]
-  y, s, z = outputs(case)
-  with pytest.raises(AssertionError, match="differs in bits"):
-    check(case, [y, s + np.float32(0) if name == "negative zero" else s * np.float32(1 + 2**-6), z])
 
 
 def norm(x: Array, dtype: type, *, mean: bool = True, unbiased: bool = False, one_pass: bool = False) -> Array:

@@ -11,7 +11,6 @@ from onnx_models import built, computed, parsed
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import OPERATORS, TensorType, find
-from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
 from ortplugin.ops.pointwise_reference import POINTWISE, evaluate
@@ -135,55 +134,6 @@ def test_results_are_broadcast_to_s(rng: np.random.Generator) -> None:
   x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
   z = layer_norm(parse(text), [x, b])[1]
   np.testing.assert_array_equal(z, np.broadcast_to(-b, (2, 3, 4)))
-
-
-RANGES = {
-  "Log": (0.1, 3), "Sqrt": (0.1, 3), "Acosh": (1.1, 4), "Atanh": (-0.9, 0.9), "Asin": (-0.9, 0.9),
-  "Acos": (-0.9, 0.9), "Reciprocal": (0.5, 2), "Div": (0.5, 2), "Pow": (0.1, 2),
-}  # fmt: skip
-
-
-def pointwise_cases() -> list[str]:
-  """The operators on floats; test_pointwise_reference.py has those on integers."""
-  rows = POINTWISE_OPERATORS.items()
-  return [name for name, spec in rows if not spec.core and name != "Cast" and "float" in spec.types]
-
-
-@pytest.mark.parametrize("opset", [11, 17, 24])
-@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-@pytest.mark.parametrize("op", pointwise_cases())
-def test_every_operator_decomposes_to_its_reference(op: str, dtype: str, opset: int, rng: np.random.Generator) -> None:
-  spec = POINTWISE_OPERATORS[op]
-  letters = spec.operands
-  names = [f"p{i}" for i in range(len(letters))]
-  declared = ", ".join(
-    f"{'bool' if letter == 'B' else dtype} {name}" for letter, name in zip(letters, names, strict=True)
-  )
-  given = "<fmod=1>" if op == "Mod" else ""
-  result = "bool" if spec.result == "B" else dtype
-  program = parse(f"({declared}) => ({result} y) {{ y = {op}{given}({', '.join(names)}) }}")
-  low, high = RANGES.get(op, (-3, 3))
-  inputs = {
-    name: rng.random(24) < 0.5 if letter == "B" else rng.uniform(low, high, 24).astype(NUMPY_DTYPES[dtype])
-    for letter, name in zip(letters, names, strict=True)
-  }
-  if op == "Clip":  # its limits are scalars in ONNX
-    inputs["p1"], inputs["p2"] = (np.asarray(v, NUMPY_DTYPES[dtype]) for v in (-1, 1.5))
-  nodes = to_onnx(program, names, ["y"], opset, "t")
-  declared_inputs = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
-  model = built(nodes, declared_inputs, {"y": (program.results[0].dtype, [24])}, opset, 10)
-  onnx.checker.check_model(model, full_check=True)
-  from onnx.reference import ReferenceEvaluator
-
-  # onnx's own evaluator: ONNX Runtime lacks float16 and double kernels for many of these.
-  (found,) = ReferenceEvaluator(model).run(None, inputs)
-  wide = [each if each.dtype == bool else each.astype(np.float64) for each in inputs.values()]
-  expected = evaluate(program.statements[0], wide)
-  if found.dtype == bool:
-    np.testing.assert_array_equal(found, expected)
-  else:
-    tolerance = {"float16": 1e-2, "float": 1e-5, "double": 1e-6}[dtype]
-    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_nan_is_neither_above_nor_below_a_threshold() -> None:

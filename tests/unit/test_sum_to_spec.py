@@ -161,8 +161,6 @@ def first(value: float) -> Callable[[Array], Array]:
 @pytest.mark.parametrize(
   ("name", "change", "words"),
   [
-    ("rows, float", lambda y: y[:, 0], "shape"),
-    ("rows, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
     ("special rows, rows, float", first(1.0), "NaN"),
     ("whole rows, int32, normal", first(1), "result 'y'"),
     ("three columns, float", lambda y: y * np.float32(1 + 1e-6), "differ too much"),
