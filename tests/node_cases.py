@@ -72,13 +72,6 @@ def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
   assert reason in str(caught.value)
 
 
-def assert_old_opset_refused(node: onnx.NodeProto) -> None:
-  operator = find(node.domain, node.op_type)
-  assert operator is not None
-  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-    operator.decompose(node, 10)
-
-
 def output_name(program: Program, result: Parameter) -> str:
   """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
   return f"{result.name}_out" if result in program.parameters else result.name

@@ -1,6 +1,5 @@
 """Sessions on the CPU provider, for the tests of every operator."""
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,19 +95,6 @@ def assert_runs_repeat(session: Any, case: Any, check: Callable[[Any, list[Array
   check(case, first)
   for _ in range(times):
     assert_same_bits(run(session, case), first)
-
-
-def assert_sessions_come_and_go(case: Any, check: Callable[..., None], expected: Any, times: int) -> None:
-  """Some sessions stay while others are made and go: all are right. `check`: (case, outputs, expected)."""
-  model = case.model()
-  kept = [make(model) for _ in range(3)]
-  for _ in range(times):
-    session = make(model)
-    check(case, run(session, case), expected)
-    del session
-  gc.collect()
-  for session in kept:
-    check(case, run(session, case), expected)
 
 
 def assert_runs_or_names_the_node(model: bytes, feeds: dict[str, Array]) -> None:

@@ -14,14 +14,12 @@ from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_nam
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
 from onnx_models import built, computed
-from tampering import PROGRAM, tampered
 from threads import in_threads
 
 from ort.host import (
   assert_inferred,
   assert_refused,
   assert_runs_repeat,
-  assert_sessions_come_and_go,
   make,
   plain,
   run,
@@ -194,18 +192,14 @@ HALF = TensorProto.FLOAT16
 WRONG = {
   **wrong_epilogues(Wrong),
   "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
-  "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
   "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
   "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
   "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
-  "pads of another type": Wrong("pads", {"pads": "1111"}),
   "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
   "a stride of 0": Wrong("strides is [0, 1]", {"strides": [0, 1]}),
-  "a stride of 2^40": Wrong(str(2**40), {"strides": [2**40, 1]}),
   "a dilation of 0": Wrong("dilations is [1, 0]", {"dilations": [1, 0]}),
   "four spatial dimensions": Wrong("there must be 1 to 3", {"strides": [1, 1, 1, 1]}),
   "no group": Wrong("group is 0", {"group": 0}),
-  "a group that is a text": Wrong("group", {"group": "two"}),
   "groups that do not divide": Wrong("which 3 groups do not divide", {"group": 3}),
   "another kernel_shape": Wrong("kernel_shape is [5, 5], but W", {"kernel_shape": [5, 5]}),
   "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
@@ -217,22 +211,16 @@ WRONG = {
   "channels that disagree": Wrong(
     "X has 7 channels, W with 1 groups is for 6", shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
   ),
-  "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),
   "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
   "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
   "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
-  "a dilated kernel larger than X": Wrong("the kernel covers 11 elements", {"dilations": [5, 1]}),
   "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
-  "a bias that is larger": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
   "channels that disagree at the run": Wrong(
     "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
   ),
   "a kernel larger than X at the run": Wrong("pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
   "a bias that does not broadcast at the run": Wrong(
     "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
-  ),
-  "groups that do not divide at the run": Wrong(
-    "do not divide", {"group": 3}, shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))
   ),
 }
 
@@ -257,28 +245,6 @@ def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
     OPERATOR.infer_shapes(node, types)
 
 
-def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
-  """The program of tests/tampering.py, as an epilogue: the convolution's value is its first parameter."""
-  x, w = (1, 1, 2, 2), (1, 1, 1, 1)
-
-  def model(text: str) -> bytes:
-    node = helper.make_node(
-      "FusedConv", ["x", "w", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", program=text.encode()
-    )
-    dims, kernel = (",".join(map(str, shape)) for shape in (x, w))
-    inputs, outputs = f"float[{dims}] x, float[{kernel}] w, uint8[{dims}] u", "float[] y, uint8[] z, bool[] i"
-    return built([node], inputs, outputs, OPSET, 9, domains=["ortplugin"]).SerializeToString()
-
-  make(model(PROGRAM))
-  tried = 0
-  for text in tampered(every=29):
-    tried += 1
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-      make(model(text), 1)
-    assert all(word in str(caught.value) for word in ("culprit", "FusedConv", "line")), text
-  assert tried > 100
-
-
 # ---- threads, sessions
 
 
@@ -294,11 +260,6 @@ def test_many_threads_run_one_session(library: Path) -> None:
     assert_runs_repeat(session, case, check)
 
   in_threads(8, work)
-
-
-def test_sessions_come_and_go(library: Path) -> None:
-  case = by_name["constant weights: 3x3, float16, NHWC"]
-  assert_sessions_come_and_go(case, check, expect(case), 20)
 
 
 def test_a_chain_of_convolutions(library: Path) -> None:
@@ -344,8 +305,3 @@ def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path) -> None:
     wide = np.maximum(wide, 0) if number == 1 else wide
   assert z.dtype == np.float16
   np.testing.assert_allclose(z.astype(np.float64), wide, rtol=2e-2, atol=2e-3 * np.abs(wide).max())
-
-
-def test_the_model_of_a_case_is_valid() -> None:
-  for case in CASES[::97]:
-    assert onnx.load_model_from_string(case.model()).graph.node[0].op_type == "FusedConv"

@@ -328,7 +328,6 @@ WRONG = {
   "an average of bytes": Wrong("int8", "FusedPool", K, dtype=TensorProto.INT8),
   "no pixels": Wrong("spatial axis 1 of the input has no elements", "FusedPool", K, (1, 4, 6, 0)),
   "two inputs": Wrong("2 inputs", "FusedPool", K, inputs=2),
-  "sizes of another type": Wrong("sizes", "FusedResize", {"sizes": [3.5, 2.0]}),
   "neither sizes nor scales": Wrong("'sizes' or 'scales'", "FusedResize", {}),
   "sizes and scales": Wrong("and not both", "FusedResize", {"sizes": [2, 2], "scales": [2.0, 2.0]}),
   "a cubic": Wrong("must be one of nearest, linear", "FusedResize", {"sizes": [2, 2], "mode": "cubic"}),

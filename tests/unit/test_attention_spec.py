@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from attention_cases import CASES, LAYOUTS, Case, by_name, case_of, check
-from node_cases import Array, assert_invalid, assert_old_opset_refused
+from node_cases import Array, assert_invalid
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
@@ -182,10 +182,6 @@ def test_the_decomposition_is_small_where_nothing_is_asked_for() -> None:
   assert [each.op_type for each in OPERATOR.decompose(node, 18) if each.op_type != "Constant"] == [
     "Transpose", "MatMul", "Softmax", "MatMul", "Identity",
   ]  # fmt: skip
-
-
-def test_an_old_opset_is_refused() -> None:
-  assert_old_opset_refused(by_name["merged, float"].node())
 
 
 # ---- shapes

@@ -103,11 +103,6 @@ def test_the_decomposition_is_as_short_as_it_can_be() -> None:
   ]  # fmt: skip
 
 
-def test_an_old_opset_is_refused() -> None:
-  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 10"):
-    operators("(float c) => (float c) {}", 10)
-
-
 # ---- geometry
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from ml_dtypes import bfloat16
-from node_cases import assert_invalid, assert_old_opset_refused
+from node_cases import assert_invalid
 from onnx import helper
 from onnx_models import built, computed, parsed
 
@@ -177,10 +177,6 @@ WRONG = {
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
   assert_invalid(WRONG[reason], reason)
-
-
-def test_an_old_opset_is_refused() -> None:
-  assert_old_opset_refused(node_of(RMS.format("float")))
 
 
 def test_axes_that_s_lacks_are_refused() -> None:

@@ -22,6 +22,7 @@ import pytest
 import scatter_cases
 import sum_to_cases
 
+from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import OPERATORS, Operator, TensorType, find
 
@@ -235,3 +236,5 @@ def test_it_has_a_reference_a_decomposition_and_shapes(operator: Operator) -> No
   assert len(set(written)) == len(written)
   for each in nodes:
     assert onnx.defs.has(each.op_type)
+  with pytest.raises(ModelError, match=r"needs opset 11 or later of ai\.onnx, the model has 8"):
+    operator.decompose(node, 8)

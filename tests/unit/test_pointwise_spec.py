@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from node_cases import Array, assert_invalid, assert_old_opset_refused, run_at_opset, typed
+from node_cases import Array, assert_invalid, run_at_opset, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Case, by_name, check, expect, model_of, node_of
@@ -132,10 +132,6 @@ WRONG = {
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
   assert_invalid(WRONG[reason], reason)
-
-
-def test_an_old_opset_is_refused() -> None:
-  assert_old_opset_refused(node_of(typed(LERP, "float")))
 
 
 # ---- the comparison: it must see what a wrong kernel would do

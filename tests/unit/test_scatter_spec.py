@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from node_cases import assert_old_opset_refused, bits
+from node_cases import bits
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import built
@@ -242,11 +242,6 @@ def test_a_reduction_needs_its_opset(name: str) -> None:
   assert decompose(case.node(), needed)
   with pytest.raises(ModelError, match=f"'scatter'.*'{case.reduction}' needs opset {needed}.*has {needed - 1}"):
     decompose(case.node(), needed - 1)
-
-
-@pytest.mark.parametrize("case", [nd("", (4, 3), (2, 1)), window("", (4, 3), (2, 3), (0,), axes=[0])])
-def test_an_old_opset_is_refused(case: Case) -> None:
-  assert_old_opset_refused(case.node())
 
 
 def test_what_only_our_operators_have_is_left_out() -> None:

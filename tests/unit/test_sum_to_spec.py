@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from node_cases import Array, assert_invalid, assert_old_opset_refused, run_at_opset, typed
+from node_cases import Array, assert_invalid, run_at_opset, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from sum_to_cases import BOTH, CASES, LERP_GRAD, Case, by_name, check, expect, model_of, node_of, summed
@@ -132,10 +132,6 @@ def test_an_invalid_node_is_named(reason: str) -> None:
 def test_an_axis_beyond_the_rank_is_named() -> None:
   with pytest.raises(ModelError, match=r"node 'gradient' .*'y' sums over axis 1, but"):
     OPERATOR.infer_shapes(wrong(SUM), [TensorType(np.dtype(np.float32), (3,))])
-
-
-def test_an_old_opset_is_refused() -> None:
-  assert_old_opset_refused(node_of(SUM))
 
 
 # ---- the comparison: it must see what a wrong kernel would do
