@@ -16,7 +16,8 @@ import onnxruntime
 import pytest
 from node_cases import OPSET, bits
 from onnx import TensorProto, helper
-from onnx_models import built, infos
+from onnx.reference import ReferenceEvaluator
+from onnx_models import built, infos, parsed
 from scatter_cases import CASES, FLOATING, Case, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
@@ -211,19 +212,14 @@ class Place:
   less where the scatter takes over data's memory. A caller's arrays and initializers lie elsewhere.
   """
 
-  before: tuple[tuple[str, ...], ...]  # of each node: operator, inputs, "->", output
-  after: tuple[tuple[str, ...], ...]
+  before: str
+  after: str
   outputs: tuple[str, ...]
   tensors: int
   has_weight: bool = False
   is_known: bool = True  # whether the shapes are
 
-  def model(self, rows: int) -> bytes:
-    def node(words: tuple[str, ...]) -> onnx.NodeProto:
-      name = "" if words[0] not in ("ScatterND", "UpdateSlice") else DOMAIN
-      given = {"axes": [0]} if words[0] == "UpdateSlice" else {}
-      return helper.make_node(words[0], words[1:-2], [words[-1]], f"make {words[-1]}", domain=name, **given)
-
+  def model(self, rows: int) -> onnx.ModelProto:
     size: int | str = rows if self.is_known else "rows"
     inputs = f"float{[1, 1] if self.before else f'[{size},1024]'} x, int64[3,1] indices, float[3,1024] updates"
     weights: dict[str, np.ndarray] = {"one": np.array([1])}
@@ -233,11 +229,11 @@ class Place:
       inputs += ", int64[2] shape"
     if self.has_weight:
       weights["weight"] = np.ones((rows, 1024), np.float32)
-    nodes = [node(each) for each in (*self.before, *self.after)]
-    model = built(nodes, inputs, {}, OPSET, 10, domains=[DOMAIN], weights=weights)
+    graph = f"g ({inputs}) => () {{ {self.before} {self.after} }}"
+    model = parsed(graph, OPSET, 10, domains=[DOMAIN], weights=weights)
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in self.outputs)
     model.graph.value_info.extend(infos({"y": ("float", [size, 1024])}))
-    return model.SerializeToString()
+    return model
 
   def feeds(self, rows: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(7)
@@ -249,74 +245,43 @@ class Place:
     }
     return feeds if self.is_known else {**feeds, "shape": np.array([rows, 1024], np.int64)}
 
-  def expected(self, rows: int) -> dict[str, np.ndarray]:
-    """The outputs in NumPy."""
-    values: dict[str, np.ndarray] = self.feeds(rows)
-    values |= {"one": np.array([1]), "shape": np.array([rows, 1024]), "weight": np.ones((rows, 1024), np.float32)}
-    for words in (*self.before, *self.after):
-      a = [values[name] for name in words[1:-2]]
-      if words[0] == "ScatterND":
-        out = a[0].copy()
-        out[a[1][:, 0]] = a[2]
-      elif words[0] == "UpdateSlice":
-        out = a[0].copy()
-        out[int(a[2][0]) : int(a[2][0]) + len(a[1])] = a[1]
-      elif words[0] == "Expand":
-        out = np.broadcast_to(a[0], a[1])
-      elif words[0] == "Add":
-        out = a[0] + a[1]
-      else:
-        assert words[0] == "ReduceMax"
-        out = a[0].max(keepdims=True)
-      values[words[-1]] = np.asarray(out)
-    return {name: values[name] for name in self.outputs}
 
-
-MADE = (("Expand", "x", "shape", "->", "data"),)
-WRITE = (("ScatterND", "data", "indices", "updates", "->", "y"),)
-MOST = ("ReduceMax", "y", "->", "most")
+MADE = "data = Expand(x, shape)"
+WRITE = "y = ortplugin.ScatterND(data, indices, updates)"
+MOST = "most = ReduceMax(y)"
 
 PLACES = {
-  "the last use": Place(MADE, (*WRITE, MOST), ("most",), 1),
-  "a slice": Place(MADE, (("UpdateSlice", "data", "updates", "one", "->", "y"), MOST), ("most",), 1),
+  "the last use": Place(MADE, f"{WRITE} {MOST}", ("most",), 1),
+  "a slice": Place(MADE, f"y = ortplugin.UpdateSlice<axes = [0]>(data, updates, one) {MOST}", ("most",), 1),
   "a chain": Place(
     MADE,
-    (
-      ("ScatterND", "data", "indices", "updates", "->", "u"),
-      ("UpdateSlice", "u", "updates", "one", "->", "v"),
-      ("ScatterND", "v", "indices", "updates", "->", "y"),
-      MOST,
-    ),
+    f"""u = ortplugin.ScatterND(data, indices, updates)
+        v = ortplugin.UpdateSlice<axes = [0]>(u, updates, one)
+        y = ortplugin.ScatterND(v, indices, updates) {MOST}""",
     ("most",),
     1,
   ),
   "the result is an output": Place(MADE, WRITE, ("y",), 2),
-  "data is used afterwards": Place(
-    MADE, (*WRITE, MOST, ("Add", "data", "most", "->", "sum"), ("ReduceMax", "sum", "->", "after")), ("after",), 2
-  ),
+  "data is used afterwards": Place(MADE, f"{WRITE} {MOST} sum = Add(data, most) after = ReduceMax(sum)", ("after",), 2),
   "data is used before": Place(
-    (*MADE, ("ReduceMax", "data", "->", "before")),
-    (("Add", "updates", "before", "->", "new"), ("ScatterND", "data", "indices", "new", "->", "y"), MOST),
+    f"{MADE} before = ReduceMax(data)",
+    f"new = Add(updates, before) y = ortplugin.ScatterND(data, indices, new) {MOST}",
     ("most",),
     1,
   ),
   "data is written twice": Place(
     MADE,
-    (
-      ("ScatterND", "data", "indices", "updates", "->", "v"),
-      ("UpdateSlice", "data", "updates", "one", "->", "y"),
-      MOST,
-      ("ReduceMax", "v", "->", "other"),
-    ),
+    f"""v = ortplugin.ScatterND(data, indices, updates)
+        y = ortplugin.UpdateSlice<axes = [0]>(data, updates, one) {MOST} other = ReduceMax(v)""",
     ("most", "other"),
     2,
   ),
-  "data is an output": Place(MADE, (*WRITE, MOST), ("most", "data"), 2),
-  "data is an input": Place((), (("ScatterND", "x", "indices", "updates", "->", "y"), MOST), ("most",), 1),
+  "data is an output": Place(MADE, f"{WRITE} {MOST}", ("most", "data"), 2),
+  "data is an input": Place("", f"y = ortplugin.ScatterND(x, indices, updates) {MOST}", ("most",), 1),
   "data is an initializer": Place(
-    MADE, (("ScatterND", "weight", "indices", "updates", "->", "y"), MOST), ("most",), 1, has_weight=True
+    MADE, f"y = ortplugin.ScatterND(weight, indices, updates) {MOST}", ("most",), 1, has_weight=True
   ),
-  "shapes are unknown": Place(MADE, (*WRITE, MOST), ("most",), 2, is_known=False),
+  "shapes are unknown": Place(MADE, f"{WRITE} {MOST}", ("most",), 2, is_known=False),
 }
 
 # Runs each model once in a memory of so many bytes; says what kept it from running.
@@ -361,7 +326,7 @@ def tensors_held(library: Path) -> dict[str, int]:
   size = ROWS * 1024 * 4
   held: dict[str, int] = {}
   for count in range(4):
-    left = [(name, place.model(ROWS).hex()) for name, place in PLACES.items() if name not in held]
+    left = [(name, place.model(ROWS).SerializeToString().hex()) for name, place in PLACES.items() if name not in held]
     done = subprocess.run(
       [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{TRY_IN}"],
       input=json.dumps([size * count + size // 2, ROWS, left]),
@@ -386,13 +351,13 @@ def test_a_copy_is_made_only_where_it_must(tensors_held: dict[str, int], name: s
 @pytest.mark.parametrize("name", PLACES)
 def test_outputs_are_right_in_place_and_out_of_it(library: Path, name: str) -> None:
   place = PLACES[name]
-  session = make(place.model(37))
+  model = place.model(37)
+  session, feeds = make(model.SerializeToString()), place.feeds(37)
+  kept = {key: value.copy() for key, value in feeds.items()}
+  expected = ReferenceEvaluator(ortplugin.restore(model)).run(None, feeds)
   for _ in range(3):
-    feeds = place.feeds(37)
-    kept = {key: value.copy() for key, value in feeds.items()}
-    outputs = dict(zip((each.name for each in session.get_outputs()), session.run(None, feeds), strict=True))
-    for key, wanted in place.expected(37).items():
-      np.testing.assert_array_equal(outputs[key], wanted, err_msg=key)
+    for output, wanted in zip(session.run(None, feeds), expected, strict=True):
+      np.testing.assert_array_equal(output, wanted)
     for key, value in kept.items():  # a caller's arrays are never written to
       np.testing.assert_array_equal(feeds[key], value)
 
