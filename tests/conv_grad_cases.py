@@ -177,22 +177,10 @@ def sizes_of(case: Case, arrays: Sequence[Array]) -> list[Array]:
 # T stands for the dtype at hand.
 
 BARE = "(T dz) => (T dz) {}"
-RELU = """(T dy, T y) => (T dz) {
-  p = Greater(y, 0)
-  dz = Where(p, dy, 0)
-}"""
-SCALED = """(T dy, T s, T y) => (T dz, bool p) {
-  p = Greater(y, 0)
-  g = Where(p, dy, 0)
-  dz = Mul(g, s)
-}"""
+RELU = "(T dy, T y) => (T dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"
+SCALED = "(T dy, T s, T y) => (T dz, bool p) { p = Greater(y, 0) g = Where(p, dy, 0) dz = Mul(g, s) }"
 WIDENED = "(float16 dy) => (float dz) { dz = Cast<to=float>(dy) }"
-SIGMOID = """(T dy, T y) => (T dz, T r) {
-  a = Sub(1, y)
-  b = Mul(a, y)
-  dz = Mul(b, dy)
-  r = Neg(dy)
-}"""
+SIGMOID = "(T dy, T y) => (T dz, T r) { a = Sub(1, y) b = Mul(a, y) dz = Mul(b, dy) r = Neg(dy) }"
 
 GEOMETRIES: dict[str, Geometry] = {
     "3x3": Geometry(2, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)),

@@ -135,15 +135,8 @@ def check(
 # T stands for the dtype at hand.
 
 BARE = "(T c) => (T c) {}"
-BIAS_RELU = """(T c, T b) => (T y) {
-  s = Add(c, b)
-  y = Relu(s)
-}"""
-RESIDUAL = """(T c, T b, T r) => (T y, T s) {
-  a = Add(c, b)
-  s = Add(a, r)
-  y = Tanh(s)
-}"""
+BIAS_RELU = "(T c, T b) => (T y) { s = Add(c, b) y = Relu(s) }"
+RESIDUAL = "(T c, T b, T r) => (T y, T s) { a = Add(c, b) s = Add(a, r) y = Tanh(s) }"
 
 # name: x, w, attributes
 GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {

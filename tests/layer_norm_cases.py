@@ -181,22 +181,11 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
     (FULL, (W,)),
   ),
   "a parameter used everywhere": (
-    """(T x, T b) => (T y) {
-        s = Mul(x, b)
-        t = Add(s, b)
-        n = LayerNormalization(t)
-        g = Mul(n, b)
-        y = Add(g, b)
-      }""",
+    "(T x, T b) => (T y) { s = Mul(x, b) t = Add(s, b) n = LayerNormalization(t) g = Mul(n, b) y = Add(g, b) }",
     (FULL, (W,)),
   ),
   "prologue's intermediates kept": (
-    """(T x, T r, T b) => (T t, T y, T u) {
-        t = Add(x, r)
-        u = Mul(t, 0.5)
-        s = Add(u, b)
-        y = LayerNormalization(s)
-      }""",
+    "(T x, T r, T b) => (T t, T y, T u) { t = Add(x, r) u = Mul(t, 0.5) s = Add(u, b) y = LayerNormalization(s) }",
     (FULL, FULL, (W,)),
   ),
   "normalised and activated": (
@@ -208,12 +197,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
     (FULL, (W,), (W,)),
   ),
   "gated": (
-    """(T x, T gate, T gamma) => (T y) {
-        n = RMSNormalization(x)
-        g = Mul(n, gamma)
-        a = Swish(gate)
-        y = Mul(g, a)
-      }""",
+    "(T x, T gate, T gamma) => (T y) { n = RMSNormalization(x) g = Mul(n, gamma) a = Swish(gate) y = Mul(g, a) }",
     (FULL, FULL, (W,)),
   ),
   "adaptive": (  # a DiT's modulation
@@ -226,12 +210,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
     (FULL, (3, 1, W), (3, 1, W)),
   ),
   "literals": (
-    """(T x) => (T y) {
-        t = Sub(1, x)
-        n = LayerNormalization<epsilon=0.01>(t)
-        c = Clip(n, -1.5, 0.75)
-        y = Div(c, 3)
-      }""",
+    "(T x) => (T y) { t = Sub(1, x) n = LayerNormalization<epsilon=0.01>(t) c = Clip(n, -1.5, 0.75) y = Div(c, 3) }",
     (FULL,),
   ),
   "mask": (

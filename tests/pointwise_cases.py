@@ -110,12 +110,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
 # T stands for the dtype at hand.
 
 SUM_RELU = "(T x, T r) => (T y) { s = Add(x, r) y = Relu(s) }"
-LERP = """(T x, T y, T w) => (T z) {
-  a = Sub(1, w)
-  b = Mul(a, x)
-  c = Mul(w, y)
-  z = Add(b, c)
-}"""
+LERP = "(T x, T y, T w) => (T z) { a = Sub(1, w) b = Mul(a, x) c = Mul(w, y) z = Add(b, c) }"
 LERP_DIFFERENCE = "(T x, T y, T w) => (T z) { d = Sub(y, x) s = Mul(d, w) z = Add(x, s) }"
 SILU = "(T x) => (T y) { s = Sigmoid(x) y = Mul(x, s) }"
 ERF_GELU = "(T x) => (T y) { d = Div(x, 1.4142135) e = Erf(d) p = Add(e, 1) m = Mul(x, p) y = Mul(m, 0.5) }"
@@ -220,10 +215,7 @@ BITS = """(T x, T y) => (T a, T o, T e, T n) {
   e = BitwiseXor(a, o)
   n = BitwiseNot(x)
 }"""
-SHIFTS = """(T x, T y) => (T l, T r) {
-  l = BitShift<direction="LEFT">(x, y)
-  r = BitShift<direction="RIGHT">(x, y)
-}"""
+SHIFTS = '(T x, T y) => (T l, T r) { l = BitShift<direction="LEFT">(x, y) r = BitShift<direction="RIGHT">(x, y) }'
 
 OTHERS = """(T x, T y, bool b) => (T a, T n, T s, T r, T m, T p, T w, T k, bool i, bool o, bool e) {
   a = Abs(x) n = Neg(x) s = Sign(x) r = Relu(x) m = Min(x, y) p = Pow(x, 2)

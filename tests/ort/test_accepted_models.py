@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.backend.test
+import onnx.parser
 import onnxruntime
 import pytest
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from ort.host import make
 from ortplugin.cli import main
@@ -22,133 +24,116 @@ from ortplugin.model.storage import load, save_model
 from ortplugin.model.upgrade import upgrade
 from ortplugin.optimizer import optimize
 
-SHAPE = [2, 4]
-node = helper.make_node
-
-
-def value(name: str, shape: list[Any] | None = SHAPE, dtype: int = TensorProto.FLOAT) -> ValueInfoProto:
-  return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def tensor(name: str, values: Any = ((1, -2, 3, 0.5),)) -> TensorProto:
-  return numpy_helper.from_array(np.asarray(values, np.float32), name)
-
 
 def built(
-  nodes: list[NodeProto],
-  initializers: list[TensorProto] | None = None,
-  opsets: list[tuple[str, int]] | None = None,
+  nodes: str,
+  weights: Mapping[str, Any] | None = None,
+  opsets: str = '"" : 17',
   ir: int = 8,
-  inputs: list[ValueInfoProto] | None = None,
-  **fields: Any,
+  inputs: str = "float[2,4] x",
+  output: str = "float[2,4] y",
 ) -> ModelProto:
   """Nodes that make t of x; then y = t + Exp(Neg(x)), for the optimizer to have work."""
-  chain = [node("Neg", ["x"], ["neg"]), node("Exp", ["neg"], ["exp"]), node("Add", ["t", "exp"], ["y"])]
-  graph = helper.make_graph(
-    [*nodes, *chain], "accepted", inputs or [value("x")], [value("y")], initializers or [], **fields
-  )
-  imports = [helper.make_opsetid(*each) for each in opsets or [("", 17)]]
-  return helper.make_model(graph, opset_imports=imports, ir_version=ir)
+  graph = f"accepted ({inputs}) => ({output}) {{ {nodes} neg = Neg(x) exp = Exp(neg) y = Add(t, exp) }}"
+  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{opsets}]> {graph}")
+  arrays = {name: np.asarray(values, np.float32) for name, values in (weights or {}).items()}
+  model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+  return model
 
 
 def reversed_nodes() -> ModelProto:
-  model = built([node("Relu", ["x"], ["t"])])
+  model = built("t = Relu(x)")
   nodes = [NodeProto.FromString(each.SerializeToString()) for each in reversed(model.graph.node)]
   del model.graph.node[:]
   model.graph.node.extend(nodes)
   return model
 
 
-def body_before_what_it_reads() -> ModelProto:
-  branches = {
-    "then_branch": helper.make_graph([node("Relu", ["late"], ["p"])], "then", [], [value("p")]),
-    "else_branch": helper.make_graph([node("Abs", ["late"], ["q"])], "else", [], [value("q")]),
-  }
-  inputs = [value("x"), value("c", [], TensorProto.BOOL)]
-  return built([node("If", ["c"], ["t"], **branches), node("Sin", ["x"], ["late"])], inputs=inputs)
+def branches(read: str) -> str:
+  """An If on c whose bodies read one value."""
+  return f"""If(c) <then_branch = then () => (float[2,4] p) {{ p = Relu({read}) }},
+                    else_branch = other () => (float[2,4] q) {{ q = Abs({read}) }}>"""
 
 
 def deprecated(opset: int) -> ModelProto:
   """GroupNormalization with a scale of each group, which onnx deprecates where it is defined."""
-  norm = node("GroupNormalization", ["x", "scale", "bias"], ["t"], num_groups=2)
-  constants = [tensor("scale", [0.5, 2]), tensor("bias", [1, -1])]
-  model = built([norm], constants, opsets=[("", opset)], inputs=[value("x", [2, 4, 3])])
-  model.graph.output[0].CopyFrom(value("y", [2, 4, 3]))
-  return model
+  norm = "t = GroupNormalization<num_groups = 2>(x, scale, bias)"
+  constants = {"scale": [0.5, 2], "bias": [1, -1]}
+  return built(norm, constants, f'"" : {opset}', inputs="float[2,4,3] x", output="float[2,4,3] y")
 
 
-def imported_twice(*opsets: tuple[str, int]) -> ModelProto:
+def imported_twice(opsets: str) -> ModelProto:
   """Softmax flattened its input until opset 12: which import counts shows in what it computes."""
-  model = built([node("Softmax", ["x"], ["t"])], opsets=list(opsets), inputs=[value("x", [2, 3, 4])])
-  model.graph.output[0].CopyFrom(value("y", [2, 3, 4]))
-  return model
+  return built("t = Softmax(x)", opsets=opsets, inputs="float[2,3,4] x", output="float[2,3,4] y")
 
 
 def function_of_another_opset() -> ModelProto:
-  model = built([node("F", ["x"], ["t"], domain="mine")], opsets=[("", 17), ("mine", 1)])
-  imports = [helper.make_opsetid("", 11)]
-  model.functions.append(helper.make_function("mine", "F", ["a"], ["b"], [node("Softmax", ["a"], ["b"])], imports))
-  model.graph.input[0].CopyFrom(value("x", [2, 3, 4]))
-  model.graph.output[0].CopyFrom(value("y", [2, 3, 4]))
+  opsets = '"" : 17, "mine" : 1'
+  model = built("t = mine.F(x)", opsets=opsets, inputs="float[2,3,4] x", output="float[2,3,4] y")
+  function = '<domain: "mine", opset_import: ["" : 11]> F (a) => (b) { b = Softmax(a) }'
+  model.functions.append(onnx.parser.parse_function(function))
   return model
 
 
 def sparse(indices: Any, dtype: Any, as_node: bool) -> ModelProto:
-  values = tensor("c" if not as_node else "", np.arange(1, 1 + len(indices)))
-  constant = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices, dtype), ""), SHAPE)
-  nodes = [node("Constant", [], ["c"], sparse_value=constant)] if as_node else []
-  model = built([*nodes, node("Add", ["x", "c"], ["t"])])
-  if not as_node:
+  values = numpy_helper.from_array(np.arange(1, 1 + len(indices), dtype=np.float32), "" if as_node else "c")
+  constant = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices, dtype), ""), [2, 4])
+  model = built("t = Add(x, c)")
+  if as_node:
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], sparse_value=constant))
+  else:
     model.graph.sparse_initializer.append(constant)
   return model
 
 
-def without(what: str) -> ModelProto:
-  model = built([node("Relu", ["x"], ["t"])])
-  if what == "input shape":
-    model.graph.input[0].CopyFrom(value("x", None))
-  elif what == "output shape":
-    model.graph.output[0].CopyFrom(value("y", None))
+def without(side: str, what: str) -> ModelProto:
+  """`side`: "input" or "output"; `what` it lacks: "shape" or "type"."""
+  model = built("t = Relu(x)")
+  (value,) = getattr(model.graph, side)
+  if what == "shape":
+    value.type.tensor_type.ClearField("shape")
   else:
-    model.graph.output[0].CopyFrom(ValueInfoProto(name="y"))
+    value.ClearField("type")
   return model
 
 
-ADDED = node("Add", ["x", "w"], ["t"])
+def of_dtype(number: int) -> ModelProto:
+  model = built("t = Relu(x)")
+  model.graph.input[0].type.tensor_type.elem_type = number
+  return model
+
+
+ADDED, ROW = "t = Add(x, w)", {"w": [[1, -2, 3, 0.5]]}
 MODELS: dict[str, Callable[[], ModelProto]] = {
   "nodes out of order": reversed_nodes,
-  "a body before what it reads": body_before_what_it_reads,
-  "com.microsoft not imported": lambda: built([node("Gelu", ["x"], ["t"], domain="com.microsoft")]),
-  "ai.onnx.ml not imported": lambda: built(
-    [node("Scaler", ["x"], ["t"], domain="ai.onnx.ml", offset=[1.0], scale=[2.0])]
-  ),
-  "IR 3, an initializer that is no input": lambda: built([ADDED], [tensor("w")], [("", 13)], 3),
+  "a body before what it reads": lambda: built(f"t = {branches('late')} late = Sin(x)", inputs="float[2,4] x, bool c"),
+  "com.microsoft not imported": lambda: built("t = com.microsoft.Gelu(x)"),
+  "ai.onnx.ml not imported": lambda: built("t = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x)"),
+  "IR 3, an initializer that is no input": lambda: built(ADDED, ROW, '"" : 13', 3),
   "IR 3, one that is and one that is not": lambda: built(
-    [node("Mul", ["x", "v"], ["s"]), node("Add", ["s", "w"], ["t"])],
-    [tensor("v"), tensor("w")],
-    [("", 13)],
+    f"s = Mul(x, v) {ADDED.replace('x', 's')}",
+    {"v": ROW["w"], **ROW},
+    '"" : 13',
     3,
-    [value("x"), value("w", [1, 4])],
+    "float[2,4] x, float[1,4] w",
   ),
-  "IR 3 and opset 8": lambda: built([ADDED], [tensor("w")], [("", 8)], 3),
-  "an input without a shape": lambda: without("input shape"),
-  "an output without a shape": lambda: without("output shape"),
-  "an output without a type": lambda: without("output type"),
-  "ai.onnx imported": lambda: built([node("Relu", ["x"], ["t"])], opsets=[("ai.onnx", 17)]),
-  "ai.onnx on a node": lambda: built([node("Relu", ["x"], ["t"], domain="ai.onnx")]),
-  "ai.onnx on both": lambda: built([node("Relu", ["x"], ["t"], domain="ai.onnx")], opsets=[("ai.onnx", 17)]),
-  "imported twice": lambda: imported_twice(("", 17), ("", 17)),
-  "imported under both names": lambda: imported_twice(("ai.onnx", 17), ("", 17)),
-  "imported as 11, then 13": lambda: imported_twice(("", 11), ("", 13)),
-  "imported as 13, then 11": lambda: imported_twice(("", 13), ("ai.onnx", 11)),
+  "IR 3 and opset 8": lambda: built(ADDED, ROW, '"" : 8', 3),
+  "an input without a shape": lambda: without("input", "shape"),
+  "an output without a shape": lambda: without("output", "shape"),
+  "an output without a type": lambda: without("output", "type"),
+  "ai.onnx imported": lambda: built("t = Relu(x)", opsets='"ai.onnx" : 17'),
+  "ai.onnx on a node": lambda: built("t = ai.onnx.Relu(x)"),
+  "ai.onnx on both": lambda: built("t = ai.onnx.Relu(x)", opsets='"ai.onnx" : 17'),
+  "imported twice": lambda: imported_twice('"" : 17, "" : 17'),
+  "imported under both names": lambda: imported_twice('"ai.onnx" : 17, "" : 17'),
+  "imported as 11, then 13": lambda: imported_twice('"" : 11, "" : 13'),
+  "imported as 13, then 11": lambda: imported_twice('"" : 13, "ai.onnx" : 11'),
   "a function of another opset": function_of_another_opset,
   "deprecated, opset 18": lambda: deprecated(18),
   "deprecated, opset 20": lambda: deprecated(20),
   **{
-    f"sparse, {np.dtype(dtype)}, {'node' if as_node else 'initializer'}": lambda dtype=dtype, as_node=as_node: sparse(
-      [1, 6], dtype, as_node
-    )
-    for dtype in (np.int8, np.int16, np.int32, np.int64)
+    f"sparse, {dtype}, {'node' if as_node else 'initializer'}": partial(sparse, [1, 6], dtype, as_node)
+    for dtype in ("int8", "int16", "int32", "int64")
     for as_node in (True, False)
   },
   "sparse, not sorted": lambda: sparse([6, 1, 3], np.int64, True),
@@ -156,12 +141,12 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
 }
 
 
-def outputs(session: Any, shapes: dict[str, list[int]] | None = None) -> list[Any]:
+def outputs(session: Any) -> list[Any]:
   rng = np.random.default_rng(7)
   feeds = {
     each.name: np.array(True)
     if each.type == "tensor(bool)"
-    else rng.standard_normal(each.shape or SHAPE).astype(np.float32)
+    else rng.standard_normal(each.shape or [2, 4]).astype(np.float32)
     for each in session.get_inputs()
   }
   return list(session.run(None, feeds))
@@ -194,9 +179,8 @@ def test_the_callers_model_is_not_changed(what: str) -> None:
 
 def test_an_input_without_a_shape_is_named_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
   source = tmp_path / "in.onnx"
-  model = without("input shape")
-  model.graph.node.insert(0, node("Identity", ["x"], ["again"]))  # so that there is something to verify
-  model.graph.node[1].input[0] = "again"
+  model = built("again = Identity(x) t = Relu(again)")  # so that there is something to verify
+  model.graph.input[0].type.tensor_type.ClearField("shape")
   source.write_bytes(model.SerializeToString())
   assert main([str(source), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]) == 1
   assert "input 'x' has no shape in the model; give --input-shape x:" in capsys.readouterr().err
@@ -204,35 +188,29 @@ def test_an_input_without_a_shape_is_named_with_the_remedy(tmp_path: Path, capsy
 
 
 def test_a_cycle_is_refused_with_its_nodes(tmp_path: Path) -> None:
-  cycle = [node("Add", ["x", "b"], ["a"], "first"), node("Neg", ["a"], ["b"]), node("Sin", ["b"], ["t"])]
   path = tmp_path / "in.onnx"
-  path.write_bytes(built(cycle).SerializeToString())
-  with pytest.raises(ModelError, match=r"cycle: 'first' \(Add\) -> 'b' \(Neg\) -> 'first' \(Add\); export"):
-    load(path)
-  long = [node("Neg", [f"v{i}"], [f"v{(i + 1) % 50}"]) for i in range(50)]
-  path.write_bytes(built([*long, node("Neg", ["v3"], ["t"])]).SerializeToString())
-  with pytest.raises(ModelError, match=r"cycle: '\w+' \(Neg\) -> .* -> \.\.\. -> '\w+' \(Neg\); export"):
-    load(path)
-  body = helper.make_graph([node("Add", ["x", "t"], ["p"])], "then", [], [value("p")])
-  other = helper.make_graph([node("Neg", ["x"], ["q"])], "else", [], [value("q")])
-  inputs = [value("x"), value("c", [], TensorProto.BOOL)]
-  through = built([node("If", ["c"], ["t"], "if", then_branch=body, else_branch=other)], inputs=inputs)
-  path.write_bytes(through.SerializeToString())
-  with pytest.raises(ModelError, match=r"cycle: 'if' \(If\) -> 'if' \(If\); export"):
-    load(path)
+  long = " ".join(f"v{(i + 1) % 50} = Neg(v{i})" for i in range(50))
+  for model, words in (
+    (built("[first] a = Add(x, b)  b = Neg(a)  t = Sin(b)"), r"'first' \(Add\) -> 'b' \(Neg\) -> 'first' \(Add\)"),
+    (built(f"{long} t = Neg(v3)"), r"'\w+' \(Neg\) -> .* -> \.\.\. -> '\w+' \(Neg\)"),
+    (built(f"[if] t = {branches('t')}", inputs="float[2,4] x, bool c"), r"'if' \(If\) -> 'if' \(If\)"),
+  ):
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match=f"cycle: {words}; export"):
+      load(path)
 
 
 @pytest.mark.parametrize(
   ("model", "words"),
   [
-    (built([node("Foo", ["x"], ["t"], domain="foo")]), "(Foo) is of domain 'foo', which the model does not import"),
+    (built("t = foo.Foo(x)"), "(Foo) is of domain 'foo', which the model does not import"),
     (
-      built([node("Gelu", ["x"], ["t"], domain="com.microsoft")], opsets=[("com.microsoft", 1)]),
+      built("t = com.microsoft.Gelu(x)", opsets='"com.microsoft" : 1'),
       "ONNX Runtime takes its newest opset, whichever that is",
     ),
-    (built([node("Scatter", ["x", "x", "x"], ["t"])]), "Scatter is deprecated"),
-    (built([ADDED], [tensor("w")], inputs=[ValueInfoProto(name="x")]), "its input 'x' has no type"),
-    (built([ADDED], [tensor("w")], inputs=[value("x", SHAPE, 77)]), "its input 'x' has the unknown dtype 77"),
+    (built("t = Scatter(x, x, x)"), "Scatter is deprecated"),
+    (without("input", "type"), "its input 'x' has no type"),
+    (of_dtype(77), "its input 'x' has the unknown dtype 77"),
   ],
 )
 def test_what_stays_refused_is_named(model: ModelProto, words: str, tmp_path: Path) -> None:

@@ -17,10 +17,7 @@ from ortplugin.errors import RuntimeMissingError, UsageError
 from ortplugin.ops import OPERATORS
 from ortplugin.session import gpu_count
 
-PROGRAM = """(float x, float g) => (float y) {
-  n = LayerNormalization<axis=-1, epsilon=1e-05>(x)
-  y = Mul(n, g)
-}"""
+PROGRAM = "(float x, float g) => (float y) { n = LayerNormalization<axis=-1, epsilon=1e-05>(x) y = Mul(n, g) }"
 
 
 def norm_model() -> bytes:
