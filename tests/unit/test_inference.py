@@ -15,7 +15,7 @@ import onnx.backend.test
 import pytest
 from exported import DATA, architectures
 from onnx import AttributeProto, ModelProto, TensorProto, helper
-from onnx_models import built, parsed
+from onnx_models import parsed
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
@@ -27,118 +27,65 @@ SECONDS = 30
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 
 
-def model_of(
-  nodes: list[onnx.NodeProto], dtype: int = FLOAT, shape: list[Any] | None = None, opset: int = 18, **constants: Any
-) -> ModelProto:
-  """Nodes that make y of x and of constants."""
+def model_of(nodes: str, x: str = "float[1]", opset: int = 18, functions: str = "", **constants: Any) -> ModelProto:
+  """Nodes that make y of x and of constants; functions are of the domain 'mine'."""
   weights = {name: np.asarray(value) for name, value in constants.items()}
-  return built(nodes, {"x": (dtype, [1] if shape is None else shape)}, {"y": (FLOAT, [None])}, opset, weights=weights)
+  domains = ["mine"] if functions else []
+  return parsed(f"g ({x} x) => (float[?] y) {{ {nodes} }} {functions}", opset, domains=domains, weights=weights)
 
 
-def doubled(op: str, count: int, first: str, **attributes: Any) -> list[onnx.NodeProto]:
+def doubled(op: str, count: int, first: str) -> str:
   """A chain of op(c, c) that begins with `first` and ends in a float output y."""
   names = [first, *(f"c{index}" for index in range(count))]
-  nodes = [helper.make_node(op, [a, a], [b], **attributes) for a, b in pairwise(names)]
-  return [*nodes, helper.make_node("Cast", [names[-1]], ["y"], to=FLOAT)]
+  return " ".join(f"{b} = {op}({a}, {a})" for a, b in pairwise(names)) + f" y = Cast<to = 1>({names[-1]})"
 
 
-def then(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
-  return [*nodes, helper.make_node("Cast", [nodes[-1].output[0]], ["y"], to=FLOAT)]
-
-
-node = helper.make_node
-FOUR = np.arange(4, dtype=np.int64)
-LONG = np.int64(1 << 40)
+CONCAT = "Concat<axis = 0>"
+BACKWARDS = "p = MaxPool<kernel_shape = [9]>(x) y = Slice(p, i, j, i, k)"
+AT = {"i": [2], "j": [-100], "k": [-1]}
 
 HOSTILE = {
-  "a range": model_of([*then(node("Range", ["a", "b", "c"], ["r"]))], a=np.int64(0), b=LONG, c=np.int64(1)),
-  "constants that double": model_of(doubled("Concat", 34, "c", axis=0), c=FOUR),
-  "inputs that double": model_of(doubled("Concat", 34, "x", axis=0), INT64, [4]),
-  "sums of what doubled": model_of(
-    [*doubled("Concat", 30, "x", axis=0), node("Add", ["c29", "c29"], ["z"])], INT64, [4]
-  ),
-  "a long input": model_of(then(node("Add", ["x", "x"], ["s"])), INT64, [1 << 40]),
-  "a long shape": model_of([node("ConstantOfShape", ["x"], ["s"]), node("Identity", ["s"], ["y"])], INT64, [1 << 40]),
-  "the rank of a table of indices": model_of(doubled("Gather", 40, "x"), INT64, [2, 2]),
-  "a table of what doubled": model_of(
-    [*doubled("Concat", 34, "x", axis=0), node("Gather", ["c33", "i"], ["z"])], INT64, [4], i=FOUR
-  ),
+  "a range": model_of("r = Range(a, b, c) y = Cast<to = 1>(r)", a=0, b=1 << 40, c=1),
+  "constants that double": model_of(doubled(CONCAT, 34, "c"), c=range(4)),
+  "inputs that double": model_of(doubled(CONCAT, 34, "x"), "int64[4]"),
+  "sums of what doubled": model_of(f"{doubled(CONCAT, 30, 'x')} z = Add(c29, c29)", "int64[4]"),
+  "a long input": model_of("s = Add(x, x) y = Cast<to = 1>(s)", f"int64[{1 << 40}]"),
+  "a long shape": model_of("s = ConstantOfShape(x) y = Identity(s)", f"int64[{1 << 40}]"),
+  "the rank of a table of indices": model_of(doubled("Gather", 40, "x"), "int64[2,2]"),
+  "a table of what doubled": model_of(f"{doubled(CONCAT, 34, 'x')} z = Gather(c33, i)", "int64[4]", i=range(4)),
   "views of what doubled": model_of(
-    [
-      *doubled("Concat", 34, "x", axis=0),
-      node("Unsqueeze", ["c33", "i"], ["u"]),
-      node("Squeeze", ["u", "i"], ["v"]),
-      node("Slice", ["v", "i", "j"], ["w"]),
-      node("Mul", ["w", "w"], ["z"]),
-    ],
-    INT64,
-    [4],
-    i=np.array([0]),
-    j=np.array([1 << 50]),
+    f"{doubled(CONCAT, 34, 'x')} u = Unsqueeze(c33, i) v = Squeeze(u, i) w = Slice(v, i, j) z = Mul(w, w)",
+    "int64[4]",
+    i=[0],
+    j=[1 << 50],
   ),
-  "an expanded shape": model_of(
-    then(node("Expand", ["x", "s"], ["e"]), node("Sub", ["e", "x"], ["d"])), INT64, [1], s=np.array([1 << 40])
-  ),
+  "an expanded shape": model_of("e = Expand(x, s) d = Sub(e, x) y = Cast<to = 1>(d)", "int64[1]", s=[1 << 40]),
   "outputs that no one asks for": model_of(
-    [node("Split", ["x"], ["s", "t"], num_outputs=1 << 40), node("Identity", ["s"], ["y"])], FLOAT, [1 << 41]
+    f"s, t = Split<num_outputs = {1 << 40}>(x) y = Identity(s)", f"float[{1 << 41}]"
   ),
-  "a slice of a negative length": model_of(
-    [node("MaxPool", ["x"], ["p"], kernel_shape=[9]), node("Slice", ["p", "i", "j", "i", "k"], ["y"])],
-    FLOAT,
-    [1, 1, 4],
-    i=np.array([2]),
-    j=np.array([-100]),
-    k=np.array([-1]),
-  ),
-  "a slice of a length that is declared negative": model_of(
-    [node("Slice", ["x", "i", "j"], ["y"])], FLOAT, [-7], i=np.array([0]), j=np.array([5])
-  ),
-  "a slice of opset 11": model_of(
-    [node("MaxPool", ["x"], ["p"], kernel_shape=[9]), node("Slice", ["p", "i", "j", "i", "k"], ["y"])],
-    FLOAT,
-    [1, 1, 4],
-    11,
-    i=np.array([2]),
-    j=np.array([-100]),
-    k=np.array([-1]),
-  ),
+  "a slice of a negative length": model_of(BACKWARDS, "float[1,1,4]", **AT),
+  "a slice of a length that is declared negative": model_of("y = Slice(x, i, j)", "float[-7]", i=[0], j=[5]),
+  "a slice of opset 11": model_of(BACKWARDS, "float[1,1,4]", 11, **AT),
   "scattered constants": model_of(
-    then(node("ScatterElements", ["c", "i", "u"], ["s"])),
+    "s = ScatterElements(c, i, u) y = Cast<to = 1>(s)",
     c=np.zeros(1 << 17, np.int64),
     i=np.zeros(1 << 20, np.int64),
     u=np.zeros(1 << 20, np.int64),
   ),
+  "calls that double": model_of(
+    "s = mine.F39(x) y = Cast<to = 1>(s)",
+    functions=" ".join(
+      f"""<domain: "mine", opset_import: ["" : 18, "mine" : 1]> F{index} (a) => (c)
+          {{ b = {op}(a) c = {op}(b) }}"""
+      for index, op in enumerate(["Neg", *(f"mine.F{called}" for called in range(39))])
+    ),
+  ),
+  "a function that doubles": model_of(  # values are kept in it as well
+    "s = mine.F(x) y = Cast<to = 1>(s)",
+    "int64[4]",
+    functions=f"""<domain: "mine", opset_import: ["" : 18]> F (a) => (y) {{ {doubled(CONCAT, 34, "a")} }}""",
+  ),
 }
-
-
-def calls_that_double() -> ModelProto:
-  """Each function calls the one before twice."""
-  model = model_of(then(node("F39", ["x"], ["s"], domain="mine")))
-  imports = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
-  model.opset_import.add(domain="mine", version=1)
-  for index in range(40):
-    call = {"domain": "mine"} if index else {}
-    op = f"F{index - 1}" if index else "Neg"
-    body = [node(op, ["a"], ["b"], **call), node(op, ["b"], ["c"], **call)]
-    model.functions.append(helper.make_function("mine", f"F{index}", ["a"], ["c"], body, imports))
-  return model
-
-
-HOSTILE["calls that double"] = calls_that_double()
-
-
-def function_that_doubles() -> ModelProto:
-  """A function of the model's own, in which values are kept as well."""
-  model = model_of(then(node("F", ["x"], ["s"], domain="mine")), INT64, [4])
-  names = ["a", *(f"b{index}" for index in range(34))]
-  body = [node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)]
-  imports = [helper.make_opsetid("", 18)]
-  model.functions.append(helper.make_function("mine", "F", ["a"], [names[-1]], body, imports))
-  model.opset_import.add(domain="mine", version=1)
-  return model
-
-
-HOSTILE["a function that doubles"] = function_that_doubles()
 
 
 @pytest.mark.one_in(3)
@@ -248,10 +195,10 @@ def test_shapes_may_be_taken_apart_again_and_again() -> None:
 def test_the_bound_of_a_slice(start: int, end: int, length: int) -> None:
   """Never less than what a Slice of any vector of up to ten elements leaves."""
   inputs = [Bound(10, 1, True), Bound(1, 1, True, (start,)), Bound(1, 1, True, (end,))]
-  assert result_bound(node("Slice", ["x", "s", "e"], ["y"]), inputs, 0).elements == length
+  assert result_bound(helper.make_node("Slice", ["x", "s", "e"], ["y"]), inputs, 0).elements == length
   assert length >= max(len(range(size)[start:end]) for size in range(11))
   backwards = [*inputs, Bound(1, 1, True, (0,)), Bound(1, 1, True, (-1,))]
-  assert result_bound(node("Slice", ["x", "s", "e", "a", "t"], ["y"]), backwards, 0).elements == 10
+  assert result_bound(helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["y"]), backwards, 0).elements == 10
 
 
 # Nodes whose values are not kept, here because x is long, but whose shapes are inferred.

@@ -310,18 +310,14 @@ def test_what_follows_fits(spatial: int, layout: str) -> None:
   np.testing.assert_array_equal(computed(optimized, feeds)[0], computed(model, feeds)[0], strict=True)
 
 
-def behind(node: onnx.NodeProto, width: int) -> onnx.ModelProto:
-  """Convolutions around a node that makes p of `before`, of [1,4,width,width]."""
-  nodes = [
-    helper.make_node("Conv", ["x", "w"], ["before"], "before"),
-    node,
-    helper.make_node("Conv", ["p", "w"], ["c"], "c"),
-    helper.make_node("Softmax", ["c"], ["s"], "s", axis=1),
-    helper.make_node("Conv", ["s", "w"], ["d"], "d"),
-    helper.make_node("Softmax", ["d"], ["y"], "y", axis=1),
-  ]
-  weights = {"w": np.ones((4, 4, 1, 1), np.float32), "scales": np.array([1, 1, 1.4, 1.4], np.float32)}
-  return built(nodes, {"x": ("float", [1, 4, width, width])}, {"y": ("float", None)}, weights=weights)
+def behind(node: str, width: int | str, height: int = 4) -> onnx.ModelProto:
+  """Convolutions around a node of `before`, of [1,4,height,width]."""
+  return parsed(
+    f"""g (float[1,4,{height},{width}] x) => (float y)
+        {{ before = Conv(x, w)  p = {node}  c = Conv(p, w)  s = Softmax<axis = 1>(c)  d = Conv(s, w)
+          y = Softmax<axis = 1>(d) }}""",
+    weights={"w": np.ones((4, 4, 1, 1), np.float32), "scales": np.array([1, 1, 1.4, 1.4], np.float32)},
+  )
 
 
 @pytest.mark.parametrize(
@@ -333,8 +329,8 @@ def behind(node: onnx.NodeProto, width: int) -> onnx.ModelProto:
 )
 def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width: int, is_said: bool) -> None:
   """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
-  resize = helper.make_node("Resize", ["before", "", "scales"], ["p"], "p", mode="nearest")
-  made, _, _ = run_passes(behind(resize, width), select_passes(only=["fuse-conv"]))
+  resize = 'Resize<mode = "nearest">(before, , scales)'
+  made, _, _ = run_passes(behind(resize, width, width), select_passes(only=["fuse-conv"]))
   assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
   said = {each.name for each in made.graph.value_info if each.type.tensor_type.HasField("shape")}
   assert said == ({"before", "c", "d"} if is_said else {"before"})
@@ -350,8 +346,8 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width: int, is_said
 )
 def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: int, stays: bool) -> None:
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
-  pool = helper.make_node("AveragePool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[kernel] * 2, strides=[2, 2])
-  model = behind(pool, width)
+  pool = f"AveragePool<ceil_mode = 1, kernel_shape = [{kernel}, {kernel}], strides = [2, 2]>(before)"
+  model = behind(pool, width, width)
   made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
   (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
   assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
@@ -361,8 +357,6 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: i
 
 
 def test_a_pool_of_open_size_keeps_its_ceil_mode() -> None:
-  pool = helper.make_node("MaxPool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2])
-  model = behind(pool, 4)
-  model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "W"
-  made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+  pool = "MaxPool<ceil_mode = 1, kernel_shape = [1, 1], strides = [2, 2]>(before)"
+  made, _, _ = run_passes(behind(pool, "W"), select_passes(only=["fuse-conv"]))
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
