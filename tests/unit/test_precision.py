@@ -1,7 +1,6 @@
 """--precision: which operators change their dtype, which stay and why, and where Casts are. No ONNX Runtime."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -9,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated
+from onnx_models import annotated, parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -25,24 +24,19 @@ FLOAT, HALF, BFLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProt
 FP16 = PRECISIONS["fp16"]
 
 
-def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-  """A node named after its first output; names are separated by blanks, '-' is an input left out."""
-  names = outputs.split()
-  return helper.make_node(op, [name.strip("-") for name in inputs.split()], names, f"make_{names[0]}", **attributes)
-
-
 def model(
-  nodes: Sequence[onnx.NodeProto],
+  nodes: str,
   constants: dict[str, Any] | None = None,
   *,
-  inputs: dict[str, Any] | None = None,
-  outputs: dict[str, Any] | None = None,
+  inputs: str = "float[2,4] x",
+  outputs: str = "float[2,4] y",
   opset: int = 17,
 ) -> onnx.ModelProto:
-  """A model; inputs and outputs are name to (dtype, shape), x and y of float32 and [2, 4] by default."""
+  """A model whose nodes are named after their first output, "make_a"."""
   weights = {name: np.asarray(value) for name, value in (constants or {}).items()}
-  usual = (FLOAT, [2, 4])
-  result = built(nodes, inputs or {"x": usual}, outputs or {"y": usual}, opset, 9, weights=weights)
+  result = parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
+  for each in result.graph.node:
+    each.name = f"make_{each.output[0]}"
   onnx.checker.check_model(result, full_check=True)
   return result
 
@@ -79,7 +73,7 @@ WEIGHT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
 def two_products() -> onnx.ModelProto:
-  nodes = [node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "y")]
+  nodes = "a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w)"
   return model(nodes, {"w": WEIGHT})
 
 
@@ -112,7 +106,7 @@ def test_back_to_float32() -> None:
 def test_bfloat16_where_the_opset_has_it() -> None:
   result, _, _ = convert(two_products(), "bf16")
   assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "MatMul", "Cast>float"]
-  old = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, opset=12)
+  old = model("y = MatMul(x, w)", {"w": WEIGHT}, opset=12)
   result, count, kept = convert(old, "bf16")
   assert (ops(result), count) == (["MatMul"], 0)
   assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
@@ -120,7 +114,7 @@ def test_bfloat16_where_the_opset_has_it() -> None:
 
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
-  old = model([node("MatMul", "x w", "a"), node("Relu", "a", "y")], {"w": WEIGHT}, opset=opset)
+  old = model("a = MatMul(x, w)  y = Relu(a)", {"w": WEIGHT}, opset=opset)
   result, report = ortplugin.optimize(old, only=[], precision="bf16")
   assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "Cast>float"]
   assert (report.opset, result.opset_import[0].version) == ((opset, 13), 13)
@@ -143,12 +137,11 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
 def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: str, kept: bool) -> None:
   """Left out by --only or --skip, it leaves a node that ONNX Runtime's CUDA provider can't run in that dtype."""
   around = "Conv" if op == "ConvTranspose" else "MatMul"
-  inputs = {"ConvTranspose": "a w", "Clip": "a low"}.get(op, "a")
-  nodes = [node(around, "x w", "a"), node(op, inputs, "b"), node(around, "b w", "y")]
+  inputs = {"ConvTranspose": "a, w", "Clip": "a, low"}.get(op, "a")
+  nodes = f"a = {around}(x, w)  b = {op}({inputs})  y = {around}(b, w)"
   shape = (4, 4, 1, 1) if around == "Conv" else (4, 4)
   constants = {"w": np.full(shape, 0.1, np.float32)} | ({"low": np.float32(0.5)} if op == "Clip" else {})
-  image = (FLOAT, [2, 4, 3, 4])
-  original = model(nodes, constants, inputs={"x": image}, outputs={"y": image}, opset=opset)
+  original = model(nodes, constants, inputs="float[2,4,3,4] x", outputs="float[2,4,3,4] y", opset=opset)
   _, _, found = convert(original, name)
   assert not found
   _, _, found = convert(original, name, rewrites=frozenset({"fuse-conv", "lone-pointwise"} - {rewrite}))
@@ -161,9 +154,9 @@ def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: st
 
 def test_a_clip_of_one_element_stays() -> None:
   """No kernel of ours takes it."""
-  nodes = [node("MatMul", "x w", "a"), node("Clip", "a low", "b"), node("MatMul", "b w", "y")]
+  nodes = "a = MatMul(x, w)  b = Clip(a, low)  y = MatMul(b, w)"
   original = model(nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)},
-                   inputs={"x": (FLOAT, [1, 1])}, outputs={"y": (FLOAT, [1, 1])})  # fmt: skip
+                   inputs="float[1,1] x", outputs="float[1,1] y")  # fmt: skip
   _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
   assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
@@ -171,11 +164,9 @@ def test_a_clip_of_one_element_stays() -> None:
 @pytest.mark.parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
 def test_what_only_a_rewrite_can_run_has_a_rank(name: str, op: str) -> None:
   """No rewrite takes an operator of unknown rank."""
-  inputs = {"x": (FLOAT, [2, 4]), "shape": (TensorProto.INT64, ["rank"])}
-  nodes = [node("MatMul", "x w", "a"), node("Reshape", "a shape", "r"), node(op, "r", "z")]
-  nodes += [node("Reshape", "z flat", "y")]
+  nodes = f"a = MatMul(x, w)  r = Reshape(a, shape)  z = {op}(r)  y = Reshape(z, flat)"
   constants = {"w": np.full((4, 4), 0.1, np.float32), "flat": np.array([-1])}
-  original = model(nodes, constants, inputs=inputs, outputs={"y": (FLOAT, [8])})
+  original = model(nodes, constants, inputs="float[2,4] x, int64[rank] shape", outputs="float[8] y")
   _, _, found = convert(original, name)
   dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
   assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
@@ -195,10 +186,10 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name: str, op: str) -> None:
 def test_a_reduction_in_bfloat16_is_for_our_scatters(
   op: str, name: str, reduction: str, rewrites: set[str], kept: bool
 ) -> None:
-  nodes = [node("MatMul", "x w", "a"), node(op, "a i u", "b", reduction=reduction), node("MatMul", "b w", "y")]
+  nodes = f'a = MatMul(x, w)  b = {op}<reduction = "{reduction}">(a, i, u)  y = MatMul(b, w)'
   places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
   constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
-  original = model(nodes, constants, inputs={"x": (FLOAT, [2, 4])}, outputs={"y": (FLOAT, [2, 4])}, opset=18)
+  original = model(nodes, constants, opset=18)
   _, _, found = convert(original, name, rewrites=frozenset(rewrites))
   reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
   assert found == ({"make_b": reason} if kept else {})
@@ -207,35 +198,26 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_the_statistics_of_a_norm_stay(name: str) -> None:
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
-  nodes = [
-    node("MatMul", "x w", "a"),
-    node("LayerNormalization", "a g", "n mean", axis=1),
-    node("MatMul", "n w", "y"),
-    node("Neg", "mean", "z"),
-  ]
-  original = model(
-    nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])}
-  )
+  nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis = 1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
+  original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)}, outputs="float[2,4] y, float[2,1] z")
   result, _, _ = convert(original, name)
   inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
   types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
   assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
 
 
-@pytest.mark.parametrize(
-  "made", [node("EyeLike", "x", "a", dtype=HALF), node("RandomUniformLike", "x", "a", dtype=HALF, seed=1.0)]
-)
-def test_a_dtype_that_an_attribute_says_stays(made: onnx.NodeProto) -> None:
-  original = model([made, node("MatMul", "h a", "b"), node("Cast", "b", "y", to=FLOAT)],
-                   inputs={"x": (FLOAT, [4, 4]), "h": (HALF, [4, 4])}, outputs={"y": (FLOAT, [4, 4])})  # fmt: skip
+@pytest.mark.parametrize("made", ["EyeLike<dtype = 10>", "RandomUniformLike<dtype = 10, seed = 1.0>"])
+def test_a_dtype_that_an_attribute_says_stays(made: str) -> None:
+  original = model(f"a = {made}(x)  b = MatMul(h, a)  y = Cast<to = 1>(b)", inputs="float[4,4] x, float16[4,4] h",
+                   outputs="float[4,4] y")  # fmt: skip
   result, _, kept = convert(original, "fp32")
-  assert ops(result) == [made.op_type, "Cast>float", "Cast>float", "MatMul", "Cast>float"]
+  assert ops(result) == [made.partition("<")[0], "Cast>float", "Cast>float", "MatMul", "Cast>float"]
   assert kept["make_a"] == "its attribute 'dtype' says its dtype"
 
 
 def test_double_stays() -> None:
-  nodes = [node("Relu", "x", "a"), node("Cast", "a", "b", to=FLOAT), node("MatMul", "b w", "y")]
-  result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs={"x": (DOUBLE, [2, 4])}))
+  nodes = "a = Relu(x)  b = Cast<to = 1>(a)  y = MatMul(b, w)"
+  result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs="double[2,4] x"))
   assert ops(result) == ["Relu", "Cast>half", "MatMul", "Cast>float"]
 
 
@@ -243,10 +225,7 @@ def test_double_stays() -> None:
 
 
 def test_a_large_initializer_is_named_and_what_follows_stays_too() -> None:
-  nodes = [
-    node("MatMul", "x w", "a"), node("Mul", "a large", "b"), node("Add", "b a", "c"), node("Tanh", "c", "d"),
-    node("MatMul", "d w", "y"),
-  ]  # fmt: skip
+  nodes = "a = MatMul(x, w)  b = Mul(a, large)  c = Add(b, a)  d = Tanh(c)  y = MatMul(d, w)"
   result, _, kept = convert(model(nodes, {"w": WEIGHT, "large": np.float32(70000)}))
   assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "Mul", "Add", "Tanh", "Cast>half", "MatMul", "Cast>float"]
   assert kept["make_b"] == "the initializer 'large' holds 70000, beyond float16's 65504"
@@ -255,7 +234,7 @@ def test_a_large_initializer_is_named_and_what_follows_stays_too() -> None:
 
 
 def test_a_number_that_vanishes_is_named() -> None:
-  nodes = [node("MatMul", "x w", "a"), node("Add", "a tiny", "b"), node("MatMul", "b w", "y")]
+  nodes = "a = MatMul(x, w)  b = Add(a, tiny)  y = MatMul(b, w)"
   _, _, kept = convert(model(nodes, {"w": WEIGHT, "tiny": np.float32(1e-9)}))
   assert kept == {"make_b": "the initializer 'tiny' holds 1e-09, of which float16 keeps 0"}
   _, _, kept = convert(model(nodes, {"w": WEIGHT, "tiny": np.float32(1e-9)}), "bf16")
@@ -274,42 +253,38 @@ def test_small_numbers_beside_large_ones_do_not_matter() -> None:
 def test_what_masks_are_filled_with_stays_finite() -> None:
   lowest = np.finfo(np.float32).min
   assert converted(np.array([lowest, 0, -np.inf], np.float32), FP16).tolist() == [-32752.0, 0.0, -np.inf]
-  nodes = [
-    node("Cast", "mask", "m", to=FLOAT), node("Sub", "one m", "n"), node("Mul", "n lowest", "bias"),
-    node("MatMul", "x w", "s"), node("Add", "s bias", "t"), node("Softmax", "t", "p"), node("MatMul", "p w", "y"),
-  ]  # fmt: skip
-  inputs = {"x": (FLOAT, [2, 4]), "mask": (TensorProto.INT64, [2, 4])}
+  nodes = """m = Cast<to = 1>(mask)  n = Sub(one, m)  bias = Mul(n, lowest)
+    s = MatMul(x, w)  t = Add(s, bias)  p = Softmax(t)  y = MatMul(p, w)"""
   constants = {"w": WEIGHT, "one": np.float32(1), "lowest": lowest}
-  result, _, kept = convert(model(nodes, constants, inputs=inputs))
+  result, _, kept = convert(model(nodes, constants, inputs="float[2,4] x, int64[2,4] mask"))
   assert not kept
   assert Counter(ops(result))["Cast>half"] == 2  # of x and of the mask itself
   assert initializers(result)["lowest"] == np.float16(-32752)
 
 
 COSTLY = {
-  "exponential": ([node("Exp", "a", "b")], "its results outgrow its inputs"),
-  "power": ([node("Pow", "a two", "b")], "its results outgrow its inputs"),
-  "square": ([node("Mul", "a a", "b")], "it squares"),
-  "sum": ([node("ReduceSum", "a", "r", keepdims=1), node("Mul", "r a", "b")], "it adds up 8000 numbers"),
-  "mean": ([node("ReduceMean", "a", "r", keepdims=1), node("Mul", "r a", "b")], "it adds up 8000 numbers"),
-  "logarithm": ([node("Log", "a", "b")], "small inputs vanish"),
-  "norm": ([node("ReduceL2", "a", "r", keepdims=1), node("Div", "a r", "b")], "it sums squares"),
+  "exponential": ("b = Exp(a)", "its results outgrow its inputs"),
+  "power": ("b = Pow(a, two)", "its results outgrow its inputs"),
+  "square": ("b = Mul(a, a)", "it squares"),
+  "sum": ("r = ReduceSum<keepdims = 1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
+  "mean": ("r = ReduceMean<keepdims = 1>(a)  b = Mul(r, a)", "it adds up 8000 numbers"),
+  "logarithm": ("b = Log(a)", "small inputs vanish"),
+  "norm": ("r = ReduceL2<keepdims = 1>(a)  b = Div(a, r)", "it sums squares"),
 }
 
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_computes_beyond_the_dtype_stays(name: str) -> None:
   nodes, reason = COSTLY[name]
-  shape = (FLOAT, [2000, 4])
   original = model(
-    [node("MatMul", "x w", "a"), *nodes, node("Tanh", "b", "c"), node("MatMul", "c w", "y")],
+    f"a = MatMul(x, w)  {nodes}  c = Tanh(b)  y = MatMul(c, w)",
     {"w": WEIGHT, "two": np.float32(2)},
-    inputs={"x": shape},
-    outputs={"y": shape},
+    inputs="float[2000,4] x",
+    outputs="float[2000,4] y",
   )
   result, _, kept = convert(original)
-  first = nodes[0].name
-  assert kept[first] == reason
+  first, *_ = nodes  # its output
+  assert kept[f"make_{first}"] == reason
   found = ops(result)
   assert found[0] == "Cast>half"
   assert found[1] == found[-2] == "MatMul"
@@ -318,28 +293,22 @@ def test_what_computes_beyond_the_dtype_stays(name: str) -> None:
 
 
 def test_short_sums_do_not_stay() -> None:
-  original = model([node("MatMul", "x w", "a"), node("ReduceMean", "a", "y", axes=[1], keepdims=0)], {"w": WEIGHT},
-                   outputs={"y": (FLOAT, [2])})  # fmt: skip
+  original = model("a = MatMul(x, w)  y = ReduceMean<axes = [1], keepdims = 0>(a)", {"w": WEIGHT},
+                   outputs="float[2] y")  # fmt: skip
   _, count, kept = convert(original)
   assert (count, kept) == (2, {})
 
 
 def test_positions_and_their_sines_stay() -> None:
-  nodes = [
-    node("Cast", "position", "p", to=FLOAT),
-    node("Mul", "p frequency", "angle"),
-    node("Sin", "angle", "s"),
-    node("MatMul", "s w", "y"),
-  ]
-  inputs = {"position": (TensorProto.INT64, [2, 4])}
+  nodes = "p = Cast<to = 1>(position)  angle = Mul(p, frequency)  s = Sin(angle)  y = MatMul(s, w)"
   frequency = np.array([1, 0.1, 0.01, 0.001], np.float32)
-  result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs=inputs))
+  result, _, kept = convert(model(nodes, {"w": WEIGHT, "frequency": frequency}, inputs="int64[2,4] position"))
   assert ops(result) == ["Cast>float", "Mul", "Sin", "Cast>half", "MatMul", "Cast>float"]
   assert kept["make_angle"] == "it computes with the integers that make_p (Cast) makes"
 
 
 def test_measured_activations_decide() -> None:
-  nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Add", "b a", "c"), node("MatMul", "c w", "y")]
+  nodes = "a = MatMul(x, w)  b = Exp(a)  c = Add(b, a)  y = MatMul(c, w)"
   original = model(nodes, {"w": WEIGHT})
   _, _, kept = convert(original)
   assert set(kept) == {"make_b", "make_c", "make_y"}
@@ -352,7 +321,7 @@ def test_measured_activations_decide() -> None:
 
 
 def test_islands_between_kept_operators_stay() -> None:
-  nodes = [node("Exp", "x", "a"), node("Tanh", "a", "b"), node("Reshape", "b shape", "c"), node("Exp", "c", "y")]
+  nodes = "a = Exp(x)  b = Tanh(a)  c = Reshape(b, shape)  y = Exp(c)"
   result, count, kept = convert(model(nodes, {"shape": np.array([2, 4])}))
   assert (ops(result), count) == (["Exp", "Tanh", "Reshape", "Exp"], 0)
   assert kept["make_c"] == "it stands between operators that keep their dtype"
@@ -380,10 +349,7 @@ def test_other_domains_and_unknown_dtypes_stay() -> None:
 
 
 def test_a_value_is_cast_once_for_all_its_readers() -> None:
-  nodes = [
-    node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Log", "a", "c"), node("MatMul", "a w", "d"),
-    node("Add", "b c", "e"), node("Tanh", "e", "f"), node("Add", "f d", "y"),
-  ]  # fmt: skip
+  nodes = "a = MatMul(x, w)  b = Exp(a)  c = Log(a)  d = MatMul(a, w)  e = Add(b, c)  f = Tanh(e)  y = Add(f, d)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT}))
   casts = [each for each in result.graph.node if each.op_type == "Cast"]
   assert len({(each.input[0], each.attribute[0].i) for each in casts}) == len(casts) == 4
@@ -391,21 +357,17 @@ def test_a_value_is_cast_once_for_all_its_readers() -> None:
 
 def test_casts_of_the_model_become_borders_or_nothing() -> None:
   """From automatic mixed precision: what was in float32 between Casts is in float16 now, and no pair remains."""
-  nodes = [
-    node("MatMul", "x w", "a"), node("Cast", "a", "b", to=FLOAT), node("Mul", "b scale", "c"),
-    node("Cast", "c", "d", to=HALF), node("MatMul", "d w", "y"),
-  ]  # fmt: skip
-  half = (HALF, [2, 4])
+  nodes = "a = MatMul(x, w)  b = Cast<to = 1>(a)  c = Mul(b, scale)  d = Cast<to = 10>(c)  y = MatMul(d, w)"
   original = model(
-    nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs={"x": half}, outputs={"y": half}
+    nodes, {"w": WEIGHT.astype(np.float16), "scale": np.float32(0.5)}, inputs="float16[2,4] x", outputs="float16[2,4] y"
   )
   optimized, _ = ortplugin.optimize(original, precision="fp16", skip=["fuse-pointwise", "matmul-to-fused"])
   assert ops(optimized) == ["MatMul", "Mul", "MatMul"]
 
 
 def test_an_output_that_is_read_again_keeps_its_name() -> None:
-  nodes = [node("MatMul", "x w", "y"), node("Exp", "y", "z"), node("MatMul", "y w", "t")]
-  both = {name: (FLOAT, [2, 4]) for name in ("y", "z", "t")}
+  nodes = "y = MatMul(x, w)  z = Exp(y)  t = MatMul(y, w)"
+  both = "float[2,4] y, float[2,4] z, float[2,4] t"
   for io in (False, True):
     result, _, _ = convert(model(nodes, {"w": WEIGHT}, outputs=both), io=io)
     assert [each.name for each in result.graph.output] == ["y", "z", "t"]
@@ -413,15 +375,14 @@ def test_an_output_that_is_read_again_keeps_its_name() -> None:
 
 
 def test_an_input_that_is_an_output_is_left_alone() -> None:
-  original = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, outputs={"x": (FLOAT, [2, 4]), "y": (FLOAT, [2, 4])})
+  original = model("y = MatMul(x, w)", {"w": WEIGHT}, outputs="float[2,4] x, float[2,4] y")
   result, _, _ = convert(original, io=True)
   assert result.graph.input[0].type.tensor_type.elem_type == FLOAT
   assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
 
 
 def test_overridable_initializers_keep_their_dtype() -> None:
-  inputs = {"x": (FLOAT, [2, 4]), "w": (FLOAT, [4, 4])}
-  original = model([node("MatMul", "x w", "y")], {"w": WEIGHT}, inputs=inputs)
+  original = model("y = MatMul(x, w)", {"w": WEIGHT}, inputs="float[2,4] x, float[4,4] w")
   for io in (False, True):
     result, _, _ = convert(original, io=io)
     assert initializers(result)["w"].dtype == np.float32
@@ -430,20 +391,18 @@ def test_overridable_initializers_keep_their_dtype() -> None:
 
 
 def test_a_constant_that_both_sides_read_is_there_twice() -> None:
-  nodes = [node("MatMul", "x w", "a"), node("Add", "a c", "b"), node("Exp", "b", "d"), node("Add", "d c", "e"),
-           node("Tanh", "e", "y")]  # fmt: skip
+  nodes = "a = MatMul(x, w)  b = Add(a, c)  d = Exp(b)  e = Add(d, c)  y = Tanh(e)"
   result, _, _ = convert(model(nodes, {"w": WEIGHT, "c": np.ones(4, np.float32)}))
   assert sorted((name, array.dtype.name) for name, array in initializers(result).items()) == [
       ("c", "float32"), ("c_2", "float16"), ("w", "float16")]  # fmt: skip
 
 
 def test_arguments_of_a_fixed_dtype_stay() -> None:
-  shape = (FLOAT, [1, 1, 4, 4])
   original = model(
-    [node("MatMul", "x w", "a"), node("Resize", "a - scales", "y", mode="nearest")],
+    'a = MatMul(x, w)  y = Resize<mode = "nearest">(a, , scales)',
     {"w": WEIGHT, "scales": np.array([1, 1, 2, 2], np.float32)},
-    inputs={"x": shape},
-    outputs={"y": (FLOAT, [1, 1, 8, 8])},
+    inputs="float[1,1,4,4] x",
+    outputs="float[1,1,8,8] y",
   )
   result, _, kept = convert(original)
   assert not kept
@@ -451,28 +410,20 @@ def test_arguments_of_a_fixed_dtype_stay() -> None:
 
 
 def test_bodies_keep_their_dtypes_and_read_what_they_read_before() -> None:
-  value = helper.make_tensor_value_info
-  then = helper.make_graph([helper.make_node("Mul", ["a", "a"], ["t"], "mul")], "then", [], [value("t", FLOAT, [2, 4])])
-  other = helper.make_graph([helper.make_node("Relu", ["a"], ["o"], "relu")], "else", [], [value("o", FLOAT, [2, 4])])
-  nodes = [
-    node("MatMul", "x w", "a"),
-    helper.make_node("If", ["c"], ["b"], "choice", then_branch=then, else_branch=other),
-    node("MatMul", "b w", "y"),
-  ]
-  inputs = {"x": (FLOAT, [2, 4]), "c": (TensorProto.BOOL, [])}
-  result, _, kept = convert(model(nodes, {"w": WEIGHT}, inputs=inputs))
-  assert kept == {"choice": "bodies of If, Loop and Scan keep their dtypes"}
+  nodes = """a = MatMul(x, w)
+    b = If(c) <then_branch = then () => (float[2,4] t) { t = Mul(a, a) },
+               else_branch = other () => (float[2,4] o) { o = Relu(a) }>
+    y = MatMul(b, w)"""
+  result, _, kept = convert(model(nodes, {"w": WEIGHT}, inputs="float[2,4] x, bool c"))
+  assert kept == {"make_b": "bodies of If, Loop and Scan keep their dtypes"}
   assert ops(result) == ["Cast>half", "MatMul", "Cast>float", "If", "Cast>half", "MatMul", "Cast>float"]
   read = {name for a in result.graph.node[3].attribute for each in a.g.node for name in each.input}
   assert read == {result.graph.node[2].output[0]}
 
 
 def test_arithmetic_on_shapes_stays_silently() -> None:
-  nodes = [
-    node("Shape", "x", "s"), node("Cast", "s", "f", to=FLOAT), node("Mul", "f two", "g"),
-    node("Cast", "g", "h", to=TensorProto.INT64), node("MatMul", "x w", "a"), node("Tile", "a h", "y"),
-  ]  # fmt: skip
-  original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs={"y": (FLOAT, ["a", "b"])})
+  nodes = "s = Shape(x)  f = Cast<to = 1>(s)  g = Mul(f, two)  h = Cast<to = 7>(g)  a = MatMul(x, w)  y = Tile(a, h)"
+  original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs="float[a,b] y")
   result, count, kept = convert(original)
   assert (count, kept) == (2, {})  # MatMul and Tile
   assert initializers(result)["two"].dtype == np.float32
@@ -492,10 +443,12 @@ def test_weights_take_norms_in_float32_first() -> None:
   channels = [np.array([v, 1], np.float32) for v in (3.0, 0.5, 100.0, 0.25)]
   names = ("scale", "shift", "mean", "variance")
   kernel = np.ones((2, 2, 1, 1), np.float32)
-  nodes = [node("BatchNormalization", "x scale shift mean variance", "a"), node("Conv", "a w", "y")]
-  shape = (FLOAT, [1, 2, 4, 4])
+  nodes = "a = BatchNormalization(x, scale, shift, mean, variance)  y = Conv(a, w)"
   original = model(
-    nodes, {"w": kernel, **dict(zip(names, channels, strict=True))}, inputs={"x": shape}, outputs={"y": shape}
+    nodes,
+    {"w": kernel, **dict(zip(names, channels, strict=True))},
+    inputs="float[1,2,4,4] x",
+    outputs="float[1,2,4,4] y",
   )
   optimized, _ = ortplugin.optimize(original, precision="fp16")
   assert "BatchNormalization" not in ops(optimized)
@@ -511,9 +464,10 @@ def test_the_same_model_twice_is_the_same(tmp_path: Any) -> None:
 
 
 def test_tf32_is_an_attribute_of_convolutions() -> None:
-  shape = (FLOAT, [1, 2, 4, 4])
-  nodes = [node("Conv", "x w", "a"), node("Relu", "a", "y")]
-  original = model(nodes, {"w": np.ones((2, 2, 1, 1), np.float32)}, inputs={"x": shape}, outputs={"y": shape})
+  nodes = "a = Conv(x, w)  y = Relu(a)"
+  original = model(
+    nodes, {"w": np.ones((2, 2, 1, 1), np.float32)}, inputs="float[1,2,4,4] x", outputs="float[1,2,4,4] y"
+  )
   optimized, report = ortplugin.optimize(original, precision="tf32")
   assert report.rewrites["allow-tf32"] == 1
   (fused,) = [each for each in optimized.graph.node if each.op_type == "FusedConv"]
@@ -530,7 +484,7 @@ def test_tf32_is_an_attribute_of_convolutions() -> None:
 
 
 def test_the_report_counts() -> None:
-  nodes = [node("MatMul", "x w", "a"), node("Exp", "a", "b"), node("Tanh", "b", "c"), node("MatMul", "c w", "y")]
+  nodes = "a = MatMul(x, w)  b = Exp(a)  c = Tanh(b)  y = MatMul(c, w)"
   _, report = ortplugin.optimize(model(nodes, {"w": WEIGHT}), precision="fp16")
   assert report.to_dict()["precision"] == {"name": "fp16", "converted": 2, "kept": 2}
   assert NearMiss("precision", "make_b (Exp)", "its results outgrow its inputs") in report.near_misses
