@@ -65,8 +65,8 @@ def _written(scope: Scope, node: gs.Node) -> tuple[gs.Node, list[gs.Node]]:
   """The node that writes Y by rows, and the views left out; the same and none where it does or can't."""
   layout = layouts.parse(str(node.attrs.get("y_layout", layouts.STANDARD)), is_output=True)
   heads, y = int(node.attrs["heads"]), node.outputs[0]
-  given = dims(scope, y)
-  sizes = None if given is None else sizes_of(layout, given, heads)
+  given, joined = dims(scope, y), any(sum(atom.name in "bsd" for atom in axis) > 1 for axis in layout.axes)
+  sizes = None if given is None or joined else sizes_of(layout, given, heads)
   if sizes is None or len(node.outputs) > 1 or _ends_with_columns(layout):
     return node, []
   atoms, axes = indexed(layout, sizes, heads)

@@ -54,3 +54,9 @@ def test_three_sequences() -> None:
 def test_what_is_read_twice_is_written_as_it_was() -> None:
   nodes = f"""a = {NODE}, y_layout = "b (h d) s"> (x, x, x)  y = Transpose<perm = [0, 2, 1]> (a)  z = Neg(a)"""
   run_pass(written(nodes, "float[2,2,5,4] x", "float[2,5,8] y, float[2,8,5] z"), ATTENTION_VIEWS, changes=0)
+
+
+def test_an_axis_of_several_is_left() -> None:
+  """As HaloNet's windows, whose batch and columns are one axis of Y, which tells neither length."""
+  nodes = f"""a = {NODE}, y_layout = "(h d b) s"> (x, x, x)  y = Transpose<perm = [1, 0]> (a)"""
+  run_pass(written(nodes, "float[2,2,5,4] x", "float[5,16] y"), ATTENTION_VIEWS, changes=0)
