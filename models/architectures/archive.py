@@ -1,6 +1,6 @@
 """The archive of models and what is said of them; each exporter replaces its own files in it.
 
-python -m models.architectures.archive      # leaves out forms of an architecture that add nothing to the others
+python -m models.architectures.archive      # leaves out what adds nothing to the others
 """
 
 import json
@@ -105,17 +105,16 @@ def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set
 
 
 def prune() -> None:
-  """Removes forms of an architecture in which passes, near misses and operators are those of other files as well."""
+  """Removes PyTorch's models, largest first, whose passes, near misses and operators all are other files' as well."""
   with _opened() as (folder, _, entries):
     features = {name: _features(folder / f"{name}.onnx") for name in entries}
     counts = Counter(each for found in features.values() for each in found)
-    forms = Counter(said["architecture"] for said in entries.values())
-    for name in sorted(entries, key=lambda name: (entries[name]["dynamic"], name)):
-      architecture = entries[name]["architecture"]
-      if forms[architecture] > 1 and all(counts[each] > 1 for each in features[name]):
+    sizes = {name: (folder / f"{name}.onnx").stat().st_size for name in entries}
+    for name in sorted(entries, key=lambda name: -sizes[name]):
+      of_torch = entries[name]["exporter"] in ("dynamo", "torchscript")
+      if of_torch and all(counts[each] > 1 for each in features[name]):
         (folder / f"{name}.onnx").unlink()
         del entries[name]
-        forms[architecture] -= 1
         counts.subtract(features[name])
 
 

@@ -23,15 +23,10 @@ LOAD_MATRICES(load_matrices, "")
 LOAD_MATRICES(load_transposed, ".trans")
 #undef LOAD_MATRICES
 
-// To the nearest number of TF32: the tensor cores would cut off. Ties to even are one instruction from Hopper on, ties
-// away three.
+// To the nearest number of TF32: the tensor cores would cut off.
 __device__ __forceinline__ unsigned to_tf32(float x) {
   unsigned y;
-#if __CUDA_ARCH__ >= 900
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-#else
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-#endif
   return y;
 }
 
