@@ -1,6 +1,7 @@
 """FusedAttention in ONNX Runtime on the CPU: its reference, what its decomposition gives in ONNX Runtime's own
 operators, shapes, threads, what is refused."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from onnx import helper
 from threads import in_threads
 
 from ort.host import assert_runs_repeat, assert_same_bits, assert_threads_change_nothing, make, plain, run
+from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
 
@@ -203,6 +206,7 @@ WRONG = (
   _wrong("'qkv_dtype' is 'int8'", qkv_dtype="int8"),
   _wrong("'heads' is 0", heads=None),
   _wrong("'heads' is 65537", heads=65537),
+  _wrong("'kv_heads' is 0", kv_heads=0),
   _wrong("heads is 3, but must be a multiple of kv_heads, 2", heads=3),
   _wrong("'causal' is 'both'", causal="both"),
   _wrong("'masked_rows' is 'none'", masked_rows="none"),
@@ -255,10 +259,40 @@ WRONG = (
   _cached("'past_layout' is '(b s) h d': a product has", (18, 2, 8), (18, 2, 6), past_layout="(b s) h d"),
   _cached("b of Q, K and V is 2, b of past_key is 3", (3, 2, 9, 8), (2, 2, 9, 6)),
   _cached("s of past_key is 9, s of past_value is 8", (2, 2, 9, 8), (2, 2, 8, 6)),
+  _cached("d of K is 8, d of past_key is 4", (2, 2, 9, 4), (2, 2, 9, 6)),
   _cached("d of V is 6, d of past_value is 8", (2, 2, 9, 8), (2, 2, 9, 8)),
   _cached("past_key: its shape is [2, 4, 9, 8], but its layout 'b h s d' has 2 on axis 1", (2, 4, 9, 8), (2, 2, 9, 6)),
   _wrong("the mask's shape [1, 1, 1, 5, 7] does not broadcast", *Wrong.shapes, (1, 1, 1, 5, 7), mask="bool"),
 )
+
+
+# What the specification says where it is not the same, but for quotes around an attribute's name.
+IN_OTHER_WORDS = {
+  "'qkv_dtype' is missing": "qkv_dtype, that of Q, K, V and Y, is ''",
+  "'qkv_dtype' is 'int8'": "qkv_dtype, that of Q, K, V and Y, is 'int8'",
+  "'heads' is 0": "heads is None, but must be from 1",
+  "'k_layout' is 'b h:3/4 s d': from head 3": "k_layout is 'b h:3/4 s d', but from head 3",
+  "there is a mask, but": "mask_dtype is '', but must be one of ('bool', 'float')",
+  "'mask_dtype' is there": "mask_dtype is 'bool', but there is no mask; remove it",
+  "'rotary_dtype' is 'float', but": "rotary_dtype is 'float', but rotary is 'none'; remove it",
+  "'rotary_dtype' is 'double' but": "rotary_dtype is 'double', but must be 'float'",
+  "sin is float16": "sin is float16, but rotary_dtype is 'float'; cast it",
+  "the node has 3 inputs": "perhaps a mask, and with rotary 'half' cos and sin",
+  "the node has 5 inputs": "all four; but it has ['x0', 'x1', 'x2', 'x3', 'x4'] and 2 outputs",
+  "and 3 outputs": "its inputs are Q, K, V and perhaps a mask",
+  "'past_layout' is there": "past_layout is 'b h s d', but there is no past_key; remove it",
+  "b of Q, K and V": "b of Q is 2 and b of past_key is 3",
+  "d of K is 8, d of past_key": "d of Q is 8 and d of past_key is 4",
+}
+
+
+def in_python(words: str) -> str:
+  for start, other in IN_OTHER_WORDS.items():
+    if words.startswith(start):
+      return other
+  words = re.sub(r"^'(\w+)' is", r"\1 is", words)
+  words = re.sub(r", (\w of \w+)(, which .*,)? is", r" and \1\2 is", words)
+  return re.sub(r"but its layout ('.*') has (.*) on (axis \d)", r"but by its layout \1 \3 has \2", words)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "open"])
@@ -275,12 +309,10 @@ def test_what_is_wrong_is_refused(library: Path, wrong: Wrong, known: bool) -> N
   assert wrong.words in message
   assert "culprit" in message
   assert "FusedAttention" in message
-  from ortplugin.errors import ModelError
-  from ortplugin.ops import TensorType
-
   types = [TensorType(array.dtype, array.shape) for array in feeds.values()]
-  with pytest.raises(ModelError, match="culprit"):
+  with pytest.raises(ModelError, match="culprit") as spec:
     OPERATOR.infer_shapes(wrong.node(), types)
+  assert in_python(wrong.words) in str(spec.value)
 
 
 @pytest.mark.parametrize("mask", ["", "mask"])
