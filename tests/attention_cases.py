@@ -393,17 +393,8 @@ def _rotary() -> list[Case]:
 def _past() -> list[Case]:
   """Of a cache of some rows: few queries and many, heads that share keys, rotated in both ways, masks and windows."""
   made = []
-  of = (
-    (0, 3, 4),
-    (1, 1, 1),
-    (7, 1, 4),
-    (7, 17, 1),
-    (100, 3, 4),
-    (1024, 1, 1),
-    (1024, 3, 4),
-    (1024, 17, 4),
-    (300, 16, 1),
-  )
+  of = ((0, 3, 4), (1, 1, 1), (7, 1, 4), (7, 17, 1), (100, 3, 4), (1024, 1, 1), (1024, 3, 4), (1024, 17, 4),
+        (300, 16, 1))  # fmt: skip
   for number, (past, queries, group) in enumerate(of):
     for dtype in FLOATING if past < 1024 and number % 2 == 0 else ("float16", FLOATING[number % 4]):
       sizes = (2, 2 * group, 2, queries, past + queries, 64 if past > 7 else 24, 40 if past == 300 else 64)
@@ -438,67 +429,37 @@ def _past() -> list[Case]:
 
 CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past())
 
+
+def _large(name: str, dtype: str, *sizes_and_layout: Any, **given: Any) -> Case:
+  return case_of(f"large: {name}, {dtype}", dtype, *sizes_and_layout, **given)
+
+
 # Enough elements for every core and every block.
 LARGE_CASES: tuple[Case, ...] = (
-  case_of("large: ViT-B, float16", "float16", (4, 12, 197, 197, 64), "packed"),
-  case_of("large: BERT, float", "float", (2, 12, 12, 384, 384, 64, 64), "merged", mask=("float", (2, 1, 1, 384))),
-  case_of("large: Llama, bfloat16", "bfloat16", (1, 16, 4, 300, 1000, 128, 128), causal="lower_right"),
-  case_of("large: Stable Diffusion, float16", "float16", (2, 8, 8, 1024, 77, 40, 40), "merged"),
-  case_of(
-    "large: Swin, float", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))
-  ),
-  *(
-    case_of(
-      f"large: {name}, float16",
-      "float16",
-      sizes,
-      layout,
-      tables=(dtype, (sizes[3], 32)),
-      causal="upper_left",
-      rotary=rotary,
-    )
-    for name, sizes, layout, dtype, rotary in (
-      ("Llama rotated", (2, 16, 4, 300, 300, 64, 64), "packed, fewer heads", "float16", "half"),
-      ("long and rotated", (4, 16, 16, 1040, 1040, 64, 64), "merged", "float", "interleaved"),
-    )
-  ),
-  case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
-  case_of("large: GPT-2 with a cache, float16", "float16", (1, 12, 12, 1, 1025, 64, 64), "packed", past=1024),
-  case_of(
-    "large: Llama with a cache, bfloat16",
-    "bfloat16",
-    (2, 16, 4, 1, 1025, 64, 64),
-    "packed, fewer heads",
-    tables=("float", (2, 1, 32)),
-    past=1024,
-    rotary="half",
-  ),
+  _large("ViT-B", "float16", (4, 12, 197, 197, 64), "packed"),
+  _large("BERT", "float", (2, 12, 12, 384, 384, 64, 64), "merged", mask=("float", (2, 1, 1, 384))),
+  _large("Llama", "bfloat16", (1, 16, 4, 300, 1000, 128, 128), causal="lower_right"),
+  _large("Stable Diffusion", "float16", (2, 8, 8, 1024, 77, 40, 40), "merged"),
+  _large("Swin", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))),
+  _large("Llama rotated", "float16", (2, 16, 4, 300, 300, 64, 64), "packed, fewer heads",
+         tables=("float16", (300, 32)), causal="upper_left", rotary="half"),
+  _large("long and rotated", "float16", (4, 16, 16, 1040, 1040, 64, 64), "merged",
+         tables=("float", (1040, 32)), causal="upper_left", rotary="interleaved"),
+  _large("decoding", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
+  _large("GPT-2 with a cache", "float16", (1, 12, 12, 1, 1025, 64, 64), "packed", past=1024),
+  _large("Llama with a cache", "bfloat16", (2, 16, 4, 1, 1025, 64, 64), "packed, fewer heads",
+         tables=("float", (2, 1, 32)), past=1024, rotary="half"),
   # Many keys, for the engine on wgmma: two tiles of queries and more, keys that end within one.
-  case_of("large: Whisper, float16", "float16", (1, 6, 700, 700, 64), "packed"),
-  case_of("large: lower right, bfloat16", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),
-  case_of(
-    "large: window, float16",
-    "float16",
-    (1, 2, 1, 500, 500, 80, 80),
-    "sequence first",
-    causal="upper_left",
-    window=100,
-    softcap=5.0,
-  ),
-  case_of("large: heads of 72 and 40, float16", "float16", (2, 2, 2, 300, 500, 72, 40), "rows of a matrix"),
-  case_of("large: heads of 256, bfloat16", "bfloat16", (1, 2, 1, 200, 333, 256, 256), "heads in the batch"),
-  case_of(
-    "large: rows without keys, float16",
-    "float16",
-    (1, 2, 2, 700, 300, 64, 64),
-    causal="lower_right",
-    masked_rows="zero",
-  ),
-  case_of(
-    "large: special rows, bfloat16", "bfloat16", (1, 2, 200, 300, 64), values="special rows", causal="upper_left"
-  ),
-  case_of("large: scale -0.5, float16", "float16", (1, 2, 200, 300, 32), scale=-0.5),
-)
+  _large("Whisper", "float16", (1, 6, 700, 700, 64), "packed"),
+  _large("lower right", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),
+  _large("window", "float16", (1, 2, 1, 500, 500, 80, 80), "sequence first", causal="upper_left", window=100,
+         softcap=5.0),
+  _large("heads of 72 and 40", "float16", (2, 2, 2, 300, 500, 72, 40), "rows of a matrix"),
+  _large("heads of 256", "bfloat16", (1, 2, 1, 200, 333, 256, 256), "heads in the batch"),
+  _large("rows without keys", "float16", (1, 2, 2, 700, 300, 64, 64), causal="lower_right", masked_rows="zero"),
+  _large("special rows", "bfloat16", (1, 2, 200, 300, 64), values="special rows", causal="upper_left"),
+  _large("scale -0.5", "float16", (1, 2, 200, 300, 32), scale=-0.5),
+)  # fmt: skip
 
 # Those of float32 in TF32.
 TF32_CASES = tuple(
