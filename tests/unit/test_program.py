@@ -40,19 +40,15 @@ def test_the_example() -> None:
   program = parse(EXAMPLE)
   assert str(program) == EXAMPLE
   assert parse(str(program)) == program
-  assert [str(each) for each in program.parameters] == [
-    "float16 x",
-    "float16 residual",
-    "float16 gamma",
-    "float16 beta",
-  ]
+  names = ("x", "residual", "gamma", "beta")
+  assert [str(each) for each in program.parameters] == [f"float16 {name}" for name in names]
   assert [each.name for each in program.results] == ["y", "s"]
   assert program.core is not None
   assert program.core.number("axis") == -2
   assert program.core.number("epsilon") == float(np.float32(1e-6))
   assert program.prologue == {"x", "residual", "s"}
   assert program.epilogue == {"n", "g", "y"}
-  assert dict(program.dtypes) == dict.fromkeys(["x", "residual", "gamma", "beta", "s", "n", "g", "y"], "float16")
+  assert dict(program.dtypes) == dict.fromkeys([*names, "s", "n", "g", "y"], "float16")
 
 
 def test_white_space_and_defaults_have_no_meaning() -> None:
@@ -215,14 +211,10 @@ BAD = {
   "(int64 x) => (int64 y) { y = Add(x, 1.0) }": "takes no 1 there: int64 takes an integer without fraction",
   "(bool x) => (bool y) { y = Equal(x, 2) }": "Equal takes no 2 there",
   "(bool c, bool x) => (bool y) { y = Where(c, x, 0.5) }": "Where takes no 0.5 there",
-  '(float x) => (float y) { y = SumTo<axes="">(x) }': "numbers from 0 to 63, ascending",
-  '(float x) => (float y) { y = SumTo<axes="2 0">(x) }': "numbers from 0 to 63, ascending",
-  '(float x) => (float y) { y = SumTo<axes="1 1">(x) }': "numbers from 0 to 63, ascending",
-  '(float x) => (float y) { y = SumTo<axes="0  1">(x) }': "numbers from 0 to 63, ascending",
-  '(float x) => (float y) { y = SumTo<axes=" 0">(x) }': "numbers from 0 to 63, ascending",
-  '(float x) => (float y) { y = SumTo<axes="01">(x) }': "numbers from 0 to 63, ascending",
-  '(float x) => (float y) { y = SumTo<axes="64">(x) }': "numbers from 0 to 63, ascending",
-  "(float x) => (float y) { y = SumTo<axes=0>(x) }": "numbers from 0 to 63, ascending",
+  **{
+    f"(float x) => (float y) {{ y = SumTo<axes={axes}>(x) }}": "numbers from 0 to 63, ascending"
+    for axes in ('""', '"2 0"', '"1 1"', '"0  1"', '" 0"', '"01"', '"64"', "0")
+  },
   "(float x) => (float y) { y = SumTo(x) }": "SumTo needs the attribute 'axes'",
   '(float x) => (float y) { y = SumTo<axes="0", keepdims=2>(x) }': "it must be 0 or 1",
   '(int8 x) => (int8 y) { y = SumTo<axes="0">(x) }': "SumTo takes no int8, as 'x' is",
