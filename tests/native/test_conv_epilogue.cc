@@ -1,4 +1,4 @@
-// What ONNX Runtime's own convolutions take of a program, and what is left of it; sizes and layouts of convolutions.
+// What ONNX Runtime's own convolutions take of a program, and what is left of it; which are in blocks of channels.
 
 #include "ortplugin/ops/conv/cpu/fused_activation.h"
 #include "ortplugin/ops/conv/cpu/nchwc_conv.h"
@@ -39,19 +39,23 @@ void TestTaken() {
 
 void TestLeft() {
   const Shape bias{8, 1, 1}, full{2, 8, 9, 9};
-  const auto nothing = [](const FusedActivation& fused) {
-    return !fused.bias && !fused.sum && fused.activation.empty();
+  const std::pair<const char*, std::vector<Shape>> nothing[] = {
+      {"(float c, float b) => (float y, float c) { y = Add(c, b) }", {bias}},
+      {"(float c, float b) => (float y) { a = Add(c, b) y = Mul(a, c) }", {bias}},
+      {"(float c) => (float y) { y = Add(c, c) }", {}},
+      {"(float c) => (float y) { y = Add(c, 1) }", {}},
+      {"(float c, float b) => (float y) { y = Sub(c, b) }", {bias}},
+      {"(float c, float h) => (float y) { y = Clip(c, 0, h) }", {{}}},
+      {"(float c) => (float y) { y = Clip(c, 1, 0) }", {}},
+      {"(float c) => (float y) { y = Clip(c, nan, 0) }", {}},
+      {"(float c, float s) => (float y) { y = Clip(s, -1, c) }", {full}},
   };
-  CHECK(nothing(Take("(float c, float b) => (float y, float c) { y = Add(c, b) }", {bias})));
-  CHECK(nothing(Take("(float c, float b) => (float y) { a = Add(c, b) y = Mul(a, c) }", {bias})));
-  CHECK(nothing(Take("(float c) => (float y) { y = Add(c, c) }", {})));
-  CHECK(nothing(Take("(float c) => (float y) { y = Add(c, 1) }", {})));
-  CHECK(nothing(Take("(float c, float b) => (float y) { y = Sub(c, b) }", {bias})));
-  CHECK(nothing(Take("(float c, float h) => (float y) { y = Clip(c, 0, h) }", {{}})));
-  CHECK(nothing(Take("(float c) => (float y) { y = Clip(c, 1, 0) }", {})));
-  CHECK(nothing(Take("(float c) => (float y) { y = Clip(c, nan, 0) }", {})));
-  CHECK(nothing(Take("(float c, float s) => (float y) { y = Clip(s, -1, c) }", {full})));
-  CHECK(nothing(Take("(float c, float r) => (float y) { s = Add(c, r) y = Relu(s) }", {full}, false)));
+  for (const auto& [program, operands] : nothing) {
+    const FusedActivation fused = Take(program, operands);
+    CHECK_WITH(!fused.bias && !fused.sum && fused.activation.empty(), program);
+  }
+  const FusedActivation no_sum = Take("(float c, float r) => (float y) { s = Add(c, r) y = Relu(s) }", {full}, false);
+  CHECK(!no_sum.bias && !no_sum.sum && no_sum.activation.empty());
   // Activations end it: nothing is added after them, and a bias is not added after a residual.
   CHECK(!Take("(float c, float b) => (float y) { a = Relu(c) y = Add(a, b) }", {bias}).bias);
   const FusedActivation late =
@@ -64,40 +68,10 @@ void TestLeft() {
 }
 
 void TestPerChannel() {
-  CHECK(IsPerChannel({8, 1, 1}, 2, false, 8));
-  CHECK(IsPerChannel({1, 8, 1, 1}, 2, false, 8));
-  CHECK(IsPerChannel({8}, 2, true, 8));
-  CHECK(IsPerChannel({1, 1, 1, 8}, 2, true, 8));
-  CHECK(IsPerChannel({-1, 1, 1}, 2, false, 8));
-  CHECK(!IsPerChannel({8}, 2, false, 8));
-  CHECK(!IsPerChannel({8, 1, 1}, 2, true, 8));
-  CHECK(!IsPerChannel({1, 1, 1}, 2, false, 8));
-  CHECK(!IsPerChannel({2, 8, 1, 1}, 2, false, 8));
-  CHECK(!IsPerChannel({}, 2, true, 8));
-}
-
-void TestGeometry() {
-  ConvAttributes attributes{};
-  attributes.groups = 2;
-  attributes.strides = {2, 1};
-  attributes.pads = {1, 0, 2, 1};
-  Contraction shape = FitConv(attributes, {2, 6, 9, 11}, {8, 3, 3, 3});
-  CHECK(shape.result() == Shape{2, 8, 5, 10} && shape.pads() == attributes.pads && shape.filters == 8);
-  attributes.channels_last = true;
-  shape = FitConv(attributes, {2, 9, 11, 6}, {8, 3, 3, 3});
-  CHECK(shape.result() == Shape{2, 5, 10, 8} && shape.x_first() == Shape{2, 6, 9, 11});
-  CHECK(shape.w() == Shape{8, 3, 3, 3} && shape.x() == Shape{2, 9, 11, 6});
-  CHECK(ChannelsFirst({2, 4, 5, 3}) == Shape{2, 3, 4, 5} && ChannelsLast({2, 3, 4, 5}) == Shape{2, 4, 5, 3});
-
-  ConvAttributes transposed{};
-  transposed.transposed = true;
-  transposed.groups = 3;
-  transposed.strides = {2};
-  transposed.output_padding = {1};
-  CHECK(FitConv(transposed, {2, 3, 7}, {3, 4, 3}).result() == Shape{2, 12, 16});
-  transposed.output_shape = {13};
-  shape = FitConv(transposed, {2, 3, 7}, {3, 4, 3});
-  CHECK(shape.result() == Shape{2, 12, 13} && shape.pads() == Shape{2, 1});
+  for (const Shape& shape : {Shape{8, 1, 1}, {1, 8, 1, 1}, {-1, 1, 1}}) CHECK(IsPerChannel(shape, 2, false, 8));
+  for (const Shape& shape : {Shape{8}, {1, 1, 1}, {2, 8, 1, 1}}) CHECK(!IsPerChannel(shape, 2, false, 8));
+  for (const Shape& shape : {Shape{8}, {1, 1, 1, 8}}) CHECK(IsPerChannel(shape, 2, true, 8));
+  for (const Shape& shape : {Shape{8, 1, 1}, {}}) CHECK(!IsPerChannel(shape, 2, true, 8));
 }
 
 void TestBlocks() {
@@ -128,7 +102,6 @@ int main() {
   TestTaken();
   TestLeft();
   TestPerChannel();
-  TestGeometry();
   TestBlocks();
   return test::Summary();
 }
