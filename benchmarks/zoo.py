@@ -368,9 +368,9 @@ def table(record: Mapping[str, Any], most: int | None = None) -> str:
     cases.setdefault(row["case"], []).append(row)
   measured = {name: rows for name, rows in cases.items() if any("error" in row for row in rows)}
   lines = [
-    "| network | nodes | fp16: PyTorch | ORT | ours | fp32: ORT | ours | differed | fp16, µs: ORT | ours | "
-    "fp32, µs: ORT | ours | TorchScript |",
-    "|---|---:|" + "---:|" * 11,
+    "| network | nodes | fp16: PyTorch | ORT | ours | fp32: ORT | ours | differed | fp16, µs: ORT | torch.compile | ours "
+    "| fp32, µs: ORT | torch.compile | ours | TorchScript |",
+    "|---|---:|" + "---:|" * 13,
   ]
   bad = [name for name, rows in measured.items() if any(verdict(row) in BAD for row in rows)]
   right = [name for name in measured if name not in bad]
@@ -414,7 +414,7 @@ def _case_line(name: str, rows: Sequence[Mapping[str, Any]], *, bold: bool) -> s
     *(_scientific(half.get(key)) for key in ("error_torch", "error_ort", "error")),
     *(_scientific(single.get(key)) for key in ("error_ort", "error")),
     f"{differed} / {replays}" if replays else "",
-    *(_time(row, key) for row in (half, single) for key in ("us_ort", "us")),
+    *(_time(row, key) for row in (half, single) for key in ("us_ort", "us_compile", "us")),
     "; ".join(filter(None, (nodes, f"{ratios} times ORT" if ratios else ""))),
   ]
   emphasis = "**" if bold else ""
@@ -430,7 +430,8 @@ def _time(row: Mapping[str, Any], key: str) -> str:
   if key not in row:
     return ""
   best = min(row[key], row.get("us_nhwc", row[key])) if key == "us_ort" else row[key]
-  return f"{best:.0f}" + "*" * (("ort_uncaptured" if key == "us_ort" else "uncaptured") in row)
+  why = {"us_ort": "ort_uncaptured", "us": "uncaptured"}.get(key, "")
+  return f"{best:.0f}" + "*" * (why in row)
 
 
 def _least_and_most(cases: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], most: int) -> list[str]:
@@ -457,15 +458,19 @@ def _gain(row: Mapping[str, Any]) -> float | None:
 
 def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
   """The geometric means of what is gained."""
-  ratios: dict[str, list[float]] = {}
+  ratios: dict[tuple[str, str], list[float]] = {}
   for row in rows:
     if (gain := _gain(row)) is not None:
-      ratios.setdefault(row["precision"], []).append(gain)
+      ratios.setdefault(("ONNX Runtime's", row["precision"]), []).append(gain)
+    if "us_compile" in row and "us" in row:
+      ratios.setdefault(("torch.compile's", row["precision"]), []).append(row["us_compile"] / row["us"])
   if not ratios:
     return ""
-  means = {name: math.exp(sum(map(math.log, values)) / len(values)) for name, values in ratios.items()}
-  texts = [f"{mean:.2f} in {name} (slowest {min(ratios[name]):.2f})" for name, mean in sorted(means.items())]
-  return f" ONNX Runtime's time over ours, geometric means: {', '.join(texts)}. *: without a CUDA graph."
+  texts = [
+    f"{whose} in {name} {math.exp(sum(map(math.log, values)) / len(values)):.2f} (slowest {min(values):.2f})"
+    for (whose, name), values in sorted(ratios.items())
+  ]
+  return f" Time over ours, geometric means: {', '.join(texts)}. *: without a CUDA graph."
 
 
 def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None = None) -> list[str]:
