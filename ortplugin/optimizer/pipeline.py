@@ -52,7 +52,6 @@ from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
 from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
-from ortplugin.passes.pointwise.reductions import REDUCTIONS
 from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
 from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
@@ -195,7 +194,6 @@ TABLE: tuple[Step, ...] = (
   Step(SPLIT_PRODUCTS, EVERY_ROUND, "with the epilogue before the Split; what is behind it is drawn in then"),
   Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
   Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
-  Step(REDUCTIONS, QUIET_ROUND, "of what is part of no norm, and no pool by its layout; before sums are joined"),
   Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
   Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
   Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),

@@ -22,8 +22,7 @@ _ORDER = """
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output transpose-views attention-views col2im-to-gather flat-pad
     row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue
-    split-products norm-prologue fuse-conv-grad reductions any-to-sum fuse-sum-to pointwise-views fuse-pointwise
-    lone-pointwise
+    split-products norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -34,8 +33,8 @@ _BEFORE_PRECISION = """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
     fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views
-    attention-views col2im-to-gather flat-pad row-order matmul-to-fused matmul-to-tf32 norm-prologue reductions
-    fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    attention-views col2im-to-gather flat-pad row-order matmul-to-fused matmul-to-tf32 norm-prologue fuse-sum-to
+    pointwise-views fuse-pointwise lone-pointwise
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 

@@ -36,7 +36,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     scope.used_beyond(extreme, readers) or not readers or not all(_asks(scope, each, extreme) for each in readers)
   ):
     return None
-  axes = reduced_axes(scope, node, rank)
+  axes = _axes(scope, node, rank)
   if axes is None:
     return Missed(label(node), "its axes are not constant")
   signed = np.dtype(numbers.dtype).kind not in "ub"
@@ -77,7 +77,7 @@ def _asks(scope: Scope, reader: gs.Node, number: gs.Tensor) -> bool:
   return scope.op(reader) == "Cast" and reader.outputs[0].dtype == np.bool_
 
 
-def reduced_axes(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
+def _axes(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
   """The axes, ascending; None where they are not known, or where none are reduced."""
   axes = node.attrs.get("axes")
   if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
