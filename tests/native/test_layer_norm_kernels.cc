@@ -4,8 +4,6 @@
 //   test_layer_norm_kernels sm_90     VERBOSE=1 shows each variant
 //   test_layer_norm_kernels 768       the source for an H200 and a width, on standard output
 
-#include <list>
-#include <regex>
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -20,33 +18,28 @@ using namespace ortplugin;
 namespace {
 
 struct Case {
-  const char* name;
-  const char* program;
+  std::string name, program;
   std::vector<Shape> inputs;
 };
 
 // The workload of nvFuser issue 383 at one width.
 Case Biased(const std::string& dtype, int64_t rows, int64_t width,
-            const char* core = "LayerNormalization<epsilon=1e-05>") {
-  static std::vector<std::string>* const texts = new std::vector<std::string>;
-  texts->reserve(1000);
-  std::string text =
-      "(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + std::string(core) +
-      "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}";
-  texts->push_back(test::Typed(text, dtype));
-  return {texts->back().c_str(), texts->back().c_str(), {{rows, width}, {width}, {width}, {width}, {width}}};
+            const std::string& core = "LayerNormalization<epsilon=1e-05>") {
+  const std::string text =
+      test::Typed("(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + core +
+                      "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}",
+                  dtype);
+  return {text, text, {{rows, width}, {width}, {width}, {width}, {width}}};
 }
 
 // Scale, shift and an activation after a norm over `axes`; of the sum of two tensors, which is a result, where `added`.
 Case Scaled(const std::string& dtype, const std::string& axes, const Shape& x, const Shape& gamma, bool added) {
-  static std::list<std::string>* const texts = new std::list<std::string>;
   const std::string head = added ? "(T x, T r, T gamma, T beta) => (T z, T s) {\n  s = Add(x, r)\n  n = "
                                  : "(T x, T gamma, T beta) => (T z) {\n  n = ";
-  const std::string text = head + "LayerNormalization<axes=\"" + axes + "\">(" + (added ? "s" : "x") +
-                           ")\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n  z = Swish(y)\n}";
-  texts->push_back(std::regex_replace(text, std::regex("\\bT\\b"), dtype));
-  const char* program = texts->back().c_str();
-  return added ? Case{program, program, {x, x, gamma, gamma}} : Case{program, program, {x, gamma, gamma}};
+  const std::string text = test::Typed(head + "LayerNormalization<axes=\"" + axes + "\">(" + (added ? "s" : "x") +
+                                           ")\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n  z = Swish(y)\n}",
+                                       dtype);
+  return added ? Case{text, text, {x, x, gamma, gamma}} : Case{text, text, {x, gamma, gamma}};
 }
 
 std::vector<Case> Cases() {
