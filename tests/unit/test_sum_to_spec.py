@@ -1,7 +1,5 @@
 """FusedSumTo's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx
 import pytest
@@ -144,28 +142,6 @@ def outputs(case: Case) -> list[Array]:
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
 def test_the_reference_passes(case: Case) -> None:
   check(case, outputs(case))
-
-
-def first(value: float) -> Callable[[Array], Array]:
-  def change(y: Array) -> Array:
-    y.reshape(-1)[0] = value
-    return y
-
-  return change
-
-
-@pytest.mark.parametrize(
-  ("name", "change", "words"),
-  [
-    ("special rows, rows, float", first(1.0), "NaN"),
-    ("whole rows, int32, normal", first(1), "result 'y'"),
-    ("three columns, float", lambda y: y * np.float32(1 + 1e-6), "differ too much"),
-  ],
-)
-def test_a_wrong_output_fails(name: str, change: Callable[[Array], Array], words: str) -> None:
-  case = by_name[name]
-  with pytest.raises(AssertionError, match=words):
-    check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
 @pytest.mark.parametrize("name", ["rows, float", "columns, float", "bias of NHWC, float"])
