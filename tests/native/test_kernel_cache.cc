@@ -226,12 +226,23 @@ void Fill(const KernelKey& key) {
 }
 
 // What a case with an unusable folder expects: the kernel all the same, from memory the second time, and one warning.
-void ExpectMemoryOnly(const std::string& part_of_warning) {
+void CheckMemoryOnly(const std::string& part_of_warning) {
   CHECK(Compiles(Key("first")));
   CHECK(!Compiles(Key("first")));
   CHECK(Compiles(Key("second")));
   CHECK(warnings == 1);
   CHECK_WITH(last_warning.find(part_of_warning) != std::string::npos, last_warning);
+}
+
+void ExpectMemoryOnly(const std::string& part_of_warning) {
+  InProcess([&] { CheckMemoryOnly(part_of_warning); });
+}
+
+// `work` in so many threads, each with its number.
+void InThreads(int count, const std::function<void(int)>& work) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
 }
 
 // ---- cases: hits and misses
@@ -408,22 +419,18 @@ void ThreadsCompileOnce() {
     constexpr int kKeys = 3;
     std::atomic<int> ready{0}, compiled{0}, right{0};
     std::vector<std::shared_ptr<const std::string>> got(kThreads);
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&, i] {
-        ready++;
-        while (ready < kThreads) std::this_thread::yield();
-        const KernelKey key = Key("key " + std::to_string(i % kKeys));
-        const auto compile = [&] {
-          compiled++;
-          std::this_thread::sleep_for(milliseconds(20));
-          return CodeOf(key);
-        };
-        got[static_cast<size_t>(i)] = CachedKernel(key, compile, WarnFromThread);
-        if (*got[static_cast<size_t>(i)] == CodeOf(key)) right++;
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    InThreads(kThreads, [&](int i) {
+      ready++;
+      while (ready < kThreads) std::this_thread::yield();
+      const KernelKey key = Key("key " + std::to_string(i % kKeys));
+      const auto compile = [&] {
+        compiled++;
+        std::this_thread::sleep_for(milliseconds(20));
+        return CodeOf(key);
+      };
+      got[static_cast<size_t>(i)] = CachedKernel(key, compile, WarnFromThread);
+      if (*got[static_cast<size_t>(i)] == CodeOf(key)) right++;
+    });
     CHECK(compiled == kKeys);
     CHECK(right == kThreads);
     for (size_t i = kKeys; i < got.size(); ++i) CHECK(got[i] == got[i - kKeys]);
@@ -442,18 +449,10 @@ void ThrowingCompile() {
       std::this_thread::sleep_for(milliseconds(300));  // until the others wait
       ortplugin::Fail("error in line ", 7);
     };
-    std::vector<std::thread> threads;
-    for (int i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&] {
-        asking++;
-        try {
-          CachedKernel(Key(), compile, WarnFromThread);
-        } catch (const ortplugin::Error& error) {
-          if (std::string(error.what()) == "error in line 7") threw++;
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    InThreads(kThreads, [&](int) {
+      asking++;
+      if (test::ErrorOf([&] { CachedKernel(Key(), compile, WarnFromThread); }) == "error in line 7") threw++;
+    });
     CHECK(threw == kThreads);
     CHECK(compiled == 1);
     CHECK(Names(folder).empty());  // a failure leaves nothing on disk
@@ -572,20 +571,20 @@ void MissingHome() {
   unsetenv("XDG_CACHE_HOME");
   const std::string missing = case_dir + "/missing";
   setenv("HOME", missing.c_str(), 1);
-  InProcess([&] { ExpectMemoryOnly(missing + "/.cache/ortplugin"); });
+  ExpectMemoryOnly(missing + "/.cache/ortplugin");
   CHECK(!Exists(missing));
   unsetenv("HOME");
-  InProcess([] { ExpectMemoryOnly("HOME"); });
+  ExpectMemoryOnly("HOME");
   setenv("HOME", "relative", 1);
-  InProcess([] { ExpectMemoryOnly("HOME"); });
+  ExpectMemoryOnly("HOME");
 }
 
 void FolderIsAFile() {
   Write(folder, "precious");
-  InProcess([] { ExpectMemoryOnly(folder); });
+  ExpectMemoryOnly(folder);
   CHECK(Bytes(folder) == "precious");
   setenv("ORTPLUGIN_CACHE_DIR", (folder + "/below").c_str(), 1);
-  InProcess([] { ExpectMemoryOnly(folder + "/below"); });
+  ExpectMemoryOnly(folder + "/below");
 }
 
 void FolderIsALink() {
@@ -594,13 +593,13 @@ void FolderIsALink() {
   CHECK(symlink(target.c_str(), folder.c_str()) == 0);
   for (const char* const tail : {"", "/", "//", "/.", "/./"}) {
     setenv("ORTPLUGIN_CACHE_DIR", (folder + tail).c_str(), 1);
-    InProcess([] { ExpectMemoryOnly("symbolic link"); });
+    ExpectMemoryOnly("symbolic link");
   }
   CHECK(Names(target).empty());
   unlink(folder.c_str());
   CHECK(symlink((case_dir + "/nowhere").c_str(), folder.c_str()) == 0);  // nor is a dangling one made true
   setenv("ORTPLUGIN_CACHE_DIR", folder.c_str(), 1);
-  InProcess([] { ExpectMemoryOnly("symbolic link"); });
+  ExpectMemoryOnly("symbolic link");
   CHECK(!Exists(case_dir + "/nowhere"));
 }
 
@@ -608,7 +607,7 @@ void PermissionsOfTheFolder() {
   for (const mode_t mode : {0777, 01777, 0770, 0702, 0720}) {  // others may have put something in it
     mkdir(folder.c_str(), 0700);
     chmod(folder.c_str(), mode);
-    InProcess([] { ExpectMemoryOnly("other users can write"); });
+    ExpectMemoryOnly("other users can write");
     CHECK(Mode(folder) == mode);
     CHECK(Names(folder).empty());
   }
@@ -623,7 +622,7 @@ void PermissionsOfTheFolder() {
   }
   Write(folder + "/letter", "precious");  // somebody's folder, named by mistake: left as it is
   chmod(folder.c_str(), 0755);
-  InProcess([] { ExpectMemoryOnly("letter"); });
+  ExpectMemoryOnly("letter");
   CHECK(Mode(folder) == 0755);
 }
 
@@ -640,7 +639,7 @@ void ForeignFolder() {
   if (geteuid() == 0) {
     CHECK(mkdir(folder.c_str(), 0700) == 0);
     CHECK(chown(folder.c_str(), kNobody, kNobody) == 0);
-    InProcess([] { ExpectMemoryOnly("belongs to user"); });
+    ExpectMemoryOnly("belongs to user");
     CHECK(Names(folder).empty());
     // An entry that somebody else wrote, in a folder of ours.
     CHECK(chown(folder.c_str(), geteuid(), getegid()) == 0);
@@ -649,7 +648,7 @@ void ForeignFolder() {
     InProcess([] { CHECK(!IsHit(Key())); });
   } else {
     setenv("ORTPLUGIN_CACHE_DIR", "/usr", 1);
-    InProcess([] { ExpectMemoryOnly("belongs to user"); });
+    ExpectMemoryOnly("belongs to user");
   }
 }
 
@@ -663,14 +662,14 @@ void ReadOnlyFolder() {
   InUnprivilegedProcess([] {
     CHECK(IsHit(Key("known")));  // what is there is used
     CHECK(warnings == 0);
-    ExpectMemoryOnly(folder);
+    CheckMemoryOnly(folder);
   });
   CHECK(Names(folder).size() == 1);
   Remove(folder);
   CHECK(chmod(case_dir.c_str(), 0500) == 0);
-  InUnprivilegedProcess([] { ExpectMemoryOnly("can't be created"); });
+  InUnprivilegedProcess([] { CheckMemoryOnly("can't be created"); });
   CHECK(chmod(case_dir.c_str(), 0000) == 0);
-  InUnprivilegedProcess([] { ExpectMemoryOnly("Permission denied"); });
+  InUnprivilegedProcess([] { CheckMemoryOnly("Permission denied"); });
   CHECK(chmod(case_dir.c_str(), 0700) == 0);
 }
 
@@ -679,7 +678,7 @@ void FullDisk() {
     signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{64, 64};  // bytes of any file: the entry's write stops in its middle
     CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    ExpectMemoryOnly("an entry can't be written");
+    CheckMemoryOnly("an entry can't be written");
   });
   CHECK(Names(folder).empty());  // nor a temporary file
   Fill(Key());
@@ -688,16 +687,11 @@ void FullDisk() {
 void WarnsOnce() {
   Write(folder, "a file");
   InProcess([] {
-    std::vector<std::thread> threads;
-    for (int i = 0; i < 8; ++i) {
-      threads.emplace_back([i] {
-        for (int k = 0; k < 4; ++k) {
-          CachedKernel(
-              Key(std::to_string(i) + " " + std::to_string(k)), [] { return std::string("x"); }, WarnFromThread);
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    InThreads(8, [](int i) {
+      for (int k = 0; k < 4; ++k) {
+        CachedKernel(Key(std::to_string(i) + " " + std::to_string(k)), [] { return std::string("x"); }, WarnFromThread);
+      }
+    });
     CHECK(warnings == 1);
   });
   InProcess([] {  // a warning that fails, or that nobody wants, costs no kernel

@@ -13,9 +13,8 @@ import pytest
 from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
 from node_cases import Array, Declared, model_with
 from onnx import helper
-from threads import in_threads
 
-from ort.host import assert_runs_repeat, assert_same_bits, assert_threads_change_nothing, make, plain, run
+from ort.host import assert_threads_change_nothing, make, plain, run
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
@@ -78,18 +77,6 @@ def test_the_decomposition_at_every_opset(name: str, opset: int) -> None:
 def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
   for threads in (1, 2, 5):
     assert_threads_change_nothing(case, threads)
-
-
-def test_runs_repeat(library: Path) -> None:
-  case = by_name["lower right, 20 by 90, bfloat16, mask"]
-  assert_runs_repeat(make(case.model()), case, check)
-
-
-def test_many_threads_run_one_session(library: Path) -> None:
-  case = by_name["large: ViT-B, float16"]
-  session = make(case.model(), 1)
-  wanted = run(session, case)
-  in_threads(4, lambda number: assert_same_bits(run(session, case), wanted))
 
 
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:

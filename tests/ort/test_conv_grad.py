@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
 from node_cases import typed
-from threads import in_threads
 
 import ortplugin
 from ort.host import make, on_any_threads, run
@@ -60,17 +59,6 @@ def test_shapes_are_inferred() -> None:
   case = by_name["3x3, NCHW, float"]
   session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
   assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
-
-
-def test_many_threads_run_one_session() -> None:
-  case = by_name["many channels, NCHW, float"]
-  session = make(case.model())
-
-  def work(number: int) -> None:
-    for _ in range(10):
-      check(case, run(session, case))
-
-  in_threads(4, work)
 
 
 # ---- wrong nodes

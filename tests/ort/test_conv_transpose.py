@@ -8,7 +8,6 @@ import pytest
 from conv_transpose_cases import BIAS_RELU, CASES, GEOMETRIES, OPERATOR, RESIDUAL, Case, by_name, check
 from node_cases import typed
 from onnx_models import computed
-from threads import in_threads
 
 import ortplugin
 from ort.host import make, on_any_threads, run
@@ -50,17 +49,6 @@ def test_shapes_may_change_from_run_to_run(library: Path, name: str) -> None:
         continue
       case = Case(f"{name} {shape}", first.text, shape, w, first.operands, "NCHW", attributes)
       check(case, run(session, case))
-
-
-def test_many_threads_run_one_session(library: Path) -> None:
-  case = by_name["DCGAN, NHWC, float"]
-  session = make(case.model())
-
-  def work(number: int) -> None:
-    for _ in range(10):
-      check(case, run(session, case))
-
-  in_threads(4, work)
 
 
 # ---- wrong nodes

@@ -48,18 +48,6 @@ def test_the_reference_is_the_formula() -> None:
   np.testing.assert_allclose(y, wanted, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-  "name", ["3x3", "strides and pads that differ", "depthwise", "1-D", "3-D with strides and groups"]
-)
-def test_channels_last_is_the_same_transposed(name: str) -> None:
-  case = made(name, BARE, "double", *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
-  x, w = case.inputs()
-  y = convolution(attributes_of(case.node()), x, w)
-  other = attributes_of(case.with_layout("NHWC").node())
-  found = convolution(other, np.moveaxis(x, 1, -1), np.moveaxis(w, 1, -1))
-  np.testing.assert_array_equal(np.moveaxis(found, -1, 1), y)
-
-
 # ---- decomposition
 
 

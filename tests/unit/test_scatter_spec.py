@@ -144,17 +144,6 @@ def test_elements_without_an_update_keep_their_bits() -> None:
   assert bits(got)[2] == 1
 
 
-def test_a_slice() -> None:
-  data = np.arange(10)
-  np.testing.assert_array_equal(
-    update_slice(data, np.array([-1, -2, -3]), np.array([-2]), [0], [-4]), [-3, 1, 2, 3, -2, 5, 6, 7, -1, 9]
-  )
-  got = update_slice(np.zeros((3, 4)), np.ones((1, 2)), np.array([1, 2]), [0, 1])
-  np.testing.assert_array_equal(got, [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]])
-  got = update_slice(np.zeros((3, 4)), np.array([[1], [2], [3]]), np.array(3), [1])
-  np.testing.assert_array_equal(got[:, 3], [1, 2, 3])
-
-
 def test_what_a_gpu_does_with_invalid_indices() -> None:
   data, updates = np.zeros(4), np.array([1.0, 2, 3, 4])
   indices = np.array([4, -5, 3, -4])

@@ -80,7 +80,8 @@ int64_t MergedOf(const Contraction& problem) {
 int64_t Resident(const Tiling& t, const cuda::DeviceFacts& device) {
   // Registers of a thread, about: narrow vectors of results are several at once.
   const int64_t sums = t.parts * t.item_units * t.columns * 4;
-  const int64_t registers = std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), 168);
+  const int64_t registers =
+      std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), 168);
   // A multiprocessor has four files of registers, whose warps are whole.
   const int64_t warps = device.registers_per_multiprocessor / 4 / (32 * registers) * 4;
   const int64_t most = std::min<int64_t>(8, warps / (t.warps_m * t.warps_n));
