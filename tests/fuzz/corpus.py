@@ -35,7 +35,7 @@ def to_text(case: Case, finding: Finding) -> str:
   header = {
     "kind": finding.kind,
     "guilty": finding.guilty,
-    "message": finding.message,
+    "message": finding.message[:90],
     "seed": case.seed,
     "dtype": case.dtype,
     "kept": sorted(case.kept & {each.name for each in case.oracle.graph.initializer}),
