@@ -62,7 +62,6 @@ from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSION
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
 from ortplugin.passes.simplify.early_gather import EARLY_GATHER
-from ortplugin.passes.simplify.einsum_to_matmul import EINSUM_TO_MATMUL
 from ortplugin.passes.simplify.flat_pad import FLAT_PAD
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
@@ -141,7 +140,6 @@ TABLE: tuple[Step, ...] = (
   Step(REPEATED_CONSTANTS, EVERY_ROUND, "after folding, which makes constants of what an exporter repeated"),
   Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
   Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
-  Step(EINSUM_TO_MATMUL, EVERY_ROUND, "before the passes that look for a MatMul"),
   Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
   Step(FOLD_BATCH_NORM, BEFORE_PRECISION, "after folding, for constant factors; before epilogues are drawn in"),
   Step(FOLD_PAD, BEFORE_PRECISION, "after the batch norm before a Conv, which goes into it only without pads"),

@@ -15,8 +15,8 @@ from ortplugin.precision.plan import Request
 
 _ORDER = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions gather-views
-    late-expand repeated-constants inline-if common-subexpressions einsum-to-matmul sum-to-add fold-batch-norm
-    fold-pad channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather
+    late-expand repeated-constants inline-if common-subexpressions sum-to-add fold-batch-norm fold-pad
+    channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather
     masked-fill update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention
     attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
