@@ -11,52 +11,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.architectures.networks import Input, Network, image
+from models.architectures.networks import Network, image
 
 # Name: module of timm.models, class, arguments.
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
-    "resnet": ("resnet.ResNet", {"block": "basic", "layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8), "stem_width": 8}),
-    "seresnext": ("resnet.ResNet", {"block": "bottleneck", "layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8),
-                                    "stem_width": 4, "stem_type": "deep_tiered", "cardinality": 4, "base_width": 32,
-                                    "avg_down": True, "block_args": {"attn_layer": "se"}}),
-    "starnet": ("starnet.StarNet", {"base_dim": 8, "depths": [1, 1], "mlp_ratio": 2}),
-    "convmixer": ("convmixer.ConvMixer", {"dim": 12, "depth": 2, "kernel_size": 5, "patch_size": 4}),
     "poolformer": ("metaformer.MetaFormer", {"depths": (1, 1), "dims": (8, 16)}),
-    "fastvit": ("fastvit.FastVit", {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16), "mlp_ratios": (2, 2, 2, 2),
-                                    "down_patch_size": 3}),
-    "repvit": ("repvit.RepVit", {"embed_dim": (8, 16), "depth": (1, 1), "distillation": False}),
-    "focalnet": ("focalnet.FocalNet", {"depths": (1, 1), "embed_dim": 8, "focal_levels": (2, 2),
-                                       "focal_windows": (3, 3), "mlp_ratio": 2.0}),
     "xcit": ("xcit.Xcit", {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2,
                            "cls_attn_layers": 1, "mlp_ratio": 2.0, "eta": 1.0, "tokens_norm": True}),
     "pvt": ("pvt_v2.PyramidVisionTransformerV2", {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16),
                                                   "num_heads": (1, 2, 2, 2), "mlp_ratios": (2, 2, 2, 2)}),
-    "mixer": ("mlp_mixer.MlpMixer", {"img_size": 32, "patch_size": 8, "num_blocks": 2, "embed_dim": 16}),
     "cait": ("cait.Cait", {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2,
                            "mlp_ratio": 2.0, "depth_token_only": 1}),
-    "levit": ("levit.Levit", {"img_size": 64, "embed_dim": (16, 16, 16), "key_dim": 8, "depth": (1, 1, 1),
-                              "num_heads": (2, 2, 2)}),
     "gcvit": ("gcvit.GlobalContextVit", {"img_size": (32, 32), "window_ratio": (8, 8), "embed_dim": 8,
                                          "depths": (2, 1), "num_heads": (2, 2), "mlp_ratio": 2.0}),
-    "sequencer": ("sequencer.Sequencer2d", {"img_size": 32, "layers": (1, 1), "patch_sizes": (4, 2),
-                                            "embed_dims": (8, 16), "hidden_sizes": (4, 8), "mlp_ratios": (2.0, 2.0)}),
     "tnt": ("tnt.TNT", {"img_size": 32, "patch_size": 8, "embed_dim": 16, "inner_dim": 8, "depth": 1,
                         "num_heads_inner": 2, "num_heads_outer": 2, "mlp_ratio": 2.0}),
     "eva": ("eva.Eva", {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0,
                         "swiglu_mlp": True, "use_rot_pos_emb": True, "qkv_fused": False}),
     "beit": ("beit.Beit", {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2,
                            "mlp_ratio": 2.0, "use_rel_pos_bias": True, "init_values": 0.1}),
-    "hiera": ("hiera.Hiera", {"img_size": (32, 32), "embed_dim": 8, "stages": (1, 1), "q_pool": 1,
-                              "mask_unit_size": (4, 4), "mask_unit_attn": (True, False), "mlp_ratio": 2.0}),
-    "nest": ("nest.Nest", {"img_size": 32, "patch_size": 2, "num_levels": 2, "embed_dims": (8, 16),
-                           "num_heads": (2, 2), "depths": (1, 1), "mlp_ratio": 2.0}),
     "volo": ("volo.VOLO", {"layers": (1, 1), "img_size": 32, "patch_size": 8, "stem_hidden_dim": 8,
                            "embed_dims": (8, 16), "num_heads": (2, 2), "mlp_ratio": 2.0,
                            "downsamples": (True, False), "use_aux_head": False, "outlook_attention": (True, False)}),
-    "efficientvit": ("efficientvit_mit.EfficientVit", {"widths": (8, 8, 16), "depths": (1, 1, 1), "head_dim": 4,
-                                                       "head_widths": (16, 16), "expand_ratio": 2}),
 }  # fmt: skip
-SPELLED_OUT = ("Hiera", "Nest", "Beit", "Eva")
+SPELLED_OUT = ("Beit", "Eva")
 
 
 def timm_network(module: str, name: str, arguments: dict[str, Any]) -> nn.Module:
@@ -92,17 +70,6 @@ def coatnet() -> nn.Module:
   )  # fmt: skip
 
 
-def maxvit() -> nn.Module:
-  """Attention in windows and in grids."""
-  from timm.models.maxxvit import MaxxVitConvCfg, MaxxVitTransformerCfg
-
-  attention = MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), grid_size=(4, 4))
-  return timm_configured(
-      "maxxvit", "MaxxVit", "MaxxVitCfg", img_size=32, embed_dim=(8,), depths=(1,), block_type=("M",), stem_width=8,
-      conv_cfg=MaxxVitConvCfg(expand_ratio=2.0), transformer_cfg=attention,
-  )  # fmt: skip
-
-
 def byob(*blocks: dict[str, Any], **arguments: Any) -> nn.Module:
   """A network of timm's blocks."""
   from timm.models.byobnet import ByoBlockCfg
@@ -116,13 +83,6 @@ def halonet() -> nn.Module:
   attention = {"block_size": 4, "halo_size": 1, "num_heads": 2}
   return byob({"type": "bottle", "c": 8, "s": 1}, {"type": "self_attn", "c": 16, "s": 1}, stem_pool="",
               self_attn_layer="halo", self_attn_kwargs=attention)  # fmt: skip
-
-
-def mobilevit() -> nn.Module:
-  """Convolutions around a transformer of unfolded patches."""
-  attention = {"transformer_dim": 16, "transformer_depth": 1, "num_heads": 2, "mlp_ratio": 2.0, "patch_size": 2}
-  return byob({"type": "bottle", "c": 8, "s": 2}, {"type": "mobilevit", "c": 16, "s": 1, "block_kwargs": attention},
-              stem_pool="", act_layer="silu")  # fmt: skip
 
 
 class Branches(nn.Module):
@@ -149,13 +109,6 @@ def hrnet() -> nn.Module:
   return Branches(config)
 
 
-def densenet() -> nn.Module:
-  """Concatenated values behind norms."""
-  from torchvision.models import DenseNet
-
-  return DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2, num_classes=5)
-
-
 def regnet() -> nn.Module:
   """Grouped convolutions with squeeze and excitation."""
   from torchvision.models.regnet import BlockParams, RegNet
@@ -171,15 +124,6 @@ def shufflenet() -> nn.Module:
   return ShuffleNetV2([2, 1, 1], [8, 8, 16, 16, 16], num_classes=5)
 
 
-def squeezenet() -> nn.Module:
-  """Fire modules, a convolution as the classifier."""
-  from torchvision.models.squeezenet import Fire
-
-  return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(8, 4, 8, 8),
-                       Fire(16, 4, 8, 8), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(16, 5, 1), nn.ReLU(),
-                       nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten())  # fmt: skip
-
-
 def googlenet() -> nn.Module:
   """Branches of several filters, one of them behind a pool, concatenated."""
   from torchvision.models.googlenet import BasicConv2d, Inception
@@ -189,33 +133,16 @@ def googlenet() -> nn.Module:
                        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))  # fmt: skip
 
 
-def video_resnet() -> nn.Module:
-  """Convolutions over space, then over time, in three dimensions."""
-
-  def block(channels: int, out: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv3d(channels, out, (1, 3, 3), (1, stride, stride), (0, 1, 1), bias=False),
-                         nn.BatchNorm3d(out), nn.ReLU(), nn.Conv3d(out, out, (3, 1, 1), 1, (1, 0, 0), bias=False),
-                         nn.BatchNorm3d(out), nn.ReLU())  # fmt: skip
-
-  return nn.Sequential(block(3, 8, 2), nn.MaxPool3d(2), block(8, 8, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten(),
-                       nn.Linear(8, 5))  # fmt: skip
-
-
 ANY_SIZE = image(32, (48, 64))
 
 NETWORKS: dict[str, Network] = {
   "hrnet": Network(hrnet, image(32, (64, 96))),
   "nfnet": Network(nfnet, ANY_SIZE),
   "coatnet": Network(coatnet, image(32)),
-  "maxvit": Network(maxvit, image(32)),
   "halonet": Network(halonet, image(32)),
-  "mobilevit": Network(mobilevit, image(32)),
-  "densenet": Network(densenet, ANY_SIZE),
   "regnet": Network(regnet, ANY_SIZE),
   "shufflenet": Network(shufflenet, ANY_SIZE),
-  "squeezenet": Network(squeezenet, ANY_SIZE),
   "googlenet": Network(googlenet, ANY_SIZE),
-  "video_resnet": Network(video_resnet, {"video": Input((1, 3, 4, 16, 16), sizes={0: 2, 2: 6})}),
 }
 LIMITS: dict[str, dict[str, Any]] = {
   "halonet": {"exporters": ("dynamo",), "dynamic": ("dynamo",)},  # TorchScript: Unfold of a padded value

@@ -53,22 +53,14 @@ def entry(model: str, inputs: dict[str, Input], config: dict[str, Any], *, pick:
 
 
 NO_CACHE = {"use_cache": False}
-ONE: dict[str, Any] = {"exporters": ("dynamo",), "dynamic": ("dynamo",)}  # TorchScript's files take seconds to optimize
-FEATURES = {"input_features": Input((2, 8, 16), sizes={0: 3})}
 
 NETWORKS: dict[str, Network] = {
     # encoders of text
-    "distilbert": entry("DistilBertModel", MASKED, {"vocab_size": VOCAB, "dim": 16, "n_layers": 2, "n_heads": 2,
-                                                    "hidden_dim": 32, "max_position_embeddings": 32}),
-    "electra": entry("ElectraForTokenClassification", MASKED, {**TEXT, "embedding_size": 8, "num_labels": 3}),
-    "albert": entry("AlbertModel", MASKED, {**TEXT, "embedding_size": 8}, pick=lambda found: found[:2]),
     "deberta": entry("DebertaV2Model", MASKED, {**TEXT, "relative_attention": True, "position_buckets": 8,
                                                 "norm_rel_ebd": "layer_norm", "share_att_key": True,
                                                 "pos_att_type": ["p2c", "c2p"]}),
     "modernbert": entry("ModernBertModel", MASKED, {**TEXT, "pad_token_id": 0, "global_attn_every_n_layers": 2,
                                                     "local_attention": 4}),
-    "squeezebert": entry("SqueezeBertModel", MASKED, {**TEXT, "embedding_size": 16}),
-    "roformer": entry("RoFormerModel", MASKED, {**TEXT, "embedding_size": 8}),
     "fnet": entry("FNetModel", TOKENS, {**TEXT, "use_tpu_fourier_optimizations": False},
                   exporters=("dynamo",), dynamic=("dynamo",)),
     "convbert": entry("ConvBertModel", MASKED, {**TEXT, "embedding_size": 8, "head_ratio": 1, "conv_kernel_size": 3}),
@@ -76,9 +68,6 @@ NETWORKS: dict[str, Network] = {
     "gpt_neox": entry("GPTNeoXForCausalLM", ROW, {**TEXT, "bos_token_id": 0, "eos_token_id": 0}, given=NO_CACHE),
     "bloom": entry("BloomModel", MASKED, {"vocab_size": VOCAB, "hidden_size": 16, "n_layer": 2, "n_head": 2,
                                           "bos_token_id": 0, "eos_token_id": 0}, given=NO_CACHE),
-    "qwen2": entry("Qwen2Model", ROW, GROUPED, given=NO_CACHE),
-    "phi": entry("PhiModel", ROW, {**TEXT, "bos_token_id": 0, "eos_token_id": 0}, given=NO_CACHE),
-    "gemma": entry("Gemma2Model", ROW, {**GROUPED, "head_dim": 8, "sliding_window": 4}, given=NO_CACHE),
     "mixtral": entry("MixtralModel", ROW, {**GROUPED, "num_local_experts": 3, "num_hidden_layers": 1},
                      given=NO_CACHE, chooses=True),
     "mamba": entry("MambaModel", STEPS, {"vocab_size": VOCAB, "hidden_size": 8, "state_size": 4,
@@ -98,40 +87,15 @@ NETWORKS: dict[str, Network] = {
                       {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
                        "intermediate_size": 32, "conv_dim": [8, 8, 8], "conv_kernel": [10, 3, 2],
                        "conv_stride": [5, 2, 2], "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}),
-    "spectrogram": entry("ASTModel", {"input_values": Input((2, 24, 16), sizes={0: 3})},
-                         {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-                          "patch_size": 8, "max_length": 24, "num_mel_bins": 16, "frequency_stride": 6,
-                          "time_stride": 6}),
     "hifigan": entry("SpeechT5HifiGan", {"spectrogram": Input((2, 7, 8), sizes={0: 3, 1: 9})},
                      {"model_in_dim": 8, "upsample_initial_channel": 16, "upsample_rates": [4, 2],
                       "upsample_kernel_sizes": [8, 4], "resblock_kernel_sizes": [3, 5],
                       "resblock_dilation_sizes": [[1, 3], [1, 3]]}, pick=lambda found: found),
     # images
-    "dinov2": entry("Dinov2Model", PIXELS, PATCHES),
-    "segformer": entry("SegformerForSemanticSegmentation", {"pixel_values": Input((2, 3, 32, 32), sizes={0: 3, 2: 64})},
-                       {"hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "decoder_hidden_size": 8,
-                        "num_attention_heads": [1, 1, 2, 2], "num_labels": 3, "mlp_ratios": [2, 2, 2, 2]},
-                       dynamic=("torchscript",)),  # as pvt
-    "dpt": entry("DPTForDepthEstimation", PIXELS,
-                 {**PATCHES, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3],
-                  "neck_hidden_sizes": [4, 4, 4, 4], "fusion_hidden_size": 4},
-                 **ONE),
-    "yolos": entry("YolosForObjectDetection", PIXELS,
-                   {**PATCHES, "image_size": [16, 16], "num_detection_tokens": 4, "num_labels": 3},
-                   pick=lambda found: found[:2]),
     "sam_vision": entry("SamVisionModel", {"pixel_values": Input((1, 3, 32, 32), sizes={0: 2})},
                         {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
                          "patch_size": 8, "window_size": 3, "global_attn_indexes": [1], "mlp_dim": 32,
                          "output_channels": 8}),
-    "detr": entry("DetrForObjectDetection", {"pixel_values": Input((1, 3, 32, 32), sizes={0: 2})},
-                  {"use_timm_backbone": False, "use_pretrained_backbone": False,
-                   "backbone_config": {"model_type": "resnet", "embedding_size": 4, "hidden_sizes": [4, 8],
-                                       "depths": [1, 1], "layer_type": "basic", "out_features": ["stage2"]},
-                   "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-                   "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 4,
-                   "num_labels": 3}, pick=lambda found: found[:2], **ONE),
-    "videomae": entry("VideoMAEForVideoClassification", {"pixel_values": Input((1, 4, 3, 16, 16), sizes={0: 2})},
-                      {**PATCHES, "num_hidden_layers": 1, "num_frames": 4, "tubelet_size": 2, "num_labels": 3}),
     # pairs
     "clip": entry("CLIPModel", {**TOKENS, "pixel_values": Input((2, 3, 16, 16), sizes={0: 3})},
                   {"text_config": {**TEXT, "num_hidden_layers": 1, "eos_token_id": 47, "bos_token_id": 46,
