@@ -114,6 +114,6 @@ def test_every_exporter_is_there() -> None:
   of_torch = [said for said in ENTRIES.values() if said["exporter"] in ("torchscript", "dynamo")]
   assert len({said["architecture"] for said in of_torch}) >= 40
   open_ones = {said["architecture"] for said in of_torch if said["dynamic"]}
-  assert len(open_ones) >= 40
+  assert len(open_ones) >= 30
   for said in ENTRIES.values():
     assert {len(each["shapes"]) for each in said["inputs"].values()} == {2 if said["dynamic"] else 1}
