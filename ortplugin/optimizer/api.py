@@ -171,7 +171,8 @@ def _rewrite(
   """(what the passes make, of what, the stages, the names of what could be left out); `report` has the changes."""
   target = options.target()
   tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
-  passes = select_passes(options.only, options.skip, options.layout, tf32, options.is_for_gpu())
+  narrow = target is not None and target.narrows
+  passes = select_passes(options.only, options.skip, options.layout, tf32, options.is_for_gpu(narrow))
   prepared = _prepare(original, options, target)
   start = prepared.model
   stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)

@@ -49,10 +49,13 @@ class Options:
       raise UsageError("the precision 'tf32' changes no dtype, so precision_io and precision_skip do not go with it")
     return target
 
-  def is_for_gpu(self) -> bool:
-    """Whether a GPU runs the result: the CUDA provider is named, or none is and this machine has one."""
+  def is_for_gpu(self, narrow: bool = False) -> bool:
+    """Whether a GPU runs the result: the CUDA provider is named, or none is and this machine has one.
+
+    `narrow`: the result has 16 bits, which without a word of a provider are for a GPU as well.
+    """
     if self.providers is None:
-      return gpu_count() > 0
+      return narrow or gpu_count() > 0
     return any(each.lower() in ("cuda", CUDA.lower()) for each in self.providers)
 
   def check(self) -> None:

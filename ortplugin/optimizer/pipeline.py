@@ -41,7 +41,7 @@ from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_T
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
 from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
-from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM
+from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM, FUSE_GROUP_NORM_ON_GPU
 from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
@@ -227,7 +227,7 @@ def select_passes(
 
   `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
   bfloat16 and where TF32 is not forbidden, with `gpu` also what is slow so on a CPU; "nchw" leaves out the pass that
-  does it, "nhwc" does it in every dtype.
+  does it, "nhwc" does it in every dtype. `gpu` also has group norms fused that are slower so on a CPU.
 
   `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
   """
@@ -247,13 +247,17 @@ def select_passes(
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out
 
-  return tuple(_in_layout(step, layout, gpu) for step in TABLE if runs(step))
+  return tuple(_for(step, layout, gpu) for step in TABLE if runs(step))
 
 
-def _in_layout(step: Pass, layout: str, gpu: bool) -> Pass:
-  chosen = CHANNELS_LAST_ALWAYS if layout == "nhwc" else CHANNELS_LAST_ON_GPU if gpu else CHANNELS_LAST
-  chooses = isinstance(step, Step) and step.rewrite is CHANNELS_LAST
-  return replace(step, rewrite=chosen) if chooses else step  # type: ignore[type-var]
+def _for(step: Pass, layout: str, gpu: bool) -> Pass:
+  """The step in the form for this layout, and for models that a GPU runs."""
+  last = CHANNELS_LAST_ALWAYS if layout == "nhwc" else CHANNELS_LAST_ON_GPU if gpu else CHANNELS_LAST
+  forms: dict[str, Pass] = {
+    CHANNELS_LAST.name: last,
+    FUSE_GROUP_NORM.name: FUSE_GROUP_NORM_ON_GPU if gpu else FUSE_GROUP_NORM,
+  }
+  return replace(step, rewrite=forms[step.name]) if isinstance(step, Step) and step.name in forms else step
 
 
 def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:

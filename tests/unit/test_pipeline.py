@@ -106,10 +106,9 @@ def test_the_layout_is_that_of_one_pass() -> None:
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_the_gpu_that_is_named_or_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(options_module, "gpu_count", lambda: gpus)
-  found = [
-    Options(providers=each).is_for_gpu() for each in (None, ("CUDAExecutionProvider",), ("cpu", "cuda"), ("cpu",))
-  ]
-  assert found == [gpus > 0, True, True, False]
+  given = (None, ("CUDAExecutionProvider",), ("cpu", "cuda"), ("cpu",))
+  assert [Options(providers=each).is_for_gpu() for each in given] == [gpus > 0, True, True, False]
+  assert [Options(providers=each).is_for_gpu(narrow=True) for each in given] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
