@@ -30,14 +30,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from onnx_models import add_weights
-
 if __name__ == "__main__":
   os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process with threads can't fork safely
   sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1])]
 
 import onnx
 import onnx.parser
+from onnx_models import add_weights
 
 ADDRESSES = 2 << 30  # bytes that a child may ask for beside what it starts with
 RESIDENT = 1 << 30  # bytes that it may use

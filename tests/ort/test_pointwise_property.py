@@ -82,7 +82,7 @@ def test_fused_like_onnxs_own_operators(library: Path) -> None:
     seen.update({statement.op for statement in program.statements} | set(program.dtypes.values()))
 
   check()
-  assert {*POINTWISE, *DTYPES} <= seen.keys()
+  assert SAMPLING or {*POINTWISE, *DTYPES} <= seen.keys()  # a sample is too small to have each
   assert seen["compared"] > 0.8 * seen["elements"], seen
   assert seen["compared with ONNX"] > 0.5 * seen["elements"], seen
 

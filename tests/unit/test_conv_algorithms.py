@@ -144,7 +144,7 @@ def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch)
     {"weight_algorithm": "auto"},
     {"weight_algorithm": "own"},
   ]
-  program = " ".join(str(case.program).splitlines())
+  program = " ".join(helper.get_node_attr_value(case.node(), "program").decode().splitlines())
   assert asked == [
     f"""ConvGrad
 allow_tf32=1
