@@ -101,7 +101,8 @@ class _Arguments:
     for option, value in (("--provider", self.providers), ("--device", self.device), ("--inputs", self.inputs),
                           ("--rtol", self.rtol), ("--atol", self.atol)):  # fmt: skip
       needed = (
-        (self.profile and option in ("--provider", "--inputs"))
+        option == "--provider"  # which also says what will run the model
+        or (self.profile and option == "--inputs")
         or (self.tune and option in ("--provider", "--device", "--inputs"))
         or (self.precision is not None and option == "--inputs")
       )
@@ -155,7 +156,7 @@ class _Arguments:
   multiple=True,
   callback=_names,
   metavar="NAME",
-  help="Verify on (and tune on the first): cpu, cuda.",
+  help="Optimize for, verify on (and tune on the first): cpu, cuda.",
 )
 @click.option(
   "--device",

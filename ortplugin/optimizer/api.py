@@ -172,7 +172,7 @@ def _rewrite(
   target = options.target()
   tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
   narrow = target is not None and target.narrows
-  passes = select_passes(options.only, options.skip, options.layout, tf32, options.is_for_gpu(narrow))
+  passes = select_passes(options.only, options.skip, options.layout, tf32, options.is_for_gpu(narrow or tf32 is True))
   prepared = _prepare(original, options, target)
   start = prepared.model
   stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)

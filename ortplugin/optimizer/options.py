@@ -52,7 +52,7 @@ class Options:
   def is_for_gpu(self, narrow: bool = False) -> bool:
     """Whether a GPU runs the result: the CUDA provider is named, or none is and this machine has one.
 
-    `narrow`: the result has 16 bits, which without a word of a provider are for a GPU as well.
+    `narrow`: the result has 16 bits or TF32, which without a word of a provider are for a GPU as well.
     """
     if self.providers is None:
       return narrow or gpu_count() > 0

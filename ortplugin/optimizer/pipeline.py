@@ -88,7 +88,8 @@ class Stage(Flag):
   QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
   other passes.
 
-  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone. ROUNDS: not with `--precision fp32`.
+  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone. ROUNDS: for models that a GPU
+  runs, and by name, but not with `--precision fp32`.
   """
 
   EVERY_ROUND = 0
@@ -243,7 +244,9 @@ def select_passes(
 
   def runs(step: Pass) -> bool:
     stage = stage_of(step)
-    is_chosen = (chosen is None or step.name in chosen) and not (ROUNDS in stage and tf32 is False)
+    is_named = chosen is not None and step.name in chosen
+    may_round = tf32 is not False and (gpu or tf32 is True or is_named)
+    is_chosen = (chosen is None or is_named) and (ROUNDS not in stage or may_round)
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out
 

@@ -284,6 +284,8 @@ def _options(g: Graph, feeds: Mapping[str, Array], model: onnx.ModelProto) -> di
 
   options: dict[str, Any] = {"layout": g.choice(["auto", "auto", "nhwc", "nhwc", "nchw"])}
   names = [step.name for step in PIPELINE]
+  if g.chance(0.5):  # in the form for a GPU, which a CPU runs as well
+    options["providers"] = ["cuda"]
   kind = g.rng.random()
   if kind < 0.06:
     options["only"] = sorted(g.rng.sample(names, g.rng.randint(1, len(names) // 2)))

@@ -221,7 +221,7 @@ class Judge:
 
   def _check(self, case: Case, references: Sequence[Reference], made: onnx.ModelProto) -> Finding | None:
     """What else a case asks for: a second run changes nothing; the restored model gives the same; shapes are so."""
-    if "again" in case.checks and case.options.keys() <= {"layout", "skip"}:
+    if "again" in case.checks and case.options.keys() <= {"layout", "skip", "providers"}:
       self.tell("again")
       try:
         _, report = ortplugin.optimize(made, **case.options)

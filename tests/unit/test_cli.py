@@ -75,7 +75,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
   "unknown input": (["{bert}", "-o", "{tmp}/o.onnx", "--input-shape", "inputids:1,2"], 2, "did you mean input_ids"),
   "two shapes": (["{bert}", "--input-shape", "a:1", "--input-shape", "a:2"], 2, "two shapes"),
   "bad tolerance": (["{bert}", "-o", "{tmp}/o.onnx", "--rtol", "-1"], 2, "--rtol"),
-  "idle option": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--provider", "cpu"], 2, "--no-verify"),
+  "idle option": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--device", "0"], 2, "--no-verify"),
   "a profile writes no model": (["{bert}", "-o", "{tmp}/o.onnx", "--profile"], 2, "-o does not go with it"),
   "a profile restores nothing": (["{bert}", "--profile", "--restore"], 2, "--restore does not go with it"),
   "a profile tunes nothing": (["{bert}", "--profile", "--tune"], 2, "--tune does not go with it"),

@@ -48,7 +48,7 @@ def request(precision: str) -> Request:
 
 
 def test_the_order_and_the_stages() -> None:
-  assert names(PIPELINE) == names(select_passes()) == ORDER
+  assert names(PIPELINE) == names(select_passes(gpu=True)) == ORDER
   assert names(step for step in PIPELINE if Stage.BEFORE_PRECISION in stage_of(step)) == BEFORE_PRECISION
   assert names(step for step in PIPELINE if Stage.QUIET_ROUND in stage_of(step)) == QUIET_ROUND
 
@@ -62,7 +62,7 @@ def test_each_line_gives_its_reason() -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_some_passes_run_before_a_conversion(precision: str) -> None:
-  before, conversion, after = make_stages(select_passes(), request(precision), io=False)
+  before, conversion, after = make_stages(select_passes(gpu=True), request(precision), io=False)
   assert (names(before), names(conversion), names(after)) == (BEFORE_PRECISION, ["precision"], ORDER)
   before, _, after = make_stages(select_passes(skip=["fuse-conv"]), request(precision), io=False)
   assert names(before) == [name for name in BEFORE_PRECISION if name != "fuse-conv"]
@@ -70,7 +70,7 @@ def test_some_passes_run_before_a_conversion(precision: str) -> None:
 
 
 def test_a_conversion_to_more_bits_comes_first() -> None:
-  before, conversion, after = make_stages(select_passes(), request("fp32"), io=False)
+  before, conversion, after = make_stages(select_passes(gpu=True), request("fp32"), io=False)
   assert (names(before), names(conversion), names(after)) == ([], ["precision"], ORDER)
 
 
@@ -87,10 +87,10 @@ def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_
 
 
 def test_the_layout_is_that_of_one_pass() -> None:
-  assert names(select_passes(layout="nchw")) == [
+  assert names(select_passes(layout="nchw", gpu=True)) == [
     each for each in ORDER if each not in ("windows-last", "channels-last")
   ]
-  always = select_passes(layout="nhwc")
+  always = select_passes(layout="nhwc", gpu=True)
   assert names(always) == ORDER
   (step,) = [step for step in always if step.name == "channels-last"]
   assert isinstance(step, Step)
@@ -98,9 +98,11 @@ def test_the_layout_is_that_of_one_pass() -> None:
   on_gpu = next(step for step in select_passes(gpu=True) if step.name == "channels-last")
   assert isinstance(on_gpu, Step)
   assert on_gpu.rewrite is CHANNELS_LAST_ON_GPU
-  assert [step for step in always if step.name != "channels-last"] == [
-    step for step in PIPELINE if step.name != "channels-last"
-  ]
+  changed = {a.name for a, b in zip(always, PIPELINE, strict=True) if a != b}
+  assert changed == {"channels-last", "fuse-group-norm"}
+  rounds = {"attention-to-tf32", "matmul-to-tf32"}
+  assert {*ORDER} - {*names(select_passes())} == rounds
+  assert names(select_passes(only=rounds)) == sorted(rounds)
 
 
 @pytest.mark.parametrize("gpus", [0, 2])

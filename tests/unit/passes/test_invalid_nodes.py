@@ -113,7 +113,7 @@ def test_no_exception_of_python(name: str, seed: int) -> None:
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     with contextlib.suppress(OrtPluginError):
-      run_passes(made, select_passes(layout="nhwc"))
+      run_passes(made, select_passes(layout="nhwc", gpu=True))
 
 
 def test_a_length_beyond_63_bits_is_open() -> None:
@@ -122,7 +122,7 @@ def test_a_length_beyond_63_bits_is_open() -> None:
     <float[1,1,2] w = {{1, 2}}, float[3] s = {{1, 1, 2.6}}> {{
         c = ConvTranspose<strides = [{2**62}]>(x, w)  y = Relu(c)  t = Resize(z, , s)
         u = Relu(t)  v = Neg(u) }}""")
-  run_passes(made, select_passes())
+  run_passes(made, select_passes(gpu=True))
 
 
 def test_a_slice_of_a_slice_beyond_63_bits_stays() -> None:
@@ -130,7 +130,7 @@ def test_a_slice_of_a_slice_beyond_63_bits_stays() -> None:
     e = Constant<value = int64[1] {{{2**62}}}> ()  t = Constant<value = int64[1] {{{2**62}}}> ()
     p = Slice(x, z, e, z, t)  i = Constant<value = int64[1,1] {{{2**62}}}> ()  v = ScatterND(p, i, u)
     j = Constant<value = int64[2,1] {{0, {2**62}}}> ()  y = ScatterND(x, j, v) }}""")
-  run_passes(made, select_passes())
+  run_passes(made, select_passes(gpu=True))
 
 
 OF_A_SCALAR = (
@@ -151,4 +151,4 @@ def test_nodes_of_a_scalar(node: str) -> None:
     made = model(f"""g (float x, bool b) => (float[A] y) <int64[1] i = {{0}}, int64[2] j = {{0, 0}}, int64[1] k = {{1}},
       int64[0] e = {{}}, float[1] f = {{1}}, float t = {{2}}> {{ v = {node} {behind} }}""")
     with contextlib.suppress(OrtPluginError):
-      run_passes(made, select_passes(layout="nhwc"))
+      run_passes(made, select_passes(layout="nhwc", gpu=True))
