@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -299,6 +299,16 @@ def compare(
 def same_kind(where: str, got: Array, wanted: Array) -> None:
   assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
   assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
+
+
+def steps(count: int) -> Callable[[Array], Array]:
+  """One element moved by so many of the dtype's steps."""
+
+  def change(y: Array) -> Array:
+    y.reshape(-1).view(f"i{y.itemsize}")[5] += count
+    return y
+
+  return change
 
 
 def bits(array: Array) -> Array:

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from node_cases import OPSET, Array, Declared, Shape, bits, model_with, same_kind
+from node_cases import OPSET, UNIT_ROUNDOFF, Array, Declared, Shape, bits, model_with, same_kind
 from onnx import TensorProto, helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -161,9 +161,6 @@ def check(case: Case, output: Array, expected: Array | None = None) -> None:
     f"{case.name}: {int((~same).sum())} of {same.size} elements differ, the first at "
     f"{[int(i) for i in np.argwhere(~same)[0]]}: {output[~same][0]} instead of {wanted[~same][0]}"
   )
-
-
-UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float": 2.0**-24, "double": 2.0**-53}
 
 
 def check_any_order(case: Case, output: Array, inputs: Sequence[Array] | None = None) -> None:

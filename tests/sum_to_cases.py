@@ -59,18 +59,11 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
 
 
 def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
-  """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+  """Compares a kernel's outputs with the reference as pointwise_cases.check does, but for the slack: UNITS c size.
 
-  Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
-  Otherwise
-
-      |got - wanted| <= u |wanted| + smallest / 2 + UNITS c size
-
-  where `wanted` is the reference before its rounding to the result's dtype, u the unit roundoff of the result's dtype
-  (twice that of a coarser dtype that the program casts to), `smallest` its smallest subnormal number, c the unit
-  roundoff of the arithmetic and `size` the largest of the values that the result is made of, for a sum added up over
-  its terms. Blocked sums of n terms are off by some log2(n) units at worst
-  and by far less on average; one element that is left out or taken twice shows.
+  c is the unit roundoff of the arithmetic, `size` the largest of the values that the result is made of, for a sum
+  added up over its terms. Blocked sums of n terms are off by some log2(n) units at worst and by far less on average;
+  one element that is left out or taken twice shows.
   """
   check_results(case, outputs, expect(case) if expected is None else expected)
 

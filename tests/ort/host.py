@@ -1,14 +1,17 @@
 """Sessions on the CPU provider, for the tests of every operator."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from node_cases import OPSET, UNIT_ROUNDOFF, Array, ProgramCase, bits
 
 import ortplugin
+from ortplugin.check.verify import Verifier
 from ortplugin.session import element_type
 
 CPU_ONLY = ["CPUExecutionProvider"]
@@ -95,6 +98,14 @@ def assert_runs_repeat(session: Any, case: Any, check: Callable[[Any, list[Array
   check(case, first)
   for _ in range(times):
     assert_same_bits(run(session, case), first)
+
+
+def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+  """Equal outputs on the CPU provider, without timing."""
+  with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
+    (result,) = verifier.verify(optimized)
+  assert result.inputs
+  assert result.passed, result
 
 
 def assert_runs_or_names_the_node(model: bytes, feeds: dict[str, Array]) -> None:

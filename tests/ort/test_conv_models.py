@@ -17,7 +17,7 @@ from onnx import numpy_helper
 import ortplugin
 from models.light import NAMES as NETWORKS
 from models.light import path, randomized
-from ort.test_light_models import verify
+from ort.host import verify
 
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 NAMES = [name for name in sorted(EXPECTED) if name.split("_")[0] in ("convnext", "efficientnet", "mobilenet")]

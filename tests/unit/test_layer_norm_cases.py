@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from layer_norm_cases import BARE, CASES, Case, by_name, check, expect
-from node_cases import VALUES, Array, typed
+from node_cases import VALUES, Array, steps, typed
 
 
 def outputs(case: Case) -> list[Array]:
@@ -30,16 +30,6 @@ def test_inputs_are_the_same_every_time() -> None:
 def at(position: tuple[int, ...], value: float) -> Callable[[Array], Array]:
   def change(y: Array) -> Array:
     y[position] = value
-    return y
-
-  return change
-
-
-def steps(count: int) -> Callable[[Array], Array]:
-  """One element moved by so many of the dtype's steps."""
-
-  def change(y: Array) -> Array:
-    y.reshape(-1).view(f"i{y.itemsize}")[5] += count
     return y
 
   return change

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from node_cases import Array, assert_invalid, run_at_opset, typed
+from node_cases import Array, assert_invalid, run_at_opset, steps, typed
 from onnx import helper
 from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Case, by_name, check, expect, model_of, node_of
 
@@ -113,16 +113,6 @@ def outputs(case: Case) -> list[Array]:
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
 def test_the_reference_passes(case: Case) -> None:
   check(case, outputs(case))
-
-
-def steps(count: int) -> Callable[[Array], Array]:
-  """One element moved by so many of the dtype's steps."""
-
-  def change(y: Array) -> Array:
-    y.reshape(-1).view(f"i{y.itemsize}")[5] += count
-    return y
-
-  return change
 
 
 def first(value: float) -> Callable[[Array], Array]:
