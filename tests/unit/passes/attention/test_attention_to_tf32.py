@@ -54,7 +54,7 @@ def test_it_stays_where_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("precision", "said"), [(None, []), ("tf32", [1])])
 def test_a_transformers_products_become_one(precision: str | None, said: list[int]) -> None:
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
-  optimized, _ = ortplugin.optimize(original, skip=["matmul-to-tf32"], precision=precision)
+  optimized, _ = ortplugin.optimize(original, skip=["matmul-to-tf32"], precision=precision, providers=["cuda"])
   (node,) = attentions(optimized)
   assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
   found = attributes(node)
@@ -67,6 +67,6 @@ def test_a_transformers_products_become_one(precision: str | None, said: list[in
 def test_precision_fp32_forbids_it() -> None:
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   assert not attentions(ortplugin.optimize(original, precision="fp32")[0])
-  optimized, _ = ortplugin.optimize(original)
+  optimized, _ = ortplugin.optimize(original, providers=["cuda"])
   (node,) = attentions(ortplugin.optimize(optimized, precision="fp32")[0])
   assert onnx.helper.get_node_attr_value(node, "allow_tf32") == 0
