@@ -60,6 +60,7 @@ set(sources
   ops/conv/engines/stem.cc
   ops/conv/engines/gemm.cc
   ops/conv/engines/gemv.cc
+  ops/conv/engines/nchw.cc
   ops/conv/engines/table.cc
   ops/conv_grad/cpu_gemm.cc
   ops/conv_grad/conv_grad.cc

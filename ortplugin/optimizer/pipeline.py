@@ -36,6 +36,7 @@ from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 from ortplugin.passes.layout.windows_last import WINDOWS_LAST
 from ortplugin.passes.matmul.batch_first import BATCH_FIRST
+from ortplugin.passes.matmul.channel_products import CHANNEL_PRODUCTS
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
@@ -190,6 +191,7 @@ TABLE: tuple[Step, ...] = (
   Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
   Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
   Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
+  Step(CHANNEL_PRODUCTS, EVERY_ROUND, "with the epilogues before the Transpose; what is behind it is drawn in then"),
   Step(SPLIT_PRODUCTS, EVERY_ROUND, "with the epilogue before the Split; what is behind it is drawn in then"),
   Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
   Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),

@@ -44,11 +44,13 @@ std::vector<Case> Cases() {
                              {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false},
                              {"gemm", Square(kHalf, 1024, 1, 768, 3072, 1), false},
                              {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
+                             {"nchw_few", Square(kFloat, 8, 28, 8, 8, 1), true},
+                             {"nchw_gemm", Square(kHalf, 8, 28, 196, 196, 1), true},
                              {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
   cases[2].problem.groups = 96;
   cases[3].problem.groups = cases[4].problem.groups = 4;
   cases[6].problem.x_channels_first = true;
-  cases.back().problem.channels_last = false;
+  for (size_t i = cases.size() - 3; i < cases.size(); ++i) cases[i].problem.channels_last = false;
   return cases;
 }
 

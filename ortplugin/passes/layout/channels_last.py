@@ -6,7 +6,8 @@ and no Transpose stays between operators that work in either order. Which of the
 once for each region of the graph, the operators that a convolution is connected to through them: where the order
 changes, a tensor is transposed, and the cheapest division of the region (graph/min_cut.py) moves the fewest bytes. The
 convolutions have channels last; the inputs and outputs of the graph, and operators that know channels first only, do
-not. Transposes that the model has count as what they are: one of them may be what a region needs.
+not. Transposes that the model has count as what they are: one of them may be what a region needs. Pointwise
+convolutions that have an engine with channels first (conv/planes.py) have them last only where others beside them do.
 
 Weights are transposed here. After this pass no convolution is left for it to change.
 """
@@ -19,6 +20,7 @@ from ortplugin.graph.labels import label
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
+from ortplugin.passes.conv.planes import is_plane
 from ortplugin.passes.layout.conv_grad import gradient_dtype
 from ortplugin.passes.layout.cut import Region, cheapest
 from ortplugin.passes.layout.plan import Layouts, Plan, is_perm, to_first, to_last
@@ -61,7 +63,7 @@ class ChannelsLast:
     dtype = conv_dtype(scope, node) if is_fused_conv(scope, node) else gradient_dtype(scope, node)
     if dtype is None or is_channels_last(node):
       return False
-    return has_tensor_cores(node, dtype) or self._always
+    return self._always or (has_tensor_cores(node, dtype) and not is_plane(scope, node))
 
   def _regions(self, scope: Scope) -> tuple[list[Region], list[NearMiss]]:
     """The regions with a convolution that shall have channels last, in order of their first operator."""

@@ -1,6 +1,7 @@
 #include "ortplugin/ops/conv/engines/gemm.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <sstream>
 
@@ -116,6 +117,25 @@ GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& de
   return config;
 }
 
+Contraction WithTwoWindows(const Contraction& problem) {
+  if (problem.windows.size() == 2 || !IsPointwise(problem)) return problem;
+  Contraction plane = problem;
+  plane.windows.assign(2, Window());
+  for (const Window& window : problem.windows) plane.columns().size *= window.out;
+  plane.columns().out = plane.columns().size;
+  const size_t spatial = problem.windows.size();
+  for (Shape& operand : plane.operands) {
+    if (operand.size() > spatial + 2) return problem;
+    operand.insert(operand.begin(), spatial + 2 - operand.size(), 1);
+    const auto first = operand.begin() + (problem.channels_last ? 1 : 2);
+    const int64_t pixels = ElementCount(Shape(first, first + static_cast<std::ptrdiff_t>(spatial)));
+    if (pixels != 1 && pixels != plane.columns().out) return problem;
+    operand =
+        problem.channels_last ? Shape{operand[0], 1, pixels, operand.back()} : Shape{operand[0], operand[1], 1, pixels};
+  }
+  return plane;
+}
+
 Contraction WithRowsAsBatch(const Contraction& problem) {
   // With channels first the pixels of an image are no rows.
   if (problem.is_empty() || !problem.channels_last || problem.x_channels_first || problem.y_channels_first)
@@ -147,11 +167,13 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
        << "#define CONSUMERS " << config.consumers << "\n"
        << "#define STAGES " << config.stages << "\n"
        << "#define TAKE_TURNS " << config.take_turns << "\n"
+       << "#define M_TILES " << (config.take_turns ? 2 : 1) << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
        << "#define COLUMNS " << kColumns << "\n"
        << "#define VECTOR " << Vector(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
+       << kGemmEpilogueSource << "\n"
        << kGemmSource;
   return text.str();
 }

@@ -27,6 +27,10 @@ cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& confi
 // Whether filters have one element, and every pixel is one of the result.
 bool IsPointwise(const Contraction& problem);
 
+// The problem with two spatial dimensions, where it is pointwise and no operand tells its pixels apart by some of their
+// axes alone; else as it is.
+Contraction WithTwoWindows(const Contraction& problem);
+
 // The problem with its rows as the batch, where all channels are last and no operand tells an image's pixels apart: one
 // kernel for all numbers of rows.
 Contraction WithRowsAsBatch(const Contraction& problem);

@@ -18,6 +18,7 @@
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
 #include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/gemv.h"
+#include "ortplugin/ops/conv/engines/nchw.h"
 #include "ortplugin/ops/conv/engines/grouped.h"
 #include "ortplugin/ops/conv/engines/polyphase.h"
 #include "ortplugin/ops/conv/engines/split_k.h"
@@ -68,18 +69,26 @@ const std::vector<Engine>& EngineTable() {
        "As measured"},
       {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
        "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
+      {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
+       "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty "
+       "for "
+       "the most part. By construction: memory-bound, and the image is read as it lies"},
+      {"nchw_gemm", FitsNchwGemm, Always, Make<MakeNchwGemm>,
+       "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the result "
+       "behind"},
       {"direct", FitsDirect, IsDirectFast, MakeDirect,
-       "fp32, NCHW, few channels; the only line of that layout. As measured"},
+       "fp32, NCHW, few channels; behind what is pointwise. As measured"},
   };
   return *table;
 }
 
 std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& given,
                                              const cuda::DeviceFacts& device, bool only_where_fast) {
-  if (given.windows.size() != 2) return std::nullopt;
+  const Contraction plane = WithTwoWindows(given);
+  if (plane.windows.size() != 2) return std::nullopt;
   // A matrix product's rows, however many: they are in no kernel's text then.
-  const bool is_product = given.batch == 1 && given.rows().size == 1 && IsPointwise(given);
-  const Contraction problem = is_product ? WithRowsAsBatch(given) : given;
+  const bool is_product = plane.batch == 1 && plane.rows().size == 1 && IsPointwise(plane);
+  const Contraction problem = is_product ? WithRowsAsBatch(plane) : plane;
   const std::vector<Engine>& table = EngineTable();
   for (const Engine& engine : table)
     if (engine.fits(program, problem, device) && engine.beats_library(program, problem, device))

@@ -1,0 +1,80 @@
+// What becomes of the accumulators of Hopper's tensor cores: the program's results, for kernels whose warpgroups each
+// have M_TILES MMAs of 64 rows and TILE_N columns. Expects an engine's preamble (engine.h), whose pixels are the rows
+// and whose filters the columns, and as macros M_TILES, TILE_N, COLUMNS (columns that pass through shared memory at
+// once) and VECTOR (columns that are read and written at once).
+
+#define SIZE ((int)sizeof(storage_t))
+#define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
+#define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
+#define AHEAD (VECTOR >= 4 && SIZE * TILE_N <= 768 ? 2 : 1)  // chunks of operands; more take too many registers
+#define VECTORS (COLUMNS / VECTOR)                           // of a row
+#define ITEMS (16 * VECTORS / 32)                            // of VECTOR columns, of a thread
+#define IMAGE (IMAGE_H * IMAGE_W)
+
+// What a consumer's thread makes of accumulators: COLUMNS of the 16 rows of its warp pass through shared memory, after
+// which it has ITEMS of VECTOR neighbouring columns. What the program reads of them is loaded ahead.
+struct Epilogue {
+  const Arguments& a;
+  float* staging;  // the warp's
+  int rows, row, first;
+  PixelOperands<VECTOR> operands[AHEAD][ITEMS];
+  TileOperands<VECTOR> of_filters[AHEAD];
+
+  // Chunks are counted over the 64 rows of the first MMA, then over those of the next one.
+  __device__ __forceinline__ int row_of(int chunk, int item) const {
+    return row + chunk / CHUNKS * 64 + (item * 32 + threadIdx.x % 32) / VECTORS;
+  }
+  __device__ __forceinline__ int column_of(int chunk) const {
+    return first + chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR;
+  }
+  // The last chunk of a tile may be narrower.
+  __device__ __forceinline__ bool has_column(int chunk, int m) const {
+    return m < FILTERS && (TILE_N % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_N);
+  }
+  __device__ __forceinline__ void load(int chunk) {
+    const int m = column_of(chunk);
+    if (!has_column(chunk, m)) return;
+    if (!OF_IMAGE) of_filters[chunk % AHEAD].load(a, 0, m);
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+      const int p = row_of(chunk, item);
+      if (p < rows)
+        operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
+    }
+  }
+  __device__ __forceinline__ void run(const float (&sums)[M_TILES][TILE_N / 2]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int chunk = 0; chunk < M_TILES * CHUNKS; ++chunk) {
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int from = chunk % CHUNKS * (COLUMNS / 2) + j * 4 + half * 2;
+          if (from < TILE_N / 2)
+            *(float2*)(staging + (lane / 4 + half * 8) * PITCH + j * 8 + lane % 4 * 2) = {
+                sums[chunk / CHUNKS][from], sums[chunk / CHUNKS][from + 1]};
+        }
+      __syncwarp();
+      const int m = column_of(chunk);
+      const bool exists = has_column(chunk, m);
+      TileOperands<VECTOR>& tile = of_filters[chunk % AHEAD];
+#pragma unroll
+      for (int item = 0; item < ITEMS; ++item) {
+        const int p = row_of(chunk, item);
+        if (p >= rows || !exists) continue;
+        if (OF_IMAGE) tile.load(a, p / IMAGE, m);
+        const float* const from = staging + (item * 32 + lane) / VECTORS * PITCH + lane % VECTORS * VECTOR;
+        float values[VECTOR];
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) values[j] = from[j];
+        Results<VECTOR> results;
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) apply(tile, operands[chunk % AHEAD][item], j, values[j], results);
+        results.store(a, p * FILTERS + m);
+      }
+      if (chunk + AHEAD < M_TILES * CHUNKS) load(chunk + AHEAD);
+    }
+  }
+};

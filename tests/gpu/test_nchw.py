@@ -1,0 +1,78 @@
+"""Our engines for pointwise convolutions with channels first: equal to the reference for tiles of every form and all
+kinds of programs, in one, two and three dimensions; infinite elements reach no result that they don't belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
+from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
+from gpu.transposed import MAXIMA
+
+cupy = pytest.importorskip("cupy")
+
+FLOATS = ["float16", "bfloat16"]
+# x, filters: pixels that are no vectors, one of them, less and more than a thread's of all blocks.
+FEW: list[tuple[tuple[int, ...], int]] = [
+  ((3, 8, 7, 9), 8),
+  ((2, 16, 12, 10), 5),
+  ((1, 1, 1), 16),
+  ((8, 8, 196, 196), 8),
+  ((2, 3, 4, 5, 6), 7),
+]
+# Less than a tile; tiles of 64 and 128 pixels and filters; what none of them divides; all K steps.
+MANY: list[tuple[tuple[int, ...], int]] = [
+  ((1, 2, 8), 40),
+  ((3, 30, 7, 8), 72),
+  ((8, 196, 384), 196),
+  ((8, 196, 24, 32), 384),
+  ((16, 384, 776), 196),
+  ((2, 512, 9, 8, 3), 130),
+  ((33, 66, 45, 56), 64),
+  ((2, 498, 1000), 200),
+]
+
+
+def conv_of(x: tuple[int, ...], filters: int, dtype: str, program: str = BARE, constant: bool = True) -> Conv:
+  return own(Conv(program, dtype, "NCHW", x, filters, (1,) * (len(x) - 2), constant=constant, attributes={}))
+
+
+def check(x: tuple[int, ...], filters: int, dtype: str) -> None:
+  conv = conv_of(x, filters, dtype)
+  conv.run()
+  for number, program in enumerate((RELU, SCALED, SEVERAL, WIDENED, SPLIT)):
+    replace(conv, program=program, constant=number % 2 == 1).run()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "float"])
+@pytest.mark.parametrize(("x", "filters"), FEW)
+def test_few_channels(library: Path, x: tuple[int, ...], filters: int, dtype: str) -> None:
+  check(x, filters, dtype)
+
+
+@pytest.fixture
+def _hopper() -> None:
+  if cupy.cuda.Device().compute_capability != "90":
+    pytest.skip("its instructions are Hopper's")
+
+
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("x", "filters"), MANY)
+def test_many_channels(library: Path, x: tuple[int, ...], filters: int, dtype: str) -> None:
+  check(x, filters, dtype)
+
+
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
+def test_infinite_elements_and_addresses(library: Path, x: tuple[int, ...], filters: int) -> None:
+  conv = conv_of(x, filters, "float16", constant=False)
+  for value in (np.inf, np.nan):
+    check_infinite_everywhere(conv, value)
+  check_maxima_of_nan(replace(conv, program=MAXIMA))
+  check_offsets(conv)
+  check_same_bits(conv_of(x, filters, "float16", SCALED))

@@ -1,0 +1,118 @@
+// Compiles our pointwise convolutions with channels first, and fails where the compiler spills registers to local
+// memory or makes the tensor cores wait for each MMA. Needs NVRTC but no GPU.
+//
+//   test_nchw_kernels sm_90     VERBOSE=1 shows each variant
+
+#include "ortplugin/ops/conv/engines/gemm.h"
+#include "ortplugin/ops/conv/engines/nchw.h"
+#include "tests/native/square_conv.h"
+#include "tests/native/wgmma_cases.h"
+
+using namespace ortplugin;
+using namespace test;
+
+namespace {
+
+Contraction First(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters) {
+  Contraction problem = SquareConv(dtype, false, batch, size, channels, filters, 1, 1, 0, size);
+  problem.channels_last = false;
+  problem.constant_weights = batch % 2 == 0;
+  return problem;
+}
+
+// The cases with the operands of wgmma_cases.h, with channels first.
+std::vector<ConvCase> WithOperandsFirst(std::vector<ConvCase> cases) {
+  for (ConvCase& each : cases) {
+    const Contraction& problem = each.problem;
+    if (each.program != kIdentity) each.problem.operands = {{problem.filters, 1, 1}};
+    if (each.program == kResidual || each.program == kMixed) each.problem.operands.push_back(problem.result());
+    if (each.program == kMixed) {
+      each.problem.operands.push_back({problem.batch, problem.filters, 1, 1});
+      each.problem.operands.push_back({problem.rows().out, problem.columns().out});
+    }
+  }
+  return cases;
+}
+
+void Refuse(Contraction known, bool (*fits)(const Program&, const Contraction&, const cuda::DeviceFacts&),
+            const cuda::DeviceFacts& device) {
+  known.operands.clear();
+  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
+    Contraction other = known;
+    change(&other);
+    CHECK_WITH(!fits(Program::Parse(kIdentity), other, device), what);
+  };
+  CHECK(fits(Program::Parse(kIdentity), known, device));
+  refused("channels last", [](Contraction* changed) { changed->channels_last = true; });
+  refused("groups", [](Contraction* changed) { changed->groups = 2; });
+  refused("a transposed one", [](Contraction* changed) { changed->transposed = true; });
+  refused("strides", [](Contraction* changed) { changed->rows().stride = 2; });
+  refused("pads", [](Contraction* changed) { changed->columns().pad_end = 1; });
+  refused("no images", [](Contraction* changed) { changed->batch = 0; });
+  refused("many channels", [](Contraction* changed) { changed->channels = 514; });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts& device = DeviceOf(architecture);
+  const auto few = WithOperandsFirst({{kRelu, First(kHalf, 8, 196, 8, 8)},
+                                      {kResidual, First(kFloat, 3, 7, 16, 5)},
+                                      {kMixed, First(kBrain, 2, 12, 3, 16)}});
+  for (const ConvCase& each : few) {
+    const Program program = ProgramOf(each);
+    CHECK(FitsNchwFew(program, each.problem, device));
+    const EngineKernel kernel = MakeNchwFew(program, each.problem, device);
+    Compiled compiled(kernel.source, architecture);
+    compiled.Check(architecture + " " + each.program + ToString(each.problem.result()));
+    compiled.CheckLaunch(device, kernel.entry, kernel.launch.threads, 0, {1});
+    if (architecture == "sm_90" && !each.problem.constant_weights) compiled.CheckWaits();
+  }
+  Refuse(few[0].problem, FitsNchwFew, device);
+
+  const auto cases = WithOperandsFirst({{kRelu, First(kHalf, 8, 28, 196, 196)},
+                                        {kRelu, First(kHalf, 7, 24, 196, 384)},
+                                        {kResidual, First(kHalf, 8, 28, 384, 196)},
+                                        {kMixed, First(kBrain, 2, 20, 512, 72)},
+                                        {kResidual, First(kHalf, 1, 8, 30, 40)},
+                                        {kIdentity, First(kBrain, 64, 64, 500, 64)}});
+  ForEachCase(cases, device, FitsNchwGemm, [&](const Program& program, const Contraction& problem) {
+    const NchwGemmConfig config = ConfigureNchwGemm(problem, device);
+    const EngineKernel kernel = MakeNchwGemm(program, problem, device);
+    const std::string numbers = "tile " + std::to_string(64 * config.consumers) + "x" + std::to_string(config.tile_n);
+    const std::string variant = CheckCompiles(device, kernel.source, "nchw_gemm", problem, kernel.launch, numbers);
+    // Nothing is copied early, and weights are read only where no kernel writes them.
+    CHECK_WITH(
+        BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|ld.global" : "prefetch.tensormap")
+            .empty(),
+        variant + BeforeWait(kernel.source));
+  });
+  if (!device.has_wgmma()) return Summary();
+  Refuse(cases[0].problem, FitsNchwGemm, device);
+  Contraction odd = cases[0].problem;
+  odd.channels = 195;
+  CHECK(!FitsNchwGemm(Program::Parse(kRelu), odd, device));
+  odd = First(kHalf, 8, 14, 196, 196);  // 196 pixels
+  CHECK(!FitsNchwGemm(Program::Parse(kIdentity), odd, device));
+  odd = cases[0].problem;
+  odd.operands = {{28, 1}};  // a number of each row
+  CHECK(!FitsNchwGemm(Program::Parse(kRelu), odd, device));
+
+  // A sequence's pixels have one axis, a volume's three.
+  Contraction sequence = First(kHalf, 8, 28, 196, 384);
+  sequence.operands = {{384, 1}};
+  sequence.windows.assign(1, {1, 1, 1, 0, 0, 768, 768});
+  const auto found = FindEngineKernel(Program::Parse(kRelu), sequence, device, true);
+  CHECK(found && std::string(found->entry) == "nchw_gemm" && found->maps[0].sizes[0] == 768);
+  sequence.windows.assign(3, {1, 1, 1, 0, 0, 8, 8});
+  sequence.operands = {{8, 8, 8}};
+  CHECK(WithTwoWindows(sequence).operands[0] == (Shape{1, 1, 1, 512}));
+  sequence.channels_last = true;
+  sequence.operands = {{8, 1, 1, 1}};
+  CHECK(WithTwoWindows(sequence).windows.size() == 3);
+  sequence.operands = {{3, 1, 1, 1, 384}};
+  CHECK(WithTwoWindows(sequence).operands[0] == (Shape{3, 1, 1, 384}));
+  return Summary();
+}
