@@ -67,7 +67,7 @@ def _written(scope: Scope, node: gs.Node) -> tuple[gs.Node, list[gs.Node]]:
   heads, y = int(node.attrs["heads"]), node.outputs[0]
   given, joined = dims(scope, y), any(sum(atom.name in "bsd" for atom in axis) > 1 for axis in layout.axes)
   sizes = None if given is None or joined else sizes_of(layout, given, heads)
-  if sizes is None or len(node.outputs) > 1 or _ends_with_columns(layout):
+  if sizes is None or len(node.outputs) > 1:
     return node, []
   atoms, axes = indexed(layout, sizes, heads)
   views = [Read(y, axes)]
@@ -79,6 +79,8 @@ def _written(scope: Scope, node: gs.Node) -> tuple[gs.Node, list[gs.Node]]:
     if found is None or scope.dtype(read.tensor) != scope.dtype(y) or (found.shape is not None and shape is None):
       continue
     made = [scope.producer(each.tensor) for each in views[1 : read.depth + 1]]
+    if _ends_with_columns(layout) and not any(each is not None and scope.op(each) == "Transpose" for each in made):
+      break  # a view alone moves nothing
     new = gs.Node(node.op, node.name, {**node.attrs, "y_layout": found.text}, list(node.inputs), [], node.domain)
     after = [each for each in made if each is not None]
     replaced(scope, [node, *after], new, read.tensor, shape, read.tensor.dtype)

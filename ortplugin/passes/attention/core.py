@@ -201,7 +201,7 @@ def _divided(core: Core, found: _Reads, batch: Sequence[Atom], heads: Sequence[A
     return None
   by_rows = found.by_rows
   q = next(_laid_out(found.q, {"b": batch, "h": heads, "s": rows, "d": head}, by_rows), None)
-  y = next(_laid_out(found.y, {"b": batch, "h": heads, "s": rows, "d": value}, by_rows, output=True), None)
+  y = next(_laid_out(found.y, {"b": batch, "h": heads, "s": rows, "d": value}, True, output=True), None)
   if q is None or y is None:
     return None
   best: _Choice | None = None

@@ -6,8 +6,8 @@ and no Transpose stays between operators that work in either order. Which of the
 once for each region of the graph, the operators that a convolution is connected to through them: where the order
 changes, a tensor is transposed, and the cheapest division of the region (graph/min_cut.py) moves the fewest bytes. The
 convolutions have channels last; the inputs and outputs of the graph, and operators that know channels first only, do
-not. Transposes that the model has count as what they are: one of them may be what a region needs. Pointwise
-convolutions that have an engine with channels first (conv/planes.py) have them last only where others beside them do.
+not. Transposes that the model has count as what they are: one of them may be what a region needs. A region
+all of whose convolutions have an engine with channels first (conv/planes.py) stays as it is.
 
 Weights are transposed here. After this pass no convolution is left for it to change.
 """
@@ -63,7 +63,7 @@ class ChannelsLast:
     dtype = conv_dtype(scope, node) if is_fused_conv(scope, node) else gradient_dtype(scope, node)
     if dtype is None or is_channels_last(node):
       return False
-    return self._always or (has_tensor_cores(node, dtype) and not is_plane(scope, node))
+    return has_tensor_cores(node, dtype) or self._always
 
   def _regions(self, scope: Scope) -> tuple[list[Region], list[NearMiss]]:
     """The regions with a convolution that shall have channels last, in order of their first operator."""
@@ -99,6 +99,8 @@ class ChannelsLast:
         found[find(place)].seeds.append(place)
     regions = []
     for region in found.values():
+      if not self._always and all(is_plane(scope, nodes[place]) for place in region.seeds):
+        continue
       slow = next((nodes[place] for place in region.plans if _is_slow_on_a_cpu(scope, nodes[place])), None)
       if slow is None or self._even_slow or any(_asks_for_tensor_cores(scope, nodes[at]) for at in region.seeds):
         regions.append(region)

@@ -31,6 +31,19 @@ def test_one_convolution() -> None:
   assert [each.nodes for each in result.changes] == [("'c' (FusedConv)",)]
 
 
+@pytest.mark.parametrize("beside", ["", "z = Conv<pads = [1, 1]>(c, v)"])
+def test_a_region_of_pointwise_convolutions_stays(beside: str) -> None:
+  """They have an engine with channels first; another convolution beside them decides for all."""
+  more = ", float[2,2,8] z" if beside else ""
+  original = model(f"""g (float[2,2,8] x) => (float[2,2,8] y{more})
+    <float[2,2,1] w = {{1, 2, 3, 4}}, float[2,2,3] v = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{
+      c = Conv(x, w)  y = Relu(c)  {beside} }}""")
+  single, _ = run_pass(original, FUSE_CONV)
+  optimized, result = run_pass(single, CHANNELS_LAST_ON_GPU)
+  assert bool(result.changes) == bool(beside)
+  assert_same_outputs(original, optimized)
+
+
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 def test_ranks(spatial: int) -> None:
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
@@ -84,12 +97,14 @@ def test_float16_and_float_that_may_round_by_default() -> None:
 
 GROUPED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,2,1,1] w = {{{}}}> {{
   c = Conv<group = 4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
-ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,6] y) <float[2,2,1] w = {1, 2, 3, 4}> {
+ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,5] y) <float[2,2,2] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
   c = Conv(x, w)  y = Relu(c) }"""
 
 
-SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
-  c = Conv(x, w)  s = Gather<axis = 1>(c, order)  y = Relu(s) }}""".format(", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7")
+SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
+  c = Conv<strides = [2, 2]>(x, w)  s = Gather<axis = 1>(c, order)  y = Relu(s) }}""".format(
+  ", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7"
+)
 
 
 @pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
