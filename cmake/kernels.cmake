@@ -32,6 +32,7 @@ set(kernel_files
   kWeightGradSource=ops/conv_grad/weight_grad.cu
   kPoolSource=ops/pool/pool.cu
   kResizeSource=ops/pool/pool_resize.cu
+  kFusedTransposeSource=ops/transpose/transpose.cu
   kMmaSource=device/mma.cuh
   kSoftmaxSource=ops/attention/engines/softmax.cuh
   kAttentionRowsSource=ops/attention/engines/rows.cuh

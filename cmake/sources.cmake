@@ -86,7 +86,10 @@ set(sources
   ops/scatter/scatter_cpu.cc
   ops/scatter/scatter_cuda.cc
   ops/sum_to/sum_to.cc
-  ops/sum_to/sum_to_cuda.cc)
+  ops/sum_to/sum_to_cuda.cc
+  ops/transpose/transpose.cc
+  ops/transpose/transpose_cpu.cc
+  ops/transpose/transpose_cuda.cc)
 list(TRANSFORM sources PREPEND ${root}/ortplugin/)
 
 # evaluator.cc's loops become the same vectors at -O2, which takes GCC two thirds of the time of -O3.

@@ -190,6 +190,12 @@ def seeds() -> list[Node]:
          {"qkv_dtype": "double", "heads": 4, "kv_heads": 1, "q_layout": "s b (h d)", "k_layout": "b h d s"},
          _floats((5, 2, 32), (2, 1, 8, 7), (2, 1, 7, 8), dtype="double"), ("double",)),
   ]  # fmt: skip
+  made += [
+    Node("transposed window", "FusedTranspose",
+         {"perm": [0, 2, 1], "starts": [0, 1, -3], "ends": [9, -1, 4]}, _floats((2, 3, 4), dtype="float16"),
+         ("float16",)),
+    Node("transposed bytes", "FusedTranspose", {"perm": [1, 2, 0]}, _floats((2, 3, 4), dtype="uint8"), ("uint8",)),
+  ]  # fmt: skip
   for dtype in ("float", "float16", "double"):
     program = {"program": _bias(dtype)}
     made += [

@@ -14,6 +14,7 @@ from ortplugin.ops.pool import OPERATOR as FUSED_POOL
 from ortplugin.ops.pool.resize import OPERATOR as FUSED_RESIZE
 from ortplugin.ops.scatter import SCATTER_ELEMENTS, SCATTER_ND, UPDATE_SLICE
 from ortplugin.ops.sum_to import OPERATOR as FUSED_SUM_TO
+from ortplugin.ops.transpose import OPERATOR as FUSED_TRANSPOSE
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
 
@@ -31,6 +32,7 @@ OPERATORS: tuple[Operator, ...] = (
   FUSED_RESIZE,
   FUSED_MATMUL,
   FUSED_ATTENTION,
+  FUSED_TRANSPOSE,
 )
 
 

@@ -21,6 +21,7 @@ import pool_cases
 import pytest
 import scatter_cases
 import sum_to_cases
+import transpose_cases
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -44,6 +45,7 @@ CASES: dict[str, ModuleType] = {
   "FusedResize": pool_cases,
   "FusedMatMul": matmul_cases,
   "FusedAttention": attention_cases,
+  "FusedTranspose": transpose_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -63,6 +65,7 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
   "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
   "FusedMatMul": FLOATING,
   "FusedAttention": FLOATING | {np.dtype(bool)},
+  "FusedTranspose": MOVED,
 }
 
 # What runs on a library on CUDA, and its header here; a kernel of our own is then not needed.

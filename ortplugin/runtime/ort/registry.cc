@@ -15,6 +15,7 @@
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
+#include "ortplugin/ops/transpose/transpose.h"
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/text.h"
 
@@ -23,9 +24,9 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND,   &kScatterElements,    &kUpdateSlice, &kFusedPointwise,
-    &kFusedSumTo,     &kFusedConv,   &kFusedConvTranspose, &kConvGrad,    &kFusedPool,
-    &kFusedResize,    &kFusedMatMul, &kFusedAttention,
+    &kFusedLayerNorm, &kScatterND,   &kScatterElements,    &kUpdateSlice,    &kFusedPointwise,
+    &kFusedSumTo,     &kFusedConv,   &kFusedConvTranspose, &kConvGrad,       &kFusedPool,
+    &kFusedResize,    &kFusedMatMul, &kFusedAttention,     &kFusedTranspose,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -1,0 +1,18 @@
+"""FusedTranspose in NumPy: what the kernels, the decomposition and the rewrites are compared with.
+
+y = Transpose(x[starts : ends])
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def transpose(
+  x: npt.NDArray[Any], perm: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+) -> npt.NDArray[np.generic]:
+  """x's window, whose bounds are those of NumPy's slices, with its axes in the order `perm`."""
+  window = x[tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))]
+  return np.ascontiguousarray(window.transpose(perm))

@@ -1,0 +1,91 @@
+"""FusedTranspose in ONNX Runtime on the CPU: its reference, what its decomposition gives, shapes, threads, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from node_cases import OPSET, Array, bits, model_with
+from onnx import helper
+from threads import in_threads
+from transpose_cases import CASES, TO, Case, by_name, check, random_case
+
+import ortplugin
+from ort.host import make, plain
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops.transpose import decompose
+
+
+def run(session: Any, case: Case) -> Array:
+  (y,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
+  return y
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+  session = make(case.model())
+  found = run(session, case)
+  check(case, found)
+  if 0 not in case.shape:  # a length of 0 is unknown before a run
+    assert session.get_outputs()[0].shape == list(found.shape)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 12))
+def test_random_orders_and_windows(library: Path, first: int) -> None:
+  for seed in range(first, first + 12):
+    case = random_case(seed)
+    check(case, run(make(case.model()), case))
+
+
+@pytest.mark.parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
+def test_the_decomposition_gives_the_same(library: Path, name: str) -> None:
+  case = by_name[name]
+  model = model_with(decompose(case.node(), OPSET), [("x", case.dtype, case.shape)], [("y", case.dtype)])
+  check(case, run(plain(model), case))
+
+
+def test_unknown_lengths(library: Path) -> None:
+  """Of an axis that is copied whole the name stays; the window follows the lengths of each run."""
+  case = Case("open", "float", (), (2, 0, 1), (0, 1, -3), (TO, TO, TO))
+  session = make(case.model(("n", "m", "k")))
+  assert session.get_outputs()[0].shape[1] == "n"
+  for shape in ((2, 5, 7), (3, 1, 2), (0, 4, 4), (40, 70, 90)):
+    each = Case(f"open {shape}", case.dtype, shape, case.perm, case.starts, case.ends)
+    check(each, run(session, each))
+
+
+def test_large_tensors_on_many_threads(library: Path) -> None:
+  cases = [Case(f"large {perm}", "float16", (4, 300, 7, 96), perm) for perm in ((0, 2, 1, 3), (0, 3, 1, 2))]
+  for case in cases:
+    one = run(make(case.model(), 1), case)
+    check(case, one)
+    session = make(case.model(), 4)
+    wanted = bits(one)
+
+    def again(number: int, case: Case = case, session: Any = session, wanted: Array = wanted) -> None:
+      assert (bits(run(session, case)) == wanted).all()
+
+    in_threads(4, again)
+
+
+@pytest.mark.parametrize(
+  ("attributes", "shape", "words"),
+  [
+    ({}, (2, 3), "'perm' has 0 numbers"),
+    ({"perm": [0, 0]}, (2, 3), "no order of the axes 0 to 1"),
+    ({"perm": [1, 0, 2]}, (2, 3), "2 dimensions, but perm is"),
+    ({"perm": [1, 0], "starts": [1, 0]}, (2, 3), "'ends' has 0 numbers, but perm has 2"),
+    ({"perm": [1, 0], "starts": [1], "ends": [2, 2]}, (2, 3), "'starts' has 1 numbers, but perm has 2"),
+    ({"perm": list(range(17))}, (1,) * 17, "'perm' has 17 numbers; there must be 1 to 16"),
+  ],
+)
+def test_what_is_refused(library: Path, attributes: dict[str, Any], shape: tuple[int, ...], words: str) -> None:
+  node = helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, **attributes)
+
+  def attempt() -> None:
+    session = make(model_with([node], [("x", "float", None)], [("y", "float")]))
+    session.run(None, {"x": np.zeros(shape, np.float32)})
+
+  with pytest.raises(Exception, match="node 'moved'") as caught:
+    attempt()
+  assert words in str(caught.value)
