@@ -29,6 +29,7 @@ from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
 from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
+from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
@@ -89,8 +90,8 @@ class Stage(Flag):
   QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
   other passes.
 
-  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone. ROUNDS: for models that a GPU
-  runs, and by name, but not with `--precision fp32`.
+  TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone. GPU: for models that a GPU runs,
+  and by name. ROUNDS: likewise, but not with `--precision fp32`.
   """
 
   EVERY_ROUND = 0
@@ -99,6 +100,7 @@ class Stage(Flag):
   TF32 = auto()
   EXACT = auto()
   ROUNDS = auto()
+  GPU = auto()
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ class Step:
     return self.rewrite(graph, limit)
 
 
-EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, ROUNDS = (
-    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT, Stage.ROUNDS
+EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT, ROUNDS, GPU = (
+    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT, Stage.ROUNDS, Stage.GPU
 )  # fmt: skip
 
 # Each pass in its place. To add a rewrite, add a line.
@@ -199,7 +201,8 @@ TABLE: tuple[Step, ...] = (
   Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
   Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
   Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
-  Step(LONE_POINTWISE, QUIET_ROUND, "last: what found no neighbour"),
+  Step(LONE_POINTWISE, QUIET_ROUND, "last of these: what found no neighbour"),
+  Step(FUSE_TRANSPOSE, QUIET_ROUND | GPU, "last: it hides Transposes from all that look for them"),
 )
 
 
@@ -248,7 +251,8 @@ def select_passes(
     stage = stage_of(step)
     is_named = chosen is not None and step.name in chosen
     may_round = tf32 is not False and (gpu or tf32 is True or is_named)
-    is_chosen = (chosen is None or is_named) and (ROUNDS not in stage or may_round)
+    fits = (ROUNDS not in stage or may_round) and (GPU not in stage or gpu or is_named)
+    is_chosen = (chosen is None or is_named) and fits
     wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
     return wanted and step.name not in left_out
 

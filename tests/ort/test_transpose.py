@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from node_cases import OPSET, Array, bits, model_with
 from onnx import helper
+from onnx_models import parsed
 from threads import in_threads
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
@@ -14,6 +15,8 @@ import ortplugin
 from ort.host import make, plain
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.transpose import decompose
+from ortplugin.optimizer import select_passes
+from ortplugin.optimizer.loop import run_passes
 
 
 def run(session: Any, case: Case) -> Array:
@@ -42,6 +45,25 @@ def test_the_decomposition_gives_the_same(library: Path, name: str) -> None:
   case = by_name[name]
   model = model_with(decompose(case.node(), OPSET), [("x", case.dtype, case.shape)], [("y", case.dtype)])
   check(case, run(plain(model), case))
+
+
+def test_attention_as_exporters_write_it(library: Path, rng: np.random.Generator) -> None:
+  """Of coat: Q, K and V, and V without its class token; the same outputs with and without the pass."""
+  graph = """g (float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
+    <int64[5] heads = {0, 50, 3, 4, 8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
+     int64[1] end = {9223372036854775807}, int64[1] two = {2}> {
+      h = Reshape(x, heads)  t = Transpose<perm = [2, 0, 3, 1, 4]>(h)
+      a = Gather(t, i0)  b = Gather(t, i1)  c = Gather(t, i2)
+      k = Transpose<perm = [0, 1, 3, 2]>(b)  s = MatMul(a, k)
+      d = Slice(c, one, end, two)  v = Transpose<perm = [0, 1, 3, 2]>(d) }"""
+  original = parsed(graph, 17)
+  made, _, _ = run_passes(original, select_passes(only=["fuse-transpose"]))
+  moved = [node.op_type for node in made.graph.node if "Transpose" in node.op_type]
+  assert moved == ["FusedTranspose"] * 3 + ["Transpose", "FusedTranspose"]
+  feeds = {"x": rng.standard_normal((3, 50, 96)).astype(np.float32)}
+  wanted = plain(original.SerializeToString()).run(None, feeds)
+  for got, each in zip(make(made.SerializeToString()).run(None, feeds), wanted, strict=True):
+    np.testing.assert_array_equal(got, each)
 
 
 def test_unknown_lengths(library: Path) -> None:

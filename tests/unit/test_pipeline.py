@@ -23,6 +23,7 @@ _ORDER = """
     vector-conv-transpose turn-conv-transpose image-output transpose-views attention-views col2im-to-gather flat-pad
     row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue channel-products
     split-products norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    fuse-transpose
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -34,7 +35,7 @@ BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
     fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views
     attention-views col2im-to-gather flat-pad row-order matmul-to-fused matmul-to-tf32 norm-prologue fuse-sum-to
-    pointwise-views fuse-pointwise lone-pointwise
+    pointwise-views fuse-pointwise lone-pointwise fuse-transpose
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 
@@ -76,13 +77,13 @@ def test_a_conversion_to_more_bits_comes_first() -> None:
 
 def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_chosen() -> None:
   at = ORDER.index("fuse-conv") + 1
-  (stage,) = make_stages(select_passes(tf32=True), request("tf32"), io=False)
+  (stage,) = make_stages(select_passes(tf32=True, gpu=True), request("tf32"), io=False)
   assert names(stage) == [*ORDER[:at], "allow-tf32", *ORDER[at:]]
-  (stage,) = make_stages(select_passes(skip=["allow-tf32"], tf32=True), request("tf32"), io=False)
+  (stage,) = make_stages(select_passes(skip=["allow-tf32"], tf32=True, gpu=True), request("tf32"), io=False)
   assert names(stage) == ORDER
   assert names(select_passes(only=["fuse-conv"], tf32=True)) == ["fuse-conv", "allow-tf32"]
   exact = [*ORDER[:at], "forbid-tf32", *ORDER[at:]]
-  assert names(select_passes(tf32=False)) == [each for each in exact if not each.endswith("-to-tf32")]
+  assert names(select_passes(tf32=False, gpu=True)) == [each for each in exact if not each.endswith("-to-tf32")]
   assert names(select_passes(only=["fuse-conv"])) == ["fuse-conv"]
 
 
@@ -100,9 +101,9 @@ def test_the_layout_is_that_of_one_pass() -> None:
   assert on_gpu.rewrite is CHANNELS_LAST_ON_GPU
   changed = {a.name for a, b in zip(always, PIPELINE, strict=True) if a != b}
   assert changed == {"channels-last", "fuse-group-norm"}
-  rounds = {"attention-to-tf32", "matmul-to-tf32"}
-  assert {*ORDER} - {*names(select_passes())} == rounds
-  assert names(select_passes(only=rounds)) == sorted(rounds)
+  on_gpu_alone = {"attention-to-tf32", "fuse-transpose", "matmul-to-tf32"}
+  assert {*ORDER} - {*names(select_passes())} == on_gpu_alone
+  assert {*names(select_passes(only=on_gpu_alone))} == on_gpu_alone
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
