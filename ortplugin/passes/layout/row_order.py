@@ -25,6 +25,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.slices import constant_slices
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers, reshape
 from ortplugin.program import FLOATING
@@ -186,22 +187,10 @@ def _within(indices: npt.NDArray[Any], size: int) -> bool:
 
 def _slices(scope: Scope, node: gs.Node, rank: int, rows: int) -> tuple[slice, ...]:
   """What a Slice takes. Raises _NotRowsError where that is not known, goes backwards, or divides rows."""
-  numbers = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
-  if len(numbers) < 2 or any(
-    x is None and not each.is_empty() for x, each in zip(numbers, node.inputs[1:], strict=True)
-  ):
+  found = constant_slices(scope, node, rank)
+  if found is None or rows in found:
     raise _NotRowsError
-  starts, ends, axes, steps = [*numbers, None, None][:4]
-  if starts is None or ends is None:
-    raise _NotRowsError
-  found = [slice(None)] * rank
-  for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
-    axis = (at if axes is None else int(axes[at])) % rank
-    step = 1 if steps is None else int(steps[at])
-    if step < 1 or axis == rows:
-      raise _NotRowsError
-    found[axis] = slice(int(start), int(end), step)
-  return tuple(found)
+  return tuple(found.get(axis, slice(None)) for axis in range(rank))
 
 
 def _replace(scope: Scope, steps: _Steps, order: Rows) -> Applied:

@@ -1,81 +1,90 @@
-"""Two Transposes around a Reshape that splits axes become one after it, or none.
+"""A chain of Transposes, Reshapes and Slices becomes the shortest that does the same: one Transpose, or none.
 
     a = Transpose<perm = [0, 3, 1, 2]>(x); b = Reshape(a, [N, A, K, H, W]); y = Transpose<perm = [0, 3, 4, 1, 2]>(b)
 
 with x [N, H, W, A K] becomes y = Reshape(x, [N, H, W, A, K]): the heads of detectors, after a convolution with channels
 last.
+
+    a = Transpose<perm = [0, 3, 1, 2]>(x); b = Reshape(a, [N / 2, 2, C, H W]); y = Transpose<perm = [0, 1, 3, 2]>(b)
+
+with x [N, H, W, C] becomes y = Reshape(x, [N / 2, 2, H W, C]): MViT's pooled keys and values.
+
+What else is read by others stays, and the new chain stands beside it, if fewer operators move memory then.
 """
 
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import Shape
 from ortplugin.passes.driver import Applied, Outcome
-from ortplugin.passes.emit import integers
+from ortplugin.passes.emit import emit, integers
+from ortplugin.passes.layout.movement import UNKNOWN, VIEWS, Form, Movement, lengths
+
+FAR = 16  # steps that are looked at
 
 
-def split_first(scope: Scope, node: gs.Node) -> Outcome:
-  """Moves the split before both Transposes, of which `node` is the second."""
-  found = _chain(scope, node)
+def shorten(scope: Scope, node: gs.Node) -> Outcome:
+  """Replaces the chain of steps that ends in this Transpose, from as far up as fewer move memory then."""
+  if scope.op(node) != "Transpose":
+    return None
+  chain = [node]
+  while (step := scope.producer(chain[-1].inputs[0])) is not None and len(chain) < FAR:
+    if scope.op(step) not in ("Transpose", "Slice", *VIEWS):
+      break
+    chain.append(step)
+  best: tuple[int, int] = (0, 0)  # how many fewer move memory, and how many fewer there are
+  found: tuple[gs.Tensor, list[gs.Node], Form] | None = None
+  for count in range(len(chain), 1, -1):
+    form = _form(scope, chain[:count])
+    if form is not None:
+      removed = _unshared(scope, chain[:count])
+      gain = sum(scope.op(each) not in VIEWS for each in removed) - form.movers, len(removed) - form.operators
+      if gain[0] > 0 and gain > best:
+        best, found = gain, (chain[count - 1].inputs[0], removed, form)
   if found is None:
     return None
-  first, split = found
-  x, given, made = first.inputs[0], scope.shape(first.outputs[0]), scope.shape(split.outputs[0])
-  inner, outer = ([int(axis) for axis in each.attrs.get("perm") or ()] for each in (first, node))
-  if given is None or made is None or len(inner) != len(given) or len(outer) != len(made):
-    return None
-  groups = _groups(given, made)
-  if groups is None:
-    return None
-  order = [axis for place in range(len(inner)) for axis in groups[inner.index(place)]]  # of `made`, once x is split
-  target = [dim if isinstance(dim, int) else -1 for dim in (made[axis] for axis in order)]
-  y = node.outputs[0]
-  perm = [order.index(axis) for axis in outer]
-  reshape = gs.Node("Reshape", split.name, {}, [x, integers(scope, target, f"{y.name}_split")])
-  new = [reshape]
-  if perm != sorted(perm):
-    parts = gs.Variable(scope.unique(f"{y.name}_parts"), y.dtype, tuple(made[axis] for axis in order))
-    reshape.outputs.append(parts)
-    new.append(gs.Node("Transpose", node.name, {"perm": perm}, [parts]))
-  labels = tuple(label(each) for each in (first, split, node))
-  scope.replace([first, split, node], new, [y])
-  return Applied(labels, new[-1])
+  labels = tuple(label(each) for each in reversed(found[1]))
+  return Applied(labels, _replace(scope, *found))
 
 
-def _chain(scope: Scope, node: gs.Node) -> tuple[gs.Node, gs.Node] | None:
-  """The Transpose and the Reshape before a Transpose, if nothing else needs what they make."""
-  split = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
-  if split is None or scope.op(split) != "Reshape" or scope.used_beyond(node.inputs[0], [node]):
+def _form(scope: Scope, chain: list[gs.Node]) -> Form | None:
+  """The shortest form of a chain, whose last step comes first; None if it cannot be told."""
+  given = lengths(scope.shape(chain[-1].inputs[0]))
+  movement = None if given is None else Movement(given)
+  if movement is None or not all(movement.step(scope, each) for each in reversed(chain)):
     return None
-  first = scope.producer(split.inputs[0])
-  if first is None or scope.op(first) != "Transpose" or scope.used_beyond(split.inputs[0], [split]):
-    return None
-  return first, split
+  return movement.shortest()
 
 
-def _groups(given: Shape, made: Shape) -> list[list[int]] | None:
-  """For each axis of `given` the axes of `made` that it is split into; None if that is not all the Reshape does."""
-  unknown = [[index for index, dim in enumerate(shape) if not isinstance(dim, int)] for shape in (given, made)]
-  if len(unknown[0]) != len(unknown[1]) or len(unknown[0]) > 1 or 0 in (*given, *made):
-    return None  # of one, the others tell
-  groups: list[list[int]] = []
-  at = 0
-  for place, dim in enumerate(given):
-    taken: list[int] = []
-    product = 1
-    while at < len(made) and (
-      (isinstance(dim, int) and product < dim)
-      or not taken
-      or (isinstance(dim, int) and made[at] == 1 and len(made) - at > len(given) - place - 1)
-    ):
-      part = made[at]
-      if isinstance(part, int) != isinstance(dim, int):
-        return None
-      taken.append(at)
-      product *= part if isinstance(part, int) else 1
-      at += 1
-    if not taken or (isinstance(dim, int) and product != dim):
-      return None
-    groups.append(taken)
-  return groups if at == len(made) else None
+def _unshared(scope: Scope, chain: list[gs.Node]) -> list[gs.Node]:
+  """The steps that the last one alone needs, it among them; the last one first."""
+  removed = chain[:1]
+  for step in chain[1:]:
+    if scope.used_beyond(step.outputs[0], removed):
+      break
+    removed.append(step)
+  return removed
+
+
+def _replace(scope: Scope, x: gs.Tensor, removed: list[gs.Node], form: Form) -> gs.Node:
+  """Puts the form of what leads from x to the first of `removed` in its place; its last node."""
+  node, y = removed[0], removed[0].outputs[0]
+  steps: list[tuple[str, list[list[int]], dict[str, list[int]], list[int]]] = []  # with constants and shapes
+  shape = form.cut
+  if form.slices:
+    taken = list(form.slices.values())
+    numbers = [[each.start for each in taken], [each.stop for each in taken], list(form.slices)]
+    steps.append(("Slice", [*numbers, [each.step for each in taken]], {}, shape))
+  if form.split is not None:
+    steps.append(("Reshape", [shape := form.split], {}, shape))
+  if form.perm is not None:
+    steps.append(("Transpose", [], {"perm": form.perm}, shape := [shape[axis] for axis in form.perm]))
+  if form.joined is not None or not steps:
+    steps.append(("Reshape", [form.joined or shape], {}, shape))
+  for number, (op, constants, attributes, made) in enumerate(steps, 1):
+    inputs = [x, *(integers(scope, each, f"{y.name}_{op.lower()}") for each in constants)]
+    if number < len(steps):
+      x = emit(scope, node, op, inputs, tuple(None if dim == UNKNOWN else dim for dim in made), **attributes)
+  new = gs.Node(op, node.name, dict(attributes), inputs)
+  scope.replace(removed, new, [y])
+  return new

@@ -10,7 +10,7 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape
 from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
 from ortplugin.passes.emit import integers
-from ortplugin.passes.layout.transpose_split import split_first
+from ortplugin.passes.layout.transpose_split import shorten
 
 
 def merge(scope: Scope, node: gs.Node) -> Outcome:
@@ -63,6 +63,6 @@ def _target(shape: Shape, perm: list[int]) -> list[int] | None:
 
 TRANSPOSE_VIEWS = RulePass(
   "transpose-views",
-  "two Transposes become one, also around a Reshape; one that moves only axes of length 1 a Reshape",
-  first_of(merge, split_first, as_view),
+  "two Transposes become one, or none, also around Reshapes and Slices; one that moves only axes of length 1 a Reshape",
+  first_of(merge, shorten, as_view),
 )

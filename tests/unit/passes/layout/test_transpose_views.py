@@ -1,6 +1,8 @@
 """Transposes that are views."""
 
+import numpy as np
 import pytest
+from onnx import helper
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
@@ -85,13 +87,101 @@ def test_around_a_split(dims: str, first: str, target: str, last: str, expected:
 
 
 @pytest.mark.parametrize(
-  "text",
+  ("dims", "first", "target", "last", "expected"),
   [
-    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 20, 6}", "[0, 2, 3, 1]", 4),  # splits and merges
-    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{-1, 4, 5, 6}", "[0, 2, 3, 1]", 4),  # moves channels to the batch
-    around_a_split("N,M,6,12", "[0, 3, 1, 2]", "{0, 3, 4, -1, 6}", "[0, 3, 4, 1, 2]", 5),  # two unknown lengths
-    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 3, 4, 1, 2]", 5, ", float[F,G,H,I] a"),
+    ("12,4,4,6", "[0, 3, 1, 2]", "{3, 4, 6, 16}", "[0, 1, 3, 2]", ["Reshape"]),  # splits and merges: MViT
+    ("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 20, 6}", "[0, 2, 3, 1]", ["Reshape", "Transpose", "Reshape"]),
+    ("N,5,6,12", "[0, 3, 1, 2]", "{-1, 4, 5, 6}", "[0, 2, 3, 1]", ["Reshape", "Transpose", "Reshape"]),
+    ("N,5,6,12", "[0, 3, 1, 2]", "{-1, 30}", "[1, 0]", ["Transpose", "Reshape"]),
+    ("2,3,20,4", "[0, 1, 3, 2]", "{6, 4, 4, 5}", "[0, 2, 3, 1]", ["Reshape"]),
+    ("2,3,5,4", "[0, 1, 3, 2]", "{6, 4, 5}", "[1, 0, 2]", ["Reshape", "Transpose"]),
+    ("5,N,4", "[1, 0, 2]", "{-1, 2, 5, 4}", "[2, 0, 1, 3]", ["Reshape"]),
+    ("5,N,4", "[1, 0, 2]", "{-1, 4}", "[1, 0]", ["Transpose", "Reshape"]),
+    ("3,1,2,1", "[2, 1, 0, 3]", "{1, 2, 3, 1}", "[2, 0, 1, 3]", ["Reshape"]),
   ],
 )
-def test_other_reshapes_stay(text: str) -> None:
+def test_around_any_view(dims: str, first: str, target: str, last: str, expected: list[str]) -> None:
+  text = around_a_split(dims, first, target, last, last.count(",") + 1)
+  for length in (6, 0) if "N" in dims else (1,):
+    run_same(model(text), TRANSPOSE_VIEWS, N=length, into=expected, changes=1)
+
+
+NUMBERS = {"from": 1, "to": 9, "one": 1, "two": 2, "first": 0}
+
+
+def chain(dims: str, steps: str, rank: int, outputs: str = "", given: str = "") -> str:
+  numbers = ", ".join(f"int64[1] {name} = {{{number}}}" for name, number in NUMBERS.items())
+  constants = f"{numbers}, int64[4] shape = {{2, 24, 2, 2}}"
+  out = ",".join("ABCDE"[:rank])
+  return f"g (float[{dims}] x{given}) => (float[{out}] y{outputs}) <{constants}> {{ {steps} }}"
+
+
+QKV = "a = Transpose<perm = [2, 0, 3, 1, 4]>(x)  "  # [2, 5, 3, 4, 6] to [3, 2, 4, 5, 6]
+IMAGE = """t = Slice(a, one, two, first)  v = Squeeze(t, first)  p = Slice(v, from, to, two)
+  b = Transpose<perm = [0, 1, 3, 2]>(p)
+  c = Reshape(b, shape)  y = Transpose<perm = [0, 2, 3, 1]>(c)"""
+
+
+def test_slices_and_several_views_between() -> None:
+  """CoaT's image of V without its class token, of what Q and K read, too."""
+  run_same(model(chain("2,5,3,4,6", QKV + IMAGE, 4)), TRANSPOSE_VIEWS, into=["Slice", "Reshape"])
+  text = chain("2,5,3,4,6", QKV + IMAGE, 4, ", float[F,G,H,I,J] z", "").replace(IMAGE, IMAGE + "  z = Neg(a)")
+  run_same(model(text), TRANSPOSE_VIEWS, into=["Transpose", "Slice", "Reshape", "Neg"])
+
+
+def test_a_slice_with_a_step_and_a_transpose_that_remains() -> None:
+  steps = """a = Transpose<perm = [1, 0, 2]>(x)  b = Slice(a, from, to, first, two)
+    c = Unsqueeze(b, one)  y = Transpose<perm = [2, 3, 1, 0]>(c)"""
+  run_same(model(chain("4,7,5", steps, 4)), TRANSPOSE_VIEWS, into=["Slice", "Reshape", "Transpose"], changes=1)
+
+
+def test_random_chains() -> None:
+  """Whatever the axes: no more Transposes than one, and the same numbers."""
+  generator = np.random.default_rng(0)
+  factors = [2, 3, 2, 5]
+  changes = 0
+  for _ in range(60):
+    shape = _grouped(generator, factors)
+    nodes, dims, name = [], shape, "x"
+    for step in range(int(generator.integers(2, 4))):
+      order = generator.permutation(len(dims))
+      nodes.append(helper.make_node("Transpose", [name], [f"t{step}"], perm=list(order)))
+      dims = _grouped(generator, [dims[axis] for axis in order])
+      nodes.append(helper.make_node("Constant", [], [f"s{step}"], value_ints=dims))
+      nodes.append(helper.make_node("Reshape", [f"t{step}", f"s{step}"], [f"r{step}"]))
+      name = f"r{step}"
+    nodes.append(helper.make_node("Transpose", [name], ["y"]))
+    values = [helper.make_tensor_value_info("x", 1, shape), helper.make_tensor_value_info("y", 1, dims[::-1])]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    optimized, result = run_same(made, TRANSPOSE_VIEWS)
+    assert sum(node.op_type == "Transpose" for node in optimized.graph.node) < 2
+    changes += len(result.changes)
+  assert changes > 60
+
+
+def _grouped(generator: np.random.Generator, factors: list[int]) -> list[int]:
+  """The lengths, some of them multiplied with the next one, and some axes of 1."""
+  made = [1]
+  for factor in factors:
+    if generator.random() < 0.4:
+      made[-1] *= int(factor)
+    else:
+      made.append(int(factor))
+  return made[made[0] == 1 and generator.random() < 0.7 :]
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 8, 45}", "[0, 2, 1]", 3),  # 12 and 8 have no factor in common
+    around_a_split("N,M,6,12", "[0, 3, 1, 2]", "{0, 3, 4, -1, 6}", "[0, 3, 4, 1, 2]", 5),  # two unknown lengths
+    around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 1, 3, 4, 2]", 5, ", float[F,G,H,I] a"),
+    chain("2,5,3,4,6", QKV + "t = Slice(a, one, two, first)  y = Transpose<perm = [0, 1, 2, 4, 3]>(t)", 5,
+          ", float[F,G,H,I,J] a"),  # as many that move memory
+    chain("4,7,N", "a = Transpose(x)  b = Slice(a, from, to, first)  y = Transpose<perm = [2, 0, 1]>(b)", 3),
+    chain("4,7,5", "a = Transpose(x)  b = Slice(a, n, to, first)  y = Transpose(b)", 3, "", ", int64[1] n"),
+  ],
+)  # fmt: skip
+def test_other_chains_stay(text: str) -> None:
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])

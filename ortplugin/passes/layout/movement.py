@@ -1,0 +1,183 @@
+"""What a chain of Transposes, views and Slices does to a tensor, told by the atoms of its axes; and its shortest form.
+
+An atom is a factor of an axis that stays in one piece throughout. [N, H, W, 12], transposed to [N, 12, H, W] and
+reshaped to [N, 3, 4, H W], has the atoms N, H, W, 3, 4 before and N, 3, 4, H, W after. Lengths of 1 have none, and
+atoms that stay neighbours move as one. The shortest form is a Slice, a Reshape, a Transpose and a Reshape,
+each only where it changes something.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.shapes import Shape
+from ortplugin.graph.slices import constant_slices
+
+UNKNOWN = -1  # the one length that the others tell, as in the shape of a Reshape
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+@dataclass(frozen=True)
+class Form:
+  """The shortest form of a chain: what is None, or empty, changes nothing."""
+
+  slices: dict[int, slice]
+  cut: list[int]
+  """The shape after the Slice, at most one length UNKNOWN, as in those below."""
+  split: list[int] | None
+  """The shape before the Transpose."""
+  perm: list[int] | None
+  joined: list[int] | None
+  """The shape after it."""
+
+  @property
+  def movers(self) -> int:
+    """How many of its operators move memory."""
+    return bool(self.slices) + (self.perm is not None)
+
+  @property
+  def operators(self) -> int:
+    """How many there are."""
+    return max(1, self.movers + (self.split is not None) + (self.joined is not None))
+
+
+@dataclass(eq=False)
+class _Atom:
+  length: int
+
+
+class Movement:
+  """A tensor's atoms, in its own order and in that of the steps so far."""
+
+  def __init__(self, lengths: Sequence[int]) -> None:
+    self._slices: dict[int, slice] = {}
+    self._lengths = list(lengths)  # of the tensor, of which `slices` is taken
+    self._made = list(lengths)
+    self._axes = [[_Atom(length)] if length != 1 else [] for length in lengths]
+    self._homes = [list(atoms) for atoms in self._axes]
+
+  def step(self, scope: Scope, node: gs.Node) -> bool:
+    """Takes in a step; False if that is not possible, after which nothing more can be."""
+    op, made = scope.op(node), lengths(scope.shape(node.outputs[0]))
+    if made is None:
+      return False
+    if op == "Transpose":
+      perm = [int(axis) for axis in node.attrs.get("perm") or range(len(self._axes))[::-1]]
+      self._axes, self._made = [self._axes[axis] for axis in perm], [self._made[axis] for axis in perm]
+      return True
+    if op == "Slice":
+      taken = constant_slices(scope, node, len(self._axes))
+      return taken is not None and all(self._slice(axis, each, made[axis]) for axis, each in taken.items())
+    return op in VIEWS and self._view(made)
+
+  def _slice(self, axis: int, taken: slice, made: int) -> bool:
+    atoms = self._axes[axis]
+    if len(atoms) != 1 or UNKNOWN in (made, self._made[axis]):
+      return False
+    home = next(index for index, each in enumerate(self._homes) if atoms[0] in each)
+    if len(self._homes[home]) != 1 or home in self._slices:
+      return False
+    self._slices[home] = taken
+    self._lengths[home] = self._made[axis] = atoms[0].length = made
+    if made == 1:
+      self._axes[axis], self._homes[home] = [], []
+    return True
+
+  def _view(self, made: list[int]) -> bool:
+    atoms = [atom for axis in self._axes for atom in axis]
+    pieces = _pieces([atom.length for atom in atoms], made)
+    if pieces is None:
+      return False
+    axes: list[list[_Atom]] = [[] for _ in made]
+    for index, atom in enumerate(atoms):
+      parts = [(_Atom(length), axis) for length, at, axis in pieces if at == index]
+      for part, axis in parts:
+        axes[axis].append(part)
+      home = next(each for each in self._homes if atom in each)
+      at = home.index(atom)
+      home[at : at + 1] = [part for part, _ in parts]
+    self._axes, self._made = axes, made
+    return True
+
+  def shortest(self) -> Form:
+    """The fewest operators that do the same."""
+    place = {id(atom): at for at, atom in enumerate(atom for home in self._homes for atom in home)}
+    order = [place[id(atom)] for axis in self._axes for atom in axis]
+    if order == sorted(order):
+      return Form(self._slices, self._lengths, None, None, _unless(self._made, self._lengths))
+    starts = {at for before, at in zip([-2, *order], order, strict=False) if at != before + 1}  # of what moves as one
+    homes, made = ([[place[id(atom)] for atom in axis] for axis in axes] for axes in (self._homes, self._axes))
+    whole, one = (not any(starts & set(axis[1:]) for axis in axes) for axes in (homes, made))
+    forms: list[Form] = []
+    if one:
+      perm = _places(made)
+      split = [self._made[perm.index(at)] for at in range(len(perm))]
+      forms.append(Form(self._slices, self._lengths, _unless(split, self._lengths), perm, None))
+    if whole:
+      back = _places([[order.index(at) for at in axis] for axis in homes])
+      perm = [back.index(at) for at in range(len(back))]
+      forms.append(
+        Form(self._slices, self._lengths, None, perm, _unless(self._made, [self._lengths[axis] for axis in perm]))
+      )
+    if not forms:
+      flat, groups = [atom.length for home in self._homes for atom in home], sorted(starts)
+      split = [_product(flat[at:end]) for at, end in zip(groups, [*groups[1:], len(flat)], strict=True)]
+      forms.append(
+        Form(self._slices, self._lengths, split, [groups.index(at) for at in order if at in starts], self._made)
+      )
+    return min(forms, key=lambda form: (form.split is not None) + (form.joined is not None))
+
+
+def lengths(shape: Shape | None) -> list[int] | None:
+  """The shape with at most one length UNKNOWN; None if more are, or if it is empty somewhere."""
+  if shape is None or 0 in shape:
+    return None
+  found = [dim if isinstance(dim, int) else UNKNOWN for dim in shape]
+  return found if found.count(UNKNOWN) < 2 else None
+
+
+def _places(axes: Sequence[Sequence[int]]) -> list[int]:
+  """For each axis its place in the order of what it holds; what holds nothing comes after the one before it."""
+  keys: list[tuple[int, int]] = []
+  for number, axis in enumerate(axes):
+    keys.append((axis[0] if axis else keys[-1][0] if keys else -1, number))
+  return [sorted(keys).index(key) for key in keys]
+
+
+def _unless(made: list[int], given: list[int]) -> list[int] | None:
+  return None if made == given else made
+
+
+def _product(numbers: Sequence[int]) -> int:
+  product = 1
+  for each in numbers:
+    product *= abs(each)
+  return UNKNOWN if UNKNOWN in numbers else product
+
+
+def _pieces(given: Sequence[int], made: Sequence[int]) -> list[tuple[int, int, int]] | None:
+  """The common factors of both, in order: each with its place in `given` and in `made`; None where they have none."""
+  rest = [[[at, length] for at, length in enumerate(each) if length != 1] for each in (given, made)]
+  front: list[tuple[int, int, int]] = []
+  back: list[tuple[int, int, int]] = []
+  for end, found in ((0, front), (-1, back)):
+    while all(rest) and UNKNOWN not in (rest[0][end][1], rest[1][end][1]):
+      (at, a), (axis, b) = rest[0][end], rest[1][end]
+      factor = min(a, b)
+      if max(a, b) % factor:
+        return None
+      found.append((factor, at, axis))
+      for each in rest:
+        each[end][1] //= factor
+        if each[end][1] == 1:
+          del each[end]
+  if not any(rest):
+    return [*front, *reversed(back)]
+  unknown = [[length for _, length in each].count(UNKNOWN) for each in rest]
+  if unknown != [1, 1] or min(map(len, rest)) != 1:
+    return None
+  one = len(rest[0]) == 1
+  middle = [(b if one else a, at, axis) for at, a in rest[0] for axis, b in rest[1]]
+  return [*front, *middle, *reversed(back)]
