@@ -14,6 +14,7 @@ What else is read by others stays, and the new chain stands beside it, if fewer 
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome
@@ -41,7 +42,7 @@ def shorten(scope: Scope, node: gs.Node) -> Outcome:
       gain = sum(scope.op(each) not in VIEWS for each in removed) - form.movers, len(removed) - form.operators
       if gain[0] > 0 and gain > best:
         best, found = gain, (chain[count - 1].inputs[0], removed, form)
-  if found is None:
+  if found is None or found[0].name in disputed(scope.graph):
     return None
   labels = tuple(label(each) for each in reversed(found[1]))
   return Applied(labels, _replace(scope, *found))
