@@ -28,6 +28,7 @@ from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
 from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
+from ortplugin.passes.layout.early_transpose import EARLY_TRANSPOSE
 from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
@@ -184,6 +185,7 @@ TABLE: tuple[Step, ...] = (
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
+  Step(EARLY_TRANSPOSE, QUIET_ROUND, "of the Transposes that neither layouts nor attention take in"),
   Step(COL2IM_TO_GATHER, QUIET_ROUND, "before the Pads of rows, one of which it makes"),
   Step(FLAT_PAD, QUIET_ROUND, "after the layout is chosen, which knows a Pad's axes"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),

@@ -1,5 +1,6 @@
 """Which operators of a region have channels last: the division of the region that moves the fewest bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
@@ -8,6 +9,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.min_cut import INFINITE, min_cut
 from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.graph.shapes import Dim
 from ortplugin.passes.conv.fused import is_fused_conv
 from ortplugin.passes.layout.plan import Plan, is_perm, is_vector, to_first, to_last
 from ortplugin.passes.pointwise.cost import LAUNCH_BYTES
@@ -92,9 +94,12 @@ def _is_pointwise(scope: Scope, node: gs.Node) -> bool:
 def _price(scope: Scope, tensor: gs.Tensor) -> int:
   """What the Transpose of the tensor costs, in bytes that the GPU could have moved in its time."""
   shape = scope.shape(tensor)
-  if is_vector(shape):
-    return 1
-  size = 2 if tensor.dtype is None else int(tensor.dtype.itemsize)
+  return 1 if is_vector(shape) else price_of(shape, tensor)
+
+
+def price_of(shape: Sequence[Dim] | None, like: gs.Tensor) -> int:
+  """What it costs to move a tensor of this shape, and of another's dtype, in bytes; a negative length is not known."""
+  size = 2 if like.dtype is None else int(like.dtype.itemsize)
   for dim in shape or ():
-    size *= dim if isinstance(dim, int) else GUESS
+    size *= dim if isinstance(dim, int) and dim >= 0 else GUESS
   return min(LAUNCH_BYTES + 2 * size, INFINITE >> 24)

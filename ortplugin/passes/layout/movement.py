@@ -6,6 +6,7 @@ atoms that stay neighbours move as one. The shortest form is a Slice, a Reshape,
 each only where it changes something.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import Shape
 from ortplugin.graph.slices import constant_slices
+from ortplugin.passes.emit import integers
 
 UNKNOWN = -1  # the one length that the others tell, as in the shape of a Reshape
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -42,6 +44,33 @@ class Form:
     """How many there are."""
     return max(1, self.movers + (self.split is not None) + (self.joined is not None))
 
+  def nodes(self, scope: Scope, x: gs.Tensor, name: str) -> list[gs.Node]:
+    """The operators, one after the other, all but the last with an output; `name` is a hint for values."""
+    steps: list[tuple[str, list[list[int]], dict[str, list[int]], list[int]]] = []  # with constants and shapes
+    shape = self.cut
+    if self.slices:
+      taken = list(self.slices.values())
+      numbers = [[each.start for each in taken], [each.stop for each in taken], list(self.slices)]
+      steps.append(("Slice", [*numbers, [each.step for each in taken]], {}, shape))
+    if self.split is not None:
+      steps.append(("Reshape", [shape := self.split], {}, shape))
+    if self.perm is not None:
+      steps.append(("Transpose", [], {"perm": self.perm}, shape := [shape[axis] for axis in self.perm]))
+    if self.joined is not None or not steps:
+      steps.append(("Reshape", [self.joined or shape], {}, shape))
+    made: list[gs.Node] = []
+    for op, constants, attributes, shape in steps:
+      if made:
+        x = made[-1].outputs[0]
+      hint = f"{name}/{op}"
+      inputs = [x, *(integers(scope, each, f"{hint}_{number}") for number, each in enumerate(constants))]
+      made.append(gs.Node(op, "", dict(attributes), inputs))
+      if len(made) < len(steps):
+        made[-1].name = scope.unique(hint)
+        dims = tuple(None if dim == UNKNOWN else dim for dim in shape)
+        made[-1].outputs.append(gs.Variable(made[-1].name, x.dtype, dims))
+    return made
+
 
 @dataclass(eq=False)
 class _Atom:
@@ -58,14 +87,17 @@ class Movement:
     self._axes = [[_Atom(length)] if length != 1 else [] for length in lengths]
     self._homes = [list(atoms) for atoms in self._axes]
 
+  def permute(self, perm: Sequence[int]) -> None:
+    """Takes in a Transpose."""
+    self._axes, self._made = [self._axes[axis] for axis in perm], [self._made[axis] for axis in perm]
+
   def step(self, scope: Scope, node: gs.Node) -> bool:
     """Takes in a step; False if that is not possible, after which nothing more can be."""
     op, made = scope.op(node), lengths(scope.shape(node.outputs[0]))
     if made is None:
       return False
     if op == "Transpose":
-      perm = [int(axis) for axis in node.attrs.get("perm") or range(len(self._axes))[::-1]]
-      self._axes, self._made = [self._axes[axis] for axis in perm], [self._made[axis] for axis in perm]
+      self.permute([int(axis) for axis in node.attrs.get("perm") or range(len(self._axes))[::-1]])
       return True
     if op == "Slice":
       taken = constant_slices(scope, node, len(self._axes))
@@ -108,26 +140,40 @@ class Movement:
     if order == sorted(order):
       return Form(self._slices, self._lengths, None, None, _unless(self._made, self._lengths))
     starts = {at for before, at in zip([-2, *order], order, strict=False) if at != before + 1}  # of what moves as one
-    homes, made = ([[place[id(atom)] for atom in axis] for axis in axes] for axes in (self._homes, self._axes))
-    whole, one = (not any(starts & set(axis[1:]) for axis in axes) for axes in (homes, made))
-    forms: list[Form] = []
-    if one:
+    made = [[place[id(atom)] for atom in axis] for axis in self._axes]
+    forms = [self._of_axes()]
+    if not any(starts & set(axis[1:]) for axis in made):
       perm = _places(made)
       split = [self._made[perm.index(at)] for at in range(len(perm))]
       forms.append(Form(self._slices, self._lengths, _unless(split, self._lengths), perm, None))
-    if whole:
-      back = _places([[order.index(at) for at in axis] for axis in homes])
-      perm = [back.index(at) for at in range(len(back))]
-      forms.append(
-        Form(self._slices, self._lengths, None, perm, _unless(self._made, [self._lengths[axis] for axis in perm]))
-      )
-    if not forms:
+    forms.append(self.moved_first())
+    if not any(forms):
       flat, groups = [atom.length for home in self._homes for atom in home], sorted(starts)
       split = [_product(flat[at:end]) for at, end in zip(groups, [*groups[1:], len(flat)], strict=True)]
-      forms.append(
-        Form(self._slices, self._lengths, split, [groups.index(at) for at in order if at in starts], self._made)
-      )
-    return min(forms, key=lambda form: (form.split is not None) + (form.joined is not None))
+      perm = [groups.index(at) for at in order if at in starts]
+      forms.append(Form(self._slices, self._lengths, split, perm, self._made))
+    return min((each for each in forms if each is not None), key=lambda form: form.operators)
+
+  def _of_axes(self) -> Form | None:
+    """The Transpose that takes each of the tensor's axes as it is; None if that is not all."""
+    if len(self._axes) != len(self._homes):
+      return None
+    axes = [[id(atom) for atom in axis] for axis in self._axes]
+    homes = [[id(atom) for atom in home] for home in self._homes]
+    single = iter([at for at, home in enumerate(homes) if not home])
+    perm = [next(single, -1) if not axis else homes.index(axis) if axis in homes else -1 for axis in axes]
+    return None if -1 in perm else Form(self._slices, self._lengths, None, perm, None)
+
+  def moved_first(self) -> Form | None:
+    """The form that transposes the tensor's own axes, then has a view at most; None where axes come apart."""
+    places = {id(atom): at for at, atom in enumerate(atom for axis in self._axes for atom in axis)}
+    homes = [[places[id(atom)] for atom in home] for home in self._homes]
+    if any(b != a + 1 for home in homes for a, b in itertools.pairwise(home)):
+      return None
+    back = _places(homes)
+    perm = [back.index(at) for at in range(len(back))]
+    joined = _unless(self._made, [self._lengths[axis] for axis in perm])
+    return Form(self._slices, self._lengths, None, perm, joined)
 
 
 def lengths(shape: Shape | None) -> list[int] | None:

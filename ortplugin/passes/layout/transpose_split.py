@@ -18,8 +18,7 @@ from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.layout.movement import UNKNOWN, VIEWS, Form, Movement, lengths
+from ortplugin.passes.layout.movement import VIEWS, Form, Movement, lengths
 
 FAR = 16  # steps that are looked at
 
@@ -70,22 +69,9 @@ def _unshared(scope: Scope, chain: list[gs.Node]) -> list[gs.Node]:
 def _replace(scope: Scope, x: gs.Tensor, removed: list[gs.Node], form: Form) -> gs.Node:
   """Puts the form of what leads from x to the first of `removed` in its place; its last node."""
   node, y = removed[0], removed[0].outputs[0]
-  steps: list[tuple[str, list[list[int]], dict[str, list[int]], list[int]]] = []  # with constants and shapes
-  shape = form.cut
-  if form.slices:
-    taken = list(form.slices.values())
-    numbers = [[each.start for each in taken], [each.stop for each in taken], list(form.slices)]
-    steps.append(("Slice", [*numbers, [each.step for each in taken]], {}, shape))
-  if form.split is not None:
-    steps.append(("Reshape", [shape := form.split], {}, shape))
-  if form.perm is not None:
-    steps.append(("Transpose", [], {"perm": form.perm}, shape := [shape[axis] for axis in form.perm]))
-  if form.joined is not None or not steps:
-    steps.append(("Reshape", [form.joined or shape], {}, shape))
-  for number, (op, constants, attributes, made) in enumerate(steps, 1):
-    inputs = [x, *(integers(scope, each, f"{y.name}_{op.lower()}") for each in constants)]
-    if number < len(steps):
-      x = emit(scope, node, op, inputs, tuple(None if dim == UNKNOWN else dim for dim in made), **attributes)
-  new = gs.Node(op, node.name, dict(attributes), inputs)
+  *before, new = form.nodes(scope, x, node.name or y.name)
+  for each in before:
+    scope.insert(each, node)
+  new.name = node.name
   scope.replace(removed, new, [y])
   return new

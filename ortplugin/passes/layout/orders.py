@@ -1,0 +1,147 @@
+"""How operators work on tensors whose axes have another order: `forms_of`, for any permutation.
+
+y = Transpose<perm>(ReduceSum<axes = [1]>(x))     is     ReduceSum<axes = [3]>(Transpose(x))
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.pointwise import is_symmetric
+from ortplugin.graph.shapes import element_count
+from ortplugin.graph.slices import constant_slices
+from ortplugin.passes.emit import integers
+from ortplugin.passes.layout.axes import REDUCTIONS
+from ortplugin.passes.layout.fuse_pool import POOL_RULES, over_all_pixels
+from ortplugin.passes.layout.plan import Layouts, Plan, to_last
+
+Edit = Callable[[gs.Node], None]
+"""Changes a copy of the node that reads the permuted inputs."""
+
+
+@dataclass(frozen=True)
+class Permuted:
+  """A form of a node: the permutation of each of its inputs that then has its axes in another order."""
+
+  inputs: dict[int, Sequence[int]]
+  edit: Edit
+
+
+def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permuted]:
+  """The forms of a node with one output that has its axes in the order `perm` then."""
+  op, rank = scope.op(node), len(perm)
+  if is_symmetric(scope, node) or op == f"{DOMAIN}::FusedPointwise":
+    operands = _broadcast(scope, node, rank)
+    if operands is not None:
+      yield Permuted(dict.fromkeys(operands, perm), lambda new: None)
+  elif op == "Concat" and all(scope.rank(each) == rank for each in node.inputs):
+    yield Permuted(dict.fromkeys(range(len(node.inputs)), perm), _axis(perm.index(int(node.attrs["axis"]) % rank)))
+  elif op in ("Softmax", "LogSoftmax") and scope.opset >= 13:
+    yield Permuted({0: perm}, _axis(perm.index(int(node.attrs.get("axis", -1)) % rank)))
+  elif op == "Pad" and (pads := scope.constant(node.inputs[1])) is not None and pads.size == 2 * rank:
+    if len(node.inputs) < 4 or node.inputs[3].is_empty():
+      order = [int(part[axis]) for part in (pads[:rank], pads[rank:]) for axis in perm]
+      yield Permuted({0: perm}, lambda new: _set(scope, new, 1, order))
+  elif op == "Slice" and (taken := constant_slices(scope, node, rank)) is not None:
+    yield Permuted({0: perm}, lambda new: _slice(scope, new, perm, taken))
+  elif op in REDUCTIONS:
+    yield from _reductions(scope, node, perm)
+  elif op in POOL_RULES and list(perm) == to_last(rank) and (plan := POOL_RULES[op](scope, node)) is not None:
+    yield _planned(scope, plan, perm)
+
+
+def reduced_axes(scope: Scope, node: gs.Node) -> list[int] | None:
+  """The axes of a reduction, from the front; None where they are not known, or none are given."""
+  rank = scope.rank(node.inputs[0])
+  as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
+  axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
+  if rank is None or axes is None or not np.size(axes):
+    return None
+  return sorted({int(axis) % rank for axis in np.reshape(axes, -1)})
+
+
+def reduction(scope: Scope, node: gs.Node, order: Sequence[int]) -> Permuted | None:
+  """The reduction of an input in this order: the same axes, which are others then; a global pool where it is one."""
+  axes = reduced_axes(scope, node)
+  if axes is None:
+    return None
+  if (
+    list(order) == to_last(len(order))
+    and node.attrs.get("keepdims", 1)
+    and scope.op(node) in ("ReduceMean", "ReduceMax")
+  ):
+    plan = over_all_pixels(scope, node)
+    if plan is not None:
+      return _planned(scope, plan, order)
+  new = sorted(order.index(axis) for axis in axes)
+
+  def edit(made: gs.Node) -> None:
+    if len(made.inputs) > 1 and not made.inputs[1].is_empty():
+      _set(scope, made, 1, new)
+    else:
+      made.attrs["axes"] = new
+
+  return Permuted({0: order}, edit)
+
+
+def orders_with(axes: Sequence[int], kept: Sequence[int]) -> Iterator[list[int]]:
+  """The orders of all axes in which `kept` are in this order, and `axes` stand together somewhere."""
+  for at in range(len(kept) + 1):
+    yield [*kept[:at], *axes, *kept[at:]]
+
+
+def _reductions(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permuted]:
+  axes, rank = reduced_axes(scope, node), scope.rank(node.inputs[0]) or 0
+  if axes is None:
+    return
+  if node.attrs.get("keepdims", 1):
+    orders = iter([list(perm)])
+  else:
+    kept = [axis for axis in range(rank) if axis not in axes]
+    orders = orders_with(axes, [kept[axis] for axis in perm])
+  for order in orders:
+    found = reduction(scope, node, order)
+    if found is not None:
+      yield found
+
+
+def _broadcast(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
+  """The inputs whose axes have an order; None where one is of unknown rank."""
+  if len(node.outputs) != 1:
+    return None
+  found = []
+  for index, tensor in enumerate(node.inputs):
+    own = None if tensor.is_empty() else scope.rank(tensor)
+    if tensor.is_empty() or element_count(scope.shape(tensor)) == 1:
+      continue
+    if own is None or own > rank:
+      return None
+    found.append(index)
+  return found
+
+
+def _planned(scope: Scope, plan: Plan, perm: Sequence[int]) -> Permuted:
+  return Permuted(dict.fromkeys(plan.reads, perm), lambda new: plan.edit(Layouts(scope), new))
+
+
+def _axis(axis: int) -> Edit:
+  def edit(new: gs.Node) -> None:
+    new.attrs["axis"] = axis
+
+  return edit
+
+
+def _slice(scope: Scope, new: gs.Node, perm: Sequence[int], taken: dict[int, slice]) -> None:
+  numbers = [(each.start, each.stop, perm.index(axis), each.step) for axis, each in taken.items()]
+  while len(new.inputs) > 1:
+    new.inputs.pop()
+  for column in zip(*numbers, strict=True):
+    new.inputs.append(integers(scope, column, f"{new.name}_slice"))
+
+
+def _set(scope: Scope, new: gs.Node, index: int, values: Sequence[int]) -> None:
+  new.inputs[index] = integers(scope, values, f"{new.name}_{index}")
