@@ -24,6 +24,7 @@ from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
 from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
 from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
+from ortplugin.passes.conv.merge_depthwise import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
 from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
 from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
@@ -146,6 +147,7 @@ TABLE: tuple[Step, ...] = (
   Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
   Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
   Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
+  Step(MERGE_DEPTHWISE, BEFORE_PRECISION, "before batch norms are folded: one behind all of them goes into one"),
   Step(FOLD_BATCH_NORM, BEFORE_PRECISION, "after folding, for constant factors; before epilogues are drawn in"),
   Step(FOLD_PAD, BEFORE_PRECISION, "after the batch norm before a Conv, which goes into it only without pads"),
   Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
@@ -235,7 +237,8 @@ def select_passes(
 
   `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
   bfloat16 and where TF32 is not forbidden, with `gpu` also what is slow so on a CPU; "nchw" leaves out the pass that
-  does it, "nhwc" does it in every dtype. `gpu` also has group norms fused that are slower so on a CPU.
+  does it, "nhwc" does it in every dtype. `gpu` also has group norms fused, and depthwise convolutions merged, that
+  are slower so on a CPU.
 
   `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
   """
@@ -267,6 +270,7 @@ def _for(step: Pass, layout: str, gpu: bool) -> Pass:
   forms: dict[str, Pass] = {
     CHANNELS_LAST.name: last,
     FUSE_GROUP_NORM.name: FUSE_GROUP_NORM_ON_GPU if gpu else FUSE_GROUP_NORM,
+    MERGE_DEPTHWISE.name: MERGE_DEPTHWISE_ON_GPU if gpu else MERGE_DEPTHWISE,
   }
   return replace(step, rewrite=forms[step.name]) if isinstance(step, Step) and step.name in forms else step
 

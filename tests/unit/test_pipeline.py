@@ -15,8 +15,8 @@ from ortplugin.precision.plan import Request
 
 _ORDER = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions gather-views
-    late-expand repeated-constants inline-if common-subexpressions sum-to-add fold-batch-norm fold-pad
-    channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather
+    late-expand repeated-constants inline-if common-subexpressions sum-to-add merge-depthwise fold-batch-norm
+    fold-pad channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather
     masked-fill update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention
     attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
@@ -28,8 +28,8 @@ _ORDER = """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions inline-if
-    common-subexpressions fold-batch-norm fold-pad fuse-layer-norm fuse-rms-norm fuse-group-norm dead-nodes
-    batch-norm-pointwise fuse-conv
+    common-subexpressions merge-depthwise fold-batch-norm fold-pad fuse-layer-norm fuse-rms-norm fuse-group-norm
+    dead-nodes batch-norm-pointwise fuse-conv
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
