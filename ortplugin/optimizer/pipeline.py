@@ -34,6 +34,7 @@ from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
+from ortplugin.passes.layout.padded_order import PADDED_ORDER
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
@@ -189,6 +190,7 @@ TABLE: tuple[Step, ...] = (
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
   Step(EARLY_TRANSPOSE, QUIET_ROUND, "of the Transposes that neither layouts nor attention take in"),
   Step(COL2IM_TO_GATHER, QUIET_ROUND, "before the Pads of rows, one of which it makes"),
+  Step(PADDED_ORDER, QUIET_ROUND, "of the Transposes around Pads that remain; it leaves the Pad of a row"),
   Step(FLAT_PAD, QUIET_ROUND, "after the layout is chosen, which knows a Pad's axes"),
   Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
   Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),

@@ -20,7 +20,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Missed, Outcome, Rule, RulePass
 
-WORK = 2.5
+WORK = 2
 SLOW = "in float32 one large filter may be slower on a CPU; optimize it for a GPU (--provider cuda) to have it so"
 
 

@@ -45,7 +45,7 @@ class _NotRowsError(Exception):
 
 
 @dataclass(frozen=True)
-class _Steps:
+class Steps:
   """Nodes, in order, that lead from one tensor alone to the output of the last."""
 
   x: gs.Tensor
@@ -57,7 +57,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) not in (*VIEWS, *MOVERS) or scope.dtype(node.outputs[0]) not in FLOATING:
     return None
   missed: Missed | None = None
-  for steps in reversed(list(_steps_to(scope, node))):
+  for steps in reversed(list(steps_to(scope, node, (*VIEWS, *MOVERS)))):
     movers = [scope.op(each) for each in steps.nodes if scope.op(each) in MOVERS]
     few = len(movers) < (2 if {"Concat", "Gather"} & set(movers) else 3)
     if few or steps.x.name in disputed(scope.graph):
@@ -73,18 +73,18 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   return missed
 
 
-def _steps_to(scope: Scope, last: gs.Node) -> Iterator[_Steps]:
-  """The steps up to the node that nothing else needs, from each tensor from which they all come; the fewest first."""
+def steps_to(scope: Scope, last: gs.Node, ops: Sequence[str]) -> Iterator[Steps]:
+  """The steps, of `ops`, up to the node that nothing else needs, from each tensor they all come from; fewest first."""
   nodes = [last]
   open_ends = _data(scope, last)
   for _ in range(FAR):
     if len(open_ends) == 1 and not scope.is_constant(open_ends[0]):
-      yield _Steps(open_ends[0], tuple(sorted(nodes, key=lambda node: scope.position[id(node)])))
+      yield Steps(open_ends[0], tuple(sorted(nodes, key=lambda node: scope.position[id(node)])))
     makers = [scope.producer(each) for each in open_ends]
     found = [
       (scope.position[id(maker)], tensor, maker)
       for maker, tensor in zip(makers, open_ends, strict=True)
-      if maker is not None and scope.op(maker) in (*VIEWS, *MOVERS) and not scope.used_beyond(tensor, nodes)
+      if maker is not None and scope.op(maker) in ops and not scope.used_beyond(tensor, nodes)
     ]
     if not found:
       return
@@ -100,7 +100,7 @@ def _data(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
   return list({id(each): each for each in inputs}.values())
 
 
-def _order(scope: Scope, steps: _Steps) -> Rows:
+def _order(scope: Scope, steps: Steps) -> Rows:
   """For each row of the result its number in x. Raises _NotRowsError."""
   *dims, width = _lengths(scope, steps.x)
   made = [_lengths(scope, node.outputs[0]) for node in steps.nodes]
@@ -193,7 +193,7 @@ def _slices(scope: Scope, node: gs.Node, rank: int, rows: int) -> tuple[slice, .
   return tuple(found.get(axis, slice(None)) for axis in range(rank))
 
 
-def _replace(scope: Scope, steps: _Steps, order: Rows) -> Applied:
+def _replace(scope: Scope, steps: Steps, order: Rows) -> Applied:
   last = steps.nodes[-1]
   y, (*dims, width) = last.outputs[0], _lengths(scope, steps.x)
   shape, rows = _lengths(scope, y), math.prod(dims)
