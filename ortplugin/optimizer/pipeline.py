@@ -72,6 +72,7 @@ from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
 from ortplugin.passes.simplify.late_expand import LATE_EXPAND
+from ortplugin.passes.simplify.lone_split import LONE_SPLIT
 from ortplugin.passes.simplify.narrow_concat import NARROW_CONCAT
 from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
 from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
@@ -186,6 +187,7 @@ TABLE: tuple[Step, ...] = (
   Step(VECTOR_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which the Reshape after it would keep away"),
   Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
+  Step(LONE_SPLIT, QUIET_ROUND, "after attention, which reads parts itself; before the Transposes around it"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
   Step(EARLY_TRANSPOSE, QUIET_ROUND, "of the Transposes that neither layouts nor attention take in"),

@@ -33,7 +33,7 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output transpose-views
+    fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output lone-split transpose-views
     attention-views early-transpose col2im-to-gather padded-order flat-pad row-order matmul-to-fused matmul-to-tf32
     norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise fuse-transpose
 """
