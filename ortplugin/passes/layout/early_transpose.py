@@ -133,7 +133,7 @@ def _chained(
     return None
   movement.permute(perm)
   form = movement.shortest()
-  price = bool(form.slices) * price_of(form.cut, x) + (form.perm is not None) * price_of(form.cut, x)
+  price = form.price(x)
   last = reader
   for step in chain:
     if scope.used_beyond(step.outputs[0], [last]):

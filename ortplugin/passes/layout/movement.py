@@ -16,6 +16,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import Shape
 from ortplugin.graph.slices import constant_slices
 from ortplugin.passes.emit import integers
+from ortplugin.passes.layout.cut import price_of
 
 UNKNOWN = -1  # the one length that the others tell, as in the shape of a Reshape
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -38,6 +39,10 @@ class Form:
   def movers(self) -> int:
     """How many of its operators move memory."""
     return bool(self.slices) + (self.perm is not None)
+
+  def price(self, x: gs.Tensor) -> int:
+    """What they move of x, in bytes."""
+    return self.movers * price_of(self.cut, x)
 
   @property
   def operators(self) -> int:

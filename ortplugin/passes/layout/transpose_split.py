@@ -9,7 +9,7 @@ last.
 
 with x [N, H, W, C] becomes y = Reshape(x, [N / 2, 2, H W, C]): MViT's pooled keys and values.
 
-What else is read by others stays, and the new chain stands beside it, if fewer operators move memory then.
+What is read by others, too, stays, and the new chain stands beside it, if fewer bytes move then. Slices come first.
 """
 
 import onnx_graphsurgeon as gs
@@ -18,29 +18,35 @@ from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome
+from ortplugin.passes.layout.cut import price_of
 from ortplugin.passes.layout.movement import VIEWS, Form, Movement, lengths
 
 FAR = 16  # steps that are looked at
+MOVERS = ("Transpose", "Slice")
 
 
 def shorten(scope: Scope, node: gs.Node) -> Outcome:
-  """Replaces the chain of steps that ends in this Transpose, from as far up as fewer move memory then."""
-  if scope.op(node) != "Transpose":
+  """Replaces the chain that ends in this Transpose or Slice by what moves the fewest bytes, if those are fewer."""
+  if scope.op(node) not in MOVERS:
     return None
   chain = [node]
   while (step := scope.producer(chain[-1].inputs[0])) is not None and len(chain) < FAR:
-    if scope.op(step) not in ("Transpose", "Slice", *VIEWS):
+    if scope.op(step) not in (*MOVERS, *VIEWS):
       break
     chain.append(step)
-  best: tuple[int, int] = (0, 0)  # how many fewer move memory, and how many fewer there are
+  best: tuple[int, int] = (0, 0)  # how many bytes fewer move, and how many operators fewer there are
   found: tuple[gs.Tensor, list[gs.Node], Form] | None = None
   for count in range(len(chain), 1, -1):
-    form = _form(scope, chain[:count])
+    form, x = _form(scope, chain[:count]), chain[count - 1].inputs[0]
     if form is not None:
       removed = _unshared(scope, chain[:count])
-      gain = sum(scope.op(each) not in VIEWS for each in removed) - form.movers, len(removed) - form.operators
+      moved = [each.outputs[0] for each in removed if scope.op(each) in MOVERS]
+      if not any(scope.op(each) == "Transpose" for each in removed):
+        break  # Slices alone are rows in another order
+      price = sum(price_of(scope.shape(tensor), tensor) for tensor in moved)
+      gain = price - form.price(x), len(removed) - form.operators
       if gain[0] > 0 and gain > best:
-        best, found = gain, (chain[count - 1].inputs[0], removed, form)
+        best, found = gain, (x, removed, form)
   if found is None or found[0].name in disputed(scope.graph):
     return None
   labels = tuple(label(each) for each in reversed(found[1]))
