@@ -20,9 +20,9 @@ _ORDER = """
     update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-to-tf32
     attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv windows-last
     channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose
-    turn-conv-transpose image-output transpose-views attention-views early-transpose col2im-to-gather padded-order
-    flat-pad row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue
-    channel-products split-products norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise
+    turn-conv-transpose image-output lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad
+    row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue channel-products
+    split-products early-transpose norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise
     lone-pointwise fuse-transpose
 """
 ORDER = _ORDER.split()
@@ -34,7 +34,7 @@ _BEFORE_PRECISION = """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
     fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output lone-split transpose-views
-    attention-views early-transpose col2im-to-gather padded-order flat-pad row-order matmul-to-fused matmul-to-tf32
+    attention-views col2im-to-gather padded-order flat-pad row-order matmul-to-fused matmul-to-tf32 early-transpose
     norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise fuse-transpose
 """
 QUIET_ROUND = _QUIET_ROUND.split()
