@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; install t
 pytest.importorskip("onnxscript", reason="onnxscript is not installed; install the extra 'torch'")
 
 
-def test_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module(monkeypatch):
   import export_torch
 
   session, saved = ortplugin.session, []

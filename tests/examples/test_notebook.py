@@ -2,7 +2,6 @@
 
 import ast
 import json
-from pathlib import Path
 from typing import Any
 
 from example_model import EXAMPLES
@@ -22,7 +21,7 @@ def values(cells: list[str]) -> list[Any]:
   return found
 
 
-def test_cells_run(library: Path) -> None:
+def test_cells_run(library):
   cells = json.loads(NOTEBOOK.read_text())["cells"]
   report, shapes = values(["".join(each["source"]) for each in cells if each["cell_type"] == "code"])
   assert "<iframe" in report._repr_html_()

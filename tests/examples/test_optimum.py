@@ -1,7 +1,5 @@
 """Optimum's classifier on an optimized BERT with random weights against the transformers model."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -15,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 NAMES = ["input_ids", "attention_mask", "token_type_ids"]
 
 
-def test_the_classifier(tmp_path: Path) -> None:
+def test_the_classifier(tmp_path):
   import optimum_classifier
 
   sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

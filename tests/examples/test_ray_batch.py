@@ -81,7 +81,7 @@ def wait(until: Callable[[], bool]) -> None:
     time.sleep(0.05)
 
 
-def test_a_killed_actor(model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_actor(model, source, tmp_path, monkeypatch):
   marker, target, inner = tmp_path / "killed", tmp_path / "target", ray_batch.Infer
 
   def torn(table: Any, out: Any) -> None:
@@ -103,7 +103,7 @@ def test_a_killed_actor(model: Path, source: Path, tmp_path: Path, monkeypatch: 
   check(target)
 
 
-def test_a_killed_run(model: Path, source: Path, tmp_path: Path) -> None:
+def test_a_killed_run(model, source, tmp_path):
   target = tmp_path / "target"
   arguments = [str(model), str(source), str(target), *OPTIONS]
   joined = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
@@ -130,14 +130,14 @@ def test_a_killed_run(model: Path, source: Path, tmp_path: Path) -> None:
   assert actor.block("nothing is read", 0, next(iter(before))) == 500
 
 
-def test_rows_without_a_value(model: Path, tmp_path: Path) -> None:
+def test_rows_without_a_value(model, tmp_path):
   pq.write_table(pa.table({"image": pa.array([[1.0] * 48, None], pa.list_(pa.float32(), 48))}), tmp_path / "in")
   with pytest.raises(RuntimeError, match=r"row group 0 of .*in: column 'image' has 1 rows without a value"):
     ray_batch.Infer(str(model), {}, [], 200).block(str(tmp_path / "in"), 0, tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 
-def test_results_beside_the_input_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_beside_the_input_are_refused(capsys):
   with pytest.raises(SystemExit):
     ray_batch.main(["fast.onnx", "images", "images/results"])
   assert "choose a folder outside" in capsys.readouterr().err

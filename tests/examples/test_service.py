@@ -25,7 +25,7 @@ def post(model: Path) -> Callable[[Any], Any]:
   return lambda inputs: client.post("/infer", json={"inputs": inputs})
 
 
-def test_requests_at_the_same_time(post: Callable[[Any], Any], rng: np.random.Generator) -> None:
+def test_requests_at_the_same_time(post, rng):
   every = [rng.uniform(-4, 4, (batch, 3, 4, 4)).astype(np.float32) for batch in range(1, 33)]
   together = threading.Barrier(8)
 
@@ -39,7 +39,7 @@ def test_requests_at_the_same_time(post: Callable[[Any], Any], rng: np.random.Ge
     check(answer.json()["outputs"], images)
 
 
-def test_a_value_that_json_lacks(post: Callable[[Any], Any]) -> None:
+def test_a_value_that_json_lacks(post):
   answer = post({"image": np.full((1, 3, 4, 4), None).tolist()})  # NaN to NumPy
   assert answer.json()["outputs"]["mean"] == [[None] * 3]
 
@@ -53,7 +53,7 @@ def test_a_value_that_json_lacks(post: Callable[[Any], Any]) -> None:
     ({"image": [[1], [2, 3]]}, "can't be read as tensor(float)"),
   ],
 )
-def test_what_is_refused(post: Callable[[Any], Any], inputs: Any, words: str) -> None:
+def test_what_is_refused(post, inputs, words):
   answer = post(inputs)
   assert answer.status_code == 422
   assert words in answer.json()["detail"]

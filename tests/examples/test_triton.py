@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from ortplugin.session.core import LIBRARY
 
 
-def test_the_configuration() -> None:
+def test_the_configuration():
   page = (EXAMPLES.parent / "docs" / "deploy.md").read_text()
   (text,) = re.findall(r'^```\n(name: ".*?)^```', page, flags=re.DOTALL | re.MULTILINE)
   pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed; install the extra 'examples'")

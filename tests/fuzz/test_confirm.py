@@ -42,13 +42,13 @@ def finding_of(verdict: Verdict) -> Finding:
   return verdict.finding
 
 
-def test_what_is_right_is_the_same() -> None:
+def test_what_is_right_is_the_same():
   assert ask("").what == ask("graph").what == "same"
   assert ask("graph").captured
   assert not ask("graph,Exp:open,ortplugin:open").captured
 
 
-def test_what_only_the_optimized_model_does_is_a_finding() -> None:
+def test_what_only_the_optimized_model_does_is_a_finding():
   assert finding_of(ask("ortplugin:off")).kind == "values"
   assert finding_of(ask("ortplugin:stale")).kind == "values"
   found = finding_of(ask("ortplugin:fails"))
@@ -71,7 +71,7 @@ def test_what_only_the_optimized_model_does_is_a_finding() -> None:
     ("Exp:stale,ortplugin:dies", "the original is not steady on the stand-in"),
   ],
 )
-def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str) -> None:
+def test_what_the_original_does_is_unfit_with_a_reason(faults, reason):
   verdict = ask(faults)
   assert verdict.what == "unfit", verdict
   assert verdict.message.startswith(reason), verdict
@@ -79,7 +79,7 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str)
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", ["off", "stale", "fails", "dies"])
-def test_what_onnx_runtimes_own_optimizations_do(fault: str) -> None:
+def test_what_onnx_runtimes_own_optimizations_do(fault):
   verdict = ask(f"ortplugin:fused/{fault}")
   assert (verdict.what, verdict.message) == ("unfit", BY_OPTIMIZATIONS)
   verdict = ask(f"CumSum:stale:y,ortplugin:fused/{fault}:z")
@@ -87,7 +87,7 @@ def test_what_onnx_runtimes_own_optimizations_do(fault: str) -> None:
   assert finding_of(ask(f"ortplugin:fused/{fault},ortplugin:off:z")).kind in ("values", "run", "crash")
 
 
-def test_what_the_original_fails_by_without_them() -> None:
+def test_what_the_original_fails_by_without_them():
   """They had removed the node that fails in the original."""
   verdict = ask("ortplugin:fails,CumSum:bare/fails")
   assert verdict.what == "unfit", verdict
@@ -95,7 +95,7 @@ def test_what_the_original_fails_by_without_them() -> None:
   assert finding_of(ask("ortplugin:fails,CumSum:bare/off")).kind == "run"
 
 
-def test_what_the_original_has_wrong_without_them() -> None:
+def test_what_the_original_has_wrong_without_them():
   """They had put a node in its place that is more precise, as for Softmax in double."""
   verdict = ask("ortplugin:off:z,CumSum:bare/off:z")
   assert verdict.what == "unfit", verdict
@@ -103,14 +103,14 @@ def test_what_the_original_has_wrong_without_them() -> None:
   assert finding_of(ask("ortplugin:off:z,CumSum:bare/off:y")).kind == "values"
 
 
-def test_what_the_original_does_in_the_precision_asked_for() -> None:
+def test_what_the_original_does_in_the_precision_asked_for():
   wrong = "ortplugin:off:z,Sigmoid:half/off:z"
   assert ask(wrong, precision="fp16").what == "same"
   assert finding_of(ask(wrong)).kind == finding_of(ask("ortplugin:off:z", precision="fp16")).kind == "values"
 
 
 @pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
-def test_what_ours_do_in_the_original_is_a_finding(faults: str, kind: str) -> None:
+def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
   """It is asked without them."""
   made, _ = ortplugin.optimize(MODEL)
   assert any(node.domain == "ortplugin" for node in made.graph.node)
@@ -118,7 +118,7 @@ def test_what_ours_do_in_the_original_is_a_finding(faults: str, kind: str) -> No
   assert ask("CumSum:off,ortplugin:off:y", model=made).message == "the original is not right on the stand-in"
 
 
-def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes() -> None:
+def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes():
   """A pool's form that propagates NaN is run anew, and that run is right."""
   model = parsed("""model (float[1, 2, 3] x) => (float[1, 2, 1] y, float[1, 2, 3] z)
         { y = GlobalMaxPool(x)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
@@ -130,18 +130,18 @@ def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes() -> None:
     worker.close()
 
 
-def test_one_feed_is_enough_to_see_what_an_earlier_run_left() -> None:
+def test_one_feed_is_enough_to_see_what_an_earlier_run_left():
   """The run on other numbers before each is what it leaves."""
   assert ask("CumSum:stale,ortplugin:off:y", 1).message == "the original is not steady on the stand-in"
 
 
-def test_a_finding_counts_by_the_outputs_that_the_original_has_right() -> None:
+def test_a_finding_counts_by_the_outputs_that_the_original_has_right():
   found = finding_of(ask("CumSum:stale:y,ortplugin:off"))
   assert found.message.startswith("'z': ")
   assert ask("CumSum:stale:y").what == "unfit"
 
 
-def test_a_process_that_the_optimized_model_ends() -> None:
+def test_a_process_that_the_optimized_model_ends():
   found = finding_of(ask("ortplugin:lost"))
   assert found.kind == "crash"
   assert found.message == (
@@ -150,14 +150,14 @@ def test_a_process_that_the_optimized_model_ends() -> None:
   assert finding_of(ask("ortplugin:dies")).message == "the process died with status 9 in 'run'"
 
 
-def test_what_does_not_happen_again_is_counted() -> None:
+def test_what_does_not_happen_again_is_counted():
   verdict = ask("ortplugin:once")
   assert verdict.what == "unrepeated"
   assert verdict.message.startswith("values, 'y': 6 of 6 differ"), verdict
   assert verdict.message.endswith(", and then right in 12 runs on the stand-in"), verdict
 
 
-def test_an_original_that_is_not_captured_is_asked_without_a_graph() -> None:
+def test_an_original_that_is_not_captured_is_asked_without_a_graph():
   found = finding_of(ask("graph,Exp:open,ortplugin:off"))
   assert found.kind == "values"
   told = ask("graph,Exp:open,ortplugin:graph/off")
@@ -169,7 +169,7 @@ def test_an_original_that_is_not_captured_is_asked_without_a_graph() -> None:
   assert finding_of(ask("graph,ortplugin:open,ortplugin:off")).kind == "values"
 
 
-def test_the_smallest_case_is_a_finding_of_ours_still() -> None:
+def test_the_smallest_case_is_a_finding_of_ours_still():
   """Models of less than three nodes are not right here as they are: no finding is made as small as that."""
   worker = Worker("ortplugin:off:z,3:off", module="fuzz.faulty_worker")
   try:

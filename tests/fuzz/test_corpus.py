@@ -22,10 +22,10 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_corpus(text: str, worker: Worker) -> None:
+def test_corpus(text, worker):
   verdict = worker.ask(from_text(text))
   assert verdict.what == "same", verdict
 
 
-def test_open_faults_have_cases() -> None:
+def test_open_faults_have_cases():
   assert OPEN.keys() <= corpus().keys()

@@ -52,7 +52,7 @@ X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_form_is_exact_where_onnx_runtime_is_not(name: str) -> None:
+def test_the_form_is_exact_where_onnx_runtime_is_not(name):
   with np.errstate(invalid="ignore"):
     wanted = WANTED[name](X)
   model = model_of(NODES[name])
@@ -62,14 +62,14 @@ def test_the_form_is_exact_where_onnx_runtime_is_not(name: str) -> None:
   assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
 
 
-def test_sigmoid_far_below_zero() -> None:
+def test_sigmoid_far_below_zero():
   model, x = model_of("y = Sigmoid (x)"), np.array([-40.0, -100.0])
   got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, in_double(model))]
   np.testing.assert_array_equal(got[0], 0)  # else the form is no longer needed
   np.testing.assert_allclose(got[1], np.exp(x), rtol=1e-14)
 
 
-def test_what_stays() -> None:
+def test_what_stays():
   for model in (model_of(NODES["Shrink"], "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
     assert in_double(model) == model
   body = model_of(
@@ -93,14 +93,14 @@ def judge(original: str, optimized: str, monkeypatch: pytest.MonkeyPatch, x: np.
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_mistake_beside_one_is_found(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_beside_one_is_found(library, name, monkeypatch):
   """It is less than a tolerance of float32."""
   after = NODES[name].replace("y =", "a =") + " f = Constant <value = double {{{}}}> () y = Mul(a, f)"
   assert judge(after.format(1), after.format(1), monkeypatch).what == "same"
   assert judge(after.format(1), after.format("1.0000001"), monkeypatch).what == "finding"
 
 
-def test_what_does_not_load_as_it_is(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_load_as_it_is(library, monkeypatch):
   model = model_of("a = Sigmoid(x) y = Mul(a, x)")  # of opset 20
   broken = model_of("a = Sigmoid(x) y = Mul(a, x)")
   broken.graph.node[0].op_type = "HardSwish"
@@ -114,7 +114,7 @@ def test_what_does_not_load_as_it_is(library: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
-def test_ours_in_double(library: Any, bias: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_in_double(library, bias, what, monkeypatch):
   program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
   ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
   verdict = judge(NODES["Shrink"], ours, monkeypatch)
@@ -146,7 +146,7 @@ RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), **dict.fromkeys(("Elu", 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_values_of_float32(library, name, monkeypatch):
   """Ours have them to a few roundings. That ONNX Runtime has not is no finding, and what is wrong by more is one."""
   node, ours, wanted = SMALL[name]
   x = np.linspace(*RANGES[name], 30).astype(np.float32)
@@ -162,7 +162,7 @@ def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.Mo
     assert verdict.what == what, verdict
 
 
-def test_a_comparison_with_what_it_was_made_of(library: Any) -> None:
+def test_a_comparison_with_what_it_was_made_of(library):
   """No Celu is less than its input but by rounding, of which ONNX Runtime has more than ours."""
   model = parsed(
     """g (float[N] x) => (bool[N] y) {
@@ -178,12 +178,12 @@ def test_a_comparison_with_what_it_was_made_of(library: Any) -> None:
   assert verdict.rewrites
 
 
-def test_small_values_of_other_dtypes_stay() -> None:
+def test_small_values_of_other_dtypes_stay():
   assert through_double(model_of("y = Sigmoid(x)")) is None
   assert through_double(model_of("y = Gelu(x)")) is None
 
 
-def test_small_values_in_a_body_s_own_names() -> None:
+def test_small_values_in_a_body_s_own_names():
   """Whose dtypes only the body's outputs say."""
   model = parsed("""g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
         t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
@@ -194,7 +194,7 @@ def test_small_values_in_a_body_s_own_names() -> None:
   np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
 
 
-def test_small_values_in_a_local_function() -> None:
+def test_small_values_in_a_local_function():
   text = """<ir_version: 9, opset_import: ["": 18, "local": 1]> g (float[2] x) => (float[2] y) { y = local.F(x) }
         <domain: "local", opset_import: ["": 18]> F (a) => (c) { b = Neg(a)  c = Sigmoid(b) }"""
   form = through_double(onnx.parser.parse_model(text))

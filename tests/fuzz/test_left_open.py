@@ -63,28 +63,26 @@ def problem(model: onnx.ModelProto, first: float, when_finite: bool = True, **ch
 
 
 @pytest.mark.parametrize("first", [np.inf, np.nan])
-def test_only_what_is_not_finite_is_left_open(first: float) -> None:
+def test_only_what_is_not_finite_is_left_open(first):
   assert problem(MODEL, first) is None
   assert problem(MODEL, first, e5=np.nan) is None
   assert problem(MODEL, first, e6=0.75) is not None
 
 
-def test_what_is_finite_to_begin_with_stays_so() -> None:
+def test_what_is_finite_to_begin_with_stays_so():
   assert problem(MODEL, 0.0) is None
   assert problem(MODEL, 0.0, e5=np.nan) is not None
   assert problem(MODEL, 0.0, e5=0.75) is not None
 
 
-def test_other_operators_have_nothing_open() -> None:
+def test_other_operators_have_nothing_open():
   assert problem(NORM, np.nan) is None
   assert problem(NORM, np.nan, e5=np.nan) is not None
 
 
 @pytest.mark.parametrize("first", [np.inf, np.nan])
 @pytest.mark.parametrize("model", [CLIPPED, ROOTED])
-def test_what_an_operator_made_finite_is_judged_on_finite_inputs(
-  library: Any, model: onnx.ModelProto, first: float
-) -> None:
+def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library, model, first):
   """Behind a Clip an infinity that spread is a 6, as wrong as any other number. A root of -1 elsewhere is NaN."""
   assert problem(model, first, when_finite=False, e5=0.25) is None
   assert problem(model, first, when_finite=True, e5=0.25) is not None
@@ -106,7 +104,7 @@ class Changed(Provider):
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_what_a_mask_makes_of_an_infinite_score_is_open(library: Any, restored: bool) -> None:
+def test_what_a_mask_makes_of_an_infinite_score_is_open(library, restored):
   case = from_text(corpus()["infinite-score-under-a-filled-mask"])
   made = ortplugin.optimize(case.model, **case.options)[0]
   made = ortplugin.restore(made) if restored else made

@@ -1,7 +1,5 @@
 """What ends the process in ONNX Runtime alone is told from what it and we run."""
 
-from typing import Any
-
 import numpy as np
 import onnx.parser
 import pytest
@@ -49,7 +47,7 @@ def model_of(name: str) -> onnx.ModelProto:
     ("conv", (1, 2, 1, 1, 0), False),
   ],
 )
-def test_nodes(library: Any, name: str, shape: tuple[int, ...], dies: bool) -> None:
+def test_nodes(library, name, shape, dies):
   x, w = np.ones(shape, np.float32), np.ones([int(each) for each in NODES[name][2].split(", ")], np.float32)
   op = NODES[name][0].split()[2]
   attributes = {"hidden_size": 1} if "hidden" in NODES[name][0] else {}
@@ -64,7 +62,7 @@ def test_nodes(library: Any, name: str, shape: tuple[int, ...], dies: bool) -> N
 @pytest.mark.parametrize(("name", "shape"), [
     ("gru", (0, 4, 1)), ("lstm", (2, 0, 1)), ("conv", (1, 2, 1, 0, 1))
 ])  # fmt: skip
-def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str, shape: tuple[int, ...]) -> None:
+def test_a_case_is_unfit_and_its_other_feeds_are_judged(library, name, shape):
   empty = {"x": np.ones(shape, np.float32)}
   full = {"x": np.ones([max(1, size) for size in shape], np.float32)}
   assert (
@@ -78,7 +76,7 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str,
 @pytest.mark.parametrize(("x", "other", "words"), [
     ((2, 3, 1), 0, ""), ((0, 3, 1), 1, ""), ((2, 0, 1), 1, "ONNX Runtime dies of an LSTM of no batch")
 ])  # fmt: skip
-def test_what_is_empty_beside_it_does_not_count(library: Any, x: tuple[int, ...], other: int, words: str) -> None:
+def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
   model = parsed("""g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1, 2, 3, 4}> {
         a = Transpose<perm = [1, 0, 2]>(x)  b = Transpose<perm = [1, 0, 2]>(a)  y = LSTM<hidden_size = 1>(b, w, w)
         n = Neg(z) }""")
@@ -88,14 +86,14 @@ def test_what_is_empty_beside_it_does_not_count(library: Any, x: tuple[int, ...]
     assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [feeds])).what == "same"
 
 
-def test_a_shape_that_is_not_known_may_be_what_it_dies_of() -> None:
+def test_a_shape_that_is_not_known_may_be_what_it_dies_of():
   model = parsed("""g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1, 2, 3, 4}> {
         b = Compress<axis = 1>(x, c)  y = LSTM<hidden_size = 1>(b, w, w) }""")
   feeds = {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)}
   assert lethal.of_model(model, feeds)
 
 
-def test_no_pixels_in_half(library: Any) -> None:
+def test_no_pixels_in_half(library):
   shapes, ones = ((1, 1, 1, 0), (0, 1, 1, 1), (1, 1, 1, 1)), np.ones(1, np.float16)
   for shape in shapes:
     inputs = [np.ones(shape, np.float16), ones, ones]
@@ -106,7 +104,7 @@ def test_no_pixels_in_half(library: Any) -> None:
   assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
 
 
-def test_regions_of_no_pixels() -> None:
+def test_regions_of_no_pixels():
   """ONNX Runtime reads what is not there, which not every process dies of."""
   for shape in ((1, 1, 1, 0), (1, 1, 0, 1), (1, 1, 1, 1)):
     assert bool(lethal.of_node("RoiAlign", [np.ones(shape, np.float32)])) == (0 in shape)
@@ -116,7 +114,7 @@ def test_regions_of_no_pixels() -> None:
     ("float[1, 16, H, W] x", "p = MaxPool<kernel_shape = [2, 2]>(x)  y = Neg(p)"),
     ("float16[2, 2, H] x", "p = Transpose<perm = [1, 0, 2]>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),
 ])  # fmt: skip
-def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library: Any, name: str, body: str) -> None:
+def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library, name, body):
   """It divides by zero in a layout of its own, and dies of a Transpose that it draws into a MatMul in fp16."""
   model = parsed(f"g ({name}) => (float[?, ?, ?, ?] y) <float16[1, 1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}")
   dtype = model.graph.input[0].type.tensor_type.elem_type
@@ -132,7 +130,7 @@ def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library:
 
 @pytest.mark.parametrize("first", ["Identity", "Relu"])  # the Cast to fp16 is a node, or in a program
 @pytest.mark.parametrize(("perm", "rotates"), [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
-def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool, first: str) -> None:
+def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
   """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
   model = parsed(f"""g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
         {{ a = {first}(x)  t = Transpose<perm = [{perm}]>(a)  y = MatMul(t, w) }}""")
@@ -149,9 +147,7 @@ def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool,
 @pytest.mark.parametrize(("mode", "layout", "cubic"), [
     ("cubic", "nhwc", True), ("linear", "nhwc", False), ("cubic", "nchw", False)
 ])  # fmt: skip
-def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
-  library: Any, mode: str, layout: str, cubic: bool
-) -> None:
+def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, mode, layout, cubic):
   """A Transpose before a cubic Resize to one row."""
   model = parsed(
     f"""g (float[1, 2, 3, 3] x) => (float[1, 2, 1, 2] y)
@@ -168,7 +164,7 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
 
 
 @pytest.mark.parametrize(("axis", "layout", "crops"), [("-2", "nhwc", True), ("2", "nhwc", True), ("2", "nchw", False)])
-def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: str, crops: bool) -> None:
+def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
   """A Transpose before a CenterCropPad along one axis."""
   model = parsed(
     f"""g (float[1, 2, 5, 6] x) => (float[1, 2, 2, 6] y) <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[1] s = {{2}}>
@@ -185,13 +181,13 @@ def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: s
 
 
 @pytest.mark.parametrize(("length", "beyond"), [(1, False), (2, True)])
-def test_a_scale_that_is_read_beyond_on_a_gpu(length: int, beyond: bool) -> None:
+def test_a_scale_that_is_read_beyond_on_a_gpu(length, beyond):
   model = parsed("""g (float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
         { a = Abs(x)  y = LayerNormalization<axis = 0>(a, s, b) }""")
   assert lethal.of_scale(model, {"x": np.ones(length, np.float32)}) == beyond
 
 
-def test_an_empty_feed_alone_is_judged() -> None:
+def test_an_empty_feed_alone_is_judged():
   model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
   assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
   for dimensions in (2, 3):
@@ -200,7 +196,7 @@ def test_an_empty_feed_alone_is_judged() -> None:
     assert bool(lethal.of_model(whole, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})) == (dimensions == 3)
 
 
-def test_ours_takes_an_empty_volume(library: Any) -> None:
+def test_ours_takes_an_empty_volume(library):
   made, _ = ortplugin.optimize(model_of("conv"))
   assert [node.op_type for node in made.graph.node] == ["FusedConvTranspose"]
   (found,) = make_session(made.SerializeToString()).run(None, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})
@@ -208,7 +204,7 @@ def test_ours_takes_an_empty_volume(library: Any) -> None:
   assert not found.any()
 
 
-def test_a_conv_in_three_dimensions_that_fails_on_a_gpu() -> None:
+def test_a_conv_in_three_dimensions_that_fails_on_a_gpu():
   def conv(op: str, kernel: list[int]) -> onnx.ModelProto:
     node = onnx.helper.make_node(op, ["x", "w"], ["y"], kernel_shape=kernel)
     return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], []))
@@ -222,7 +218,7 @@ def test_a_conv_in_three_dimensions_that_fails_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(("op", "what"), [("AveragePool", "unfit"), ("MaxPool", "same")])
-def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library: Any, op: str, what: str) -> None:
+def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library, op, what):
   """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
   model = parsed(
     f"""g (float[1, 1, n] x) => (float[?, ?, ?] y) <int64[6] pads = {{0, 0, 2, 0, 0, 1}}>

@@ -49,7 +49,7 @@ def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 @pytest.mark.parametrize(
   ("name", "dtype"), [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")]
 )
-def test_nan_propagates(name: str, dtype: str) -> None:
+def test_nan_propagates(name, dtype):
   model = model_of(NODES[name], dtype)
   made = definite(model)
   assert made is not None
@@ -60,7 +60,7 @@ def test_nan_propagates(name: str, dtype: str) -> None:
     assert np.array_equal(result(made, x), WANTED[name](x), equal_nan=True), place
 
 
-def test_an_old_opset_and_what_stays() -> None:
+def test_an_old_opset_and_what_stays():
   made = definite(model_of(POOL, opset=7))
   assert made is not None
   assert np.isnan(result(made, np.array([1, np.nan, 2, 3], np.float32))[1])
@@ -69,7 +69,7 @@ def test_an_old_opset_and_what_stays() -> None:
   assert definite(model_of("y = Abs(x)")) is None
 
 
-def test_behind_an_upsample() -> None:
+def test_behind_an_upsample():
   """Of which onnx infers no dtype where the shape of what it takes is unknown."""
   model = parsed("""g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
         <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
@@ -81,7 +81,7 @@ def test_behind_an_upsample() -> None:
   assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 
 
-def test_behind_an_operator_of_ours() -> None:
+def test_behind_an_operator_of_ours():
   """onnx does not know the dtype of what it makes."""
   ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '
   made = definite(model_of(ours + POOL.replace("(x)", "(q)")))
@@ -90,7 +90,7 @@ def test_behind_an_operator_of_ours() -> None:
 
 
 @pytest.mark.parametrize(("factor", "what"), [(1.0, "same"), (2.0, "finding")])
-def test_only_nan_is_open(library: Any, monkeypatch: pytest.MonkeyPatch, factor: float, what: str) -> None:
+def test_only_nan_is_open(library, monkeypatch, factor, what):
   """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""
   nodes = POOL.replace("y =", "p =") + f" f = Constant <value = float {{{factor}}}> () y = Mul(p, f)"
   fused = nodes.replace("MaxPool <", 'ortplugin.FusedPool <kind = "max", ')

@@ -24,7 +24,7 @@ def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("opset", [7, 13, 21, 22, 25])
 @pytest.mark.parametrize("dtype", ["float", "double"])
-def test_trials_move_every_element(opset: int, dtype: str) -> None:
+def test_trials_move_every_element(opset, dtype):
   """ONNX Runtime lacks operators of new opsets, and trials that fail explain nothing."""
   model = model_of(f"({dtype}[2, 3] x) => ({dtype}[2, 3] y) {{ y = Abs(x) }}", opset)
   x = np.linspace(1, 2, 6).reshape(2, 3).astype("float32" if dtype == "float" else "float64")
@@ -38,13 +38,13 @@ def test_trials_move_every_element(opset: int, dtype: str) -> None:
   assert len(np.unique(off, axis=0)) == len(off)  # no two trials are the same
 
 
-def test_trials_of_an_empty_value_and_a_scalar() -> None:
+def test_trials_of_an_empty_value_and_a_scalar():
   model = model_of("(float[n] x, float s) => (float[n] y, float t) { y = Abs(x) t = Abs(s) }", 22)
   found = oracle.trials(model, {"x": np.zeros(0, np.float32), "s": np.float32(2)}, "float32", ["y", "t"], 3)
   assert all(each["y"].shape == (0,) and each["t"].shape == () for each in found)
 
 
-def test_a_shape_that_values_decide() -> None:
+def test_a_shape_that_values_decide():
   """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
   model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted = 1>(a) }")
   close = np.array([1.0, 1.0034], np.float32)  # their roots are 1.7 units in the last place of fp16 apart
@@ -55,7 +55,7 @@ def test_a_shape_that_values_decide() -> None:
   assert Reference(case, far).problem(got) is not None
 
 
-def test_a_float_that_rounding_decides() -> None:
+def test_a_float_that_rounding_decides():
   """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
   text = """(float[1] x) => (float[1] y) <float[1] c = {1.0017}>
         { a = Sqrt(x) b = Less(a, c) z = Cast<to = 1>(b) y = Mul(z, c) }"""
@@ -66,7 +66,7 @@ def test_a_float_that_rounding_decides() -> None:
   assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), far).problem(zero) is not None
 
 
-def test_a_sum_that_is_zero_but_for_rounding() -> None:
+def test_a_sum_that_is_zero_but_for_rounding():
   """The products cancel, but not when each is rounded to float32; AveragePool, which has no double, stands beside."""
   text = """(float[1, 1, 3] x) => (float[1] y, float[1, 1, 3] p) <float[1] c = {0.14590375}, int64[2] axes = {0, 1}>
         { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims = 0>(s, axes) t = Cast<to = 9>(b) f = Cast<to = 1>(t)
@@ -82,7 +82,7 @@ def test_a_sum_that_is_zero_but_for_rounding() -> None:
 
 
 @pytest.mark.parametrize(("divides", "right"), [("Sub", True), ("Mul", False)])
-def test_a_sum_that_rounding_makes_zero(divides: str, right: bool) -> None:
+def test_a_sum_that_rounding_makes_zero(divides, right):
   """In bf16 the terms may be equal, and 0 / 0 is NaN; a product is 0 of no rounding."""
   model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999, 0.5, -1}}>
         {{ a = {divides}(x, c)  y = Div(a, a) }}""")
@@ -93,7 +93,7 @@ def test_a_sum_that_rounding_makes_zero(divides: str, right: bool) -> None:
 
 
 @pytest.mark.parametrize(("moved", "right"), [(1.0, True), (1e-3, False)])
-def test_a_tangent_of_a_rounded_number(moved: float, right: bool) -> None:
+def test_a_tangent_of_a_rounded_number(moved, right):
   """Eight trials need not show how far it may be off; of small numbers they do."""
   model = model_of("(float[64] x) => (float[64] y) { a = Neg(x)  y = Tan(a) }")
   x = np.linspace(300, 800, 64, dtype=np.float32) * np.float32(moved)
@@ -106,13 +106,13 @@ CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Conc
 
 
 @pytest.mark.parametrize(("width", "axis", "undefined"), [(0, 0, True), (2, 0, False), (0, 1, False)])
-def test_an_empty_tensor_that_does_not_fit(width: int, axis: int, undefined: bool) -> None:
+def test_an_empty_tensor_that_does_not_fit(width, axis, undefined):
   model = model_of(CONCAT.replace("axis = 0", f"axis = {axis}"))
   assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_shapes_where_an_empty_tensor_does_not_fit(size: int) -> None:
+def test_shapes_where_an_empty_tensor_does_not_fit(size):
   """What is believed of a Concat need not hold where the original's result is undefined."""
   model = model_of(
     """(float[N, M, M] x) => (float[a, b, c] y)
@@ -124,7 +124,7 @@ def test_shapes_where_an_empty_tensor_does_not_fit(size: int) -> None:
 
 
 @pytest.mark.parametrize(("batch", "undefined"), [(1, False), (2, True), (4, False)])
-def test_a_skip_of_another_batch(batch: int, undefined: bool) -> None:
+def test_a_skip_of_another_batch(batch, undefined):
   """Which ONNX Runtime repeats, or cuts off: the rows fit."""
   model = model_of("""(float[N, 1, 3] x, float[M, 1, 3] s) => (float[?, ?, ?] y) <float[3] w = {1, 2, 3}>
         { y = com.microsoft.SkipLayerNormalization(x, s, w) }""")
@@ -134,20 +134,20 @@ def test_a_skip_of_another_batch(batch: int, undefined: bool) -> None:
 
 
 @pytest.mark.parametrize(("value", "undefined"), [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
-def test_a_float_that_no_integer_is(value: float, undefined: bool) -> None:
+def test_a_float_that_no_integer_is(value, undefined):
   model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to = 6>(c) }")
   assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
 @pytest.mark.parametrize(("numbers", "undefined"), [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
-def test_a_product_that_its_order_decides(numbers: tuple[float, ...], undefined: bool) -> None:
+def test_a_product_that_its_order_decides(numbers, undefined):
   x = np.array(numbers, np.float32)
   model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims = 0>(a) }")
   assert bool(oracle.is_undefined(model, {"x": x})) is undefined
   assert not oracle.is_undefined(model, {"x": x[[0, -1]]})
 
 
-def test_a_float_that_is_infinite_in_half_precision() -> None:
+def test_a_float_that_is_infinite_in_half_precision():
   model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to = 6>(a) }")
   feeds = {"x": np.array([268], np.float32)}
   assert not oracle.is_undefined(model, feeds)
@@ -171,7 +171,7 @@ IN_FP16 = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1
     }"""
 
 
-def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
   """ONNX Runtime gives a result the memory of an empty one that it infers to have an element."""
   feeds: dict[str, Any] = {"x": np.ones((2, 1, 2), np.float32)}
   model = model_of(IN_FP16, 21)
@@ -194,7 +194,7 @@ def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch: pytest.MonkeyPa
     ("rare", 1e3, False),
   ],
 )
-def test_beside_a_pole_no_size_is_the_largest(kind: str, have: float, right: bool) -> None:
+def test_beside_a_pole_no_size_is_the_largest(kind, have, right):
   noise = np.random.default_rng(0).standard_normal(oracle.MORE_TRIALS)
   values = {"pole": 1 / noise, "zero": noise, "rare": np.where(abs(noise) > 2.5, noise, 0)}[kind]
   if kind == "pole":
@@ -211,7 +211,7 @@ class Failing(Provider):
 
 
 @pytest.mark.parametrize(("selects", "what"), [("Unique", "unfit"), ("Abs", "finding")])
-def test_a_failure_that_rounding_decides(selects: str, what: str) -> None:
+def test_a_failure_that_rounding_decides(selects, what):
   """How many values there are of which two are equal, until they are rounded otherwise."""
   width = 2 if selects == "Unique" else 3
   model = model_of(f"""(float[3] x) => (float[?, ?] y) <int64[2] s = {{4, {width}}}>

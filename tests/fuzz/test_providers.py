@@ -54,7 +54,7 @@ class Machine:
     return {"y": self.outputs[session.graph]} if self.outputs else {}
 
 
-def test_a_model_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_captured(monkeypatch):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   cuda.run(cuda.session(MODEL, False), {})
   assert machine.runs == [(True, 2)]  # captured, then replayed
@@ -62,7 +62,7 @@ def test_a_model_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("when", ["loading", "running"])
-def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch, when):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   getattr(machine, when)[True] = "this can't be captured"
   session = cuda.session(MODEL, False)
@@ -74,7 +74,7 @@ def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch: pytest.M
   assert not cuda.captured
 
 
-def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   machine.running[True] = "ortplugin::FusedConv can't be captured"
   with pytest.raises(RuntimeError, match="FusedConv"):
@@ -83,7 +83,7 @@ def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch: pytest
 
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("when", ["loading", "running"])
-def test_a_lost_gpu(monkeypatch: pytest.MonkeyPatch, when: str, graph: bool) -> None:
+def test_a_lost_gpu(monkeypatch, when, graph):
   machine, cuda = Machine(monkeypatch), Cuda(graph)
   getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
   with pytest.raises(LostError, match="illegal memory access"):
@@ -91,7 +91,7 @@ def test_a_lost_gpu(monkeypatch: pytest.MonkeyPatch, when: str, graph: bool) -> 
 
 
 @pytest.mark.parametrize("when", ["loading", "running"])
-def test_strictly_under_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_strictly_under_a_graph(monkeypatch, when):
   machine, cuda = Machine(monkeypatch), Cuda(graph=True, strict=True)
   getattr(machine, when)[True] = "this can't be captured"
   with pytest.raises(NotCapturedError):
@@ -101,7 +101,7 @@ def test_strictly_under_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> N
 
 
 @pytest.mark.parametrize(("graph", "mode"), [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
-def test_one_after_the_other(monkeypatch: pytest.MonkeyPatch, graph: str, mode: str) -> None:
+def test_one_after_the_other(monkeypatch, graph, mode):
   """Without a graph and then under one; a finding says where it was seen."""
   machine, both = Machine(monkeypatch), provider_of("cuda-both")
   if not graph:
@@ -116,7 +116,7 @@ def test_one_after_the_other(monkeypatch: pytest.MonkeyPatch, graph: str, mode: 
   assert (verdict.finding.mode if verdict.finding else "") == mode
 
 
-def test_a_capture_that_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_stays_open(monkeypatch):
   """A run without a graph that CUDA refuses for another's capture: so it will be for all that follow."""
   machine, cuda = Machine(monkeypatch), Cuda(graph=True)
   machine.running = dict.fromkeys([True, False], "operation not permitted when stream is capturing")
@@ -124,14 +124,14 @@ def test_a_capture_that_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda.run(cuda.session(MODEL, False), {})
 
 
-def test_modes() -> None:
+def test_modes():
   plain = Cuda(graph=True).plain()
   assert isinstance(plain, Cuda)
   assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_without_onnx_runtimes_own_optimizations(monkeypatch: pytest.MonkeyPatch, graph: bool) -> None:
+def test_without_onnx_runtimes_own_optimizations(monkeypatch, graph):
   machine, cuda = Machine(monkeypatch), Cuda(graph)
   machine.running[True] = "this can't be captured"  # then it runs without a graph, in the same way
   bare = cuda.unoptimized()
@@ -142,7 +142,7 @@ def test_without_onnx_runtimes_own_optimizations(monkeypatch: pytest.MonkeyPatch
     assert (provider.graph, machine.optimized) == (graph, optimized)
 
 
-def test_a_worker_does_not_print_what_onnx_runtime_says(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_does_not_print_what_onnx_runtime_says(capfd):
   talk = [sys.executable, "-c", "from fuzz.faulty_worker import talk; talk()"]
   told = subprocess.run(talk, cwd=TESTS, env=environment(), check=True, capture_output=True, text=True)
   assert "onnxruntime:Default" in told.stderr

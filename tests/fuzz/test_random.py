@@ -20,7 +20,7 @@ from sample import SAMPLING, examples
 from fuzz.corpus import from_text, known, to_text
 from fuzz.evaluate import Evaluator
 from fuzz.generate import make_case
-from fuzz.mistakes import MISTAKES, Mistake, source_of
+from fuzz.mistakes import MISTAKES, source_of
 from fuzz.narrow import walk
 from fuzz.oracle import explained, quick, trials
 from fuzz.run import Result, fuzz, shrink
@@ -36,32 +36,32 @@ def result() -> Result:
   return fuzz(iter(range(GRAPHS)), jobs=2, minimise=40, ignore=known())
 
 
-def test_random_graphs(result: Result) -> None:
+def test_random_graphs(result):
   texts = [f"---- seed {seed}\n{to_text(case, finding)}" for seed, case, finding in result.findings]
   assert not texts, "\n".join(texts)
   assert not result.counts["broken"], [each for each in result.reasons if each.startswith("broken")]
 
 
-def test_the_graphs_say_something(result: Result) -> None:
+def test_the_graphs_say_something(result):
   """Nearly all run, and most passes find something to do."""
   assert result.counts["same"] > 0.9 * GRAPHS
   assert len(result.rewrites) > 35
   assert sum(result.rewrites.values()) > 5 * GRAPHS
 
 
-def test_the_same_seed_makes_the_same_case() -> None:
+def test_the_same_seed_makes_the_same_case():
   for seed in range(20):
     first, second = (make_case(seed, Evaluator()) for _ in range(2))
     assert first.model.SerializeToString(deterministic=True) == second.model.SerializeToString(deterministic=True)
     assert first.options == second.options
 
 
-def test_a_graph_of_a_value_that_is_not_finite() -> None:
+def test_a_graph_of_a_value_that_is_not_finite():
   """No node of this seed's came about, and its first value is infinite."""
   assert [node.op_type for node in make_case(1105219, Evaluator()).oracle.graph.node] == ["Shape"]
 
 
-def test_many_operators() -> None:
+def test_many_operators():
   evaluator, found = Evaluator(), set()
   for seed in range(examples(1500)):
     found |= {(node.domain, node.op_type) for graph in walk(make_case(seed, evaluator).model.graph)
@@ -70,13 +70,13 @@ def test_many_operators() -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_each_mistake_has_its_line(mistake: Mistake) -> None:
+def test_each_mistake_has_its_line(mistake):
   """`python -m fuzz.mistakes` plants it there."""
   assert source_of(mistake.module).read_text().count(mistake.right) == 1
 
 
 class TestOracle:
-  def test_a_shape_or_value_that_is_off(self) -> None:
+  def test_a_shape_or_value_that_is_off(self):
     want = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
     assert not quick(want, want + np.float32(1e-5), "float32")
     assert quick(want, want + np.float32(1e-3), "float32").startswith("12 of 12 differ")
@@ -84,28 +84,28 @@ class TestOracle:
     assert quick(np.array([1, 2]), np.array([1, 3]), "float32")
 
   @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-  def test_a_value_that_is_not_finite(self, value: float) -> None:
+  def test_a_value_that_is_not_finite(self, value):
     want = np.array([1, value], np.float32)
     assert not quick(want, want, "float32")
     assert quick(want, np.array([1, 2], np.float32), "float32")
     assert quick(np.array([1, 2], np.float32), want, "float32")
     assert quick(want, np.array([value, 1], np.float32), "float32")
 
-  def test_only_what_moves_has_a_wide_bound(self) -> None:
+  def test_only_what_moves_has_a_wide_bound(self):
     want, moved = np.array([1, 1], np.float32), np.array([1, 1.01], np.float32)
     assert not explained([want, moved], np.array([1, 1.05], np.float32), "float32")
     assert explained([want, moved], np.array([1.05, 1], np.float32), "float32")
     assert explained([want, moved], np.array([1, 1.2], np.float32), "float32")
     assert explained([want, moved], np.array([1, np.nan], np.float32), "float32")
 
-  def test_what_rounding_decides(self) -> None:
+  def test_what_rounding_decides(self):
     assert not explained([np.array([3, 4]), np.array([3, 5])], np.array([3, 5]), "float32")
     assert explained([np.array([3, 4]), np.array([3, 5])], np.array([2, 4]), "float32")
     infinite = [np.array([1, np.inf], np.float32), np.array([1, 7e4], np.float32)]
     assert not explained(infinite, np.array([1, 6e4], np.float32), "float16")
     assert explained(infinite, np.array([np.inf, 6e4], np.float32), "float16")
 
-  def test_what_a_value_moves_by(self) -> None:
+  def test_what_a_value_moves_by(self):
     """Each dtype by some units in its last place; in fp16 half of the runs round to it."""
     model = parsed("g (float[3] x, double[3] d) => (float[3] y, double[3] e) { y = Neg(x) e = Neg(d) }")
     feeds = {"x": np.array([1, 1 / 3, 3], np.float32), "d": np.array([1, 1 / 3, np.inf])}
@@ -121,7 +121,7 @@ class TestOracle:
     assert [each.all() for each in rounded] == [True, False] * (len(rounded) // 2)
 
 
-def test_a_mistake_is_found_and_made_small_and_its_pass_named() -> None:
+def test_a_mistake_is_found_and_made_small_and_its_pass_named():
   planted, clean = Worker(mistake="channel-shuffle"), Worker()
   try:
     # From here on the first is made small within seconds.
@@ -139,7 +139,7 @@ def test_a_mistake_is_found_and_made_small_and_its_pass_named() -> None:
     clean.close()
 
 
-def test_what_is_known_when_it_is_terminated() -> None:
+def test_what_is_known_when_it_is_terminated():
   command = [sys.executable, "-m", "fuzz.run", "--seeds", "0:1000000", "--jobs", "1", "--minimise", "0"]
   process = subprocess.Popen(command, cwd=TESTS, env=environment(), stdout=subprocess.PIPE, text=True)
   with pytest.raises(subprocess.TimeoutExpired):

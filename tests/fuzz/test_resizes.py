@@ -33,7 +33,7 @@ def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 @pytest.mark.parametrize(("name", "opset"), [*((name, 18) for name in NODES), ("Upsample", 9), ("an attribute", 8)])
-def test_only_its_own_row_takes_part(name: str, opset: int) -> None:
+def test_only_its_own_row_takes_part(name, opset):
   model = model_of(*{**NODES, **OLD}[name], opset)
   made = definite(model)
   assert made is not None
@@ -45,7 +45,7 @@ def test_only_its_own_row_takes_part(name: str, opset: int) -> None:
   assert np.isnan(result(made, x)[0, 1]).all()
 
 
-def test_what_stays() -> None:
+def test_what_stays():
   assert definite(model_of('y = Resize <mode = "nearest"> (x, "", s)', "float[3] s = {1, 1, 2}")) is None
   assert definite(model_of('y = Resize <mode = "linear", axes = [1, 2]> (x, "", s)', "float[2] s = {1, 2}")) is None
   assert definite(model_of('y = Resize <mode = "linear"> (x, "", s)', "float[4] s = {1, 1, 2, 2}")) is None

@@ -10,7 +10,7 @@ from fuzz.evaluate import make_session, run
 
 @pytest.mark.parametrize("dtype", ["float", "double"])
 @pytest.mark.parametrize("opset", [9, 11, 17])
-def test_negative_zeros(dtype: str, opset: int) -> None:
+def test_negative_zeros(dtype, opset):
   model = parsed(
     f"model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}", opset, 7
   )
@@ -26,7 +26,7 @@ def test_negative_zeros(dtype: str, opset: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
-def test_the_sign_of_nan(dtype: str) -> None:
+def test_the_sign_of_nan(dtype):
   model = parsed(f"model ({dtype}[n] x) => ({dtype}[n] y) {{ y = Sign(x) }}")
   made = definite(model)
   assert made is not None

@@ -26,7 +26,7 @@ def bits(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> bytes:
   ("node", "dtype"),
   [*product(["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"], ["float", "double"]), ("Celu(x)", "float")],
 )
-def test_zeros_alone_have_a_sign(node: str, dtype: str) -> None:
+def test_zeros_alone_have_a_sign(node, dtype):
   x = np.array([-0.0, 2.5, -np.inf, np.nan], "f4" if dtype == "float" else "f8")
   others = {"Min(x, zero)": [0, 0, -np.inf, np.nan], "Celu(x)": [0, 2.5, -1, np.nan]}
   values = others.get(node, [0, 2.5, 0, np.nan])
@@ -38,13 +38,13 @@ def test_zeros_alone_have_a_sign(node: str, dtype: str) -> None:
     assert bits(made, x) == wanted.tobytes()
 
 
-def test_what_stays() -> None:
+def test_what_stays():
   assert signed(model_of("y = Abs(x)"), True) is None
   assert signed(model_of("y = Max(x, zero)", "int64"), True) is None
 
 
 @pytest.mark.parametrize(("sign", "what"), [("", "same"), ("-", "same"), ("2", "finding")])
-def test_a_case(library: Any, monkeypatch: pytest.MonkeyPatch, sign: str, what: str) -> None:
+def test_a_case(library, monkeypatch, sign, what):
   """An infinity behind a division has either sign; a number in its place is a finding."""
   texts = {
     "": "a = Abs(b) y = Div(one, a)",

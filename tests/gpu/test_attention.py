@@ -59,12 +59,12 @@ DTYPES = {"float16": {}, "bfloat16": {}, "float": {}, "TF32": {"allow_tf32": 1}}
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES, *TF32_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("says", DTYPES)
-def test_every_head_size(says: str) -> None:
+def test_every_head_size(says):
   dtype, given = "float" if says == "TF32" else says, DTYPES[says]
   for size in (*range(1, 34), 40, 48, 56, 63, 64, 65, 72, 80, 88, 96, 112, 120, 128, 136, 160, 192, 224, 248, 255, 256):
     value = (size * 7) % 256 + 1
@@ -81,7 +81,7 @@ def test_every_head_size(says: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_cases(seed: int) -> None:
+def test_random_cases(seed):
   """Sizes, masks, causality and layouts as they come."""
   rng = np.random.default_rng(seed)
 
@@ -106,7 +106,7 @@ def test_random_cases(seed: int) -> None:
 
 @pytest.mark.parametrize("session", ["0", "1"])
 @pytest.mark.parametrize("said", [None, 0, 1])
-def test_tf32_only_where_it_is_allowed(session: str, said: int | None) -> None:
+def test_tf32_only_where_it_is_allowed(session, said):
   """Rounded to the nearest, it leaves no bias in what values of one sign become."""
   case = case_of(
     "of one sign", "float", (2, 4, 197, 300, 64), "merged", **({} if said is None else {"allow_tf32": said})
@@ -121,12 +121,12 @@ def test_tf32_only_where_it_is_allowed(session: str, said: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(name: str) -> None:
+def test_runs_are_bit_identical(name):
   check_repeats(by_name[name])
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(name: str) -> None:
+def test_tensors_may_start_anywhere(name):
   """At a multiple of its elements' size, not of 16 bytes: inputs, the output, both."""
   case = by_name[name]
   tensors = SimpleNamespace(model=case.model, inputs=lambda: list(case.feeds().values()))  # packed ones once
@@ -136,12 +136,12 @@ def test_tensors_may_start_anywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-def test_a_stream_of_the_callers() -> None:
+def test_a_stream_of_the_callers():
   case = by_name["large: BERT, float"]
   check_stream(case.model(), trial_of(case, check))
 
@@ -153,14 +153,14 @@ def sized(name: str, batch: int, queries: int, keys: int) -> Case:
   return case_of(name, "float16", (batch, 3, queries, keys, 16), "merged", causal="lower_right")
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   session = make(sized("any", 1, 1, 1).model(SHAPES))
   for sizes in ((2, 5, 7), (1, 65, 130), (0, 1, 1), (2, 0, 4), (2, 3, 0), (2, 5, 7), (64, 300, 300)):
     case = sized(f"changing {sizes}", *sizes)
     check(case, run(session, case))
 
 
-def test_a_cache_grows_from_run_to_run() -> None:
+def test_a_cache_grows_from_run_to_run():
   """A prompt, then tokens: what is present is the past of the next run, in one session."""
   session = make(growing(0, 1).model(GROWING))
   past = 0
@@ -178,11 +178,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return sized("new", 1, 1, 1).model(SHAPES), first, later
 
 
-def test_new_shapes_under_capture_are_refused() -> None:
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "attention")
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial(number: int) -> Trial:
@@ -193,7 +193,7 @@ def test_many_threads_run_one_session() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_more_than_two_to_the_31_elements(dtype: str) -> None:
+def test_more_than_two_to_the_31_elements(dtype):
   """Keys and values at the end of packed tensors that are larger; the last elements show."""
   need_memory(24 if dtype == "float" else 12)
   batch, keys, heads, size = 3, 1 << 17, 48, 128

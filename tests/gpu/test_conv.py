@@ -8,14 +8,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conv_cases import CASES, GROUPED, ONE_SIDED
-from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
 from node_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
@@ -170,7 +168,7 @@ SHARED = [case for case in CASES if case.values != "special"]
 
 
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: SharedCase) -> None:
+def test_equals_the_reference(library, case):
   """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
   unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
   expected = expect_shared(case, unit=unit)
@@ -197,7 +195,7 @@ def done_by(conv: Conv, algorithm: str) -> Conv:
   [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
   ids=lambda text: text[-40:],
 )
-def test_every_epilogue(library: Path, program: str, layout: str, algorithm: str, dtype: str) -> None:
+def test_every_epilogue(library, program, layout, algorithm, dtype):
   done_by(Conv(program, dtype, layout), algorithm).run()
 
 
@@ -232,12 +230,12 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize(("layout", "algorithm"), WAYS)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(library: Path, form: str, layout: str, algorithm: str, dtype: str) -> None:
+def test_every_form(library, form, layout, algorithm, dtype):
   done_by(Conv(RESIDUAL, dtype, layout, **FORMS[form]), algorithm).run()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_weights_that_are_inputs(library: Path, dtype: str) -> None:
+def test_weights_that_are_inputs(library, dtype):
   for form in ("3x3, stride 2", "depthwise", "stem"):
     for layout in ("NCHW", "NHWC"):
       Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
@@ -256,9 +254,7 @@ def error_of(conv: Conv, **provider: str) -> float:
 @pytest.mark.parametrize("program", [BARE, RELU, SILU, IN_DOUBLE], ids=["bare", "relu", "silu", "double"])
 @pytest.mark.parametrize("session", ["0", "1"])
 @pytest.mark.parametrize("said", [None, 0, 1])
-def test_tf32_only_where_it_is_allowed(
-  library: Path, program: str, layout: str, session: str, said: int | None
-) -> None:
+def test_tf32_only_where_it_is_allowed(library, program, layout, session, said):
   """By the node, or where it says nothing by the session. 64 channels of 3x3: sums in float32 are off by some 1e-7,
   products of TF32 by some 1e-4."""
   conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)
@@ -269,7 +265,7 @@ def test_tf32_only_where_it_is_allowed(
   assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
 
 
-def test_the_sessions_word_on_tf32_in_a_graph(library: Path) -> None:
+def test_the_sessions_word_on_tf32_in_a_graph(library):
   """Whose kernels were planned when the session was made, before any run could tell."""
   conv = Conv(RELU, "float", "NHWC", (4, 64, 28, 28), 64)
   arrays = conv.arrays()
@@ -291,7 +287,7 @@ def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
 
 
 @pytest.mark.parametrize("group", [1, 64])
-def test_no_images_have_no_algorithms(library: Path, group: int) -> None:
+def test_no_images_have_no_algorithms(library, group):
   conv = Conv(BARE, x=(0, 64, 14, 14), filters=64, group=group)
   assert algorithms(conv, conv.arrays()) == []
 
@@ -306,7 +302,7 @@ def test_no_images_have_no_algorithms(library: Path, group: int) -> None:
   ],
   ids=["fp16", "few channels, float", "depthwise", "bare"],
 )
-def test_every_algorithm(library: Path, conv: Conv) -> None:
+def test_every_algorithm(library, conv):
   """What --tune is offered computes the same, and is what it says: nothing warns."""
   found = algorithms(conv, conv.arrays())
   assert len(found) > 1
@@ -342,7 +338,7 @@ PIXELS: list[tuple[Shape, int, tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("program", [BARE, SIGMOID, SHIFTED, ADDED], ids=["bare", "sigmoid", "shifted", "added"])
 @pytest.mark.parametrize("number", range(len(PIXELS)))
-def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: str) -> None:
+def test_images_of_one_pixel(library, number, program, dtype):
   """By every algorithm, with TF32: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
   x, filters, kernel, more = PIXELS[number]
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
@@ -360,7 +356,7 @@ def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: st
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("groups", ["one", "two", "channels"])
 @pytest.mark.parametrize("number", range(len(ONE_SIDED)))
-def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, dtype: str) -> None:
+def test_pads_of_one_side(library, number, groups, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
   x, filters, kernel, strides, pads = ONE_SIDED[number]
   group = {"one": 1, "two": 2, "channels": filters}[groups]
@@ -372,7 +368,7 @@ def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("number", range(len(GROUPED)))
-def test_groups_end_with_the_tensor(library: Path, number: int, layout: str, dtype: str) -> None:
+def test_groups_end_with_the_tensor(library, number, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines that multiply by 0 what lies behind the last group's channels."""
   x, filters, kernel, group = GROUPED[number]
   pads = [size // 2 if x[2] == 1 else 0 for size in kernel] * 2
@@ -405,7 +401,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_attributes(library: Path, name: str, dtype: str) -> None:
+def test_unusual_attributes(library, name, dtype):
   """By every algorithm: cuDNN's ReLU with a slope is max(x, slope x), which is none with a slope above 1."""
   program = f"(T c, T b) => (T y) {{ v = Add(c, b) {UNUSUAL[name]} }}"
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
@@ -424,7 +420,7 @@ def test_unusual_attributes(library: Path, name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
-def test_a_literal_beside_one_filter(library: Path, layout: str, x: Shape, dtype: str) -> None:
+def test_a_literal_beside_one_filter(library, layout, x, dtype):
   """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
   conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})
   for algorithm in algorithms(conv, conv.arrays()):
@@ -432,7 +428,7 @@ def test_a_literal_beside_one_filter(library: Path, layout: str, x: Shape, dtype
 
 
 @pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
-def test_an_algorithm_that_is_not_there_is_auto(library: Path, algorithm: str) -> None:
+def test_an_algorithm_that_is_not_there_is_auto(library, algorithm):
   conv = done_by(Conv(RESIDUAL, "float", x=(2, 64, 14, 14), filters=64, group=2), algorithm)
   done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
   assert done.returncode == 0, done.stderr
@@ -441,7 +437,7 @@ def test_an_algorithm_that_is_not_there_is_auto(library: Path, algorithm: str) -
 
 
 @pytest.mark.parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
-def test_algorithms_that_are_none_are_refused(library: Path, algorithm: str) -> None:
+def test_algorithms_that_are_none_are_refused(library, algorithm):
   conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
   with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
     conv.run()
@@ -457,7 +453,7 @@ DYNAMIC = {
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_shapes_may_change_from_run_to_run(library: Path, layout: str, dtype: str) -> None:
+def test_shapes_may_change_from_run_to_run(library, layout, dtype):
   base = Conv(RESIDUAL, dtype, layout)
   session = None
   for sizes in ((2, 9, 11), (1, 9, 11), (5, 30, 7), (0, 9, 11), (64, 9, 11), (2, 9, 11)):
@@ -484,7 +480,7 @@ def test_shapes_may_change_from_run_to_run(library: Path, layout: str, dtype: st
   ],
   ids=["few pixels", "fused", "split", "float", "depthwise", "few channels"],
 )
-def test_tensors_may_start_anywhere(library: Path, conv: Conv) -> None:
+def test_tensors_may_start_anywhere(library, conv):
   conv = replace(conv, constant=False)
   arrays = conv.arrays()
   session = make(conv.model(arrays))
@@ -510,7 +506,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library: Path, name: str) -> None:
+def test_runs_are_bit_identical(library, name):
   conv = CHOSEN[name]
   arrays = conv.arrays()
   session = make(conv.model(arrays))
@@ -521,7 +517,7 @@ def test_runs_are_bit_identical(library: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(library, name):
   conv = CHOSEN[name]
   check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
 
@@ -532,11 +528,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return base.model(base.arrays(), DYNAMIC["NHWC"]), first, later
 
 
-def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+def test_new_shapes_under_capture_are_refused(library):
   check_capture(captured, "conv")
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session(library):
   """Half of them with shapes of their own, half with the same, all new to the session."""
   base = Conv(RESIDUAL)
 
@@ -546,7 +542,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
   check_threads(base.model(base.arrays(), DYNAMIC["NHWC"]), trial_of)
 
 
-def test_threads_make_sessions_at_once(library: Path) -> None:
+def test_threads_make_sessions_at_once(library):
   def work(number: int) -> None:
     for conv in CHOSEN.values():
       conv.run(str(number % 2))
@@ -573,13 +569,13 @@ def hidden(conv: Conv) -> str:
   return done.stdout
 
 
-def test_without_cudnn_the_node_and_the_package_are_named(library: Path) -> None:
+def test_without_cudnn_the_node_and_the_package_are_named(library):
   message = hidden(done_by(Conv(RESIDUAL), "fused"))
   assert "node 'conv'" in message
   assert "nvidia-cudnn" in message
 
 
-def test_without_cudnn_our_own_kernels_run(library: Path) -> None:
+def test_without_cudnn_our_own_kernels_run(library):
   """Where they are what `auto` takes, and where they are asked for."""
   # On GPUs without a kernel for few pixels that one is cuDNN's.
   of_hopper = ["few pixels"] if cupy.cuda.Device().compute_capability == "90" else []

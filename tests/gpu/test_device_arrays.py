@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -85,13 +84,13 @@ class Spy:
     return binding
 
 
-def test_cuda_comes_first_by_default(library: Path) -> None:
+def test_cuda_comes_first_by_default(library):
   assert ortplugin.session(norm_model()).get_providers()[0] == "CUDAExecutionProvider"
   assert ortplugin.session(norm_model(), ["cpu"]).get_providers() == ["CPUExecutionProvider"]
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-def test_cupy_arrays_in_and_out(library: Path, rng: np.random.Generator, dtype: str) -> None:
+def test_cupy_arrays_in_and_out(library, rng, dtype):
   arrays = feeds(rng, 5, dtype)
   result = ortplugin.run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
   assert list(result) == ["y", "s"]
@@ -99,14 +98,14 @@ def test_cupy_arrays_in_and_out(library: Path, rng: np.random.Generator, dtype: 
   assert_close(result["y"], expected(arrays), dtype)
 
 
-def test_contiguous_arrays_are_bound_where_they_are(library: Path, rng: np.random.Generator) -> None:
+def test_contiguous_arrays_are_bound_where_they_are(library, rng):
   spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
   arrays = feeds(rng, 4)
   assert_close(ortplugin.run(spy, arrays)["y"], expected(arrays))
   assert spy.pointers == [array.data.ptr for array in arrays.values()]
 
 
-def test_strided_and_host_arrays(library: Path, rng: np.random.Generator) -> None:
+def test_strided_and_host_arrays(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   arrays = feeds(rng, 6)
   arrays["x"] = cupy.asarray(rng.standard_normal((64, 6)).astype(np.float32)).T
@@ -115,7 +114,7 @@ def test_strided_and_host_arrays(library: Path, rng: np.random.Generator) -> Non
   assert_close(ortplugin.run(session, {n: cupy.asnumpy(a) for n, a in arrays.items()})["y"], expected(arrays))
 
 
-def test_work_of_the_current_stream_is_waited_for(library: Path, rng: np.random.Generator) -> None:
+def test_work_of_the_current_stream_is_waited_for(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   arrays = feeds(rng, 4)
   large = cupy.ones((4096, 4096), np.float32)
@@ -127,7 +126,7 @@ def test_work_of_the_current_stream_is_waited_for(library: Path, rng: np.random.
   assert_close(result, expected(arrays))
 
 
-def test_results_outlive_session_and_later_runs(library: Path, rng: np.random.Generator) -> None:
+def test_results_outlive_session_and_later_runs(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   first, second = feeds(rng, 4), feeds(rng, 4)
   kept = ortplugin.run(session, first)["y"]
@@ -139,14 +138,14 @@ def test_results_outlive_session_and_later_runs(library: Path, rng: np.random.Ge
   assert_close(kept + 0, expected(first))
 
 
-def test_chosen_outputs_and_empty_rows(library: Path, rng: np.random.Generator) -> None:
+def test_chosen_outputs_and_empty_rows(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   assert list(ortplugin.run(session, feeds(rng, 3), ["s"])) == ["s"]
   assert ortplugin.run(session, feeds(rng, 0))["y"].shape == (0, 64)
 
 
 @pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "BOOL"])
-def test_dtypes_go_through(library: Path, kind: str) -> None:
+def test_dtypes_go_through(library, kind):
   number = TensorProto.DataType.Value(kind)
   x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
   result = ortplugin.run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
@@ -154,7 +153,7 @@ def test_dtypes_go_through(library: Path, kind: str) -> None:
   assert (result == x).all()
 
 
-def test_wrong_dtypes_are_refused(library: Path, rng: np.random.Generator) -> None:
+def test_wrong_dtypes_are_refused(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   arrays = feeds(rng, 3)
   arrays["x"] = arrays["x"].astype(np.float16)
@@ -162,7 +161,7 @@ def test_wrong_dtypes_are_refused(library: Path, rng: np.random.Generator) -> No
     ortplugin.run(session, arrays)
 
 
-def test_torch_tensors_by_dlpack(library: Path, rng: np.random.Generator) -> None:
+def test_torch_tensors_by_dlpack(library, rng):
   torch = pytest.importorskip("torch")
   if not torch.cuda.is_available():
     pytest.skip("this torch has no CUDA")
@@ -179,7 +178,7 @@ def test_torch_tensors_by_dlpack(library: Path, rng: np.random.Generator) -> Non
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-def test_replay_equals_a_plain_run(library: Path, rng: np.random.Generator, dtype: str) -> None:
+def test_replay_equals_a_plain_run(library, rng, dtype):
   plain = ortplugin.session(norm_model(dtype), ["cuda"])
   graph = ortplugin.session(norm_model(dtype), ["cuda"], cuda_graph=True)
   for _ in range(4):  # captured once, replayed three times, on new values each time
@@ -189,7 +188,7 @@ def test_replay_equals_a_plain_run(library: Path, rng: np.random.Generator, dtyp
       assert (got[name].view(f"u{got[name].itemsize}") == wanted[name].view(f"u{got[name].itemsize}")).all()
 
 
-def test_a_capture_that_failed_leaves_nothing_behind(library: Path, rng: np.random.Generator) -> None:
+def test_a_capture_that_failed_leaves_nothing_behind(library, rng):
   """Of a model with a constant output, which ONNX Runtime copies there during the capture."""
   text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y, float[1,1] z)
         <float[1] c = {3}, int64[1] i = {0}> { y = Relu(x)  z = Unsqueeze(c, i) }"""
@@ -205,7 +204,7 @@ def test_a_capture_that_failed_leaves_nothing_behind(library: Path, rng: np.rand
   assert not device._states[graph].graphs
 
 
-def test_two_shapes_have_two_graphs(library: Path, rng: np.random.Generator) -> None:
+def test_two_shapes_have_two_graphs(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   addresses: dict[int, set[int]] = {4: set(), 9: set()}
   for rows in (4, 9, 4, 9, 9, 4):
@@ -217,7 +216,7 @@ def test_two_shapes_have_two_graphs(library: Path, rng: np.random.Generator) -> 
   assert len(device._states[session].graphs) == 2
 
 
-def test_results_of_a_graph_are_overwritten_unless_copied(library: Path, rng: np.random.Generator) -> None:
+def test_results_of_a_graph_are_overwritten_unless_copied(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   view = ortplugin.run(session, first)["y"]
@@ -227,7 +226,7 @@ def test_results_of_a_graph_are_overwritten_unless_copied(library: Path, rng: np
   assert_close(kept, expected(first))
 
 
-def test_the_callers_arrays_are_not_written_to(library: Path, rng: np.random.Generator) -> None:
+def test_the_callers_arrays_are_not_written_to(library, rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   before = {name: array.copy() for name, array in first.items()}
@@ -236,7 +235,7 @@ def test_the_callers_arrays_are_not_written_to(library: Path, rng: np.random.Gen
   assert all((before[name] == first[name]).all() for name in first)
 
 
-def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) -> None:
+def test_buffers_go_with_their_session(library, rng):
   gc.collect()  # of the sessions of other tests
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   ortplugin.run(session, feeds(rng, 4), copy=True)
@@ -249,7 +248,7 @@ def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) 
 # ---- command line
 
 
-def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_are_verified_on_cuda(library, tmp_path, capsys):
   from ortplugin.cli import main
 
   model = DATA / "bert_torchscript_opset14_fp16.onnx"
@@ -267,7 +266,7 @@ SHAPED = """<ir_version: 8, opset_import: ["": 17]>
 g (float[2,6] x, int64[2] shape, float[1] a) => (float[n,m] y) { v = Reshape(x, shape) y = Add(v, a) }"""
 
 
-def test_inputs_that_are_read_on_the_host_are_those_of_the_run() -> None:
+def test_inputs_that_are_read_on_the_host_are_those_of_the_run():
   """Binding an input copies what the session reads on the host, so the array must be there by then."""
   session = ortplugin.session(onnx.parser.parse_model(ON_THE_HOST).SerializeToString(), ["cuda"])
   for number in range(4000):
@@ -276,7 +275,7 @@ def test_inputs_that_are_read_on_the_host_are_those_of_the_run() -> None:
     assert float(ortplugin.run(session, feeds)["c"].ravel()[0]) == x * a
 
 
-def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
+def test_a_graph_is_one_of_the_values_that_are_read_on_the_host():
   model = onnx.parser.parse_model(SHAPED).SerializeToString()
   session = ortplugin.session(model, ["cuda"], cuda_graph=True)
   for _ in range(2):
@@ -287,7 +286,7 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
       np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
 
 
-def test_what_counts_on_the_host_is_not_captured() -> None:
+def test_what_counts_on_the_host_is_not_captured():
   """ONNX Runtime captures it with a count of 0, and each replay writes the count to where its variable was."""
   model = parsed("""g (float[4] x, bool[4] m) => (float[n] y) { y = Compress(x, m) }""").SerializeToString()
   with pytest.raises(UsageError, match="Compress"):
@@ -297,7 +296,7 @@ def test_what_counts_on_the_host_is_not_captured() -> None:
   ortplugin.session(model, ["cuda"])
 
 
-def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
+def test_what_the_host_makes_is_right_in_every_run(library):
   """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
   case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])
   made, _ = optimize(case)

@@ -63,7 +63,7 @@ NOT_TAKEN = "the algorithm 'own' is not used"  # what the library then says
 @pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("number", range(len(SHAPES)))
-def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str, first: bool) -> None:
+def test_equals_the_reference(capfd, number, dtype, first):
   filters, batch = SHAPES[number][1], SHAPES[number][0][0]
   for text, operands in (
     (BARE, ()),
@@ -77,7 +77,7 @@ def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dt
 
 
 @pytest.mark.parametrize("attributes", [{"group": 2}, {"dilations": [2, 1]}, {"strides": [5, 5]}])
-def test_others_are_not_taken(capfd: pytest.CaptureFixture[str], attributes: dict[str, Any]) -> None:
+def test_others_are_not_taken(capfd, attributes):
   case = case_of(2, "float16", BARE, ())
   case = replace(case, attributes={**case.attributes, "output_padding": [0, 0], **attributes})
   check(case, run(make(case.model()), case), split=True)
@@ -87,20 +87,20 @@ def test_others_are_not_taken(capfd: pytest.CaptureFixture[str], attributes: dic
 @pytest.mark.parametrize("first", [False, True], ids=["NHWC", "NCHW"])
 @pytest.mark.parametrize("number", [0, 2, 3, 5])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_infinite_pixels_stay_where_they_are(number: int, dtype: str, first: bool) -> None:
+def test_infinite_pixels_stay_where_they_are(number, dtype, first):
   case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
   check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_maxima_of_nan(number: int, dtype: str) -> None:
+def test_maxima_of_nan(number, dtype):
   check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("name", ["own", "fused", "split"])
 @pytest.mark.parametrize("number", [0, 3, 6])
-def test_tensors_may_start_anywhere(number: int, name: str) -> None:
+def test_tensors_may_start_anywhere(number, name):
   """Also where the result is turned after cuDNN."""
   filters = SHAPES[number][1]
   case = case_of(number, "float16", RESIDUAL, ((filters, 1, 1), None), True)
@@ -109,6 +109,6 @@ def test_tensors_may_start_anywhere(number: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])
-def test_a_cuda_graph_gives_the_same_bits(number: int) -> None:
+def test_a_cuda_graph_gives_the_same_bits(number):
   case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),), True)
   check_graph(case.model(), permuted(case))

@@ -4,7 +4,6 @@ programs; infinite elements reach no result that they don't belong to, of a neig
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def case(number: int, program: str, dtype: str = "float16") -> Conv:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+def test_equals_the_reference(library, capfd, number, dtype):
   programs = (BARE, RELU, RESIDUAL, SCALED, SEVERAL, WIDENED, SPLIT)
   for turn, program in enumerate(programs[number % 3 :: 3]):
     replace(case(number, program, dtype), constant=turn % 2 == 0).run()
@@ -74,18 +73,18 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20])
-def test_infinite_elements_stay_where_they_are(library: Path, number: int, value: float) -> None:
+def test_infinite_elements_stay_where_they_are(library, number, value):
   check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [0, 9, 18])
-def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+def test_maxima_of_nan(library, number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
 @pytest.mark.parametrize("number", [0, 2, 6, 8, 12, 20])
-def test_groups_end_with_the_tensor(library: Path, number: int) -> None:
+def test_groups_end_with_the_tensor(library, number):
   """What lies behind X is not read."""
   given = case(number, RELU)
   arrays = given.arrays()
@@ -94,17 +93,17 @@ def test_groups_end_with_the_tensor(library: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 9, 11])
-def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
+def test_tensors_may_start_anywhere(library, number):
   check_offsets(replace(case(number, BARE), constant=False))
 
 
 @pytest.mark.parametrize("number", [0, 9, 18, 20])
-def test_runs_are_bit_identical(library: Path, number: int) -> None:
+def test_runs_are_bit_identical(library, number):
   check_same_bits(case(number, RELU))
 
 
 @pytest.mark.parametrize("number", [0, 1, 9])
-def test_it_is_taken_where_cudnn_has_no_kernel(library: Path, number: int) -> None:
+def test_it_is_taken_where_cudnn_has_no_kernel(library, number):
   """`auto` gives the bits of `own`."""
   given = case(number, RELU)
   auto = replace(given, attributes={**given.attributes, "algorithm": "auto"})

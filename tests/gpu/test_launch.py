@@ -1,8 +1,6 @@
 """Kernels overlap by the rule of launch.cc: in a CUDA graph a programmatic edge joins two kernels of ours or there is
 none, and what the kernels of a library read has been written, though they may not wait for it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from node_cases import OPSET, Array
@@ -60,7 +58,7 @@ def _feeds(batch: int, side: int, channels: int, filters: int, count: int) -> li
 
 @pytest.mark.parametrize("before", [(SLOW,), (SLOW, QUICK), (SLOW, QUICK, QUICK)], ids=["one", "two", "three"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_library_reads_what_was_written(library: Path, shape: tuple[int, ...], before: tuple[str, ...]) -> None:
+def test_a_library_reads_what_was_written(library, shape, before):
   """Replays of one graph on one input after the other: what begins early reads what the last replay left."""
   model, feeds = _model(*shape, before), _feeds(*shape, 3)
   plain, graph = make(model), ortplugin.session(model, [("cuda", {"use_tf32": "0"})], cuda_graph=True)
@@ -72,7 +70,7 @@ def test_a_library_reads_what_was_written(library: Path, shape: tuple[int, ...],
 
 @pytest.mark.parametrize("allocates", [False, True], ids=["", "allocates"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_programmatic_edges_join_kernels_of_ours(library: Path, shape: tuple[int, ...], allocates: bool) -> None:
+def test_programmatic_edges_join_kernels_of_ours(library, shape, allocates):
   """`allocates`: no edge can be removed from a graph that allocates memory, as some operators of ORT's do."""
   stream = cupy.cuda.Stream(non_blocking=True)
   session, options = session_on(stream, _model(*shape, (SLOW, QUICK, QUICK)))

@@ -63,19 +63,19 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(name: str) -> None:
+def test_runs_are_bit_identical(name):
   """Whatever ran between them, in whatever memory, in another session too."""
   other = by_name["width 768, float16"]
   session = make(other.model())
   check_repeats(by_name[name], between=lambda number: run(session, other))
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   text = typed(RESIDUAL, "float16")
   session = make(model_of(text, [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
   widths = (1, 7, 768, 1023, 5140, 70001)
@@ -105,7 +105,7 @@ INCOMPLETE: dict[str, tuple[Sequence[Any], Sequence[tuple[int, ...]]]] = {  # de
 
 
 @pytest.mark.parametrize("name", INCOMPLETE)
-def test_declared_shapes_need_not_be_complete(name: str) -> None:
+def test_declared_shapes_need_not_be_complete(name):
   declared, given = INCOMPLETE[name]
   case = Case(name, typed(RESIDUAL, "float"), tuple(given))
   check(case, run(make(model_of(case.text, declared)), case))
@@ -116,14 +116,14 @@ def test_declared_shapes_need_not_be_complete(name: str) -> None:
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected, odd = expect(case), range(1, 10)
   offsets = [(odd if "inputs" in which else [0], odd if "outputs" in which else [0])]
   check_addresses(case, lambda found: check(case, found, expected), offsets, expected.outputs)
 
 
-def test_one_input_of_many_may_start_anywhere() -> None:
+def test_one_input_of_many_may_start_anywhere():
   case = by_name["bias, residual, sum kept, float, 256"]
   session, expected = make(case.model()), expect(case)
   for odd in range(len(case.shapes)):
@@ -136,12 +136,12 @@ def test_one_input_of_many_may_start_anywhere() -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(4)])
 
 
-def test_work_is_on_the_sessions_stream() -> None:
+def test_work_is_on_the_sessions_stream():
   case = by_name["width 768, float"]
   check_stream(case.model(), trial(case, check))
 
@@ -152,14 +152,14 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return model_of(text, [("n", 8)]), first, later
 
 
-def test_new_shapes_under_capture_are_refused() -> None:
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "norm")
 
 
 # ---- threads
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RESIDUAL, "float16")
 
@@ -170,7 +170,7 @@ def test_many_threads_run_one_session() -> None:
   check_threads(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]), trial_of)
 
 
-def test_threads_make_sessions_at_once() -> None:
+def test_threads_make_sessions_at_once():
   case = Case("sessions at once", typed(AFFINE, "float"), ((11, 777), (777,), (777,)))
   expected = expect(case)
 
@@ -191,7 +191,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_ends_in_any_order(ending: str) -> None:
+def test_a_process_ends_in_any_order(ending):
   code = f"""
 import gc, threading, ortplugin
 from gpu.test_layer_norm import by_name, check, make, run
@@ -229,7 +229,7 @@ print(min(seconds(plain) for _ in range(3)), seconds(ours), seconds(ours))
 """
 
 
-def test_a_warm_cache_adds_little_to_a_session(tmp_path: Path) -> None:
+def test_a_warm_cache_adds_little_to_a_session(tmp_path):
   def times() -> list[float]:
     done = python(CREATION, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
@@ -253,7 +253,7 @@ def test_a_warm_cache_adds_little_to_a_session(tmp_path: Path) -> None:
   assert again - plain < 0.050
 
 
-def test_threads_compile_a_kernel_once(tmp_path: Path) -> None:
+def test_threads_compile_a_kernel_once(tmp_path):
   code = """
 from gpu.test_layer_norm import by_name, in_threads, make
 in_threads(8, lambda _: make(by_name["width 1023, float16"].model()))
@@ -263,7 +263,7 @@ in_threads(8, lambda _: make(by_name["width 1023, float16"].model()))
   assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 1
 
 
-def test_without_nvrtc_the_session_says_what_to_install(tmp_path: Path) -> None:
+def test_without_nvrtc_the_session_says_what_to_install(tmp_path):
   code = """
 import ortplugin
 from gpu.test_layer_norm import by_name, check, make
@@ -297,14 +297,14 @@ print("the CPU still runs")
     (BARE.replace("(x)", "<epsilon=-1>(x)"), ((2, 3),), "epsilon is -1"),
   ],
 )
-def test_a_wrong_node_is_refused_with_the_session(text: str, shapes: Sequence[tuple[int, ...]], words: str) -> None:
+def test_a_wrong_node_is_refused_with_the_session(text, shapes, words):
   with pytest.raises(Exception, match=words) as caught:
     make(model_of(typed(text, "float16"), shapes))
   assert "FusedLayerNorm" in str(caught.value)
   assert "node 'norm'" in str(caught.value)
 
 
-def test_a_node_with_other_inputs_than_its_program_is_refused() -> None:
+def test_a_node_with_other_inputs_than_its_program_is_refused():
   node = helper.make_node(
     "FusedLayerNorm", ["x", "gamma", "beta"], ["y"], "norm", domain="ortplugin", program=typed(BARE, "float")
   )
@@ -312,7 +312,7 @@ def test_a_node_with_other_inputs_than_its_program_is_refused() -> None:
     make(model_of(typed(AFFINE, "float"), ((2, 3), (3,), (3,)), [node]))
 
 
-def test_a_wrong_run_leaves_the_session_whole() -> None:
+def test_a_wrong_run_leaves_the_session_whole():
   text = typed(ADD, "float")
   session = make(model_of(text, [("n", "h"), ("m", "h")]))
   good = Case("whole", text, ((6, 40), (6, 40)))
@@ -322,7 +322,7 @@ def test_a_wrong_run_leaves_the_session_whole() -> None:
   check(good, run(session, good))
 
 
-def test_out_of_memory_is_a_status() -> None:
+def test_out_of_memory_is_a_status():
   """With the bytes that were asked for, after which a smaller run works."""
   text = typed(RESIDUAL, "float")
   shapes = [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]
@@ -342,7 +342,7 @@ def test_out_of_memory_is_a_status() -> None:
 
 
 @pytest.mark.parametrize("width", [2056, 4096, 5140, 5142, 20480])
-def test_results_larger_than_the_cache(width: int) -> None:
+def test_results_larger_than_the_cache(width):
   """Rows are loaded ahead then, and what is read and written once is kept from the caches."""
   rows = cupy.cuda.Device().attributes["L2CacheSize"] // (2 * width) + 77
   text = typed(RESIDUAL, "float16")
@@ -364,7 +364,7 @@ def test_results_larger_than_the_cache(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1031, 1032])
-def test_more_than_two_to_the_31_elements(width: int) -> None:
+def test_more_than_two_to_the_31_elements(width):
   """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""
   need_memory(20)
   rows = (1 << 31) // width + 4321
@@ -390,7 +390,7 @@ def test_more_than_two_to_the_31_elements(width: int) -> None:
   cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_the_second_gpu() -> None:
+def test_the_second_gpu():
   """Modules belong to a device: the same kernel on both, in one process."""
   count = cupy.cuda.runtime.getDeviceCount()
   if count < 2:

@@ -9,7 +9,7 @@ import pytest
 from conv_cases import BESIDE
 from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, Case, expect, made, transposed
 from matmul_cases import check as check_exactly
-from node_cases import UNIT_ROUNDOFF, Array, Shape
+from node_cases import UNIT_ROUNDOFF, Array
 
 from gpu.device import make, run
 from gpu.sessions import (
@@ -48,7 +48,7 @@ def check(case: Case, found: list[Array], inputs: list[Array] | None = None) -> 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
@@ -69,14 +69,14 @@ large = {case.name: case for case in LARGE}
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-def test_large_tensors(case: Case) -> None:
+def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("algorithm", ["own", "fused", "split"])
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("turned", [False, True])
-def test_operands_inside_the_rows(name: str, turned: bool, algorithm: str) -> None:
+def test_operands_inside_the_rows(name, turned, algorithm):
   a, n, u, v = INSIDE[name]
   case = made(f"{name}, {algorithm}", TWO, "float16", a, n, {"u": u, "v": v}, attributes={"algorithm": algorithm})
   case = transposed(case) if turned else case
@@ -84,7 +84,7 @@ def test_operands_inside_the_rows(name: str, turned: bool, algorithm: str) -> No
 
 
 @pytest.mark.parametrize("name", ["down, float16", "down, float16, trans_b", "few tokens, bfloat16, trans_b"])
-def test_every_algorithm(name: str) -> None:
+def test_every_algorithm(name):
   """What --tune is offered computes the same."""
   case = large[f"large: {name}"]
   found = variants(case, 1)
@@ -96,13 +96,13 @@ def test_every_algorithm(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("a", "n"), [((2, 6, 7, 5), 2), ((84, 5), 8), ((84, 6), 2), ((96, 64), 64)])
 @pytest.mark.parametrize("name", BESIDE)
-def test_the_value_beside_another_result(name: str, a: Shape, n: int, dtype: str) -> None:
+def test_the_value_beside_another_result(name, a, n, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that leaves the value in float32 unwritten."""
   case = transposed(made(f"{name}, {a}, {n}, {dtype}", BESIDE[name], dtype, a, n, constant=True))
   check_all(({}, *variants(case, 1)), lambda each: check(case, run(make(replace(case, attributes=each).model()), case)))
 
 
-def test_no_rows_have_no_algorithms() -> None:
+def test_no_rows_have_no_algorithms():
   assert not variants(made("none", BARE, "float16", (0, 64), 64))
 
 
@@ -120,21 +120,21 @@ chosen = pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 
 
 @chosen
-def test_runs_are_bit_identical(case: Case) -> None:
+def test_runs_are_bit_identical(case):
   """Whatever stood in the output's memory before: nothing of it is read."""
   fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
   check_repeats(case, 10, fill)
 
 
 @chosen
-def test_a_cuda_graph_gives_the_same_bits(case: Case) -> None:
+def test_a_cuda_graph_gives_the_same_bits(case):
   b = case.inputs()[1]
   check_graph(case.model(), permuted(case, lambda case, found, feeds: check(case, found, [feeds[0], b, *feeds[1:]])
                                      if case.constant else check(case, found, feeds)))  # fmt: skip
 
 
 @chosen
-def test_tensors_may_start_anywhere(case: Case) -> None:
+def test_tensors_may_start_anywhere(case):
   case = replace(case, constant=False)
   check_addresses(
     case, lambda found: check(case, found), [([1, 0, 0, 0], [0]), ([0, 1, 3, 5], [0]), ([0], [1]), ([1, 2, 3, 4], [5])]
@@ -152,7 +152,7 @@ CHANGING = made("changing", RESIDUAL_RELU, "float16", (2, 37, 64), 48)
 OPEN = [("n", "s", 64), (64, 48), (48,), ("n", "s", 48)]
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   session = make(CHANGING.model(OPEN))
   for batch, rows in ((2, 37), (1, 1), (0, 37), (8, 128), (3, 1), (2, 37)):
     shapes = ((batch, rows, 64), (64, 48), (48,), (batch, rows, 48))
@@ -164,11 +164,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return CHANGING.model(OPEN), trial(CHANGING, 2, 37), trial(CHANGING, 3, 37)
 
 
-def test_new_shapes_are_refused_while_a_graph_is_captured() -> None:
+def test_new_shapes_are_refused_while_a_graph_is_captured():
   check_capture(captured, "product")
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   check_threads(CHANGING.model(OPEN), lambda number: trial(CHANGING, 1 + number, 20 + number))
 
 
@@ -181,7 +181,7 @@ def error_of(case: Case, inputs: list[Array], **provider: str) -> float:
 
 @pytest.mark.parametrize("session", ["0", "1"])
 @pytest.mark.parametrize("said", [None, 0, 1])
-def test_tf32_only_where_it_is_allowed(session: str, said: int | None) -> None:
+def test_tf32_only_where_it_is_allowed(session, said):
   """Sums of 768 products in float32 are off by some 1e-7, of TF32 by some 1e-4."""
   attributes = {} if said is None else {"allow_tf32": said}
   case = transposed(made("float", BIAS_RELU, "float", (4, 196, 768), 256, constant=True, attributes=attributes))
@@ -203,9 +203,7 @@ def to_tf32(array: Array) -> Array:
   ],
 )  # fmt: skip
 @pytest.mark.parametrize("text", [BARE, GELU, RESIDUAL_RELU], ids=["bare", "gelu", "residual"])
-def test_factors_are_rounded_to_the_nearest(
-  capfd: pytest.CaptureFixture[str], text: str, m: int, k: int, n: int
-) -> None:
+def test_factors_are_rounded_to_the_nearest(capfd, text, m, k, n):
   """By our engine; cut off they would make results smaller by some 1e-3."""
   if cupy.cuda.Device().compute_capability != "90":
     pytest.skip("its instructions are Hopper's")

@@ -14,7 +14,7 @@ MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536
 
 
 @pytest.mark.parametrize("name", ["BERT-base, float16", "MiniLM, float"])
-def test_a_transformer(name: str) -> None:
+def test_a_transformer(name):
   is_base = name.startswith("BERT")
   model = build_bert_base(np.float16) if is_base else build_bert(MINILM, random_weights(0), np.float32)
   optimized, _ = ortplugin.optimize(model)

@@ -3,9 +3,7 @@ place, under threads and CUDA graphs, beyond 2^31 elements; and what happens whe
 
 import itertools
 import zlib
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,7 +70,7 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
@@ -93,7 +91,7 @@ MADD = "(T x, T a, T b) => (T y, T z) { p = Mul(x, a) y = Add(p, b) z = Sub(y, x
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
 @pytest.mark.parametrize("name", BROADCASTS)
-def test_every_broadcast_of_every_size(name: str, dtype: str) -> None:
+def test_every_broadcast_of_every_size(name, dtype):
   """One session, whose inputs' ranks are not known before they come."""
   text = typed(MADD, dtype)
   session = make(model_of(text, [None, None, None]))
@@ -103,7 +101,7 @@ def test_every_broadcast_of_every_size(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_random_broadcasts(seed: int) -> None:
+def test_random_broadcasts(seed):
   """Up to six axes, each input without some of them, dtypes mixed."""
   rng = np.random.default_rng(seed)
   text = """(float16 x, float y, double z, bool m, int32 i) => (float a, double b, bool c, float16 d) {
@@ -130,11 +128,11 @@ def test_random_broadcasts(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(name: str) -> None:
+def test_runs_are_bit_identical(name):
   check_repeats(by_name[name])
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   """Sizes, and which axes are broadcast."""
   session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
   for shapes in (*CHANGING, ((64, 33, 1024), (1, 33, 1), (33, 1024)), CHANGING[0]):
@@ -147,7 +145,7 @@ def test_shapes_may_change_from_run_to_run() -> None:
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected = expect(case)
   offsets = [
@@ -163,7 +161,7 @@ CROSSED = "(T x, T r, T c) => (T s, T d) { t = Add(x, r) s = Mul(t, c) d = Sub(x
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", ["float16", "float", "double", "int8"])
 @pytest.mark.parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
-def test_results_may_take_the_place_of_inputs(shape: tuple[int, ...], dtype: str, offset: int) -> None:
+def test_results_may_take_the_place_of_inputs(shape, dtype, offset):
   """Each of two results on each of two inputs; the third input is repeated, so that rows are crossed."""
   text = typed(CROSSED, dtype)
   case = Case(f"in place {shape} {dtype}", text, (shape, shape, shape[-1:] if len(shape) > 1 else ()))
@@ -175,7 +173,7 @@ def test_results_may_take_the_place_of_inputs(shape: tuple[int, ...], dtype: str
     check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
-def test_swapped_inputs_are_results() -> None:
+def test_swapped_inputs_are_results():
   text = "(float x, float y) => (float y, float x) { }"
   case = Case("swapped", text, ((1000,), (1000,)))
   x, y = (cupy.asarray(array) for array in case.inputs())
@@ -204,7 +202,7 @@ def chained(dtype: str, shape: tuple[int, ...], count: int) -> bytes:
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("length", [5, 70001, 1 << 20])
-def test_a_chain_of_nodes_may_take_over_each_others_memory(length: int, dtype: str, cuda_graph: bool) -> None:
+def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_graph):
   """Sums and differences of small whole numbers are exact."""
   count, shape = 4, (2, length)
   model = chained(dtype, shape, count)
@@ -224,12 +222,12 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(length: int, dtype: s
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-def test_work_is_on_the_sessions_stream() -> None:
+def test_work_is_on_the_sessions_stream():
   case = by_name["large: contiguous, float"]
   check_stream(case.model(), trial(case, check))
 
@@ -240,14 +238,14 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return model_of(text, [("n", 8), ("n", 8)]), first, later
 
 
-def test_new_shapes_under_capture_are_refused() -> None:
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "pointwise")
 
 
 # ---- threads
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(CHAIN, "float16")
 
@@ -258,7 +256,7 @@ def test_many_threads_run_one_session() -> None:
   check_threads(model_of(text, [None, None, None]), trial_of)
 
 
-def test_threads_make_sessions_at_once() -> None:
+def test_threads_make_sessions_at_once():
   case = by_name["large: columns, float"]
   expected = expect(case)
 
@@ -269,7 +267,7 @@ def test_threads_make_sessions_at_once() -> None:
   in_threads(8, work)
 
 
-def test_shapes_that_broadcast_alike_share_a_kernel(tmp_path: Path) -> None:
+def test_shapes_that_broadcast_alike_share_a_kernel(tmp_path):
   """What differs is an argument, so that a new length compiles nothing."""
   code = """
 from gpu.test_pointwise import SUM_RELU, Case, make, model_of, run, typed
@@ -294,14 +292,14 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
     ("(T x) => (T y) { y = LayerNormalization(x) }", ((2, 3),), "LayerNormalization, which is not pointwise"),
   ],
 )
-def test_a_wrong_node_is_refused_with_the_session(text: str, shapes: Sequence[tuple[int, ...]], words: str) -> None:
+def test_a_wrong_node_is_refused_with_the_session(text, shapes, words):
   with pytest.raises(Exception, match=words) as caught:
     make(model_of(typed(text, "float16"), shapes))
   assert "FusedPointwise" in str(caught.value)
   assert "node 'pointwise'" in str(caught.value)
 
 
-def test_a_wrong_run_leaves_the_session_whole() -> None:
+def test_a_wrong_run_leaves_the_session_whole():
   text = typed(SUM_RELU, "float")
   session = make(model_of(text, [("n", "h"), ("m", "h")]))
   good = Case("whole", text, ((6, 40), (6, 40)))
@@ -321,7 +319,7 @@ HUGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_more_than_two_to_the_31_elements(name: str) -> None:
+def test_more_than_two_to_the_31_elements(name):
   """Every element is checked; whole numbers wrap."""
   shape, other = HUGE[name]
   need_memory(20)
@@ -345,7 +343,7 @@ def test_more_than_two_to_the_31_elements(name: str) -> None:
   cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_values_of_bool_are_true_or_false() -> None:
+def test_values_of_bool_are_true_or_false():
   text = "(bool m, bool n) => (bool a, bool o, bool x) { a = And(m, n) o = Or(m, n) x = Xor(m, n) }"
   case = Case("bools", text, ((33, 1000), (1000,)))
   got = run(make(case.model()), case)

@@ -5,12 +5,11 @@ Each program is a kernel to compile, so they are fewer. ORTPLUGIN_PROPERTY_EXAMP
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from pointwise_programs import Example, compare_fused, estimates, examples, fused_graph, model_of
+from pointwise_programs import compare_fused, estimates, examples, fused_graph, model_of
 
 import ortplugin
 from gpu.device import make
@@ -29,7 +28,7 @@ GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
   phases=[Phase.generate],
 )
 @given(examples())
-def test_fused_like_the_reference(library: Path, example: Example) -> None:
+def test_fused_like_the_reference(library, example):
   example = replace(example, copied=False)
   feeds = example.feeds()
   found = ortplugin.run(make(model_of(fused_graph(example))), feeds)

@@ -82,7 +82,7 @@ def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> Ca
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", range(len(SHAPES)))
-def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+def test_equals_the_reference(capfd, number, dtype):
   bias, image = (SHAPES[number][1], 1, 1), (SHAPES[number][0][0], 1, 1, 1)
   rows = case_of(number, dtype, RESIDUAL, (bias, None)).shapes[-1][1]
   for text, operands in (
@@ -98,25 +98,25 @@ def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dt
 
 
 @pytest.mark.parametrize("number", [1, 9, 10])
-def test_infinite_pixels_stay_where_they_are(number: int) -> None:
+def test_infinite_pixels_stay_where_they_are(number):
   case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
   check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [1, 9, 10])
-def test_maxima_of_nan(number: int, dtype: str) -> None:
+def test_maxima_of_nan(number, dtype):
   check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("number", [0, 6])
-def test_tensors_may_start_anywhere(number: int) -> None:
+def test_tensors_may_start_anywhere(number):
   case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
   check_anywhere(case)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_residual_may_be_overwritten(number: int) -> None:
+def test_the_residual_may_be_overwritten(number):
   case = case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None))
   session, feeds = make(case.model()), {name: cupy.asarray(array) for name, array in case.feeds().items()}
   place = list(feeds.values())[-1]
@@ -126,6 +126,6 @@ def test_the_residual_may_be_overwritten(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 5])
-def test_a_cuda_graph_gives_the_same_bits(number: int) -> None:
+def test_a_cuda_graph_gives_the_same_bits(number):
   case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),))
   check_graph(case.model(), permuted(case))

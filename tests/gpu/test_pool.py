@@ -38,14 +38,14 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   (y,) = run(make(case.model()), case)
   check(case, y)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_random_windows(layout: str, seed: int) -> None:
+def test_random_windows(layout, seed):
   """Of up to three axes, each with its own kernel, stride, dilation and pads; every channel count and batch."""
   rng = np.random.default_rng(seed)
   for number in range(3):
@@ -68,7 +68,7 @@ def test_random_windows(layout: str, seed: int) -> None:
 
 @pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
 @pytest.mark.parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
-def test_places_are_those_of_the_cpu(coordinates: str, mode: str) -> None:
+def test_places_are_those_of_the_cpu(coordinates, mode):
   """The same elements and the same weights, to the last bit, also where a scale's rounding decides."""
   words = {"mode": "linear"} if mode == "linear" else {"mode": "nearest", "nearest_mode": mode}
   pairs = [(size, out) for size in (1, 2, 5, 7, 9, 14, 20, 33, 97) for out in (1, 2, 3, 4, 6, 8, 9, 13, 28, 56)]
@@ -88,7 +88,7 @@ def test_places_are_those_of_the_cpu(coordinates: str, mode: str) -> None:
     np.testing.assert_array_equal(other, array, err_msg=name)
 
 
-def test_an_empty_result_launches_nothing() -> None:
+def test_an_empty_result_launches_nothing():
   """In one session before, between and after others: no plan is made of it, none is found for it."""
   window = {"kind": "max", "layout": "NHWC", "kernel_shape": (3, 3), "strides": (2, 2)}
   scales = {"layout": "NHWC", "scales": (0.25, 2.0)}
@@ -105,7 +105,7 @@ def test_an_empty_result_launches_nothing() -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 12, 24, 40, 256, 264, 1000])
 @pytest.mark.parametrize("kind", ["global_average", "global_max"])
-def test_global_pools_of_every_size(kind: str, channels: int) -> None:
+def test_global_pools_of_every_size(kind, channels):
   """One session, whose shapes come as they are; clusters of blocks and single ones."""
   given = frozen({"kind": kind, "layout": "NHWC"})
   session = make(Case("sizes", "FusedPool", "float16", (), given).model((None, None, None, channels)))
@@ -115,7 +115,7 @@ def test_global_pools_of_every_size(kind: str, channels: int) -> None:
     check(case, y)
 
 
-def test_many_runs_are_bit_identical() -> None:
+def test_many_runs_are_bit_identical():
   """Whatever ran between them, in another session too."""
   for name in CHOSEN:
     case = by_name[name]
@@ -127,7 +127,7 @@ def test_many_runs_are_bit_identical() -> None:
 
 
 @pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
-def test_shapes_may_change_from_run_to_run(op: str) -> None:
+def test_shapes_may_change_from_run_to_run(op):
   given = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]} if op == "FusedPool" else {"sizes": [9, 5]}
   given = {**given, "layout": "NHWC"}
   session = make(Case("changing", op, "float16", (), frozen(given)).model(("a", "b", "c", "d")))
@@ -139,7 +139,7 @@ def test_shapes_may_change_from_run_to_run(op: str) -> None:
 
 @pytest.mark.parametrize("which", ["input", "output", "input and output"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name, which):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
   case = by_name[name]
   session, (array,) = make(case.model()), case.inputs()
@@ -151,7 +151,7 @@ def test_tensors_may_start_anywhere(name: str, which: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
@@ -169,11 +169,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return Case("new", "FusedPool", "float", (), GLOBAL).model(("n", "h", 7, 8)), first, later
 
 
-def test_new_shapes_under_capture_are_refused() -> None:
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "image")
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
 
   def trial_of(number: int) -> Trial:
@@ -194,7 +194,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_more_than_two_to_the_31_elements(name: str) -> None:
+def test_more_than_two_to_the_31_elements(name):
   """Of single bytes in NHWC with 3 channels, so that no vector makes fewer of them; the last elements show."""
   op, given = HUGE[name]
   need_memory(24)
@@ -220,7 +220,7 @@ def test_more_than_two_to_the_31_elements(name: str) -> None:
   assert bool((y == wanted).all())
 
 
-def test_a_wrong_run_leaves_the_session_whole() -> None:
+def test_a_wrong_run_leaves_the_session_whole():
   given = frozen({"kind": "max", "kernel_shape": [3, 3]})
   session = make(Case("whole", "FusedPool", "float", (), given).model(("n", 2, "h", "w")))
   good = Case("whole", "FusedPool", "float", (1, 2, 6, 7), given)

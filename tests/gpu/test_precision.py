@@ -21,7 +21,7 @@ def originals(name: str) -> ModelProto:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
 @pytest.mark.parametrize("name", ["bert", "shufflenet", "squeezenet", "resnet50"])
-def test_converted_models_agree(name: str, precision: str) -> None:
+def test_converted_models_agree(name, precision):
   model, report = ortplugin.optimize(originals(name), precision=precision, **WHERE)
   assert report.passed
   assert report.verification[0].inputs
@@ -30,7 +30,7 @@ def test_converted_models_agree(name: str, precision: str) -> None:
   make(model.SerializeToString())  # fails where a node is not on the GPU
 
 
-def test_back_to_float32() -> None:
+def test_back_to_float32():
   half, _ = ortplugin.optimize(randomized("shufflenet", logits=True), precision="fp16", precision_io=True)
   restored = ortplugin.restore(half)
   _, report = ortplugin.optimize(restored, precision="fp32", **WHERE)

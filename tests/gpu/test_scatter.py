@@ -112,7 +112,7 @@ def forms(case: Case) -> list[Case]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   """In every form, whatever the tensors' shapes are declared to be."""
   expected = expect(case)
   for one in forms(case):
@@ -121,7 +121,7 @@ def test_equals_the_reference(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
-def test_equals_the_reference_in_place(case: Case) -> None:
+def test_equals_the_reference_in_place(case):
   expected = expect(case)
   for one in forms(case):
     check(case, run(make(in_place(one)), one), expected)
@@ -154,7 +154,7 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_hundred_runs_are_bit_identical(case: Case) -> None:
+def test_a_hundred_runs_are_bit_identical(case):
   """And equal to the reference, in every form, in place and out of place."""
   inputs = case.inputs()
   expected = expect(case, inputs)
@@ -169,7 +169,7 @@ def test_a_hundred_runs_are_bit_identical(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 @pytest.mark.parametrize("offsets", [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 1), (3, 1, 2, 1), (2, 2, 2, 2)])
-def test_tensors_may_start_anywhere(case: Case, offsets: tuple[int, int, int, int]) -> None:
+def test_tensors_may_start_anywhere(case, offsets):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
   inputs = case.inputs()
   expected = expect(case, inputs)
@@ -180,7 +180,7 @@ def test_tensors_may_start_anywhere(case: Case, offsets: tuple[int, int, int, in
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
 @pytest.mark.parametrize("shape", [(5003,), (301, 48), (7, 3)])
-def test_sums_in_any_order(dtype: str, shape: tuple[int, ...]) -> None:
+def test_sums_in_any_order(dtype, shape):
   case = nd(f"any order {shape}", shape, (20011, 1), dtype, "mixed", "near one", reduction="add", deterministic=0)
   for algorithm in ("auto", "parallel"):
     one = case.with_attributes(algorithm=algorithm)
@@ -189,7 +189,7 @@ def test_sums_in_any_order(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_unique_sums_are_those_of_the_reference(dtype: str) -> None:
+def test_unique_sums_are_those_of_the_reference(dtype):
   """Subnormal numbers too, which the GPU's atomic sum of floats takes for 0."""
   tiny = (
     float(np.finfo(np.float32).tiny) if dtype in ("float", "bfloat16") else 2.0**-14 if dtype == "float16" else 1e-308
@@ -212,7 +212,7 @@ def test_unique_sums_are_those_of_the_reference(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CHOSEN if each.op != "UpdateSlice"], ids=lambda case: case.name)
-def test_updates_out_of_range_are_left_out(case: Case) -> None:
+def test_updates_out_of_range_are_left_out(case):
   data, indices, updates = case.inputs()
   limit = data.shape[case.attribute("axis", 0)]
   rng = np.random.default_rng(5)
@@ -227,7 +227,7 @@ def test_updates_out_of_range_are_left_out(case: Case) -> None:
 
 @pytest.mark.parametrize("start", [-11, -10, 8, 10, 11, 1 << 40, -(1 << 63), (1 << 63) - 1])
 @pytest.mark.parametrize("step", [1, -1, 3])
-def test_slices_out_of_range_are_cut(start: int, step: int) -> None:
+def test_slices_out_of_range_are_cut(start, step):
   for shape in ((10, 7), (10,), (10, 70, 80)):
     updates = (4, *shape[1:])
     case = window(f"cut {start}, {step}, {shape}", shape, updates, (start,), "float16", axes=[0], steps=[step])
@@ -236,14 +236,14 @@ def test_slices_out_of_range_are_cut(start: int, step: int) -> None:
       check(case, run(make(model), case), expected)
 
 
-def test_all_indices_out_of_range() -> None:
+def test_all_indices_out_of_range():
   case = nd("nowhere", (100, 3), (3000, 1), "float", "mixed", "spread", reduction="add")
   data, indices, updates = case.inputs()
   for one in (*forms(case), *forms(case.with_attributes(reduction="none"))):
     check(case, run(make(one.model()), one, [data, indices * 0 + 100, updates]), data)
 
 
-def test_parallel_sums_need_a_promise() -> None:
+def test_parallel_sums_need_a_promise():
   case = nd("refused", (10, 3), (4, 1), "float16", reduction="add", algorithm="parallel")
   with pytest.raises(Exception, match="can't combine float16 in order; use 'sorting' or 'auto'") as caught:
     make(case.model())
@@ -252,7 +252,7 @@ def test_parallel_sums_need_a_promise() -> None:
   make(case.with_attributes(deterministic=0).model())
 
 
-def test_a_wrong_run_leaves_the_session_whole() -> None:
+def test_a_wrong_run_leaves_the_session_whole():
   good = nd("whole", (10, 3), (4, 1))
   session = make(good.model([["n", 3], ["k", 1], ["j", 3]]))
   check(good, run(session, good))
@@ -265,7 +265,7 @@ def test_a_wrong_run_leaves_the_session_whole() -> None:
 # ---- shapes and streams
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   for reduction in ("none", "add"):
     session = make(nd("changing", (1, 1), (1, 1), reduction=reduction).model([["n", "w"], ["k", 1], ["k", "w"]]))
     for rows, width, units in ((7, 5, 3), (300, 1, 5000), (1, 1, 1), (50, 64, 700), (4, 0, 2), (7, 5, 0), (9, 9, 64)):
@@ -278,14 +278,14 @@ GRAPHS = [case for case in CHOSEN if case.dtype in ("float", "float16")]
 
 
 @pytest.mark.parametrize("case", GRAPHS, ids=lambda case: case.name)
-def test_a_cuda_graph_gives_the_same_bits(case: Case) -> None:
+def test_a_cuda_graph_gives_the_same_bits(case):
   for one in forms(case):
     for model in (one.model(), in_place(one)):
       cases = [replace(one, name=f"{case.name}, replay {number}") for number in range(3)]
       check_graph(model, [trial(each, lambda fresh, found: check(fresh, *found)) for each in cases])
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   session = make(nd("t", (1, 1), (1, 1), reduction="add").model([["n", "w"], ["k", 1], ["k", "w"]]))
 
@@ -300,7 +300,7 @@ def test_many_threads_run_one_session() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 1021])
-def test_more_than_two_to_the_31_elements(width: int) -> None:
+def test_more_than_two_to_the_31_elements(width):
   """Every form, at both ends of 2 GiB of bytes."""
   need_memory(40)
   rows = (1 << 31) // width + 4321
@@ -333,7 +333,7 @@ def test_more_than_two_to_the_31_elements(width: int) -> None:
   cupy.get_default_memory_pool().free_all_blocks()
 
 
-def test_one_element_of_each_axis_count() -> None:
+def test_one_element_of_each_axis_count():
   """Ranks 1 to 8 of data, each with all its axes indexed and with one."""
   for rank in range(1, 9):
     shape = tuple([2, 3, 1, 2, 3, 2, 1, 4][:rank])

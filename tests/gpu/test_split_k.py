@@ -60,7 +60,7 @@ def case(number: int, program: str, dtype: str = "float16") -> Conv:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+def test_equals_the_reference(capfd, number, dtype):
   programs = (BARE, RELU, SCALED, SEVERAL, WIDENED, SPLIT)
   x, filters, kernel, _ = CASES[number]
   large = np.prod(x) * filters * np.prod(kernel) > 1 << 28
@@ -70,23 +70,23 @@ def test_equals_the_reference(capfd: pytest.CaptureFixture[str], number: int, dt
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_infinite_elements_stay_where_they_are(value: float) -> None:
+def test_infinite_elements_stay_where_they_are(value):
   for number in (1, 7, 8):
     check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [1, 7, 8])
-def test_maxima_of_nan(number: int, dtype: str) -> None:
+def test_maxima_of_nan(number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
 @pytest.mark.parametrize("number", [1, 7])
-def test_tensors_may_start_anywhere(number: int) -> None:
+def test_tensors_may_start_anywhere(number):
   check_offsets(replace(case(number, BARE), constant=False))
 
 
-def test_it_is_taken_where_it_is_fast() -> None:
+def test_it_is_taken_where_it_is_fast():
   """`auto` gives the bits of `own` for few pixels; for many that are no known gain `--tune` times it all the same."""
   for number in (2, 5, 11):
     given = case(number, RELU)
@@ -97,6 +97,6 @@ def test_it_is_taken_where_it_is_fast() -> None:
   assert "own" in algorithms(many, many.arrays())
 
 
-def test_runs_are_bit_identical() -> None:
+def test_runs_are_bit_identical():
   for number in (2, 5, 7):
     check_same_bits(case(number, RELU))

@@ -51,7 +51,7 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
@@ -62,7 +62,7 @@ SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (70, 3, 8), (1, 1, 65
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int32", "uint64"])
 @pytest.mark.parametrize("axes", AXES)
-def test_every_pattern_of_every_size(axes: str, dtype: str) -> None:
+def test_every_pattern_of_every_size(axes, dtype):
   """One session, whose inputs' ranks are not known before they come; a weight that is repeated, and two results."""
   text = f'(T x, T w) => (T y, T p) {{ p = Mul(x, w) y = SumTo<axes="{axes}", keepdims=0>(p) }}'
   session = make(model_of(typed(text, dtype), [None, None]))
@@ -73,7 +73,7 @@ def test_every_pattern_of_every_size(axes: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_random_sums(seed: int) -> None:
+def test_random_sums(seed):
   """Up to six axes, inputs without some of them, several sums over axes of their own."""
   rng = np.random.default_rng(seed)
   for number in range(4):
@@ -94,13 +94,13 @@ def test_random_sums(seed: int) -> None:
     check(case, run(make(case.model()), case))
 
 
-def test_a_hundred_runs_are_bit_identical() -> None:
+def test_a_hundred_runs_are_bit_identical():
   """Whatever ran between them, in another session too."""
   for name in CHOSEN:
     check_repeats(by_name[name], 100)
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   text = typed(BOTH, "float16")
   session = make(model_of(text, [("a", "b", "c", "d"), ("e", "f", "g")]))
   for shapes in (*CHANGING, ((7, 3, 33, 128), (1, 33, 1)), ((64, 3, 244, 244), (3, 1, 244)), CHANGING[0]):
@@ -110,7 +110,7 @@ def test_shapes_may_change_from_run_to_run() -> None:
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(name: str, which: str) -> None:
+def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected = expect(case)
   offsets = [([each * ("inputs" in which)], [each * ("outputs" in which)]) for each in (1, 2, 3)]
@@ -118,7 +118,7 @@ def test_tensors_may_start_anywhere(name: str, which: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
@@ -129,11 +129,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return model_of(text, [("n", 8)]), first, later
 
 
-def test_new_shapes_under_capture_are_refused() -> None:
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "sums")
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RELU_GRAD, "float")
 
@@ -154,7 +154,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_more_than_two_to_the_31_elements(name: str) -> None:
+def test_more_than_two_to_the_31_elements(name):
   """Sums of whole numbers are exact."""
   axis, shape = HUGE[name]
   need_memory(60)
@@ -173,7 +173,7 @@ def test_more_than_two_to_the_31_elements(name: str) -> None:
   assert bool((y == wanted).all())
 
 
-def test_a_wrong_run_leaves_the_session_whole() -> None:
+def test_a_wrong_run_leaves_the_session_whole():
   text = typed(LERP_GRAD.replace("AXES", "0"), "float")
   session = make(model_of(text, [("n", "h"), ("m",)]))
   good = Case("whole", text, ((60, 40), (40,)))
@@ -183,7 +183,7 @@ def test_a_wrong_run_leaves_the_session_whole() -> None:
   check(good, run(session, good))
 
 
-def test_a_wrong_node_is_refused_with_the_session() -> None:
+def test_a_wrong_node_is_refused_with_the_session():
   with pytest.raises(Exception, match="'y' sums over axis 2, but the inputs broadcast to the shape") as caught:
     make(model_of(typed(summed("2"), "float"), [(3, 4)]))
   assert "FusedSumTo" in str(caught.value)

@@ -27,7 +27,7 @@ def scatter_model() -> ModelProto:
   return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND (data, at, rows) }}", 18, 10)
 
 
-def test_a_scatter(rng: np.random.Generator) -> None:
+def test_a_scatter(rng):
   feeds = {
     "data": rng.standard_normal((ROWS, WIDTH), dtype=np.float32),
     "at": rng.permutation(ROWS)[:UPDATES, None],
@@ -61,7 +61,7 @@ def conv_model(rng: np.random.Generator) -> ModelProto:
   )
 
 
-def test_a_convolution(rng: np.random.Generator) -> None:
+def test_a_convolution(rng):
   """cuDNN's plans are timed, and the one that is kept says so in the node and runs without complaint."""
   model = conv_model(rng)
   feeds = {"x": rng.standard_normal((2, 64, 28, 28)).astype(np.float16)}
@@ -88,7 +88,7 @@ GRADIENTS = (
 
 
 @pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: case.name)
-def test_a_gradient(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_gradient(case, capfd):
   """Ways to make dX, then, beside the best of these, ways to make dW; the node says which are kept."""
   tuned, (entry,) = tune.tune(onnx.load_from_string(case.model()), case.feeds(), CUDA)
   times = entry.microseconds
@@ -113,7 +113,7 @@ def test_a_gradient(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
   assert "is not used" not in capfd.readouterr().err
 
 
-def test_a_transformer() -> None:
+def test_a_transformer():
   _, report = ortplugin.optimize(DATA / "bert_dynamo.onnx", tune=True, verify=True, providers=["cuda"])
   assert report.passed
   assert report.tuning

@@ -84,7 +84,7 @@ def free(device: int) -> int:
 # ---- sessions
 
 
-def test_the_device_is_the_sessions(optimized: onnx.ModelProto) -> None:
+def test_the_device_is_the_sessions(optimized):
   serialized = optimized.SerializeToString()
   for device in GPUS:
     session = ortplugin.session(serialized, ["cuda"], device_id=device)
@@ -102,7 +102,7 @@ def test_the_device_is_the_sessions(optimized: onnx.ModelProto) -> None:
     ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
 
 
-def test_both_at_once(optimized: onnx.ModelProto) -> None:
+def test_both_at_once(optimized):
   """Four threads, two on each GPU, each with a plain session and one with a CUDA graph, on images of their own.
 
   Graphs are captured one after the other: while one is, CUDA refuses allocations in every thread of the process.
@@ -142,7 +142,7 @@ def test_both_at_once(optimized: onnx.ModelProto) -> None:
   in_threads(4, work)
 
 
-def test_streams_of_both_gpus(optimized: onnx.ModelProto, tmp_path: Path) -> None:
+def test_streams_of_both_gpus(optimized, tmp_path):
   """Queued replays on the second GPU while the first one is busy, from one thread."""
   side = saved(optimized, tmp_path / "m.onnx")
   feeds = {"x": image(3)}
@@ -163,9 +163,7 @@ def test_streams_of_both_gpus(optimized: onnx.ModelProto, tmp_path: Path) -> Non
 # ---- verification
 
 
-def test_verification_on_the_second(
-  optimized: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verification_on_the_second(optimized, tmp_path, monkeypatch):
   model = network()
   devices = []
 
@@ -185,7 +183,7 @@ def test_verification_on_the_second(
   assert result.original_ms is not None
 
 
-def test_both_verify_at_once(tmp_path: Path) -> None:
+def test_both_verify_at_once(tmp_path):
   """Each in a process of its own, as `optimize` does it: captures of one are no business of the other."""
   reports: dict[int, Any] = {}
 
@@ -198,7 +196,7 @@ def test_both_verify_at_once(tmp_path: Path) -> None:
     assert report.verification[0].replays > 0
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
   before = free(0)
   out = tmp_path / "fast.onnx"
   assert main([str(BERT), "-o", str(out), "--provider", "cuda", "--device", "1"]) == 0
@@ -210,7 +208,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # ---- tuning
 
 
-def test_tuning_on_the_second(optimized: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_on_the_second(optimized, monkeypatch):
   devices, real = [], tune.make_session
 
   def make(*given: Any, **rest: Any) -> Any:
@@ -234,7 +232,7 @@ def test_tuning_on_the_second(optimized: onnx.ModelProto, monkeypatch: pytest.Mo
   np.testing.assert_allclose(*results, rtol=1e-2, atol=3e-2)
 
 
-def test_the_whole_of_tuning_and_verifying() -> None:
+def test_the_whole_of_tuning_and_verifying():
   """In a process of its own, in which nothing has touched GPU 0 before."""
   code = """
 from gpu.test_two_gpus import network
@@ -253,7 +251,7 @@ print(report.verification[0].replays, "replays")
 # ---- algorithms
 
 
-def test_the_list_of_algorithms(optimized: onnx.ModelProto) -> None:
+def test_the_list_of_algorithms(optimized):
   """Of every node that has any, on both GPUs from threads at once; equal GPUs offer the same."""
   initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.graph.initializer}
   inferred = onnx.shape_inference.infer_shapes(optimized).graph

@@ -82,7 +82,7 @@ def replayed(side: Side, feeds: dict[str, Any], fault: str = "", device_id: int 
 # ---- the driver
 
 
-def test_memory_copies_and_fills() -> None:
+def test_memory_copies_and_fills():
   with Gpu(0) as gpu:
     stream = gpu.stream()
     values = np.arange(1000, dtype=np.int32)
@@ -101,7 +101,7 @@ def test_memory_copies_and_fills() -> None:
       gpu.allocate(2**50)
 
 
-def test_a_disturbance_takes_its_time_and_streams_do_not_wait_for_each_other() -> None:
+def test_a_disturbance_takes_its_time_and_streams_do_not_wait_for_each_other():
   with Gpu(0) as gpu:
     first, second = gpu.stream(), gpu.stream()
     for _ in range(2):  # the first one also compiles
@@ -114,7 +114,7 @@ def test_a_disturbance_takes_its_time_and_streams_do_not_wait_for_each_other() -
       assert not gpu.is_busy(first)
 
 
-def test_the_context_and_cupy_get_along() -> None:
+def test_the_context_and_cupy_get_along():
   array = cupy.arange(10)
   with Gpu(0) as gpu:
     address, stream = gpu.allocate(array.nbytes), gpu.stream()
@@ -126,7 +126,7 @@ def test_the_context_and_cupy_get_along() -> None:
   assert int((array + 1).sum()) == 55
 
 
-def test_there_is_no_gpu_of_a_large_number() -> None:
+def test_there_is_no_gpu_of_a_large_number():
   with pytest.raises(CudaError, match="INVALID_DEVICE"), Gpu(1000):
     pass
 
@@ -140,7 +140,7 @@ def feeds_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Any]
   return {value.name: rng.standard_normal(shape).astype(np.float32)}
 
 
-def test_replays_are_queued_and_give_the_same_bits(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng))
   assert found.queued, "a run returns before the GPU is done"
@@ -154,9 +154,7 @@ def test_replays_are_queued_and_give_the_same_bits(library: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
-def test_planted_faults_are_found(
-  library: Path, tmp_path: Path, rng: np.random.Generator, fault: str, words: str
-) -> None:
+def test_planted_faults_are_found(library, tmp_path, rng, fault, words):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng), fault)
   judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
@@ -164,7 +162,7 @@ def test_planted_faults_are_found(
   assert any(words in output.message for output in judged)
 
 
-def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_fused_operator(library, tmp_path, rng):
   optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
   assert report.fused
   side = saved(optimized, tmp_path)
@@ -183,9 +181,7 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
   [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
 )
-def test_what_can_not_be_captured_says_why_and_harms_nothing(
-  library: Path, tmp_path: Path, rng: np.random.Generator, model: Any, feeds: dict[str, Any]
-) -> None:
+def test_what_can_not_be_captured_says_why_and_harms_nothing(library, tmp_path, rng, model, feeds):
   made = onnx.parser.parse_model(model) if isinstance(model, str) else model()
   with pytest.raises(NotCaptured) as caught:
     replayed(saved(made, tmp_path), {name: np.asarray(value) for name, value in feeds.items()})
@@ -204,7 +200,7 @@ def host_copies(folder: str) -> None:
     print(f"not captured: {error}")
 
 
-def test_what_copies_to_the_host_can_not_be_captured(library: Path, tmp_path: Path) -> None:
+def test_what_copies_to_the_host_can_not_be_captured(library, tmp_path):
   """In a process of its own: NonZero goes on with a count that a capture has not computed, and loses the GPU."""
   done = python(f"from gpu.test_verify_graphs import host_copies\nhost_copies({str(tmp_path)!r})\n")
   assert done.stdout.startswith("not captured: "), done.stderr
@@ -212,7 +208,7 @@ def test_what_copies_to_the_host_can_not_be_captured(library: Path, tmp_path: Pa
 
 
 @pytest.mark.skipif(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)) > 1, reason="sees all processes' memory")
-def test_memory_is_given_back(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_memory_is_given_back(library, tmp_path, rng):
   model = chain()
   side, feeds = saved(model, tmp_path), feeds_of(model, rng)
   left = []
@@ -229,7 +225,7 @@ def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
   return Judge(Question(original, without_weights(model).SerializeToString(), **more))
 
 
-def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> None:
+def test_a_right_model_passes_in_every_mode(library, tmp_path):
   model = chain()
   optimized, _ = ortplugin.optimize(model)
   side = saved(optimized, tmp_path, "fast.onnx")
@@ -242,7 +238,7 @@ def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> No
   assert [timing.mode for timing in result.timings] == [GRAPH, PLAIN]
 
 
-def test_what_makes_it_slower_is_taken_back(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_makes_it_slower_is_taken_back(library, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Delay(),))
   model = parsed()
   made, report = optimizer.optimize(model, verify=True, keep_faster=True, providers=["cuda"])
@@ -251,9 +247,7 @@ def test_what_makes_it_slower_is_taken_back(library: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("fault", ["late", "bit", "value"])
-def test_a_fault_in_graphs_alone_is_a_difference(
-  library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_fault_in_graphs_alone_is_a_difference(library, tmp_path, monkeypatch, fault):
   model = chain()
   original, optimized = saved(model, tmp_path), saved(model, tmp_path, "fast.onnx")
   monkeypatch.setattr(judge, "make_session", planting(make_session, fault, lambda side: side == optimized))
@@ -267,7 +261,7 @@ def test_a_fault_in_graphs_alone_is_a_difference(
   assert examiner.agrees(CUDA, optimized)
 
 
-def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_graphs(library, tmp_path, capsys):
   report = tmp_path / "r.json"
   source = DATA / "bert_torchscript_opset14_fp16.onnx"
   out = str(tmp_path / "fast.onnx")
@@ -284,7 +278,7 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
     assert entry["graph_skipped"] in text.replace("\n", " ")
 
 
-def test_the_concat_of_many_inputs_is_reported(library: Path, tmp_path: Path) -> None:
+def test_the_concat_of_many_inputs_is_reported(library, tmp_path):
   """Whether it can be captured is for other tests; the report must say which of the two can."""
   _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
   (result,) = report.verification or [None]
@@ -295,7 +289,7 @@ def test_the_concat_of_many_inputs_is_reported(library: Path, tmp_path: Path) ->
   assert result.replays or "can't be captured" in result.graph_skipped
 
 
-def test_a_number_of_no_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_no_gpu_is_refused(tmp_path, capsys):
   source = str(DATA / "bert_dynamo.onnx")
   assert main([source, "-o", str(tmp_path / "o.onnx"), "--provider", "cuda", "--device", "1000"]) == 2
   assert "there is no GPU 1000; this process sees GPU" in capsys.readouterr().err
@@ -304,7 +298,7 @@ def test_a_number_of_no_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 # ---- tuning
 
 
-def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+def test_tuning_judges_replays(library, monkeypatch, rng):
   program = """(float x, float g) => (float y) {
       n = LayerNormalization<axis=-1, epsilon=1e-05>(x)
       y = Mul(n, g)
@@ -327,7 +321,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
     assert not tune._agrees(model, job, "", place), fault
 
 
-def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
+def test_a_model_is_tuned_and_verified_in_graphs(library):
   model = chain()
   tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
   assert report.passed
@@ -340,9 +334,7 @@ def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
 # ---- benchmarks
 
 
-def test_benchmarks_judge_the_same_way(
-  library: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_benchmarks_judge_the_same_way(library, monkeypatch, rng):
   monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).resolve().parents[2] / "benchmarks")])
   timing = pytest.importorskip("timing")
   model = chain()

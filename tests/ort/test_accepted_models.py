@@ -154,7 +154,7 @@ def outputs(session: Any) -> list[Any]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", MODELS)
-def test_is_optimized_and_computes_the_same(what: str, tmp_path: Path) -> None:
+def test_is_optimized_and_computes_the_same(what, tmp_path):
   model = MODELS[what]()
   source, target = tmp_path / "in.onnx", tmp_path / "out.onnx"
   source.write_bytes(model.SerializeToString())
@@ -168,7 +168,7 @@ def test_is_optimized_and_computes_the_same(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", MODELS)
-def test_the_callers_model_is_not_changed(what: str) -> None:
+def test_the_callers_model_is_not_changed(what):
   model = MODELS[what]()
   before = model.SerializeToString(deterministic=True)
   optimize(model)
@@ -177,7 +177,7 @@ def test_the_callers_model_is_not_changed(what: str) -> None:
   assert normalised(again) is again
 
 
-def test_an_input_without_a_shape_is_named_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_input_without_a_shape_is_named_with_the_remedy(tmp_path, capsys):
   source = tmp_path / "in.onnx"
   model = built("again = Identity(x) t = Relu(again)")  # so that there is something to verify
   model.graph.input[0].type.tensor_type.ClearField("shape")
@@ -187,7 +187,7 @@ def test_an_input_without_a_shape_is_named_with_the_remedy(tmp_path: Path, capsy
   assert main([str(source), "-o", str(tmp_path / "out.onnx"), "--no-verify"]) == 0
 
 
-def test_a_cycle_is_refused_with_its_nodes(tmp_path: Path) -> None:
+def test_a_cycle_is_refused_with_its_nodes(tmp_path):
   path = tmp_path / "in.onnx"
   long = " ".join(f"v{(i + 1) % 50} = Neg(v{i})" for i in range(50))
   for model, words in (
@@ -213,7 +213,7 @@ def test_a_cycle_is_refused_with_its_nodes(tmp_path: Path) -> None:
     (of_dtype(77), "its input 'x' has the unknown dtype 77"),
   ],
 )
-def test_what_stays_refused_is_named(model: ModelProto, words: str, tmp_path: Path) -> None:
+def test_what_stays_refused_is_named(model, words, tmp_path):
   path = tmp_path / "in.onnx"
   path.write_bytes(model.SerializeToString())
   with pytest.raises(ModelError) as caught:
@@ -224,7 +224,7 @@ def test_what_stays_refused_is_named(model: ModelProto, words: str, tmp_path: Pa
 OLD = sorted(glob.glob(str(Path(onnx.backend.test.__file__).parent / "data" / "pytorch-*" / "*" / "model.onnx")))
 
 
-def test_opset_6_is_upgraded_where_onnx_runtime_runs_it(tmp_path: Path) -> None:
+def test_opset_6_is_upgraded_where_onnx_runtime_runs_it(tmp_path):
   """Of onnx's 112 models of opset 6: the same outputs for each that runs, and a reason for each that does not."""
   ran = refused = 0
   for path in OLD:

@@ -71,7 +71,7 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
 # ---- the main job
 
 
-def test_a_real_model_is_optimized_verified_and_runs(library: Path, tmp_path: Path, run: Run) -> None:
+def test_a_real_model_is_optimized_verified_and_runs(library, tmp_path, run):
   out, report_path = tmp_path / "fast.onnx", tmp_path / "report.json"
   before = BERT.read_bytes()
   status, text, errors = run(BERT, "-o", out, "--report", report_path)
@@ -94,9 +94,7 @@ def test_a_real_model_is_optimized_verified_and_runs(library: Path, tmp_path: Pa
   assert session.get_providers() == ["CPUExecutionProvider"]
 
 
-def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(
-  library: Path, tmp_path: Path, run: Run
-) -> None:
+def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(library, tmp_path, run):
   first, second, again = (tmp_path / name for name in ("1.onnx", "2.onnx", "3.onnx"))
   assert run(BERT, "-o", first)[0] == 0
   environment = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -109,7 +107,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(
   assert again.read_bytes() == first.read_bytes()
 
 
-def test_a_model_with_nothing_to_fuse(tmp_path: Path, run: Run) -> None:
+def test_a_model_with_nothing_to_fuse(tmp_path, run):
   model = parsed("g (float[n,4] x) => (float[n,4] y) { [softmax] y = Softmax (x) }")
   status, text, _ = run(save(model, tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 0
@@ -117,7 +115,7 @@ def test_a_model_with_nothing_to_fuse(tmp_path: Path, run: Run) -> None:
   assert onnx.load(tmp_path / "out.onnx") == model
 
 
-def test_restore_runs_without_the_library(library: Path, tmp_path: Path, run: Run) -> None:
+def test_restore_runs_without_the_library(library, tmp_path, run):
   fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
   assert run(BERT, "-o", fast, "--no-verify")[0] == 0
   status, text, errors = run("--restore", fast, "-o", plain)
@@ -131,7 +129,7 @@ def test_restore_runs_without_the_library(library: Path, tmp_path: Path, run: Ru
   assert "Nothing to restore" in text
 
 
-def test_external_data_come_out_as_external_data(library: Path, tmp_path: Path, run: Run) -> None:
+def test_external_data_come_out_as_external_data(library, tmp_path, run):
   source = tmp_path / "in.onnx"
   onnx.save(onnx.load(BERT), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
   before = (tmp_path / "weights.bin").read_bytes()
@@ -146,7 +144,7 @@ def test_external_data_come_out_as_external_data(library: Path, tmp_path: Path, 
   ortplugin.session(tmp_path / "out" / "fast.onnx", providers=["cpu"])
 
 
-def test_the_users_inputs_and_shapes(library: Path, tmp_path: Path, run: Run) -> None:
+def test_the_users_inputs_and_shapes(library, tmp_path, run):
   names = [value.name for value in onnx.load(BERT).graph.input]
   np.savez(tmp_path / "data.npz", **{name: np.ones((1, 7), np.int64) for name in names})
   report = tmp_path / "r.json"
@@ -165,9 +163,7 @@ def test_the_users_inputs_and_shapes(library: Path, tmp_path: Path, run: Run) ->
 # ---- verification's verdict
 
 
-def test_a_wrong_rewrite_is_found_named_and_not_written(
-  tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_rewrite_is_found_named_and_not_written(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-wrongly", broken)))
   source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
   out.write_bytes(b"the old output")
@@ -196,7 +192,7 @@ def unknown(node: gs.Node) -> bool:
   return True
 
 
-def test_guilty_rewrites_can_be_dropped(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guilty_rewrites_can_be_dropped(tmp_path, run, monkeypatch):
   """One that makes the model fail to load, one whose outputs differ, and one that is right."""
   steps = Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken)
   monkeypatch.setattr(pipeline, "TABLE", steps)
@@ -218,7 +214,7 @@ def test_guilty_rewrites_can_be_dropped(tmp_path: Path, run: Run, monkeypatch: p
   assert {node.op_type for node in onnx.load(out).graph.node} == {node.op_type for node in two_adds().graph.node}
 
 
-def test_bodies_of_functions_can_be_to_blame(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_of_functions_can_be_to_blame(tmp_path, run, monkeypatch):
   def wrong(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int], list[NearMiss]]:
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -239,9 +235,7 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path: Path, run: Run, monkeypat
   assert onnx.load(out).graph.node[0].op_type == "Abs"
 
 
-def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(
-  tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-into-nothing", unknown)))
   status, _, errors = run(save(two_adds(), tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
   assert status == 1
@@ -250,7 +244,7 @@ def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(
   assert not (tmp_path / "out.onnx").exists()
 
 
-def test_tolerances_decide(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tolerances_decide(tmp_path, run, monkeypatch):
   def nudge(node: gs.Node) -> bool:
     if node.op != "Abs":
       return False
@@ -264,7 +258,7 @@ def test_tolerances_decide(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyP
   assert run(source, "-o", out, "--no-verify")[0] == 0
 
 
-def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_outputs_are_compared_by_shape(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   model = parsed("g (float[n,4] x) => (float[n,4] y) { [random] r = RandomNormalLike (x)  [a] y = Add (x, r) }")
   report = tmp_path / "r.json"
@@ -273,7 +267,7 @@ def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypa
   assert "only shape and dtype were compared" in report.read_text()
 
 
-def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_and_maps_are_compared(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   model = parsed("""g (float[n,4] x) => (seq(float[]) s, seq(map(int64, float[])) m) {
     [construct] s = SequenceConstruct (x, x)
@@ -284,7 +278,7 @@ def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: 
   assert text.count("agrees") >= 2
 
 
-def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_models_are_compared(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   model = parsed(
     "g (bfloat16[2,4] x) => (bfloat16[2,4] y) { [up] f = Cast <to = 1> (x)  [down] y = Cast <to = 16> (f) }"
@@ -296,7 +290,7 @@ def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pyt
   assert "agrees" in text
 
 
-def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
   model = parsed("g (float[6] x, int64[2] shape) => (float[a,b] y) { [reshape] y = Reshape (x, shape) }")
   source, out = save(model, tmp_path / "in.onnx"), tmp_path / "out.onnx"
@@ -321,11 +315,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line(name: str, tmp_path: Path, run: Run) -> None:
+def test_a_mistake_is_one_line(name, tmp_path, run):
   check_mistake(MISTAKES[name], BERT, tmp_path, run)
 
 
-def test_cuda_where_there_is_none(tmp_path: Path, run: Run) -> None:
+def test_cuda_where_there_is_none(tmp_path, run):
   if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
     pytest.skip("this ONNX Runtime has a CUDA provider")
   status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--provider", "cuda")

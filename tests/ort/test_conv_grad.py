@@ -29,7 +29,7 @@ LARGE_CASES = tuple(
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -37,11 +37,11 @@ def test_equals_the_reference(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_the_number_of_threads_changes_no_bit(case: Case) -> None:
+def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   some = GEOMETRIES["strided with a rest"]
   for transposed in (False, True):
     first = Case("first", some, typed(RELU, "float"), transposed=transposed)
@@ -55,7 +55,7 @@ def test_shapes_may_change_from_run_to_run() -> None:
         check(case, run(session, case))
 
 
-def test_shapes_are_inferred() -> None:
+def test_shapes_are_inferred():
   case = by_name["3x3, NCHW, float"]
   session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
   assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_node_is_refused(words: str) -> None:
+def test_a_wrong_node_is_refused(words):
   changes, shapes = WRONG[words]
   case = by_name["3x3, NCHW, float"]
   given = None if shapes is None else [a if b is None else b for a, b in zip(case.shapes, shapes, strict=True)]
@@ -92,7 +92,7 @@ def test_a_wrong_node_is_refused(words: str) -> None:
   assert words in str(caught.value)
 
 
-def test_wrong_shapes_of_a_run_leave_the_session_whole() -> None:
+def test_wrong_shapes_of_a_run_leave_the_session_whole():
   case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
   session = make(case.model([None] * 3))
   feeds = case.feeds()

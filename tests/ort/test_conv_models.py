@@ -5,7 +5,6 @@ The exported models of tests/data and the networks of the onnx package, in ONNX 
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,7 +65,7 @@ def layouts(model: onnx.ModelProto) -> Counter[str]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_channels_first(name: str, library: Path) -> None:
+def test_channels_first(name, library):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nchw", skip=["matmul-to-tf32"])
   assert set(layouts(optimized)) == {"NCHW"}
@@ -77,7 +76,7 @@ def test_channels_first(name: str, library: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_channels_last(name: str, library: Path) -> None:
+def test_channels_last(name, library):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
   check_channels_last(name, original, optimized)
@@ -98,7 +97,7 @@ def check_channels_last(name: str, original: onnx.ModelProto, optimized: onnx.Mo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_float16_channels_are_last(name: str, library: Path) -> None:
+def test_in_float16_channels_are_last(name, library):
   original = half(original_of(name))
   optimized, _ = ortplugin.optimize(original)
   check_channels_last(name, original, optimized)
@@ -109,7 +108,7 @@ def test_in_float16_channels_are_last(name: str, library: Path) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
-def test_networks_of_the_onnx_package(name: str, library: Path) -> None:
+def test_networks_of_the_onnx_package(name, library):
   original = randomized(name, logits=True)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
   assert transposes(optimized) == []
@@ -119,7 +118,7 @@ def test_networks_of_the_onnx_package(name: str, library: Path) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_all_of_them_as_they_are(name: str) -> None:
+def test_all_of_them_as_they_are(name):
   """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""
   optimized, _ = ortplugin.optimize(path(name), layout="nhwc")
   assert set(layouts(optimized)) == {"NHWC"}

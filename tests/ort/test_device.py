@@ -40,7 +40,7 @@ def shape(*sizes: int) -> Any:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy: FakeCupy, graph: bool) -> None:
+def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy, graph):
   made = session(graph)
   for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
     cupy.log.clear()
@@ -52,7 +52,7 @@ def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy: FakeCu
   assert len(made.kept) == (2 if graph else 0)
 
 
-def test_one_on_the_device_is_read_once_a_run(cupy: FakeCupy) -> None:
+def test_one_on_the_device_is_read_once_a_run(cupy):
   made = session(True)
   for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
     given = cupy.asarray(shape(*sizes))
@@ -63,7 +63,7 @@ def test_one_on_the_device_is_read_once_a_run(cupy: FakeCupy) -> None:
   assert len(made.kept) == 2
 
 
-def test_a_plain_run_takes_device_arrays_where_they_are(cupy: FakeCupy) -> None:
+def test_a_plain_run_takes_device_arrays_where_they_are(cupy):
   made = session(False)
   feeds = {"x": cupy.asarray(X), "shape": cupy.asarray(shape(12))}
   cupy.log.clear()
@@ -93,7 +93,7 @@ class Foreign:
     return self.array
 
 
-def test_strided_arrays_and_those_of_other_libraries(cupy: FakeCupy) -> None:
+def test_strided_arrays_and_those_of_other_libraries(cupy):
   turned = np.ascontiguousarray(X.T).T
   for given, log in ((turned, [UP]), (Foreign(X, 1), [UP]), (cupy.ndarray.wrap(turned), []), (Foreign(X, 2), [])):
     cupy.log.clear()
@@ -107,7 +107,7 @@ def identity(kind: str = "float[n]", graph: bool = False) -> Any:
   return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), (), graph)
 
 
-def test_bfloat16_and_empty_arrays(cupy: FakeCupy) -> None:
+def test_bfloat16_and_empty_arrays(cupy):
   for size in (4, 0):
     given = np.arange(size).astype(ml_dtypes.bfloat16)
     found = ortplugin.run(identity("bfloat16[n]"), {"x": cupy.asarray(given)})["y"].array
@@ -115,7 +115,7 @@ def test_bfloat16_and_empty_arrays(cupy: FakeCupy) -> None:
     assert np.array_equal(found, given)
 
 
-def test_an_array_of_another_gpu_or_what_is_no_tensor_is_refused(cupy: FakeCupy) -> None:
+def test_an_array_of_another_gpu_or_what_is_no_tensor_is_refused(cupy):
   elsewhere = cupy.asarray(X[0])
   elsewhere.device.id = 1
   with pytest.raises(UsageError, match="on GPU 1, the session runs on GPU 0"):
@@ -126,13 +126,13 @@ def test_an_array_of_another_gpu_or_what_is_no_tensor_is_refused(cupy: FakeCupy)
     ortplugin.run(identity("seq(float[n])"), {"x": [X]})
 
 
-def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cupy(monkeypatch):
   monkeypatch.setitem(sys.modules, "cupy", None)
   with pytest.raises(RuntimeMissingError, match=r"CuPy.*ortplugin\[gpu\]"):
     ortplugin.run(identity(), {"x": X[0]})
 
 
-def test_a_graph_is_captured_once_per_shape_and_replayed(cupy: FakeCupy) -> None:
+def test_a_graph_is_captured_once_per_shape_and_replayed(cupy):
   made = identity(graph=True)
   small, large = cupy.asarray(np.zeros(3, np.float32)), cupy.asarray(np.ones(5, np.float32))
   first, other = (ortplugin.run(made, {"x": given})["y"] for given in (small, large))
@@ -146,12 +146,12 @@ def test_a_graph_is_captured_once_per_shape_and_replayed(cupy: FakeCupy) -> None
   assert [each.array.tolist() for each in (first, kept, other)] == [[8] * 3, [7] * 3, [1] * 5]
 
 
-def test_an_older_runtime_does_not_tell_what_it_reads_on_the_host() -> None:
+def test_an_older_runtime_does_not_tell_what_it_reads_on_the_host():
   older = SimpleNamespace(get_providers=lambda: [core.CUDA])
   assert core.host_inputs(older) == core.host_outputs(older) == frozenset()
 
 
-def test_state_goes_with_its_session(cupy: FakeCupy) -> None:
+def test_state_goes_with_its_session(cupy):
   made = identity(graph=True)
   ortplugin.run(made, {"x": X[0]})
   assert made in device._states
@@ -161,13 +161,13 @@ def test_state_goes_with_its_session(cupy: FakeCupy) -> None:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_dtypes_are_checked_wherever_the_array_is(cupy: FakeCupy, graph: bool) -> None:
+def test_dtypes_are_checked_wherever_the_array_is(cupy, graph):
   for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
     with pytest.raises(UsageError, match="convert it with"):
       ortplugin.run(session(graph), wrong)
 
 
-def test_what_the_host_makes_is_bound_there(cupy: FakeCupy) -> None:
+def test_what_the_host_makes_is_bound_there(cupy):
   """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
   model = parsed(
     """g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
@@ -184,7 +184,7 @@ def test_what_the_host_makes_is_bound_there(cupy: FakeCupy) -> None:
   assert np.array_equal(found["y"].array, 2 * X)
 
 
-def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
+def test_a_replay_holds_its_feeds(cupy):
   from ortplugin.session.device import replay
 
   made = session(True)
@@ -194,7 +194,7 @@ def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
   assert cupy.log == []
 
 
-def test_a_capture_that_failed_is_made_again(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_failed_is_made_again(cupy, monkeypatch):
   made = session(True)
   whole, failures = made.run_with_iobinding, [RuntimeError("not while a stream is captured")]
 
@@ -222,9 +222,7 @@ COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
     ("y = Neg (x)", None),
   ],
 )
-def test_what_counts_on_the_host_is_not_captured(
-  nodes: str, words: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_counts_on_the_host_is_not_captured(nodes, words, monkeypatch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
   model = parsed(COUNTING % nodes, 18).SerializeToString()
@@ -235,7 +233,7 @@ def test_what_counts_on_the_host_is_not_captured(
     core.check_captured(session)
 
 
-def test_random_numbers_that_a_graph_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_that_a_graph_repeats(monkeypatch):
   options = onnxruntime.SessionOptions()
   core.record_nodes(options)
   model = parsed(COUNTING % "[noise] y = RandomNormalLike (x)", 18)

@@ -36,14 +36,14 @@ def run(mode: str, *numbers: int) -> dict[str, Any]:
   return found
 
 
-def test_every_operator_takes_part() -> None:
+def test_every_operator_takes_part():
   nodes = [case.node() for case in cases()]
   assert {node.domain for node in nodes} == {DOMAIN}
   assert {node.op_type for node in nodes} == {operator.name for operator in OPERATORS}
 
 
 @pytest.mark.parametrize(("mode", "times", "limit"), LIMITS, ids=lambda value: str(value))
-def test_memory_does_not_grow_and_no_bit_changes(library: Any, mode: str, times: int, limit: int) -> None:
+def test_memory_does_not_grow_and_no_bit_changes(library, mode, times, limit):
   """A leak is there each time. What ONNX Runtime keeps of failed runs depends on what else the machine does."""
   for _ in range(ATTEMPTS):
     found = run(mode, examples(times))
@@ -57,16 +57,16 @@ def test_memory_does_not_grow_and_no_bit_changes(library: Any, mode: str, times:
 @pytest.mark.parametrize(
   ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
 )
-def test_a_small_leak_is_found(library: Any, mode: str, times: int, leak: int) -> None:
+def test_a_small_leak_is_found(library, mode, times, leak):
   """Of two to four times what is allowed, in less time: it fails the test above."""
   (limit,) = (limit for name, _, limit in LIMITS if name == mode)
   assert run(mode, examples(times), leak * SCALE)["allocated"] > limit * SCALE
 
 
-def test_a_leak_shows_in_resident_memory(library: Any) -> None:
+def test_a_leak_shows_in_resident_memory(library):
   assert run("failed", 2_000, 4096)["resident"] > RESIDENT
 
 
-def test_threads_of_one_session_change_no_bit(library: Any) -> None:
+def test_threads_of_one_session_change_no_bit(library):
   found = run("threads", 13, examples(500))
   assert found == {"different": [0] * 13, "inputs": 13}

@@ -85,7 +85,7 @@ def assert_same(
 
 @pytest.mark.one_in(4)
 @every_file
-def test_optimized_and_restored(name: str, library: object) -> None:
+def test_optimized_and_restored(name, library):
   original, runs, wanted = reference(name)
   optimized, _ = ortplugin.optimize(original)
   assert_same(outputs_of(optimized, runs, library=True), wanted)
@@ -96,7 +96,7 @@ def test_optimized_and_restored(name: str, library: object) -> None:
 
 @pytest.mark.one_in(4)
 @every_file
-def test_variant(name: str, library: object) -> None:
+def test_variant(name, library):
   """float16 or channels last, in turn."""
   which = list(VARIANTS)[zlib.crc32(name.encode()) % len(VARIANTS)]
   original, runs, wanted = reference(name)
@@ -108,7 +108,7 @@ def test_variant(name: str, library: object) -> None:
   assert_same(found, wanted, precision, form=form)
 
 
-def test_every_exporter_is_there() -> None:
+def test_every_exporter_is_there():
   by_exporter = Counter(said["exporter"] for said in ENTRIES.values())
   assert set(by_exporter) == {"torchscript", "dynamo", "tf2onnx", "skl2onnx", "paddle2onnx"}
   of_torch = [said for said in ENTRIES.values() if said["exporter"] in ("torchscript", "dynamo")]

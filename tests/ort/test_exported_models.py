@@ -6,7 +6,6 @@ models/export_tiny.py made the files; expected.json says how many norms and whic
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,7 +107,7 @@ def optimized(name: str, optimized_models: dict[str, onnx.ModelProto]) -> onnx.M
   return optimized_models[name]
 
 
-def test_every_norm_is_fused(name: str, optimized: onnx.ModelProto) -> None:
+def test_every_norm_is_fused(name, optimized):
   expected = EXPECTED[name]
   assert fused_norms(optimized) == {
     "LayerNormalization": expected["layer_norms"],
@@ -118,7 +117,7 @@ def test_every_norm_is_fused(name: str, optimized: onnx.ModelProto) -> None:
   assert not left
 
 
-def test_every_convolution_is_ours(name: str, optimized: onnx.ModelProto) -> None:
+def test_every_convolution_is_ours(name, optimized):
   before = Counter(node.op_type for node in nodes_of(original_of(name).graph))
   after = Counter(node.op_type for node in nodes_of(optimized.graph))
   assert not after["Conv"]
@@ -129,13 +128,13 @@ def test_every_convolution_is_ours(name: str, optimized: onnx.ModelProto) -> Non
   assert after["FusedConv"] == before["Conv"] + linear
 
 
-def test_every_scatter_is_ours(name: str, optimized: onnx.ModelProto) -> None:
+def test_every_scatter_is_ours(name, optimized):
   names = ("ScatterND", "ScatterElements", "UpdateSlice")
   found = Counter(n.op_type for n in nodes_of(optimized.graph) if n.domain == "ortplugin" and n.op_type in names)
   assert found == EXPECTED[name].get("scatters", {})
 
 
-def test_every_pointwise_operator_is_fused_or_has_no_partner(name: str) -> None:
+def test_every_pointwise_operator_is_fused_or_has_no_partner(name):
   """One that is left has no pointwise neighbour, or the report says of each why they are not one."""
   optimized, report = ortplugin.optimize(original_of(name))
   graph = import_model(optimized)
@@ -159,16 +158,12 @@ def test_every_pointwise_operator_is_fused_or_has_no_partner(name: str) -> None:
     assert fused >= 1 or any(node.op_type in products for node in optimized.graph.node)
 
 
-def test_outputs_are_those_of_the_original(
-  name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
-) -> None:
+def test_outputs_are_those_of_the_original(name, optimized, library, rng):
   feeds = feeds_of(name, rng)
   assert_close(run_with_library(optimized, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
 
 
-def test_another_batch_size_where_the_batch_is_open(
-  name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
-) -> None:
+def test_another_batch_size_where_the_batch_is_open(name, optimized, library, rng):
   original = original_of(name)
   if not original.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
     assert not optimized.graph.input[0].type.tensor_type.shape.dim[0].dim_param
@@ -177,12 +172,12 @@ def test_another_batch_size_where_the_batch_is_open(
   assert_close(run_with_library(optimized, feeds), run_plain(original, feeds), EXPECTED[name]["dtype"])
 
 
-def test_optimizing_again_changes_nothing(name: str, optimized: onnx.ModelProto) -> None:
+def test_optimizing_again_changes_nothing(name, optimized):
   again, _ = ortplugin.optimize(optimized)
   assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
-def test_restored_runs_without_the_library(name: str, optimized: onnx.ModelProto, rng: np.random.Generator) -> None:
+def test_restored_runs_without_the_library(name, optimized, rng):
   restored = ortplugin.restore(optimized)
   assert not [n.name for n in nodes_of(restored.graph) if n.domain == "ortplugin"]
   onnx.checker.check_model(restored, full_check=True)

@@ -84,12 +84,12 @@ def _title(number: int) -> str:
   return f"{number}: {nodes()[number].op} {nodes()[number].name}"
 
 
-def test_no_node_ends_the_process(found: Found) -> None:
+def test_no_node_ends_the_process(found):
   assert set(found) == set(range(len(nodes())))
   _fail([f"{_title(number)}: {each['crashed']}" for number, each in found.items() if "crashed" in each])
 
 
-def test_the_seeds_run(found: Found) -> None:
+def test_the_seeds_run(found):
   """Else nothing would be wrong in the others but that."""
   _fail([f"{_title(number)}: {found[number]}" for number in range(len(seeds())) if "shapes" not in found[number]])
 
@@ -102,7 +102,7 @@ NOT_OURS = re.compile(
 )
 
 
-def test_a_refusal_names_the_node(found: Found) -> None:
+def test_a_refusal_names_the_node(found):
   wrong = []
   for number, each in found.items():
     node, message = nodes()[number], each.get("refused", "")
@@ -114,7 +114,7 @@ def test_a_refusal_names_the_node(found: Found) -> None:
   _fail(wrong)
 
 
-def test_a_refusal_is_bounded_and_printable(found: Found) -> None:
+def test_a_refusal_is_bounded_and_printable(found):
   """However long the text is that a model holds, and whatever it would do to a terminal."""
   wrong = []
   for number, each in found.items():
@@ -125,7 +125,7 @@ def test_a_refusal_is_bounded_and_printable(found: Found) -> None:
   _fail(wrong)
 
 
-def test_a_refusal_names_an_attribute_or_a_shape(found: Found) -> None:
+def test_a_refusal_names_an_attribute_or_a_shape(found):
   """Of a wrong attribute: one of the node's, as it may be right and another one not, or what it leads to."""
   wrong = []
   for number, each in found.items():
@@ -155,7 +155,7 @@ STRICTER = re.compile(
 )
 
 
-def test_what_runs_runs_as_specified(found: Found) -> None:
+def test_what_runs_runs_as_specified(found):
   """The shapes of the outputs are those of the operator's specification, which does not refuse the node either."""
   wrong = []
   for number, each in found.items():
@@ -166,7 +166,7 @@ def test_what_runs_runs_as_specified(found: Found) -> None:
   _fail(wrong)
 
 
-def test_a_size_that_no_machine_has_is_named_in_bytes(found: Found) -> None:
+def test_a_size_that_no_machine_has_is_named_in_bytes(found):
   """Of every operator whose output may be larger than its inputs."""
   refused = Counter(
     nodes()[number].op
@@ -176,7 +176,7 @@ def test_a_size_that_no_machine_has_is_named_in_bytes(found: Found) -> None:
   assert {"FusedConv", "FusedConvTranspose", "FusedResize", "FusedSumTo", "FusedPointwise", "ConvGrad"} <= set(refused)
 
 
-def test_out_of_memory_names_the_bytes(library: Path) -> None:
+def test_out_of_memory_names_the_bytes(library):
   """Where the limit is above what the process gets from the system."""
   script = """if True:
         import os, resource

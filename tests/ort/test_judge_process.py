@@ -57,7 +57,7 @@ def message(result: ProviderVerification) -> str:
 
 
 @pytest.mark.parametrize("fault", HOW)
-def test_a_death_is_a_failure_of_the_optimized_model(tmp_path: Path, fault: str) -> None:
+def test_a_death_is_a_failure_of_the_optimized_model(tmp_path, fault):
   with closing(process(tmp_path)) as judge:
     judge.load_original(CPU)
     bad = saved(tmp_path, fault, "bad.onnx")
@@ -70,13 +70,13 @@ def test_a_death_is_a_failure_of_the_optimized_model(tmp_path: Path, fault: str)
 
 
 @pytest.mark.parametrize("fault", HOW)
-def test_a_death_of_the_original_is_an_error_that_says_so(tmp_path: Path, fault: str) -> None:
+def test_a_death_of_the_original_is_an_error_that_says_so(tmp_path, fault):
   with closing(process(tmp_path, fault)) as judge, pytest.raises(VerificationError) as caught:
     judge.load_original(CPU)
   assert f"ONNX Runtime {HOW[fault]} while loading the original on CPU; choose another --provider" in str(caught.value)
 
 
-def test_what_hangs_is_ended(tmp_path: Path) -> None:
+def test_what_hangs_is_ended(tmp_path):
   with closing(process(tmp_path, seconds=2)) as judge:
     judge.load_original(CPU)
     begun = time.monotonic()
@@ -85,7 +85,7 @@ def test_what_hangs_is_ended(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 30
 
 
-def test_the_time_allowed_grows_with_that_of_the_original(tmp_path: Path) -> None:
+def test_the_time_allowed_grows_with_that_of_the_original(tmp_path):
   judge = process(tmp_path)
   assert judge._limit(None) == judge_process.ORIGINAL_SECONDS
   step = dying.Step("running the optimized model")
@@ -94,7 +94,7 @@ def test_the_time_allowed_grows_with_that_of_the_original(tmp_path: Path) -> Non
   assert judge._limit(step) == 5000.0
 
 
-def test_memory_is_limited(tmp_path: Path) -> None:
+def test_memory_is_limited(tmp_path):
   with closing(process(tmp_path, memory=2**29)) as judge:
     judge.load_original(CPU)
     result = judge.verify(CPU, saved(tmp_path, "memory", "bad.onnx"), timed=False)
@@ -102,7 +102,7 @@ def test_memory_is_limited(tmp_path: Path) -> None:
   assert 2**20 < free_memory() < 2**50
 
 
-def test_a_death_in_timing_costs_the_times_only(tmp_path: Path) -> None:
+def test_a_death_in_timing_costs_the_times_only(tmp_path):
   with closing(process(tmp_path, kind=dying.DyingInTiming)) as judge:
     result = judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=True)
   assert result.passed
@@ -112,14 +112,14 @@ def test_a_death_in_timing_costs_the_times_only(tmp_path: Path) -> None:
   assert note.endswith("while timing on CPU")
 
 
-def test_a_death_of_the_originals_graph_is_why_it_is_not_compared(tmp_path: Path) -> None:
+def test_a_death_of_the_originals_graph_is_why_it_is_not_compared(tmp_path):
   with closing(process(tmp_path, kind=dying.DyingInGraphs)) as judge:
     result = judge.verify(CPU, saved(tmp_path, "", "good.onnx"), timed=False)
   assert result.passed
   assert "it has control flow; nor can the original" in result.graph_skipped
 
 
-def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
+def test_a_lost_process_is_replaced(tmp_path):
   with closing(process(tmp_path, kind=dying.Lost)) as judge:
     number = judge._child.call("number", seconds=lambda doing: 60)
     assert number != os.getpid()
@@ -130,7 +130,7 @@ def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
     assert judge._child.call("number", seconds=lambda doing: 60) != number
 
 
-def test_a_defect_is_no_verdict(tmp_path: Path) -> None:
+def test_a_defect_is_no_verdict(tmp_path):
   """It comes back as the error that it is, with the traceback of the process, and harms nothing."""
   with closing(Child(dying.Dying, Question(saved(tmp_path, ""), b""))) as child:
     for _ in range(2):
@@ -139,14 +139,14 @@ def test_a_defect_is_no_verdict(tmp_path: Path) -> None:
     assert "Traceback" in str(caught.value.__cause__)
 
 
-def test_an_object_that_can_not_be_made(tmp_path: Path) -> None:
+def test_an_object_that_can_not_be_made(tmp_path):
   child = Child(dying.Refused, Question(saved(tmp_path, ""), b""))
   with pytest.raises(UsageError, match="not for you"):
     child.call("anything", seconds=lambda doing: 60)
   child.close()
 
 
-def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_that_does_not_start(monkeypatch, tmp_path):
   monkeypatch.setattr(sys, "executable", "/bin/false")
   with closing(process(tmp_path)) as judge, pytest.raises(VerificationError, match="ended with status 1"):
     judge.load_original(CPU)
@@ -155,13 +155,13 @@ def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path
     judge.load_original(CPU)
 
 
-def test_warnings_of_the_library_are_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_the_library_are_shown(tmp_path, capfd):
   with closing(process(tmp_path)) as judge:
     assert judge.agrees(CPU, saved(tmp_path, "warning", "good.onnx"))
   assert capfd.readouterr().err == "ortplugin: a plan is not used\n"
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_nothing_is_left_behind(tmp_path):
   judge = process(tmp_path)
   judge.load_original(CPU)
   child = judge._child._process
@@ -171,7 +171,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
   judge.close()  # once more does nothing
 
 
-def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+def test_it_ends_with_its_parent(tmp_path):
   """Whatever it is at, as where the parent was killed."""
   saved(tmp_path, "hang", "bad.onnx")
   code = f"""
@@ -195,7 +195,7 @@ judge.verify(CPU, Side(Path({str(tmp_path / "bad.onnx")!r}), False), False)
   raise AssertionError("it lives on")
 
 
-def test_the_callers_program_is_not_run_again(tmp_path: Path) -> None:
+def test_the_callers_program_is_not_run_again(tmp_path):
   """A script without `if __name__ == "__main__"`, as most are, verifies as it is."""
   saved(tmp_path, "")
   script = tmp_path / "script.py"
@@ -215,7 +215,7 @@ verifier.close()
   assert done.stdout == "once\nTrue\n"
 
 
-def test_inputs_need_no_weights() -> None:
+def test_inputs_need_no_weights():
   model = parsed("g (int64[3] i, float[2,n] x) => (float[3,64] y, float[2,n] z) { y = Gather(table, i) z = Abs(x) }")
   table = np.zeros((7, 64), np.float32)
   add_weights(model, table=table)
@@ -247,9 +247,7 @@ class Rename:
 
 
 @pytest.mark.parametrize("fault", ["segmentation", "abort"])
-def test_the_rewrite_that_makes_onnx_runtime_die_is_named(
-  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
+def test_the_rewrite_that_makes_onnx_runtime_die_is_named(tmp_path, monkeypatch, capsys, fault):
   monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
   steps = Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)
   monkeypatch.setattr(pipeline, "TABLE", steps)
@@ -265,9 +263,7 @@ def test_the_rewrite_that_makes_onnx_runtime_die_is_named(
   assert onnx.load(tmp_path / "out.onnx").graph.node[0].name == "fine"
 
 
-def test_an_original_that_makes_onnx_runtime_die(
-  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_original_that_makes_onnx_runtime_die(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
   monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
   saved(tmp_path, "segmentation", "in.onnx")

@@ -54,7 +54,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("mode", [GRAPH, PLAIN])
 @pytest.mark.parametrize("guilty", ["abs", "sqrt"])
-def test_what_loses_in_one_mode_is_taken_back(run: Run, mode: str, guilty: str) -> None:
+def test_what_loses_in_one_mode_is_taken_back(run, mode, guilty):
   time = lambda names, run_in: 20 if guilty in names and run_in == mode else 10 - len(names)  # noqa: E731
   text, report, names = run(time)
   assert names == {"abs", "neg", "exp", "sqrt"} - {guilty}
@@ -70,9 +70,7 @@ def test_what_loses_in_one_mode_is_taken_back(run: Run, mode: str, guilty: str) 
 
 
 @pytest.mark.parametrize("searches", [2, -1])
-def test_where_all_loses_or_searches_end_the_original_is_written(
-  run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: int
-) -> None:
+def test_where_all_loses_or_searches_end_the_original_is_written(run, tmp_path, monkeypatch, searches):
   monkeypatch.setattr(api, "_SEARCHES", searches)
   text, report, _ = run(lambda names, mode: 10 + len(names) if searches == 2 else 20 if "abs" in names else 9)
   assert onnx.load(tmp_path / "out.onnx") == onnx.load(tmp_path / "in.onnx")
@@ -80,20 +78,20 @@ def test_where_all_loses_or_searches_end_the_original_is_written(
   assert "The original stays" in text
 
 
-def test_a_shape_that_was_asked_for_stays(run: Run) -> None:
+def test_a_shape_that_was_asked_for_stays(run):
   text, report, names = run(lambda names, mode: 20, "--input-shape", "x:4,8")
   assert (len(names), report["taken_back"]) == (4, [])
   assert "slower than the original; what was asked for makes it so" in text
 
 
-def test_what_loses_once_and_not_again_stays(run: Run) -> None:
+def test_what_loses_once_and_not_again_stays(run):
   times = [20, 9, 9, 9]
   _, report, names = run(lambda names, mode: times.pop(0))
   assert (len(names), times, report["taken_back"], report["verification"][0]["notes"]) == (4, [], [], [])
   assert report["verification"][0]["timings"][0]["optimized_ms"] == 9
 
 
-def test_what_can_not_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_timed(monkeypatch):
   machine = Machine(monkeypatch)
   machine.refuse = lambda model: "it has control flow" if model.graph.name == "new" else ""
   assert [each.mode for each in verified(renamed()).timings] == [PLAIN]
@@ -121,7 +119,7 @@ class Delay:
     return PassResult((Change(self.name, ("abs",), ""),), ())
 
 
-def test_on_the_cpu_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_cpu_where_it_is_asked_for(monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Rename("neg", "Neg"), Delay()))
   model = parsed(MODEL.replace("4,8", "512,512"))
   _, report = ortplugin.optimize(model, verify=True, providers=["cpu"])

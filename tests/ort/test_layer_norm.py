@@ -3,9 +3,7 @@ happens with nodes, inputs and surroundings that are wrong."""
 
 import re
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -39,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   check(case, run(make(case.model()), case))
 
 
@@ -64,13 +62,13 @@ NO_DECOMPOSITION = {
 DECOMPOSED = [case for case in CASES if case.name not in NO_DECOMPOSITION]
 
 
-def test_the_list_of_what_lacks_a_decomposition_is_current() -> None:
+def test_the_list_of_what_lacks_a_decomposition_is_current():
   assert NO_DECOMPOSITION.keys() <= by_name.keys()
   assert len(DECOMPOSED) > 200
 
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
-def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
   check(case, found, expect(case, unit=4 * unit))
@@ -78,7 +76,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 @pytest.mark.parametrize("width", [1, 7, 33, 768, 1023, 5140])
-def test_equals_the_runtimes_own_operator(library: Path, dtype: str, width: int) -> None:
+def test_equals_the_runtimes_own_operator(library, dtype, width):
   case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
   own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
   theirs = plain(model_of(case.text, case.shapes, [own]))
@@ -103,14 +101,14 @@ def test_equals_the_runtimes_own_operator(library: Path, dtype: str, width: int)
     (((0, 32), (32,), (1, 32), (32,), (32,)), [0, 32]),
   ],
 )
-def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[Any]) -> None:
+def test_shapes_are_inferred(library, shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
     session = make(model_of(typed(RESIDUAL, dtype), shapes))
     for output in session.get_outputs():
       assert_inferred(output, wanted, dtype)
 
 
-def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
+def test_unknown_ranks_stay_unknown_until_the_run(library):
   for bias in ((8,), None):
     session = make(model_of(typed(RESIDUAL, "float"), [None, bias, None, None, None]))
     assert [output.type for output in session.get_outputs()] == ["tensor(float)"] * 2
@@ -119,7 +117,7 @@ def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
       check(case, run(session, case))
 
 
-def test_unnamed_dimensions_meet_known_ones(library: Path) -> None:
+def test_unnamed_dimensions_meet_known_ones(library):
   """A dimension that inference can't tell must not look like a number to the node behind."""
   nodes = [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])]
   session = make(model_with(nodes, [("x", "float", [None, 8]), ("w", "float", [4, 8])], [("z", "float")]))
@@ -128,14 +126,14 @@ def test_unnamed_dimensions_meet_known_ones(library: Path) -> None:
   assert (session.run(None, {"x": x, "w": x})[0] == 1).all()
 
 
-def test_each_result_has_its_own_dtype(library: Path) -> None:
+def test_each_result_has_its_own_dtype(library):
   case = by_name["results of all dtypes, float, 256"]
   found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
   dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
   assert found == {name: (f"tensor({dtype})", [3, 7, 256]) for name, dtype in dtypes.items()}
 
 
-def test_inferred_shapes_reach_other_nodes(library: Path) -> None:
+def test_inferred_shapes_reach_other_nodes(library):
   """An output without a declared type, and a node behind ours that needs the shape."""
   node = Case("", typed(BARE, "float"), ((2, 8),)).node()
   nodes = [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])]
@@ -148,7 +146,7 @@ def test_inferred_shapes_reach_other_nodes(library: Path) -> None:
   ]
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run(library):
   session = make(model_of(typed(RESIDUAL, "float16"), [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
   for batch, length, width in ((1, 1, 1), (3, 5, 7), (2, 9, 1023), (3, 5, 7), (0, 4, 8), (1, 2, 70001)):
     x = (batch, length, width)
@@ -233,17 +231,17 @@ def refusals(library: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
+def test_a_wrong_node_is_refused(refusals, name):
   node = WRONG[name]
   assert_refused_in_time(refusals[name], at_load=node.fed is None, words=node.words, operator="FusedLayerNorm")
 
 
-def test_a_good_node_is_accepted() -> None:
+def test_a_good_node_is_accepted():
   assert make(wrong("").model())
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
+def test_a_tampered_program_never_crashes(library, seed):
   """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
   text = mangled(by_name["bools computed, float, 256"].text, np.random.default_rng(seed))
   node = wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
@@ -256,7 +254,7 @@ def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
 # ---- threads, processes, surroundings
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session(library):
   """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(RESIDUAL, "float")
   session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
@@ -269,11 +267,11 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
+def test_threads_inside_a_run_change_nothing(library, threads):
   assert_threads_change_nothing(by_name["bias, residual, sum kept, float16, 1023"], threads)
 
 
-def test_options_are_registered_twice_and_by_many_threads(library: Path) -> None:
+def test_options_are_registered_twice_and_by_many_threads(library):
   case = by_name["awkward, float"]
   shared = onnxruntime.SessionOptions()
 
@@ -288,7 +286,7 @@ def test_options_are_registered_twice_and_by_many_threads(library: Path) -> None
   in_threads(8, work)
 
 
-def test_the_library_itself_bears_being_registered_twice(library: Path) -> None:
+def test_the_library_itself_bears_being_registered_twice(library):
   """As any program does it, without `ortplugin.register`."""
   case = by_name["awkward, float"]
   made = onnxruntime.SessionOptions()
@@ -340,7 +338,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_ends_in_any_order(library: Path, ending: str) -> None:
+def test_a_process_ends_in_any_order(library, ending):
   model = model_of(typed(BARE, "float"), ((2, 8),))
   done = python(f"{SESSION}\n{ENDINGS[ending]}\nprint('the end', flush=True)", model.hex() + "\n")
   assert done.returncode == 0, done.stderr
@@ -348,7 +346,7 @@ def test_a_process_ends_in_any_order(library: Path, ending: str) -> None:
   assert done.stdout == ("" if "os._exit" in ENDINGS[ending] else "the end\n")
 
 
-def test_the_library_needs_no_cuda(library: Path) -> None:
+def test_the_library_needs_no_cuda(library):
   """Neither loading it nor running on the CPU opens anything of CUDA's."""
   done = python(
     f"{SESSION}\nmade = session()\nprint([x for x in open('/proc/self/maps') if 'libcuda' in x or 'nvrtc' in x])",
@@ -362,7 +360,7 @@ def test_the_library_needs_no_cuda(library: Path) -> None:
 
 
 @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this ONNX Runtime has the CUDA provider")
-def test_cuda_without_a_cuda_build_is_explained(library: Path) -> None:
+def test_cuda_without_a_cuda_build_is_explained(library):
   model = model_of(typed(BARE, "float"), ((2, 8),))
   with pytest.raises(RuntimeMissingError, match="has no CUDA provider; remove it and install onnxruntime-gpu"):
     ortplugin.session(model, ["cuda"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import onnx
 import pytest
@@ -35,7 +34,7 @@ def counts(model: onnx.ModelProto) -> Counter[str]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
-def test_as_they_are(name: str) -> None:
+def test_as_they_are(name):
   original = onnx.load(path(name))
   optimized, report = optimize(path(name))
   assert report.opset == (original.opset_import[0].version, 11)
@@ -50,7 +49,7 @@ def test_as_they_are(name: str) -> None:
 # Those whose weights take less than 120 MB; the others have neither normalisations nor sums.
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet"])
-def test_with_random_weights(name: str) -> None:
+def test_with_random_weights(name):
   """As they are, all channels of a layer are equal and most outputs 1/1000, which hides mistakes."""
   original = randomized(name, logits=True)
   optimized, _ = optimize(original)
@@ -63,7 +62,7 @@ def test_with_random_weights(name: str) -> None:
   assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_command_line(tmp_path, capsys):
   output = tmp_path / "out.onnx"
   assert main([str(path("shufflenet")), "-o", str(output), "--provider", "cpu"]) == 0
   assert "Upgraded from opset 9 to 11." in capsys.readouterr().out

@@ -1,15 +1,12 @@
 """FusedMatMul in ONNX Runtime on the CPU: its reference and decomposition; shapes; threads; what is refused."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, Case, by_name, check, expect, made
+from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, by_name, check, expect, made
 from node_cases import OPSET
 from onnx import TensorProto, helper
 from threads import in_threads
@@ -31,7 +28,7 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -42,7 +39,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
 @pytest.mark.parametrize(
   "case", [each for each in CASES if each.program.parameters[0].dtype == "float"], ids=lambda case: case.name
 )
-def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+def test_the_decomposition_runs_without_the_library(case):
   session = plain(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)))
   expected = expect(case, unit=2.0**-22)
   # ONNX Runtime's Sigmoid and Erf have errors of their own, relative to 1.
@@ -51,7 +48,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-def test_the_number_of_threads_changes_no_bit(library: Path, dtype: str) -> None:
+def test_the_number_of_threads_changes_no_bit(library, dtype):
   case = made(f"threads, {dtype}", RESIDUAL_RELU, dtype, (3, 133, 77), 95)
   check(case, on_any_threads(case))
 
@@ -71,14 +68,14 @@ def test_the_number_of_threads_changes_no_bit(library: Path, dtype: str) -> None
     ([("n", 5, 32), None, (24,)], 0, ["n", 5, None]),
   ],
 )
-def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], trans_b: int, wanted: list[Any]) -> None:
+def test_shapes_are_inferred(library, shapes, trans_b, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
     case = replace(made("shapes", BIAS_RELU, dtype, (2, 37, 32), 24), trans_b=bool(trans_b))
     (output,) = make(case.model(shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run(library):
   case = made("changing", RESIDUAL_RELU, "float", (2, 5, 12), 9)
   for declared in (
     [("n", "s", 12), (12, 9), (9,), ("n", "s", 9)],
@@ -96,7 +93,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
         check(each, run(session, each))
 
 
-def test_weights_may_change_from_run_to_run(library: Path) -> None:
+def test_weights_may_change_from_run_to_run(library):
   """Those of an input are never taken for the last run's; nor those of an initializer that a caller may override."""
   case = by_name["aligned, float16, trans_b"]
   session = make(case.model())
@@ -137,14 +134,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
+def test_a_wrong_node_is_refused(library, name):
   assert_refused(WRONG[name], "FusedMatMul")
 
 
 # ---- threads, sessions
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session(library):
   first = made("threads", BIAS_RELU, "float", (2, 5, 33), 17)
   session = make(first.model([("n", "s", 33), (33, 17), (17,)]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -39,7 +38,7 @@ def model() -> onnx.ModelProto:
 
 
 @needs_weights
-def test_the_built_model_computes_the_published_embedding(model: onnx.ModelProto) -> None:
+def test_the_built_model_computes_the_published_embedding(model):
   onnx.checker.check_model(model, full_check=True)
   session = plain(model.SerializeToString())
   # the second sentence is longer, so the first one is padded and its mask counts
@@ -49,7 +48,7 @@ def test_the_built_model_computes_the_published_embedding(model: onnx.ModelProto
 
 
 @needs_weights
-def test_all_norms_are_fused_and_embeddings_agree(model: onnx.ModelProto, library: Path, tmp_path: Path) -> None:
+def test_all_norms_are_fused_and_embeddings_agree(model, library, tmp_path):
   optimized, _ = ortplugin.optimize(model)
   assert fused_norms(optimized) == minilm.config().norms == 13
   path = tmp_path / "minilm.onnx"
@@ -63,7 +62,7 @@ def test_all_norms_are_fused_and_embeddings_agree(model: onnx.ModelProto, librar
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generator, tmp_path: Path) -> None:
+def test_a_small_bert_agrees(dtype, library, rng, tmp_path):
   config = BertConfig(
     hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=64,
     max_position_embeddings=32,
@@ -85,7 +84,7 @@ def test_a_small_bert_agrees(dtype: type, library: Path, rng: np.random.Generato
   np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_optimizing_bert_base_takes_seconds() -> None:
+def test_optimizing_bert_base_takes_seconds():
   """Without verification; the model has 440 MB of weights. 2 to 4 s of CPU time, more beside other tests."""
   model = build_bert_base()
   start = time.process_time()
@@ -96,7 +95,7 @@ def test_optimizing_bert_base_takes_seconds() -> None:
 
 
 @needs_weights
-def test_the_demo_ends_well(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_ends_well(library, tmp_path, capsys):
   status = demo.main(["--folder", str(tmp_path), "--runs", "1"])
   printed = capsys.readouterr().out
   assert status == 0, printed[-2000:]

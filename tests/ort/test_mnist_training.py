@@ -1,7 +1,6 @@
 """A network trained by sessions alone: the loss is PyTorch's, step by step, as built and after the optimizer."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,18 +35,18 @@ def torch_losses() -> list[float]:
   return losses
 
 
-def test_the_loss_is_pytorchs(library: Path) -> None:
+def test_the_loss_is_pytorchs(library):
   session = make(mnist_training.build(BATCH).SerializeToString())
   losses = mnist_training.train(session, BATCH, STEPS, mnist_training.initial())
   np.testing.assert_allclose(losses, LOSSES, rtol=2e-4)
   assert losses[-1] < losses[0] / 2
 
 
-def test_the_recorded_losses_are_pytorchs() -> None:
+def test_the_recorded_losses_are_pytorchs():
   np.testing.assert_allclose(torch_losses(), LOSSES, rtol=2e-4)
 
 
-def test_the_optimized_step_is_the_same(library: Path) -> None:
+def test_the_optimized_step_is_the_same(library):
   optimized, _, _ = run_passes(mnist_training.build(BATCH), PIPELINE)
   left = Counter(node.op_type for node in optimized.graph.node)
   assert left["FusedConv"] == left["ConvGrad"] == 3

@@ -1,7 +1,6 @@
 """An ONNX Runtime that is too old gets a status that says so, and no crash (RELIABILITY 40)."""
 
 import ctypes
-from pathlib import Path
 
 CreateStatus = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 GetApi = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
@@ -14,7 +13,7 @@ class ApiBase(ctypes.Structure):
   _fields_ = (("GetApi", GetApi), ("GetVersionString", GetVersionString))
 
 
-def test_an_old_runtime_is_told_what_is_needed(library: Path) -> None:
+def test_an_old_runtime_is_told_what_is_needed(library):
   messages: list[str] = []
   asked: list[int] = []
   status, version = ctypes.create_string_buffer(1), ctypes.create_string_buffer(b"1.17.3")

@@ -1,9 +1,6 @@
 """FusedPointwise in ONNX Runtime on the CPU: its reference, its decomposition, memory taken over; what is refused."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +39,7 @@ FLOAT = TensorProto.FLOAT
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   check(case, run(make(case.model()), case))
 
 
@@ -65,12 +62,12 @@ def why_no_decomposition(case: Case) -> str:
 DECOMPOSED = [case for case in CASES if not why_no_decomposition(case)]
 
 
-def test_most_cases_have_a_decomposition() -> None:
+def test_most_cases_have_a_decomposition():
   assert len(DECOMPOSED) > 100
 
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
-def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
   if case.name.startswith(("no overflow between", "results of fewer inputs, float16")):
@@ -96,7 +93,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
     (((0, 5), (1, 5)), [0, 5]),
   ],
 )
-def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[Any]) -> None:
+def test_shapes_are_inferred(library, shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
     (output,) = make(model_of(typed(SUM_RELU, dtype), shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
@@ -104,28 +101,28 @@ def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[
 
 # ONNX Runtime shows shape inference a scalar as it shows a tensor of unknown shape: what it makes is not concluded.
 @pytest.mark.parametrize("shapes", [((), ()), ((), (3,))])
-def test_of_a_scalar_no_shape_is_inferred(library: Path, shapes: Sequence[Any]) -> None:
+def test_of_a_scalar_no_shape_is_inferred(library, shapes):
   case = Case(f"scalar {shapes}", typed(SUM_RELU, "float"), shapes)
   session = make(case.model())
   assert session.get_outputs()[0].shape == []
   check(case, run(session, case))
 
 
-def test_each_result_has_its_own_dtype(library: Path) -> None:
+def test_each_result_has_its_own_dtype(library):
   case = by_name["results of all floating dtypes, float"]
   found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
   dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
   assert found == {name: (f"tensor({dtype})", [3, 7, 65]) for name, dtype in dtypes.items()}
 
 
-def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
+def test_unknown_ranks_stay_unknown_until_the_run(library):
   session = make(model_of(typed(LERP, "float"), [None, None, None]))
   for shapes in (((2, 8), (8,), ()), ((3, 1, 8), (2, 8), (1,)), ((), (), ())):
     case = Case(f"unknown {shapes}", typed(LERP, "float"), shapes)
     check(case, run(session, case))
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run(library):
   """Sizes, and which axes are broadcast."""
   session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
   for shapes in (*CHANGING, ((4, 33, 1023), (1, 33, 1), (33, 1023))):
@@ -143,7 +140,7 @@ CHAINED = """
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 @pytest.mark.parametrize("length", [5, 70001])
-def test_a_chain_of_nodes_may_take_over_each_others_memory(library: Path, dtype: str, length: int) -> None:
+def test_a_chain_of_nodes_may_take_over_each_others_memory(library, dtype, length):
   """Both inputs of each node end there, so both outputs may lie on an input, and crosswise. Sums and differences of
   small whole numbers are exact in every dtype."""
   text, count = typed(CHAINED, dtype), 4
@@ -171,7 +168,7 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(library: Path, dtype:
     np.testing.assert_array_equal(found[1], d)
 
 
-def test_an_input_that_is_read_again_is_kept(library: Path) -> None:
+def test_an_input_that_is_read_again_is_kept(library):
   """What a later node or the caller needs must survive a node that could write over it."""
   silu = node_of(typed(SILU, "float"), "silu")
   silu.input[0] = "h"
@@ -212,14 +209,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
+def test_a_wrong_node_is_refused(library, name):
   assert_refused(WRONG[name], "FusedPointwise")
 
 
 # ---- threads, sessions
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session(library):
   """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(LERP, "float")
   session = make(model_of(text, [("n", "h"), ("n", "h"), ("h",)]))
@@ -232,12 +229,12 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
+def test_threads_inside_a_run_change_nothing(library, threads):
   assert_threads_change_nothing(by_name["large: channels, float16"], threads)
 
 
 @pytest.mark.parametrize("kind", ["FusedPointwise", "FusedLayerNorm"])
-def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path, kind: str) -> None:
+def test_float16_between_nodes_that_have_none_on_the_cpu(library, kind):
   """ONNX Runtime computes MatMul in float there, and gives a node between two of them float instead of float16."""
   body = "y = RMSNormalization(x)" if "Norm" in kind else "s = Sigmoid(x) c = Cast<to=float16>(s) y = Mul(x, c)"
   text = f"(float16 x) => (float16 y) {{ {body} }}"

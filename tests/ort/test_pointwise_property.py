@@ -6,7 +6,6 @@ dtype can do. The same programs in every run, unless ORTPLUGIN_PROPERTY_EXAMPLES
 
 import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -45,7 +44,7 @@ def fused_results(example: Example) -> dict[str, Array]:
   return {each.name: found[f"out_{each.name}"] for each in example.program.results}
 
 
-def test_fused_like_onnxs_own_operators(library: Path) -> None:
+def test_fused_like_onnxs_own_operators(library):
   seen: Counter[str] = Counter()
 
   @settings(
@@ -108,7 +107,7 @@ def decomposes(program: Program, example: Example) -> bool:
   return not {"float16", "bfloat16"} & set(program.dtypes.values())
 
 
-def test_decomposed_like_the_reference() -> None:
+def test_decomposed_like_the_reference():
   seen: Counter[str] = Counter()
 
   @settings(

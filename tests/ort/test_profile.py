@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ def profiled(model: onnx.ModelProto) -> Timeline:
   return found.original
 
 
-def test_every_node_has_a_time_and_the_bytes_that_it_writes() -> None:
+def test_every_node_has_a_time_and_the_bytes_that_it_writes():
   line = profiled(parsed("a = Exp (x)  b = Exp (a)  y = Cos (b)"))  # without names
   assert {(each.operator, each.origins) for each in line.nodes} == {
     ("ai.onnx::Exp", ("'a' (Exp)",)),
@@ -48,7 +47,7 @@ def test_every_node_has_a_time_and_the_bytes_that_it_writes() -> None:
   assert list(line.nodes) == sorted(line.nodes, key=lambda each: -each.ms)
 
 
-def test_a_fused_node_stands_for_all_that_it_computes() -> None:
+def test_a_fused_node_stands_for_all_that_it_computes():
   """ONNX Runtime puts a factor and a Transpose into a product."""
   body = "t = Transpose <perm = [1,0]> (x)  m = MatMul (x, t)  e = Mul (m, s)  y = MatMul (e, x)"
   model = parsed(body, "<float s = {3}>")
@@ -56,7 +55,7 @@ def test_a_fused_node_stands_for_all_that_it_computes() -> None:
   assert set(fused.origins) == {"'e' (Mul)", "'m' (MatMul)", "'t' (Transpose)"}
 
 
-def test_convolutions_of_ours_are_timed_as_a_session_has_them(library: Path, tmp_path: Path) -> None:
+def test_convolutions_of_ours_are_timed_as_a_session_has_them(library, tmp_path):
   weights = "<float[16,16,3,3] w = {" + ",".join(["0.01"] * 2304) + "}>"
   model, _ = ortplugin.optimize(parsed("c = Conv <pads = [1,1,1,1]> (x, w)  y = Relu (c)", weights, "[1,16,8,8]"))
   assert "FusedConv" in {node.op_type for node in model.graph.node}
@@ -69,7 +68,7 @@ def test_convolutions_of_ours_are_timed_as_a_session_has_them(library: Path, tmp
   assert not any("FusedConv" in each for each in operators), operators
 
 
-def test_blocked_convolutions_are_traced_by_their_output() -> None:
+def test_blocked_convolutions_are_traced_by_their_output():
   weights = "<float[16,16,3,3] w = {" + ",".join(["0.01"] * 2304) + "}>"
   body = "c = Conv <pads = [1,1,1,1]> (x, w)  r = Relu (c)  d = Conv <pads = [1,1,1,1]> (r, w)  y = Sigmoid (d)"
   nodes = profiled(parsed(body, weights, "[1,16,8,8]")).nodes
@@ -78,7 +77,7 @@ def test_blocked_convolutions_are_traced_by_their_output() -> None:
   assert all(each.origins == () for each in nodes if "Reorder" in each.operator)
 
 
-def test_nodes_of_bodies_do_not_count_twice() -> None:
+def test_nodes_of_bodies_do_not_count_twice():
   """By hand: a loop of 10 ms with a node of 6 ms in it, in a run that warms up and in two that count."""
 
   def event(name: str, ts: int, dur: int, op: str = "") -> dict[str, Any]:
@@ -105,7 +104,7 @@ def test_nodes_of_bodies_do_not_count_twice() -> None:
   assert (line.run_ms, line.runs) == (22.0, 2)
 
 
-def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library: Path, tmp_path: Path, run: Run) -> None:
+def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library, tmp_path, run):
   before = BERT.read_bytes()
   status, text, errors = run(BERT, "--profile", "--report", tmp_path / "r.json", "--input-shape", "input_ids:3,8")
   assert (status, errors) == (0, "")
@@ -123,7 +122,7 @@ def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library: Path, 
 
 
 @pytest.mark.parametrize("name", ["r.json", "r.html", "R.HTM"])
-def test_a_report_has_times_before_and_after(name: str, library: Path, tmp_path: Path, run: Run) -> None:
+def test_a_report_has_times_before_and_after(name, library, tmp_path, run):
   status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--report", tmp_path / name, "--precision", "fp16")
   assert (status, errors) == (0, "")
   text = (tmp_path / name).read_text()
@@ -139,7 +138,7 @@ def test_a_report_has_times_before_and_after(name: str, library: Path, tmp_path:
     assert "Original and result agree" in text
 
 
-def test_a_node_named_as_a_script_is_text(tmp_path: Path, run: Run) -> None:
+def test_a_node_named_as_a_script_is_text(tmp_path, run):
   model = parsed("a = Exp (x)  y = Sin (a)")
   model.graph.node[0].name = "<script>alert(1)</script>\x1b[2J"
   (tmp_path / "in.onnx").write_bytes(model.SerializeToString())
@@ -152,7 +151,7 @@ def test_a_node_named_as_a_script_is_text(tmp_path: Path, run: Run) -> None:
   assert "\x1b" not in text + page
 
 
-def test_what_cannot_be_profiled_says_why(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_profiled_says_why(tmp_path, run, monkeypatch):
   (tmp_path / "in.onnx").write_bytes(parsed("i = Cast <to = 7> (x)  y = Gather (x, i)").SerializeToString())
   status, text, errors = run(tmp_path / "in.onnx", "--profile")
   assert (status, text) == (1, "")

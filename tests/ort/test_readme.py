@@ -18,14 +18,14 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 
 
-def test_the_options_exist() -> None:
+def test_the_options_exist():
   known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
   mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README + (ROOT / "docs" / "command_line.md").read_text()))
   assert len(mentioned) > 12
   assert mentioned <= known | {"--help"}
 
 
-def test_the_python_lines_run(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_lines_run(library, tmp_path, monkeypatch):
   source = DATA / "bert_torchscript_opset17_dynamic.onnx"
   (tmp_path / "model.onnx").write_bytes(source.read_bytes())
   onnx.save(ortplugin.optimize(source)[0], tmp_path / "fast.onnx")
@@ -43,7 +43,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_folders_exist(page: Path) -> None:
+def test_links_and_folders_exist(page):
   text = page.read_text()
   for link in re.findall(r"\]\(([^)\s]+)\)", text):
     target, _, anchor = link.partition("#")

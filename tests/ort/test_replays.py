@@ -53,7 +53,7 @@ def verdict(replayed: Replayed, case: int = 0, **more: Any) -> dict[str, str]:
   return {output.name: output.message for output in judged if not output.passed}
 
 
-def test_every_replay_is_kept_and_the_host_waits_for_none() -> None:
+def test_every_replay_is_kept_and_the_host_waits_for_none():
   gpu = FakeGpu(ordinal=1)
   replayed = replay(gpu)
   assert replayed.count == REPLAYS
@@ -91,7 +91,7 @@ class HostOutput(CapturingSession):
     super().run_with_iobinding(binding, options)
 
 
-def test_runs_without_a_graph_have_on_the_host_what_is_made_there() -> None:
+def test_runs_without_a_graph_have_on_the_host_what_is_made_there():
   """Bound to the GPU it may be copied into memory that a kernel uses still."""
   HostOutput.trials.clear()
   gpu = FakeGpu()
@@ -104,7 +104,7 @@ def test_runs_without_a_graph_have_on_the_host_what_is_made_there() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 19, 20, REPLAYS - 1])
-def test_one_wrong_element_in_one_replay_is_found(number: int) -> None:
+def test_one_wrong_element_in_one_replay_is_found(number):
   def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
     if replay == number + 1:  # one goes first, to see whether runs are queued
       outputs["z"][1, 2] += 5
@@ -120,7 +120,7 @@ def test_one_wrong_element_in_one_replay_is_found(number: int) -> None:
   assert replayed.differing("y") == 0
 
 
-def test_other_bits_are_a_difference_where_plain_runs_have_none() -> None:
+def test_other_bits_are_a_difference_where_plain_runs_have_none():
   """What is within the tolerance, but not the same each time, was computed from what should not have been read."""
 
   def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
@@ -137,7 +137,7 @@ def test_other_bits_are_a_difference_where_plain_runs_have_none() -> None:
   assert not verdict(replayed, 0, free=frozenset("y"))
 
 
-def test_what_is_left_of_the_replay_before_is_found() -> None:
+def test_what_is_left_of_the_replay_before_is_found():
   """A kernel that reads too early finds the values of the replay before: equal ones, were it not for other inputs."""
   last: list[Arrays] = []
 
@@ -151,14 +151,14 @@ def test_what_is_left_of_the_replay_before_is_found() -> None:
   assert not verdict(replay(spoil=spoil, given=cases()[:1])), "one case alone can't show it"
 
 
-def test_the_same_wrong_values_in_every_replay_are_found() -> None:
+def test_the_same_wrong_values_in_every_replay_are_found():
   def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
     return {**outputs, "y": outputs["y"] * 1.5}
 
   assert "replay 1 first" in verdict(replay(spoil=spoil))["y"]
 
 
-def test_many_different_results_are_counted() -> None:
+def test_many_different_results_are_counted():
   def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
     outputs["y"][0, 0] += replay * 1e-6
     return outputs
@@ -170,7 +170,7 @@ def test_many_different_results_are_counted() -> None:
   assert f"{replayed.others[0] + len(replayed.results[0]) - 1} of" in verdict(replayed)["y"]
 
 
-def test_a_refused_capture_gives_its_reason_and_is_given_up() -> None:
+def test_a_refused_capture_gives_its_reason_and_is_given_up():
   gpu = FakeGpu()
   with pytest.raises(NotCaptured) as caught:
     replay(gpu, refuse="operation not permitted when stream is capturing")
@@ -178,7 +178,7 @@ def test_a_refused_capture_gives_its_reason_and_is_given_up() -> None:
   assert gpu.captures_given_up
 
 
-def test_a_refused_session_gives_its_reason() -> None:
+def test_a_refused_session_gives_its_reason():
   def refuse(options: Mapping[str, str]) -> Any:
     raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : the model has control flow nodes")
 
@@ -188,7 +188,7 @@ def test_a_refused_session_gives_its_reason() -> None:
   assert not gpu.is_open
 
 
-def test_an_error_of_a_replay_is_no_refusal() -> None:
+def test_an_error_of_a_replay_is_no_refusal():
   def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
     if replay == 7:
       raise RuntimeError("an illegal memory access was encountered")
@@ -198,7 +198,7 @@ def test_an_error_of_a_replay_is_no_refusal() -> None:
     replay(spoil=spoil)
 
 
-def test_little_memory_makes_small_batches_and_too_little_is_a_reason() -> None:
+def test_little_memory_makes_small_batches_and_too_little_is_a_reason():
   size = 4 * 8 * 4
   gpu = FakeGpu(memory=20 * 256)
   assert not verdict(replay(gpu))
@@ -207,11 +207,11 @@ def test_little_memory_makes_small_batches_and_too_little_is_a_reason() -> None:
     replay(FakeGpu(memory=size * 5))
 
 
-def test_runs_that_are_waited_for_are_told() -> None:
+def test_runs_that_are_waited_for_are_told():
   assert not replay(FakeGpu(busy=False)).queued
 
 
-def test_strings_are_a_reason() -> None:
+def test_strings_are_a_reason():
   model = parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")
   make = partial(CapturingSession, session_of(model))
   with GraphSession(make, 0, FakeGpu()) as graphs, pytest.raises(NotCaptured, match=r"'a' is a tensor\(string\)"):
@@ -220,7 +220,7 @@ def test_strings_are_a_reason() -> None:
 
 @pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (5, 3)])
-def test_dtypes_and_shapes(kind: str, shape: tuple[int, ...]) -> None:
+def test_dtypes_and_shapes(kind, shape):
   number = TensorProto.DataType.Value(kind)
   value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()
   model = parsed(f"g ({value} x) => ({value} y) {{ y = Identity (x) }}")
@@ -232,7 +232,7 @@ def test_dtypes_and_shapes(kind: str, shape: tuple[int, ...]) -> None:
   assert replayed.results[0][0].outputs["y"].dtype == x.dtype
 
 
-def test_several_graphs_of_one_session() -> None:
+def test_several_graphs_of_one_session():
   model = parsed(TWO_SUMS.replace("[4,8]", "[n,8]"))
   with GraphSession(partial(CapturingSession, session_of(model)), 0, FakeGpu()) as graphs:
     for rows in (4, 2):
@@ -247,7 +247,7 @@ def test_several_graphs_of_one_session() -> None:
     graphs.replay([cases()[0], {"a": cases()[0]["a"][:2], "b": cases()[0]["b"]}])
 
 
-def test_plain_runs_that_vary_excuse_bits_but_not_values() -> None:
+def test_plain_runs_that_vary_excuse_bits_but_not_values():
   one = np.float32([1, 2])
   near, far = np.nextafter(one, np.float32(9)), one + 1
 

@@ -1,8 +1,5 @@
 """`session` and `run` with ONNX Runtime on the CPU."""
 
-from pathlib import Path
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -34,7 +31,7 @@ def expected_norm(x: np.ndarray) -> np.ndarray:
   return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
 
 
-def test_a_session_runs_the_plugins_operators(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_session_runs_the_plugins_operators(library, tmp_path, rng):
   (tmp_path / "m.onnx").write_bytes(norm_model())
   x = rng.standard_normal((3, 8)).astype(np.float32)
   for source in (norm_model(), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
@@ -44,7 +41,7 @@ def test_a_session_runs_the_plugins_operators(library: Path, tmp_path: Path, rng
     np.testing.assert_allclose(result["y"], 2 * expected_norm(x), rtol=1e-5, atol=1e-6)
 
 
-def test_options_can_be_registered_twice_and_shared(library: Path) -> None:
+def test_options_can_be_registered_twice_and_shared(library):
   options = onnxruntime.SessionOptions()
   ortplugin.register(options)
   ortplugin.register(options)
@@ -52,7 +49,7 @@ def test_options_can_be_registered_twice_and_shared(library: Path) -> None:
     assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
 
 
-def test_cuda_is_refused_where_there_is_none(library: Path) -> None:
+def test_cuda_is_refused_where_there_is_none(library):
   if gpu_count() and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
     assert "CUDAExecutionProvider" in ortplugin.session(norm_model(), ["cuda"]).get_providers()
     return
@@ -61,7 +58,7 @@ def test_cuda_is_refused_where_there_is_none(library: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8", "FLOAT8E4M3FN"])
-def test_every_dtype_goes_through(name: str) -> None:
+def test_every_dtype_goes_through(name):
   number = TensorProto.DataType.Value(name)
   x = np.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
   session = plain_session(identity_model(number, 21))
@@ -72,12 +69,12 @@ def test_every_dtype_goes_through(name: str) -> None:
   assert ortplugin.run(session, {"x": x[:0]})["y"].shape == (0, 3)
 
 
-def test_strings_go_through() -> None:
+def test_strings_go_through():
   words = np.array([["a", "b"]], dtype=object)
   assert (ortplugin.run(plain_session(identity_model(TensorProto.STRING, 21)), {"x": words})["y"] == words).all()
 
 
-def test_results_are_the_callers_own() -> None:
+def test_results_are_the_callers_own():
   session = plain_session(identity_model(TensorProto.BFLOAT16, 21))
   kept = ortplugin.run(session, {"x": np.ones((2, 2), ml_dtypes.bfloat16)})["y"]
   ortplugin.run(session, {"x": np.zeros((2, 2), ml_dtypes.bfloat16)})
@@ -93,12 +90,12 @@ def test_results_are_the_callers_own() -> None:
     ({}, "inputs x are missing"),
   ],
 )
-def test_wrong_feeds(feeds: dict[str, Any], words: str) -> None:
+def test_wrong_feeds(feeds, words):
   with pytest.raises(UsageError, match=words):
     ortplugin.run(plain_session(identity_model(TensorProto.FLOAT, 21)), feeds)
 
 
-def test_arrays_of_other_libraries() -> None:
+def test_arrays_of_other_libraries():
   torch = pytest.importorskip("torch")
   session = plain_session(identity_model(TensorProto.FLOAT, 21))
   assert (ortplugin.run(session, {"x": torch.ones(2, 3)})["y"] == 1).all()
@@ -106,7 +103,7 @@ def test_arrays_of_other_libraries() -> None:
     ortplugin.run(session, {"x": torch.ones(2, 3, requires_grad=True)})
 
 
-def test_chosen_outputs() -> None:
+def test_chosen_outputs():
   model = onnx.load_model_from_string(identity_model(TensorProto.FLOAT, 21))
   model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
   model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", "m"]))

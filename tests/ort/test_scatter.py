@@ -34,7 +34,7 @@ def run(session: Any, case: Case) -> np.ndarray:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   session = make(case.model())
   assert session.get_outputs()[0].shape == list(case.shapes[0])
   check(case, run(session, case))
@@ -62,7 +62,7 @@ def theirs(nodes: Sequence[onnx.NodeProto], case: Case) -> np.ndarray | None:
     raise
 
 
-def test_the_decompositions_run_without_the_library() -> None:
+def test_the_decompositions_run_without_the_library():
   """Bit for bit, but for 16-bit sums, which ORT rounds at each step or lacks, and the signs of zeros and NaN."""
   compared: dict[str, int] = {}
   for case in CASES:
@@ -84,7 +84,7 @@ def test_the_decompositions_run_without_the_library() -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
 @pytest.mark.parametrize("dtype", ["float", "double", "int32", "int64", "uint8"])
-def test_equals_the_runtimes_own_operators(library: Path, dtype: str, reduction: str) -> None:
+def test_equals_the_runtimes_own_operators(library, dtype, reduction):
   given = {} if reduction == "none" else {"reduction": reduction}
   values = "near one" if dtype in FLOATING else "bits"
   compared = 0
@@ -106,7 +106,7 @@ def test_equals_the_runtimes_own_operators(library: Path, dtype: str, reduction:
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_sums_in_any_order_stay_within_their_bound(library: Path, dtype: str) -> None:
+def test_sums_in_any_order_stay_within_their_bound(library, dtype):
   """deterministic=0 on the CPU takes the same order; the bound is the one that a GPU's atomics are held to."""
   for case in (
     nd("loose", (31, 5), (2000, 1), dtype, "few", "spread", reduction="add", deterministic=0),
@@ -117,7 +117,7 @@ def test_sums_in_any_order_stay_within_their_bound(library: Path, dtype: str) ->
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "sequential", "parallel", "sorting"])
-def test_the_algorithm_is_the_gpus(library: Path, algorithm: str) -> None:
+def test_the_algorithm_is_the_gpus(library, algorithm):
   case = by_name["nd add of few, float16"].with_attributes(algorithm=algorithm)
   check(case, run(make(case.model()), case))
 
@@ -143,13 +143,13 @@ LARGE = (
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-def test_large_ones_on_any_number_of_threads(library: Path, case: Case, threads: int) -> None:
+def test_large_ones_on_any_number_of_threads(library, case, threads):
   made = options()
   made.intra_op_num_threads = threads
   check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session(library):
   """Each with shapes and values of its own, over and over."""
   first = nd("", (8, 8), (4, 1), "float16", "few", "spread", reduction="add")
   session = make(first.model([("n", "w"), ("k", 1), ("k", "w")]))
@@ -179,14 +179,14 @@ def test_many_threads_run_one_session(library: Path) -> None:
     (window("", (4, 3), (2, 3), (0,), axes=[0]), [(4, 3), ("new", 3), ()], [4, 3]),
   ],
 )
-def test_shapes_are_inferred(library: Path, case: Case, shapes: list[Any], wanted: list[Any]) -> None:
+def test_shapes_are_inferred(library, case, shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
     session = make(replace(case, dtype=dtype).model(shapes))
     (output,) = session.get_outputs()
     assert_inferred(output, wanted, dtype)
 
 
-def test_unknown_shapes_are_known_at_the_run(library: Path) -> None:
+def test_unknown_shapes_are_known_at_the_run(library):
   session = make(nd("", (4, 3), (2, 1)).model([None, None, None]))
   for case in (nd("a", (4, 3), (2, 1)), nd("b", (5, 2, 7), (3, 2, 2)), nd("c", (9,), (1,)), nd("d", (0, 2), (0, 1))):
     check(case, run(session, case))
@@ -335,12 +335,12 @@ def tensors_held(library: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_copy_is_made_only_where_it_must(tensors_held: dict[str, int], name: str) -> None:
+def test_a_copy_is_made_only_where_it_must(tensors_held, name):
   assert tensors_held[name] == PLACES[name].tensors
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_outputs_are_right_in_place_and_out_of_it(library: Path, name: str) -> None:
+def test_outputs_are_right_in_place_and_out_of_it(library, name):
   place = PLACES[name]
   model = place.model(37)
   session, feeds = make(model.SerializeToString()), place.feeds(37)
@@ -509,18 +509,18 @@ def refusals(library: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_or_index_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
+def test_a_wrong_node_or_index_is_refused(refusals, name):
   wrong = WRONG[name]
   assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator=wrong.op)
 
 
-def test_good_nodes_are_accepted(library: Path) -> None:
+def test_good_nodes_are_accepted(library):
   assert make(Wrong("").model())
   assert make(Wrong("", **ELEMENTS).model())
   assert make(Wrong("", given=a(axes=[0]), **SLICE).model())
 
 
-def test_after_an_error_the_next_run_is_right(library: Path) -> None:
+def test_after_an_error_the_next_run_is_right(library):
   case = by_name["nd rows, float"]
   session, feeds = make(case.model()), case.feeds()
   for _ in range(3):
@@ -578,7 +578,7 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_shapes(library: Path, seed: int) -> None:
+def test_random_shapes(library, seed):
   rng = np.random.default_rng(seed)
   for number in range(10):
     case = random_case(rng, 10 * seed + number)

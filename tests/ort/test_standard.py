@@ -1,6 +1,5 @@
 """`ortplugin.session` without a GPU: convolutions in float are ONNX Runtime's own there."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,7 +44,7 @@ def ours(model: onnx.ModelProto | bytes) -> set[str]:
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
-def test_what_surrounds_a_convolution_in_float_is_standard(op: str, library: Path, tmp_path: Path) -> None:
+def test_what_surrounds_a_convolution_in_float_is_standard(op, library, tmp_path):
   original = network(op=op)
   optimized, _ = ortplugin.optimize(original)
   assert {f"Fused{op}", "FusedLayerNorm", "UpdateSlice"} <= ours(optimized)
@@ -62,7 +61,7 @@ def test_what_surrounds_a_convolution_in_float_is_standard(op: str, library: Pat
 
 
 @pytest.mark.parametrize("kind", ["Average", "Max"])
-def test_a_global_pool_of_known_size_has_a_window(kind: str, library: Path) -> None:
+def test_a_global_pool_of_known_size_has_a_window(kind, library):
   """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
   original = network()
   del original.graph.node[3:]
@@ -83,7 +82,7 @@ def test_a_global_pool_of_known_size_has_a_window(kind: str, library: Path) -> N
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_other_models_stay(library: Path, tmp_path: Path) -> None:
+def test_other_models_stay(library, tmp_path):
   optimized, _ = ortplugin.optimize(network())
   half, _ = ortplugin.optimize(network("float16"))
   assert "FusedConv" in ours(half)
@@ -106,7 +105,7 @@ def test_other_models_stay(library: Path, tmp_path: Path) -> None:
       ortplugin.session(source, ["cpu"])
 
 
-def test_products_in_float_are_standard_alone_without_convolutions(library: Path) -> None:
+def test_products_in_float_are_standard_alone_without_convolutions(library):
   case, half = (made(dtype, BIAS_RELU, dtype, (3, 8), 6, constant=True) for dtype in ("float", "float16"))
   model = onnx.load_from_string(case.model())
   program = "(float x) => (float z) { z = Neg(x) }"
@@ -120,7 +119,7 @@ def test_products_in_float_are_standard_alone_without_convolutions(library: Path
     assert standard_on_cpu(each) is None
 
 
-def test_no_standard_form_at_its_opset(library: Path) -> None:
+def test_no_standard_form_at_its_opset(library):
   """An average with dilations is none before opset 19."""
   optimized, _ = ortplugin.optimize(network())
   attributes = {"kind": "average", "kernel_shape": [2, 2], "dilations": [2, 2]}
@@ -129,7 +128,7 @@ def test_no_standard_form_at_its_opset(library: Path) -> None:
 
 
 @pytest.mark.parametrize("providers", [["cuda"], ["cpu"]])
-def test_with_a_gpu_or_unasked_the_model_stays(providers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
   optimized, _ = ortplugin.optimize(network())
   given = []
 
@@ -143,7 +142,7 @@ def test_with_a_gpu_or_unasked_the_model_stays(providers: list[str], monkeypatch
   assert ours(given[0]) == ours(optimized)
 
 
-def test_verification_times_what_a_session_runs(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_times_what_a_session_runs(library, tmp_path, monkeypatch):
   model = network()
   optimized, _ = ortplugin.optimize(model)
   sides = []

@@ -1,9 +1,5 @@
 """FusedSumTo in ONNX Runtime on the CPU: its reference and its decomposition; shapes; threads; what is refused."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto
@@ -18,7 +14,7 @@ FLOAT = TensorProto.FLOAT
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -32,7 +28,7 @@ DECOMPOSED = [case for case in CASES if "bfloat16" not in case.program.dtypes.va
 
 
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
-def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
   dtypes = set(case.program.dtypes.values())
@@ -41,7 +37,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
+def test_the_number_of_threads_changes_no_bit(library, case):
   on_any_threads(case)
 
 
@@ -56,12 +52,12 @@ def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None
     ((("n", 3, "h", 8), ("c", 1, "w")), (["n", 1, 1, 1], [3, "h", 8])),
   ],
 )
-def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: Sequence[list[Any]]) -> None:
+def test_shapes_are_inferred(library, shapes, wanted):
   session = make(model_of(typed(BOTH, "float"), shapes))
   assert [output.shape for output in session.get_outputs()] == list(wanted)
 
 
-def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+def test_shapes_may_change_from_run_to_run(library):
   text = typed(BOTH, "float")
   for declared in ([("a", "b", "c", "d"), ("e", "f", "g")], [None, None]):
     session = make(model_of(text, declared))
@@ -103,14 +99,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
+def test_a_wrong_node_is_refused(library, name):
   assert_refused(WRONG[name], "FusedSumTo")
 
 
 # ---- threads
 
 
-def test_many_threads_run_one_session(library: Path) -> None:
+def test_many_threads_run_one_session(library):
   """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(BOTH, "float")
   session = make(model_of(text, [("n", "c", "h", "w"), ("c", 1, "w")]))
@@ -123,6 +119,6 @@ def test_many_threads_run_one_session(library: Path) -> None:
   in_threads(8, work)
 
 
-def test_runs_are_bit_identical(library: Path) -> None:
+def test_runs_are_bit_identical(library):
   case = by_name["large: lerp, gradients over other axes, float"]
   assert_runs_repeat(make(case.model()), case, check, 20)

@@ -3,7 +3,6 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], expected: Counter[s
     (True, 2, {"stride": 2, "padding": 1, "output_padding": 1}),
   ],
 )
-def test_gradients_of_convolutions(library: Path, transposed: bool, groups: int, attributes: dict[str, Any]) -> None:
+def test_gradients_of_convolutions(library, transposed, groups, attributes):
   torch.manual_seed(1)
   x, w, b = torch.randn(2, 4, 9, 8), torch.randn(4, 6 // groups, 3, 3), torch.randn(6)
   if not transposed:
@@ -60,7 +59,7 @@ def test_gradients_of_convolutions(library: Path, transposed: bool, groups: int,
   check(step, (x, w, b), Counter({"ConvGrad": 1}))
 
 
-def test_a_saliency_map(library: Path) -> None:
+def test_a_saliency_map(library):
   """Only the image's gradient is asked for."""
   torch.manual_seed(2)
 
@@ -73,7 +72,7 @@ def test_a_saliency_map(library: Path) -> None:
   assert len(node.output) == 1
 
 
-def test_lerp_and_its_gradients(library: Path) -> None:
+def test_lerp_and_its_gradients(library):
   torch.manual_seed(3)
 
   def step(x: Any, y: Any, w: Any) -> Any:
@@ -86,14 +85,14 @@ def test_lerp_and_its_gradients(library: Path) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.25, -1.5])
-def test_lerp_with_a_number(library: Path, weight: float) -> None:
+def test_lerp_with_a_number(library, weight):
   def step(x: Any, y: Any) -> Any:
     return (torch.lerp(x, y, weight),)
 
   check(step, (torch.randn(4, 5), torch.randn(4, 5)), Counter({"FusedPointwise": 1}), 1e-6)
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "onnxscript", None)
   with pytest.raises(UsageError, match=r"needs torch and onnxscript.*pip install ortplugin\[torch\]"):
     torch_export.translations()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def outputs(model: ModelProto, feeds: Mapping[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
-def test_the_fastest_stands_in_the_model(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_stands_in_the_model(best, monkeypatch):
   model, feeds = two_scatters()
   measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
   tuned, report = tune.tune(model, feeds, CPU)
@@ -92,7 +91,7 @@ def test_the_fastest_stands_in_the_model(best: str, monkeypatch: pytest.MonkeyPa
     pytest.param(1.0, id="equally fast"),
   ],
 )
-def test_a_node_stays(others: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_stays(others, monkeypatch):
   model, feeds = two_scatters()
   timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else others)
   tuned, report = tune.tune(model, feeds, CPU)
@@ -100,7 +99,7 @@ def test_a_node_stays(others: float | None, monkeypatch: pytest.MonkeyPatch) -> 
   assert {entry.choice for entry in report} == {""}
 
 
-def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_fastest_by_chance_is_not_taken(monkeypatch):
   """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
   model, feeds = two_scatters()
 
@@ -117,13 +116,13 @@ def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch)
   assert all(set(entry.microseconds.values()) == {1.0} for entry in report)
 
 
-def test_a_node_that_can_not_be_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_can_not_be_measured_stays(monkeypatch):
   model, feeds = two_scatters()
   timed(monkeypatch, lambda candidate: None if algorithm(candidate) == "auto" else 1.0)
   assert tune.tune(model, feeds, CPU)[0] == model
 
 
-def test_what_gives_other_outputs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gives_other_outputs_is_not_taken(monkeypatch):
   model, feeds = two_scatters()
   times = {"sorting": 1.0, "parallel": 2.0}
   timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
@@ -141,7 +140,7 @@ def test_what_gives_other_outputs_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
   assert report[0].microseconds["algorithm=sorting"] is None
 
 
-def test_outputs_are_compared_without_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_compared_without_a_cuda_graph(monkeypatch):
   """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
   model, feeds = two_scatters()
   node = model.graph.node[0]
@@ -159,7 +158,7 @@ def test_outputs_are_compared_without_a_cuda_graph(monkeypatch: pytest.MonkeyPat
   assert graphs == [False, False]
 
 
-def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch):
   model, feeds = two_scatters()
   node = model.graph.node[0]
   real, runs = tune.run_on_host, []
@@ -179,7 +178,7 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch: pytest
     assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
 
 
-def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_again_measures_the_way_back(monkeypatch):
   model, feeds = two_scatters()
   timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
   once, _ = tune.tune(model, feeds, CPU)
@@ -215,7 +214,7 @@ def ways_of(candidate: Sequence[NodeProto]) -> tuple[str, str] | None:
   ("data", "weight"),
   [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
 )
-def test_the_best_of_each_attribute_stands_in_the_node(data: str, weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_each_attribute_stands_in_the_node(data, weight, monkeypatch):
   model, feeds = gradient(monkeypatch)
 
   def seconds(candidate: Sequence[NodeProto]) -> float:
@@ -237,7 +236,7 @@ def test_the_best_of_each_attribute_stands_in_the_node(data: str, weight: str, m
     assert (expected == found).all()
 
 
-def test_a_choice_must_pay_beside_the_ones_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_must_pay_beside_the_ones_before_it(monkeypatch):
   """Each of the two halves the time, but together they are no faster than the first."""
   model, feeds = gradient(monkeypatch)
   timed(monkeypatch, lambda candidate: 1.0 if "own" in (ways_of(candidate) or ()) else 2.0)
@@ -246,7 +245,7 @@ def test_a_choice_must_pay_beside_the_ones_before_it(monkeypatch: pytest.MonkeyP
   assert entry.choice == "data_algorithm=own"
 
 
-def test_a_wrong_choice_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_choice_leaves_the_others(monkeypatch):
   """The fastest dX is wrong: the next one is taken, and dW is chosen beside that."""
   model, feeds = gradient(monkeypatch)
   of_data, of_weight = {"own": 3.0, "engine=2": 4.0}, {"own": 1.0}
@@ -264,9 +263,7 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("standard", "is_taken"), [(4.95, False), (4.5, True)])
-def test_standard_onnx_competes_with_the_chosen(
-  standard: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_onnx_competes_with_the_chosen(standard, is_taken, monkeypatch):
   model, feeds = gradient(monkeypatch)
 
   def seconds(candidate: Sequence[NodeProto]) -> float:
@@ -279,7 +276,7 @@ def test_standard_onnx_competes_with_the_chosen(
   assert ways_of(tuned.graph.node) == (None if is_taken else ("own", "auto"))
 
 
-def test_it_measures() -> None:
+def test_it_measures():
   """No clock replaced: every candidate runs here, and the tuned model agrees with the original."""
   path, skip = DATA / "bert_torchscript_opset17_dynamic.onnx", ["matmul-to-tf32"]
   _, report = ortplugin.optimize(path, tune=True, verify=True, providers=["cpu"], skip=skip)
@@ -297,13 +294,13 @@ def test_it_measures() -> None:
   assert report.to_dict()["tuning"][0]["node"] == report.tuning[0].node
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_says_so(monkeypatch):
   monkeypatch.setattr(tuning, "available_providers", lambda: (CPU,))
   with pytest.raises(UsageError, match=r"NVIDIA GPU.*'cpu'"):
     ortplugin.optimize(two_scatters()[0], tune=True)
 
 
-def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch):
   def wrong(model: ModelProto, *rest: object) -> tuple[ModelProto, list[tune.TunedNode]]:
     tuned = ModelProto()
     tuned.CopyFrom(model)
@@ -322,7 +319,7 @@ def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch: pytest.MonkeyPatch)
     ortplugin.optimize(model, tune=True, verify=True, providers=["cpu"], inputs=feeds)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
   source, target = DATA / "bert_dynamo.onnx", tmp_path / "tuned.onnx"
   assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu"]) == 0
   assert "Tuning, microseconds" in capsys.readouterr().out

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,7 +131,7 @@ def verified(optimized: onnx.ModelProto, text: str = MODEL, **more: Any) -> Prov
   return result
 
 
-def test_plain_runs_and_replays_are_compared(machine: Machine) -> None:
+def test_plain_runs_and_replays_are_compared(machine):
   result = verified(renamed(), device_id=1)
   assert result.passed
   assert [(each.name, each.mode) for each in result.inputs] == [
@@ -149,7 +148,7 @@ def test_plain_runs_and_replays_are_compared(machine: Machine) -> None:
   assert result.original_ms is not None
 
 
-def test_values_that_are_wrong_in_replays_only(machine: Machine) -> None:
+def test_values_that_are_wrong_in_replays_only(machine):
   def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
     return {**outputs, "z": outputs["z"] + 3} if model.graph.name == "new" and replay == 11 else outputs
 
@@ -165,7 +164,7 @@ def test_values_that_are_wrong_in_replays_only(machine: Machine) -> None:
   assert verified(renamed("old")).passed
 
 
-def test_what_the_original_does_itself_is_not_blamed_on_the_optimized_model(machine: Machine) -> None:
+def test_what_the_original_does_itself_is_not_blamed_on_the_optimized_model(machine):
   """Its replays differ in their last bits, as sums by atomic additions do; then in values, which is no yardstick."""
   step = 1e-6
 
@@ -184,7 +183,7 @@ def test_what_the_original_does_itself_is_not_blamed_on_the_optimized_model(mach
   assert not verified(renamed()).passed
 
 
-def test_a_model_that_can_not_be_captured_says_why(machine: Machine) -> None:
+def test_a_model_that_can_not_be_captured_says_why(machine):
   machine.refuse = lambda model: "operation not permitted when stream is capturing"
   result = verified(renamed())
   assert result.passed
@@ -194,7 +193,7 @@ def test_a_model_that_can_not_be_captured_says_why(machine: Machine) -> None:
   assert result.notes == ()
 
 
-def test_that_the_original_alone_can_be_captured_is_a_note(machine: Machine) -> None:
+def test_that_the_original_alone_can_be_captured_is_a_note(machine):
   machine.refuse = lambda model: "too many inputs" if model.graph.name == "new" else ""
   result = verified(renamed())
   assert result.passed
@@ -203,7 +202,7 @@ def test_that_the_original_alone_can_be_captured_is_a_note(machine: Machine) -> 
   assert "too many inputs" in note
 
 
-def test_an_optimized_model_that_alone_can_be_captured_is_compared(machine: Machine) -> None:
+def test_an_optimized_model_that_alone_can_be_captured_is_compared(machine):
   machine.refuse = lambda model: "" if model.graph.name == "new" else "32 inputs"
   machine.spoil = lambda model, options, replay, outputs: {name: array * 2 for name, array in outputs.items()}
   result = verified(renamed())
@@ -211,7 +210,7 @@ def test_an_optimized_model_that_alone_can_be_captured_is_compared(machine: Mach
   assert result.replays == REPLAYS
 
 
-def test_an_error_in_replays_is_a_failure(machine: Machine) -> None:
+def test_an_error_in_replays_is_a_failure(machine):
   def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
     if model.graph.name == "new" and replay == 3:
       raise RuntimeError("an illegal memory access was encountered")
@@ -224,13 +223,13 @@ def test_an_error_in_replays_is_a_failure(machine: Machine) -> None:
   assert result.inputs[-1].mode == GRAPH
 
 
-def test_replays_that_are_waited_for_are_noted(machine: Machine) -> None:
+def test_replays_that_are_waited_for_are_noted(machine):
   machine.busy = False
   (note,) = verified(renamed()).notes
   assert "waits for each replay" in note
 
 
-def test_float_weights_are_replayed_with_tf32_too(machine: Machine) -> None:
+def test_float_weights_are_replayed_with_tf32_too(machine):
   """Against runs of the same session without a graph: its values are not those without TF32."""
   result = verified(renamed(text=WEIGHTS), WEIGHTS)
   assert result.passed
@@ -249,9 +248,7 @@ def test_float_weights_are_replayed_with_tf32_too(machine: Machine) -> None:
   ("original", "optimized", "passes"),
   [(1, 1.005, True), (1, 1.1, False), (1.1, 1.1, True), (1.1, 1.15, True), (1.1, 1.5, False), (1, np.nan, False)],
 )
-def test_values_with_tf32_are_the_originals_but_for_rounding(
-  machine: Machine, original: float, optimized: float, passes: bool
-) -> None:
+def test_values_with_tf32_are_the_originals_but_for_rounding(machine, original, optimized, passes):
   """The original's own rounding with TF32 says how far they may be from its values without."""
   machine.tf32 = lambda side, value: value * np.float32(optimized if side.path.stem != "original" else original)
   result = verified(renamed(text=WEIGHTS), WEIGHTS)
@@ -262,7 +259,7 @@ def test_values_with_tf32_are_the_originals_but_for_rounding(
 
 
 @pytest.mark.parametrize(("optimized", "passes"), [(1.005, True), (1.1, False), (np.nan, False)])
-def test_what_can_not_be_captured_runs_with_tf32_too(machine: Machine, optimized: float, passes: bool) -> None:
+def test_what_can_not_be_captured_runs_with_tf32_too(machine, optimized, passes):
   """Only floats are asked: an index may be another one where two scores are nearly equal."""
   text = WEIGHTS.replace("=> (float[1,2] y)", "=> (float[1,2] y, int64[1,1] i)")
   text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis = 1>(y)")
@@ -282,7 +279,7 @@ def test_what_can_not_be_captured_runs_with_tf32_too(machine: Machine, optimized
   assert [output.name for each in result.inputs[2:] for output in each.outputs] == ["y", "y"]
 
 
-def test_an_error_with_tf32_alone_is_a_failure(machine: Machine) -> None:
+def test_an_error_with_tf32_alone_is_a_failure(machine):
   def refuse(side: Side, value: Any) -> Any:
     raise RuntimeError("no plan")
 
@@ -293,7 +290,7 @@ def test_an_error_with_tf32_alone_is_a_failure(machine: Machine) -> None:
   assert "no plan" in result.inputs[-1].outputs[0].message
 
 
-def test_shifted_values_are_the_same_ones_elsewhere() -> None:
+def test_shifted_values_are_the_same_ones_elsewhere():
   feeds = {"a": np.arange(6).reshape(1, 6), "s": np.float32(3), "l": [np.arange(3)], "n": 1}
   found = shifted(feeds)
   assert found["a"].tolist() == [[5, 0, 1, 2, 3, 4]]
@@ -321,9 +318,7 @@ class Rename:
 
 
 @pytest.mark.parametrize("guilty", ["abs", "exp", "sqrt"])
-def test_the_rewrite_that_makes_replays_differ_is_named(
-  machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], guilty: str
-) -> None:
+def test_the_rewrite_that_makes_replays_differ_is_named(machine, monkeypatch, tmp_path, capsys, guilty):
   """In plain runs every one of them is right."""
 
   def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
@@ -355,7 +350,7 @@ def test_the_rewrite_that_makes_replays_differ_is_named(
 # ---- tuning
 
 
-def test_tuning_takes_nothing_whose_replays_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_takes_nothing_whose_replays_differ(monkeypatch):
   """Four copies side by side, on the GPU that was asked for; the first two runs are plain and agree."""
   from ort.test_tune import two_scatters
 

@@ -56,19 +56,19 @@ def check(library: Path) -> None:
   assert not {name for name in asked if re.match(r"_?Py[A-Z_]", name)}
 
 
-def test_the_library(library: Path) -> None:
+def test_the_library(library):
   check(library)
   assert needed(library) <= GLIBC | {"libstdc++.so.6", "libgcc_s.so.1"}
 
 
-def test_the_tag_names_no_python() -> None:
+def test_the_tag_names_no_python():
   tags = re.findall(r"^Tag: (.+)$", importlib.metadata.distribution("ortplugin").read_text("WHEEL") or "", re.M)
   assert tags
   assert {tag.rpartition("-")[0] for tag in tags} == {"py3-none"}
 
 
 @pytest.mark.skipif(not WHEELS, reason="no wheel in dist/, where `make wheel` puts it")
-def test_the_wheel(tmp_path: Path) -> None:
+def test_the_wheel(tmp_path):
   for wheel in WHEELS:
     tag = re.fullmatch(r"ortplugin-[\d.]+-py3-none-manylinux_(\d+)_(\d+)_\w+\.whl", wheel.name)
     assert tag, wheel.name

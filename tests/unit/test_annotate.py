@@ -35,7 +35,7 @@ def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...]
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
-def test_names_of_outputs_give_way_to_lengths() -> None:
+def test_names_of_outputs_give_way_to_lengths():
   """Every value is an output whose declared name contradicts what is inferred."""
   found = shapes("""g (float[3,2] x, float[2,P] r) => (float[L,M] v0, float[M,P] v1, float[M,B] v3)
     <float[2] g = {1, 1}> { v0 = com.microsoft.SkipLayerNormalization(x, r, g)  v1 = Add(v0, x)
@@ -43,7 +43,7 @@ def test_names_of_outputs_give_way_to_lengths() -> None:
   assert found["v0"] == found["v1"] == found["v2"] == (3, 2)
 
 
-def test_a_name_of_the_input_wins_over_a_declared_length() -> None:
+def test_a_name_of_the_input_wins_over_a_declared_length():
   """As where a network was exported for one image and its input was opened then."""
   text = "g (float[N,4] x) => (float[B,4] y) <float[1,4] a> { a = Relu(x)  y = Neg(a) }"
   assert shapes(text) == {"a": ("N", 4), "y": ("N", 4)}
@@ -52,7 +52,7 @@ def test_a_name_of_the_input_wins_over_a_declared_length() -> None:
   assert shapes(text)["a"] == ("N", 4)
 
 
-def test_what_only_the_model_says_is_taken() -> None:
+def test_what_only_the_model_says_is_taken():
   text = "g (float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
   assert shapes(text)["a"] == (3, 5)
 
@@ -66,14 +66,14 @@ STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] 
   }"""
 
 
-def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says() -> None:
+def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says():
   """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
   graph = annotated(parsed(STALE))
   shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
   assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 
 
-def test_descriptions_that_are_wrong_go() -> None:
+def test_descriptions_that_are_wrong_go():
   made, _, _ = run_passes(parsed(STALE), select_passes(only=["fuse-scatter"]))
   assert [node.domain for node in made.graph.node] == ["", "", "", "ortplugin"]
   said = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in made.graph.value_info}
@@ -81,7 +81,7 @@ def test_descriptions_that_are_wrong_go() -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_it_ends_whatever_a_model_says_of_its_values(seed: int) -> None:
+def test_it_ends_whatever_a_model_says_of_its_values(seed):
   """Also with contradictions in every value, of which some are outputs."""
   pick = random.Random(seed)
 
@@ -103,7 +103,7 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed: int) -> None:
   assert shapes(f"{text} {{ {'  '.join(nodes)} }}", pick.choice([13, 17]))
 
 
-def test_a_length_gives_way_to_a_surer_one_only() -> None:
+def test_a_length_gives_way_to_a_surer_one_only():
   tensor = gs.Variable("t", None, (1, None, "N"))
   certainty = Certainty([])
   assert certainty.learn(tensor, ("B", 4, "unk__7"), INFERRED)
@@ -117,7 +117,7 @@ def test_a_length_gives_way_to_a_surer_one_only() -> None:
     assert not certainty.learn(tensor, (7, 7), level)
 
 
-def test_a_surer_rank_replaces_another() -> None:
+def test_a_surer_rank_replaces_another():
   tensor = gs.Variable("t", None, (1, 2))
   certainty = Certainty([])
   assert certainty.learn(tensor, (3,), INFERRED)

@@ -23,7 +23,7 @@ FLOAT = np.dtype(np.float32)
 # ---- layouts
 
 
-def test_a_layout_is_axes_of_atoms() -> None:
+def test_a_layout_is_axes_of_atoms():
   layout = parse(" b  s(1/3 h:4/16 d) ")
   assert layout.axes == ((Atom("b"),), (Atom("s"),), (Atom("/", 1, 3), Atom("h", 4, 16), Atom("d")))
   assert str(layout) == "b s (1/3 h:4/16 d)"
@@ -32,7 +32,7 @@ def test_a_layout_is_axes_of_atoms() -> None:
 
 
 @pytest.mark.parametrize("texts", LAYOUTS.values())
-def test_the_text_of_a_layout_is_the_layout(texts: tuple[str, ...]) -> None:
+def test_the_text_of_a_layout_is_the_layout(texts):
   for text, is_output in zip(texts, (False, False, False, True), strict=True):
     whole = text.format(h=4, hk=6, t=8)
     assert str(parse(whole, is_output=is_output)) == whole
@@ -65,12 +65,12 @@ WRONG_LAYOUTS = {
 
 
 @pytest.mark.parametrize("text", WRONG_LAYOUTS)
-def test_what_is_no_layout(text: str) -> None:
+def test_what_is_no_layout(text):
   with pytest.raises(ValueError, match=WRONG_LAYOUTS[text].replace("(", r"\(")):
     parse(text)
 
 
-def test_an_output_may_merge_what_it_likes() -> None:
+def test_an_output_may_merge_what_it_likes():
   assert str(parse("(b s h d)", is_output=True)) == "(b s h d)"
   for text in ("b s h d 0/1", "b s h:0/4 d"):
     with pytest.raises(ValueError, match="an output is all of its tensor"):
@@ -90,11 +90,11 @@ SIZES: list[tuple[str, int, Shape, Sizes]] = [
 
 
 @pytest.mark.parametrize(("text", "heads", "shape", "wanted"), SIZES)
-def test_sizes_of_a_shape(text: str, heads: int, shape: Shape, wanted: Sizes) -> None:
+def test_sizes_of_a_shape(text, heads, shape, wanted):
   assert sizes(parse(text), heads, shape) == wanted
 
 
-def test_a_shape_that_does_not_fit() -> None:
+def test_a_shape_that_does_not_fit():
   for text, shape, words in (
     ("b h s d", (2, 3, 5, 8), r"\[2, 3, 5, 8\], but by its layout 'b h s d' axis 1 has 4"),
     ("b s (h d)", (2, 5, 30), "axis 2 has a multiple of 4"),
@@ -105,7 +105,7 @@ def test_a_shape_that_does_not_fit() -> None:
       sizes(parse(text), 4, shape)
 
 
-def test_shapes_of_sizes() -> None:
+def test_shapes_of_sizes():
   for text, of, wanted in (
     ("b s (h d)", Sizes("N", "S", 8), ("N", "S", 32)),
     ("b s (h d)", Sizes("N", 5, None), ("N", 5, None)),
@@ -145,7 +145,7 @@ def slow(q: Array, k: Array, v: Array, mask: Array | None, how: Scores) -> Array
 
 @pytest.mark.parametrize("causal", ["none", "upper_left", "lower_right"])
 @pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (4, 4), (1, 3), (3, 0)])
-def test_the_reference_is_the_formula(queries: int, keys: int, causal: str) -> None:
+def test_the_reference_is_the_formula(queries, keys, causal):
   rng = np.random.default_rng(queries * 10 + keys)
   q, k, v = rng.standard_normal((2, 4, queries, 3)), rng.standard_normal((2, 2, keys, 3)), rng.random((2, 2, keys, 6))
   seen = rng.random((queries, keys)) < 0.6
@@ -157,7 +157,7 @@ def test_the_reference_is_the_formula(queries: int, keys: int, causal: str) -> N
         np.testing.assert_allclose(attention(q, k, v, mask, how), slow(q, k, v, mask, how), 1e-12)
 
 
-def test_views() -> None:
+def test_views():
   x = np.arange(2 * 5 * 3 * 4 * 8).reshape(2, 5, 96)
   whole = x.reshape(2, 5, 3, 4, 8)
   np.testing.assert_array_equal(view(x, parse("b s (1/3 h d)"), 4), whole[:, :, 1].transpose(0, 2, 1, 3))
@@ -169,7 +169,7 @@ def test_views() -> None:
   np.testing.assert_array_equal(view(laid_out(heads, parse("s (h d) b")), parse("s (h d) b"), 2), heads)
 
 
-def test_the_decomposition_is_small_where_nothing_is_asked_for() -> None:
+def test_the_decomposition_is_small_where_nothing_is_asked_for():
   node = case_of("plain", "float", (2, 3, 5, 7, 8), scale=1.0).node()
   assert [each.op_type for each in OPERATOR.decompose(node, 18) if each.op_type != "Constant"] == [
     "Transpose", "MatMul", "Softmax", "MatMul", "Identity",
@@ -183,7 +183,7 @@ def types_of(*shapes: Shape | None) -> list[TensorType]:
   return [TensorType(FLOAT, shape) for shape in shapes]
 
 
-def test_shape_inference() -> None:
+def test_shape_inference():
   node = case_of("shapes", "float", (2, 4, 2, 5, 7, 8, 6), "merged").node()
   for shapes, wanted in (
     ([("N", "S", 32), ("N", "T", 16), ("N", "T", 12)], ("N", "S", 24)),
@@ -221,11 +221,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
 
-def test_shapes_of_a_cache() -> None:
+def test_shapes_of_a_cache():
   node = node_with(5, 3, past_layout="b s h d")
   given = types_of((2, 4, 5, 8), (2, 2, "N", 8), (None, 2, 5, 6), (2, 7, 2, 8), (2, "P", 2, 6))
   assert OPERATOR.infer_shapes(node, given) == types_of((2, 4, 5, 6), (2, 12, 2, 8), (2, 12, 2, 6))
@@ -233,7 +233,7 @@ def test_shapes_of_a_cache() -> None:
   assert OPERATOR.infer_shapes(node, given) == types_of((2, 4, 5, None), (2, None, 2, 8), (2, None, 2, None))
 
 
-def test_the_mask_broadcasts_and_dtypes_are_those_of_the_attributes() -> None:
+def test_the_mask_broadcasts_and_dtypes_are_those_of_the_attributes():
   right = [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)]
   assert OPERATOR.infer_shapes(node_with(), types_of(*right)) == types_of((2, 4, 5, 6))
   masked = node_with(4, mask_dtype="bool")
@@ -256,7 +256,7 @@ def _outputs(case: Case) -> list[Array]:
 
 
 @pytest.mark.parametrize("case", CASES[::9], ids=lambda case: case.name)
-def test_the_reference_passes_its_own_comparison(case: Case) -> None:
+def test_the_reference_passes_its_own_comparison(case):
   check(case, _outputs(case))
 
 
@@ -274,7 +274,7 @@ def turned(x: Array, cos: Array, sin: Array) -> Array:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
 @pytest.mark.parametrize("mistake", ROTATED_MISTAKES)
-def test_the_comparison_sees_mistakes_of_a_rotation(mistake: str, dtype: str) -> None:
+def test_the_comparison_sees_mistakes_of_a_rotation(mistake, dtype):
   case = case_of(f"mistaken, rotated, {dtype}", dtype, (2, 2, 20, 20, 16), tables=(dtype, (20, 4)), rotary="half")
   inputs = [np.asarray(x) for x in case.inputs()]
   changed = [np.asarray(x).astype(inputs[0].dtype) for x in ROTATED_MISTAKES[mistake](inputs)]
@@ -282,7 +282,7 @@ def test_the_comparison_sees_mistakes_of_a_rotation(mistake: str, dtype: str) ->
     check(case, OPERATOR.reference(case.node(), changed))
 
 
-def test_a_rotation_is_the_formula() -> None:
+def test_a_rotation_is_the_formula():
   """One pair at a time, as products of complex numbers."""
   rng = np.random.default_rng(5)
   x, angles = rng.standard_normal((2, 3, 4, 11)), rng.uniform(-9, 9, (2, 4, 5))
@@ -297,7 +297,7 @@ def test_a_rotation_is_the_formula() -> None:
     np.testing.assert_array_equal(found[..., 10:], x[..., 10:])
 
 
-def test_tables_in_the_mask_s_place() -> None:
+def test_tables_in_the_mask_s_place():
   """An empty name between V and cos is no mask."""
   case = by_name["rotary half, merged"]
   node = case.node()
@@ -318,7 +318,7 @@ MISTAKES: dict[str, Callable[[list[Array]], list[Array]]] = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_comparison_sees_mistakes(mistake: str, dtype: str) -> None:
+def test_the_comparison_sees_mistakes(mistake, dtype):
   case = case_of(f"mistaken, {dtype}", dtype, (2, 2, 20, 70, 16))
   inputs = [np.asarray(x) for x in case.inputs()]
   changed = [np.asarray(x).astype(inputs[0].dtype) for x in MISTAKES[mistake](inputs)]

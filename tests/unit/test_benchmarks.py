@@ -5,7 +5,6 @@ import lzma
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import onnx
@@ -51,7 +50,7 @@ models = _load_models()
     ("whisper_encoder:1", "fp16", (1,), "whisper_encoder:1", "Whisper-tiny encoder, batch 1"),
   ],
 )
-def test_what_a_case_says(text: str, dtype: str, sizes: tuple[int, ...], found: str, title: str) -> None:
+def test_what_a_case_says(text, dtype, sizes, found, title):
   case = models.Case.parse(text, dtype)
   assert case.sizes == sizes
   assert str(case) == found
@@ -72,12 +71,12 @@ def test_what_a_case_says(text: str, dtype: str, sizes: tuple[int, ...], found: 
     ("resnet50:8:int8", "ends in none of fp16, bf16, fp32"),
   ],
 )
-def test_a_case_that_is_none_says_what_would_be(text: str, message: str) -> None:
+def test_a_case_that_is_none_says_what_would_be(text, message):
   with pytest.raises(SystemExit, match=message):
     models.Case.parse(text)
 
 
-def test_groups_are_measured_apart() -> None:
+def test_groups_are_measured_apart():
   found = models.grouped("transformers,resnet50:8,bert_base:2x16", "fp16")
   assert [str(case) for case in found["models"]] == ["resnet50:8"]
   assert [str(case) for case in found["transformers"]] == [*models.GROUPS["transformers"], "bert_base:2x16"]
@@ -88,14 +87,14 @@ def test_groups_are_measured_apart() -> None:
   assert {text.partition(":")[0] for texts in models.GROUPS.values() for text in texts} == set(models.NETWORKS)
 
 
-def test_the_pages_have_the_tables_of_the_records() -> None:
+def test_the_pages_have_the_tables_of_the_records():
   records = {group: timing.read(timing.RESULTS / f"{group}.json.xz") for group in models.GROUPS}
   for record in records.values():
     assert models.table(record) in timing.BENCHMARKS.read_text()
   assert models.headline(records) in timing.README.read_text()
 
 
-def test_rows_that_lack_contenders_have_empty_cells() -> None:
+def test_rows_that_lack_contenders_have_empty_cells():
   rows = [
     {"case": "gpt2:1x256", "microseconds": {"default": 9.0, "nchw": 8.0, "nhwc": 7.0, "ours": 2.0, "compile": 3.0},
      "errors": {"torch": 1e-3}, "graphs": {"ours": {"refused": "no"}}},
@@ -110,7 +109,7 @@ def test_rows_that_lack_contenders_have_empty_cells() -> None:
 # ---- records
 
 
-def test_a_record_is_what_was_written(tmp_path: Path) -> None:
+def test_a_record_is_what_was_written(tmp_path):
   rows = [
     {"case": "a", "us": {"ours": 12.0, "ort": 3.25}, "shapes": {"x": [2, 3]}, "counts": {"Relu": 1}, "empty": {}},
     {"case": "a", "us": {"ours": 0.000303, "ort": 1.23456789}, "shapes": {"x": []}, "counts": {"MatMul": 2},
@@ -137,7 +136,7 @@ def test_a_record_is_what_was_written(tmp_path: Path) -> None:
 # ---- attention
 
 
-def test_cases_of_attention_are_distinct_and_have_steps_that_fit() -> None:
+def test_cases_of_attention_are_distinct_and_have_steps_that_fit():
   assert len({str(case) for case in attention.CASES}) == len(attention.CASES)
   for case in attention.CASES:
     elements = sum(np.prod(shape) for shape in case.shapes().values())
@@ -153,14 +152,14 @@ def test_cases_of_attention_are_distinct_and_have_steps_that_fit() -> None:
     ({"keys": 5, "kv_heads": 2, "mask": "bias"}, 4 * 2 * 4 * 32 * 45, "x, 2 x 4 x 9 x 5 x 32, 2 kv heads, bias"),
   ],
 )
-def test_flops_are_of_what_is_seen(given: dict[str, Any], flops: int, text: str) -> None:
+def test_flops_are_of_what_is_seen(given, flops, text):
   case = attention.Case("sweep", "x", 2, 9, 4, 32, **given)
   assert case.flops == flops
   assert str(case) == text
 
 
 @pytest.mark.parametrize("mask", ["", "bias", "padding"])
-def test_a_step_of_attention_shares_nothing(mask: str) -> None:
+def test_a_step_of_attention_shares_nothing(mask):
   case = attention.Case("sweep", "x", 2, 9, 4, 32, keys=5, kv_heads=2, mask=mask)
   model = onnx.load_from_string(case.model(3))
   onnx.checker.check_model(model)
@@ -169,7 +168,7 @@ def test_a_step_of_attention_shares_nothing(mask: str) -> None:
   assert {value.name for value in (*model.graph.input, *model.graph.output)} == set(names)
 
 
-def test_the_table_of_attention_names_the_fastest_backend() -> None:
+def test_the_table_of_attention_names_the_fastest_backend():
   times = {"flash": 4.0, "efficient": 8.0, "ortplugin": 2.0}
   row = {"case": "x", "table": "sweep", "flops": 6_000_000, "microseconds": times}
   lines = attention.table({"environment": ENVIRONMENT, "rows": [row]}).split("\n")
@@ -182,7 +181,7 @@ def test_the_table_of_attention_names_the_fastest_backend() -> None:
 # ---- matrix products
 
 
-def test_products_are_distinct_and_have_steps_that_fit() -> None:
+def test_products_are_distinct_and_have_steps_that_fit():
   cases = [*matmul.network_cases(), *matmul.sweep_cases(matmul.ROWS, matmul.WEIGHTS, list(matmul.EPILOGUES))]
   assert len({str(case) for case in cases}) == len(cases)
   for case in cases:
@@ -192,7 +191,7 @@ def test_products_are_distinct_and_have_steps_that_fit() -> None:
 
 @pytest.mark.parametrize("epilogue", matmul.EPILOGUES)
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_a_step_of_a_product_shares_nothing(epilogue: str, dtype: str) -> None:
+def test_a_step_of_a_product_shares_nothing(epilogue, dtype):
   case = matmul.Case("sweep", "", 3, 5, 7, epilogue, dtype)
   weights = [{"w": np.ones((5, 7), case.numpy), "b": np.ones(5, case.numpy)} for _ in range(2)]
   model = onnx.load_from_string(case.model(2, weights))
@@ -202,13 +201,13 @@ def test_a_step_of_a_product_shares_nothing(epilogue: str, dtype: str) -> None:
   assert {tuple(tensor.dims) for tensor in model.graph.initializer} - {(5,)} == {(5, 7)}
 
 
-def test_the_fastest_algorithm_is_kept() -> None:
+def test_the_fastest_algorithm_is_kept():
   times = {"torch": 4.0, "ortplugin": 3.0, "tuned a": 5.0, "tuned b": 2.0}
   assert matmul.best_of(times) == {"microseconds": {"torch": 4.0, "ortplugin": 3.0, "tuned": 2.0}, "algorithm": "b"}
   assert matmul.best_of({"torch": 4.0}) == {"microseconds": {"torch": 4.0}}
 
 
-def test_the_table_of_products_compares_like_with_like() -> None:
+def test_the_table_of_products_compares_like_with_like():
   rows = [
     {"case": "1 x 2 x 3, none", "table": "sweep", "flops": 6_000_000,
      "microseconds": {"torch bare": 3.0, "bare": 2.0}},
@@ -221,5 +220,5 @@ def test_the_table_of_products_compares_like_with_like() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention", "matmul"])
-def test_the_docs_have_a_place_for_the_tables(name: str) -> None:
+def test_the_docs_have_a_place_for_the_tables(name):
   assert f"<!-- benchmark:{name} -->" in timing.BENCHMARKS.read_text()

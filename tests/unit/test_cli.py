@@ -87,11 +87,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line(name: str, tmp_path: Path, run: Run) -> None:
+def test_a_mistake_is_one_line(name, tmp_path, run):
   check_mistake(MISTAKES[name], BERT, tmp_path, run)
 
 
-def test_nothing_is_written_in_a_dry_run(tmp_path: Path, run: Run) -> None:
+def test_nothing_is_written_in_a_dry_run(tmp_path, run):
   for arguments in ((), ("-o", tmp_path / "out.onnx")):
     status, text, _ = run(BERT, "--dry-run", "--no-verify", *arguments)
     assert status == 0
@@ -100,7 +100,7 @@ def test_nothing_is_written_in_a_dry_run(tmp_path: Path, run: Run) -> None:
   assert not list(tmp_path.iterdir())
 
 
-def test_passes_are_listed_and_chosen(tmp_path: Path, run: Run) -> None:
+def test_passes_are_listed_and_chosen(tmp_path, run):
   status, text, _ = run("--list-passes")
   assert status == 0
   assert all(step.name in text and step.summary in text for step in optimizer.PIPELINE)
@@ -113,7 +113,7 @@ def test_passes_are_listed_and_chosen(tmp_path: Path, run: Run) -> None:
   assert "FusedLayerNorm" in text
 
 
-def test_near_misses_are_explained(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_misses_are_explained(tmp_path, run, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Misses(),))
   source = small_file(tmp_path)
   _, text, _ = run(source, "--dry-run")
@@ -123,9 +123,7 @@ def test_near_misses_are_explained(tmp_path: Path, run: Run, monkeypatch: pytest
   assert all(words in text for words in ("it is no Add", "abs (Abs)", "fuse-nothing"))
 
 
-def test_an_internal_error_is_one_line_and_debug_shows_where(
-  tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Misses(ZeroDivisionError("oh")),))
   assert main([str(BERT), "-o", str(tmp_path / "o.onnx")]) == 1
   errors = capsys.readouterr().err
@@ -138,9 +136,7 @@ def test_an_internal_error_is_one_line_and_debug_shows_where(
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
-def test_interruptions_and_exhaustion_are_one_line(
-  error: BaseException, status: int, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run, monkeypatch):
   def fail(*_: object, **__: object) -> None:
     raise error
 
@@ -151,9 +147,7 @@ def test_interruptions_and_exhaustion_are_one_line(
   assert not list(tmp_path.iterdir())
 
 
-def test_a_hostile_name_reaches_no_terminal(
-  tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_name_reaches_no_terminal(tmp_path, capsys, monkeypatch):
   """Found from outside, 22: neither in a refusal nor in a report nor in a traceback."""
   source = small_file(tmp_path)
   model = onnx.load(source)
@@ -172,7 +166,7 @@ def test_a_hostile_name_reaches_no_terminal(
     assert words in captured.err
 
 
-def test_help_and_version(run: Run) -> None:
+def test_help_and_version(run):
   status, text, _ = run("--help")
   assert status == 0
   for option in ("--verify", "--provider", "--input-shape", "--only", "--skip", "--list-passes", "--explain"):
@@ -182,7 +176,7 @@ def test_help_and_version(run: Run) -> None:
   assert run("--version")[1].strip().endswith(ortplugin.__version__)
 
 
-def test_progress_and_colours_stay_out_of_stdout(tmp_path: Path) -> None:
+def test_progress_and_colours_stay_out_of_stdout(tmp_path):
   command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   assert "\x1b" not in done.stdout
@@ -190,7 +184,7 @@ def test_progress_and_colours_stay_out_of_stdout(tmp_path: Path) -> None:
   assert done.stderr == ""
 
 
-def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path: Path) -> None:
+def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path):
   command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
   environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
   done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -209,7 +203,7 @@ def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path: Path) -> None
   assert re.search(rb"[a-z] +\d s", re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown))
 
 
-def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch):
   class Terminal(io.StringIO):
     def isatty(self) -> bool:
       return True
@@ -228,7 +222,7 @@ def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch:
   assert progress._Seconds().render(SimpleNamespace(fields={"begun": 0.0, "step": 8.0})).plain == "8 s"
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
   command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
   process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   assert process.stdout is not None
@@ -241,7 +235,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
   assert (tmp_path / "o.onnx").exists()
 
 
-def test_without_onnxruntime_the_rest_works(tmp_path: Path) -> None:
+def test_without_onnxruntime_the_rest_works(tmp_path):
   (tmp_path / "onnxruntime.py").write_text("raise ImportError('not here')\n")
   path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
   command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx")]

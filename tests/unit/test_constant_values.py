@@ -24,7 +24,7 @@ def graph(dtype: str, more: str = "") -> onnx.ModelProto:
   return model
 
 
-def test_of_constants_alone() -> None:
+def test_of_constants_alone():
   graph_ = annotated(graph("float"))
   found = constant_values(graph_)
   names = {tensor.name for node in graph_.nodes for tensor in node.outputs if id(tensor) in found}
@@ -32,7 +32,7 @@ def test_of_constants_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16"])
-def test_normalised_weights_stay_but_in_half_precision(dtype: str) -> None:
+def test_normalised_weights_stay_but_in_half_precision(dtype):
   graph_ = annotated(graph(dtype))
   changes = [change for each in (FUSE_SUM_TO, FUSE_POINTWISE, LONE_POINTWISE) for change in each(graph_).changes]
   fused = [name for change in changes for name in change.nodes]

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,7 +36,7 @@ def types(x: Sequence[int | str | None] | None) -> list[TensorType]:
   return [TensorType(HALF, shape), TensorType(HALF, (8, 3, 3, 16)), TensorType(HALF, (8,))]
 
 
-def test_the_operator_has_them() -> None:
+def test_the_operator_has_them():
   operator = find("ortplugin", "FusedConv")
   assert operator is not None
   assert operator.device_variants is device_variants
@@ -45,22 +44,22 @@ def test_the_operator_has_them() -> None:
 
 
 @pytest.mark.parametrize("x", [None, ("n", 9, 9, 16), (2, None, 9, 16)])
-def test_unknown_shapes_have_none(x: Sequence[int | str | None] | None) -> None:
+def test_unknown_shapes_have_none(x):
   assert device_variants(node_of(), types(x), [False, True, True]) == ()
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
-def test_without_a_gpu_the_node_and_what_lacks_are_named(library: Path) -> None:
+def test_without_a_gpu_the_node_and_what_lacks_are_named(library):
   with pytest.raises(ModelError, match=r"node 'conv7' \(FusedConv\): its algorithms can't be listed: .*libcuda"):
     device_variants(node_of(), types((2, 9, 9, 16)), [False, True, True])
 
 
-def test_a_node_that_is_wrong_is_refused_before() -> None:
+def test_a_node_that_is_wrong_is_refused_before():
   with pytest.raises(ModelError, match=r"node 'conv7'.*strides"):
     device_variants(node_of(strides=[1, 2, 3]), types((2, 9, 9, 16)), [False, True, True])
 
 
-def test_an_answer_of_any_length_comes_whole(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_of_any_length_comes_whole(library, monkeypatch):
   lines = [f"split:engine={number};k2=1" for number in range(10_000)]
   asked = []
 
@@ -100,7 +99,7 @@ strides=2 1
     (f"FusedConv\nprogram={PROGRAM}\n[2 9 9 16]", "has 1 inputs"),
   ],
 )
-def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason: str) -> None:
+def test_what_the_library_cant_read_is_refused(library, text, reason):
   with pytest.raises(ModelError, match=rf"node 'conv7' \(FusedConv\): .*{reason}"):
     ask(node_of(), text)
 
@@ -134,7 +133,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
   return asked
 
 
-def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_have_one_attribute_at_a_time(monkeypatch):
   case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
   asked = answering(
     monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own", "weight_algorithm=engine=3;k2=1"
@@ -175,9 +174,7 @@ weight_dtype=float
     ("dX dW", "X W", {"data_algorithm", "weight_algorithm"}),
   ],
 )
-def test_only_gradients_that_are_wanted_have_algorithms(
-  gradients: str, operands: str, names: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_gradients_that_are_wanted_have_algorithms(gradients, operands, names, monkeypatch):
   asked = answering(monkeypatch, *(f"{name}=own" for name in names))
   case = gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn")
   found = listed(case)
@@ -185,13 +182,13 @@ def test_only_gradients_that_are_wanted_have_algorithms(
   assert len(asked) == 1
 
 
-def test_a_bias_alone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_alone_has_none(monkeypatch):
   asked = answering(monkeypatch)
   assert not listed(gradient("dB dZ", ""))
   assert not asked
 
 
-def test_gradients_of_unknown_shapes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_unknown_shapes_have_none(monkeypatch):
   case, asked = gradient(), answering(monkeypatch)
   for shape in (None, (2, None, "w", 6)):
     inputs = [TensorType(HALF, shape), *types_of(case)[1:]]
@@ -200,6 +197,6 @@ def test_gradients_of_unknown_shapes_have_none(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
-def test_without_a_gpu_the_gradient_is_named(library: Path) -> None:
+def test_without_a_gpu_the_gradient_is_named(library):
   with pytest.raises(ModelError, match=r"node 'gradient' \(ConvGrad\): its algorithms can't be listed: .*libcuda"):
     listed(gradient())

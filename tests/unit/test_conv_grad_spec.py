@@ -28,7 +28,7 @@ def convolved(case: Case, x: Array, w: Array) -> Array:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_the_reference_is_the_derivative(name: str, transposed: bool) -> None:
+def test_the_reference_is_the_derivative(name, transposed):
   """Of sum(dy * Relu(conv(x, w) + b)) by central differences, which for a piecewise quadratic function are exact."""
   case = Case("derivative", GEOMETRIES[name], typed(RELU, "double"), transposed=transposed)
   rng = np.random.default_rng(len(name))
@@ -56,13 +56,13 @@ FLOATS = [case for case in CASES if case.name.endswith(", float") and 0 not in c
 
 
 @pytest.mark.parametrize("case", FLOATS, ids=lambda case: case.name)
-def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+def test_the_decomposition_runs_without_the_library(case):
   model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
   check(case, computed(model, case.feeds()), unit=2.0**-22)
 
 
 @pytest.mark.parametrize("opset", [11, 13, 22])
-def test_the_decomposition_of_other_opsets(opset: int) -> None:
+def test_the_decomposition_of_other_opsets(opset):
   case = by_name["groups, transposed, NHWC, float"]
   model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
   check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
@@ -72,7 +72,7 @@ def shapes_of(case: Case, *shapes: tuple[int | str | None, ...] | None) -> list[
   return [each.shape for each in OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, each) for each in shapes])]
 
 
-def test_shapes_that_are_partly_known() -> None:
+def test_shapes_that_are_partly_known():
   case = by_name["3x3, NCHW, float"]
   full = ("N", 4, "H", "W")
   assert shapes_of(case, ("N", 3, "H", "W"), (4, 3, 3, 3), full) == [("N", 3, "H", "W"), (4, 3, 3, 3), (4,)]
@@ -110,7 +110,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(node(**WRONG[reason]), reason)
 
 
@@ -124,14 +124,14 @@ WRONG_SHAPES = {
 
 
 @pytest.mark.parametrize("reason", WRONG_SHAPES)
-def test_shapes_that_contradict_each_other(reason: str) -> None:
+def test_shapes_that_contradict_each_other(reason):
   case = by_name["3x3, NCHW, float"]
   with pytest.raises(ModelError) as caught:
     OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, shape) for shape in WRONG_SHAPES[reason]])
   assert reason in str(caught.value)
 
 
-def test_the_check_finds_one_term() -> None:
+def test_the_check_finds_one_term():
   case = Case("check", replace(GEOMETRIES["many channels"], batch=1), typed(BARE, "float"))
   outputs = [np.array(each) for each in OPERATOR.reference(case.node(), case.inputs())]
   check(case, outputs)

@@ -1,6 +1,5 @@
 """FusedConv's spec in Python: reference, decomposition, geometry, errors; and its cases' comparison."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ def decomposed(case: Case, opset: int) -> bytes:
 # ---- reference
 
 
-def test_the_reference_is_the_formula() -> None:
+def test_the_reference_is_the_formula():
   case = made(
     "formula", BARE, "double", (2, 4, 6, 7), (6, 2, 3, 2), group=2, strides=[2, 1], dilations=[1, 2], pads=[1, 0, 2, 1]
   )
@@ -56,14 +55,14 @@ def test_the_reference_is_the_formula() -> None:
   "name", ["residual, Relu", "SAME_UPPER with strides", "groups", "Gelu", "the value itself too"]
 )
 @pytest.mark.parametrize("layout", ["", ", NHWC"])
-def test_the_decomposition_is_the_reference(name: str, layout: str, opset: int) -> None:
+def test_the_decomposition_is_the_reference(name, layout, opset):
   case = by_name[f"{name}, float{layout}"]
   check(case, computed(decomposed(case, opset), case.feeds()), expect(case, unit=2.0**-22))
 
 
 @pytest.mark.parametrize("name", ["strides and pads that differ", "1-D depthwise", "3-D", "SAME_LOWER, dilated"])
 @pytest.mark.parametrize("layout", ["", ", NHWC"])
-def test_the_decomposition_runs_in_onnxs_own_evaluator(name: str, layout: str) -> None:
+def test_the_decomposition_runs_in_onnxs_own_evaluator(name, layout):
   """In double, which ONNX Runtime's Conv lacks."""
   case = by_name[f"{name}, double{layout}"]
   check(case, ReferenceEvaluator(onnx.load_model_from_string(decomposed(case, 18))).run(None, case.feeds()))
@@ -78,7 +77,7 @@ def operators(text: str, opset: int = 18, **attributes: Any) -> list[str]:
   return [each.op_type for each in nodes]
 
 
-def test_the_decomposition_is_as_short_as_it_can_be() -> None:
+def test_the_decomposition_is_as_short_as_it_can_be():
   last_axis = {"layout": "NHWC", "kernel_shape": [1, 1]}
   assert operators("(float c) => (float c) {}") == ["Conv"]
   assert operators("(float c) => (float y, float c) { y = Relu(c) }") == ["Conv", "Relu"]
@@ -95,7 +94,7 @@ def test_the_decomposition_is_as_short_as_it_can_be() -> None:
 
 
 @pytest.mark.parametrize("case", CASES[::8], ids=lambda case: case.name)
-def test_shapes_are_the_references(case: Case) -> None:
+def test_shapes_are_the_references(case):
   types = OPERATOR.infer_shapes(case.node(), [TensorType(each.dtype, each.shape) for each in case.inputs()])
   found = OPERATOR.reference(case.node(), case.inputs())
   assert types == [TensorType(each.dtype, each.shape) for each in found]
@@ -106,7 +105,7 @@ EMPTY = ("no ", "nothing but padding")
 
 
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(EMPTY)])
-def test_shapes_are_onnxs(name: str) -> None:
+def test_shapes_are_onnxs(name):
   x, w, attributes = GEOMETRIES[name]
   case = made(name, BARE, "float", x, w, **attributes)
   inferred = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(decomposed(case, 18)), strict_mode=True)
@@ -119,7 +118,7 @@ def shape_of(x: Shape | None, w: Shape | None, op: str = "FusedConv", **attribut
   return out_shape(read_attributes(node, op != "FusedConv"), x, w)
 
 
-def test_names_and_unknown_sizes_pass_where_they_stay() -> None:
+def test_names_and_unknown_sizes_pass_where_they_stay():
   assert shape_of(("N", 3, "H", "W"), (8, 3, 3, 3), pads=[1, 1, 1, 1]) == ("N", 8, "H", "W")
   assert shape_of(("N", 3, "H", "W"), (8, 3, 3, 3)) == ("N", 8, None, None)
   assert shape_of(("N", 3, "H", None), (8, 3, 3, 3), pads=[1, 0, 1, 0], strides=[2, 1]) == ("N", 8, None, None)
@@ -132,7 +131,7 @@ def test_names_and_unknown_sizes_pass_where_they_stay() -> None:
   assert shape_of((2, 3, 7, 7), (8, 3, "k", None)) == (2, 8, None, None)
 
 
-def test_transposed_sizes() -> None:
+def test_transposed_sizes():
   def shape(x: Shape | None, w: Shape | None, **attributes: Any) -> Shape | None:
     return shape_of(x, w, "FusedConvTranspose", **attributes)
 
@@ -147,7 +146,7 @@ def test_transposed_sizes() -> None:
   assert shape((2, 3, "L"), (3, 4, 3), pads=[1, 1], strides=[2]) == (2, 4, None)
 
 
-def test_padding_is_split_as_onnx_says() -> None:
+def test_padding_is_split_as_onnx_says():
   def pads(size: int, kernel: int, stride: int, auto_pad: str, transposed: bool = False) -> tuple[int, int, int]:
     node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
     (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
@@ -164,7 +163,7 @@ def test_padding_is_split_as_onnx_says() -> None:
   assert pads(4, 1, 2, "SAME_LOWER", True) == (0, 0, 7)
 
 
-def test_layouts_are_each_others_inverse() -> None:
+def test_layouts_are_each_others_inverse():
   assert last((2, 3, 4, 5)) == (2, 4, 5, 3)
   assert first(last((2, 3, 4, 5, 6))) == (2, 3, 4, 5, 6)
   assert last((2, 3, 4)) == (2, 4, 3)
@@ -195,7 +194,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   for function in (lambda node: OPERATOR.decompose(node, 18), lambda node: OPERATOR.infer_shapes(node, unknown(node))):
     with pytest.raises(ModelError) as caught:
       function(WRONG[reason])
@@ -207,7 +206,7 @@ def unknown(node: onnx.NodeProto) -> list[TensorType]:
   return [TensorType(None, None) for _ in node.input]
 
 
-def test_a_dtype_that_contradicts_the_program_is_named() -> None:
+def test_a_dtype_that_contradicts_the_program_is_named():
   types = [TensorType(each, None) for each in (np.dtype(np.float32), HALF, None)]
   with pytest.raises(ModelError, match=r"stage2/conv.*input 1 is float16, the program declares float"):
     OPERATOR.infer_shapes(wrong(), types)
@@ -221,7 +220,7 @@ def outputs(case: Case) -> list[Array]:
 
 
 @pytest.mark.parametrize("case", CASES[::11], ids=lambda case: case.name)
-def test_the_reference_passes(case: Case) -> None:
+def test_the_reference_passes(case):
   check(case, outputs(case))
 
 
@@ -248,7 +247,7 @@ def rounded_value(case: Case) -> list[Array]:
     ("bias, Relu, float", lambda case: [outputs(case)[0] * np.float32(1 + 1e-5)]),
   ],
 )
-def test_a_wrong_output_fails(name: str, change: Callable[[Case], list[Array]]) -> None:
+def test_a_wrong_output_fails(name, change):
   case = by_name[name]
   with pytest.raises(AssertionError, match="differ too much"):
     check(case, change(case))

@@ -16,7 +16,7 @@ from ortplugin.ops.conv_transpose.reference import transposed_convolution
 HALF = np.dtype(np.float16)
 
 
-def test_the_reference_is_the_formula() -> None:
+def test_the_reference_is_the_formula():
   case = by_name["1-D, NCHW, double"]
   x, w, *_ = case.inputs()
   y = transposed_convolution(attributes_of(case.node()), x, w)
@@ -33,20 +33,20 @@ def test_the_reference_is_the_formula() -> None:
 @pytest.mark.parametrize(
   "name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW", "residual, turned", "bare, turned"]
 )
-def test_the_decomposition_is_the_reference(name: str, opset: int) -> None:
+def test_the_decomposition_is_the_reference(name, opset):
   case = by_name[f"{name}, float"]
   model = case.model(nodes=OPERATOR.decompose(case.node(), opset))
   check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
 
 
-def test_the_decomposition_runs_in_onnxs_own_evaluator() -> None:
+def test_the_decomposition_runs_in_onnxs_own_evaluator():
   case = by_name["strided, NHWC, double"]
   model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), 18)))
   check(case, ReferenceEvaluator(model).run(None, case.feeds()))
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_shapes_are_onnxs(name: str) -> None:
+def test_shapes_are_onnxs(name):
   """onnx.shape_inference has the same sizes for the decomposition, where it handles the attributes."""
   case = by_name[f"{name}, NCHW, float"]
   model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), 18)))
@@ -55,7 +55,7 @@ def test_shapes_are_onnxs(name: str) -> None:
   assert [dim.dim_value for dim in inferred.dim] == list(OPERATOR.infer_shapes(case.node(), types)[0].shape or ())
 
 
-def test_shapes_that_are_partly_known() -> None:
+def test_shapes_that_are_partly_known():
   case = by_name["strided, NHWC, float16"]
 
   def shape(*shapes: tuple[int | str | None, ...] | None) -> Any:
@@ -80,5 +80,5 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(node(**WRONG[reason]), reason)

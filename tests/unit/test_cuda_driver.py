@@ -31,7 +31,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.C
   cuda_driver._driver.cache_clear()
 
 
-def test_everything_arrives_and_is_given_back(driver: ctypes.CDLL) -> None:
+def test_everything_arrives_and_is_given_back(driver):
   values = np.arange(1000, dtype=np.int32)
   with Gpu(1) as gpu:
     stream, other = gpu.stream(), gpu.stream()
@@ -60,7 +60,7 @@ def test_everything_arrives_and_is_given_back(driver: ctypes.CDLL) -> None:
   assert driver.open_things() == 0
 
 
-def test_errors_name_the_call_and_what_the_driver_says(driver: ctypes.CDLL) -> None:
+def test_errors_name_the_call_and_what_the_driver_says(driver):
   with pytest.raises(CudaError, match="cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY"), Gpu(0) as gpu:
     gpu.allocate(2**40)
   with pytest.raises(CudaError, match="cuDeviceGet failed on GPU 7: CUDA_ERROR_INVALID_DEVICE"), Gpu(7):
@@ -68,7 +68,7 @@ def test_errors_name_the_call_and_what_the_driver_says(driver: ctypes.CDLL) -> N
   assert driver.open_things() == 0
 
 
-def test_a_stream_goes_from_session_to_session(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_goes_from_session_to_session(driver, monkeypatch):
   monkeypatch.setattr(streams, "_idle", defaultdict(list))
   one, other, elsewhere = streams.Stream(0), streams.Stream(0), streams.Stream(1)
   address = one.address
@@ -87,7 +87,7 @@ def test_a_stream_goes_from_session_to_session(driver: ctypes.CDLL, monkeypatch:
     streams.Stream(7)
 
 
-def test_without_a_driver_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_it_says_so(monkeypatch):
   def missing(name: str) -> None:
     raise OSError(f"{name}: cannot open shared object file")
 

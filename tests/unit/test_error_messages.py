@@ -73,7 +73,7 @@ def entries() -> dict[str, re.Pattern[str]]:
   return {each: re.compile(".*".join(map(re.escape, each.split("…"))), re.IGNORECASE) for each in patterns}
 
 
-def test_messages_are_found() -> None:
+def test_messages_are_found():
   text = (
     'raise UsageError(f"no {x} here" + y + "; give " "one")\nraise ModelError(known)\nraise NotPointwiseError("a b")'
   )
@@ -84,10 +84,10 @@ def test_messages_are_found() -> None:
 
 
 @pytest.mark.parametrize("message", messages())
-def test_a_message_has_an_entry(message: str) -> None:
+def test_a_message_has_an_entry(message):
   assert any(pattern.search(message) for pattern in entries().values()), f"docs/errors.md has nothing on '{message}'"
 
 
 @pytest.mark.parametrize("entry", entries())
-def test_an_entry_has_a_message(entry: str) -> None:
+def test_an_entry_has_a_message(entry):
   assert any(entries()[entry].search(message) for message in messages()), f"no message holds '{entry}'"

@@ -11,14 +11,14 @@ from sample import examples
 FUZZER = Path(files.__file__)
 
 
-def test_the_models_are_valid_before_they_are_altered(tmp_path: Path) -> None:
+def test_the_models_are_valid_before_they_are_altered(tmp_path):
   assert len(files.models()) == 20
   for name, data in files.models().items():
     outcome = files.run_case(data, [], tmp_path)
     assert (name, outcome.kind, outcome.failure) == (name, "optimized", "")
 
 
-def test_altered_files_are_refused_or_give_a_valid_model(tmp_path: Path) -> None:
+def test_altered_files_are_refused_or_give_a_valid_model(tmp_path):
   done = subprocess.run(
     [sys.executable, FUZZER, "--count", str(examples(100)), "--seed", "1", "--out", tmp_path],
     capture_output=True,
@@ -30,7 +30,7 @@ def test_altered_files_are_refused_or_give_a_valid_model(tmp_path: Path) -> None
   assert not list(tmp_path.iterdir())
 
 
-def test_a_case_is_determined_by_seed_and_number() -> None:
+def test_a_case_is_determined_by_seed_and_number():
   assert files.altered(3, 14) == files.altered(3, 14)
   assert len({files.altered(3, number)[1] for number in range(50)}) > 45
 
@@ -48,7 +48,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(fault, tmp_path, monkeypatch):
   statement, words = FAULTS[fault]
   monkeypatch.setattr(files, "SECONDS", 2 if fault == "no end" else 60)
   monkeypatch.setattr(files, "RESIDENT", 1 << 27)

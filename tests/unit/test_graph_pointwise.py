@@ -103,7 +103,7 @@ NODES = {
 
 
 @pytest.mark.parametrize("graph", NODES)
-def test_a_node_becomes_statements(graph: str, rng: np.random.Generator) -> None:
+def test_a_node_becomes_statements(graph, rng):
   model = model_of(graph)
   program = written(model)
   assert statements(program) == NODES[graph]
@@ -127,7 +127,7 @@ def test_a_node_becomes_statements(graph: str, rng: np.random.Generator) -> None
   ("<min = 0.0>", "0, 3.4028234663852886e+38"),
   ("<min = -1.0, max = 1.5>", "-1, 1.5"),
 ])  # fmt: skip
-def test_the_limits_of_clip_as_attributes(attributes: str, limits: str) -> None:
+def test_the_limits_of_clip_as_attributes(attributes, limits):
   program = written(model_of(f"(float[4] a) => (float[4] y) {{ y = Clip{attributes}(a) }}", opset=6))
   assert statements(program) == [f"y_ = Clip(a, {limits})"]
 
@@ -144,7 +144,7 @@ NONE = {
 
 
 @pytest.mark.parametrize("graph", NONE)
-def test_why_a_node_becomes_none(graph: str) -> None:
+def test_why_a_node_becomes_none(graph):
   with pytest.raises(NotPointwiseError) as caught:
     written(model_of(graph))
   assert NONE[graph] in str(caught.value)
@@ -156,13 +156,13 @@ def test_why_a_node_becomes_none(graph: str) -> None:
   ("(float[4] a, int64[4] b) => (float[4] y) { y = Pow(a, b) }", "'b' is int64; programs know float, bool"),
   ("(float[4] a) => (float[4] y) <double k = {0.1}> { y = Pow(a, k) }", "it takes double; programs know float, bool"),
 ])  # fmt: skip
-def test_an_operator_may_know_fewer_dtypes(graph: str, reason: str) -> None:
+def test_an_operator_may_know_fewer_dtypes(graph, reason):
   with pytest.raises(NotPointwiseError) as caught:
     written(model_of(graph), dtypes=("float", "bool"))
   assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize("node", ["Softmax(a)", "LayerNormalization(a, a)", "com.microsoft.SkipLayerNormalization(a)"])
-def test_other_operators_have_no_statement(node: str) -> None:
+def test_other_operators_have_no_statement(node):
   scope = scope_of(model_of(f"(float[4] a) => (float[4] y) {{ y = {node} }}"))
   assert not is_pointwise(scope, next(node for node in scope.slots if node is not None))

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ HOSTILE = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", HOSTILE)
-def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> None:
+def test_small_files_take_little_memory_and_time(what, tmp_path):
   path = tmp_path / "hostile.onnx"
   path.write_bytes(HOSTILE[what].SerializeToString())
   program = f"""
@@ -111,7 +110,7 @@ def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> N
   assert int(done.stdout.splitlines()[-1]) < MEMORY
 
 
-def test_every_operator_whose_values_onnx_keeps_is_known() -> None:
+def test_every_operator_whose_values_onnx_keeps_is_known():
   """One that a new version of onnx adds has to be looked at: how its values can be kept small."""
   schemas = onnx.defs.get_all_schemas_with_history()
   kept = {each.name: [] for each in schemas if each.has_data_propagation_function}
@@ -147,7 +146,7 @@ ONNX_MODELS = Path(onnx.backend.test.__file__).parent / "data"
 
 
 @pytest.mark.parametrize("folder", [lambda: DATA, architectures, lambda: ONNX_MODELS], ids=["exported", "wide", "onnx"])
-def test_real_models_lose_nothing(folder: Callable[[], Path]) -> None:
+def test_real_models_lose_nothing(folder):
   paths = sorted(folder().glob("**/*.onnx"))
   assert paths
   for path in paths:
@@ -159,7 +158,7 @@ def test_real_models_lose_nothing(folder: Callable[[], Path]) -> None:
 
 
 @pytest.mark.parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
-def test_views_along_unknown_axes_have_their_dtype(use: str) -> None:
+def test_views_along_unknown_axes_have_their_dtype(use):
   """Paddle's exporter writes axes behind an Identity. What comes after has a shape, if x has a dtype."""
   model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1, 3}}>
     {{ x = Squeeze(data)  axes = Identity(of)  view = {use}  part = Relu(view)  y = Reshape(part, to) }}""")
@@ -169,7 +168,7 @@ def test_views_along_unknown_axes_have_their_dtype(use: str) -> None:
   assert types(inferred)["y"] == (TensorProto.FLOAT16, [None, 3])
 
 
-def test_shapes_may_be_taken_apart_again_and_again() -> None:
+def test_shapes_may_be_taken_apart_again_and_again():
   """As DeBERTa does, with more and more elements for all that a sum of what goes in can tell."""
   layers = 8
   nodes = "\n".join(
@@ -192,7 +191,7 @@ def test_shapes_may_be_taken_apart_again_and_again() -> None:
   ("start", "end", "length"),
   [(0, 3, 3), (1, 9, 8), (-3, -1, 2), (-2, 1 << 62, 2), (-9, 4, 4), (2, -2, 10), (3, 1, 0), (-1, -4, 0)],
 )
-def test_the_bound_of_a_slice(start: int, end: int, length: int) -> None:
+def test_the_bound_of_a_slice(start, end, length):
   """Never less than what a Slice of any vector of up to ten elements leaves."""
   inputs = [Bound(10, 1, True), Bound(1, 1, True, (start,)), Bound(1, 1, True, (end,))]
   assert result_bound(helper.make_node("Slice", ["x", "s", "e"], ["y"]), inputs, 0).elements == length
@@ -226,7 +225,7 @@ SHAPES_ONLY = {
 
 
 @pytest.mark.parametrize("text", SHAPES_ONLY)
-def test_nodes_whose_values_are_not_kept_have_their_shapes(text: str) -> None:
+def test_nodes_whose_values_are_not_kept_have_their_shapes(text):
   model = parsed(f"""g (int64[5000] x) => (int64[A] y)
     <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
      int64[1,2] pair = {{0, 1}}, int64 scalar = {{3}}, int64[2] ends = {{0, 2}},
@@ -242,7 +241,7 @@ def test_nodes_whose_values_are_not_kept_have_their_shapes(text: str) -> None:
   assert inferred.graph.output[0].type.tensor_type.elem_type == expected
 
 
-def test_shapes_go_through_local_functions() -> None:
+def test_shapes_go_through_local_functions():
   model = parsed(
     """g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
       <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
@@ -261,7 +260,7 @@ def test_shapes_go_through_local_functions() -> None:
     assert types_of[name].elem_type == FLOAT
 
 
-def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero() -> None:
+def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero():
   """onnx takes a start that it does not know for 0: it would make y's shape [2, 3] of x's [2, 3, 5]."""
   model = parsed("""g (float[2,3,5] x, int64[1] start, float[1] one) => (float y) <int64[1] end = {2}>
     { s = Shape(x)  part = Slice(s, start, end)  y = Expand(one, part) }""")
@@ -287,7 +286,7 @@ TREE = """
   ],
   ids=["graph", "body", "function"],
 )
-def test_onnx_does_not_see_other_domains_of_its_own(nodes: str) -> None:
+def test_onnx_does_not_see_other_domains_of_its_own(nodes):
   """In a process of its own: onnx's inference of a TreeEnsemble whose input has no known type dies."""
   text = f"""<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 5, "local" : 1, "other" : 1]>
     g (float[3,2] x) => (float[3,2] y) {{ {nodes}  y = Relu(x) }}

@@ -36,11 +36,11 @@ class Clock:
     ({"": 0.5, "a": 0.5}, {}, ""),  # nothing helps, as where a conversion that was asked for is slow
   ],
 )
-def test_what_loses_is_found(costs: dict[str, float], hidden: dict[str, str], taken: str) -> None:
+def test_what_loses_is_found(costs, hidden, taken):
   assert Clock(costs, hidden).answer() == Clock(costs, hidden).answer() == set(taken)
 
 
-def test_after_so_many_trials_the_fastest_is_the_answer() -> None:
+def test_after_so_many_trials_the_fastest_is_the_answer():
   clock = Clock({"a": -0.2, **dict.fromkeys("bcdefghij", 0.5)})
   assert clock.trial(clock.answer(most=5)).kinds == ("a",)
 
@@ -50,9 +50,7 @@ def test_after_so_many_trials_the_fastest_is_the_answer() -> None:
   st.dictionaries(st.sampled_from(NAMES), st.sampled_from(NAMES), max_size=4),
   st.integers(1, MOST_TRIALS),
 )
-def test_the_result_is_never_slower_by_the_given_times(
-  costs: dict[str, float], hidden: dict[str, str], most: int
-) -> None:
+def test_the_result_is_never_slower_by_the_given_times(costs, hidden, most):
   clock = Clock(costs, hidden)
   if clock.trial(frozenset()).loses:
     left = clock.answer(most)

@@ -42,7 +42,7 @@ def run_decomposed(text: str, inputs: dict[str, np.ndarray], opset: int) -> list
   return computed(model, inputs)
 
 
-def test_the_table() -> None:
+def test_the_table():
   assert OPERATOR in OPERATORS
   assert find("ortplugin", "FusedLayerNorm") is OPERATOR
   assert find("", "FusedLayerNorm") is None
@@ -72,7 +72,7 @@ def some_inputs(text: str, dtype: str, rng: np.random.Generator) -> dict[str, np
 @pytest.mark.parametrize(
   "template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')]
 )
-def test_the_decomposition_is_the_reference(template: str, opset: int, dtype: str, rng: np.random.Generator) -> None:
+def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
   text = template.format(dtype)
   inputs = some_inputs(text, dtype, rng)
   found = run_decomposed(text, inputs, opset)
@@ -83,7 +83,7 @@ def test_the_decomposition_is_the_reference(template: str, opset: int, dtype: st
     np.testing.assert_allclose(a, b, *TOLERANCES[dtype])
 
 
-def test_the_reference_is_the_formula() -> None:
+def test_the_reference_is_the_formula():
   """A row of 1, 2, 3 and 4: mean 2.5, variance 1.25."""
   x = np.array([[1, 2, 3, 4]], np.float64)
   (y,) = layer_norm(parse("(double x) => (double y) { y = LayerNormalization<epsilon=0>(x) }"), [x])
@@ -94,7 +94,7 @@ def test_the_reference_is_the_formula() -> None:
   assert (y == 0).all()
 
 
-def test_the_reference_agrees_with_onnx_runtime(rng: np.random.Generator) -> None:
+def test_the_reference_agrees_with_onnx_runtime(rng):
   x = rng.standard_normal((4, 7)).astype(np.float32)
   gamma = rng.standard_normal(7).astype(np.float32)
   model = parsed(
@@ -106,14 +106,14 @@ def test_the_reference_agrees_with_onnx_runtime(rng: np.random.Generator) -> Non
   )
 
 
-def test_float16_does_not_overflow() -> None:
+def test_float16_does_not_overflow():
   """Squares of 300 overflow float16, as do sums of a long row: reductions run in float32 (ORT 29034)."""
   x = np.where(np.arange(4096) % 2, 300, -300).astype(np.float16)[None]
   text = "(float16 x) => (float16 y) { y = RMSNormalization(x) }"
   np.testing.assert_array_equal(run_decomposed(text, {"x": x}, 17)[0], np.sign(x))
 
 
-def test_the_reference_rounds_where_the_language_says() -> None:
+def test_the_reference_rounds_where_the_language_says():
   x = np.array([[1.0, 2.0, 4.0]])
   third = "(double x) => (double y) { n = RMSNormalization<epsilon=0>(x) h = Cast<to=%s>(n) y = Cast<to=double>(h) }"
   exact = x / np.sqrt(7)
@@ -129,14 +129,14 @@ def test_the_reference_rounds_where_the_language_says() -> None:
   assert y.dtype == bfloat16
 
 
-def test_results_are_broadcast_to_s(rng: np.random.Generator) -> None:
+def test_results_are_broadcast_to_s(rng):
   text = "(float x, float b) => (float y, float z) { y = RMSNormalization(x) z = Neg(b) }"
   x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
   z = layer_norm(parse(text), [x, b])[1]
   np.testing.assert_array_equal(z, np.broadcast_to(-b, (2, 3, 4)))
 
 
-def test_nan_is_neither_above_nor_below_a_threshold() -> None:
+def test_nan_is_neither_above_nor_below_a_threshold():
   """ONNX defines both by comparisons that NaN fails, and ONNX Runtime computes them so: 0."""
   nan = np.array([np.nan])
   for op in ("ThresholdedRelu", "Shrink<bias=1>"):
@@ -144,7 +144,7 @@ def test_nan_is_neither_above_nor_below_a_threshold() -> None:
     np.testing.assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
 
 
-def test_shape_inference() -> None:
+def test_shape_inference():
   node = node_of(LAYER.format("float16"))
   half = np.dtype(np.float16)
 
@@ -175,17 +175,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
 
-def test_axes_that_s_lacks_are_refused() -> None:
+def test_axes_that_s_lacks_are_refused():
   for attribute in ('axes="0 3"', "axis=3", "axis=-4"):
     with pytest.raises(ValueError, match="out of range for the rank 3"):
       layer_norm(parse(f"(float x) => (float y) {{ y = RMSNormalization<{attribute}>(x) }}"), [np.ones((2, 3, 4))])
 
 
-def test_groups_of_an_axis_from_the_end_are_refused() -> None:
+def test_groups_of_an_axis_from_the_end_are_refused():
   text = '(float x) => (float y) { y = RMSNormalization<axis=-2, axes="2", groups=2>(x) }'
   with pytest.raises(ModelError, match="axis -2 in groups counts from the end"):
     OPERATOR.decompose(node_of(text), 17)
@@ -193,7 +193,7 @@ def test_groups_of_an_axis_from_the_end_are_refused() -> None:
     layer_norm(parse(text.replace("-2", "1")), [np.ones((2, 3, 4))])
 
 
-def test_an_axis_from_the_front_is_refused() -> None:
+def test_an_axis_from_the_front_is_refused():
   text = "(float x) => (float y) { y = RMSNormalization<axis=1>(x) }"
   with pytest.raises(ModelError, match="axis 1 counts from the front"):
     OPERATOR.decompose(node_of(text), 17)

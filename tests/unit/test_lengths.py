@@ -78,7 +78,7 @@ def shown(lengths: list[Length] | None) -> list[str]:
       ),
   }.values(),
 )  # fmt: skip
-def test_lengths(nodes: str, wanted: str) -> None:
+def test_lengths(nodes, wanted):
   scope, tensors = scope_of(nodes)
   assert shown(dims(scope, tensors["y"])) == wanted.split()
 
@@ -109,7 +109,7 @@ def test_lengths(nodes: str, wanted: str) -> None:
     ),
   }.values(),
 )
-def test_same_lengths(nodes: str, axes: list[bool]) -> None:
+def test_same_lengths(nodes, axes):
   scope, tensors = scope_of(f"{nodes}  y = Add(u, v)")
   u, v = tensors["u"], tensors["v"]
   for each in (u, v, *(tensors[name] for name in ("f", "o") if name in tensors)):  # what has no program has no shape
@@ -118,13 +118,13 @@ def test_same_lengths(nodes: str, axes: list[bool]) -> None:
   assert same_lengths(scope, u, v) == all(axes)
 
 
-def test_lengths_that_are_told() -> None:
+def test_lengths_that_are_told():
   scope, tensors = scope_of("y = Relu(x)")
   told = {id(tensors["x"]): [Length(2), Length(1, ("k",)), Length(4)]}
   assert shown(dims(scope, tensors["y"], told)) == ["2", "k", "4"]
 
 
-def test_products() -> None:
+def test_products():
   a, b = Length(2, ("a",)), Length(6, ("b", "a"))
   assert a.times(b) == Length(12, ("a", "a", "b")) == b.times(a)
   assert b.over(a) == Length(3, ("b",))
@@ -141,11 +141,11 @@ def test_products() -> None:
     ([Length(1, ("a",)), Length(1, ("b",))], None),
   ],
 )
-def test_broadcast(lengths: list[Length], wanted: Length | None) -> None:
+def test_broadcast(lengths, wanted):
   assert agreed(lengths) == wanted
 
 
-def test_a_cast_may_know_more() -> None:
+def test_a_cast_may_know_more():
   """Of an output that was converted, what the model says of it stands behind the Cast."""
   scope, tensors = scope_of("j = Concat<axis = 0>(z, z)  n = Cast<to = 10>(j)  y = Relu(n)")
   assert shown(dims(scope, tensors["j"])) == ["?", "?"]

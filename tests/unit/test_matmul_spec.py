@@ -1,6 +1,5 @@
 """FusedMatMul's spec in Python: shapes, decomposition, errors, and what it asks of the library for --tune."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def types(*shapes: Shape | None) -> list[TensorType]:
     (None, (6, 8), None),
   ],
 )
-def test_shapes_that_are_partly_known(a: Shape | None, b: Shape | None, wanted: Shape | None) -> None:
+def test_shapes_that_are_partly_known(a, b, wanted):
   assert OPERATOR.infer_shapes(node(), types(a, b, (6,)))[0].shape == wanted
 
 
@@ -55,7 +54,7 @@ def test_shapes_that_are_partly_known(a: Shape | None, b: Shape | None, wanted: 
     (((2, 8), (6, 8), (7,)), "'b' of shape [7] does not broadcast to [2, 6]"),
   ],
 )
-def test_shapes_that_contradict_each_other(shapes: tuple[Shape, ...], reason: str) -> None:
+def test_shapes_that_contradict_each_other(shapes, reason):
   with pytest.raises(ModelError) as caught:
     OPERATOR.infer_shapes(node(), types(*shapes))
   assert "node 'h0/mlp' (FusedMatMul): " in str(caught.value)
@@ -75,12 +74,12 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(node(**WRONG[reason]), reason)
 
 
 @pytest.mark.parametrize("name", ["bias, Relu, bfloat16, trans_b", "bias, Relu, bfloat16"])
-def test_the_decomposition_in_bfloat16_is_valid(name: str) -> None:
+def test_the_decomposition_in_bfloat16_is_valid(name):
   case = by_name[name]
   nodes = OPERATOR.decompose(case.node(), 14)
   assert ("Transpose" in [each.op_type for each in nodes]) == case.trans_b
@@ -91,12 +90,12 @@ def test_the_decomposition_in_bfloat16_is_valid(name: str) -> None:
 # ---- algorithms
 
 
-def test_unknown_shapes_have_no_algorithms() -> None:
+def test_unknown_shapes_have_no_algorithms():
   assert OPERATOR.device_variants(node(), types(("n", 8), (6, 8), (6,)), [False, True, True]) == ()
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
-def test_without_a_gpu_the_node_and_what_lacks_are_named(library: Path) -> None:
+def test_without_a_gpu_the_node_and_what_lacks_are_named(library):
   with pytest.raises(ModelError, match=r"node 'h0/mlp' \(FusedMatMul\): its algorithms can't be listed: .*libcuda"):
     OPERATOR.device_variants(node(), types((2, 8), (6, 8), (6,)), [False, True, True])
 
@@ -110,6 +109,6 @@ def test_without_a_gpu_the_node_and_what_lacks_are_named(library: Path) -> None:
     (f"FusedMatMul\nprogram={typed(BIAS_RELU, 'float16')}\n[2 8]\n[6 8]\n[6]", r"must be \[.., K\]"),
   ],
 )
-def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason: str) -> None:
+def test_what_the_library_cant_read_is_refused(library, text, reason):
   with pytest.raises(ModelError, match=rf"node 'h0/mlp' \(FusedMatMul\): .*{reason}"):
     ask(node(), text)

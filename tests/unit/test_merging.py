@@ -35,7 +35,7 @@ def has_cycle(edges: Edges, names: Sequence[int]) -> bool:
 
 @settings(max_examples=examples(400), deadline=None, derandomize=True)
 @given(graphs())
-def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case: tuple[Edges, list[tuple[int, int]]]) -> None:
+def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case):
   edges, pairs = case
   merging = Merging(edges)
   for a, b in pairs:
@@ -53,7 +53,7 @@ def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case: tuple[Edges, list
     ]
 
 
-def test_a_search_gives_up_in_the_end() -> None:
+def test_a_search_gives_up_in_the_end():
   """A node with very many readers is searched for each of them no further than the budget."""
   count = 20 * BUDGET
   edges: Edges = [[], *([0] for _ in range(count)), [0]]

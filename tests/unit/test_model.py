@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -42,11 +41,11 @@ def assert_round_trip(model: onnx.ModelProto) -> None:
 SIMPLE = "g (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> { a = Mul(x, w)  y = Neg(a) }"
 
 
-def test_an_ordinary_model() -> None:
+def test_an_ordinary_model():
   assert_round_trip(parse(SIMPLE))
 
 
-def test_documentation_and_metadata() -> None:
+def test_documentation_and_metadata():
   model = parse(SIMPLE)
   model.doc_string, model.domain, model.model_version = "what it does", "org.example", 7
   model.producer_version = "1.2"
@@ -64,7 +63,7 @@ def test_documentation_and_metadata() -> None:
   assert_round_trip(model)
 
 
-def test_local_functions() -> None:
+def test_local_functions():
   model = parse("g (float[N] x) => (float[N] y) { y = custom.twice<alpha = 2.0> (x) }", ir=9)
   model.functions.append(
     onnx.parser.parse_function("""<domain: "custom", opset_import: ["" : 17]>
@@ -73,7 +72,7 @@ def test_local_functions() -> None:
   assert_round_trip(model)
 
 
-def test_quantisation_annotations() -> None:
+def test_quantisation_annotations():
   model = parse("g (float[N,4] x) => (float[N,4] y) <float scale = {0.1}, uint8 zero = {3}> { a = Neg(x)  y = Abs(a) }")
   annotation = model.graph.quantization_annotation.add(tensor_name="a")
   annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")
@@ -81,7 +80,7 @@ def test_quantisation_annotations() -> None:
   assert_round_trip(model)
 
 
-def test_sparse_initializers() -> None:
+def test_sparse_initializers():
   model = parse("g (float[3,4] x, float[3,4] s) => (float[3,4] y) { y = Add(x, s) }")
   del model.graph.input[1]
   values = numpy_helper.from_array(np.array([1, 2], np.float32), "s")
@@ -93,7 +92,7 @@ def test_sparse_initializers() -> None:
   assert tuple(graph.nodes[0].inputs[1].shape) == (3, 4)
 
 
-def test_strings_sequences_and_optionals() -> None:
+def test_strings_sequences_and_optionals():
   model = parse("""g (string[N] words, seq(float[N]) parts, optional(float[N]) perhaps)
     => (string[N] w, float[M] y, seq(float[N]) same, bool has) <string[2] more = {"a", "b"}> {
     w = Concat<axis = 0> (words, more)  same = Identity(parts)  y = ConcatFromSequence<axis = 0> (same)
@@ -103,7 +102,7 @@ def test_strings_sequences_and_optionals() -> None:
   assert_round_trip(model)
 
 
-def test_attributes_of_every_kind() -> None:
+def test_attributes_of_every_kind():
   model = parse("g (float[N] x) => (float[N] y) { y = custom.Everything(x) }")
   node = model.graph.node[0]
   tensor = numpy_helper.from_array(np.arange(3, dtype=np.int32), "t")
@@ -125,7 +124,7 @@ def test_attributes_of_every_kind() -> None:
   assert_round_trip(model)
 
 
-def test_dtypes_that_numpy_lacks() -> None:
+def test_dtypes_that_numpy_lacks():
   model = parse("g (float[N] x) => (float[N] y) { y = Neg(x) }", ir=11)
   for name in ("BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4", "FLOAT4E2M1"):
     dtype = TensorProto.DataType.Value(name)
@@ -136,7 +135,7 @@ def test_dtypes_that_numpy_lacks() -> None:
   assert_round_trip(model)
 
 
-def test_initializers_that_are_inputs() -> None:  # RELIABILITY 11
+def test_initializers_that_are_inputs():  # RELIABILITY 11
   model = parse(
     "g (float[N] x, float w) => (float[N] y) <float w = {2}, float v = {3}> { a = Mul(x, w)  y = Add(a, v) }"
   )
@@ -148,7 +147,7 @@ def test_initializers_that_are_inputs() -> None:  # RELIABILITY 11
   assert [tensor.name for tensor in graph.inputs] == ["x", "w"]
 
 
-def test_external_data_is_not_touched() -> None:  # RELIABILITY 41
+def test_external_data_is_not_touched():  # RELIABILITY 41
   model = parse(SIMPLE)
   tensor = model.graph.initializer[0]
   tensor.ClearField("float_data")
@@ -158,11 +157,11 @@ def test_external_data_is_not_touched() -> None:  # RELIABILITY 41
   assert_round_trip(model)
 
 
-def test_outputs_that_are_inputs_and_constants() -> None:  # RELIABILITY 12
+def test_outputs_that_are_inputs_and_constants():  # RELIABILITY 12
   assert_round_trip(parse("g (float[N] x) => (float[N] x, float w, float[N] y) <float w = {1}> { y = Neg(x) }"))
 
 
-def test_absent_inputs_and_outputs() -> None:  # RELIABILITY 14
+def test_absent_inputs_and_outputs():  # RELIABILITY 14
   assert_round_trip(parse("""g (float[N] x, float high) => (float[N] y, int64[K] i) {
     y = Clip(x, , high)  _, i = Unique<axis = 0> (x) }""".replace("_, i", '"", i')))  # fmt: skip
 
@@ -177,14 +176,14 @@ BODIES = """g (bool c, float[N] x) => (float[N] y, float[N] z) <float w = {2}> {
         { on = Identity(go)  uu = Add(u, a) }> }"""
 
 
-def test_bodies_within_bodies() -> None:
+def test_bodies_within_bodies():
   assert_round_trip(parse(BODIES))
   graph = import_model(parse(BODIES))
   outer = graph.tensors()["a"]
   assert [node.op for node in outer.outputs] == ["Mul", "Add", "Add"]  # bodies read the very same tensor
 
 
-def test_a_body_whose_output_is_the_outer_value() -> None:
+def test_a_body_whose_output_is_the_outer_value():
   model = parse(
     "g (bool c, float[N] x) => (float[N] y) { a = Neg(x)  "
     "y = If (c) <then_branch = t () => (float[N] p) { p = Identity(a) }, "
@@ -193,7 +192,7 @@ def test_a_body_whose_output_is_the_outer_value() -> None:
   assert_round_trip(model)
 
 
-def test_before_ir_version_4_every_initializer_is_an_input() -> None:
+def test_before_ir_version_4_every_initializer_is_an_input():
   model = parsed("""g (float[N] x, float w) => (float[N] y) <float w = {2}> { a = Mul(x, w)  y = Neg(a) }""", 11, 3)
   assert_round_trip(model)
   graph = import_model(model)
@@ -203,7 +202,7 @@ def test_before_ir_version_4_every_initializer_is_an_input() -> None:
   assert [each.name for each in exported.graph.input] == ["x", "w", "new"]
 
 
-def test_before_ir_version_4_no_initializer_can_be_overridden() -> None:
+def test_before_ir_version_4_no_initializer_can_be_overridden():
   """ONNX Runtime takes no value for one, so it is a constant; from version 4 on it takes one."""
   text = """<ir_version: IR, opset_import: ["" : 11]> g (float[2] x, float[2] w) => (float[2] y)
     <float[2] w = {1, 2}> { y = Mul(x, w) }"""
@@ -223,7 +222,7 @@ def test_before_ir_version_4_no_initializer_can_be_overridden() -> None:
       np.testing.assert_array_equal(session.run(None, feeds)[0], [5, 5])
 
 
-def test_nodes_out_of_order_are_sorted() -> None:
+def test_nodes_out_of_order_are_sorted():
   model = parse("g (float[N] x) => (float[N] y) { a = Neg(x)  y = Abs(a) }")
   model.graph.node.reverse()
   exported = export_model(import_model(model), model)
@@ -240,12 +239,12 @@ def test_nodes_out_of_order_are_sorted() -> None:
     ("g (float x) => (float y) { y = Neg(nowhere) }", "'nowhere' is used in the graph 'g' but nothing makes it"),
   ],
 )
-def test_invalid_names(text: str, reason: str) -> None:  # RELIABILITY 5
+def test_invalid_names(text, reason):  # RELIABILITY 5
   with pytest.raises(ModelError, match=reason):
     import_model(parse(text))
 
 
-def test_changes_are_worked_in_and_nothing_else() -> None:
+def test_changes_are_worked_in_and_nothing_else():
   model = parse("""g (float[N,4] x) => (float[N,4] y)
     <float[4] w = {1,2,3,4}, float[4] never = {1,2,3,4}, float[N,4] a, float[N,4] b> {
     a = Mul(x, w)  b = Abs(a)  y = Neg(b) }""")
@@ -268,7 +267,7 @@ def test_changes_are_worked_in_and_nothing_else() -> None:
   assert list(exported.graph.output) == list(model.graph.output)
 
 
-def test_attributes_that_change() -> None:
+def test_attributes_that_change():
   model = parse("g (float[N,4] x) => (float[N,4] y) { y = LeakyRelu<alpha = 0.5> (x) }")
   graph = import_model(model)
   graph.nodes[0].attrs["alpha"] = 0.25
@@ -279,7 +278,7 @@ def test_attributes_that_change() -> None:
   assert [each.name for each in export_model(graph, model).graph.node[0].attribute] == ["words"]
 
 
-def test_a_constant_that_changes() -> None:
+def test_a_constant_that_changes():
   model = parse(SIMPLE)
   graph = import_model(model)
   constant = graph.nodes[0].inputs[1]
@@ -290,7 +289,7 @@ def test_a_constant_that_changes() -> None:
   assert numpy_helper.to_array(model.graph.initializer[0]).tolist() == [1, 2, 3, 4]
 
 
-def test_the_domain_is_imported_only_where_it_is_used() -> None:
+def test_the_domain_is_imported_only_where_it_is_used():
   model = parse(SIMPLE)
   model.opset_import.add(domain="ortplugin", version=1)
   exported = export_model(import_model(model), model)
@@ -298,7 +297,7 @@ def test_the_domain_is_imported_only_where_it_is_used() -> None:
   assert opset_of(exported.opset_import) == 17
 
 
-def test_a_large_model_is_fast_and_its_weights_are_not_decoded() -> None:
+def test_a_large_model_is_fast_and_its_weights_are_not_decoded():
   """440 MB of weights in 96 matrices: seconds would mean that they are decoded, or copied often."""
   model = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)])
   model.graph.name = "g"
@@ -318,7 +317,7 @@ def test_a_large_model_is_fast_and_its_weights_are_not_decoded() -> None:
   assert len(exported.graph.initializer) == 96
 
 
-def test_weights_are_left_out_and_put_back() -> None:
+def test_weights_are_left_out_and_put_back():
   model = parse("""g (float[N,256] x, float[256,256] o) => (float[N,256] y)
     { a = MatMul(x, w)  b = MatMul(a, o)  c = Add(b, s)  d = MatMul(c, v)  y = Identity(d) }""")
   rng = np.random.default_rng(0)
@@ -342,7 +341,7 @@ def test_weights_are_left_out_and_put_back() -> None:
   assert bytes_of(light) == bytes_of(model) == before
 
 
-def test_weights_are_copied_once(tmp_path: Path) -> None:
+def test_weights_are_copied_once(tmp_path):
   """Found from outside, 29: each round of passes that changed something copied them again."""
   nodes = [helper.make_node("Identity", ["x"], ["m0"])]
   nodes += [helper.make_node("MatMul", [f"m{i}", f"w{i}"], [f"m{i + 1}"]) for i in range(8)]
@@ -368,7 +367,7 @@ raise SystemExit(status)
 
 
 @pytest.mark.parametrize("freed", ["made by a node", "an initializer"])
-def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed: str) -> None:
+def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed):
   weight = ("w", "v = Identity(w)", "") if freed == "an initializer" else ("v", "w = Identity(v)", "")
   model = parse(f"""g (float[N,4] x) => (float[N,4] y) <float[4] {weight[0]} = {{1,2,3,4}}, float[4] w> {{
     {weight[1]}  a = Mul(x, {"w" if freed == "made by a node" else "v"})  y = Neg(a) }}""")

@@ -115,7 +115,7 @@ def native_of(operator: Operator, pattern: str) -> str:
   return "\n".join(file.read_text() for file in files)
 
 
-def test_the_tables_have_the_same_operators() -> None:
+def test_the_tables_have_the_same_operators():
   names = [operator.name for operator in OPERATORS]
   assert names == list(CASES) == list(DTYPES)
   assert len(set(names)) == len(names)
@@ -126,14 +126,14 @@ def test_the_tables_have_the_same_operators() -> None:
   )
 
 
-def test_every_case_is_an_operators() -> None:
+def test_every_case_is_an_operators():
   for module in set(CASES.values()):
     operators = {name for name, cases in CASES.items() if cases is module}
     assert {case.node().op_type for case in module.CASES} == operators
 
 
 @each_operator
-def test_it_is_found(operator: Operator) -> None:
+def test_it_is_found(operator):
   assert find(DOMAIN, operator.name) is operator
   assert operator.domain == DOMAIN
   assert operator.version >= 1
@@ -141,7 +141,7 @@ def test_it_is_found(operator: Operator) -> None:
 
 
 @each_operator
-def test_it_has_its_files(operator: Operator) -> None:
+def test_it_has_its_files(operator):
   stem = stem_of(operator)
   for path in (
     f"ortplugin/ops/{stem}/__init__.py",
@@ -158,7 +158,7 @@ def test_it_has_its_files(operator: Operator) -> None:
 
 
 @each_operator
-def test_it_has_native_kernels_for_both_providers(operator: Operator) -> None:
+def test_it_has_native_kernels_for_both_providers(operator):
   """One row of runtime/ort/ort.h's `Operator`: name, shape inference, CPU kernel, CUDA kernel.
 
   A family may share what makes its rows: `const Operator kName = MakeOperator<...>("Name");`.
@@ -194,14 +194,14 @@ def test_it_has_native_kernels_for_both_providers(operator: Operator) -> None:
 
 
 @each_operator
-def test_it_is_built(operator: Operator) -> None:
+def test_it_is_built(operator):
   stem = stem_of(operator)
   files = sorted((ROOT / "ortplugin" / "ops" / stem).rglob("*.c[cu]"))
   kernels = set() if operator.name in LIBRARIES else {kernel_of(operator).rpartition("/")[2]}
   assert {f"{stem}.cc", f"{stem}_cuda.cc", *kernels} <= {file.name for file in files}
 
 
-def test_every_source_is_built() -> None:
+def test_every_source_is_built():
   """C++ files are compiled into the library, CUDA files are strings in it."""
   lists = [(ROOT / "cmake" / name).read_text() for name in ("sources.cmake", "kernels.cmake")]
   built = set(re.findall(r"^ +(?:\w+=)?([\w/]+\.c[cu]h?)", "\n".join(lists), re.M))
@@ -210,7 +210,7 @@ def test_every_source_is_built() -> None:
 
 
 @each_operator
-def test_it_has_parity_cases(operator: Operator) -> None:
+def test_it_has_parity_cases(operator):
   cases = cases_of(operator)
   assert len(cases) >= 50
   covered = {array.dtype for case in cases for array in case.inputs()}
@@ -219,7 +219,7 @@ def test_it_has_parity_cases(operator: Operator) -> None:
 
 
 @each_operator
-def test_it_has_a_reference_a_decomposition_and_shapes(operator: Operator) -> None:
+def test_it_has_a_reference_a_decomposition_and_shapes(operator):
   case = next(case for case in cases_of(operator) if is_plain(case.inputs()))
   node, inputs = case.node(), case.inputs()
   outputs = operator.reference(node, inputs)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,14 +67,14 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Replace, ..
   return install
 
 
-def test_the_real_pipeline_is_well_formed() -> None:
+def test_the_real_pipeline_is_well_formed():
   names = [step.name for step in optimizer.PIPELINE]
   assert len(set(names)) == len(names) > 5
   assert all(step.summary and "\n" not in step.summary for step in optimizer.PIPELINE)
   assert all(name == name.lower() and " " not in name for name in names)
 
 
-def test_passes_run_in_order_until_nothing_changes(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_passes_run_in_order_until_nothing_changes(pipeline):
   second, first = pipeline(Replace("b", "Exp", "Neg"), Replace("a", "Abs", "Exp"))
   model, report = ortplugin.optimize(chain("Abs", "Abs"))
   assert types_of(model) == ["Neg", "Neg"]
@@ -85,7 +84,7 @@ def test_passes_run_in_order_until_nothing_changes(pipeline: Callable[..., tuple
   assert first.calls == second.calls == 3
 
 
-def test_the_last_passes_wait_until_the_others_are_done(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_the_last_passes_wait_until_the_others_are_done(pipeline):
   """What they fuse is hidden from a pass that would take it in a later round."""
   taker, opener, last = pipeline(Replace("taker", "Exp", "Tanh"), Replace("opener", "Abs", "Exp"), FUSE_POINTWISE)
   assert last.stage == optimizer.Stage.QUIET_ROUND
@@ -95,13 +94,13 @@ def test_the_last_passes_wait_until_the_others_are_done(pipeline: Callable[..., 
   assert (taker.calls, opener.calls) == (4, 4)
 
 
-def test_rounds_are_bounded(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_rounds_are_bounded(pipeline):
   there, back = pipeline(Replace("there", "Abs", "Exp"), Replace("back", "Exp", "Abs"))
   ortplugin.optimize(chain("Abs"))
   assert there.calls == back.calls == optimizer.MAX_ROUNDS
 
 
-def test_shapes_of_any_number_of_layers_are_folded() -> None:
+def test_shapes_of_any_number_of_layers_are_folded():
   """Each is known once those before it are: a round for each layer, as in an Encodec from TorchScript."""
   layers = 2 * optimizer.MAX_ROUNDS
   nodes = "\n".join(
@@ -117,7 +116,7 @@ def test_shapes_of_any_number_of_layers_are_folded() -> None:
   assert not ortplugin.optimize(optimized)[1].changes
 
 
-def test_the_input_model_is_not_changed(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_the_input_model_is_not_changed(pipeline):
   pipeline(Replace("a", "Abs", "Exp"))
   model = chain("Abs")
   before = model.SerializeToString()
@@ -126,7 +125,7 @@ def test_the_input_model_is_not_changed(pipeline: Callable[..., tuple[Replace, .
   assert types_of(optimized) == ["Exp"]
 
 
-def test_nothing_to_do_gives_the_same_bytes(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_nothing_to_do_gives_the_same_bytes(pipeline):
   pipeline(Replace("a", "Cos", "Exp"))
   model = chain("Abs")
   optimized, report = ortplugin.optimize(model)
@@ -137,7 +136,7 @@ def test_nothing_to_do_gives_the_same_bytes(pipeline: Callable[..., tuple[Replac
   assert report.near_misses == [NearMiss("a", "somewhere", "never fits")]
 
 
-def test_a_limit_makes_the_first_changes(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_a_limit_makes_the_first_changes(pipeline):
   pipeline(Replace("a", "Abs", "Exp"), Replace("b", "Exp", "Neg"))
   model = chain("Abs", "Abs", "Abs")
   _, everything = ortplugin.optimize(model)
@@ -148,7 +147,7 @@ def test_a_limit_makes_the_first_changes(pipeline: Callable[..., tuple[Replace, 
     ortplugin.optimize(model, limit=-1)
 
 
-def test_only_and_skip(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_only_and_skip(pipeline):
   pipeline(Replace("one", "Abs", "Exp"), Replace("two", "Cos", "Sin"))
   model = chain("Abs", "Cos")
   assert types_of(ortplugin.optimize(model, only=["two"])[0]) == ["Abs", "Sin"]
@@ -160,7 +159,7 @@ def test_only_and_skip(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
       ortplugin.optimize(model, **choice)
 
 
-def test_a_pass_that_fails_is_named(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_a_pass_that_fails_is_named(pipeline):
   class Broken(Replace):
     def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
       raise ZeroDivisionError("by zero")
@@ -170,7 +169,7 @@ def test_a_pass_that_fails_is_named(pipeline: Callable[..., tuple[Replace, ...]]
     ortplugin.optimize(chain("Abs"))
 
 
-def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline):
   """Such a model is refused with what is wrong with it; on a valid one it is a defect of the pass, as above."""
 
   class Broken(Replace):
@@ -184,7 +183,7 @@ def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline: Callable
     ortplugin.optimize(model)
 
 
-def test_an_invalid_result_is_a_defect_not_an_output(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+def test_an_invalid_result_is_a_defect_not_an_output(pipeline):
   class Disconnects(Replace):
     def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
       if not graph.nodes[0].inputs:
@@ -197,7 +196,7 @@ def test_an_invalid_result_is_a_defect_not_an_output(pipeline: Callable[..., tup
     ortplugin.optimize(chain("Abs"))
 
 
-def test_what_optimize_takes(tmp_path: Path) -> None:
+def test_what_optimize_takes(tmp_path):
   model = chain("Softmax")
   onnx.save(model, tmp_path / "m.onnx")
   for form in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model):
@@ -209,7 +208,7 @@ def test_what_optimize_takes(tmp_path: Path) -> None:
     ortplugin.optimize(model)
 
 
-def test_weights_in_other_files_must_be_loaded() -> None:
+def test_weights_in_other_files_must_be_loaded():
   model = chain("Abs")
   tensor = model.graph.initializer.add()
   tensor.CopyFrom(numpy_helper.from_array(np.ones(3, np.float32), "w"))
@@ -220,7 +219,7 @@ def test_weights_in_other_files_must_be_loaded() -> None:
     ortplugin.optimize(model)
 
 
-def test_guilty_passes_are_dropped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guilty_passes_are_dropped_one_by_one(monkeypatch):
   """A conversion is not, nor the same pass twice, nor anything where nothing is to blame, as after tuning."""
   trials = [
     Report(guilty=Change("fuse-x", ("a (Add)",), "f (F)")),
@@ -262,21 +261,21 @@ def test_guilty_passes_are_dropped_one_by_one(monkeypatch: pytest.MonkeyPatch) -
     optimizer.optimize(onnx.ModelProto(), drop_guilty=True)
 
 
-def test_what_is_no_pass_of_the_pipeline_can_be_skipped() -> None:
+def test_what_is_no_pass_of_the_pipeline_can_be_skipped():
   for name in ("inline-functions", "allow-tf32", "forbid-tf32"):
     assert optimizer.select_passes(skip=[name]) == optimizer.select_passes()
     with pytest.raises(UsageError, match="there is no pass"):
       optimizer.select_passes(only=[name])
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_told():
   told: list[str] = []
   ortplugin.optimize(chain("Abs"), progress=told.append)
   assert told[0] == "loading"
   assert optimizer.PIPELINE[0].name in told
 
 
-def test_the_real_pipeline_is_deterministic_and_idempotent() -> None:
+def test_the_real_pipeline_is_deterministic_and_idempotent():
   model = norm_model()
   first, report = ortplugin.optimize(model)
   second, _ = ortplugin.optimize(model)
@@ -290,7 +289,7 @@ def test_the_real_pipeline_is_deterministic_and_idempotent() -> None:
   assert ("ortplugin", 1) in names
 
 
-def test_restore_gives_standard_onnx() -> None:
+def test_restore_gives_standard_onnx():
   optimized, _ = ortplugin.optimize(norm_model())
   before = optimized.SerializeToString()
   restored = ortplugin.restore(optimized)
@@ -318,21 +317,21 @@ def dims(value: onnx.ValueInfoProto) -> list[int | str]:
   return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
-def test_shapes_are_fixed_everywhere() -> None:
+def test_shapes_are_fixed_everywhere():
   model = chain("Abs", "Exp")
   model.graph.value_info.append(helper.make_tensor_value_info("t0", TensorProto.FLOAT, ["n", 4]))
   fix_input_shapes(model, {"x": (3, 4)})
   assert [dims(v) for v in (*model.graph.input, *model.graph.value_info, *model.graph.output)] == [[3, 4]] * 3
 
 
-def test_outputs_without_a_symbol_are_inferred() -> None:
+def test_outputs_without_a_symbol_are_inferred():
   model = chain("Abs")
   model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "unrelated"
   fix_input_shapes(model, {"x": (3, 4)})
   assert dims(model.graph.output[0])[1] == 4
 
 
-def test_an_unknown_rank_can_be_fixed() -> None:
+def test_an_unknown_rank_can_be_fixed():
   model = chain("Abs")
   model.graph.input[0].type.tensor_type.ClearField("shape")
   fix_input_shapes(model, {"x": (3, 4)})
@@ -349,14 +348,14 @@ def test_an_unknown_rank_can_be_fixed() -> None:
     ({"x": (2**62, 4)}, "overflows 63 bits; give smaller sizes"),
   ],
 )
-def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], words: str) -> None:
+def test_shapes_that_do_not_fit(shapes, words):
   with pytest.raises(UsageError) as caught:
     ortplugin.optimize(chain("Abs"), input_shapes=shapes)
   assert words in str(caught.value)
   assert "\n" not in str(caught.value)
 
 
-def test_one_symbol_has_one_size() -> None:
+def test_one_symbol_has_one_size():
   model = chain("Abs")
   model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n"]))
   with pytest.raises(UsageError, match="'n' would be 3 by input 'x' and 5 by input 'z'"):

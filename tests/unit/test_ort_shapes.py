@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
   [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
    ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
 )  # fmt: skip
-def test_pools(op: str, opset: int, size: int) -> None:
+def test_pools(op, opset, size):
   dilated = (op, opset) not in (("AveragePool", 10), ("AveragePool", 18))
   assert_as_computed(op, opset, (1, 1, size), list(pools(size, dilated)))
 
@@ -88,7 +87,7 @@ def transposed(size: int) -> Iterator[Case]:
 
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("opset", [11, 22])
-def test_transposed_convolutions(opset: int, size: int) -> None:
+def test_transposed_convolutions(opset, size):
   assert_as_computed("ConvTranspose", opset, (1, 1, size), list(transposed(size)))
 
 
@@ -97,7 +96,7 @@ SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0
 
 @pytest.mark.parametrize("size", [5, 7, 10, 15])
 @pytest.mark.parametrize("opset", [10, 11, 13, 18, 19])
-def test_scales(opset: int, size: int) -> None:
+def test_scales(opset, size):
   cases: list[Case] = []
   for scale in (each for each in SCALES if each * size >= 1):
     scales = np.array([1, 1, scale, scale], np.float32)
@@ -116,7 +115,7 @@ SLOPES = ((), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1, 1), (2, 1, 1), (4, 1, 2
 
 @pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
 @pytest.mark.parametrize("opset", [7, 9, 16])
-def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
+def test_slopes(opset, shape):
   """ONNX has a slope broadcast to X alone, and onnx gives PRelu the shape of X."""
   fit = []
   for slope in SLOPES:
@@ -125,7 +124,7 @@ def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
   assert_as_computed("PRelu", opset, shape, [({}, [np.ones(each, np.float32)]) for each in fit])
 
 
-def test_beside_what_has_no_elements() -> None:
+def test_beside_what_has_no_elements():
   """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
     { y = Concat<axis = 1>(e, x, x) }""")
@@ -134,7 +133,7 @@ def test_beside_what_has_no_elements() -> None:
   assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
-def test_beside_a_constant_without_elements_that_inference_finds() -> None:
+def test_beside_a_constant_without_elements_that_inference_finds():
   """What followed from onnx's shape of the Concat is forgotten, too."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
     s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
@@ -145,7 +144,7 @@ def test_beside_a_constant_without_elements_that_inference_finds() -> None:
 
 
 @pytest.mark.parametrize("where", ["output", "value_info"])
-def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
+def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   """onnx's inference says it of an Attention on open lengths, and of all behind it."""
   model = parsed(
     """g (float[A,B,N] x) => (float[A,B,C] y)
@@ -168,7 +167,7 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
   ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
   ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
-def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | None, ...]) -> None:
+def test_attention_of_open_lengths(q, v, wanted):
   """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
   heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
   model = parsed(
@@ -182,7 +181,7 @@ def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | Non
   assert 0 not in graph.nodes[0].outputs[3].shape
 
 
-def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
+def test_a_pool_of_unknown_rank_keeps_ceil_mode():
   """That of a Loop's result is."""
   model = parsed("""g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
     { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
@@ -193,7 +192,7 @@ def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
   assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
 
 
-def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
+def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   """Without it ONNX Runtime refuses its pads, which are below 0."""
   model = parsed("""g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
     y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
@@ -203,7 +202,7 @@ def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
 
 
 @pytest.mark.parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
-def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: str, counts: bool) -> None:
+def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
   model = parsed(
@@ -225,7 +224,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
   ("node", "size"),
   [("PRelu(x, s)", 1), ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10)],
 )
-def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: int) -> None:
+def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
   model = parsed(f"""g (float[1,{size}] x) => (float[A,B] y)
     <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
     {{ v = {node}  y = LayerNormalization(v, s) }}""")
@@ -236,7 +235,7 @@ def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: 
   np.testing.assert_allclose(run(session(made.SerializeToString(), ["cpu"]), {"x": x})["y"], wanted, atol=1e-5)
 
 
-def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library: Path) -> None:
+def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(library):
   """ONNX Runtime does not tell a scalar's shape from none, and then asks for the dtype that the operator makes."""
   model = parsed("""g (float[1,10] x, bool on) => (float[A,B] y, float[C,D] z)
     <float[2] f = {1, 0.7}, float[1,1] w = {2}> {
@@ -251,7 +250,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
 
 
 @pytest.mark.parametrize("length", ["13", "N"])
-def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
+def test_an_output_that_the_model_describes_wrongly(length):
   """No pass may believe it once an operator of ours stands in the way of inference."""
   model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
@@ -260,7 +259,7 @@ def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
   assert graph.outputs[0].shape == (2, 8)
 
 
-def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
+def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
   model = parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
     { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
@@ -271,7 +270,7 @@ def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
     assert graph.nodes[0].outputs[0].shape == graph.nodes[1].outputs[0].shape != ("unk__0",)
 
 
-def test_one_sided_spectra() -> None:
+def test_one_sided_spectra():
   imported = annotated(
     parsed("""g (float[1,128,1] x) => (float[] y)
     <int64 step = {8}, int64 length = {16}> { y = STFT (x, step, , length) }""")
@@ -279,7 +278,7 @@ def test_one_sided_spectra() -> None:
   assert imported.outputs[0].shape == (1, None, None, 2)
 
 
-def test_in_a_local_function() -> None:
+def test_in_a_local_function():
   """Its body is hidden as well, also where it takes the attribute from its call."""
   model = parsed(
     """g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
@@ -294,7 +293,7 @@ def test_in_a_local_function() -> None:
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("layout", ["auto", "nhwc"])
-def test_what_follows_fits(spatial: int, layout: str) -> None:
+def test_what_follows_fits(spatial, layout):
   """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
   kernel, size = [2] * spatial, [3] * (spatial - 1)
   pads = [0] * spatial + [1] * spatial
@@ -327,7 +326,7 @@ def behind(node: str, width: int | str, height: int = 4) -> onnx.ModelProto:
     (4, True),
   ],
 )
-def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width: int, is_said: bool) -> None:
+def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
   """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
   resize = 'Resize<mode = "nearest">(before, , scales)'
   made, _, _ = run_passes(behind(resize, width, width), select_passes(only=["fuse-conv"]))
@@ -344,7 +343,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width: int, is_said
     (2, 5, True),
   ],
 )
-def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: int, stays: bool) -> None:
+def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel, width, stays):
   """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
   pool = f"AveragePool<ceil_mode = 1, kernel_shape = [{kernel}, {kernel}], strides = [2, 2]>(before)"
   model = behind(pool, width, width)
@@ -356,7 +355,7 @@ def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: i
   np.testing.assert_allclose(*computed(restore(made), {"x": x}), *computed(model, {"x": x}), rtol=1e-5, atol=1e-6)
 
 
-def test_a_pool_of_open_size_keeps_its_ceil_mode() -> None:
+def test_a_pool_of_open_size_keeps_its_ceil_mode():
   pool = "MaxPool<ceil_mode = 1, kernel_shape = [1, 1], strides = [2, 2]>(before)"
   made, _, _ = run_passes(behind(pool, "W"), select_passes(only=["fuse-conv"]))
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)

@@ -86,15 +86,15 @@ def cycle(graph: Edges) -> list[str]:
   return next((found for node in list(graph) if (found := search(node, []))), [])
 
 
-def test_no_part_imports_one_that_needs_it() -> None:
+def test_no_part_imports_one_that_needs_it():
   assert cycle(edges(MODULES, by_part=True)) == []
 
 
-def test_no_module_imports_one_that_needs_it() -> None:
+def test_no_module_imports_one_that_needs_it():
   assert cycle(edges(MODULES, by_part=False)) == []
 
 
-def test_what_stands_below_everything_imports_nothing() -> None:
+def test_what_stands_below_everything_imports_nothing():
   graph = edges(MODULES, by_part=True)
   assert "ortplugin.errors" not in graph
   assert "ortplugin.target" not in graph
@@ -103,12 +103,12 @@ def test_what_stands_below_everything_imports_nothing() -> None:
   assert "ortplugin.ops" in graph["ortplugin.passes.conv"]
 
 
-def test_the_root_is_small() -> None:
+def test_the_root_is_small():
   root = sorted(path.name for path in ROOT.glob("*.py"))
   assert len(root) <= MODULES_IN_ROOT, root
 
 
-def test_functions_are_short() -> None:
+def test_functions_are_short():
   for module, path in MODULES.items():
     for node in ast.walk(ast.parse(path.read_text())):
       if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -136,7 +136,7 @@ def native_functions(text: str) -> Iterator[tuple[str, int]]:
       yield names[0], end - first + 1
 
 
-def test_native_functions_are_short() -> None:
+def test_native_functions_are_short():
   root = Path(__file__).parents[2] / "ortplugin"
   paths = [path for path in root.rglob("*") if path.suffix in (".cc", ".h", ".cu", ".cuh")]
   lengths = [found for path in paths for found in native_functions(path.read_text())]
@@ -144,7 +144,7 @@ def test_native_functions_are_short() -> None:
   assert {name for name, lines in lengths if lines > LINES_OF_FUNCTION} == set()
 
 
-def test_a_cycle_is_found_wherever_its_import_stands(tmp_path: Path) -> None:
+def test_a_cycle_is_found_wherever_its_import_stands(tmp_path):
   texts = {
     "ortplugin.a.one": "from ortplugin.b import two",
     "ortplugin.b.two": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ortplugin.c.three",

@@ -1,7 +1,5 @@
 """Archives of exported models: what is made short, and that nothing else changes on the way in and out."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.numpy_helper
@@ -30,7 +28,7 @@ def example(dtype: str = "float32") -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_weights_are_short_and_like_those_before(dtype: str) -> None:
+def test_weights_are_short_and_like_those_before(dtype):
   original, short = example(dtype), example(dtype)
   shorten_weights(short)
   once = short.SerializeToString(deterministic=True)
@@ -44,7 +42,7 @@ def test_weights_are_short_and_like_those_before(dtype: str) -> None:
   assert (mask == onnx.numpy_helper.to_array(original.graph.initializer[2])).all()
 
 
-def test_an_archive_gives_back_what_it_was_given(tmp_path: Path) -> None:
+def test_an_archive_gives_back_what_it_was_given(tmp_path):
   short = example()
   shorten_weights(short)
   half = example("float16")
@@ -63,7 +61,7 @@ def test_an_archive_gives_back_what_it_was_given(tmp_path: Path) -> None:
   assert (tmp_path / "b.tar.xz").stat().st_size < 2000 < (tmp_path / "a.tar.xz").stat().st_size
 
 
-def test_names_in_bodies_follow() -> None:
+def test_names_in_bodies_follow():
   made = example()
   shorten(made)
   onnx.checker.check_model(made, full_check=True)
@@ -73,7 +71,7 @@ def test_names_in_bodies_follow() -> None:
   assert ([each.name for each in made.graph.input], branches.output[0]) == (["x", "c"], "y")
 
 
-def test_names_inside_an_archive_tell_how_far_back_they_are() -> None:
+def test_names_inside_an_archive_tell_how_far_back_they_are():
   made = example()
   made.graph.node[0].input[1] = made.graph.initializer[0].name = "_00"  # no number as they are given
   pack_names(made)

@@ -48,13 +48,13 @@ def request(precision: str) -> Request:
   return Request(resolve(precision), frozenset(), {}, frozenset(ORDER))
 
 
-def test_the_order_and_the_stages() -> None:
+def test_the_order_and_the_stages():
   assert names(PIPELINE) == names(select_passes(gpu=True)) == ORDER
   assert names(step for step in PIPELINE if Stage.BEFORE_PRECISION in stage_of(step)) == BEFORE_PRECISION
   assert names(step for step in PIPELINE if Stage.QUIET_ROUND in stage_of(step)) == QUIET_ROUND
 
 
-def test_each_line_gives_its_reason() -> None:
+def test_each_line_gives_its_reason():
   for step in TABLE:
     assert isinstance(step, Step)
     assert step.reason
@@ -62,7 +62,7 @@ def test_each_line_gives_its_reason() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_some_passes_run_before_a_conversion(precision: str) -> None:
+def test_some_passes_run_before_a_conversion(precision):
   before, conversion, after = make_stages(select_passes(gpu=True), request(precision), io=False)
   assert (names(before), names(conversion), names(after)) == (BEFORE_PRECISION, ["precision"], ORDER)
   before, _, after = make_stages(select_passes(skip=["fuse-conv"]), request(precision), io=False)
@@ -70,12 +70,12 @@ def test_some_passes_run_before_a_conversion(precision: str) -> None:
   assert "fuse-conv" not in names(after)
 
 
-def test_a_conversion_to_more_bits_comes_first() -> None:
+def test_a_conversion_to_more_bits_comes_first():
   before, conversion, after = make_stages(select_passes(gpu=True), request("fp32"), io=False)
   assert (names(before), names(conversion), names(after)) == ([], ["precision"], ORDER)
 
 
-def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_chosen() -> None:
+def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_chosen():
   at = ORDER.index("fuse-conv") + 1
   (stage,) = make_stages(select_passes(tf32=True, gpu=True), request("tf32"), io=False)
   assert names(stage) == [*ORDER[:at], "allow-tf32", *ORDER[at:]]
@@ -87,7 +87,7 @@ def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_
   assert names(select_passes(only=["fuse-conv"])) == ["fuse-conv"]
 
 
-def test_the_layout_is_that_of_one_pass() -> None:
+def test_the_layout_is_that_of_one_pass():
   assert names(select_passes(layout="nchw", gpu=True)) == [
     each for each in ORDER if each not in ("windows-last", "channels-last")
   ]
@@ -107,7 +107,7 @@ def test_the_layout_is_that_of_one_pass() -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_the_gpu_that_is_named_or_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_that_is_named_or_there(gpus, monkeypatch):
   monkeypatch.setattr(options_module, "gpu_count", lambda: gpus)
   given = (None, ("CUDAExecutionProvider",), ("cpu", "cuda"), ("cpu",))
   assert [Options(providers=each).is_for_gpu() for each in given] == [gpus > 0, True, True, False]
@@ -125,7 +125,7 @@ def test_the_gpu_that_is_named_or_there(gpus: int, monkeypatch: pytest.MonkeyPat
     (Options(limit=-1), "negative"),
   ],
 )
-def test_options_that_contradict_each_other(options: Options, words: str) -> None:
+def test_options_that_contradict_each_other(options, words):
   with pytest.raises(UsageError, match=words):
     options.check()
   Options().check()

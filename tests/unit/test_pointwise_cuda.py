@@ -72,7 +72,7 @@ extern "C" __global__ void every_operator_{dtype}(const {cuda_type}* in, {cuda_t
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_operator_compiles(architecture: str) -> None:
+def test_every_operator_compiles(architecture):
   source = kernel_of("float")
   assert source.count("op_") > len(OPERATORS)
   cubin, log = compile_with_log(source, architecture)
@@ -83,14 +83,14 @@ def test_every_operator_compiles(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 @pytest.mark.parametrize("dtype", ["double", *INTEGERS])
-def test_every_operator_compiles_in_every_type(dtype: str, architecture: str) -> None:
+def test_every_operator_compiles_in_every_type(dtype, architecture):
   cubin, log = compile_with_log(kernel_of(dtype), architecture)
   assert f"every_operator_{dtype}".encode() in cubin
   assert "warning" not in log, log
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_120"])
-def test_literals_of_every_kind_are_constants(architecture: str) -> None:
+def test_literals_of_every_kind_are_constants(architecture):
   """The forms in which EmitCuda writes numbers are accepted and have the value meant."""
   source = f"""{POINTWISE.read_text()}
 constexpr float tenth = 0x1.99999ap-4f;
@@ -105,7 +105,7 @@ extern "C" __global__ void literals(float* out, double* wide) {{
   assert b"literals" in compile_cuda(source, architecture)
 
 
-def test_mixed_types_are_refused() -> None:
+def test_mixed_types_are_refused():
   """The functions do not promote: a float and a double together are an error of the emitter."""
   kernel = 'extern "C" __global__ void k(float* x, double* y) { y[0] = op_Add(x[0], y[0]); }'
   with pytest.raises(CompileError, match="op_Add"):

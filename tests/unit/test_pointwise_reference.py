@@ -99,7 +99,7 @@ def telling(dtype: str) -> list[int]:
   return sorted({low, low + 1, high - 1, high, *(n for n in (-7, -2, -1, 0, 1, 2, 3, 5, 31) if low <= n <= high)})
 
 
-def test_every_integer_operator_is_meant() -> None:
+def test_every_integer_operator_is_meant():
   named = {name.split("<")[0] for name in MEANING} | {"Pow"}
   assert named == {n for n, spec in OPERATORS.items() if set(spec.types) & set(INTEGERS) and not spec.core} - {
     "Where",
@@ -110,7 +110,7 @@ def test_every_integer_operator_is_meant() -> None:
 @pytest.mark.parametrize(
   ("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS]
 )
-def test_integers_are_exact(op: str, dtype: str) -> None:
+def test_integers_are_exact(op, dtype):
   program = statement_of(op, dtype)
   grids = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * len(program.parameters))
   found = values(program, grids)["r"]
@@ -123,7 +123,7 @@ def test_integers_are_exact(op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_powers(dtype: str) -> None:
+def test_powers(dtype):
   x, y = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * 2)
   found = values(statement_of("Pow", dtype), [x, y])["r"]
   for given, exponent, value in zip(x.ravel(), y.ravel(), found.ravel(), strict=True):
@@ -136,7 +136,7 @@ def test_powers(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("to", INTEGERS)
-def test_casts_to_integers(to: str) -> None:
+def test_casts_to_integers(to):
   low, high = integer_range(to)
   given = [0.0, -0.0, 0.9, -0.9, 1.5, -1.5, 100.0, np.nan, np.inf, -np.inf, 1e30, -1e30, float(low), float(high),
            float(high) / 2]  # fmt: skip
@@ -151,7 +151,7 @@ def test_casts_to_integers(to: str) -> None:
     assert found.dtype == NUMPY_DTYPES[to]
 
 
-def test_casts_of_integers_round_to_nearest_even() -> None:
+def test_casts_of_integers_round_to_nearest_even():
   program = parse("(int64 x) => (float y, double z) { y = Cast<to=float>(x) z = Cast<to=double>(x) }")
   given = np.array([2**24 + 1, 2**24 + 3, 2**53 + 1, 2**63 - 1, -(2**63)], np.int64)
   found = values(program, [given])
@@ -163,7 +163,7 @@ def test_casts_of_integers_round_to_nearest_even() -> None:
   assert found["n"].tolist() == [0, 0, 1, 1, 1]
 
 
-def test_bfloat16_is_rounded_once() -> None:
+def test_bfloat16_is_rounded_once():
   """Just above the middle between two values; float32 in between would fall on the middle."""
   program = parse(
     "(double x, int64 n) => (bfloat16 y, bfloat16 m) { y = Cast<to=bfloat16>(x) m = Cast<to=bfloat16>(n) }"
@@ -174,14 +174,14 @@ def test_bfloat16_is_rounded_once() -> None:
   assert found["m"].tolist() == [2.0**40 + 2.0**33, 2.0**63, 2.0**40, 3, -(2.0**63), 256]
 
 
-def test_literals_are_those_of_their_dtype() -> None:
+def test_literals_are_those_of_their_dtype():
   program = parse("(float16 x, float z) => (float16 y, float w) { y = Add(x, 0.1) w = Add(z, 0.1) }")
   found = values(program, [np.zeros(1, np.float16), np.zeros(1, np.float32)])
   assert found["y"].tolist() == [float(np.float16(0.1))]
   assert found["w"].tolist() == [float(np.float32(0.1))]
 
 
-def test_floats_where_integers_differ() -> None:
+def test_floats_where_integers_differ():
   program = parse("""(double x) => (double m, bool a, bool b, bool c) {
       m = Mod<fmod=1>(x, 3)
       a = IsInf<detect_negative=0>(x)
@@ -220,7 +220,7 @@ def sums(builder: Builder, statement: Statement, dtype: str, operand: str, outpu
 
 @pytest.mark.parametrize("opset", [11, 13, 18])
 @pytest.mark.parametrize("op", [*MEANING, "Pow"])
-def test_integer_operators_decompose_to_their_reference(op: str, opset: int, rng: np.random.Generator) -> None:
+def test_integer_operators_decompose_to_their_reference(op, opset, rng):
   """On numbers for which ONNX defines the result: no overflow, no division by zero."""
   for dtype in OPERATORS[op.split("<")[0]].types:
     if dtype not in INTEGERS:
@@ -250,7 +250,7 @@ def test_integer_operators_decompose_to_their_reference(op: str, opset: int, rng
 
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("given", [dtype for dtype in DTYPES if dtype != "bfloat16"])
-def test_casts_decompose_to_their_reference(given: str, to: str) -> None:
+def test_casts_decompose_to_their_reference(given, to):
   program = parse(f"({given} x) => ({to} y) {{ y = Cast<to={to}>(x) }}")
   numbers = np.array([0, 1, 2, 100, 127]).astype(NUMPY_DTYPES[given])
   (found,) = in_onnx(program, {"x": numbers}, 24)
@@ -258,7 +258,7 @@ def test_casts_decompose_to_their_reference(given: str, to: str) -> None:
   np.testing.assert_array_equal(found.astype(np.float64), values(program, [numbers])["y"].astype(np.float64))
 
 
-def test_large_integers_stay_exact() -> None:
+def test_large_integers_stay_exact():
   program = parse("(uint64 x) => (uint64 y) { s = Sub(x, 1) y = Max(s, 18446744073709551610) }")
   (found,) = in_onnx(program, {"x": np.array([2**64 - 1, 5], np.uint64)}, 24)
   assert found.tolist() == [2**64 - 2, 2**64 - 6]
@@ -288,10 +288,7 @@ SHAPES: Sequence[tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, ...
 
 @pytest.mark.parametrize("opset", [11, 13, 24])
 @pytest.mark.parametrize(("text", "shapes", "expected"), SHAPES)
-def test_results_have_the_whole_shape(
-    text: str, shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]], opset: int,
-    rng: np.random.Generator,
-) -> None:  # fmt: skip
+def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):  # fmt: skip
   program = parse(text)
   inputs: dict[str, Array] = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
   found = in_onnx(program, inputs, opset)
@@ -307,7 +304,7 @@ def test_results_have_the_whole_shape(
     np.testing.assert_allclose(value, np.broadcast_to(wanted, value.shape), rtol=1e-6)
 
 
-def test_a_result_of_the_whole_shape_is_not_expanded() -> None:
+def test_a_result_of_the_whole_shape_is_not_expanded():
   program = parse("(float x, float w) => (float y, float z) { y = Mul(x, w) z = Neg(y) }")
   assert [node.op_type for node in to_onnx(program, ["x", "w"], ["y", "z"], 18, "t")] == ["Mul", "Neg"]
 
@@ -323,7 +320,7 @@ def test_a_result_of_the_whole_shape_is_not_expanded() -> None:
     ("Pow(x, x)", "bfloat16", 15, ["Pow"]),
   ],
 )
-def test_operators_that_the_opset_has_in_part(op: str, dtype: str, opset: int, operators: list[str]) -> None:
+def test_operators_that_the_opset_has_in_part(op, dtype, opset, operators):
   program = parse(f"({dtype} x) => ({dtype} y) {{ y = {op} }}")
   assert [node.op_type for node in to_onnx(program, ["x"], ["y"], opset, "t")] == operators
   check_decomposition(program, opset)

@@ -26,7 +26,7 @@ def run_decomposed(text: str, inputs: list[np.ndarray], opset: int) -> list[np.n
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 @pytest.mark.parametrize("opset", [11, 13, 17, 18, 22, 24])
 @pytest.mark.parametrize("name", ["lerp, middle broadcast", "results of fewer inputs", "a chain of eight", "masked"])
-def test_the_decomposition_is_the_reference(name: str, opset: int, dtype: str) -> None:
+def test_the_decomposition_is_the_reference(name, opset, dtype):
   case = by_name[f"{name}, {dtype}"]
   found = run_decomposed(case.text, case.inputs(), opset)
   tolerance = {"float": 1e-5, "float16": 2e-2}[dtype]
@@ -35,7 +35,7 @@ def test_the_decomposition_is_the_reference(name: str, opset: int, dtype: str) -
     np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
-def test_the_reference_is_the_formula() -> None:
+def test_the_reference_is_the_formula():
   x, y, w = np.array([1.0, 2.0]), np.array([[3.0], [5.0]]), np.array(0.25)
   (z,) = pointwise(parse(typed(LERP, "double")), [x, y, w])
   np.testing.assert_array_equal(z, 0.75 * x + 0.25 * y)
@@ -44,7 +44,7 @@ def test_the_reference_is_the_formula() -> None:
   np.testing.assert_allclose(silu, 2 / (1 + np.exp(-2.0)), rtol=1e-7)
 
 
-def test_the_reference_rounds_where_the_language_says() -> None:
+def test_the_reference_rounds_where_the_language_says():
   x = np.array([60000], np.float16)
   text = "(float16 x) => (float16 y, float16 t) { t = Mul(x, 1000) y = Div(t, 1000) }"
   y, t = pointwise(parse(text), [x])
@@ -55,7 +55,7 @@ def test_the_reference_rounds_where_the_language_says() -> None:
   np.testing.assert_array_equal(pointwise(parse(cast), [third])[0], third.astype(np.float16).astype(np.float32))
 
 
-def test_wrong_inputs_of_the_reference() -> None:
+def test_wrong_inputs_of_the_reference():
   program = parse(typed(SUM_RELU, "float"))
   with pytest.raises(ValueError, match="2 parameters, 1 inputs"):
     pointwise(program, [np.zeros(3)])
@@ -63,7 +63,7 @@ def test_wrong_inputs_of_the_reference() -> None:
     pointwise(program, [np.zeros(3), np.zeros(4)])
 
 
-def test_shape_inference() -> None:
+def test_shape_inference():
   node = node_of(typed(SUM_RELU, "float16"))
 
   def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
@@ -98,7 +98,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
 
@@ -111,7 +111,7 @@ def outputs(case: Case) -> list[Array]:
 
 
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
-def test_the_reference_passes(case: Case) -> None:
+def test_the_reference_passes(case):
   check(case, outputs(case))
 
 
@@ -143,14 +143,14 @@ WRONG_OUTPUTS: list[tuple[str, Callable[[Array], Array], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "words"), WRONG_OUTPUTS)
-def test_a_wrong_output_fails(name: str, change: Callable[[Array], Array], words: str) -> None:
+def test_a_wrong_output_fails(name, change, words):
   case = by_name[name]
   with pytest.raises(AssertionError, match=words):
     check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("Silu", np.float16), ("a chain of eight", np.float16)])
-def test_a_kernel_that_computes_in_half_fails(name: str, dtype: type) -> None:
+def test_a_kernel_that_computes_in_half_fails(name, dtype):
   """float in, float out, but every value rounded to a narrower dtype on the way."""
   case = by_name[f"{name}, float"]
   rounded = [np.asarray(each).astype(dtype).astype(np.float32) for each in outputs(case)]
@@ -158,7 +158,7 @@ def test_a_kernel_that_computes_in_half_fails(name: str, dtype: type) -> None:
     check(case, rounded)
 
 
-def test_a_kernel_in_float_passes_and_one_of_a_wrong_formula_fails() -> None:
+def test_a_kernel_in_float_passes_and_one_of_a_wrong_formula_fails():
   case = by_name["lerp, middle broadcast, float"]
   x, y, w = case.inputs()
   check(case, [(np.float32(1) - w) * x + w * y])

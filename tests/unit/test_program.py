@@ -36,7 +36,7 @@ def body(*statements: str, parameters: str = "float x", results: str = "float y"
   return f"({parameters}) => ({results}) {{ {' '.join(statements)} }}"
 
 
-def test_the_example() -> None:
+def test_the_example():
   program = parse(EXAMPLE)
   assert str(program) == EXAMPLE
   assert parse(str(program)) == program
@@ -51,7 +51,7 @@ def test_the_example() -> None:
   assert dict(program.dtypes) == dict.fromkeys([*names, "s", "n", "g", "y"], "float16")
 
 
-def test_white_space_and_defaults_have_no_meaning() -> None:
+def test_white_space_and_defaults_have_no_meaning():
   text = "( float16 x,float16 residual , float16 gamma, float16 beta)=>(float16 y,float16 s){s=Add(x,residual)"
   text += "\tn=LayerNormalization < epsilon = 0.000001,axis=-2 > (s)\r\n g=Mul(n,gamma)y=Add(g,beta)}  \n"
   assert str(parse(text)) == EXAMPLE
@@ -74,14 +74,14 @@ def test_white_space_and_defaults_have_no_meaning() -> None:
       (math.nan, "nan"), (2.0**53, "9007199254740992"), (np.float32(0.1), "0.1"), (np.float32(1e-12), "1e-12"),
   ],
 )  # fmt: skip
-def test_numbers_as_the_shortest_text(number: float, text: str) -> None:
+def test_numbers_as_the_shortest_text(number, text):
   """What std::to_chars writes: the shorter of plain and scientific, plain if equally long."""
   assert number_text(number) == text
 
 
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(st.floats(allow_nan=False))
-def test_numbers_read_back(number: float) -> None:
+def test_numbers_read_back(number):
   text = number_text(number)
   literal = parse(body(f"y = Add(x, {text})")).statements[0].operands[1]
   assert isinstance(literal, float)
@@ -89,14 +89,14 @@ def test_numbers_read_back(number: float) -> None:
   assert math.copysign(1, literal) == math.copysign(1, number)
 
 
-def test_attributes_are_32_bit_floats() -> None:
+def test_attributes_are_32_bit_floats():
   exact = parse(body("y = LeakyRelu<alpha=0.2>(x)"))
   assert exact.statements[0].number("alpha") == float(np.float32(0.2))
   assert exact == parse(body("y = LeakyRelu<alpha=0.200000003>(x)"))
   assert str(exact).splitlines()[1] == "  y = LeakyRelu<alpha=0.2>(x)"
 
 
-def test_words_and_dtypes_as_attributes() -> None:
+def test_words_and_dtypes_as_attributes():
   tanh = parse(body('y = Gelu<approximate="tanh">(x)'))
   assert str(tanh).splitlines()[1] == '  y = Gelu<approximate="tanh">(x)'
   assert str(parse(body('y = Gelu<approximate="none">(x)'))).splitlines()[1] == "  y = Gelu(x)"
@@ -115,7 +115,7 @@ def _some_statement(name: str, dtype: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_every_operator_parses_and_prints(name: str) -> None:
+def test_every_operator_parses_and_prints(name):
   spec = OPERATORS[name]
   for dtype in DTYPES if "T" in spec.operands else ["bool"]:
     statement, result = _some_statement(name, dtype)
@@ -133,7 +133,7 @@ def test_every_operator_parses_and_prints(name: str) -> None:
       parse(body(too_many, parameters=parameters, results=f"{result} y"))
 
 
-def test_the_dtypes_of_the_table() -> None:
+def test_the_dtypes_of_the_table():
   """One row of each kind, as docs/programs.md has it."""
   assert OPERATORS["Add"].types == (*FLOATING, *INTEGERS)
   assert OPERATORS["Sqrt"].types == OPERATORS["PRelu"].types == OPERATORS["IsInf"].types == FLOATING
@@ -144,7 +144,7 @@ def test_the_dtypes_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_integer_literals_are_exact(dtype: str) -> None:
+def test_integer_literals_are_exact(dtype):
   low, high = integer_range(dtype)
   assert high - low + 1 == 2 ** int(dtype.lstrip("uint"))
   assert (low == 0) == dtype.startswith("u")
@@ -162,7 +162,7 @@ def test_integer_literals_are_exact(dtype: str) -> None:
   assert "Add(x, 0)" in str(parse(body(f"y = Add(x, {zeros})", parameters=f"{dtype} x", results=f"{dtype} y")))
 
 
-def test_the_same_text_is_a_float_where_the_dtype_is_one() -> None:
+def test_the_same_text_is_a_float_where_the_dtype_is_one():
   program = parse(body("y = Add(x, 9007199254740993)", parameters="double x", results="double y"))
   literal = program.statements[0].operands[1]
   assert type(literal) is float
@@ -172,7 +172,7 @@ def test_the_same_text_is_a_float_where_the_dtype_is_one() -> None:
   assert str(parse(body("y = Where(c, b, 1.0)", parameters="bool c, bool b", results="bool y"))).endswith("b, 1)\n}")
 
 
-def test_sums() -> None:
+def test_sums():
   text = """(float x, float w) => (float y, float y2, float16 y3) {
   a = Mul(x, w)
   y = SumTo<axes="0 2 11">(a)
@@ -256,7 +256,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_is_said(text: str) -> None:
+def test_what_is_wrong_is_said(text):
   with pytest.raises(ProgramError) as caught:
     parse(text)
   assert BAD[text] in str(caught.value)
@@ -264,14 +264,14 @@ def test_what_is_wrong_is_said(text: str) -> None:
 
 
 @pytest.mark.parametrize("space", ["\v", "\f", "\x1c", "\x1f", "\x85", "\xa0"])
-def test_other_white_space_is_refused(space: str) -> None:
+def test_other_white_space_is_refused(space):
   """Python's own functions count these as white space; the language does not."""
   for text in (f"(float x) =>{space}(float y) {{ y = Relu(x) }}", EXAMPLE + space, space, f" \n{space} "):
     with pytest.raises(ProgramError, match="found " + re.escape(repr(space))):
       parse(text)
 
 
-def test_limits() -> None:
+def test_limits():
   names = [f"x{i}" for i in range(33)]
   sums = ["a0 = Add(x0, x1)", *(f"a{i} = Add(a{i - 1}, x{i + 1})" for i in range(1, 32)), "y = Relu(a31)"]
   with pytest.raises(ProgramError, match="33 parameters; the limit is 32"):
@@ -286,7 +286,7 @@ def test_limits() -> None:
     parse(EXAMPLE + " " * 65536)
 
 
-def test_a_producer_takes_a_parameters_place() -> None:
+def test_a_producer_takes_a_parameters_place():
   program = parse(body("n = RMSNormalization(x)", "y = Mul(n, gamma)", parameters="float x, float gamma"))
   value = program.renamed({"x": "v"})
   merged = value.with_producer("v", [Statement("t", "Add", ("x", "gamma"))], [Parameter("float", "x")])
@@ -296,13 +296,13 @@ def test_a_producer_takes_a_parameters_place() -> None:
   assert [each.name for each in merged.with_result("v").readable().results] == ["y", "s"]
 
 
-def test_statements_are_appended_and_results_replaced() -> None:
+def test_statements_are_appended_and_results_replaced():
   program = parse(body("y = RMSNormalization(x)"))
   longer = program.with_statements([Statement("z", "Mul", ("y", 2.0))], [Parameter("float", "z")])
   assert str(longer.readable()) == "(float x) => (float y) {\n  n = RMSNormalization(x)\n  y = Mul(n, 2)\n}"
 
 
-def test_what_no_result_needs_is_dropped() -> None:
+def test_what_no_result_needs_is_dropped():
   program = parse(body("y = Relu(x)", "z = Add(x, w)", parameters="float x, float w", results="float y, float z"))
   first = program.results[:1]
   from ortplugin.program import drop_unused
@@ -310,12 +310,12 @@ def test_what_no_result_needs_is_dropped() -> None:
   assert str(drop_unused(program.parameters, first, program.statements)) == "(float x) => (float y) {\n  y = Relu(x)\n}"
 
 
-def test_equal_parameters_are_merged() -> None:
+def test_equal_parameters_are_merged():
   program = parse(body("y = Add(x, z)", parameters="float x, float z"))
   assert str(program.merged("x", "z")) == "(float x) => (float y) {\n  y = Add(x, x)\n}"
 
 
-def test_names_are_fresh_and_legal() -> None:
+def test_names_are_fresh_and_legal():
   program = parse(EXAMPLE)
   assert program.fresh("bias") == "bias"
   assert program.fresh("gamma") == "gamma2"
@@ -354,7 +354,7 @@ CASTS = {
 
 
 @pytest.mark.parametrize("text", CASTS)
-def test_redundant_casts(text: str) -> None:
+def test_redundant_casts(text):
   given, result, expected = CASTS[text]
   program = parse(body(text, parameters=f"{given} x", results=f"{result} y"))
   assert [line.strip() for line in str(program.without_redundant_casts()).splitlines()[1:-1]] == expected

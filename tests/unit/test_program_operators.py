@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import operator_places
 import pytest
@@ -13,11 +12,11 @@ from operator_places import PLACES, POINTWISE_PLACES, ROOT, docs_rows, is_in_doc
 from ortplugin.program import ATTRIBUTES, OPERATORS, operators
 
 
-def test_no_operator_lacks_anything() -> None:
+def test_no_operator_lacks_anything():
   assert missing() == []
 
 
-def test_the_docs_have_no_operator_more() -> None:
+def test_the_docs_have_no_operator_more():
   assert {spec.name for spec, _ in docs_rows()} == OPERATORS.keys()
 
 
@@ -26,7 +25,7 @@ def test_the_docs_have_no_operator_more() -> None:
   ['POINTWISE(Brandnew, "F -> F", Number("alpha", 2))', 'POINTWISE(Brandnew, "I, I -> bool")',
    'POINTWISE(Brandnew, "bool -> bool")'],
 )  # fmt: skip
-def test_a_new_line_is_asked_for_everything_else(line: str, tmp_path: Path) -> None:
+def test_a_new_line_is_asked_for_everything_else(line, tmp_path):
   """In a copy of the package: a name for each place, the one that the table itself does not give."""
   for folder in ("ortplugin", "docs"):
     unneeded = shutil.ignore_patterns("__pycache__", "*.so")
@@ -54,16 +53,14 @@ def test_a_new_line_is_asked_for_everything_else(line: str, tmp_path: Path) -> N
     ("Asinh", " Asinh,", ""),
   ],
 )
-def test_a_wrong_entry_of_the_docs_is_seen(
-  operator: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_entry_of_the_docs_is_seen(operator, right, wrong, monkeypatch):
   text = operator_places.text_of(operator_places.DOCS)
   assert text.count(right) == 1
   monkeypatch.setattr(operator_places, "text_of", lambda _: text.replace(right, wrong))
   assert [name for name, spec in OPERATORS.items() if not is_in_docs(spec)] == [operator]
 
 
-def test_the_rows() -> None:
+def test_the_rows():
   pointwise = 'POINTWISE(A, "bool, N -> to", RequiredWord("w", "x", "y"), Axis("axis", -1))'
   (first, attributes), (second, none) = operators.rows(f'{pointwise}\n// no row\n\nCORE(B, "S -> bool")')
   assert (first.name, first.signature, first.core) == ("A", "BTC", False)
@@ -81,12 +78,12 @@ def test_the_rows() -> None:
       'POINTWISE(A, "N -> N", Flag("a", 1), Flag("b", 1), Flag("c", 1), Flag("d", 1), Flag("e", 1))',
   ],
 )  # fmt: skip
-def test_a_line_that_is_no_row_is_named(line: str) -> None:
+def test_a_line_that_is_no_row_is_named(line):
   with pytest.raises(ValueError, match=r"operators.def, line 2"):
     list(operators.rows(f"// a comment\n{line}"))
 
 
-def test_an_attributes_kind_goes_with_its_name() -> None:
+def test_an_attributes_kind_goes_with_its_name():
   """`ATTRIBUTES` has one entry by name, so two operators may differ in the default only."""
   for _, attributes in operators.rows(operators.TABLE.read_text()):
     for each in attributes:

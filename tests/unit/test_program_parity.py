@@ -148,7 +148,7 @@ def in_the_library(texts: Sequence[str]) -> list[str]:
   return found.decode("ascii").split("\0")[:-1]
 
 
-def test_both_accept_the_same_and_print_it_alike() -> None:
+def test_both_accept_the_same_and_print_it_alike():
   texts = programs()
   accepted = 0
   for text, native in zip(texts, in_the_library(texts), strict=True):
@@ -160,7 +160,7 @@ def test_both_accept_the_same_and_print_it_alike() -> None:
   assert 100 < accepted < len(texts) - 100
 
 
-def test_foreign_text_is_refused_by_both() -> None:
+def test_foreign_text_is_refused_by_both():
   texts = [text for text in tampered() if text.isascii() and "\0" not in text]
   assert len(texts) > 4000
   for text, native in zip(texts, in_the_library(texts), strict=True):

@@ -58,7 +58,7 @@ def text_of(report: Report, explain: bool = False, width: int = 160) -> str:
   return stream.getvalue()
 
 
-def test_operators_are_counted_in_bodies_and_functions() -> None:
+def test_operators_are_counted_in_bodies_and_functions():
   model = parsed(
     """g (float[1] x) => (float[1] y) <bool c = {1}> {
       i = If (c) <then_branch = b () => (float o) { o = Relu (x) }, else_branch = b () => (float o) { o = Relu (x) }>
@@ -70,7 +70,7 @@ def test_operators_are_counted_in_bodies_and_functions() -> None:
   assert count_operators(onnx.ModelProto()) == {}
 
 
-def test_counts() -> None:
+def test_counts():
   report = full_report()
   assert report.rewrites == {"remove-identities": 1, "fuse-layer-norm": 1, "norm-prologue": 1}
   assert report.fused == 2
@@ -83,7 +83,7 @@ KEYS = """
 """
 
 
-def test_json_has_the_documented_keys_and_no_others() -> None:
+def test_json_has_the_documented_keys_and_no_others():
   data = json.loads(full_report().to_json())
   assert list(data) == KEYS.split()
   assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
@@ -103,7 +103,7 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
   assert json.loads(Report().to_json())["guilty"] is None
 
 
-def test_text_names_everything() -> None:
+def test_text_names_everything():
   text = text_of(full_report())
   for words in ("LayerNormalization", "ortplugin::FusedLayerNorm", "+1", "-1", "fuse-layer-norm", "1.00e-06", "2.00"):
     assert words in text
@@ -114,20 +114,20 @@ def test_text_names_everything() -> None:
   assert "trailing" in text_of(full_report(), explain=True)
 
 
-def test_markup_in_names_is_shown_as_it_is() -> None:
+def test_markup_in_names_is_shown_as_it_is():
   report = Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")])
   text = text_of(report, explain=True)
   assert "[red]node[/red] (Add)" in text
   assert "[/] is odd" in text
 
 
-def test_what_was_tried_is_shown() -> None:
+def test_what_was_tried_is_shown():
   times = {"": 3.0, "a=1": 2.0, "a=2": None, "a=3": None}
   text = text_of(Report(tuning=[TunedNode("n (FusedConv)", "a=1", times, ("a=2",))]))
   assert "a=1 2.0, a=2 wrong, a=3 not measurable" in text
 
 
-def test_nothing_to_do_is_said_loudly() -> None:
+def test_nothing_to_do_is_said_loudly():
   report = Report(before={"ai.onnx::Add": 1}, after={"ai.onnx::Add": 1})
   assert "Nothing to rewrite: 0 rewrites" in text_of(report)
   report.changes = [Change("dead-nodes", ("a (Add)",), "")]
@@ -143,7 +143,7 @@ def test_nothing_to_do_is_said_loudly() -> None:
   assert "Nothing to restore" in text_of(Report("restore"))
 
 
-def test_a_failure_is_shown() -> None:
+def test_a_failure_is_shown():
   failed = OutputComparison("y", False, 1.0, 1.0, "3 of 4 differ")
   report = Report(verification=[ProviderVerification("CPUExecutionProvider", (InputComparison("g", (failed,)),))])
   assert not report.passed
@@ -158,7 +158,7 @@ def obeyed(text: str) -> list[str]:
   return [each for each in text if not each.isprintable() and each != "\n"]
 
 
-def test_names_of_a_model_are_shown_escaped() -> None:
+def test_names_of_a_model_are_shown_escaped():
   """Found from outside, 22: every text of a report, whatever a model or an error put there."""
   name = HOSTILE
   report = Report(
@@ -186,7 +186,7 @@ def test_names_of_a_model_are_shown_escaped() -> None:
 
 
 @pytest.mark.parametrize("kind", [OrtPluginError, *OrtPluginError.__subclasses__()])
-def test_errors_hold_no_control_characters(kind: type[OrtPluginError]) -> None:
+def test_errors_hold_no_control_characters(kind):
   error = kind(f"node '{HOSTILE}' is wrong")
   assert str(error) == r"node '\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n' is wrong"
   assert repr(error).isprintable()

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,11 +88,11 @@ def data_of(report: Report) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_reports_fit_the_schema(name: str) -> None:
+def test_reports_fit_the_schema(name):
   assert list(faults(data_of(REPORTS[name]))) == []
 
 
-def test_the_schema_refuses_what_is_missing_odd_or_of_another_type() -> None:
+def test_the_schema_refuses_what_is_missing_odd_or_of_another_type():
   whole = data_of(named("n"))
   assert set(SCHEMA["required"]) == set(SCHEMA["properties"]) == set(whole)
   line = {**whole["profile"]["original"], "runs": 1.5}
@@ -106,7 +105,7 @@ def test_the_schema_refuses_what_is_missing_odd_or_of_another_type() -> None:
   assert list(faults({key: whole[key] for key in whole if key != "memory"})) == ["report lacks memory"]
 
 
-def test_a_region_is_traced_through_all_its_rewrites() -> None:
+def test_a_region_is_traced_through_all_its_rewrites():
   """`d` stands on where a layout changes; the Cast belongs to the last that computes it again."""
   conv, relu, fused = "c (Conv)", "r (Relu)", "c (FusedConv)"
   changes = [
@@ -125,7 +124,7 @@ def test_a_region_is_traced_through_all_its_rewrites() -> None:
   assert found[0].rewrites == {"fuse-conv": 1, "channels-last": 1, "conv-epilogue": 1}
 
 
-def test_regions_of_a_real_model_hold_each_original_node_once() -> None:
+def test_regions_of_a_real_model_hold_each_original_node_once():
   _, report = optimize(DATA / "mobilenet_torchscript_opset17.onnx")
   regions = data_of(report)["regions"]
   nodes = [node for region in regions for node in region["nodes"]]
@@ -136,7 +135,7 @@ def test_regions_of_a_real_model_hold_each_original_node_once() -> None:
   assert ["n2 (Conv)", "n3 (HardSwish)"] in fused.values()
 
 
-def test_weights_are_counted_by_dtype() -> None:
+def test_weights_are_counted_by_dtype():
   half = numpy_helper.from_array(np.zeros((2, 3), np.float16), "w")
   four = helper.make_tensor("i", TensorProto.INT4, [3], [1, 2, 3])
   found = weigh(helper.make_model(helper.make_graph([], "g", [], [], [four, half])))
@@ -144,7 +143,7 @@ def test_weights_are_counted_by_dtype() -> None:
   assert found.largest[0] == {"name": "w", "dtype": "float16", "shape": [2, 3], "bytes": 12}
 
 
-def test_a_node_is_taken_where_all_that_it_stands_for_is() -> None:
+def test_a_node_is_taken_where_all_that_it_stands_for_is():
   """As ONNX Runtime's product with a factor, of which we would take the factor alone."""
   line = Timeline(1.0, 1, (NodeTime("f", "com.microsoft::FusedMatMul", 1.0, 0, ("mul (Mul)", "mm (MatMul)")),))
   assert line.to_dict({"mul (Mul)": "m"})["taken_share"] == 0
@@ -152,7 +151,7 @@ def test_a_node_is_taken_where_all_that_it_stands_for_is() -> None:
   assert data_of(named("n"))["profile"]["original"]["operators"][0]["taken_share"] == 0.75
 
 
-def test_what_to_try_next_follows_from_what_happened() -> None:
+def test_what_to_try_next_follows_from_what_happened():
   def options(report: Report) -> list[str]:
     return [each["option"] for each in data_of(report)["next"]]
 
@@ -207,7 +206,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_a_page_is_whole_and_on_its_own(name: str) -> None:
+def test_a_page_is_whole_and_on_its_own(name):
   source = to_html(data_of(REPORTS[name]))
   page = Page(source)
   ids = page.values("id")
@@ -221,7 +220,7 @@ def test_a_page_is_whole_and_on_its_own(name: str) -> None:
   assert all(re.fullmatch(r"width:\d+\.\d%", style) for style in page.values("style"))
 
 
-def test_names_are_text() -> None:
+def test_names_are_text():
   source = to_html(data_of(named(HOSTILE)))
   assert not re.search("<script|<img|[\x1b\u202e]", source)
   assert Page(source).text.count(SHOWN) > 40
@@ -239,12 +238,12 @@ def test_names_are_text() -> None:
   (profiled(), "We could take 75%|One run 5 ms|would fire|n::n 3 3|MatMul 1"),
   (Report(profile=Profile("CPU", skipped="that")), "Not measured: that.|Outputs were not compared|None: nothing"),
 ])  # fmt: skip
-def test_a_page_shows_what_the_data_say(report: Report, words: str) -> None:
+def test_a_page_shows_what_the_data_say(report, words):
   page = Page(to_html(data_of(report))).text
   assert [each for each in words.split("|") if each not in page] == []
 
 
-def test_a_notebook_shows_the_page_in_a_frame() -> None:
+def test_a_notebook_shows_the_page_in_a_frame():
   report = named(HOSTILE)
   (frame,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', report._repr_html_())
   assert html.unescape(frame) == report.to_html() == to_html(data_of(report))
@@ -254,7 +253,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; the tests above parse the page")
-def test_a_browser_shows_it_without_a_word_to_the_console(tmp_path: Path) -> None:
+def test_a_browser_shows_it_without_a_word_to_the_console(tmp_path):
   assert CHROMIUM is not None
   source, file = to_html(data_of(named(HOSTILE))), tmp_path / "report.html"
   command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import sample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -17,7 +16,7 @@ FAMILY = [f"a.py::test[{', '.join(case)}]" for case in CASES]
 SMALL = [f"a.py::test_small[{dtype}]" for dtype in DTYPES]
 
 
-def test_dtypes_and_layouts_take_turns() -> None:
+def test_dtypes_and_layouts_take_turns():
   found = sample.taken(dict.fromkeys([*FAMILY, *SMALL], 1))
   assert sorted(name.partition("[")[2][0] for name in found - {*SMALL}) == list("pqrstuv")
   assert found == sample.taken(dict.fromkeys(reversed([*SMALL, *FAMILY]), 1))
@@ -25,7 +24,7 @@ def test_dtypes_and_layouts_take_turns() -> None:
   assert len({name.partition(", ")[2] for name in found}) > 3
 
 
-def test_a_test_keeps_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_keeps_a_case(monkeypatch):
   monkeypatch.setattr(sample, "SAMPLING", True)
   assert len(sample.taken(dict.fromkeys(SMALL, 10**9))) == 1
 
@@ -39,7 +38,7 @@ def test_writes(number):
 """
 
 
-def test_a_group_of_tests_is_one_workers(tmp_path: Path) -> None:
+def test_a_group_of_tests_is_one_workers(tmp_path):
   """Whose fixture takes minutes. With pytest 9.2 every worker of pytest-xdist 3.8 makes it."""
   (tmp_path / "test_group.py").write_text(GROUP)
   options = ["-p", "xdist.plugin", "-n", "2", "--dist", "loadgroup", "--rootdir", str(tmp_path)]
@@ -57,7 +56,7 @@ def collected(sampling: str) -> tuple[set[str], str]:
   return {line for line in done.stdout.splitlines() if line.startswith(FILES)}, done.stdout
 
 
-def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest() -> None:
+def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest():
   (whole, silent), (part, told) = collected("0"), collected("1")
   assert part < whole
   assert {name.partition("[")[0] for name in part} == {name.partition("[")[0] for name in whole}
@@ -65,7 +64,7 @@ def test_pytest_runs_all_but_in_a_sample_and_counts_the_rest() -> None:
   assert "test-all" not in silent
 
 
-def test_property_tests_try_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_property_tests_try_fewer_examples(monkeypatch):
   monkeypatch.setattr(sample, "SAMPLING", False)
   assert sample.examples(150) == 150
   assert all(sample.is_taken(str(number), 5) for number in range(100))

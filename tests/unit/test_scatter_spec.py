@@ -87,7 +87,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_the_reference_is_the_formula(case: Case) -> None:
+def test_the_reference_is_the_formula(case):
   """Written twice: vectorised in reference.py, element by element here."""
   wanted, got = by_the_formula(case), expect(case)
   assert got.dtype == wanted.dtype
@@ -97,12 +97,12 @@ def test_the_reference_is_the_formula(case: Case) -> None:
   assert same.all()
 
 
-def test_there_are_enough_small_cases() -> None:
+def test_there_are_enough_small_cases():
   assert len(SMALL) > 150
   assert {case.reduction for case in SMALL} == {"none", "add", "mul", "min", "max"}
 
 
-def test_a_half_is_rounded_once() -> None:
+def test_a_half_is_rounded_once():
   """2048 + 1 in float16 is 2048, whose neighbour is 2050: rounded at each step, a sum of ones never gets anywhere."""
   for dtype, start in ((np.float16, 2048), (ml_dtypes.bfloat16, 256)):
     data, ones = np.array([start], dtype), np.ones(64, dtype)
@@ -111,7 +111,7 @@ def test_a_half_is_rounded_once() -> None:
     assert got.dtype == data.dtype
 
 
-def test_sums_are_in_the_order_of_the_updates() -> None:
+def test_sums_are_in_the_order_of_the_updates():
   data, updates = np.zeros(1, np.float32), np.array([1e8, 1, -1e8, 1], np.float32)
   zeros = np.zeros((4, 1), np.int64)
   assert scatter_nd(data, zeros, updates, "add")[0] == 1  # the first 1 is lost in 1e8
@@ -121,7 +121,7 @@ def test_sums_are_in_the_order_of_the_updates() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_minimum_and_maximum_are_ieee_754s(dtype: Any) -> None:
+def test_minimum_and_maximum_are_ieee_754s(dtype):
   def fold(old: float, new: float, reduction: str) -> np.ndarray:
     return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
 
@@ -136,7 +136,7 @@ def test_minimum_and_maximum_are_ieee_754s(dtype: Any) -> None:
   assert fold(-np.inf, 3, "max") == 3
 
 
-def test_elements_without_an_update_keep_their_bits() -> None:
+def test_elements_without_an_update_keep_their_bits():
   """A signalling NaN too, which arithmetic would quieten."""
   data = np.array([0x7C01, 0x7C01, 0x0001], np.uint16).view(np.float16)
   got = scatter_nd(data, np.array([[1]]), np.array([1], np.float16), "add")
@@ -144,7 +144,7 @@ def test_elements_without_an_update_keep_their_bits() -> None:
   assert bits(got)[2] == 1
 
 
-def test_what_a_gpu_does_with_invalid_indices() -> None:
+def test_what_a_gpu_does_with_invalid_indices():
   data, updates = np.zeros(4), np.array([1.0, 2, 3, 4])
   indices = np.array([4, -5, 3, -4])
   np.testing.assert_array_equal(scatter_nd(data, indices[:, None], updates, skip_invalid=True), [4, 0, 0, 3])
@@ -172,7 +172,7 @@ def test_what_a_gpu_does_with_invalid_indices() -> None:
     (lambda: update_slice(np.zeros((4, 3)), np.zeros(3), np.array([0]), [0]), "updates of the shape"),
   ],
 )
-def test_the_reference_refuses(call: Any, words: str) -> None:
+def test_the_reference_refuses(call, words):
   with pytest.raises(ValueError, match=words):
     call()
 
@@ -188,7 +188,7 @@ NEEDED = {"none": 11, "add": 16, "mul": 16, "min": 18, "max": 18}
 
 @pytest.mark.parametrize("opset", range(11, 25))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_the_decomposition_is_the_reference_at_every_opset(opset: int) -> None:
+def test_the_decomposition_is_the_reference_at_every_opset(opset):
   """In onnx's own evaluator, whose scatters go through the updates one by one."""
   checked = 0
   for case in DECOMPOSED:
@@ -207,7 +207,7 @@ def test_the_decomposition_is_the_reference_at_every_opset(opset: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["nd add of few, float", "elements max, axis 1, float"])
-def test_a_reduction_needs_its_opset(name: str) -> None:
+def test_a_reduction_needs_its_opset(name):
   case = by_name[name]
   needed = NEEDED[case.reduction]
   assert decompose(case.node(), needed)
@@ -215,7 +215,7 @@ def test_a_reduction_needs_its_opset(name: str) -> None:
     decompose(case.node(), needed - 1)
 
 
-def test_what_only_our_operators_have_is_left_out() -> None:
+def test_what_only_our_operators_have_is_left_out():
   case = nd("", (4, 3), (2, 1), unique=1, deterministic=0, algorithm="sorting", reduction="add")
   (node,) = decompose(case.node(), 18)
   assert {attribute.name for attribute in node.attribute} == {"reduction"}
@@ -224,7 +224,7 @@ def test_what_only_our_operators_have_is_left_out() -> None:
 # ---- attributes, dtypes, shapes
 
 
-def test_attributes_have_defaults() -> None:
+def test_attributes_have_defaults():
   assert attributes_of(nd("", (4,), (2, 1)).node()) == Scatter()
   full = nd("", (4,), (2, 1), reduction="mul", algorithm="parallel", unique=1, deterministic=0)
   assert attributes_of(full.node()) == Scatter("mul", "parallel", True, False)
@@ -261,7 +261,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   node = WRONG[reason]
   operator = find(DOMAIN, node.op_type)
   assert operator is OPERATORS[node.op_type]
@@ -293,14 +293,14 @@ FLOAT, HALF, LONG, INT, TEXT = (np.dtype(name) for name in ("float32", "float16"
     (node_of("ScatterND"), (FLOAT, LONG, FLOAT), 0, "data is a scalar"),
   ],
 )
-def test_wrong_dtypes_and_ranks_are_named(node: onnx.NodeProto, dtypes: Any, rank: int | None, words: str) -> None:
+def test_wrong_dtypes_and_ranks_are_named(node, dtypes, rank, words):
   shapes = [None if rank is None else (None,) * rank, None, None]
   with pytest.raises(ModelError, match=words) as caught:
     infer_shapes(node, [TensorType(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)])
   assert "culprit" in str(caught.value)
 
 
-def test_the_output_is_like_data() -> None:
+def test_the_output_is_like_data():
   for node in (node_of("ScatterND"), node_of("ScatterElements"), node_of("UpdateSlice", axes=[0])):
     unknown = TensorType(None, None)
     given = TensorType(HALF, ("batch", 3, None))
@@ -310,7 +310,7 @@ def test_the_output_is_like_data() -> None:
   assert infer_shapes(node_of("ScatterND"), known) == [TensorType(HALF, (4,))]
 
 
-def test_every_dtype_is_there() -> None:
+def test_every_dtype_is_there():
   named = {dtype for _, dtype in ONNX_DTYPES.values()}
   assert named | {np.dtype(np.complex64), np.dtype(np.complex128)} == set(DTYPES)
   assert set(ARITHMETIC) < set(DTYPES)
@@ -321,7 +321,7 @@ def test_every_dtype_is_there() -> None:
     assert got.dtype == dtype
 
 
-def test_the_forms_of_the_kernel_are_variants() -> None:
+def test_the_forms_of_the_kernel_are_variants():
   """All but the node's own."""
   for operator in (SCATTER_ND, SCATTER_ELEMENTS):
     for own in ("auto", "sorting"):
@@ -332,7 +332,7 @@ def test_the_forms_of_the_kernel_are_variants() -> None:
     assert operator.variants(node_of(operator.name)) == operator.variants(node_of(operator.name, algorithm="auto"))
 
 
-def test_the_decomposition_of_an_unknown_rank_has_no_rank() -> None:
+def test_the_decomposition_of_an_unknown_rank_has_no_rank():
   """One model of a slice serves every rank: nothing in it was made from a shape."""
   node = node_of("UpdateSlice", axes=[0], steps=[2])
   nodes = decompose(node, 17)

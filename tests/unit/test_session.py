@@ -57,7 +57,7 @@ def use_runtime(monkeypatch: pytest.MonkeyPatch, providers: list[str], gpus: int
   return module
 
 
-def test_importing_is_cheap_and_needs_nothing() -> None:
+def test_importing_is_cheap_and_needs_nothing():
   program = """
 import sys
 class Absent:
@@ -79,7 +79,7 @@ except Exception as error:
   assert "ortplugin[cpu]" in done.stdout
 
 
-def test_the_public_names_stay_functions() -> None:
+def test_the_public_names_stay_functions():
   import ortplugin.model.restore
   import ortplugin.optimizer
   import ortplugin.session
@@ -91,27 +91,27 @@ def test_the_public_names_stay_functions() -> None:
     _ = ortplugin.nothing
 
 
-def test_library_path(library_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_path(library_file, monkeypatch):
   assert ortplugin.library_path() == str(library_file)
   library_file.unlink()
   with pytest.raises(RuntimeMissingError, match="make dev"):
     ortplugin.library_path()
 
 
-def test_registering_twice_is_harmless(library_file: Path) -> None:
+def test_registering_twice_is_harmless(library_file):
   options = Options()
   ortplugin.register(options)
   ortplugin.register(options)
   assert options.libraries == [str(library_file)]
 
 
-def test_threads_register_once(library_file: Path) -> None:
+def test_threads_register_once(library_file):
   options = Options()
   in_threads(16, lambda number: ortplugin.register(options))
   assert len(options.libraries) == 1
 
 
-def test_a_failed_registration_says_with_what(library_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_registration_says_with_what(library_file, monkeypatch):
   use_runtime(monkeypatch, ["CPUExecutionProvider"], 0)
   options = Options()
   options.libraries.append("another")
@@ -119,7 +119,7 @@ def test_a_failed_registration_says_with_what(library_file: Path, monkeypatch: p
     ortplugin.register(options)
 
 
-def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch):
   loads: list[int] = []
 
   def preload_dlls() -> None:
@@ -140,7 +140,7 @@ def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch: pytes
   assert sys.stdout is before
 
 
-def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_providers(monkeypatch):
   both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
   use_runtime(monkeypatch, both, 1)
   assert core.available_providers() == tuple(both)
@@ -156,7 +156,7 @@ def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     core.resolve_provider("cuda")
 
 
-def test_sessions_never_fall_back_silently(library_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_never_fall_back_silently(library_file, monkeypatch):
   made: list[SimpleNamespace] = []
 
   def make(path: str, options: Options, providers: list[str], provider_options: list[Any], enable_fallback: int) -> Any:
@@ -186,7 +186,7 @@ def test_sessions_never_fall_back_silently(library_file: Path, monkeypatch: pyte
       ortplugin.session("m.onnx", **arguments)  # type: ignore[arg-type]
 
 
-def test_element_types_are_onnxs() -> None:
+def test_element_types_are_onnxs():
   for name, (number, dtype) in elements._ELEMENTS.items():
     assert TensorProto.DataType.Name(number) == name.upper()
     assert np.dtype(helper.tensor_dtype_to_np_dtype(number)) == dtype

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,12 +63,12 @@ def refused(path: Path, *words: str) -> str:
 # ---- reading
 
 
-def test_a_good_model_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_good_model_is_read_as_it_is(tmp_path):
   model = small_model()
   assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
 
 
-def test_missing_empty_and_foreign_files(tmp_path: Path) -> None:
+def test_missing_empty_and_foreign_files(tmp_path):
   refused(tmp_path / "none.onnx", "does not exist")
   (tmp_path / "empty.onnx").write_bytes(b"")
   refused(tmp_path / "empty.onnx", "is empty")
@@ -84,12 +83,12 @@ def test_missing_empty_and_foreign_files(tmp_path: Path) -> None:
     refused(tmp_path / name, name)
 
 
-def test_a_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_named_pipe_is_refused_without_waiting(tmp_path):
   os.mkfifo(tmp_path / "pipe.onnx")
   refused(tmp_path / "pipe.onnx", "not a regular file")
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_every_truncation_is_refused(tmp_path):
   """Of a file that anyone wrote, and of our own output."""
   whole, path = tmp_path / "whole.onnx", tmp_path / "cut.onnx"
   storage.save_model(small_model(), whole)
@@ -100,7 +99,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         storage.load_model(path)
 
 
-def test_altered_bytes_never_give_a_traceback(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_altered_bytes_never_give_a_traceback(tmp_path, rng):
   data = small_model(WEIGHT[:2, :2]).SerializeToString()
   path = tmp_path / "altered.onnx"
   for _ in range(1000):
@@ -130,7 +129,7 @@ def test_altered_bytes_never_give_a_traceback(tmp_path: Path, rng: np.random.Gen
     ("pipe", "not a regular file"),
   ],
 )
-def test_external_data_stay_in_the_folder(tmp_path: Path, location: str, words: str) -> None:
+def test_external_data_stay_in_the_folder(tmp_path, location, words):
   folder, outside = tmp_path / "model", tmp_path / "outside"
   folder.mkdir()
   outside.mkdir()
@@ -158,17 +157,17 @@ def test_external_data_stay_in_the_folder(tmp_path: Path, location: str, words: 
     ({"length": ""}, "length"),
   ],
 )
-def test_external_offsets_and_lengths(tmp_path: Path, entries: dict[str, str], words: str) -> None:
+def test_external_offsets_and_lengths(tmp_path, entries, words):
   refused(external_model(tmp_path, **entries), words, "'w'")
 
 
-def test_good_external_data_are_read(tmp_path: Path) -> None:
+def test_good_external_data_are_read(tmp_path):
   stored = storage.load(external_model(tmp_path, location="./weights.bin"))
   assert stored.data_files == (tmp_path / "weights.bin",)
   assert stored.proto == small_model()
 
 
-def test_external_data_that_share_a_file_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_data_that_share_a_file_without_bound(tmp_path, monkeypatch):
   monkeypatch.setattr(storage, "_OVERLAP_FLOOR", 0)
   model = onnx.load(external_model(tmp_path), load_external_data=False)
   for index in range(20):
@@ -189,7 +188,7 @@ def test_external_data_that_share_a_file_without_bound(tmp_path: Path, monkeypat
   ],
 )
 @pytest.mark.parametrize("external", [False, True])
-def test_a_tiny_file_that_asks_for_a_huge_tensor(tmp_path: Path, dims: list[int], words: str, external: bool) -> None:
+def test_a_tiny_file_that_asks_for_a_huge_tensor(tmp_path, dims, words, external):
   path = external_model(tmp_path) if external else write(tmp_path / "model.onnx", small_model())
   model = onnx.load(path, load_external_data=False)
   tensor = model.graph.initializer[0]
@@ -204,7 +203,7 @@ def test_a_tiny_file_that_asks_for_a_huge_tensor(tmp_path: Path, dims: list[int]
     resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def test_a_sparse_file_larger_than_memory(tmp_path: Path) -> None:
+def test_a_sparse_file_larger_than_memory(tmp_path):
   path = external_model(tmp_path)
   os.truncate(tmp_path / "weights.bin", 2**43)  # takes no space on the disk
   model = onnx.load(path, load_external_data=False)
@@ -214,7 +213,7 @@ def test_a_sparse_file_larger_than_memory(tmp_path: Path) -> None:
   refused(write(path, model), "memory")
 
 
-def test_typed_data_of_the_wrong_length(tmp_path: Path) -> None:
+def test_typed_data_of_the_wrong_length(tmp_path):
   model = small_model()
   tensor = model.graph.initializer[1]
   tensor.ClearField("raw_data")
@@ -222,7 +221,7 @@ def test_typed_data_of_the_wrong_length(tmp_path: Path) -> None:
   refused(write(tmp_path / "m.onnx", model), "needs 32 values and holds 31")
 
 
-def test_data_in_attributes_are_checked_too(tmp_path: Path) -> None:
+def test_data_in_attributes_are_checked_too(tmp_path):
   model = small_model()
   value = numpy_helper.from_array(np.ones(4, np.float32), "v")
   model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], "constant", value=value))
@@ -245,13 +244,13 @@ def test_data_in_attributes_are_checked_too(tmp_path: Path) -> None:
     pytest.param(lambda m: m.graph.node[0].attribute.add(name="a", type=1, f=1.0), "attribute", id="attribute"),
   ],
 )
-def test_invalid_structure(tmp_path: Path, damage: Callable[[onnx.ModelProto], object], words: str) -> None:
+def test_invalid_structure(tmp_path, damage, words):
   model = small_model()
   damage(model)
   refused(write(tmp_path / "m.onnx", model), words)
 
 
-def test_unknown_operators_pass(tmp_path: Path) -> None:
+def test_unknown_operators_pass(tmp_path):
   model = small_model()
   model.graph.node[1].op_type = "NobodyKnows"  # as SimplifiedLayerNormalization of ONNX Runtime
   model.opset_import.add(domain="com.example", version=3)
@@ -259,7 +258,7 @@ def test_unknown_operators_pass(tmp_path: Path) -> None:
   assert storage.load_model(write(tmp_path / "m.onnx", model)) == model
 
 
-def test_large_models_are_checked_without_serialising_their_weights() -> None:
+def test_large_models_are_checked_without_serialising_their_weights():
   model = small_model()
   model.graph.initializer[0].raw_data = bytes(2**28)
   model.graph.initializer[0].dims[0] = 2**21
@@ -275,7 +274,7 @@ def test_large_models_are_checked_without_serialising_their_weights() -> None:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_what_is_written_is_what_is_read(tmp_path: Path, external: bool) -> None:
+def test_what_is_written_is_what_is_read(tmp_path, external):
   model, path = small_model(), tmp_path / "out.onnx"
   before = model.SerializeToString()
   storage.save_model(model, path, external=external)
@@ -289,7 +288,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, external: bool) -> None
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_the_same_model_gives_the_same_bytes(tmp_path: Path, external: bool) -> None:
+def test_the_same_model_gives_the_same_bytes(tmp_path, external):
   for name in ("a", "b"):
     (tmp_path / name).mkdir()
     storage.save_model(small_model(), tmp_path / name / "out.onnx", external=external)
@@ -298,9 +297,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path, external: bool) -> 
   assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
-def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(
-  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(tmp_path, monkeypatch):
   monkeypatch.setattr(storage, "PROTOBUF_LIMIT", 4000)
   path = tmp_path / "out.onnx"
   storage.save_model(small_model(), path)
@@ -313,7 +310,7 @@ def test_over_the_limit_of_protobuf_weights_go_to_a_second_file(
     storage.save_model(small_model(), path, external=False)
 
 
-def test_weights_in_bodies_go_to_the_second_file_too(tmp_path: Path) -> None:
+def test_weights_in_bodies_go_to_the_second_file_too(tmp_path):
   model = parsed("""g (float[32,32] x, bool c) => (float[32,32] y) {
     [if] y = If (c) <then_branch = body () => (float[] o) { o = Add (x, inner) },
                      else_branch = other () => (float[] p) { p = Identity (x) }> }""")
@@ -324,7 +321,7 @@ def test_weights_in_bodies_go_to_the_second_file_too(tmp_path: Path) -> None:
   assert storage.load_model(tmp_path / "out.onnx") == model
 
 
-def test_the_output_must_not_be_the_input(tmp_path: Path) -> None:
+def test_the_output_must_not_be_the_input(tmp_path):
   source = write(tmp_path / "in.onnx", small_model())
   (tmp_path / "sym.onnx").symlink_to(source)
   os.link(source, tmp_path / "hard.onnx")
@@ -336,7 +333,7 @@ def test_the_output_must_not_be_the_input(tmp_path: Path) -> None:
   assert source.read_bytes() == before
 
 
-def test_a_symbolic_link_is_no_output(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_no_output(tmp_path):
   (tmp_path / "target.onnx").write_bytes(b"old")
   (tmp_path / "link.onnx").symlink_to(tmp_path / "target.onnx")
   (tmp_path / "loop.onnx").symlink_to(tmp_path / "loop.onnx")
@@ -346,7 +343,7 @@ def test_a_symbolic_link_is_no_output(tmp_path: Path) -> None:
   assert (tmp_path / "target.onnx").read_bytes() == b"old"
 
 
-def test_a_hard_linked_old_output_is_replaced_not_written_through(tmp_path: Path) -> None:
+def test_a_hard_linked_old_output_is_replaced_not_written_through(tmp_path):
   (tmp_path / "other").write_bytes(b"precious")
   os.link(tmp_path / "other", tmp_path / "out.onnx")
   storage.save_model(small_model(), tmp_path / "out.onnx")
@@ -354,7 +351,7 @@ def test_a_hard_linked_old_output_is_replaced_not_written_through(tmp_path: Path
   assert storage.load_model(tmp_path / "out.onnx") == small_model()
 
 
-def test_bad_outputs(tmp_path: Path) -> None:
+def test_bad_outputs(tmp_path):
   os.mkfifo(tmp_path / "pipe")
   for path, words in {
     tmp_path: "is a folder",
@@ -366,12 +363,12 @@ def test_bad_outputs(tmp_path: Path) -> None:
       storage.check_output(path)
 
 
-def test_an_output_that_cannot_be_examined(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_examined(tmp_path):
   with pytest.raises(StorageError, match="can't be examined: File name too long"):
     storage.check_output(tmp_path / ("n" * 300))
 
 
-def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
   """The output is there; old data files may stay."""
 
   def refuse(_: object) -> None:
@@ -383,7 +380,7 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
   assert storage.load_model(tmp_path / "m.onnx") == small_model()
 
 
-def test_the_inputs_data_file_is_never_overwritten(tmp_path: Path) -> None:
+def test_the_inputs_data_file_is_never_overwritten(tmp_path):
   """The output's data file would have the name of the input's."""
   storage.save_model(small_model(), tmp_path / "m.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
@@ -399,7 +396,7 @@ def test_the_inputs_data_file_is_never_overwritten(tmp_path: Path) -> None:
   assert storage.load_model(tmp_path / "m.onnx") == other
 
 
-def test_a_new_version_removes_the_old_versions_data(tmp_path: Path) -> None:
+def test_a_new_version_removes_the_old_versions_data(tmp_path):
   path = tmp_path / "out.onnx"
   (tmp_path / "out.onnx.data").write_bytes(b"not ours")
   storage.save_model(small_model(), path, external=True)
@@ -409,7 +406,7 @@ def test_a_new_version_removes_the_old_versions_data(tmp_path: Path) -> None:
   assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
 
 
-def test_the_data_file_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_the_data_file_is_not_written_through_a_link(tmp_path):
   storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
   (data,) = tmp_path.glob("*.data")
   data.rename(tmp_path / "elsewhere")
@@ -419,7 +416,7 @@ def test_the_data_file_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path: Path, umask: int, mode: int) -> None:
+def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path, umask, mode):
   old = os.umask(umask)
   try:
     storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
@@ -433,7 +430,7 @@ def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path: Path,
 
 @pytest.mark.parametrize("external", [False, True])
 @pytest.mark.parametrize("limit", [0, 100, 3000, 4100])
-def test_a_full_disk_leaves_the_old_output_whole(tmp_path: Path, external: bool, limit: int) -> None:
+def test_a_full_disk_leaves_the_old_output_whole(tmp_path, external, limit):
   path = tmp_path / "out.onnx"
   storage.save_model(small_model(), path, external=external)
   before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -449,7 +446,7 @@ def test_a_full_disk_leaves_the_old_output_whole(tmp_path: Path, external: bool,
   assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_an_interruption_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_leaves_nothing_behind(tmp_path, monkeypatch):
   def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -485,7 +482,7 @@ KILLED = """
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path: Path, external: bool) -> None:
+def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path, external):
   """SIGKILL before each flush and each rename: the output is a whole model at every moment."""
   path = tmp_path / "out.onnx"
   old, new = small_model(), small_model(np.full((32, 64), 7, np.float32))

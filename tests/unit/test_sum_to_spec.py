@@ -27,13 +27,13 @@ def run_decomposed(text: str, inputs: list[Array], opset: int) -> list[Array]:
 @pytest.mark.parametrize(
   "name", ["bias of NCHW", "lerp, gradients over other axes", "what broadcasts is summed over", "Relu and bias"]
 )
-def test_the_decomposition_is_the_reference(name: str, opset: int, dtype: str) -> None:
+def test_the_decomposition_is_the_reference(name, opset, dtype):
   case = by_name[f"{name}, {dtype}"]
   found = run_decomposed(case.text, case.inputs(), opset)
   check(case, found, expect(case, unit={"float": 2.0**-22, "float16": 2.0**-11}[dtype]))
 
 
-def test_a_value_that_is_smaller_is_repeated_before_it_is_summed() -> None:
+def test_a_value_that_is_smaller_is_repeated_before_it_is_summed():
   text = '(float x, float r) => (float y, float r, float x) { y = SumTo<axes="0 1", keepdims=0>(r) }'
   x, r = np.zeros((5, 1), np.float32), np.arange(3, dtype=np.float32)
   for found in (run_decomposed(text, [x, r], 17), OPERATOR.reference(node_of(text), [x, r])):
@@ -41,7 +41,7 @@ def test_a_value_that_is_smaller_is_repeated_before_it_is_summed() -> None:
     assert found[0] == 15
 
 
-def test_the_decomposition_is_one_reduction() -> None:
+def test_the_decomposition_is_one_reduction():
   nodes = OPERATOR.decompose(node_of(typed(summed("0 2"), "float")), 18)
   assert [node.op_type for node in nodes] == ["Constant", "ReduceSum"]
   assert nodes[-1].output == ["y"]
@@ -49,14 +49,14 @@ def test_the_decomposition_is_one_reduction() -> None:
   assert [node.op_type for node in nodes] == ["Cast", "Constant", "ReduceSum", "Cast"]
 
 
-def test_the_reference_is_the_formula() -> None:
+def test_the_reference_is_the_formula():
   dout, w = np.arange(24.0).reshape(2, 3, 4), np.array([[0.25], [0.5], [1.0]])
   dx, dy = sum_to(parse(typed(LERP_GRAD.replace("AXES", "1 2"), "double")), [dout, w])
   np.testing.assert_array_equal(dx, ((1 - w) * dout).sum((1, 2), keepdims=True))
   np.testing.assert_array_equal(dy, w * dout)
 
 
-def test_integers_wrap() -> None:
+def test_integers_wrap():
   x = np.array([2**31 - 1, 2, 5], np.int32)
   (y,) = sum_to(parse(typed(summed("0", 0), "int32")), [x])
   assert (y.dtype, y.tolist()) == (np.dtype(np.int32), -(2**31) + 6)
@@ -64,14 +64,14 @@ def test_integers_wrap() -> None:
   assert z.tolist() == 2
 
 
-def test_a_sum_beyond_float16_is_infinite_unless_it_is_cast() -> None:
+def test_a_sum_beyond_float16_is_infinite_unless_it_is_cast():
   text = '(float16 x) => (float16 y, float z) { y = SumTo<axes="0">(x) z = Cast<to=float>(y) }'
   y, z = sum_to(parse(text), [np.full(100, 1000, np.float16)])
   assert np.isposinf(y).all()
   assert z.tolist() == [100000.0]
 
 
-def test_wrong_inputs_of_the_reference() -> None:
+def test_wrong_inputs_of_the_reference():
   program = parse(typed(BOTH, "float"))
   with pytest.raises(ValueError, match="2 parameters, 1 inputs"):
     sum_to(program, [np.zeros((1, 1, 1, 1))])
@@ -79,7 +79,7 @@ def test_wrong_inputs_of_the_reference() -> None:
     sum_to(program, [np.zeros((1, 1, 1, 3)), np.zeros(4)])
 
 
-def test_shape_inference() -> None:
+def test_shape_inference():
   node = node_of(typed(BOTH, "float16"))
   full = ("N", 3, 6, "W")
   types = OPERATOR.infer_shapes(node, [TensorType(HALF, full), TensorType(HALF, (3, 1, "W"))])
@@ -116,11 +116,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_invalid_node_is_named(reason: str) -> None:
+def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 
 
-def test_an_axis_beyond_the_rank_is_named() -> None:
+def test_an_axis_beyond_the_rank_is_named():
   with pytest.raises(ModelError, match=r"node 'gradient' .*'y' sums over axis 1, but"):
     OPERATOR.infer_shapes(wrong(SUM), [TensorType(np.dtype(np.float32), (3,))])
 
@@ -133,13 +133,13 @@ def outputs(case: Case) -> list[Array]:
 
 
 @pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
-def test_the_reference_passes(case: Case) -> None:
+def test_the_reference_passes(case):
   check(case, outputs(case))
 
 
 @pytest.mark.parametrize("name", ["rows, float", "columns, float", "bias of NHWC, float"])
 @pytest.mark.parametrize("kept", [slice(1, None), slice(0, -1)])
-def test_one_element_less_fails(name: str, kept: slice) -> None:
+def test_one_element_less_fails(name, kept):
   case = by_name[name]
   (x,) = case.inputs()
   axis = {"rows, float": 1}.get(name, 0)
@@ -148,7 +148,7 @@ def test_one_element_less_fails(name: str, kept: slice) -> None:
     check(case, sum_to(case.program, [less]))
 
 
-def test_a_sum_in_float16_fails() -> None:
+def test_a_sum_in_float16_fails():
   case = by_name["three columns, float16"]
   (x,) = case.inputs()
   total = np.zeros((1, 3), np.float16)

@@ -23,7 +23,7 @@ RANK = 4  # of an image's tensors
 
 
 @pytest.mark.skipif(not PRINT_TARGETS.exists(), reason="build/native/print_targets is not built; `make native` does it")
-def test_both_languages_read_the_same() -> None:
+def test_both_languages_read_the_same():
   native = subprocess.run([PRINT_TARGETS], capture_output=True, text=True, check=True).stdout.splitlines()
   lines = [f"engines {name} {float(limit.value)!r}" for name, limit in ENGINES.limits.items()]
   for entry in TARGETS:
@@ -39,7 +39,7 @@ def _normal(line: str) -> str:
   return " ".join([*words, repr(float(last))]) if re.fullmatch(r"[-\d.e+]+", last) and len(words) == 2 else line
 
 
-def test_every_gpu_has_every_limit() -> None:
+def test_every_gpu_has_every_limit():
   assert {path.stem.upper() for path in target.FOLDER.glob("*.def")} == {"ENGINES", *(each.name for each in TARGETS)}
   assert len({each.capability for each in TARGETS}) == len(TARGETS)
   for entry in TARGETS:
@@ -48,7 +48,7 @@ def test_every_gpu_has_every_limit() -> None:
 
 
 @pytest.mark.parametrize("entry", TARGETS, ids=lambda entry: entry.name)
-def test_every_limit_is_measured_by_a_command_of_this_repository(entry: target.Target) -> None:
+def test_every_limit_is_measured_by_a_command_of_this_repository(entry):
   for limit in entry.limits.values():
     assert all((limit.unit, limit.why)), limit.name
     python, path, *options = shlex.split(limit.command)
@@ -58,13 +58,13 @@ def test_every_limit_is_measured_by_a_command_of_this_repository(entry: target.T
       assert f'"{flag}"' in script.read_text(), f"{limit.name}: {path} knows no {flag}"
 
 
-def test_what_engines_take_names_its_test() -> None:
+def test_what_engines_take_names_its_test():
   for limit in ENGINES.limits.values():
     assert all((limit.unit, limit.why, (ROOT / limit.command).exists())), limit
 
 
 @pytest.mark.parametrize("entry", [DEFAULT, ENGINES], ids=["h200", "engines"])
-def test_every_limit_is_asked_for(entry: target.Target) -> None:
+def test_every_limit_is_asked_for(entry):
   sources = [path.read_text() for path in (ROOT / "ortplugin").rglob("*.cc")]
   sources += [path.read_text() for path in (ROOT / "ortplugin" / "passes").rglob("*.py")]
   asked = "\n".join(sources)
@@ -72,7 +72,7 @@ def test_every_limit_is_asked_for(entry: target.Target) -> None:
   assert not unused
 
 
-def test_a_pass_and_its_engine_ask_the_same_lines() -> None:
+def test_a_pass_and_its_engine_ask_the_same_lines():
   """One that asks less than the other has drifted: the pass then writes images that the engine does not."""
   asked = [Path(image_output.__file__), ROOT / "ortplugin" / "ops" / "conv" / "engines" / "few_output_channels.cc"]
   wanted = {name for name in ENGINES.limits if name.startswith("few_output_channels_")}
@@ -91,12 +91,12 @@ def numbers_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("module", [turn_conv_transpose, image_output], ids=lambda module: module.__name__)
-def test_passes_have_no_measured_limit(module: object) -> None:
+def test_passes_have_no_measured_limit(module):
   path = Path(str(module.__file__))  # type: ignore[attr-defined]
   assert [each for each in numbers_of(path) if not each.endswith(f": {RANK}")] == []
 
 
-def test_costs_have_no_measured_limit() -> None:
+def test_costs_have_no_measured_limit():
   """Operations are counted in the table WORK; what one of them costs on a GPU is asked for."""
   path = Path(cost.__file__)
   text = path.read_text()
@@ -108,7 +108,7 @@ def test_costs_have_no_measured_limit() -> None:
   assert DEFAULT["launch_bytes"] == cost.LAUNCH_BYTES
 
 
-def test_a_number_in_a_pass_is_found(tmp_path: Path) -> None:
+def test_a_number_in_a_pass_is_found(tmp_path):
   module = tmp_path / "example.py"
   module.write_text('"""In 4096 words."""\nMOST = 1 << 29\nhalf = 0.125\nrank = len(x) - 1\n')
   assert sorted(numbers_of(module)) == ["example.py:2: 29", "example.py:3: 0.125"]
@@ -123,7 +123,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_faulty_file_is_quoted(name: str, tmp_path: Path) -> None:
+def test_a_faulty_file_is_quoted(name, tmp_path):
   text, message = FAULTS[name]
   path = tmp_path / "x.def"
   path.write_text(text)
@@ -131,7 +131,7 @@ def test_a_faulty_file_is_quoted(name: str, tmp_path: Path) -> None:
     read(path)
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_a_file_is_read(tmp_path):
   path = tmp_path / "x.def"
   path.write_text(
     '// A word.\nTARGET("X", 12, 1)\n\nLIMIT(one, 3LL << 30, "a, (b)", "c",\n      "d")\n'

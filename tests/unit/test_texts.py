@@ -6,7 +6,6 @@ Protobuf reads them as bytes, against the field's type, and lets only a parser w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -70,16 +69,14 @@ def damaged(path: Place, name: str) -> bytes:
   return data.replace(GIVEN, DAMAGED)
 
 
-def test_every_place_for_a_text_is_there() -> None:
+def test_every_place_for_a_text_is_there():
   assert len(fields()) > 60
   assert {"producer_name", "graph.doc_string", "graph.node.op_type", "metadata_props.value"} <= fields().keys()
 
 
 @pytest.mark.parametrize("name", fields())
 @pytest.mark.parametrize("options", [[], ["--restore"], ["--precision", "fp16"]], ids=" ".join)
-def test_a_text_that_is_not_utf8(
-  tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, options: list[str]
-) -> None:
+def test_a_text_that_is_not_utf8(tmp_path, capfd, name, options):
   source, target = tmp_path / "in.onnx", tmp_path / "out.onnx"
   assert len(GIVEN) == len(DAMAGED)
   source.write_bytes(damaged(*fields()[name]))

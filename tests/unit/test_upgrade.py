@@ -87,7 +87,7 @@ def assert_same(
              else_branch = e () => (float[2,8] q) { q = Relu (x) }> }"""),
     ],
 )  # fmt: skip
-def test_computes_the_same(opset: int, text: str, ir: int, rng: np.random.Generator) -> None:
+def test_computes_the_same(opset, text, ir, rng):
   original = parse(text, opset, ir)
   upgraded = upgrade(original)
   assert {each.domain: each.version for each in upgraded.opset_import} == {"": 11, "com.microsoft": 1}
@@ -110,7 +110,7 @@ NEEDED_BY_BFLOAT16 = [
 
 
 @pytest.mark.parametrize(("opset", "text"), NEEDED_BY_BFLOAT16)
-def test_computes_the_same_for_bfloat16(opset: int, text: str, rng: np.random.Generator) -> None:
+def test_computes_the_same_for_bfloat16(opset, text, rng):
   original = parse(text, opset)
   upgraded = upgrade(original, BFLOAT16_OPSET)
   version = 14 if "Softmax" in text else 13  # whose Reshape may have a length of 0
@@ -120,7 +120,7 @@ def test_computes_the_same_for_bfloat16(opset: int, text: str, rng: np.random.Ge
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (2, 3, 0), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_softmax_of_no_elements(axis: int, shape: tuple[int, ...]) -> None:
+def test_a_softmax_of_no_elements(axis, shape):
   original = parse(f"g (float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis = {axis}> (x) }}", 9)
   for each in (original, upgrade(original, BFLOAT16_OPSET)):
     assert computed(each, {"x": np.ones(shape, np.float32)})[0].shape == shape
@@ -147,9 +147,7 @@ def test_a_softmax_of_no_elements(axis: int, shape: tuple[int, ...]) -> None:
           y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
     ],
 )  # fmt: skip
-def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
-  dtype: str, opset: int, nodes: str, rng: np.random.Generator
-) -> None:
+def test_attributes_that_became_inputs_have_the_dtype_of_the_node(dtype, opset, nodes, rng):
   text = f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}"
   original = parse(text, opset)
   upgraded = upgrade(original)
@@ -157,7 +155,7 @@ def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
     assert_same(original, upgraded, rng, rtol=0, atol=0)
 
 
-def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
+def test_initializers_are_no_inputs_any_more(rng):
   """Before IR version 4 they had to be; with a later version a caller could override them."""
   text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> {
     a = Mul (x, w)  y = Clip<min = 0.0> (a) }"""
@@ -168,7 +166,7 @@ def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
   assert [each.name for each in kept.graph.input] == ["x", "w"]
 
 
-def test_bodies_that_use_one_name_twice(rng: np.random.Generator) -> None:
+def test_bodies_that_use_one_name_twice(rng):
   """The conversion renames the output of an Upsample."""
   branch = '() => (float[A,B,C,D] p) { q = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  p = Neg (q) }'
   other = "() => (float[A,B,C,D] p) { q = Relu (x)  p = Upsample<scales = [1.0, 1.0, 2.0, 3.0]> (q) }"
@@ -180,7 +178,7 @@ def test_bodies_that_use_one_name_twice(rng: np.random.Generator) -> None:
     assert_same(original, upgraded, rng)
 
 
-def test_large_weights_and_descriptions_are_kept() -> None:
+def test_large_weights_and_descriptions_are_kept():
   model = parse("g (float[N,512] x) => (float[N,512] y) { a = MatMul (x, w)  y = Clip<max = 6.0> (a) }", 9)
   weight = onnx.numpy_helper.from_array(np.arange(512 * 512, dtype=np.float32).reshape(512, 512), "w")
   model.graph.initializer.append(weight)
@@ -202,7 +200,7 @@ def test_large_weights_and_descriptions_are_kept() -> None:
 
 
 @pytest.mark.parametrize("opset", [11, 17])
-def test_a_newer_model_is_left_alone(opset: int) -> None:
+def test_a_newer_model_is_left_alone(opset):
   model = parse("g (float[3] x) => (float[3] y) { y = Relu (x) }", opset)
   assert upgrade(model) is model
 
@@ -225,14 +223,14 @@ def test_a_newer_model_is_left_alone(opset: int) -> None:
          "it has local functions"),
     ],
 )  # fmt: skip
-def test_refused(opset: int, text: str, fragment: str) -> None:
+def test_refused(opset, text, fragment):
   with pytest.raises(ModelError, match="export the model again with opset 11 or later") as caught:
     upgrade(parse(text, opset))
   assert fragment in str(caught.value)
 
 
 @pytest.mark.parametrize("opset", [10, 11])
-def test_a_mask_that_becomes_true(opset: int, rng: np.random.Generator) -> None:
+def test_a_mask_that_becomes_true(opset, rng):
   """Outside of training ONNX Runtime's Dropout gives a mask of false before opset 12 and of true from there on."""
   original = parse("g (float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }", opset)
   assert not run(original, rng)[1].any()
@@ -243,20 +241,20 @@ def test_a_mask_that_becomes_true(opset: int, rng: np.random.Generator) -> None:
   assert upgrade(unread, BFLOAT16_OPSET).graph.node[-1].op_type == "Dropout"  # behind its ratio
 
 
-def test_refused_in_opset_13() -> None:
+def test_refused_in_opset_13():
   words = "from opset 11 to 13, which bfloat16 needs: node '' .Hardmax. .* again with opset 13 or later"
   with pytest.raises(ModelError, match=words):
     optimize(parse(ROWS + "{ a = Relu (x)  y = Hardmax (a) }", 11), precision="bf16")
 
 
-def test_where_nothing_is_rewritten_the_model_is_as_it_was() -> None:
+def test_where_nothing_is_rewritten_the_model_is_as_it_was():
   model = parse("g (float[3] x) => (float[3] y) { y = Softmax (x) }", 9, ir=3)
   optimized, report = optimize(model)
   assert report.opset is None
   assert optimized.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
 
 
-def test_the_report_says_so_and_the_original_is_what_is_compared_with() -> None:
+def test_the_report_says_so_and_the_original_is_what_is_compared_with():
   model = parse("g (float[3] x) => (float[3] y) { a = Identity (x)  b = Clip<max = 0.1> (a)  y = Neg (b) }", 9, ir=3)
   optimized, report = optimize(model, verify=True, providers=["cpu"])
   assert report.opset == (9, 11)
@@ -266,7 +264,7 @@ def test_the_report_says_so_and_the_original_is_what_is_compared_with() -> None:
   assert optimized.opset_import[0].version == 11
 
 
-def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_upgrade_is_found(monkeypatch):
   """As onnx.version_converter alone would make it: half a pixel beside."""
   import ortplugin.model.upgrade
   from ortplugin.errors import VerificationError
@@ -278,7 +276,7 @@ def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["y", "softmax", ""])
-def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, rng: np.random.Generator) -> None:
+def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name, rng):
   """As where nodes are named like their outputs: two of one name ONNX Runtime does not load."""
   model = parse(IMAGE + "{ y = Softmax<axis = 1> (x) }", 9)
   model.graph.node[0].name, model.graph.node[0].doc_string = name, "kept"
@@ -302,7 +300,7 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
   ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
    " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
 ])  # fmt: skip
-def test_names_of_lengths_that_a_slice_does_not_keep(body: str, kept: set[str]) -> None:
+def test_names_of_lengths_that_a_slice_does_not_keep(body, kept):
   model = parsed(
     f"""g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
       <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""",

@@ -32,7 +32,7 @@ def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_equal_outputs_agree(dtype: type) -> None:
+def test_equal_outputs_agree(dtype):
   values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e-6], dtype)
   result = compare("y", values, values.copy())
   assert result.passed
@@ -59,14 +59,14 @@ def test_equal_outputs_agree(dtype: type) -> None:
     ([1, 1], [-1, 1]),
   ],
 )
-def test_different_outputs_fail(dtype: type, expected: list[float], actual: list[float]) -> None:
+def test_different_outputs_fail(dtype, expected, actual):
   result = compare("y", np.array(expected, dtype), np.array(actual, dtype))
   assert not result.passed
   assert result.message
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_one_wrong_element_among_many_fails(dtype: type, rng: np.random.Generator) -> None:
+def test_one_wrong_element_among_many_fails(dtype, rng):
   values = rng.standard_normal((64, 256)).astype(dtype)
   wrong = values.copy()
   wrong[17, 99] += np.asarray(4, dtype)
@@ -81,7 +81,7 @@ def test_one_wrong_element_among_many_fails(dtype: type, rng: np.random.Generato
   ("dtype", "fine", "wrong"),
   [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
 )
-def test_rounding_noise_agrees_and_more_fails(dtype: type, fine: float, wrong: float, rng: np.random.Generator) -> None:
+def test_rounding_noise_agrees_and_more_fails(dtype, fine, wrong, rng):
   """Noise as a fraction of the largest value."""
   values = rng.standard_normal(1000)
   noise = rng.uniform(-1, 1, 1000) * np.abs(values).max()
@@ -89,12 +89,12 @@ def test_rounding_noise_agrees_and_more_fails(dtype: type, fine: float, wrong: f
   assert not passed(values.astype(dtype), (values + wrong * noise).astype(dtype))
 
 
-def test_an_error_is_measured_against_the_outputs_scale() -> None:
+def test_an_error_is_measured_against_the_outputs_scale():
   assert passed(np.float32([1000, 0]), np.float32([1000, 0.05]))
   assert not passed(np.float32([1, 0]), np.float32([1, 0.05]))
 
 
-def test_the_filling_of_a_mask_does_not_widen_the_tolerance() -> None:
+def test_the_filling_of_a_mask_does_not_widen_the_tolerance():
   for dtype in (np.float16, np.float32, ml_dtypes.bfloat16):
     lowest = ml_dtypes.finfo(dtype).min
     expected = np.array([lowest, 1.0, 2.0]).astype(dtype)
@@ -102,7 +102,7 @@ def test_the_filling_of_a_mask_does_not_widen_the_tolerance() -> None:
     assert not passed(expected, actual)
 
 
-def test_shape_and_dtype_must_be_the_same() -> None:
+def test_shape_and_dtype_must_be_the_same():
   ones = np.ones((2, 3), np.float32)
   assert "shape" in compare("y", ones, ones.reshape(3, 2)).message
   assert "shape" in compare("y", ones, np.ones((1, 2, 3), np.float32)).message
@@ -112,13 +112,13 @@ def test_shape_and_dtype_must_be_the_same() -> None:
   assert not passed(np.ones((0, 3), np.float32), np.ones((0, 4), np.float32))
 
 
-def test_empty_outputs_agree() -> None:
+def test_empty_outputs_agree():
   assert passed(np.ones((0, 3), np.float32), np.ones((0, 3), np.float32))
   assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
-def test_integers_and_booleans_must_be_equal(dtype: type) -> None:
+def test_integers_and_booleans_must_be_equal(dtype):
   values = np.array([0, 1, 1], dtype)
   assert passed(values, values.copy())
   result = compare("y", values, np.array([0, 1, 0], dtype), Tolerance(10, 10))  # no tolerance holds for them
@@ -126,7 +126,7 @@ def test_integers_and_booleans_must_be_equal(dtype: type) -> None:
   assert "[2]" in result.message
 
 
-def test_integers_beyond_the_precision_of_a_double() -> None:
+def test_integers_beyond_the_precision_of_a_double():
   big = np.array([2**62], np.int64)
   result = compare("y", big, -big - 1)
   assert not result.passed
@@ -135,7 +135,7 @@ def test_integers_beyond_the_precision_of_a_double() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
-def test_what_lies_beyond_the_first_block_is_compared(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_beyond_the_first_block_is_compared(dtype, monkeypatch):
   """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
   monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
   values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
@@ -162,7 +162,7 @@ def test_what_lies_beyond_the_first_block_is_compared(dtype: type, monkeypatch: 
   assert passed(large, close) == (dtype != np.float64)
 
 
-def test_comparing_takes_little_memory_besides() -> None:
+def test_comparing_takes_little_memory_besides():
   """Copies in float64, masks and lists of integers took 60 times an output of uint8."""
   rng = np.random.default_rng(0)
   for one, other in (
@@ -177,19 +177,19 @@ def test_comparing_takes_little_memory_besides() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
-def test_the_largest_difference_of_integers_is_exact(dtype: type) -> None:
+def test_the_largest_difference_of_integers_is_exact(dtype):
   low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
   expected, actual = np.array([1, low, high, 5], dtype), np.array([1, high, low, 3], dtype)
   assert compare("y", expected, actual).max_abs_error == float(int(high) - int(low))
 
 
-def test_strings_must_be_equal() -> None:
+def test_strings_must_be_equal():
   words = np.array(["a", "b"], dtype=object)
   assert passed(words, np.array(["a", "b"]))
   assert not passed(words, np.array(["a", "c"], dtype=object))
 
 
-def test_sequences_and_maps() -> None:
+def test_sequences_and_maps():
   first, second = np.float32([1, 2]), np.int64([3])
   assert passed([first, second], [first.copy(), second.copy()])
   assert not passed([first, second], [first])
@@ -203,13 +203,13 @@ def test_sequences_and_maps() -> None:
   assert not passed(first, None)
 
 
-def test_complex_numbers() -> None:
+def test_complex_numbers():
   values = np.array([1 + 1j, 2 - 1j], np.complex64)
   assert passed(values, values.copy())
   assert not passed(values, values.conj())
 
 
-def test_the_users_tolerances_replace_the_defaults() -> None:
+def test_the_users_tolerances_replace_the_defaults():
   expected, actual = np.float32([100, 1]), np.float32([101, 1])
   assert not passed(expected, actual)
   assert passed(expected, actual, rtol=0.02)
@@ -218,13 +218,13 @@ def test_the_users_tolerances_replace_the_defaults() -> None:
   assert passed(expected, expected.copy(), rtol=0, atol=0)
 
 
-def test_nothing_finite_is_remarked_upon() -> None:
+def test_nothing_finite_is_remarked_upon():
   result = compare("y", np.float32([np.nan, np.nan]), np.float32([np.nan, np.nan]))
   assert result.passed
   assert "no element is finite" in result.message
 
 
-def test_random_outputs_are_compared_by_form() -> None:
+def test_random_outputs_are_compared_by_form():
   one, other = np.zeros(3, np.float32), np.ones(3, np.float32)
   assert compare_form("y", one, other).passed
   assert "other values" in compare_form("y", one, other).message
@@ -232,7 +232,7 @@ def test_random_outputs_are_compared_by_form() -> None:
 
 
 @pytest.mark.parametrize("guilty", [1, 2, 7, 99, 100])
-def test_bisection_finds_the_first_change_that_fails(guilty: int) -> None:
+def test_bisection_finds_the_first_change_that_fails(guilty):
   asked: list[int] = []
 
   def passes_with(limit: int) -> bool:
@@ -243,11 +243,11 @@ def test_bisection_finds_the_first_change_that_fails(guilty: int) -> None:
   assert len(asked) <= 9
 
 
-def test_bisection_when_nothing_is_to_blame() -> None:
+def test_bisection_when_nothing_is_to_blame():
   assert find_guilty(10, lambda limit: False) is None
 
 
-def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_taken_in_turns(monkeypatch):
   calls: list[float] = []
   monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
   fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
@@ -263,7 +263,7 @@ def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
-def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], loses: bool) -> None:
+def test_a_loss_is_more_than_the_margin_and_the_spread(optimized, loses):
   assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
 
@@ -274,7 +274,7 @@ def model_of(inputs: str, nodes: str, outputs: str = "float[] y", **weights: Any
   return parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", weights=weights)
 
 
-def test_indices_stay_within_their_table() -> None:
+def test_indices_stay_within_their_table():
   model = model_of("int64[50,50] i", "y = Gather (t, i)", t=np.zeros((7, 300), np.float32))
   values = generate(model, SIZES).feeds["i"]
   assert values.dtype == np.int64
@@ -282,7 +282,7 @@ def test_indices_stay_within_their_table() -> None:
   assert values.max() == 6
 
 
-def test_indices_are_distinct_where_they_can_be() -> None:
+def test_indices_are_distinct_where_they_can_be():
   """A scatter that meets an element twice may give what it likes."""
   inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
   nodes = "y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b)"
@@ -295,7 +295,7 @@ def test_indices_are_distinct_where_they_can_be() -> None:
   assert all(len(set(at[first : first + 20, column])) == 20 for first in range(11) for column in range(4))
 
 
-def test_indices_are_traced_through_arithmetic_and_bodies() -> None:
+def test_indices_are_traced_through_arithmetic_and_bodies():
   """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
   model = model_of(
     "int32[40,40] i",
@@ -313,7 +313,7 @@ def test_indices_are_traced_through_arithmetic_and_bodies() -> None:
   assert values.max() == 7
 
 
-def test_the_smallest_table_and_the_given_axis_decide() -> None:
+def test_the_smallest_table_and_the_given_axis_decide():
   nodes = "x = Gather <axis = 1> (a, i)  j = Sub (i, one)  y = GatherElements <axis = 0> (b, j)"
   tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
   values = generate(model_of("int64[60,60] i", nodes, "float[] x, float[] y", **tables), SIZES).feeds["i"]
@@ -321,12 +321,12 @@ def test_the_smallest_table_and_the_given_axis_decide() -> None:
   assert values.max() == 5
 
 
-def test_a_table_of_unknown_length_gets_its_first_entry() -> None:
+def test_a_table_of_unknown_length_gets_its_first_entry():
   model = model_of("float[n,4] t, int64[batch,seq] i", "y = Gather (t, i)")
   assert generate(model, SIZES).feeds["i"].max() == 0
 
 
-def test_masks_have_no_empty_row() -> None:
+def test_masks_have_no_empty_row():
   model = model_of("int64[40,12] attention_mask", "y = Cast <to = 1> (attention_mask)")
   mask = generate(model, SIZES).feeds["attention_mask"]
   assert set(np.unique(mask)) == {0, 1}
@@ -337,14 +337,14 @@ def test_masks_have_no_empty_row() -> None:
 @pytest.mark.parametrize(
   "dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"]
 )
-def test_every_dtype(dtype: str) -> None:
+def test_every_dtype(dtype):
   model = model_of(f"{dtype}[2,3,4] x", "y = Identity (x)")
   value = generate(model, SIZES).feeds["x"]
   assert value.shape == (2, 3, 4)
   assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper())))
 
 
-def test_dynamic_dimensions_agree_across_inputs() -> None:
+def test_dynamic_dimensions_agree_across_inputs():
   model = model_of(
     """int64[batch_size,sequence_length] input_ids, int64[batch_size,total] mask,
       float[batch_size,4,past_sequence_length,8] past, float[?,3,?,?] pixels, float[twice,third,code] odd""",
@@ -368,7 +368,7 @@ def test_dynamic_dimensions_agree_across_inputs() -> None:
   assert fixed.feeds["past"].shape[0] == 5
 
 
-def test_inputs_are_the_same_each_time_and_differ_by_seed() -> None:
+def test_inputs_are_the_same_each_time_and_differ_by_seed():
   model = model_of("float[8] x, float[8] z", "y = Identity (x)")
   first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
   assert (first.feeds["x"] == again.feeds["x"]).all()
@@ -376,32 +376,32 @@ def test_inputs_are_the_same_each_time_and_differ_by_seed() -> None:
   assert (first.feeds["x"] != first.feeds["z"]).any()
 
 
-def test_initializers_are_not_fed() -> None:
+def test_initializers_are_not_fed():
   model = model_of("float[3] x, float[3] w", "y = Add (x, w)", w=np.ones(3))
   assert [value.name for value in required_inputs(model)] == ["x"]
 
 
-def test_absurd_shapes_are_refused_before_allocating() -> None:
+def test_absurd_shapes_are_refused_before_allocating():
   model = model_of(f"float[{2**31},{2**31}] x", "y = Identity (x)")
   with pytest.raises(UsageError, match="too large"):
     generate(model, SIZES)
 
 
-def test_an_input_without_a_shape_asks_for_one() -> None:
+def test_an_input_without_a_shape_asks_for_one():
   model = model_of("float[] x", "y = Identity (x)")
   with pytest.raises(UsageError, match="--input-shape x:"):
     generate(model, SIZES)
   assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
 
 
-def test_sequences_are_generated_and_optional_inputs_left_out() -> None:
+def test_sequences_are_generated_and_optional_inputs_left_out():
   model = model_of("seq(float[2,3]) s, optional(float[]) o", "y = SequenceAt (s, zero)", zero=np.int64(0))
   feeds = generate(model, SIZES).feeds
   assert list(feeds) == ["s"]
   assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
 
 
-def test_candidates_differ() -> None:
+def test_candidates_differ():
   assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
@@ -412,7 +412,7 @@ def two_inputs() -> onnx.ModelProto:
   return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity (x)")
 
 
-def test_npz_files_are_read(tmp_path: Path) -> None:
+def test_npz_files_are_read(tmp_path):
   path = tmp_path / "data.npz"
   np.savez(path, x=np.ones((4, 3), np.float32), i=np.ones((1, 2), np.int64))
   case = load_inputs(path, two_inputs())
@@ -420,7 +420,7 @@ def test_npz_files_are_read(tmp_path: Path) -> None:
   assert case.feeds["x"].shape == (4, 3)
 
 
-def test_npz_files_keep_bfloat16(tmp_path: Path) -> None:
+def test_npz_files_keep_bfloat16(tmp_path):
   values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
   np.savez(tmp_path / "data.npz", x=values)
   model = model_of("bfloat16[2,3] x", "y = Identity (x)")
@@ -437,7 +437,7 @@ def test_npz_files_keep_bfloat16(tmp_path: Path) -> None:
     ({"xx": np.ones(3)}, "did you mean x"),
   ],
 )
-def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
+def test_wrong_arrays(tmp_path, arrays, words):
   np.savez(tmp_path / "data.npz", **arrays)
   with pytest.raises(UsageError) as caught:
     load_inputs(tmp_path / "data.npz", two_inputs())
@@ -445,7 +445,7 @@ def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], words: str)
   assert "\n" not in str(caught.value)
 
 
-def test_a_small_file_with_large_arrays_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_with_large_arrays_is_refused(tmp_path, monkeypatch):
   path = tmp_path / "data.npz"
   np.savez_compressed(path, x=np.zeros((2**18, 3), np.float32), i=np.ones((1, 2), np.int64))
   assert path.stat().st_size < 2**14
@@ -456,14 +456,14 @@ def test_a_small_file_with_large_arrays_is_refused(tmp_path: Path, monkeypatch: 
   assert load_inputs(path, two_inputs()).feeds["x"].shape == (2**18, 3)
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused(tmp_path):
   os.mkfifo(tmp_path / "pipe.npz")
   for path in (tmp_path, tmp_path / "pipe.npz"):
     with pytest.raises(UsageError, match="no regular file"):
       load_inputs(path, two_inputs())
 
 
-def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
+def test_python_objects_are_never_unpickled(tmp_path):
   class Bomb:
     def __reduce__(self) -> tuple[Any, ...]:
       return (Path(tmp_path / "exploded").touch, ())
@@ -474,7 +474,7 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
   assert not (tmp_path / "exploded").exists()
 
 
-def test_files_that_are_no_npz(tmp_path: Path) -> None:
+def test_files_that_are_no_npz(tmp_path):
   (tmp_path / "text.npz").write_text("hello")
   (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04")
   np.save(tmp_path / "one.npy", np.ones(3))

@@ -32,12 +32,12 @@ ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "c
 # ---- the list
 
 
-def test_every_line_of_the_tables_is_a_case_of_its_own() -> None:
+def test_every_line_of_the_tables_is_a_case_of_its_own():
   listed = (zoo_networks.TORCHVISION + zoo_networks.TIMM).split()
   assert len(zoo_networks.CASES) == len(listed) + 2 * len(zoo_networks.TRANSFORMERS)
 
 
-def test_there_are_enough_architectures_in_both_sizes() -> None:
+def test_there_are_enough_architectures_in_both_sizes():
   cases = zoo_networks.CASES.values()
   assert len({case.name.split("@")[0].split(" (")[0] for case in cases}) >= 80
   assert {case.library for case in cases} == {"torchvision", "timm", "transformers"}
@@ -55,14 +55,14 @@ def test_there_are_enough_architectures_in_both_sizes() -> None:
     ("small", "r3d_18@56*2", "r3d_18@56*2", (2, 3, 8, 56, 56)),
   ],
 )
-def test_what_a_name_of_the_tables_says(kind: str, text: str, name: str, shape: tuple[int, ...]) -> None:
+def test_what_a_name_of_the_tables_says(kind, text, name, shape):
   case = zoo_networks.image_case("torchvision", kind, text)
   assert case.name == name
   assert [each.shape for each in case.inputs] == [shape]
   assert case.build.args == (name.split("@")[0], 96 if "!" in text else 0)  # type: ignore[attr-defined]
 
 
-def test_a_sweep_sees_every_network_once_before_one_twice() -> None:
+def test_a_sweep_sees_every_network_once_before_one_twice():
   every = zoo.jobs()
   count = len(zoo_networks.CASES)
   assert len(set(every)) == len(every) == 4 * count
@@ -70,7 +70,7 @@ def test_a_sweep_sees_every_network_once_before_one_twice() -> None:
     assert {job.case for job in every[start : start + count]} == set(zoo_networks.CASES)
 
 
-def test_parts_are_all_rows_once() -> None:
+def test_parts_are_all_rows_once():
   parts = [job for number in (1, 2, 3) for job in zoo.jobs("resnet", part=f"{number}/3")]
   assert sorted(parts, key=str) == sorted(zoo.jobs("resnet"), key=str)
 
@@ -79,7 +79,7 @@ def test_parts_are_all_rows_once() -> None:
   ("given", "message"),
   [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
 )
-def test_what_names_no_rows_is_refused(given: dict[str, str], message: str) -> None:
+def test_what_names_no_rows_is_refused(given, message):
   with pytest.raises(SystemExit, match=message):
     zoo.jobs(**given)
 
@@ -121,13 +121,13 @@ LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
     ({"precision": "fp32", "error": 0.28, "error_ort": 0.28}, "not judged"),
   ],
 )
-def test_the_rule(row: dict[str, Any], verdict: str) -> None:
+def test_the_rule(row, verdict):
   found, why = judge(row)
   assert found == verdict
   assert bool(why) == (verdict != "right")
 
 
-def test_the_exported_model_in_float32() -> None:
+def test_the_exported_model_in_float32():
   # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
   model = parsed(
     """g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872, 49152}, int64[1] n = {2}> {
@@ -187,7 +187,7 @@ def _swept(*cases: str, **given: Any) -> dict[str, dict[str, Any]]:
   return {row["case"]: row for row in rows}
 
 
-def test_a_process_that_dies_is_a_row_and_the_others_go_on() -> None:
+def test_a_process_that_dies_is_a_row_and_the_others_go_on():
   rows = _swept("dies", "right", "dies late", workers=1)
   assert rows["right"]["verdict"] == "right"
   assert not {"stage", "failing"} & rows["right"].keys()
@@ -198,7 +198,7 @@ def test_a_process_that_dies_is_a_row_and_the_others_go_on() -> None:
   assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
 
 
-def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path: Path) -> None:
+def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path):
   case = f"once: {tmp_path / 'mark'}"
   rows = _swept(case, "right")
   assert list(rows) == ["right", case]
@@ -209,32 +209,32 @@ def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path: Path) -
   )
 
 
-def test_what_waits_for_its_second_measurement_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_its_second_measurement_is_no_row(tmp_path, monkeypatch):
   monkeypatch.setattr(zoo, "SECOND_WORKERS", 0)
   assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
 
 
-def test_a_row_that_takes_too_long_is_ended() -> None:
+def test_a_row_that_takes_too_long_is_ended():
   rows = _swept("sleeps", "right", workers=2, limit=5)
   assert rows["right"]["verdict"] == "right"
   assert rows["sleeps"]["verdict"] == "no export"
   assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
 
 
-def test_a_sweep_ends_in_time_without_what_is_not_done() -> None:
+def test_a_sweep_ends_in_time_without_what_is_not_done():
   begun = time.monotonic()
   assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)
   assert time.monotonic() - begun < 45  # and not the minute that they sleep
 
 
-def test_a_process_takes_one_row_after_the_other() -> None:
+def test_a_process_takes_one_row_after_the_other():
   todo = [Job("right", precision, "dynamo") for precision in ("fp16", "fp32")]
   rows = list(zoo.sweep(todo, Setting("cpu"), workers=1, limit=20, seconds=300, function=_pretend))
   assert len(rows) == 2
   assert rows[0]["process"] == rows[1]["process"] != os.getpid()
 
 
-def test_who_times_is_alone_and_not_kept_waiting(tmp_path: Path) -> None:
+def test_who_times_is_alone_and_not_kept_waiting(tmp_path):
   order: list[str] = []
   held, waits = threading.Event(), threading.Event()
 
@@ -267,7 +267,7 @@ def test_who_times_is_alone_and_not_kept_waiting(tmp_path: Path) -> None:
   assert order == ["first check ends", "times", "times ends", "second check"]
 
 
-def test_those_who_check_share_the_gpu(tmp_path: Path) -> None:
+def test_those_who_check_share_the_gpu(tmp_path):
   with Gate(tmp_path).shared(), Gate(tmp_path).shared():
     pass
 
@@ -285,7 +285,7 @@ def _row(case: str, precision: str = "fp16", exporter: str = "dynamo", **values:
 SMALL, USUAL, THIRD = list(zoo_networks.CASES)[:3]
 
 
-def test_the_table_has_wrong_networks_first_and_reasons_once() -> None:
+def test_the_table_has_wrong_networks_first_and_reasons_once():
   rows = [
     _row(SMALL),
     _row(SMALL, "fp32", us=50.0, us_ort=200.0),
@@ -310,7 +310,7 @@ def test_the_table_has_wrong_networks_first_and_reasons_once() -> None:
   assert "of another list" not in text
 
 
-def test_the_docs_have_the_ends_of_the_table() -> None:
+def test_the_docs_have_the_ends_of_the_table():
   cases = list(zoo_networks.CASES)[:7]
   times = (100.0, 50.0, 400.0, 200.0, 90.0)
   rows = [_row(case, us=us) for case, us in zip(cases, times, strict=False)]
@@ -332,7 +332,7 @@ def test_the_docs_have_the_ends_of_the_table() -> None:
   assert means[0].startswith(next(line for line in whole.split("\n") if "geometric means" in line))
 
 
-def test_a_time_without_a_graph_has_a_star_and_is_no_ratio() -> None:
+def test_a_time_without_a_graph_has_a_star_and_is_no_ratio():
   rows = [_row(SMALL, ort_uncaptured="Concat", sessions="differ"), _row(USUAL, us=100.0, us_ort=130.0)]
   text = zoo.table({"environment": ENVIRONMENT, "rows": rows})
   assert "| 250* |  | 100 |" in text
@@ -341,7 +341,7 @@ def test_a_time_without_a_graph_has_a_star_and_is_no_ratio() -> None:
   assert f"- right, but: `sessions without a graph differ in bits`: {SMALL}" in text
 
 
-def test_parts_merge_and_say_their_commits(tmp_path: Path) -> None:
+def test_parts_merge_and_say_their_commits(tmp_path):
   first = {"environment": ENVIRONMENT, "rows": [_row(SMALL), _row(USUAL)]}
   second = {"environment": ENVIRONMENT | {"commit": "b" * 40}, "rows": [_row(USUAL, us=90.0), _row(THIRD)]}
   paths = [timing.write("zoo", record, tmp_path / name) for name, record in (("a", first), ("b", second))]
@@ -351,7 +351,7 @@ def test_parts_merge_and_say_their_commits(tmp_path: Path) -> None:
   assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
 
 
-def test_errors_of_others_are_kept_once() -> None:
+def test_errors_of_others_are_kept_once():
   """Of the exporter that the table shows, where that has any; of what is not right all."""
   rows = [_row(SMALL), _row(SMALL, exporter="torchscript", error_exported=1e-3), _row(USUAL, exporter="torchscript"),
           _row(THIRD), _row(THIRD, exporter="torchscript", verdict="wrong"),
@@ -361,7 +361,7 @@ def test_errors_of_others_are_kept_once() -> None:
   assert {"error", "error_exported"} <= kept[SMALL, "fp16", "torchscript"].keys()
 
 
-def test_what_is_measured_again() -> None:
+def test_what_is_measured_again():
   todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
   known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
 
@@ -374,7 +374,7 @@ def test_what_is_measured_again() -> None:
   assert names(missing=True, bad=True) == ["new", THIRD, USUAL]
 
 
-def test_rows_are_short(tmp_path: Path) -> None:
+def test_rows_are_short(tmp_path):
   row = zoo.compact(_row(SMALL, error=0.00123456, us=1234.56, verdict="right", seconds=12))
   assert not {"verdict", "seconds"} & row.keys()
   assert zoo.verdict(row) == "right"
@@ -390,13 +390,11 @@ def test_rows_are_short(tmp_path: Path) -> None:
   assert timing.read(path)["rows"] == whole
 
 
-def test_the_docs_have_a_place_for_the_table() -> None:
+def test_the_docs_have_a_place_for_the_table():
   assert "<!-- benchmark:zoo -->" in timing.BENCHMARKS.read_text()
 
 
-def test_a_sweep_in_two_parts_fills_one_table(
-  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_in_two_parts_fills_one_table(tmp_path, monkeypatch, capsys):
   page = tmp_path / "page.md"
   page.write_text("before\n<!-- benchmark:zoo -->\n<!-- /benchmark -->\nafter\n")
   monkeypatch.setattr(timing, "README", page)

@@ -34,7 +34,7 @@ def model(nodes: str, functions: str, imports: str = '"" : 17, "local" : 1') -> 
   return onnx.parser.parse_model(text)
 
 
-def test_nested_calls_in_bodies_too() -> None:
+def test_nested_calls_in_bodies_too():
   original = model(
     """a = local.norm<eps = 0.25, axis = [-1]>(x, w)
         b = local.norm<axis = [0]>(a, w)
@@ -52,7 +52,7 @@ def test_nested_calls_in_bodies_too() -> None:
   assert_same_outputs(original, result)
 
 
-def test_passes_see_their_operators() -> None:
+def test_passes_see_their_operators():
   """A normalisation in a function, whose weights are the graph's, is fused with what the graph adds."""
   original = model("a = local.norm<eps = 0.25, axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
   optimized, report = optimize(original, verify=True)
@@ -64,7 +64,7 @@ def test_passes_see_their_operators() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_nothing_to_rewrite_leaves_calls() -> None:
+def test_nothing_to_rewrite_leaves_calls():
   original = model(
     "y = local.shift(x)", '<domain: "local", opset_import: ["" : 17]> shift (x) => (y) { y = Softmax(x) }'
   )
@@ -75,7 +75,7 @@ def test_nothing_to_rewrite_leaves_calls() -> None:
   assert inline_functions(onnx.ModelProto()) == (onnx.ModelProto(), {}, [])
 
 
-def test_versions_and_domains_of_functions() -> None:
+def test_versions_and_domains_of_functions():
   """Sqrt is the same in versions 13 and 17; the model itself does not import the domain of Gelu."""
   original = model(
     "a = local.root(x) y = local.gelu(a)",
@@ -91,7 +91,7 @@ def test_versions_and_domains_of_functions() -> None:
   assert_same_outputs(original, result)
 
 
-def test_inputs_that_a_call_leaves_out() -> None:
+def test_inputs_that_a_call_leaves_out():
   original = model(
     "l = Constant<value_float = 0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
     """<domain: "local", opset_import: ["" : 17]>
@@ -137,7 +137,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_near_misses(name: str) -> None:
+def test_near_misses(name):
   """All calls stay, and the model computes what it did."""
   nodes, functions, imports, reason = STAYS[name]
   original = model(nodes, functions, imports)
@@ -152,7 +152,7 @@ def test_near_misses(name: str) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_training_information_keeps_functions() -> None:
+def test_training_information_keeps_functions():
   original = model("y = local.f(x)", '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }')
   original.training_info.add().algorithm.name = "step"
   result, _, (miss,) = inline_functions(original)
@@ -160,7 +160,7 @@ def test_training_information_keeps_functions() -> None:
   assert "training information" in miss.reason
 
 
-def test_overloads() -> None:
+def test_overloads():
   original = model(
     "a = local.f(x) y = local.f(a)",
     """<domain: "local", opset_import: ["" : 17]> f (x) => (y) { y = Neg(x) }
@@ -172,7 +172,7 @@ def test_overloads() -> None:
   assert operators(result) == ["Neg", "Abs"]
 
 
-def test_names_that_a_model_describes_but_does_not_make() -> None:
+def test_names_that_a_model_describes_but_does_not_make():
   """The inliner may invent such a name for a value of another type."""
   function = '<domain: "local", opset_import: ["" : 17]> f (x) => (y) { z = Neg(x) y = Abs(z) }'
   original = model("y = local.f(x)", function)
@@ -184,7 +184,7 @@ def test_names_that_a_model_describes_but_does_not_make() -> None:
   assert_same_outputs(original, result)
 
 
-def test_functions_that_can_be_skipped() -> None:
+def test_functions_that_can_be_skipped():
   original = model("a = local.norm<axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
   optimized, report = optimize(original, skip=["inline-functions"])
   assert not report.functions
@@ -214,7 +214,7 @@ CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) 
     (model("y = local.f(x)", CYCLE), "its local function 'local::f' calls itself"),
   ],
 )
-def test_functions_that_stand_for_too_much_are_refused(original: ModelProto, reason: str) -> None:
+def test_functions_that_stand_for_too_much_are_refused(original, reason):
   """Shape inference would never end."""
   with pytest.raises(ModelError, match=reason):
     inline_functions(original)
@@ -222,14 +222,14 @@ def test_functions_that_stand_for_too_much_are_refused(original: ModelProto, rea
     optimize(original)
 
 
-def test_many_small_functions() -> None:
+def test_many_small_functions():
   result, calls, _ = inline_functions(shared(2, 10))
   assert calls == {"local::f10": 1}
   assert operators(result) == ["Neg"] * 1024
 
 
 @pytest.mark.parametrize("overridable", [False, True])
-def test_large_weights_stay_where_they_are(overridable: bool, rng: np.random.Generator) -> None:
+def test_large_weights_stay_where_they_are(overridable, rng):
   width = HEAVY // 4 + 8
   function = onnx.parser.parse_function(
     '<domain: "local", opset_import: ["" : 17]> scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }'

@@ -104,7 +104,7 @@ def mutate(made: onnx.ModelProto, pick: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_exception_of_python(name: str, seed: int) -> None:
+def test_no_exception_of_python(name, seed):
   """RELIABILITY 23: whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
   pick = random.Random(f"{name} {seed}")
   made = model(TEXTS[name])
@@ -116,7 +116,7 @@ def test_no_exception_of_python(name: str, seed: int) -> None:
       run_passes(made, select_passes(layout="nhwc", gpu=True))
 
 
-def test_a_length_beyond_63_bits_is_open() -> None:
+def test_a_length_beyond_63_bits_is_open():
   """No message holds it, so no value is described with it."""
   made = model(f"""g (float[1,1,5] x, float[1,1,{2**62}] z) => (float[A,B,C] y, float[D,E,F] v)
     <float[1,1,2] w = {{1, 2}}, float[3] s = {{1, 1, 2.6}}> {{
@@ -125,7 +125,7 @@ def test_a_length_beyond_63_bits_is_open() -> None:
   run_passes(made, select_passes(gpu=True))
 
 
-def test_a_slice_of_a_slice_beyond_63_bits_stays() -> None:
+def test_a_slice_of_a_slice_beyond_63_bits_stays():
   made = model(f"""g (float[N,M] x, float[1,1] u) => (float[N,M] y) {{ z = Constant<value = int64[1] {{0}}> ()
     e = Constant<value = int64[1] {{{2**62}}}> ()  t = Constant<value = int64[1] {{{2**62}}}> ()
     p = Slice(x, z, e, z, t)  i = Constant<value = int64[1,1] {{{2**62}}}> ()  v = ScatterND(p, i, u)
@@ -144,7 +144,7 @@ OF_A_SCALAR = (
 
 
 @pytest.mark.parametrize("node", OF_A_SCALAR)
-def test_nodes_of_a_scalar(node: str) -> None:
+def test_nodes_of_a_scalar(node):
   """An axis modulo the rank divides by 0."""
   for behind in ("y = Relu(v)", "w = Transpose(v) y = Reshape(w, k)", "w = Gather<axis = 0>(v, i) y = Softmax(w)",
                  "w, u = Split<axis = -1>(v) y = Add(w, u)", "w = Slice(v, i, k, i) y = Mul(w, x)"):  # fmt: skip

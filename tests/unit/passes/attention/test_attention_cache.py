@@ -52,7 +52,7 @@ def drawn(original: onnx.ModelProto, **lengths: int) -> onnx.NodeProto:
 
 
 @pytest.mark.parametrize("rows", ["7", "0", "p"])
-def test_gpt_2(rows: str) -> None:
+def test_gpt_2(rows):
   """One product for Q, K and V, split; the cache is of some rows, of none, or of a number that only a run tells."""
   present = PRESENT if rows == "7" else PRESENT.replace("10", "3" if rows == "0" else "t")
   node = drawn(built(HEADS + SPLIT + JOIN + PLAIN, rows=rows, present=present), p=6, t=9)
@@ -64,7 +64,7 @@ def test_gpt_2(rows: str) -> None:
   }  # fmt: skip
 
 
-def test_others_may_read_what_is_present() -> None:
+def test_others_may_read_what_is_present():
   """A reader besides, and no output."""
   nodes = HEADS + SPLIT + JOIN + PLAIN.replace("y = Reshape", "z = Reshape") + (
       "  at = {-1}  most = ReduceMax<keepdims = 0> (present_key)  y = Add(z, most)")  # fmt: skip
@@ -102,7 +102,7 @@ ROTATED = TURN.format(x="q") + TURN.format(x="k")
 JOIN_ROTATED = JOIN.replace("(past_key, k)", "(past_key, kr)")
 
 
-def test_llama() -> None:
+def test_llama():
   """Rotated before they are joined; the three products become one."""
   original = llama(HEADS + NUMBERS + PROJECT + ROTATED + JOIN_ROTATED + SHARE + ATTEND.replace("(q,", "(qr,"))
   optimized, _ = run_same(original, *PASSES, into=["MatMul", "FusedAttention"])
@@ -115,7 +115,7 @@ def test_llama() -> None:
   }  # fmt: skip
 
 
-def test_a_scale_of_the_new_keys_stays() -> None:
+def test_a_scale_of_the_new_keys_stays():
   """It is part of what is present; one of Q is part of the scale."""
   scaled = "two = Constant<value = float {2}> ()  qs = Mul(q, two)  ks = Mul(k, two)  "
   nodes = HEADS + SPLIT + scaled + JOIN.replace("(past_key, k)", "(past_key, ks)") + PLAIN.replace("(q,", "(qs,")
@@ -126,7 +126,7 @@ def test_a_scale_of_the_new_keys_stays() -> None:
 
 
 @pytest.mark.parametrize("layout", ["b s h d", "s b h d"])
-def test_a_cache_of_another_layout(layout: str) -> None:
+def test_a_cache_of_another_layout(layout):
   """Rows before heads: the cache is joined before its Transpose."""
   order = layout.replace(" ", "")
   perm = ["bshd".index(letter) for letter in order]
@@ -148,7 +148,7 @@ def test_a_cache_of_another_layout(layout: str) -> None:
 
 
 @pytest.mark.parametrize("scatter", ["ScatterElements<axis = 2> ({}, places, {})", "ScatterND ({}, where, {})"])
-def test_a_cache_of_fixed_length(scatter: str) -> None:
+def test_a_cache_of_fixed_length(scatter):
   """As transformers' StaticCache: new rows are written at a position, and a mask leaves out what is behind them."""
   nodes = (
     HEADS
@@ -193,13 +193,13 @@ MISSES = {
 
 
 @pytest.mark.parametrize("reason", MISSES)
-def test_what_stays(reason: str) -> None:
+def test_what_stays(reason):
   fused, _ = run_pass(built(MISSES[reason]), *FUSE)
   assert attentions(fused)
   assert_unchanged(fused, [ATTENTION_CACHE], reason)
 
 
-def test_a_concat_of_heads_is_no_cache() -> None:
+def test_a_concat_of_heads_is_no_cache():
   """Joined along another axis than the rows."""
   joined = JOIN.replace("axis = -2", "axis = 1").replace("axis = 2", "axis = 1") + "q2 = Concat<axis = 1> (q, q)  "
   nodes = HEADS + SPLIT + joined + PLAIN.replace("MatMul(q,", "MatMul(q2,").replace("{2,3,32}", "{2,3,64}")
@@ -211,7 +211,7 @@ def test_a_concat_of_heads_is_no_cache() -> None:
   assert_unchanged(fused, [ATTENTION_CACHE], "is none of two tensors along the sequence of 'b h s d'")
 
 
-def test_keys_that_are_rotated_behind_the_cache() -> None:
+def test_keys_that_are_rotated_behind_the_cache():
   """The cache holds them as they were: the node would rotate the new ones alone, so neither pass takes them."""
   turned = TURN.format(x="q") + TURN.format(x="present_key").replace("cos", "cos_all").replace("sin", "sin_all")
   attend = PLAIN.replace("(q,", "(qr,").replace("(present_key)", "(present_keyr)")

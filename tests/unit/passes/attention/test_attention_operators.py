@@ -48,14 +48,14 @@ ONNX = {
 
 @pytest.mark.parametrize("opset", [23, 24])
 @pytest.mark.parametrize("form", ONNX)
-def test_attention_of_onnx(form: str, opset: int) -> None:
+def test_attention_of_onnx(form, opset):
   node, inputs, y, expected = ONNX[form]
   operators, found = fuse(operator(node, inputs, y, opset))
   assert operators == ["FusedAttention"]
   assert attributes(found) == expected
 
 
-def test_a_row_that_is_masked_whole_is_zero() -> None:
+def test_a_row_that_is_masked_whole_is_zero():
   original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
   mask = np.ones((5, 5), bool)
   mask[2] = False
@@ -63,7 +63,7 @@ def test_a_row_that_is_masked_whole_is_zero() -> None:
   assert attributes(node)["masked_rows"] == "zero"
 
 
-def test_views_before_and_after_are_read_through() -> None:
+def test_views_before_and_after_are_read_through():
   views = """shape = Constant<value = int64[4] {2,5,4,8}> ()  few = Constant<value = int64[4] {2,5,2,8}> ()
     q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
     kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
@@ -91,7 +91,7 @@ CONTRIB = {
 
 
 @pytest.mark.parametrize("form", CONTRIB)
-def test_attention_of_onnx_runtime(form: str) -> None:
+def test_attention_of_onnx_runtime(form):
   node, inputs, expected, operators = CONTRIB[form]
   width = 12 if "12] v" in inputs else 32
   original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
@@ -100,14 +100,14 @@ def test_attention_of_onnx_runtime(form: str) -> None:
   assert attributes(fused) == expected
 
 
-def test_the_bias_of_the_projections_is_added_before(rng: np.random.Generator) -> None:
+def test_the_bias_of_the_projections_is_added_before(rng):
   original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
   add_weights(original, b=rng.standard_normal(96).astype(np.float32))
   operators, _ = fuse(original)
   assert operators == ["Add", "Add", "Add", "FusedAttention"]
 
 
-def test_one_product_with_its_weights(rng: np.random.Generator) -> None:
+def test_one_product_with_its_weights(rng):
   for attributes_, mask in (("num_heads = 4", None), ("num_heads = 4, unidirectional = 1", None),
                             ("num_heads = 4", "int32[2,5] m")):  # fmt: skip
     inputs = "float[2,5,16] x" + (f", {mask}" if mask else "")
@@ -136,7 +136,7 @@ CACHED = {
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_a_cache(name: str) -> None:
+def test_a_cache(name):
   node, inputs, y, expected = CACHED[name]
   contrib = name == "MultiHeadAttention"
   heads = 4 if contrib else 2
@@ -177,18 +177,18 @@ STAY = {
 
 
 @pytest.mark.parametrize("name", STAY)
-def test_what_is_more_than_attention_stays(name: str) -> None:
+def test_what_is_more_than_attention_stays(name):
   node, inputs, reason = STAY[name]
   assert_unchanged(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), [FUSE_ATTENTION], reason)
 
 
-def test_a_mask_that_may_be_shorter_than_the_keys_stays() -> None:
+def test_a_mask_that_may_be_shorter_than_the_keys_stays():
   original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,4] m", "float[2,4,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "may be larger than the scores")
   original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,1] m", "float[2,4,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "may be shorter than the keys")
 
 
-def test_the_matrix_of_scores_as_an_output_stays() -> None:
+def test_the_matrix_of_scores_as_an_output_stays():
   original = operator("y, a, b, s = Attention(q, k, v)", FOUR, "float[2,4,5,8] y, float[2,4,5,5] s")
   assert_unchanged(original, [FUSE_ATTENTION], "'s' is a graph output")

@@ -90,7 +90,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 
 @given(graphs(), st.integers(0, 2**16))
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
-def test_views_are_read_through(original: onnx.ModelProto, seed: int) -> None:
+def test_views_are_read_through(original, seed):
   optimized, _ = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS)
   assert len(attentions(optimized)) == 1
   left = set(no_constants(optimized)) - {"FusedAttention"}

@@ -144,7 +144,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_rotation_goes_into_the_attention(form: Form) -> None:
+def test_a_rotation_goes_into_the_attention(form):
   optimized, result = run_same(built(form), *PASSES)
   node, attributes = node_of(optimized)
   assert [each.rewrite for each in result.changes if each.rewrite != "dead-nodes"] == [
@@ -160,7 +160,7 @@ def test_a_rotation_goes_into_the_attention(form: Form) -> None:
   assert [shapes.get(name, form.shape) for name in node.input[3:]] == [form.shape] * 2  # others are computed
 
 
-def test_the_operator_of_onnx() -> None:
+def test_the_operator_of_onnx():
   """Of opset 23, with heads apart and in rows; ONNX Runtime's CPU provider need not have it."""
   for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
     nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim = 4{attributes}> ({{x}}, cos, sin)"
@@ -170,7 +170,7 @@ def test_the_operator_of_onnx() -> None:
     assert_same_outputs(written, optimized)
 
 
-def test_float_tables_between_casts() -> None:
+def test_float_tables_between_casts():
   """Computed in float32 and rounded once, as the node does it."""
   nodes = "{y}_w = Cast<to = 1> ({x})  " + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add") + (
       "  {y} = Cast<to = 10> ({y}_z)")  # fmt: skip
@@ -181,7 +181,7 @@ def test_float_tables_between_casts() -> None:
   assert_same_outputs(original, optimized, "bfloat16")
 
 
-def test_scales_and_products_go_along() -> None:
+def test_scales_and_products_go_along():
   """A scale before the rotation, and Q and K as products of one tensor, which become one."""
   form = Form(FULL, tables(*FOUR, doubled="half"), before="""q0 = MatMul(x, wq)  k = MatMul(x, wk)  v = MatMul(x, wv)
     c = Constant<value = float {0.5}> ()  q = Mul(q0, c)""")  # fmt: skip
@@ -198,7 +198,7 @@ def test_scales_and_products_go_along() -> None:
   assert len(set(node.input[:3])) == 1
 
 
-def test_equal_tables_are_one_constant() -> None:
+def test_equal_tables_are_one_constant():
   """Those of several attentions of a network."""
   twice = built(Form(FULL, tables(*FOUR, doubled="half")))
   again = onnx.compose.add_prefix(built(Form(FULL, tables(*FOUR, doubled="half"))), "second/")
@@ -230,7 +230,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("reason", MISSES)
-def test_what_stays(reason: str) -> None:
+def test_what_stays(reason):
   form = MISSES[reason]
   made = built(form)
   if "k5_cos" in form.constants:
@@ -254,7 +254,7 @@ def test_what_stays(reason: str) -> None:
     PARTIAL_HALVES.replace("{y}_t, {y}_r)", "{y}_r, {y}_t)"),
   ],
 )
-def test_what_is_no_rotation(nodes: str) -> None:
+def test_what_is_no_rotation(nodes):
   width = 2 if "quarters" in nodes else 4
   form = Form(nodes, tables(1, 1, 5, width, doubled="half" if "{y}_c" in nodes else ""))
   fused, _ = run_pass(built(form), *FUSE)

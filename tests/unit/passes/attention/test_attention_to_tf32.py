@@ -22,7 +22,7 @@ def pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("pays")
-def test_it_becomes_one_node() -> None:
+def test_it_becomes_one_node():
   original = graph(f"{HEADS} {CORE}", QKV)
   optimized, _ = run_pass(original, ATTENTION_TO_TF32, DEAD_NODES)
   (node,) = attentions(optimized)
@@ -34,7 +34,7 @@ def test_it_becomes_one_node() -> None:
 
 
 @pytest.mark.usefixtures("pays")
-def test_what_lies_by_columns_stays() -> None:
+def test_what_lies_by_columns_stays():
   """The kernel for tensor cores reads rows, and in float32 the other one is slow."""
   inputs = "float[2,4,5,8] q, float[2,4,8,5] k, float[2,4,5,8] v"
   assert_unchanged(graph(PLAIN, inputs, "float[2,4,5,8] y"), [ATTENTION_TO_TF32], "don't lie in its operands")
@@ -45,14 +45,14 @@ def test_what_lies_by_columns_stays() -> None:
   assert not run_pass(graph(PLAIN, HALVES, "float16[2,4,5,8] y"), ATTENTION_TO_TF32)[1].changes
 
 
-def test_it_stays_where_that_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stays_where_that_does_not_pay(monkeypatch):
   monkeypatch.setattr(fuse_attention, "TF32_PAYS", False)
   assert_unchanged(graph(f"{HEADS} {CORE}", QKV), [ATTENTION_TO_TF32])
 
 
 @pytest.mark.usefixtures("pays")
 @pytest.mark.parametrize(("precision", "said"), [(None, []), ("tf32", [1])])
-def test_a_transformers_products_become_one(precision: str | None, said: list[int]) -> None:
+def test_a_transformers_products_become_one(precision, said):
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   optimized, _ = ortplugin.optimize(original, skip=["matmul-to-tf32"], precision=precision, providers=["cuda"])
   (node,) = attentions(optimized)
@@ -64,7 +64,7 @@ def test_a_transformers_products_become_one(precision: str | None, said: list[in
 
 
 @pytest.mark.usefixtures("pays")
-def test_precision_fp32_forbids_it() -> None:
+def test_precision_fp32_forbids_it():
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   assert not attentions(ortplugin.optimize(original, precision="fp32")[0])
   optimized, _ = ortplugin.optimize(original, providers=["cuda"])

@@ -28,7 +28,7 @@ def packed(order: str) -> str:
 
 
 @pytest.mark.parametrize("order", ["{}/3 h", "h {}/3"])
-def test_an_image_of_channels_last(order: str) -> None:
+def test_an_image_of_channels_last(order):
   """As botnet and coatnet: one 1x1 convolution makes Q, K and V; the pixels are one axis for attention alone."""
   nodes = f"""c = Transpose<perm = [0, 3, 1, 2]> (x)  flat = Constant<value_ints = [2, 24, 15]> ()
     r = Reshape(c, flat)  a = {NODE}{packed(order)}, y_layout = "b (h d) s"> (r, r, r)
@@ -40,7 +40,7 @@ def test_an_image_of_channels_last(order: str) -> None:
   assert found["y_layout"] == "b s (h d)"
 
 
-def test_three_sequences() -> None:
+def test_three_sequences():
   """As SqueezeBERT, of which what else reads K keeps its Transpose."""
   nodes = f"""qt = Transpose<perm = [0, 2, 1]> (q)  kt = Transpose<perm = [0, 2, 1]> (k)
     vt = Transpose<perm = [0, 2, 1]> (v)  y2 = Neg(kt)
@@ -65,7 +65,7 @@ def test_what_is_read_twice_is_written_as_it_was() -> None:
   run_pass(written(nodes, "float[2,2,5,4] x", "float[2,5,8] y, float[2,8,5] z"), ATTENTION_VIEWS, changes=0)
 
 
-def test_an_axis_of_several_is_left() -> None:
+def test_an_axis_of_several_is_left():
   """As HaloNet's windows, whose batch and columns are one axis of Y, which tells neither length."""
   nodes = f"""a = {NODE}, y_layout = "(h d b) s"> (x, x, x)  y = Transpose<perm = [1, 0]> (a)"""
   run_pass(written(nodes, "float[2,2,5,4] x", "float[5,16] y"), ATTENTION_VIEWS, changes=0)

@@ -176,7 +176,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_becomes_one_node(form: str) -> None:
+def test_every_form_becomes_one_node(form):
   given, expected = FORMS[form]
   optimized, node = fused(graph(**given))
   assert attributes(node) == {name: value for name, value in expected.items() if value != "b h s d"}
@@ -184,7 +184,7 @@ def test_every_form_becomes_one_node(form: str) -> None:
   assert "Softmax" not in no_constants(optimized)
 
 
-def test_heads_of_keys_and_values_are_counted() -> None:
+def test_heads_of_keys_and_values_are_counted():
   for form, heads in {"sdpa": (4, 4), "Llama: 4 heads, 2 of keys and values, expanded": (4, 2),
                       "one head of keys and values, which the products broadcast": (4, 1)}.items():  # fmt: skip
     _, node = fused(graph(**FORMS[form][0]))
@@ -192,7 +192,7 @@ def test_heads_of_keys_and_values_are_counted() -> None:
     assert (values["heads"], values["kv_heads"]) == heads
 
 
-def test_batch_and_rows_may_be_open() -> None:
+def test_batch_and_rows_may_be_open():
   """As exporters write it: lengths from Shape and Gather, the heads as -1."""
   nodes = """length = Shape(x)  i0 = Constant<value_int = 0> ()  i1 = Constant<value_int = 1> ()  axis = {0}
     b0 = Gather(length, i0)  s0 = Gather(length, i1)  b = Unsqueeze(b0, axis)  s1 = Unsqueeze(s0, axis)
@@ -210,7 +210,7 @@ def test_batch_and_rows_may_be_open() -> None:
   assert attributes(node) == {**layouts(*MERGED), "mask_dtype": "float"}
 
 
-def test_views_that_no_layout_says_stay() -> None:
+def test_views_that_no_layout_says_stay():
   """Rows of another tensor's middle: K is read from the Slice on."""
   nodes = f"i1 = {{1}}  i6 = {{6}}  k = Slice(k0, i1, i6, i1)  {HEADS} {PRODUCTS} {ATTEND} {JOIN}"
   optimized, node = fused(graph(nodes, QKV.replace("float[2,5,32] k", "float[2,9,32] k0")))
@@ -218,7 +218,7 @@ def test_views_that_no_layout_says_stay() -> None:
   assert attributes(node) == STANDARD
 
 
-def test_a_result_that_is_read_before_its_transpose_stays_in_heads() -> None:
+def test_a_result_that_is_read_before_its_transpose_stays_in_heads():
   original = graph(f"{HEADS} {PRODUCTS} {ATTEND} {JOIN}", QKV, "float[2,5,32] y, float[2,4,5,8] a")
   optimized, node = fused(original)
   assert list(no_constants(optimized)) == ["FusedAttention", "Transpose", "Reshape"]
@@ -288,7 +288,7 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("miss", NEAR_MISSES)
-def test_near_misses_stay_and_say_why(miss: str) -> None:
+def test_near_misses_stay_and_say_why(miss):
   given, reason = NEAR_MISSES[miss]
   assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
 
@@ -296,7 +296,7 @@ def test_near_misses_stay_and_say_why(miss: str) -> None:
 @pytest.mark.parametrize(
   ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
 )
-def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int) -> None:
+def test_an_expand_that_the_operator_has_no_word_for_stays(name, axis):
   sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
   inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
   nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
@@ -308,11 +308,11 @@ def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int)
   assert list(no_constants(optimized)) == ["Expand", "FusedAttention"]
 
 
-def test_products_without_a_softmax_are_no_near_miss() -> None:
+def test_products_without_a_softmax_are_no_near_miss():
   assert_unchanged(graph(f"{HEADS} {PRODUCTS} a = MatMul(s, vh)  {JOIN}", QKV), [FUSE_ATTENTION])
 
 
-def test_a_mask_with_a_batch_of_its_own_stays() -> None:
+def test_a_mask_with_a_batch_of_its_own_stays():
   nodes = """kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  masked = Add(s, m)
     p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"""
   inputs = "float[N,4,5,8] q, float[N,4,5,8] k, float[N,4,5,8] v, float[M,1,5,5] m"
@@ -320,7 +320,7 @@ def test_a_mask_with_a_batch_of_its_own_stays() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_products_in_float32_between_casts(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_float32_between_casts(dtype, monkeypatch):
   """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
   monkeypatch.undo()
   to = {"float16": 10, "bfloat16": 16}[dtype]
@@ -336,7 +336,7 @@ def test_products_in_float32_between_casts(dtype: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])
-def test_other_dtypes_stay(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_dtypes_stay(dtype, monkeypatch):
   monkeypatch.undo()
   inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
   nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"

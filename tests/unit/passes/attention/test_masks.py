@@ -39,7 +39,7 @@ CAUSAL = {
 
 @pytest.mark.parametrize("number", [-np.inf, -3e38, -65504.0, -1e4])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_constant_triangles_become_attributes(name: str, number: float) -> None:
+def test_constant_triangles_become_attributes(name, number):
   kept, expected = CAUSAL[name]
   _, node = fused(with_constant(np.where(kept, 0, number).astype(np.float32)))
   assert attributes(node) == expected
@@ -47,7 +47,7 @@ def test_constant_triangles_become_attributes(name: str, number: float) -> None:
 
 
 @pytest.mark.parametrize("how", ["masked = Where(m, s, low)", "no = Not(m)  masked = Where(no, low, s)"])
-def test_constant_bools_do_too(how: str) -> None:
+def test_constant_bools_do_too(how):
   original = with_constant(TRIANGLE, how.replace("no = Not(m)  ", "").replace("no,", "m,"))
   if "no" in how:
     original.graph.initializer[0].CopyFrom(numpy_helper.from_array(~TRIANGLE, "m"))
@@ -65,13 +65,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_constants_stay_operands(name: str) -> None:
+def test_other_constants_stay_operands(name):
   values, dtype = OTHERS[name]
   _, node = fused(with_constant(values.astype(np.float32)))
   assert attributes(node) == {"mask_dtype": dtype}
 
 
-def test_masks_in_the_graph_stay_as_they_are() -> None:
+def test_masks_in_the_graph_stay_as_they_are():
   for inputs, how, dtype in (
     ("float[2,1,1,5] m", "masked = Add(m, s)", "float"),
     ("float[5] m", "masked = Add(s, m)", "float"),
@@ -83,7 +83,7 @@ def test_masks_in_the_graph_stay_as_they_are() -> None:
     assert "Where" not in no_constants(optimized)
 
 
-def test_a_triangle_and_a_padding_in_one_are_both() -> None:
+def test_a_triangle_and_a_padding_in_one_are_both():
   how = "both = And(t, m)  low = Constant<value = float {-inf}> ()  masked = Where(both, s, low)"
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
   add_weights(original, t=TRIANGLE)
@@ -93,7 +93,7 @@ def test_a_triangle_and_a_padding_in_one_are_both() -> None:
   assert list(no_constants(optimized)) == ["FusedAttention"]
 
 
-def test_an_and_with_nothing_but_true_is_no_mask() -> None:
+def test_an_and_with_nothing_but_true_is_no_mask():
   """Transformers expands its mask to rows with such an And: the operand stays small."""
   how = f"{LOW} both = And(t, m)  bias = Where(both, zero, low)  masked = Add(s, bias)"
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
@@ -105,7 +105,7 @@ def test_an_and_with_nothing_but_true_is_no_mask() -> None:
   assert attributes(node) == {"mask_dtype": "float"}
 
 
-def test_a_where_of_nothing_but_true_is_its_bias() -> None:
+def test_a_where_of_nothing_but_true_is_its_bias():
   """T5 without padding: the bias stays one for all texts."""
   how = f"{LOW} bias = Where(t, b, low)  masked = Add(s, bias)"
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[1,4,5,5] b", Y)
@@ -115,7 +115,7 @@ def test_a_where_of_nothing_but_true_is_its_bias() -> None:
   assert node.input[3] == "b"
 
 
-def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) -> None:
+def test_constants_that_all_texts_share_are_kept_once(rng):
   bias = rng.standard_normal((1, 4, 5, 5)).astype(np.float32)
   optimized, node = fused(with_constant(np.broadcast_to(bias, (2, 4, 5, 5))))
   mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
@@ -131,7 +131,7 @@ def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) 
   f"{LOW} {LOWEST} fill = Constant<value = float {{-9984}}> ()"
   "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
 ])  # fmt: skip
-def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str) -> None:
+def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how):
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,5,5] m", Y)
   optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
   assert len(attentions(optimized)) == 1
@@ -143,7 +143,7 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str) -> None:
 @pytest.mark.parametrize("number", [-1e4, -3e38, -np.inf])
 @pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)",
                                     "hidden = Add(t3, s)"])  # fmt: skip
-def test_a_number_takes_the_place_of_masked_scores(before: str, number: float) -> None:
+def test_a_number_takes_the_place_of_masked_scores(before, number):
   original = graph(f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
                    f"{QKV}, bool[5,5] m, bool[5,5] t2, float[5,5] t3", Y)  # fmt: skip
   triangle = np.where(TRIANGLE, 0, -np.inf).astype(np.float32)
@@ -161,7 +161,7 @@ def test_a_number_takes_the_place_of_masked_scores(before: str, number: float) -
 
 @pytest.mark.parametrize("low", [-1e4, -1e9])
 @pytest.mark.parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)", "Where(m2, zero, lower)"])
-def test_what_is_added_to_a_number_may_decide_a_row(behind: str, low: float) -> None:
+def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
   """LOWEST would be lower than -1e30."""
   number = f"low = Constant<value = float {{{low}}}> ()  zero = Constant<value = float {{0}}> ()"
   number += "  lower = Constant<value = float {-1e30}> ()"
@@ -172,7 +172,7 @@ def test_what_is_added_to_a_number_may_decide_a_row(behind: str, low: float) -> 
 
 
 @pytest.mark.parametrize("factor", [1e30, -1e4])
-def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor: float) -> None:
+def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor):
   """Of 2 the product is positive: beside LOWEST, which is lower, 1e30 is lost."""
   how = "low = Constant<value = float {-1e4}> ()  filled = Where(m, s, low)  f = Cast<to = 1> (n)"
   how += f"  one = Constant<value = float {{1}}> ()  no = Sub(one, f)  factor = Constant<value = float {{{factor}}}> ()"
@@ -190,7 +190,7 @@ PADDINGS = {
 }
 
 
-def test_a_number_that_hides_scores_is_filled_in_as_it_is() -> None:
+def test_a_number_that_hides_scores_is_filled_in_as_it_is():
   """In a row that it and a padding by the same number mask whole, all keys that one of them masks weigh alike."""
   how = "low = Constant<value = float {-1e30}> ()  zero = Constant<value = float {0}> ()  filled = Where(m, s, low)"
   original = graph(f"{SCORES} {how}  b = Where(m2, zero, low)  masked = Add(filled, b) {END}",
@@ -202,7 +202,7 @@ def test_a_number_that_hides_scores_is_filled_in_as_it_is() -> None:
 @pytest.mark.parametrize("number", [-1e4, -1e9, -3.4028235e38])
 @pytest.mark.parametrize("triangle", [False, True])
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_a_padding_of_the_lowest_number_decides_as_before(padding: str, triangle: bool, number: float) -> None:
+def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, number):
   """GPT-2 in a text that is padded on the left: rows that the triangle and the padding mask whole together."""
   original = graph(f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
                    f"{QKV}, {'' if triangle else 'bool[5,5] m,'} bool[5,5] m2, bool[5] m1, int64[5] n", Y)  # fmt: skip
@@ -218,7 +218,7 @@ def test_a_padding_of_the_lowest_number_decides_as_before(padding: str, triangle
 
 
 @pytest.mark.parametrize(("number", "causal"), [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
-def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number: float, causal: bool) -> None:
+def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal):
   """In a row that both mask whole a finite number has weights, where the padding is the same or lower."""
   how = f"{LOWEST} b = Where(m2, zero, lowest)  padded = Add(s, b)  masked = Add(padded, m)"
   original = with_constant(np.where(TRIANGLE, 0, number).astype(np.float32), how)
@@ -229,14 +229,14 @@ def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number: float, 
   assert_equal(original, optimized, feeds(original) | {"m2": np.arange(5) >= 2})
 
 
-def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays() -> None:
+def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays():
   nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
   original = graph(f"{nodes} {END}", "float[3,5,8] q, float[3,0,8] k, float[3,0,8] v, float[3,1,0] m", "float[3,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
 
 
 @pytest.mark.parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
-def test_a_bias_behind_a_number_that_it_changes(number: float, fuses: bool) -> None:
+def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   fill = onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number])
   bias = numpy_helper.from_array(np.linspace(-90, 90, 5, dtype=np.float32), "b")
   original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
@@ -249,7 +249,7 @@ def test_a_bias_behind_a_number_that_it_changes(number: float, fuses: bool) -> N
 
 @pytest.mark.parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
                                  "no = Not(m)  bias = Where(no, low, zero)"])  # fmt: skip
-def test_in_float16_the_number_hides_the_score(how: str) -> None:
+def test_in_float16_the_number_hides_the_score(how):
   """x + -65504 is -65504 in float16: the weights of a row that is masked whole are equal.
 
   On the CPU ONNX Runtime adds in float32, which shows the scores.
@@ -271,7 +271,7 @@ def test_in_float16_the_number_hides_the_score(how: str) -> None:
   np.testing.assert_allclose(run(restore(optimized), given)[0][1, :, 2], mean, atol=2e-3)
 
 
-def test_several_masks_are_added_up() -> None:
+def test_several_masks_are_added_up():
   how = """low = Constant<value = float {-inf}> ()  biased = Add(s, b)  kept = Where(m, biased, low)
     masked = Add(kept, t)"""
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[4,5,5] b, bool[2,1,1,5] m", Y)
@@ -284,7 +284,7 @@ def test_several_masks_are_added_up() -> None:
   assert_equal(original, optimized, {**feeds(original), **given})
 
 
-def test_constants_of_windows_are_repeated_for_each_image(rng: np.random.Generator) -> None:
+def test_constants_of_windows_are_repeated_for_each_image(rng):
   how = """windows = {2,2,4,5,5}  s5 = Reshape(s, windows)  m5 = Add(s5, m)  back = {4,4,5,5}
     masked = Reshape(m5, back)"""
   original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
@@ -296,7 +296,7 @@ def test_constants_of_windows_are_repeated_for_each_image(rng: np.random.Generat
   assert list(mask.dims) == [4, 1, 5, 5]
 
 
-def test_a_mask_of_heads_that_are_read_in_groups_is_read_as_it_is() -> None:
+def test_a_mask_of_heads_that_are_read_in_groups_is_read_as_it_is():
   nodes = """two = {2}  more = {2,2,2,5,8}  all = {2,4,5,8}
     k5 = Unsqueeze(k, two)  ke = Expand(k5, more)  kh = Reshape(ke, all)  kt = Transpose<perm = [0,1,3,2]> (kh)
     v5 = Unsqueeze(v, two)  ve = Expand(v5, more)  vh = Reshape(ve, all)

@@ -40,7 +40,7 @@ WEIGHTS = {"wq": (16, 32), "wk": (16, 32), "wv": (16, 32)}
 BIASES = {"bq": (32,), "bv": (1, 1, 32)}
 
 
-def test_three_products_become_one() -> None:
+def test_three_products_become_one():
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "FusedAttention"]
@@ -48,7 +48,7 @@ def test_three_products_become_one() -> None:
   assert len(set(node.input)) == 1
 
 
-def test_a_bias_that_is_missing_is_zeros() -> None:
+def test_a_bias_that_is_missing_is_zeros():
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, **BIASES)
   optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "Add", "FusedAttention"]
@@ -59,7 +59,7 @@ def test_a_bias_that_is_missing_is_zeros() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
-def test_one_number_is_a_bias_of_every_column(shape: tuple[int, ...]) -> None:
+def test_one_number_is_a_bias_of_every_column(shape):
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
   optimized, node = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)) == ["MatMul", "Add", "FusedAttention"]
@@ -70,21 +70,21 @@ def test_one_number_is_a_bias_of_every_column(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
-def test_what_is_no_bias_of_columns_stays(shape: tuple[int, ...]) -> None:
+def test_what_is_no_bias_of_columns_stays(shape):
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
   optimized, node = fused(original, MERGE_PRODUCTS)
   assert sorted(no_constants(optimized)) == ["Add", "Add", "FusedAttention", "MatMul", "MatMul"]
   assert attributes(node)["k_layout"] == "b s (h:4/8 d)"
 
 
-def test_scaled_queries_are_merged_too() -> None:
+def test_scaled_queries_are_merged_too():
   scaled = "q1 = MatMul(x, wq)  c = Constant<value = float {0.25}> ()  q = Mul(q1, c)  " + PRODUCTS.split("  ", 1)[1]
   original = with_weights(graph(f"{scaled} {HEADS} {CORE}", X), **WEIGHTS)
   _, node = fused(original, MERGE_PRODUCTS)
   assert attributes(node) == {**MERGED, "scale": 0.25}
 
 
-def test_fewer_heads_of_keys_and_values() -> None:
+def test_fewer_heads_of_keys_and_values():
   nodes = f"""{PRODUCTS}  heads = {{2,-1,4,8}}  few = {{2,-1,2,8}}  q4 = Reshape(q, heads)
     k2 = Reshape(k, few)  v2 = Reshape(v, few)  more = {{2,5,2,2,8}}  three = {{3}}
     k3 = Unsqueeze(k2, three)  ke = Expand(k3, more)  k4 = Reshape(ke, heads)
@@ -95,7 +95,7 @@ def test_fewer_heads_of_keys_and_values() -> None:
   assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == ["b s (h:0/8 d)", "b s (h:4/8 d)", "b s (h:6/8 d)"]
 
 
-def test_keys_and_values_of_an_encoder() -> None:
+def test_keys_and_values_of_an_encoder():
   nodes = f"q = MatMul(x, wq)  k = MatMul(z, wk)  v = MatMul(z, wv)  {HEADS} {CORE}"
   original = with_weights(graph(nodes, f"{X}, float[2,7,16] z"), **WEIGHTS)
   optimized, node = fused(original, MERGE_PRODUCTS)
@@ -103,7 +103,7 @@ def test_keys_and_values_of_an_encoder() -> None:
   assert [attributes(node)[f"{each}_layout"] for each in "qkv"] == ["b s (h d)", "b s (h:0/8 d)", "b s (h:4/8 d)"]
 
 
-def test_gemm_of_rows() -> None:
+def test_gemm_of_rows():
   nodes = """q = Gemm<transB = 1> (x, wq, bq)  k = Gemm(x, wk)  v = Gemm(x, wv, bv)
     by_head = {5,4,8}  q3 = Reshape(q, by_head)  k3 = Reshape(k, by_head)  v3 = Reshape(v, by_head)
     qh = Transpose<perm = [1,0,2]> (q3)  kt = Transpose<perm = [1,2,0]> (k3)  vh = Transpose<perm = [1,0,2]> (v3)
@@ -122,14 +122,14 @@ MISSES = {
 
 
 @pytest.mark.parametrize("miss", MISSES)
-def test_the_others_are_merged_all_the_same(miss: str) -> None:
+def test_the_others_are_merged_all_the_same(miss):
   nodes, y, products = MISSES[miss]
   original = with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS)
   optimized, _ = fused(original, MERGE_PRODUCTS)
   assert list(no_constants(optimized)).count("MatMul") == products
 
 
-def test_weights_that_a_caller_may_override_stay() -> None:
+def test_weights_that_a_caller_may_override_stay():
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   for name, shape in WEIGHTS.items():
     original.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
@@ -138,7 +138,7 @@ def test_weights_that_a_caller_may_override_stay() -> None:
   assert any("a caller may override 'wq'" in reason for reason in reasons(result))
 
 
-def test_a_product_that_the_attention_reads_without_the_bias_stays() -> None:
+def test_a_product_that_the_attention_reads_without_the_bias_stays():
   products = "v = MatMul(x, wq)  q = Add(v, bq)  k0 = MatMul(x, wk)  k = Add(k0, bk)"
   weights = {"wq": (16, 32), "wk": (16, 32), "bq": (32,), "bk": (32,)}
   original = with_weights(graph(f"{products} {HEADS} {CORE}", X), **weights)

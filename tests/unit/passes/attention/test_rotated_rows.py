@@ -46,7 +46,7 @@ def built(rotated: str = NEIGHBOURS + FULL, front: str = FRONT, joined: str = JO
 @pytest.mark.parametrize(("rotated", "kind"), [
   (NEIGHBOURS + FULL, b"interleaved"), (HALVES + FULL, b"half"), (APART, b"half"),
 ])  # fmt: skip
-def test_becomes_part_of_the_attention(rotated: str, kind: bytes) -> None:
+def test_becomes_part_of_the_attention(rotated, kind):
   passes = (FUSE_ATTENTION, ROTATED_ROWS, ATTENTION_ROTARY, DEAD_NODES)
   optimized, _ = run_same(built(rotated), *passes, into=["FusedAttention"])
   (node,) = attentions(optimized)
@@ -56,7 +56,7 @@ def test_becomes_part_of_the_attention(rotated: str, kind: bytes) -> None:
   assert [each[:2].tolist() for each in tables] == [[[1] * 4] * 2, [[0] * 4] * 2]
 
 
-def test_without_attention_it_stays() -> None:
+def test_without_attention_it_stays():
   assert_unchanged(built(), [ROTATED_ROWS])
 
 
@@ -68,7 +68,7 @@ def test_without_attention_it_stays() -> None:
          joined="{y}_j = Concat<axis = 2> ({y}_f, {y}_f)  " + JOINED.replace("{y}_f", "{y}_j")), "is not the rest of"),
   (built(joined=JOINED.replace("{y}_f, {y}_s", "{y}_s, {y}_f")), ""),
 ])  # fmt: skip
-def test_what_is_not_all_rows_stays(original: onnx.ModelProto, reason: str) -> None:
+def test_what_is_not_all_rows_stays(original, reason):
   _, result = run_pass(original, FUSE_ATTENTION, ROTATED_ROWS)
   assert not [change for change in result.changes if change.rewrite == ROTATED_ROWS.name]
   assert not reason or any(reason in miss.reason for miss in result.near_misses)

@@ -28,15 +28,15 @@ def graph(
 
 @pytest.mark.parametrize("opset", [11, 14, 17, 24])
 @pytest.mark.parametrize("dims", [",4", ",4,5", ",4,5,6", ",4,2,3,2"])
-def test_ranks_and_opsets(opset: int, dims: str) -> None:
+def test_ranks_and_opsets(opset, dims):
   run_same(model(graph(dims), opset), BATCH_NORM_POINTWISE, into=["Mul", "Add"], changes=1)
 
 
-def test_double() -> None:
+def test_double():
   run_same(model(graph(dtype="double")), BATCH_NORM_POINTWISE, into=["Mul", "Add"])
 
 
-def test_in_float16_it_runs_in_float() -> None:
+def test_in_float16_it_runs_in_float():
   """A mean of 20 in float16 sums of Mul and Add would be off by their rounding."""
   original = model(graph(dtype="float16", parameters="float16"))
   optimized, _ = run_same(original, BATCH_NORM_POINTWISE, into=["Cast", "Mul", "Add", "Cast"])
@@ -53,11 +53,11 @@ def test_in_float16_it_runs_in_float() -> None:
     (graph(attributes="epsilon = -0.5"), 17, ""),
   ],
 )
-def test_near_misses(text: str, opset: int, fragment: str) -> None:
+def test_near_misses(text, opset, fragment):
   assert_unchanged(model(text, opset), [BATCH_NORM_POINTWISE], fragment)
 
 
-def test_parameters_that_a_caller_may_override() -> None:
+def test_parameters_that_a_caller_may_override():
   original = model(graph())
   original.graph.input.append(model(graph(inputs=("s",))).graph.input[1])
   assert_unchanged(original, [BATCH_NORM_POINTWISE], "a caller may override the scale")

@@ -58,7 +58,7 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
       ("a = Sum(c, x, r)  y = Relu(a)", ["add = Add(c, residual)", "add2 = Add(add, residual2)", "y = Relu(add2)"]),
   ],
 )  # fmt: skip
-def test_chains(nodes: str, expected: list[str]) -> None:
+def test_chains(nodes, expected):
   constants = f"{S}, float[4,1,1] g = {{0.5, -1, 2, 3}}"
   original = model(graph(nodes, constants, ", float[N,4,5,6] r"))
   optimized, result = fuse(original)
@@ -68,28 +68,28 @@ def test_chains(nodes: str, expected: list[str]) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_in_float16() -> None:
+def test_in_float16():
   original = model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16"))
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedConv"]
   assert_same_outputs(original, optimized)
 
 
-def test_casts_become_part_of_it() -> None:
+def test_casts_become_part_of_it():
   text = graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")
   optimized, _ = fuse(model(text))
   assert operators(optimized) == ["FusedConv"]
   assert_same_outputs(model(text), optimized)
 
 
-def test_what_was_fused_before_is_drawn_in() -> None:
+def test_what_was_fused_before_is_drawn_in():
   original = model(graph("a = Add(c, r)  b = Sigmoid(a)  y = Mul(a, b)", "", ", float[N,4,5,6] r"))
   before, _ = run_pass(original, FUSE_POINTWISE, FUSE_CONV, into=["FusedConv", "FusedPointwise"])
   optimized, _ = run_pass(before, CONV_EPILOGUE, into=["FusedConv"])
   assert_same_outputs(original, optimized)
 
 
-def test_an_operand_that_is_made_later() -> None:
+def test_an_operand_that_is_made_later():
   """The convolution moves behind what its program reads."""
   original = model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r"))
   optimized, _ = fuse(original)
@@ -97,7 +97,7 @@ def test_an_operand_that_is_made_later() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_the_later_of_two_convolutions_takes_their_sum() -> None:
+def test_the_later_of_two_convolutions_takes_their_sum():
   original = model(graph(f"d = {SAME}(r, w)  a = Relu(d)  b = Add(a, c)  y = Relu(b)", "", ", float[N,4,5,6] r"))
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedConv", "FusedConv"]
@@ -105,7 +105,7 @@ def test_the_later_of_two_convolutions_takes_their_sum() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_the_earlier_takes_the_sum_where_the_later_may_not() -> None:
+def test_the_earlier_takes_the_sum_where_the_later_may_not():
   text = graph(f"d = {SAME}(r, w)  y = Add(d, c)", "", ", float[N,4,5,6] r", ", float[N,4,5,6] d")
   optimized, _ = fuse(model(text))
   assert operators(optimized) == ["FusedConv", "FusedConv"]
@@ -113,7 +113,7 @@ def test_the_earlier_takes_the_sum_where_the_later_may_not() -> None:
   assert_same_outputs(model(text), optimized)
 
 
-def test_a_residual_network() -> None:
+def test_a_residual_network():
   original = model(
     graph(f"""a = Relu(c)  d = {SAME}(a, w)  e = Add(d, x)  f = Relu(e)
       g = {SAME}(f, w)  h = Relu(g)  i = {SAME}(h, w)  j = Add(i, f)  y = Relu(j)""")
@@ -124,7 +124,7 @@ def test_a_residual_network() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_squeeze_and_excite() -> None:
+def test_squeeze_and_excite():
   """The gate depends on what it scales: it ends both chains."""
   nodes = """a = Relu(c)  p = GlobalAveragePool(a)  d = Conv(p, u)  e = Relu(d)  f = Conv(e, u)  s = Sigmoid(f)
     y = Mul(s, a)"""
@@ -136,7 +136,7 @@ def test_squeeze_and_excite() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_a_value_with_other_readers_is_the_last() -> None:
+def test_a_value_with_other_readers_is_the_last():
   text = graph("a = Add(c, x)  b = Relu(a)  y = Softmax(a)", "", "", ", float[N,4,5,6] b")
   optimized, result = fuse(model(text))
   assert operators(optimized) == ["FusedConv", "Relu", "Softmax"]
@@ -144,7 +144,7 @@ def test_a_value_with_other_readers_is_the_last() -> None:
   assert_same_outputs(model(text), optimized)
 
 
-def test_a_graph_output_is_the_last() -> None:
+def test_a_graph_output_is_the_last():
   text = graph("a = Add(c, x)  y = Relu(a)", "", "", ", float[N,4,5,6] a")
   optimized, result = fuse(model(text))
   assert operators(optimized) == ["FusedConv", "Relu"]
@@ -169,18 +169,18 @@ def test_a_graph_output_is_the_last() -> None:
       (graph("y, mask = Dropout(c)", "", "", ", bool[N,4,5,6] mask"), "its mask is wanted"),
   ],
 )  # fmt: skip
-def test_near_misses(text: str, fragment: str) -> None:
+def test_near_misses(text, fragment):
   before, _ = run_pass(model(text), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], fragment)
 
 
-def test_spatial_dimensions_that_are_not_known_to_be_equal() -> None:
+def test_spatial_dimensions_that_are_not_known_to_be_equal():
   text = "g (float[N,4,H,V] x, float[N,4,A,B] r) => (float[N,4,E,F] y) <" + W + "> { c = Conv(x, w)  y = Add(c, r) }"
   before, _ = run_pass(model(text), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "does not surely broadcast to [N, 4, ")
 
 
-def test_a_residual_of_dynamic_dimensions_that_stay() -> None:
+def test_a_residual_of_dynamic_dimensions_that_stay():
   """With this padding the convolution's result has the lengths of what it reads."""
   text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}> {{ c = {SAME}(x, w)  a = Add(c, x)  y = Relu(a) }}"
   optimized, _ = fuse(model(text))
@@ -216,7 +216,7 @@ def test_a_residual_of_dynamic_dimensions_that_stay() -> None:
     ),
   ],
 )
-def test_residuals_of_lengths_without_a_name(nodes: str, fused: int) -> None:
+def test_residuals_of_lengths_without_a_name(nodes, fused):
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] k = {1, 2, 3, 4}"
   text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
   optimized, result = fuse(model(text))
@@ -231,7 +231,7 @@ def test_residuals_of_lengths_without_a_name(nodes: str, fused: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
-def test_images_that_are_read_with_channels_first(size: str, fused: bool) -> None:
+def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
     c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
@@ -241,19 +241,19 @@ def test_images_that_are_read_with_channels_first(size: str, fused: bool) -> Non
   assert ("Add" in operators(optimized)) != fused
 
 
-def test_an_identity_is_no_epilogue() -> None:
+def test_an_identity_is_no_epilogue():
   before, _ = run_pass(model(graph("i = Identity(c)  y = Softmax(i)")), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE])
 
 
-def test_what_is_used_inside_a_body_is_the_last() -> None:
+def test_what_is_used_inside_a_body_is_the_last():
   branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
       else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""
   before, _ = run_pass(model(graph(branches, "", ", bool b", ", float[N,4,5,6] z")), FUSE_CONV)
   assert_unchanged(before, [CONV_EPILOGUE], "'c' is also used inside a body")
 
 
-def test_limits() -> None:
+def test_limits():
   """The last convolutions come first."""
   nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
   text = f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"
@@ -261,7 +261,7 @@ def test_limits() -> None:
   run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
 
 
-def test_more_operands_than_a_program_has() -> None:
+def test_more_operands_than_a_program_has():
   """Of forty sums the convolution takes thirty-one: its own value is a parameter too."""
   inputs = "".join(f", float[N,4,5,6] r{i}" for i in range(40))
   sums = "  ".join(f"a{i} = Add({'c' if i == 0 else f'a{i - 1}'}, r{i})" for i in range(40))
@@ -279,7 +279,7 @@ def test_more_operands_than_a_program_has() -> None:
     ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", ["FusedConv", "Relu", "Tanh"]),
   ],
 )
-def test_what_nothing_reads_is_no_part_of_a_program(nodes: str, before: list[str]) -> None:
+def test_what_nothing_reads_is_no_part_of_a_program(nodes, before):
   """As without dead-nodes, which takes such operators away."""
   original = model(graph(nodes))
   optimized, _ = fuse(original)

@@ -97,7 +97,7 @@ def chains(draw: st.DrawFn) -> onnx.ModelProto:
 
 @settings(max_examples=examples(80), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(chains())
-def test_a_random_chain_computes_the_same(original: onnx.ModelProto) -> None:
+def test_a_random_chain_computes_the_same(original):
   optimized, _ = run_same(original, SUM_TO_ADD, FOLD_BATCH_NORM, FOLD_PAD, rng=np.random.default_rng(0), N=2)
   assert "Sum" not in operators(optimized)
   assert [each.name for each in optimized.graph.output] == [each.name for each in original.graph.output]

@@ -31,14 +31,14 @@ def check(original: onnx.ModelProto, ops: list[str], precision: str = "") -> onn
 
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 15, 17])
-def test_after_a_convolution(opset: int) -> None:
+def test_after_a_convolution(opset):
   original = model(graph(f"a = Conv<pads = [1, 0, 0, 1], strides = [2, 1]> (x, w)  {NORM}"), opset)
   optimized = check(original, ["Conv"])
   assert [each.name for each in optimized.graph.output] == ["y"]
   assert len(optimized.graph.initializer) == 2  # nothing of the old ones is left
 
 
-def test_before_ir_version_4_initializers_are_inputs() -> None:
+def test_before_ir_version_4_initializers_are_inputs():
   text = graph(f"a = Conv (x, w)  {NORM}")
   names = "".join(f", float[{'4,3,2,1' if n == 'w' else '4'}] {n}" for n in "wsbmv")
   original = model(text.replace("float[N,3,6,5] x", f"float[N,3,6,5] x{names}"), 9, ir=3)
@@ -47,12 +47,12 @@ def test_before_ir_version_4_initializers_are_inputs() -> None:
   assert {each.name for each in optimized.graph.initializer} < {each.name for each in optimized.graph.input}
 
 
-def test_with_a_bias() -> None:
+def test_with_a_bias():
   constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
   check(model(graph(f"a = Conv (x, w, c)  {NORM}", constants)), ["Conv"])
 
 
-def test_a_chain() -> None:
+def test_a_chain():
   constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}, float two = {{2}}, float[1,1,1,1] one = {{1}}"
   nodes = """a = Conv (x, w)  n = BatchNormalization<epsilon = 0.01> (a, s, b, m, v)  p = Mul(n, c)  q = Sub(two, p)
     r = Div(q, c)  t = Add(one, r)  y = Sub(t, c)"""
@@ -61,7 +61,7 @@ def test_a_chain() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("bias", ["", ", c"])
-def test_groups_and_transposed_convolutions(groups: int, bias: str) -> None:
+def test_groups_and_transposed_convolutions(groups, bias):
   """ConvTranspose has weights [inputs, outputs / groups, ...]."""
   constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
   conv = f"a = Conv<group = {groups}> (x, w{bias})  {NORM}"
@@ -71,12 +71,12 @@ def test_groups_and_transposed_convolutions(groups: int, bias: str) -> None:
   check(model(text.replace("Conv<", "ConvTranspose<strides = [2], ")), ["ConvTranspose"])
 
 
-def test_three_dimensions() -> None:
+def test_three_dimensions():
   text = graph(f"a = Conv (x, w)  {NORM}", weight=f"float[4,1,2,1,3] w = {KERNEL}", x="float[N,1,4,3,5] x")
   check(model(text.replace("float[A,4,B,C] y", "float[A,4,B,C,D] y")), ["Conv"])
 
 
-def test_in_constant_nodes_and_in_bodies() -> None:
+def test_in_constant_nodes_and_in_bodies():
   body = f"a = Conv (x, w)  {NORM.replace('y', 't')}"
   text = f"""g (bool c, float[N,3,6,5] x) => (float[A,4,B,C] y) <float[4,3,2,1] w = {KERNEL}, {PARAMETERS}> {{
       y = If (c) <then_branch = then () => (float[A,4,B,C] t) {{ {body} }},
@@ -88,19 +88,19 @@ def test_in_constant_nodes_and_in_bodies() -> None:
   check(model(graph(nodes, "")), ["Conv"])
 
 
-def test_a_weight_that_two_convolutions_read_is_copied() -> None:
+def test_a_weight_that_two_convolutions_read_is_copied():
   nodes = f"a = Conv (x, w)  {NORM}  z = Conv<strides = [2, 2]> (x, w)"
   optimized = check(model(graph(nodes, outputs=", float[A,4,D,E] z")), ["Conv", "Conv"])
   assert len({node.input[1] for node in optimized.graph.node}) == 2
 
 
-def test_a_weight_that_is_an_output_is_copied() -> None:  # RELIABILITY 12
+def test_a_weight_that_is_an_output_is_copied():  # RELIABILITY 12
   original = model(graph(f"a = Conv (x, w)  {NORM}", outputs=", float[4,3,2,1] w"))
   optimized = check(original, ["Conv"])
   assert "w" in {each.name for each in optimized.graph.initializer}
 
 
-def test_into_a_batch_normalization_that_stays() -> None:
+def test_into_a_batch_normalization_that_stays():
   """DenseNet: what precedes is no convolution."""
   constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}"
   nodes = f"a = Relu(x)  {NORM.replace('y', 'n')}  p = Mul(n, c)  y = Add(c, p)"
@@ -108,14 +108,14 @@ def test_into_a_batch_normalization_that_stays() -> None:
 
 
 @pytest.mark.parametrize("attributes", ["", '<auto_pad = "VALID">', "<pads = [0, 0, 0, 0], group = 2>"])
-def test_before_a_convolution_that_pads_nothing(attributes: str) -> None:
+def test_before_a_convolution_that_pads_nothing(attributes):
   columns = 2 if "group" in attributes else 4
   kernel = f"float[4,{columns},1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(12 * columns))}}}"
   nodes = f"a = Relu(x)  n = BatchNormalization (a, s, b, m, v)  y = Conv{attributes} (n, w)"
   check(model(graph(nodes, weight=kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"])
 
 
-def test_padding_is_fine_where_nothing_is_shifted() -> None:
+def test_padding_is_fine_where_nothing_is_shifted():
   constants = "float[4] s = {1, 2, 3, 4}, float[4] b = {0, 0, 0, 0}, float[4] v = {1, 2, 1, 2}"
   nodes = "a = Relu(x)  n = BatchNormalization (a, s, b, b, v)  y = Conv<pads = [1, 1, 1, 1]> (n, w)"
   kernel = "float[4,4,1,1] w = {1, 2, 3, 4, -1, -2, -3, -4, 5, 6, 7, 8, 1, 0, 1, 0}"
@@ -139,14 +139,14 @@ def typed(dtype: str, weight: np.ndarray, variance: float) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT16", "FLOAT"])
-def test_dtypes(dtype: str, rng: np.random.Generator) -> None:
+def test_dtypes(dtype, rng):
   original = typed(dtype, rng.standard_normal((3, 2, 3, 2)), 0.25)
   optimized = check(original, ["Conv"])
   assert {each.data_type for each in optimized.graph.initializer} == {TensorProto.DataType.Value(dtype)}
 
 
 @pytest.mark.parametrize("dtype", ["BFLOAT16", "DOUBLE"])
-def test_dtypes_that_onnx_runtime_does_not_convolve_on_the_cpu(dtype: str, rng: np.random.Generator) -> None:
+def test_dtypes_that_onnx_runtime_does_not_convolve_on_the_cpu(dtype, rng):
   kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype))
   weight = rng.standard_normal((3, 2, 3, 2)).astype(kind)
   optimized, _ = run_pass(typed(dtype, weight.astype(np.float64), 0.25), FOLD_BATCH_NORM, into=["Conv"])
@@ -155,12 +155,12 @@ def test_dtypes_that_onnx_runtime_does_not_convolve_on_the_cpu(dtype: str, rng: 
   np.testing.assert_array_equal(found[optimized.graph.node[0].input[2]], np.full(3, 0.25, kind))  # 0.75 - 0.25 * 2
 
 
-def test_no_bias_is_added_where_nothing_is_shifted() -> None:
+def test_no_bias_is_added_where_nothing_is_shifted():
   optimized = check(model(graph("a = Conv (x, w)  y = Mul(c, a)", "float c = {2}")), ["Conv"])
   assert len(optimized.graph.node[0].input) == 2
 
 
-def test_factors_are_computed_in_double(rng: np.random.Generator) -> None:
+def test_factors_are_computed_in_double(rng):
   """In float32, 1 / sqrt(v) and its product with the weight would each be rounded."""
   weight = rng.standard_normal((5, 2, 3, 2)).astype(np.float32)
   optimized, _ = run_pass(typed("FLOAT", weight, 0.3), FOLD_BATCH_NORM)
@@ -183,9 +183,7 @@ def test_factors_are_computed_in_double(rng: np.random.Generator) -> None:
     ("FLOAT", 1.0, -1.0, "would reach nan"),
   ],
 )
-def test_weights_that_leave_the_range_of_their_dtype_stay(
-  dtype: str, size: float, variance: float, fragment: str
-) -> None:
+def test_weights_that_leave_the_range_of_their_dtype_stay(dtype, size, variance, fragment):
   assert_unchanged(typed(dtype, np.full((2, 2, 1, 1), size), variance), [FOLD_BATCH_NORM], fragment)
 
 
@@ -210,7 +208,7 @@ def test_weights_that_leave_the_range_of_their_dtype_stay(
        "'c' of shape [1, 1, 1, 1, 1] is neither"),
   ],
 )  # fmt: skip
-def test_near_misses(text: str, fragment: str) -> None:  # RELIABILITY 8, 9, 11, 15
+def test_near_misses(text, fragment):  # RELIABILITY 8, 9, 11, 15
   training = "training_mode" in text
   original = model(text.replace("y =", "y, mean, var =") if training else text)
   assert_unchanged(original, [FOLD_BATCH_NORM], fragment)
@@ -224,14 +222,14 @@ def test_near_misses(text: str, fragment: str) -> None:  # RELIABILITY 8, 9, 11,
     ("y = Conv (n, w)  z = Relu(n)", "", "'n' is also used by"),
   ],
 )
-def test_before_a_convolution(nodes: str, weight: str, fragment: str) -> None:
+def test_before_a_convolution(nodes, weight, fragment):
   kernel = f"float[4,4,1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(48))}}}"
   text = graph(f"a = Relu(x)  n = BatchNormalization (a, s, b, m, v)  {nodes}", weight=kernel, x="float[N,4,6,5] x",
                outputs=", float[N,4,D,E] z" if "z =" in nodes else "")  # fmt: skip
   assert_unchanged(model(text), [FOLD_BATCH_NORM], fragment)
 
 
-def test_half_precision_before_a_convolution_stays(rng: np.random.Generator) -> None:
+def test_half_precision_before_a_convolution_stays(rng):
   original = typed("FLOAT16", rng.standard_normal((2, 2, 1, 1)), 0.25)
   conv, norm = original.graph.node
   norm.input[0], norm.output[0], conv.input[0], conv.output[0] = "x", "n", "n", "y"
@@ -239,33 +237,33 @@ def test_half_precision_before_a_convolution_stays(rng: np.random.Generator) -> 
   assert_unchanged(original, [FOLD_BATCH_NORM], "in float16 the rounding of its weights")
 
 
-def test_a_batch_normalization_before_a_transposed_convolution_stays() -> None:
+def test_a_batch_normalization_before_a_transposed_convolution_stays():
   text = graph("n = BatchNormalization (x, s, b, m, v)  y = ConvTranspose (n, w)",
                weight=f"float[4,4,1,1] w = {{{', '.join('1' * 16)}}}", x="float[N,4,6,5] x")  # fmt: skip
   assert_unchanged(model(text), [FOLD_BATCH_NORM])
 
 
-def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
+def test_a_value_that_a_body_captures_stays():  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[A,4,B,C] t) { t = Neg(a) },
       else_branch = otherwise () => (float[A,4,B,C] e) { e = Identity(a) }>"""
   text = graph(f"a = Conv (x, w)  {NORM}  {branches}", inputs=", bool c", outputs=", float[A,4,B,C] z")
   assert_unchanged(model(text), [FOLD_BATCH_NORM], "'a' is also used inside a body")
 
 
-def test_statistics_for_every_position_stay() -> None:
+def test_statistics_for_every_position_stay():
   """Opset 7 and 8 with spatial = 0; ONNX Runtime does not run it either."""
   text = graph("a = Conv (x, w)  y = BatchNormalization<spatial = 0> (a, s, b, m, v)")
   assert_unchanged(model(text, 8), [FOLD_BATCH_NORM], "has spatial = 0")
 
 
-def test_a_residual_and_a_square_are_no_near_misses() -> None:
+def test_a_residual_and_a_square_are_no_near_misses():
   assert_unchanged(
     model(graph("a = Conv (x, w)  r = Relu(x2)  y = Add(a, r)", "", inputs=", float[N,4,5,5] x2")), [FOLD_BATCH_NORM]
   )
   assert_unchanged(model(graph("a = Conv (x, w)  y = Mul(a, a)", "")), [FOLD_BATCH_NORM])
 
 
-def test_a_large_weight_is_not_copied() -> None:
+def test_a_large_weight_is_not_copied():
   original = typed("FLOAT", np.ones((COPY_BYTES // 4096 + 1, 1024, 1, 1)), 0.25)
   original.graph.node.add(op_type="Conv", input=["x", "w"], output=["z"])
   original.graph.output.add().CopyFrom(original.graph.output[0])

@@ -34,7 +34,7 @@ PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
     (21, "Pad(x, p, z, d)", "int64[4] p = {1, 0, 2, 3}, float z = {0}, int64[2] d = {2, 3}"),
   ],
 )
-def test_the_forms_of_a_pad(opset: int, pad: str, constants: str) -> None:
+def test_the_forms_of_a_pad(opset, pad, constants):
   original = model(graph(f"a = {pad}  y = Conv (a, w)", constants), opset, ir=10)
   check(original, "Conv", [1, 0, 2, 3])
 
@@ -47,11 +47,11 @@ def test_the_forms_of_a_pad(opset: int, pad: str, constants: str) -> None:
     ('<auto_pad = "NOTSET", pads = [1, 1, 1, 1]>', [2, 1, 3, 4]),
   ],
 )
-def test_added_to_the_convolution_s_own(attributes: str, pads: list[int]) -> None:
+def test_added_to_the_convolution_s_own(attributes, pads):
   check(model(graph(f"a = Pad(x, p)  y = Conv{attributes} (a, w)", PADS)), "Conv", pads)
 
 
-def test_one_dimension() -> None:
+def test_one_dimension():
   original = model("""g (float[N,2,7] x) => (float[N,1,C] y) <float[1,2,3] w = {1, 2, 3, -1, -2, -3},
     int64[6] p = {0, 0, 4, 0, 0, 5}> { a = Pad(x, p)  y = Conv (a, w) }""")
   check(original, "Conv", [4, 5])
@@ -64,7 +64,7 @@ def test_one_dimension() -> None:
     ("kernel_shape = [3, 5], count_include_pad = 1, pads = [1, 1, 0, 1], strides = [2, 2]", [2, 1, 2, 4]),
   ],
 )
-def test_average_pools(attributes: str, pads: list[int]) -> None:
+def test_average_pools(attributes, pads):
   check(model(graph(f"a = Pad(x, p)  y = AveragePool<{attributes}> (a)", PADS)), "AveragePool", pads)
 
 
@@ -94,14 +94,14 @@ def pool(attributes: str) -> str:
     (pool(", count_include_pad = 1, pads = [0, 0, 0, 1]"), "the pads [1, 0, 2, 4] are not smaller than the win"),
   ],
 )
-def test_near_misses(text: str, fragment: str) -> None:
+def test_near_misses(text, fragment):
   assert_unchanged(model(text), [FOLD_PAD], fragment)
 
 
 @pytest.mark.parametrize(
   ("size", "opset", "folds"), [("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)]
 )
-def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool) -> None:
+def test_a_window_larger_than_the_image(size, opset, folds):
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""
   original = model(
     f"""g (float[1,1,{size}] x) => (float[1,1,O] y) <int64[6] p = {{0, 0, 1, 0, 0, 0}}>
@@ -111,23 +111,23 @@ def test_a_window_larger_than_the_image(size: str, opset: int, folds: bool) -> N
   run_same(original, FOLD_PAD, n=1, changes=folds)
 
 
-def test_of_a_value_before_opset_11() -> None:
+def test_of_a_value_before_opset_11():
   text = graph("a = Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3], value = 1.0> (x)  y = Conv (a, w)")
   assert_unchanged(model(text, 9), [FOLD_PAD], "pads with 1, not with 0")
 
 
-def test_a_max_pool_stays() -> None:
+def test_a_max_pool_stays():
   """It would pad with minus infinity."""
   assert_unchanged(model(graph("a = Pad(x, p)  y = MaxPool<kernel_shape = [4, 4]> (a)", PADS)), [FOLD_PAD])
 
 
-def test_a_value_that_a_body_captures_stays() -> None:  # RELIABILITY 10
+def test_a_value_that_a_body_captures_stays():  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[A,E,F,G] t) { t = Neg(a) },
       else_branch = otherwise () => (float[A,E,F,G] e) { e = Identity(a) }>"""
   text = graph(f"a = Pad(x, p)  y = Conv (a, w)  {branches}", PADS, ", bool c", ", float[A,E,F,G] z")
   assert_unchanged(model(text), [FOLD_PAD], "'a' is also used inside a body")
 
 
-def test_the_padding_of_the_weight_is_no_padding_of_the_image() -> None:
+def test_the_padding_of_the_weight_is_no_padding_of_the_image():
   text = "g (float[N,3,6,5] x, float[2,3,2,2] w) => (float[A,B,C,D] y) <int64[8] p = {0, 0, 1, 0, 0, 0, 0, 1}>"
   assert_unchanged(model(f"{text} {{ u = Pad(w, p)  y = Conv (x, u) }}"), [FOLD_PAD])

@@ -40,7 +40,7 @@ def conv(
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("opset", [11, 13, 17, 24])
-def test_dimensions_and_opsets(spatial: int, opset: int) -> None:
+def test_dimensions_and_opsets(spatial, opset):
   original = conv(spatial, opset=opset, strides=[2] * spatial, pads=[1] * spatial + [0] * spatial)
   optimized, result = run_same(original, FUSE_CONV, into=["FusedConv"])
   assert [lines(each) for each in programs(optimized)] == [["y = Add(c, bias)"]]
@@ -50,7 +50,7 @@ def test_dimensions_and_opsets(spatial: int, opset: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
-def test_an_empty_list_is_none(name: str) -> None:
+def test_an_empty_list_is_none(name):
   original = conv()
   attribute = original.graph.node[0].attribute.add()
   attribute.name, attribute.type = name, onnx.AttributeProto.INTS
@@ -59,7 +59,7 @@ def test_an_empty_list_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype: str) -> None:
+def test_dtypes(dtype):
   original = conv(dtype=dtype, opset=22)
   optimized, _ = run_pass(original, FUSE_CONV, into=["FusedConv"])
   assert programs(optimized)[0].startswith(f"({dtype} c, {dtype} bias) => ({dtype} y)")
@@ -79,7 +79,7 @@ def test_dtypes(dtype: str) -> None:
   ],
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_attributes_are_kept(attributes: dict[str, object], bias: bool) -> None:
+def test_attributes_are_kept(attributes, bias):
   optimized, _ = run_same(conv(bias=bias, **attributes), FUSE_CONV)
   (node,) = optimized.graph.node
   kept = all_attributes(node)
@@ -90,29 +90,29 @@ def test_attributes_are_kept(attributes: dict[str, object], bias: bool) -> None:
 
 @pytest.mark.parametrize("opset", [11, 13])
 @pytest.mark.parametrize("constant", [("w",), ("b",), ()])
-def test_weights_and_biases_that_are_computed(opset: int, constant: tuple[str, ...]) -> None:
+def test_weights_and_biases_that_are_computed(opset, constant):
   optimized, _ = run_same(conv(opset=opset, constant=constant), FUSE_CONV)
   assert operators(optimized) == (["FusedConv"] if "b" in constant else ["Unsqueeze", "FusedConv"])
 
 
-def test_an_overridable_bias_is_reshaped_at_run_time() -> None:
+def test_an_overridable_bias_is_reshaped_at_run_time():
   original = conv()
   original.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [6]))
   run_same(original, FUSE_CONV, into=["Unsqueeze", "FusedConv"])
 
 
-def test_dynamic_spatial_dimensions() -> None:
+def test_dynamic_spatial_dimensions():
   run_same(conv(x_shape=("N", 4, "rows", "length")), FUSE_CONV, into=["FusedConv"])
 
 
-def test_in_a_body() -> None:
+def test_in_a_body():
   original = model("""g (float[N,1,4,4] x, bool c) => (float[N,1,A,B] y) <float[1,1,2,2] w = {1, 2, 3, 4}> {
       y = If (c) <then_branch = then () => (float[N,1,A,B] t) { t = Conv (x, w) },
                   else_branch = otherwise () => (float[N,1,A,B] e) { e = Conv<strides = [1, 1]> (x, w) }> }""")
   run_same(original, FUSE_CONV, changes=2)
 
 
-def test_shape_of_what_it_makes() -> None:
+def test_shape_of_what_it_makes():
   """value_info of an operator of ours in the middle, which ONNX Runtime's memory plan needs."""
   original = conv()
   original.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
@@ -138,17 +138,17 @@ def test_shape_of_what_it_makes() -> None:
     (conv(auto_pad="SAME_LOWER", strides=[3, 5]), "SAME_LOWER beside strides [3, 5]"),
   ],
 )
-def test_near_misses(original: onnx.ModelProto, fragment: str) -> None:
+def test_near_misses(original, fragment):
   assert_unchanged(original, [FUSE_CONV], fragment)
 
 
-def test_an_unknown_rank_stays() -> None:
+def test_an_unknown_rank_stays():
   original = model("""g (float[N] v, int64[R] shape) => (float[A,B,C,D] y) <float[1,1,1,1] w = {2}> {
     x = Reshape(v, shape)  y = Conv(x, w) }""")
   assert_unchanged(original, [FUSE_CONV], "the rank of 'x' is unknown")
 
 
-def test_another_domain_s_conv_stays() -> None:
+def test_another_domain_s_conv_stays():
   original = conv()
   original.graph.node[0].domain = "com.acme"
   original.opset_import.append(helper.make_opsetid("com.acme", 1))

@@ -42,7 +42,7 @@ def graph(nodes: str, gradients: str = "dX dW dB", outputs: str = "", program: s
       ("a = Mul(y, y)  b = Sub(zero, a)  g = Mul(dy, b)", None, 4),
   ],
 )  # fmt: skip
-def test_what_makes_the_gradient_is_drawn_in(nodes: str, statements: list[str] | None, inputs: int) -> None:
+def test_what_makes_the_gradient_is_drawn_in(nodes, statements, inputs):
   original = graph(nodes)
   optimized, _ = run_pass(original, FUSE_CONV_GRAD, into=["ConvGrad"])
   assert len(optimized.graph.node[0].input) == inputs
@@ -51,7 +51,7 @@ def test_what_makes_the_gradient_is_drawn_in(nodes: str, statements: list[str] |
   assert_same_outputs(restore(original), optimized)
 
 
-def test_a_gradient_that_is_needed_elsewhere_is_an_output() -> None:
+def test_a_gradient_that_is_needed_elsewhere_is_an_output():
   """As that of a residual: dZ itself, and what is on the way to it."""
   original = graph("p = Greater(y, zero)  g = Where(p, dy, zero)", outputs=", float[N,4,6,5] g")
   optimized, _ = run_pass(original, FUSE_CONV_GRAD, into=["ConvGrad"])
@@ -73,9 +73,7 @@ def test_a_gradient_that_is_needed_elsewhere_is_an_output() -> None:
     ("q = Neg(g)  r = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] r", "g"),
   ],
 )
-def test_a_gradient_that_is_an_output_and_read_under_another_name(
-  after: str, gradients: str, outputs: str, made: str
-) -> None:
+def test_a_gradient_that_is_an_output_and_read_under_another_name(after, gradients, outputs, made):
   original = graph("p = Greater(y, zero)  g = Where(p, dy, zero)", gradients, outputs)
   original.graph.node.extend(onnx.parser.parse_graph(f"g (float x) => (float q) {{ {after} }}").node)
   if made == "g":  # dZ is no output of the graph
@@ -88,14 +86,14 @@ def test_a_gradient_that_is_an_output_and_read_under_another_name(
   assert_same_outputs(restore(original), optimized)
 
 
-def test_one_gradient_as_two_outputs_stays() -> None:
+def test_one_gradient_as_two_outputs_stays():
   original = graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g")
   optimized, result = run_pass(original, FUSE_CONV_GRAD, into=["Mul", "ConvGrad"])
   assert reasons(result) == ["'g' (Mul): 'dZ' and 'g', one value, are both graph outputs"]
   assert_same_outputs(restore(original), optimized)
 
 
-def test_what_the_operator_itself_reads_stays() -> None:
+def test_what_the_operator_itself_reads_stays():
   """X and the gradient are one value here: drawn in, nobody would make X."""
   original = parsed(
     """g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
@@ -109,7 +107,7 @@ def test_what_the_operator_itself_reads_stays() -> None:
   assert_same_outputs(restore(original), optimized)
 
 
-def test_without_a_bias_nothing_is_gained() -> None:
+def test_without_a_bias_nothing_is_gained():
   _, result = run_pass(graph("g = Mul(dy, s)", gradients="dX dW"), FUSE_CONV_GRAD, into=["Mul", "ConvGrad"])
   assert not result.changes
 
@@ -118,7 +116,7 @@ def test_without_a_bias_nothing_is_gained() -> None:
   ("nodes", "fragment"),
   [("g = Expand(s, shape)", None), ("a = Neg(s)  g = Mul(dy, a)", "'a' is not known to have the shape of dZ")],
 )
-def test_what_stays(nodes: str, fragment: str | None) -> None:
+def test_what_stays(nodes, fragment):
   original = graph(nodes)
   if "shape" in nodes:
     original.graph.initializer.append(helper.make_tensor("shape", onnx.TensorProto.INT64, [4], [3, 4, 6, 5]))
@@ -130,7 +128,7 @@ def test_what_stays(nodes: str, fragment: str | None) -> None:
   assert_same_outputs(restore(original), optimized)
 
 
-def test_gradients_have_channels_last_between_convolutions() -> None:
+def test_gradients_have_channels_last_between_convolutions():
   """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
   original = parsed(
     """g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)

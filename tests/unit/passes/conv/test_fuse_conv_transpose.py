@@ -56,7 +56,7 @@ def up(
   ],
 )
 @pytest.mark.parametrize("biased", [False, True])
-def test_attributes_are_kept(attributes: dict[str, object], biased: bool) -> None:
+def test_attributes_are_kept(attributes, biased):
   optimized, _ = run_same(up(bias_shape=(6,) if biased else None, **attributes), FUSE_CONV, into=["FusedConvTranspose"])
   kept = all_attributes(optimized.graph.node[0])
   assert kept.pop("program").count(b"Add") == biased
@@ -64,7 +64,7 @@ def test_attributes_are_kept(attributes: dict[str, object], biased: bool) -> Non
   assert kept == {"kernel_shape": [3, 3], **wanted}
 
 
-def test_groups_and_dimensions() -> None:
+def test_groups_and_dimensions():
   for original in (
     up(group=2, weights=(4, 3, 3, 3)),
     up(weights=(4, 6, 3), x_shape=("N", 4, 9), strides=[2]),
@@ -83,7 +83,7 @@ def test_groups_and_dimensions() -> None:
   ],
 )
 @pytest.mark.parametrize("group", [1, 2])
-def test_what_follows_is_drawn_in(after: tuple[str, ...], statements: list[str], group: int) -> None:
+def test_what_follows_is_drawn_in(after, statements, group):
   original = up(after, group=group, weights=(4, 6 // group, 3, 3), strides=[2, 2])
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
   assert operators(optimized) == ["FusedConvTranspose"]
@@ -91,7 +91,7 @@ def test_what_follows_is_drawn_in(after: tuple[str, ...], statements: list[str],
   assert_same_outputs(original, optimized)
 
 
-def test_a_decoder_has_its_channels_last(rng: np.random.Generator) -> None:
+def test_a_decoder_has_its_channels_last(rng):
   """Two transposed convolutions in float16: a Transpose at either end of the region, none between."""
   first = up(("Relu",), dtype="float16", strides=[2, 2])
   second = numpy_helper.from_array(rng.standard_normal((6, 8, 2, 2)).astype(np.float16), "w2")
@@ -105,7 +105,7 @@ def test_a_decoder_has_its_channels_last(rng: np.random.Generator) -> None:
   assert_same_outputs(first, optimized)
 
 
-def test_resize_before_a_conv_is_left_alone() -> None:
+def test_resize_before_a_conv_is_left_alone():
   original = model("""g (float[N,1,4,4] x) => (float[N,1,A,B] y)
     <float[4] scales = {1, 1, 2, 2}, float[1,1,3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
     r = Resize<mode = "nearest">(x, , scales)  y = Conv<pads = [1, 1, 1, 1]>(r, w) }""")
@@ -125,11 +125,11 @@ def test_resize_before_a_conv_is_left_alone() -> None:
     (up(pads=[9, 9, 9, 9]), "lower its pads"),
   ],
 )
-def test_near_misses(original: onnx.ModelProto, fragment: str) -> None:
+def test_near_misses(original, fragment):
   assert_unchanged(original, [FUSE_CONV], fragment)
 
 
-def test_weights_that_are_inputs() -> None:
+def test_weights_that_are_inputs():
   original = up(bias_shape=None)
   del original.graph.initializer[:]
   original.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 6, 3, 3]))

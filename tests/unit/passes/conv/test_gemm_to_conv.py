@@ -31,7 +31,7 @@ def before(original: onnx.ModelProto) -> onnx.ModelProto:
     ("y = MatMul(f, m)", [constant("m", 4, 6)]),
   ],
 )
-def test_forms(nodes: str, constants: list[str]) -> None:
+def test_forms(nodes, constants):
   original = classifier(nodes, *constants)
   optimized, _ = run_pass(before(original), GEMM_TO_CONV, changes=1)
   assert [each for each in operators(optimized) if each != "Flatten"] == [
@@ -47,7 +47,7 @@ def test_forms(nodes: str, constants: list[str]) -> None:
     ("k = Mul(g, b)  h = Relu(k)", 3),
   ],
 )
-def test_two_layers(activation: str, count: int) -> None:
+def test_two_layers(activation, count):
   """The activation becomes part of the first; nothing but views is left between the two."""
   scalars = "float three = {3}, float zero = {0}, float six = {6}"
   original = classifier(f"g = Gemm(f, m, b)  {activation}  y = Gemm<transB = 1>(h, k2)", constant("m", 4, 6),
@@ -61,7 +61,7 @@ def test_two_layers(activation: str, count: int) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_an_operand_with_a_batch_ends_the_chain() -> None:
+def test_an_operand_with_a_batch_ends_the_chain():
   """[N, 6] does not broadcast to [N, 1, 1, 6] as it does to [N, 6]."""
   original = classifier("g = Gemm(f, m)  y = Add(g, r)", constant("m", 4, 6), inputs=", float[N,6] r")
   optimized, _ = run_pass(before(original), GEMM_TO_CONV, CONV_EPILOGUE)
@@ -78,7 +78,7 @@ def test_an_operand_with_a_batch_ends_the_chain() -> None:
     ("y = MatMul(f, v)", [], ", float[4,6] v", "'v' is no constant of two dimensions"),
   ],
 )
-def test_near_misses(nodes: str, constants: list[str], inputs: str, fragment: str) -> None:
+def test_near_misses(nodes, constants, inputs, fragment):
   original = classifier(nodes, *constants, inputs=inputs)
   assert_unchanged(before(original), [GEMM_TO_CONV], fragment)
 
@@ -91,15 +91,15 @@ def test_near_misses(nodes: str, constants: list[str], inputs: str, fragment: st
     graph("f = Flatten(c)  y = MatMul(f, m)", "float[120,1] m = {" + ", ".join(["1"] * 120) + "}", out="float[N,1] y"),
   ],
 )
-def test_what_no_convolution_leads_to(text: str) -> None:
+def test_what_no_convolution_leads_to(text):
   assert_unchanged(before(model(text)), [GEMM_TO_CONV])
 
 
-def test_a_product_of_no_columns_stays() -> None:
+def test_a_product_of_no_columns_stays():
   nodes = "y = Gemm<transB = 1>(f, m)"
   assert_unchanged(before(classifier(nodes, "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
 
 
-def test_with_channels_first_nothing_changes() -> None:
+def test_with_channels_first_nothing_changes():
   first, _ = run_pass(classifier("y = MatMul(f, m)", constant("m", 4, 6)), FUSE_CONV)
   assert_unchanged(first, [GEMM_TO_CONV])

@@ -28,7 +28,7 @@ def before(original: onnx.ModelProto) -> onnx.ModelProto:
   return run_pass(original, FUSE_CONV, FUSE_LAYER_NORM, CHANNELS_LAST_ALWAYS)[0]
 
 
-def test_next_to_a_convolution() -> None:
+def test_next_to_a_convolution():
   original = graph("y = MatMul(t, m)", constant("m", 4, 8))
   optimized, result = run_pass(before(original), MATMUL_TO_CONV, into=["Transpose", "FusedConv", "FusedConv"])
   attributes = all_attributes(optimized.graph.node[-1])
@@ -38,7 +38,7 @@ def test_next_to_a_convolution() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_a_block_of_convnext() -> None:
+def test_a_block_of_convnext():
   nodes = f"""n = LayerNormalization(t, g, b)  p = MatMul(n, m)  q = Add(p, b8)
     d = Div(q, root)  e = Erf(d)  f = Add(e, one)  h = Mul(q, f)  i = Mul(h, half)
     j = MatMul(i, k)  l = Add(b, j)  r = {FIRST}(l)  s = Mul(scale, r)  y = Add(s, x)"""
@@ -66,11 +66,11 @@ def test_a_block_of_convnext() -> None:
     ),
   ],
 )
-def test_what_stays(original: onnx.ModelProto, fragments: list[str]) -> None:
+def test_what_stays(original, fragments):
   assert_unchanged(before(original), [MATMUL_TO_CONV], *fragments)
 
 
-def test_what_attention_reads_stays() -> None:
+def test_what_attention_reads_stays():
   """A sequence that a convolution made: of two products the one whose result is no Q, K and V."""
   attention = """y = ortplugin.FusedAttention<heads = 2, kv_heads = 2, qkv_dtype = "float",
         q_layout = "b s (h:0/6 d)", k_layout = "b s (h:2/6 d)", v_layout = "b s (h:4/6 d)",
@@ -85,12 +85,12 @@ def test_what_attention_reads_stays() -> None:
   assert len(result.changes) == 1
 
 
-def test_weights_that_a_caller_may_override() -> None:
+def test_weights_that_a_caller_may_override():
   original = graph("y = MatMul(t, m)", constant("m", 4, 8))
   original.graph.input.append(helper.make_tensor_value_info("m", onnx.TensorProto.FLOAT, [4, 8]))
   assert_unchanged(before(original), [MATMUL_TO_CONV], "a caller may override 'm'")
 
 
-def test_with_channels_first_nothing_changes() -> None:
+def test_with_channels_first_nothing_changes():
   first, _ = run_pass(graph("y = MatMul(t, m)", constant("m", 4, 8)), FUSE_CONV)
   assert_unchanged(first, [MATMUL_TO_CONV])

@@ -69,7 +69,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"group": 2}, [2, 2, 2, 2]),
   ],
 )
-def test_it_computes_the_same(attributes: dict[str, Any], pads: list[int]) -> None:
+def test_it_computes_the_same(attributes, pads):
   original = up(**attributes)
   optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert operators(optimized) == ["Transpose", "FusedConv", "Transpose"]
@@ -82,7 +82,7 @@ def test_it_computes_the_same(attributes: dict[str, Any], pads: list[int]) -> No
 
 
 @pytest.mark.usefixtures("small")
-def test_lines_and_volumes() -> None:
+def test_lines_and_volumes():
   for x, w in (((2, 16, 9), (16, 8, 4)), ((1, 16, 3, 4, 2), (16, 8, 2, 3, 2))):
     original = up(x, w)
     optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
@@ -91,7 +91,7 @@ def test_lines_and_volumes() -> None:
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_depthwise_one(kernel: int, follows: bool) -> None:
+def test_a_depthwise_one(kernel, follows):
   """Of any dtype and size, for which there is a kernel of ours."""
   original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
   optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
@@ -99,14 +99,14 @@ def test_a_depthwise_one(kernel: int, follows: bool) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_weights_in_groups() -> None:
+def test_weights_in_groups():
   w = np.arange(4 * 2 * 5 * 3).reshape(4, 2, 5, 3)  # [C, kernel, M / group]
   turned = turn_conv_transpose.turned(w, 2)
   assert turned.shape == (6, 2, 5, 2)
   assert turned[4, 0, 1, 1] == w[3, 1, 3, 1]
 
 
-def test_where_it_pays() -> None:
+def test_where_it_pays():
   """A layer of ResNet-50's size, by default: the whole pipeline turns it, at batch 256 and not at batch 8."""
   for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
     original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
@@ -115,7 +115,7 @@ def test_where_it_pays() -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_kernel_of_one_element(follows: bool) -> None:
+def test_a_kernel_of_one_element(follows):
   """A matrix product, whatever its size."""
   original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
   optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
@@ -132,14 +132,14 @@ def test_a_kernel_of_one_element(follows: bool) -> None:
     ((1, 2048, 7, 7), (2048, 2048, 1, 1)),
   ],
 )
-def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool) -> None:
+def test_long_sums(x, w, follows):
   original = up(x, w, follows=follows)
   optimized, _ = run_pass(before(original), TURN_CONV_TRANSPOSE, changes=1)
   assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
   assert_same_outputs(original, optimized)
 
 
-def test_alone_between_transposes() -> None:
+def test_alone_between_transposes():
   """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer. With
   64 channels and much work it becomes one, with little work or more channels it does not."""
   for batch, channels, op in ((256, 64, "FusedConv"), (8, 64, "FusedConvTranspose"), (64, 128, "FusedConvTranspose")):
@@ -186,17 +186,17 @@ MISSES = {
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", MISSES)
-def test_near_misses(name: str) -> None:
+def test_near_misses(name):
   original, reason = MISSES[name]
   assert_unchanged(before(original), [TURN_CONV_TRANSPOSE], reason)
 
 
-def test_few_products_stay() -> None:
+def test_few_products_stay():
   assert_unchanged(before(up()), [TURN_CONV_TRANSPOSE], "it has 129024 multiply-adds")
 
 
 @pytest.mark.usefixtures("small")
-def test_strides_and_tuned_ones_stay() -> None:
+def test_strides_and_tuned_ones_stay():
   assert_unchanged(before(up(strides=[2, 1])), [TURN_CONV_TRANSPOSE])
   tuned = before(up())
   node_of(tuned).attribute.append(helper.make_attribute("algorithm", "split"))
@@ -219,7 +219,7 @@ def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
     ("group", 3, "3 groups do not divide"),
   ],
 )
-def test_invalid_nodes_stay(attribute: str, value: Any, reason: str) -> None:
+def test_invalid_nodes_stay(attribute, value, reason):
   """They are for the runtime to refuse."""
   found = before(up())
   node = node_of(found)
@@ -232,7 +232,7 @@ def test_invalid_nodes_stay(attribute: str, value: Any, reason: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_weights_that_a_caller_may_override_stay() -> None:
+def test_weights_that_a_caller_may_override_stay():
   found = before(up())
   weights = next(each for each in found.graph.initializer if each.name == node_of(found).input[1])
   found.graph.input.append(helper.make_tensor_value_info(weights.name, weights.data_type, weights.dims))
@@ -240,7 +240,7 @@ def test_weights_that_a_caller_may_override_stay() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_shared_weights() -> None:
+def test_shared_weights():
   """What else reads them has them as they were."""
   original = up()
   kind = original.graph.input[0].type.tensor_type.elem_type
@@ -251,5 +251,5 @@ def test_shared_weights() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_channels_first_stay() -> None:
+def test_channels_first_stay():
   assert_unchanged(before(up(), last=False), [TURN_CONV_TRANSPOSE], "only with channels last")

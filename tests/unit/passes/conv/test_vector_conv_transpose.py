@@ -36,7 +36,7 @@ def before(original: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("attributes", ["", "<strides = [2, 3]>"])
-def test_one_pixel(attributes: str) -> None:
+def test_one_pixel(attributes):
   original = graph(attributes)
   optimized, _ = run_pass(before(original), VECTOR_CONV_TRANSPOSE, changes=1)
   assert "FusedConvTranspose" not in operators(optimized)
@@ -49,14 +49,14 @@ def test_one_pixel(attributes: str) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_its_epilogue_stays_with_it() -> None:
+def test_its_epilogue_stays_with_it():
   original = graph(after="r = Relu(c)  y = Mul(r, s)", more="float s = {0.5}")
   optimized, _ = run_pass(before(original), VECTOR_CONV_TRANSPOSE)
   assert operators(optimized) == ["Reshape", "FusedConv", "Reshape", "Transpose"]
   assert_same_outputs(original, optimized)
 
 
-def test_lines_and_volumes() -> None:
+def test_lines_and_volumes():
   for x, y, shape in (("N,4,1", "N,5,3", (4, 5, 3)), ("N,4,1,1,1", "N,5,2,3,2", (4, 5, 2, 3, 2))):
     original = graph(x=x, y=y, weight=constant("w", *shape))
     optimized, _ = run_pass(before(original), VECTOR_CONV_TRANSPOSE, changes=1)
@@ -76,7 +76,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("name", MISSES)
-def test_near_misses(name: str) -> None:
+def test_near_misses(name):
   original, reason = MISSES[name]
   fused = before(original)
   optimized, result = run_pass(fused, VECTOR_CONV_TRANSPOSE)
@@ -87,7 +87,7 @@ def test_near_misses(name: str) -> None:
   assert operators(optimized) == operators(fused)
 
 
-def test_more_than_one_pixel_stays() -> None:
+def test_more_than_one_pixel_stays():
   fused = before(graph(x="N,4,2,1", y="N,5,4,2"))
   assert_unchanged(fused, [VECTOR_CONV_TRANSPOSE])
   fused = run_pass(graph(), FUSE_CONV)[0]  # channels first

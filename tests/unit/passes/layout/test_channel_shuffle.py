@@ -19,11 +19,11 @@ def graph(
   ("split", "joined"),
   [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
-def test_shuffles(split: str, joined: str) -> None:
+def test_shuffles(split, joined):
   run_same(model(graph(split, joined=joined)), CHANNEL_SHUFFLE, into=["Gather"], changes=1)
 
 
-def test_the_order() -> None:
+def test_the_order():
   optimized, _ = run_pass(model(graph()), CHANNEL_SHUFFLE)
   (order,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer]
   assert order.tolist() == [0, 3, 1, 4, 2, 5]
@@ -39,10 +39,10 @@ def test_the_order() -> None:
     graph(joined="{-1, 3, 4, 5}", out="[A,3,4,5]"),
   ],
 )
-def test_what_is_no_shuffle(text: str) -> None:
+def test_what_is_no_shuffle(text):
   assert_unchanged(model(text), [CHANNEL_SHUFFLE])
 
 
-def test_a_value_in_between_that_is_needed() -> None:
+def test_a_value_in_between_that_is_needed():
   text = graph(outputs=", float[N,3,2,4,5] b")
   assert_unchanged(model(text), [CHANNEL_SHUFFLE], "'b' is a graph output")

@@ -20,7 +20,7 @@ def node_of(model: onnx.ModelProto, op: str) -> onnx.NodeProto:
   return next(node for node in model.graph.node if node.op_type == op)
 
 
-def test_one_convolution() -> None:
+def test_one_convolution():
   optimized, result = change(model(graph("y = Identity(c)")))
   assert operators(optimized) == ["Transpose", "FusedConv", "Identity", "Transpose"]
   conv = node_of(optimized, "FusedConv")
@@ -45,7 +45,7 @@ def test_a_region_of_pointwise_convolutions_stays(beside: str) -> None:
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
-def test_ranks(spatial: int) -> None:
+def test_ranks(spatial):
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
   original = model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
@@ -58,7 +58,7 @@ def test_ranks(spatial: int) -> None:
 
 @pytest.mark.parametrize("length", ["5", "1", "L"])
 @pytest.mark.parametrize("pool", ["ReduceMean<axes = [2]>(c)", "GlobalAveragePool(c)"])
-def test_squeeze_and_excite_with_one_spatial_dimension(pool: str, length: str) -> None:
+def test_squeeze_and_excite_with_one_spatial_dimension(pool, length):
   """Both orders of three axes are one permutation: a view to channels first must not become one to channels last."""
   original = model(f"""g (float[N,4,{length}] x) => (float[N,4,{length}] y, float[N,4,1] p, float[N,4,1] r)
     <float[4,4,1] w = {{{", ".join(map(str, VALUES[:16]))}}}> {{
@@ -70,7 +70,7 @@ def test_squeeze_and_excite_with_one_spatial_dimension(pool: str, length: str) -
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_views_of_one_pixel_and_of_one_channel(spatial: int, channels: int) -> None:
+def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
   """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
   ones, weights = ",1" * spatial, [((7 * i) % 13 - 6) / 8 for i in range(channels * channels)]
   original = model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
@@ -80,7 +80,7 @@ def test_views_of_one_pixel_and_of_one_channel(spatial: int, channels: int) -> N
   change(original)
 
 
-def test_float16_and_float_that_may_round_by_default() -> None:
+def test_float16_and_float_that_may_round_by_default():
   half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
   optimized, _ = run_pass(half, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
   assert_same_outputs(half_original(), optimized)
@@ -108,7 +108,7 @@ SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{
 
 
 @pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
-def test_float_that_is_slow_on_a_cpu_asks_for_it(text: str) -> None:
+def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
   single, _ = run_pass(model(text), FUSE_CONV)
   _, result = run_pass(single, CHANNELS_LAST)
   assert not result.changes
@@ -128,7 +128,7 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text: str) -> None:
   ],
   ids=["depthwise", "images", "colours"],
 )
-def test_float_that_a_cpu_is_fast_at(nodes: str) -> None:
+def test_float_that_a_cpu_is_fast_at(nodes):
   """Beside what it is slow at: groups of one channel, whole images that are gathered, and their colours."""
   constants = f"{W}, float[4,1,3,3] d = {{{', '.join(map(str, VALUES[:36]))}}}, int64[2] order = {{1, 0}}, "
   constants += "int64[4] colours = {2, 1, 0, 3}"
@@ -177,7 +177,7 @@ def half_original() -> onnx.ModelProto:
     ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
   ],
 )
-def test_what_works_in_either_order(nodes: str, expected: list[str]) -> None:
+def test_what_works_in_either_order(nodes, expected):
   constants = """float[4,1,1] per_channel = {1, 2, -3, 0.5}, float[6] row = {1, 2, 3, 4, 5, -6},
         float number = {0.5}, float zero = {0}, float six = {6}, int64[1] two = {2}, int64[1] six_i = {6},
         int64[1] one = {1}, int64[2] halves = {1, 3}, int64[3] zeros = {0, 0, 1}, int64[3] ends = {9, 4, 5},
@@ -204,7 +204,7 @@ def test_what_works_in_either_order(nodes: str, expected: list[str]) -> None:
     (11, "last = Softmax<axis = 1>(c)", "", ["Transpose", "Softmax", "Transpose"]),  # over all axes from there on
   ],
 )
-def test_opsets(opset: int, nodes: str, constants: str, expected: list[str]) -> None:
+def test_opsets(opset, nodes, constants, expected):
   original = between(nodes, constants)
   original.opset_import[0].version = opset
   optimized, _ = change(original)
@@ -244,7 +244,7 @@ def tokens(text: str) -> list[str]:
     ("y = Size(c)", "", "int64", ["Size"]),
   ],
 )
-def test_what_leaves_a_region_without_a_transpose(nodes: str, constants: str, out: str, expected: list[str]) -> None:
+def test_what_leaves_a_region_without_a_transpose(nodes, constants, out, expected):
   optimized, _ = change(model(graph(nodes, constants, out=f"{out} y")))
   assert operators(optimized) == ["Transpose", "FusedConv", *expected]
 
@@ -256,14 +256,14 @@ def test_what_leaves_a_region_without_a_transpose(nodes: str, constants: str, ou
     'a = DepthToSpace<blocksize = 2, mode = "CRD">(c)  b = Relu(a)  last = SpaceToDepth<blocksize = 2>(b)',
   ],
 )
-def test_blocks(nodes: str) -> None:
+def test_blocks(nodes):
   """Each is one Transpose in either order, and that one moves rows of channels."""
   optimized, _ = change(between(nodes, out="[N,4,5,6]"))
   found = [each for each in inner(optimized) if each != "Relu"]
   assert found == ["FusedConv", *["Reshape", "Transpose", "Reshape"] * 2, "FusedConv"]
 
 
-def test_the_model_s_own_transposes_cancel() -> None:
+def test_the_model_s_own_transposes_cancel():
   """As ConvNeXt's: what lies between them has channels last already."""
   nodes = """a = Transpose<perm = [0, 2, 3, 1]>(c)  b = Softmax<axis = -1>(a)  d = MatMul(b, m)
     e = Transpose<perm = [0, 3, 1, 2]>(d)  f = Mul(e, g)  last = Add(f, c)"""
@@ -272,7 +272,7 @@ def test_the_model_s_own_transposes_cancel() -> None:
   assert inner(optimized) == ["FusedConv", "Softmax", "MatMul", "Mul", "Add", "FusedConv"]
 
 
-def test_an_image_with_channels_last_already() -> None:
+def test_an_image_with_channels_last_already():
   """As TensorFlow's exporters make it."""
   original = model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
     a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)
@@ -281,7 +281,7 @@ def test_an_image_with_channels_last_already() -> None:
   assert [each for each in operators(optimized) if each != "Identity"] == ["FusedConv", "Relu"]
 
 
-def test_three_axes() -> None:
+def test_three_axes():
   """Patches as tokens: Reshape to [N, C, HW] and Transpose to [N, HW, C] become the Reshape alone."""
   original = model(
     graph("a = Reshape(c, t)  y = Transpose<perm = [0, 2, 1]>(a)", "int64[3] t = {0, 4, -1}", out="float[N,30,4] y")
@@ -291,7 +291,7 @@ def test_three_axes() -> None:
   assert "Transpose" not in operators(optimized)[1:]
 
 
-def test_one_transpose_for_all_readers() -> None:
+def test_one_transpose_for_all_readers():
   """What knows channels first only, twice, reads one and the same."""
   nodes = "a = LRN<size = 3>(c)  b = LpPool<kernel_shape = [2, 2]>(c)  y = Concat<axis = 1>(a, c)"
   text = graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")
@@ -299,14 +299,14 @@ def test_one_transpose_for_all_readers() -> None:
   assert operators(optimized).count("Transpose") <= 3
 
 
-def test_a_branch_that_no_convolution_needs_stays() -> None:
+def test_a_branch_that_no_convolution_needs_stays():
   """Two values that are made with channels first, and a result that is needed so: their sum is one, too."""
   nodes = "a = LRN<size = 3>(r)  b = LRN<size = 3>(s)  d = Add(a, b)  y = Add(d, c)"
   optimized, _ = change(model(graph(nodes, "", ", float[N,4,5,6] r, float[N,4,5,6] s")))
   assert operators(optimized) == ["Transpose", "FusedConv", "Transpose", "LRN", "LRN", "Add", "Add"]
 
 
-def test_vectors_are_views() -> None:
+def test_vectors_are_views():
   """A squeeze-excite of an image that comes from elsewhere: [N, C, 1, 1] needs no Transpose."""
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}"
   original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{ones}> {{
@@ -315,7 +315,7 @@ def test_vectors_are_views() -> None:
   assert operators(optimized) == ["ReduceSumSquare", "Reshape", "FusedConv", "Sigmoid", "Reshape"]
 
 
-def test_weights_that_are_computed() -> None:
+def test_weights_that_are_computed():
   original = model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
     y = Conv(x, v, b) }""")
   optimized, _ = change(original)
@@ -330,12 +330,12 @@ def test_weights_that_are_computed() -> None:
   ]
 
 
-def test_weights_of_two_convolutions_are_stored_once() -> None:
+def test_weights_of_two_convolutions_are_stored_once():
   optimized, _ = change(model(graph(f"a = Relu(c)  y = {SAME}(a, w)")))
   assert [list(each.dims) for each in optimized.graph.initializer] == [[4, 3, 3, 4]]
 
 
-def test_what_a_body_or_a_graph_output_needs_is_transposed() -> None:
+def test_what_a_body_or_a_graph_output_needs_is_transposed():
   """Where the convolution's own result is needed with channels first, what follows from it needs no second one."""
   nodes = """a = Relu(c)  y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(a) },
       else_branch = otherwise () => (float[N,4,5,6] e) { e = Abs(c) }>"""
@@ -348,7 +348,7 @@ def test_what_a_body_or_a_graph_output_needs_is_transposed() -> None:
   assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose", "If"]
 
 
-def test_inside_a_body() -> None:
+def test_inside_a_body():
   original = model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
       y = If (b) <then_branch = then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
                   else_branch = otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
@@ -357,7 +357,7 @@ def test_inside_a_body() -> None:
   assert operators(body) == ["Transpose", "FusedConv", "Relu", "Transpose"]
 
 
-def test_regions_change_one_by_one() -> None:
+def test_regions_change_one_by_one():
   text = graph(
     f"d = {SAME}(r, w)  z = Relu(d)  y = Relu(c)", "", ", float[N,4,5,6] r", "float[N,4,5,6] y, float[N,4,5,6] z"
   )
@@ -367,7 +367,7 @@ def test_regions_change_one_by_one() -> None:
   assert sorted(str(each) for each in layouts) == ["None", "b'NHWC'"]
 
 
-def test_epilogues_with_channels_last() -> None:
+def test_epilogues_with_channels_last():
   nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
   original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV)
@@ -376,7 +376,7 @@ def test_epilogues_with_channels_last() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_epilogues_from_before_change_with_their_convolution() -> None:
+def test_epilogues_from_before_change_with_their_convolution():
   nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
   original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV, CONV_EPILOGUE)
@@ -395,7 +395,7 @@ def test_epilogues_from_before_change_with_their_convolution() -> None:
     "last = Slice(c, o, q, i)",
   ],
 )
-def test_where_a_region_ends(nodes: str) -> None:
+def test_where_a_region_ends(nodes):
   """An operator that knows channels first only, or whose axes are not known, has Transposes around it."""
   constants = """float[4] four = {1, 2, 3, 4}, int64[4] other = {0, 2, 10, 6}, int64[4] back = {0, 4, 5, 6},
         int64[1] three = {3}"""
@@ -411,7 +411,7 @@ def test_where_a_region_ends(nodes: str) -> None:
     assert_same_outputs(between(nodes, used, inputs), optimized)
 
 
-def test_a_kernel_of_unknown_size() -> None:
+def test_a_kernel_of_unknown_size():
   original = model("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }")
   before, _ = run_pass(original, FUSE_CONV)
   assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")

@@ -24,7 +24,7 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
     ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)', ["FusedResize"]),
   ],
 )
-def test_pools_and_resize(nodes: str, expected: list[str]) -> None:
+def test_pools_and_resize(nodes, expected):
   original = between(nodes, "float[4] scales = {1, 1, 2, 1.5}" if "scales" in nodes else "")
   optimized, _ = change(original)
   assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
@@ -40,7 +40,7 @@ def test_pools_and_resize(nodes: str, expected: list[str]) -> None:
     ("y = ReduceMax<axes = [2, 3], keepdims = 0>(c)", "", ["Reshape"]),
   ],
 )
-def test_vectors_leave_a_region_without_a_transpose(nodes: str, constants: str, expected: list[str]) -> None:
+def test_vectors_leave_a_region_without_a_transpose(nodes, constants, expected):
   optimized, _ = change(model(graph(nodes, constants, out="float[N,4] y")))
   assert operators(optimized) == ["Transpose", "FusedConv", "FusedPool", *expected]
 
@@ -55,7 +55,7 @@ def test_vectors_leave_a_region_without_a_transpose(nodes: str, constants: str, 
     ("last = LpPool<kernel_shape = [2, 2]>(c)", "", ""),
   ],
 )
-def test_what_ours_do_not_do(nodes: str, constants: str, outputs: str) -> None:
+def test_what_ours_do_not_do(nodes, constants, outputs):
   original = model(graph(f"{nodes}  y = {SAME}(last, w)", constants, out=f"float[A,B,C,D] y{outputs}"), 18)
   optimized, result = run_pass(run_pass(original, FUSE_CONV)[0], CHANNELS_LAST_ALWAYS)
   assert not {"FusedPool", "FusedResize"} & set(operators(optimized)[:4])
@@ -73,7 +73,7 @@ def test_what_ours_do_not_do(nodes: str, constants: str, outputs: str) -> None:
     ("rows", 'kernel_shape = [4, 2], auto_pad = "SAME_UPPER", count_include_pad = 1', 18, True),
   ],
 )
-def test_a_kernel_larger_than_the_padded_image(rows: str, attributes: str, opset: int, fused: bool) -> None:
+def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
   """Of such a window ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding as well."""
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
   original = model(f"g (float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset)
@@ -84,7 +84,7 @@ def test_a_kernel_larger_than_the_padded_image(rows: str, attributes: str, opset
 @pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
 @pytest.mark.parametrize(("kernel", "stride", "fused"), [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
-def test_windows_that_skip_elements(pad: str, kernel: int, stride: int, fused: bool, size: int) -> None:
+def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
   """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
@@ -93,14 +93,14 @@ def test_windows_that_skip_elements(pad: str, kernel: int, stride: int, fused: b
   assert ("FusedPool" in operators(optimized)) is fused
 
 
-def test_the_cheapest_place() -> None:
+def test_the_cheapest_place():
   """The pooled image is transposed, not what is pooled, however many operators are between."""
   nodes = "a = Relu(c)  b = MaxPool<kernel_shape = [5, 5]>(a)  d = Neg(b)  y = LRN<size = 3>(d)"
   optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y")))
   assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "FusedPool", "Neg", "Transpose", "LRN"]
 
 
-def test_dynamic_spatial_dimensions() -> None:
+def test_dynamic_spatial_dimensions():
   nodes = f"""c = {SAME}(x, w)  a = Relu(c)  b = MaxPool<kernel_shape = [2, 2]>(a)  s = Shape(c)
     p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
   original = model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}")
@@ -110,7 +110,7 @@ def test_dynamic_spatial_dimensions() -> None:
   assert (found[0], found[-1]) == ("Transpose", "Transpose")
 
 
-def test_no_channels_stay_as_they_are() -> None:
+def test_no_channels_stay_as_they_are():
   """To a Reshape 0 is no length."""
   nodes = f"c = {SAME}(x, none)  y = ReduceMax<axes = [2, 3], keepdims = 0>(c)"
   optimized, _ = run_pass(model(f"g (float[N,4,5,6] x) => (float[N,0] y) <float[0,4,3,3] none = {{}}> {{ {nodes} }}"),

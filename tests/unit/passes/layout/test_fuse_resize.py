@@ -28,7 +28,7 @@ def graph(nodes: str, constants: str = SCALES, dtype: str = "float") -> str:
        {"mode": b"linear", "sizes": [5, 9]}),
   ],
 )  # fmt: skip
-def test_it_is_ours(nodes: str, constants: str, attributes: dict[str, object], rng: np.random.Generator) -> None:
+def test_it_is_ours(nodes, constants, attributes, rng):
   original = model(graph(nodes, constants).replace("[N,4", "[3,4"), 18)
   optimized, _ = run_pass(original, FUSE_RESIZE, into=["FusedResize"], changes=1)
   node = optimized.graph.node[0]
@@ -56,7 +56,7 @@ def test_it_is_ours(nodes: str, constants: str, attributes: dict[str, object], r
        f"float[8] roi = {{0, 0, 0, 0, 1, 1, 1, 1}}, {SCALES}", "coordinate_transformation_mode"),
   ],
 )  # fmt: skip
-def test_near_misses(nodes: str, constants: str, reason: str | None) -> None:
+def test_near_misses(nodes, constants, reason):
   optimized, result = run_pass(model(graph(nodes, constants), 18), FUSE_RESIZE)
   assert "Resize" in operators(optimized)
   assert not result.changes

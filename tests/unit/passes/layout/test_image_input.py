@@ -24,7 +24,7 @@ def moved(original: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_a_transpose_is_spared(channels: int) -> None:
+def test_a_transpose_is_spared(channels):
   original = network(channels)
   assert operators(moved(original)) == ["Transpose", "FusedConv", "Transpose"]
   optimized, _ = run_pass(moved(original), IMAGE_INPUT, into=["FusedConv", "Transpose"], changes=1)
@@ -34,7 +34,7 @@ def test_a_transpose_is_spared(channels: int) -> None:
   assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT])
 
 
-def test_a_transpose_that_others_need_stays() -> None:
+def test_a_transpose_that_others_need_stays():
   original = network(extra="t = Transpose<perm = [0, 2, 3, 1]>(x)  z = Softmax(t)", outputs=", float[N,9,8,3] z")
   optimized, _ = run_pass(moved(original), IMAGE_INPUT)
   assert operators(optimized).count("Transpose") == 2
@@ -42,9 +42,9 @@ def test_a_transpose_that_others_need_stays() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_many_channels_are_transposed() -> None:
+def test_many_channels_are_transposed():
   assert_unchanged(moved(network(5)), [IMAGE_INPUT], "5 channels")
 
 
-def test_a_signal_is_transposed() -> None:
+def test_a_signal_is_transposed():
   assert_unchanged(moved(network(rank=3)), [IMAGE_INPUT])

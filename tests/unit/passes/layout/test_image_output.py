@@ -41,7 +41,7 @@ def moved(original: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("filters", [1, 3, 8])
-def test_a_transpose_is_spared(filters: int) -> None:
+def test_a_transpose_is_spared(filters):
   original = network(filters)
   assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
   optimized, result = run_pass(moved(original), IMAGE_OUTPUT, into=["Transpose", "FusedConvTranspose"])
@@ -53,7 +53,7 @@ def test_a_transpose_is_spared(filters: int) -> None:
   assert_unchanged(optimized, [FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, IMAGE_OUTPUT])
 
 
-def test_what_is_pointwise_stays_with_its_layout() -> None:
+def test_what_is_pointwise_stays_with_its_layout():
   """An operator after the image is not drawn into a program whose operands have another layout."""
   original = network(extra="z = Tanh(y)", outputs=", float[N,M,H,W] z")
   moved_image = run_pass(network(), FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_OUTPUT)[0]
@@ -63,14 +63,14 @@ def test_what_is_pointwise_stays_with_its_layout() -> None:
   assert_same_outputs(original, moved_image)
 
 
-def test_the_whole_pipeline_keeps_it() -> None:
+def test_the_whole_pipeline_keeps_it():
   original = network()
   optimized, _ = run_pass(moved(original), IMAGE_OUTPUT)
   again, _ = run_pass(optimized, *PIPELINE, into=["Transpose", "FusedConvTranspose"])
   assert_same_outputs(original, again)
 
 
-def test_its_rows_are_no_channels() -> None:
+def test_its_rows_are_no_channels():
   """A MatMul after it is none of an image with channels last."""
   optimized, _ = run_pass(moved(network()), IMAGE_OUTPUT)
   optimized.graph.node.append(helper.make_node("MatMul", ["y", "m"], ["z"], "rows"))
@@ -79,7 +79,7 @@ def test_its_rows_are_no_channels() -> None:
   assert_unchanged(optimized, [MATMUL_TO_CONV])
 
 
-def test_one_pixel_is_no_vector() -> None:
+def test_one_pixel_is_no_vector():
   """vector-conv-transpose, whose result has channels last."""
   optimized, _ = run_pass(moved(network(attributes="strides = [2, 2]", size="1,1")), IMAGE_OUTPUT)
   assert all_attributes(optimized.graph.node[-1])["output_layout"] == b"NCHW"
@@ -99,7 +99,7 @@ NEAR_MISSES = {
 
 
 @pytest.mark.parametrize("words", NEAR_MISSES)
-def test_near_misses(words: str) -> None:
+def test_near_misses(words):
   assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
 
 
@@ -108,20 +108,20 @@ def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
   return node
 
 
-def test_a_graph_output_with_channels_last_stays() -> None:
+def test_a_graph_output_with_channels_last_stays():
   found = moved(network())
   found.graph.output.append(helper.make_tensor_value_info(node_of(found).output[0], 1, ["N", None, None, None]))
   assert_unchanged(found, [IMAGE_OUTPUT], "others read")
 
 
-def test_another_permutation_stays() -> None:
+def test_another_permutation_stays():
   found = moved(network())
   (perm,) = found.graph.node[-1].attribute
   perm.ints[:] = [0, 3, 2, 1]
   assert_unchanged(found, [IMAGE_OUTPUT])
 
 
-def test_an_invalid_node_stays() -> None:
+def test_an_invalid_node_stays():
   """It is for the runtime to refuse."""
   found = moved(network())
   (program,) = (each for each in node_of(found).attribute if each.name == "program")
@@ -131,7 +131,7 @@ def test_an_invalid_node_stays() -> None:
   assert "expected '('" in result.near_misses[0].reason
 
 
-def test_double_stays() -> None:
+def test_double_stays():
   """For which there is no kernel of ours."""
   original = parsed(
     "g (double[N,8,?,?] x) => (double[N,3,?,?] y) { [up] y = ConvTranspose (x, w) }",

@@ -170,7 +170,7 @@ STEPS = (conv, conv, conv, activation, swish, residual, residual, per_channel, c
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
-def test_random_networks(layout: str, data: st.DataObject) -> None:
+def test_random_networks(layout, data):
   network = Network(data)
   for _ in range(data.draw(st.integers(1, 9))):
     data.draw(st.sampled_from(STEPS))(network)

@@ -30,7 +30,7 @@ def model(
 
 
 @pytest.mark.parametrize("kind", ["max", "average", "global_average", "global_max"])
-def test_kinds(kind: str, rng: np.random.Generator) -> None:
+def test_kinds(kind, rng):
   optimized, _ = run_pass(model(kind), POOL_PRECISION, into=["FusedPool"], changes=1)
   x = rng.standard_normal((3, 5, 6, 4)).astype(np.float16)
   wide, narrow = (node_of(each) for each in (model(kind), optimized))
@@ -44,7 +44,7 @@ def node_of(model: onnx.ModelProto) -> onnx.NodeProto:
   return next(node for node in model.graph.node if node.op_type == "FusedPool")
 
 
-def test_a_wide_value_that_others_need_keeps_its_cast() -> None:
+def test_a_wide_value_that_others_need_keeps_its_cast():
   optimized, _ = run_pass(model(outputs=("y", "a")), POOL_PRECISION)
   assert sorted(operators(optimized)) == ["Cast", "FusedPool"]
 
@@ -58,6 +58,6 @@ def test_a_wide_value_that_others_need_keeps_its_cast() -> None:
     (model(given=TensorProto.INT32), []),
   ],
 )
-def test_what_stays(original: onnx.ModelProto, fragments: list[str]) -> None:
+def test_what_stays(original, fragments):
   _, result = run_pass(original, POOL_PRECISION, into=operators(original))
   assert [each.reason for each in result.near_misses] == fragments

@@ -57,7 +57,7 @@ def graph(nodes: str, given: str, made: str, dtype: str = "float", more: str = "
 
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 @pytest.mark.parametrize("case", CASES)
-def test_one_gather(case: str, dtype: str) -> None:
+def test_one_gather(case, dtype):
   nodes, given, made, rows = CASES[case]
   optimized, _ = run_same(graph(nodes, given, made, dtype), ROW_ORDER)
   assert set(operators(optimized)) == ({"Gather", "Reshape"} if rows else {"Reshape"})
@@ -88,28 +88,28 @@ STAY = {
 
 
 @pytest.mark.parametrize("case", STAY)
-def test_stays(case: str) -> None:
+def test_stays(case):
   assert_unchanged(graph(*STAY[case], dtype="int64" if "integers" in case else "float"), [ROW_ORDER])
 
 
-def test_rows_of_unknown_number_stay() -> None:
+def test_rows_of_unknown_number_stay():
   assert_unchanged(
     graph(ROLLED.replace("r =", "y ="), "N,6,6,4", "N,6,6,4"), [ROW_ORDER], "the shape of 'x' is not known"
   )
 
 
-def test_what_something_else_reads_stays() -> None:
+def test_what_something_else_reads_stays():
   """A roll that is an output too is made; what follows it is a Transpose, as before."""
   optimized, _ = run_same(graph(f"{ROLLED}  {WINDOWS}", "2,6,6,4", "8,9,4", more=", float[2,6,6,4] r"), ROW_ORDER)
   assert operators(optimized) == ["Reshape", "Gather", "Reshape", "Reshape", "Transpose", "Reshape"]
 
 
-def test_an_order_too_long_to_write_stays() -> None:
+def test_an_order_too_long_to_write_stays():
   text = "b = Slice(x, zero, two, zero)  c = Slice(x, two, end, zero)  y = Concat<axis = 0>(c, b)"
   assert_unchanged(graph(text, "70000,4", "70000,4"), [ROW_ORDER])
 
 
-def test_a_small_file_that_asks_for_many_rows() -> None:
+def test_a_small_file_that_asks_for_many_rows():
   """Each Concat is of the one before, twice: an order of a terabyte, were it written."""
   doubled = "  ".join(f"d{i + 1} = Concat<axis = 0>(d{i}, d{i})" for i in range(30))
   optimized, _ = run_pass(graph(f"d0 = Identity(x)  {doubled}  y = Identity(d30)", "1024,4", "A,4"), ROW_ORDER)

@@ -28,7 +28,7 @@ def graph(
 
 
 @pytest.mark.parametrize("batch", ["2", "N"])
-def test_before_a_convolution(batch: str) -> None:
+def test_before_a_convolution(batch):
   original = graph(f"{TO_IMAGE}  {CONV}", f"float16[{batch},2,3,3,2,4] x", f"float16[{batch},4,6,6] y",
                    (2 if batch == "2" else 0, 4, 6, 6))  # fmt: skip
   optimized, result = run_same(original, FUSE_CONV, WINDOWS_LAST, N=2)
@@ -40,7 +40,7 @@ def test_before_a_convolution(batch: str) -> None:
   assert operators(optimized) == ["Transpose", "Reshape", "FusedConv", "Transpose"]
 
 
-def test_through_pools_and_what_is_pointwise() -> None:
+def test_through_pools_and_what_is_pointwise():
   pool = "p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(r)  s = Sigmoid(r)"
   original = graph(
     f"{TO_IMAGE}  {pool}  u = Conv<pads = [1, 1, 1, 1]>(p, w)  y = Conv<pads = [1, 1, 1, 1]>(s, w)",
@@ -51,7 +51,7 @@ def test_through_pools_and_what_is_pointwise() -> None:
   assert operators(optimized).count("Transpose") == 3  # the others are of the outputs
 
 
-def test_of_float32_where_it_may_round() -> None:
+def test_of_float32_where_it_may_round():
   original = graph(f"{TO_IMAGE}  {CONV}", "float[2,2,3,3,2,4] x", "float[2,4,6,6] y", weights=SINGLE)
   run_pass(original, FUSE_CONV, WINDOWS_LAST, into=["Transpose", "Reshape", "Transpose", "FusedConv"])
   assert_unchanged(run_pass(original, FUSE_CONV, FORBID_TF32)[0], [WINDOWS_LAST])
@@ -70,5 +70,5 @@ SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0
     graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,A,3,2,4] x", "float16[2,4,B,C] y", (2, 4, 6, -1)),
   ],
 )
-def test_what_stays(original: onnx.ModelProto) -> None:
+def test_what_stays(original):
   assert_unchanged(run_pass(original, FUSE_CONV)[0], [WINDOWS_LAST])

@@ -24,7 +24,7 @@ def graph(*nodes: str, shape: str = "N,6,4,5", result: str | None = None, more: 
   return f"g (float[{shape}] x{more}) => (float[{result or shape}] y) <{CONSTANTS}> {{ {' '.join(nodes)} }}"
 
 
-def test_torchs_group_norm_with_an_activation() -> None:
+def test_torchs_group_norm_with_an_activation():
   nodes = [SPLIT, "r = Reshape(n, joined)", AFFINE, "s = Sigmoid(h)  y = Mul(h, s)"]
   optimized, result = run_same(model(graph(*nodes), 20), FUSE, NORM_EPILOGUE, into=["FusedLayerNorm"], N=3)
   assert lines(programs(optimized)[0])[0] == GROUPS
@@ -38,7 +38,7 @@ def test_torchs_group_norm_with_an_activation() -> None:
     (3, 'axis=1, epsilon=0.01, axes="2 3", groups=3'),
   ]
 )  # fmt: skip
-def test_as_many_groups(groups: int, core: str) -> None:
+def test_as_many_groups(groups, core):
   """One group is a norm over the last axes, and so are as many as there are channels."""
   scale = f"""s = Constant<value = float[{groups}] {{{", ".join(["1"] * groups)}}}>()
     z = Constant<value = float[{groups}] {{{", ".join(["0"] * groups)}}}>()
@@ -48,14 +48,14 @@ def test_as_many_groups(groups: int, core: str) -> None:
   assert lines(programs(optimized)[0]) == [f"y = LayerNormalization<{core}>(x)"]
 
 
-def test_scales_of_groups_are_those_of_their_channels() -> None:
+def test_scales_of_groups_are_those_of_their_channels():
   nodes = ["a = Reshape(x, split)  n = InstanceNormalization<epsilon = 0.01>(a, two, one)  y = Reshape(n, joined)"]
   optimized, _ = run_same(model(graph(*nodes), 17), FUSE, into=["FusedLayerNorm"], N=2)
   assert lines(programs(optimized)[0]) == [GROUPS, "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
 
 
 @pytest.mark.parametrize("opset", [18, 21])
-def test_the_operator(opset: int) -> None:
+def test_the_operator(opset):
   scale, bias = ("two", "one") if opset == 18 else ("six", "six")
   nodes = [f"y = GroupNormalization<num_groups = 2, epsilon = 0.01>(x, {scale}, {bias})"]
   optimized, _ = run_same(model(graph(*nodes), opset), FUSE, into=["FusedLayerNorm"], N=2)
@@ -63,7 +63,7 @@ def test_the_operator(opset: int) -> None:
 
 
 @pytest.mark.parametrize("shape", ["N,2,7", "N,2,4,5", "N,2,2,3,4"])
-def test_instance_normalization(shape: str) -> None:
+def test_instance_normalization(shape):
   optimized, _ = run_same(
     model(graph("y = InstanceNormalization(x, s, two)", shape=shape, more=", float[2] s"), 17),
     FUSE,
@@ -78,7 +78,7 @@ def test_instance_normalization(shape: str) -> None:
   ]
 
 
-def test_channels_of_an_image() -> None:
+def test_channels_of_an_image():
   """A layer norm of channels that come first, as ConvNeXt and SAM write it."""
   mean = "ReduceMean<axes = [1]>"
   nodes = f"""epsilon = Constant<value = float {{1e-6}}> ()  m = {mean}(x)  d = Sub(x, m)  p = Mul(d, d)  v = {mean}(p)
@@ -98,7 +98,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("miss", MISSES)
-def test_what_is_between_the_reshapes_alone(miss: str) -> None:
+def test_what_is_between_the_reshapes_alone(miss):
   """Then the norm is one of three axes, as it stands there."""
   first, last, reason = MISSES[miss]
   result = "N,6,5,4" if miss == "another shape" else "N,6,4,5"
@@ -109,7 +109,7 @@ def test_what_is_between_the_reshapes_alone(miss: str) -> None:
   assert_unchanged(model(text, 17), [whole], reason)
 
 
-def test_near_misses() -> None:
+def test_near_misses():
   unknown = graph("y = GroupNormalization<num_groups = 2>(x, six, six)", shape="N,C,4,5")
   assert_unchanged(model(unknown, 21), [FUSE], "'x' of shape [N, C, 4, 5] has no known channels in 2 groups")
   half = graph("y = GroupNormalization<num_groups = 2, stash_type = 10>(x, six, six)")
@@ -117,7 +117,7 @@ def test_near_misses() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
-def test_between_convolutions_with_channels_last(groups: int) -> None:
+def test_between_convolutions_with_channels_last(groups):
   """No Transpose stays but those of the model's input and output."""
   weights = ", ".join(str((i % 7 - 3) / 4) for i in range(36))
   nodes = f"""w = Constant<value = float[6,6,1,1] {{{weights}}}>()  c = Conv(x, w)
@@ -135,7 +135,7 @@ def test_between_convolutions_with_channels_last(groups: int) -> None:
   assert any(f"<{core}>" in line for line in lines(programs(optimized)[1]))
 
 
-def test_without_a_gpu_float32_stays() -> None:
+def test_without_a_gpu_float32_stays():
   text = "g (float[2,6,4,5] x, float[6] s) => (float[2,6,4,5] y) { y = InstanceNormalization (x, s, s) }"
   assert_unchanged(model(text, 17), [FUSE_GROUP_NORM], "slower than ONNX Runtime's on a CPU")
   run_pass(model(text.replace("float[", "float16["), 17), FUSE_GROUP_NORM, changes=1)

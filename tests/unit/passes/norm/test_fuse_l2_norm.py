@@ -21,7 +21,7 @@ def graph(
 
 
 @pytest.mark.parametrize("nodes", [CLIPPED, CLIPPED.replace("Clip", "Max"), "y = Div(x, n)"])
-def test_rows_of_zeros_and_of_the_smallest_numbers(nodes: str) -> None:
+def test_rows_of_zeros_and_of_the_smallest_numbers(nodes):
   optimized, _ = run_pass(graph(nodes, axes="2, 3"), FUSE_L2_NORM, into=["FusedLayerNorm"], changes=1)
   scale = 1 / 7
   assert lines(programs(optimized)[0]) == ["n = RMSNormalization<axis=-2, epsilon=0>(x)", f"y = Mul(n, {scale})"]
@@ -42,5 +42,5 @@ def test_rows_of_zeros_and_of_the_smallest_numbers(nodes: str) -> None:
   (graph("r = Relu(x)  y = Div(r, n)"), ""),
   (graph(x="N,M"), "normalised is unknown"),
 ])  # fmt: skip
-def test_stays(original: onnx.ModelProto, reason: str) -> None:
+def test_stays(original, reason):
   assert_unchanged(original, [FUSE_L2_NORM], *filter(None, [reason]))

@@ -1,7 +1,5 @@
 """Layer normalisation in the forms that exporters write, and what only looks like it."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -70,7 +68,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_becomes_one_node(form: str) -> None:
+def test_every_form_becomes_one_node(form):
   opset, nodes = FORMS[form]
   optimized, result = run_same(model(graph(*nodes), opset), FUSE_LAYER_NORM, into=["FusedLayerNorm"])
   assert lines(programs(optimized)[0]) == ["y = LayerNormalization(x)"]
@@ -79,20 +77,20 @@ def test_every_form_becomes_one_node(form: str) -> None:
   assert [(each.domain, each.version) for each in optimized.opset_import] == [("", opset), ("ortplugin", 1)]
 
 
-def test_several_trailing_axes() -> None:
+def test_several_trailing_axes():
   optimized, _ = run_same(model(graph(
     EPSILON, "mean = ReduceMean<axes = [1, 2]> (x)  d = Sub(x, mean)  square = Mul(d, d)",
       "variance = ReduceMean<axes = [-1, -2]> (square)", ROOT, "y = Div(d, root)")), FUSE_LAYER_NORM)  # fmt: skip
   assert lines(programs(optimized)[0]) == ["y = LayerNormalization<axis=-2>(x)"]
 
 
-def test_all_axes() -> None:
+def test_all_axes():
   run_same(model(graph(
     EPSILON, "mean = ReduceMean(x)  d = Sub(x, mean)  square = Mul(d, d)  variance = ReduceMean(square)",
       ROOT, "y = Div(d, root)")), FUSE_LAYER_NORM, program=["y = LayerNormalization<axis=-3>(x)"])  # fmt: skip
 
 
-def test_a_cast_to_double_inside() -> None:
+def test_a_cast_to_double_inside():
   """What TorchScript makes of an fp16 model: x - mean in fp16, the rest in double."""
   optimized, _ = run_same(model(graph(
     "epsilon = Constant<value = double {1e-12}> ()  two = Constant<value = double {2.0}> ()", MEAN,
@@ -105,7 +103,7 @@ def test_a_cast_to_double_inside() -> None:
   ]
 
 
-def test_a_cast_of_the_variance_only() -> None:
+def test_a_cast_of_the_variance_only():
   optimized, _ = run_same(model(graph(
     EPSILON, MEAN, "wide = Cast<to = 1> (d)  square = Mul(wide, wide)  variance = ReduceMean<axes = [-1]> (square)",
       ROOT, "narrow = Cast<to = 10> (root)  y = Div(d, narrow)", dtype="float16")), FUSE_LAYER_NORM)  # fmt: skip
@@ -115,7 +113,7 @@ def test_a_cast_of_the_variance_only() -> None:
 OPERATOR = "g (float[N,M,8] x, float[8] gamma, float[8] beta) => (float[N,M,8] y) "
 
 
-def test_the_operator() -> None:
+def test_the_operator():
   original = model(OPERATOR + "{ y = LayerNormalization<epsilon = 1e-6> (x, gamma, beta) }")
   optimized, result = run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
   assert programs(optimized) == [
@@ -130,20 +128,20 @@ def test_the_operator() -> None:
   ]
 
 
-def test_the_operator_without_bias_and_with_empty_outputs() -> None:
+def test_the_operator_without_bias_and_with_empty_outputs():
   optimized, _ = run_same(model('g (float[N,M,8] x, float[4,8] gamma) => (float[N,M,8] y) { y, "", "" = '
                    "LayerNormalization<axis = 1> (x, gamma, ) }".replace("M", "4")), FUSE_LAYER_NORM)  # fmt: skip
   assert lines(programs(optimized)[0]) == ["n = LayerNormalization<axis=-2>(x)", "y = Mul(n, gamma)"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "double"])
-def test_other_dtypes(dtype: str) -> None:
+def test_other_dtypes(dtype):
   original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", dtype))
   optimized, _ = run_same(original, FUSE_LAYER_NORM)
   assert programs(optimized)[0].startswith(f"({dtype} x, {dtype} gamma, {dtype} beta) => ({dtype} y)")
 
 
-def test_bfloat16_is_recognised() -> None:
+def test_bfloat16_is_recognised():
   original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", "bfloat16"))
   optimized, _ = run_pass(original, FUSE_LAYER_NORM)
   assert programs(optimized)[0].startswith("(bfloat16 x, bfloat16 gamma, bfloat16 beta) => (bfloat16 y)")
@@ -152,7 +150,7 @@ def test_bfloat16_is_recognised() -> None:
 SKIP = "g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] beta, float[8] bias) => (float[2,3,8] y{}) "
 
 
-def test_skip_layer_normalization() -> None:
+def test_skip_layer_normalization():
   original = model(
     SKIP.format(", float[2,3,8] sum")
     + '{ y, "", "", sum = com.microsoft.SkipLayerNormalization<epsilon = 1e-5> (x, skip, gamma, beta, bias) }',
@@ -170,7 +168,7 @@ def test_skip_layer_normalization() -> None:
   ]
 
 
-def test_skip_layer_normalization_without_beta_has_its_own_epsilon() -> None:
+def test_skip_layer_normalization_without_beta_has_its_own_epsilon():
   original = model(
     SKIP.format("").replace(", float[8] beta, float[8] bias", "")
     + "{ y = com.microsoft.SkipLayerNormalization(x, skip, gamma) }",
@@ -180,7 +178,7 @@ def test_skip_layer_normalization_without_beta_has_its_own_epsilon() -> None:
   assert lines(programs(optimized)[0])[1:] == ["n = LayerNormalization<epsilon=1e-12>(s)", "y = Mul(n, gamma)"]
 
 
-def test_inside_a_branch() -> None:
+def test_inside_a_branch():
   branch = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "z = Div(d, root)"])
   original = model(
     f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y) {{
@@ -196,7 +194,7 @@ def test_inside_a_branch() -> None:
     assert_same_outputs(original, optimized, rng=generator)
 
 
-def test_the_limit_stops_after_so_many() -> None:
+def test_the_limit_stops_after_so_many():
   original = model(OPERATOR + """{
     a = LayerNormalization(x, gamma, beta)  b = Sin(a)  c = LayerNormalization(b, gamma, beta)
     d = Sin(c)  y = LayerNormalization(d, gamma, beta) }""")  # fmt: skip
@@ -234,29 +232,29 @@ NEAR_MISSES = {
 
 
 @pytest.mark.parametrize("reason", NEAR_MISSES)
-def test_near_misses_say_why(reason: str) -> None:
+def test_near_misses_say_why(reason):
   opset, nodes = NEAR_MISSES[reason]
   expected = reason if reason != "epsilon is -1e-05" else "epsilon is -"
   assert_unchanged(model(graph(*nodes), opset), [FUSE_LAYER_NORM], expected)
 
 
-def test_a_square_that_is_none_does_not_match() -> None:
+def test_a_square_that_is_none_does_not_match():
   three = "two = Constant<value = float {3.0}> ()"
   nodes = [EPSILON, three, MEAN, "square = Pow(d, two)  variance = ReduceMean<axes = [-1]> (square)", ROOT]
   assert_unchanged(model(graph(*nodes, "y = Div(d, root)")), [FUSE_LAYER_NORM])
 
 
-def test_another_value_divided_does_not_match() -> None:
+def test_another_value_divided_does_not_match():
   assert_unchanged(model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(x, root)")), [FUSE_LAYER_NORM])
   assert_unchanged(model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(root, d)")), [FUSE_LAYER_NORM])
 
 
-def test_a_mean_of_something_else_does_not_match() -> None:
+def test_a_mean_of_something_else_does_not_match():
   nodes = "other = Neg(x)  mean = ReduceMean<axes = [-1]> (other)  d = Sub(x, mean)"
   assert_unchanged(model(graph(EPSILON, nodes, VARIANCE, ROOT, "y = Div(d, root)")), [FUSE_LAYER_NORM])
 
 
-def test_integers_do_not_match() -> None:
+def test_integers_do_not_match():
   original = model("""g (int32[N,M,8] x) => (int32[N,M,8] y) {
     epsilon = Constant<value = int32 {1}> ()
     mean = ReduceMean<axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
@@ -265,7 +263,7 @@ def test_integers_do_not_match() -> None:
   assert_unchanged(original, [FUSE_LAYER_NORM])
 
 
-def test_a_cast_that_truncates_stays() -> None:  # RELIABILITY 17
+def test_a_cast_that_truncates_stays():  # RELIABILITY 17
   """Casts through an integer dtype or a narrower floating one are no part of a normalisation."""
   original = model(graph(
     EPSILON, MEAN, "narrow = Cast<to = 10> (d)  square = Mul(narrow, narrow)",
@@ -278,26 +276,26 @@ INTERIOR = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
 
 
 @pytest.mark.parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
-def test_an_intermediate_that_is_a_graph_output_stays(name: str) -> None:  # RELIABILITY 8
+def test_an_intermediate_that_is_a_graph_output_stays(name):  # RELIABILITY 8
   width = 8 if name in ("d", "square") else 1
   text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
   assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is a graph output")
 
 
 @pytest.mark.parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
-def test_an_intermediate_with_another_consumer_stays(name: str) -> None:  # RELIABILITY 9
+def test_an_intermediate_with_another_consumer_stays(name):  # RELIABILITY 9
   text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
   assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is also used by 'z' (Neg)")
 
 
-def test_an_intermediate_that_a_body_captures_stays() -> None:  # RELIABILITY 10
+def test_an_intermediate_that_a_body_captures_stays():  # RELIABILITY 10
   text = f"""g (bool c, float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {INTERIOR}
       z = If (c) <then_branch = then () => (float[N,M,8] t) {{ t = Neg(d) }},
                   else_branch = otherwise () => (float[N,M,8] e) {{ e = Neg(x) }}> }}"""
   assert_unchanged(model(text), [FUSE_LAYER_NORM], "'d' is also used inside a body, by 't' (Neg)")
 
 
-def test_an_overridable_epsilon_stays() -> None:  # RELIABILITY 11
+def test_an_overridable_epsilon_stays():  # RELIABILITY 11
   nodes = " ".join([MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
   fixed = model(f"g (float[N,M,8] x) => (float[N,M,8] y) <float epsilon = {{1e-5}}> {{ {nodes} }}")
   assert len(run_pass(fixed, FUSE_LAYER_NORM)[1].changes) == 1
@@ -307,19 +305,19 @@ def test_an_overridable_epsilon_stays() -> None:  # RELIABILITY 11
   assert_unchanged(overridable, [FUSE_LAYER_NORM], "epsilon, 'epsilon', is no constant scalar")
 
 
-def test_the_normalised_value_may_be_an_output_and_the_input_too() -> None:  # RELIABILITY 12
+def test_the_normalised_value_may_be_an_output_and_the_input_too():  # RELIABILITY 12
   original = model(f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] x) {{ {INTERIOR} }}")
   run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
 
 
-def test_nodes_named_unlike_their_outputs() -> None:  # RELIABILITY 13
+def test_nodes_named_unlike_their_outputs():  # RELIABILITY 13
   original = model(graph(EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"))
   for index, node in enumerate(original.graph.node):
     node.name = ["mean", "y", "x", "root", "d", "square", "variance"][index % 7]  # names of other values
   run_same(original, FUSE_LAYER_NORM, into=["FusedLayerNorm"])
 
 
-def test_unknown_dtype_stays() -> None:  # RELIABILITY 16
+def test_unknown_dtype_stays():  # RELIABILITY 16
   original = model(
     "g (float[N,M,8] u) => (float[N,M,8] y) { x = com.microsoft.Unheard(u) " + INTERIOR + " }", contrib=True
   )
@@ -339,14 +337,14 @@ UNKNOWN_RANK = "the rank of 'x' is unknown; fix the shapes of the model's inputs
     INTERIOR,
   ],
 )
-def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
+def test_a_value_of_unknown_rank_stays(nodes):  # RELIABILITY 16
   """ONNX Runtime would infer a wrong rank for the fused node's output."""
   original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
     unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
   assert_unchanged(original, [FUSE_LAYER_NORM], UNKNOWN_RANK)
 
 
-def test_a_fixed_input_shape_tells_the_rank() -> None:  # RELIABILITY 16
+def test_a_fixed_input_shape_tells_the_rank():  # RELIABILITY 16
   original = model("""g (float[2,3,8] u, float[N] v, float[8] gamma) => (float[2,3,8] y) {
     zero = Constant<value = int64[1] {0}> ()  end = Shape(v)  whole = Shape(u)
     shape = Slice(whole, zero, end)  x = Reshape(u, shape)  y = LayerNormalization(x, gamma) }""")
@@ -358,14 +356,14 @@ def test_a_fixed_input_shape_tells_the_rank() -> None:  # RELIABILITY 16
   assert_same_outputs(original, optimized)
 
 
-def test_an_axis_beyond_the_rank_stays() -> None:
+def test_an_axis_beyond_the_rank_stays():
   original = model("""g (float[3,8] x, float[8] gamma) => (float[3,8] y)
     { y = LayerNormalization<axis = -3> (x, gamma) }""")
   (miss,) = FUSE_LAYER_NORM(import_model(original)).near_misses
   assert miss.reason == "the axis -3 is out of range for 'x' of shape [3, 8]"
 
 
-def test_a_zero_size_dimension() -> None:  # RELIABILITY 16
+def test_a_zero_size_dimension():  # RELIABILITY 16
   run_same(model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }"), FUSE_LAYER_NORM, N=0)
 
 
@@ -382,7 +380,7 @@ def test_a_zero_size_dimension() -> None:  # RELIABILITY 16
       ("N,3,8", "3,8", ""),
   ],
 )  # fmt: skip
-def test_a_residual_that_may_be_longer_stays(op: str, fuse: Any, x: str, residual: str, reason: str) -> None:
+def test_a_residual_that_may_be_longer_stays(op, fuse, x, residual, reason):
   """ONNX Runtime adds the beginning of it; a sum would broadcast x."""
   original = model(f"g (float[{x}] x, float[{residual}] skip, float[8] gamma) => (float[a,b,c] y) "
                    f"{{ y = com.microsoft.Skip{op}LayerNormalization(x, skip, gamma) }}", contrib=True)  # fmt: skip
@@ -392,7 +390,7 @@ def test_a_residual_that_may_be_longer_stays(op: str, fuse: Any, x: str, residua
   run_same(original, fuse, N=2, M=2, into=["FusedLayerNorm"])
 
 
-def test_the_statistics_wanted_too_stay() -> None:
+def test_the_statistics_wanted_too_stay():
   original = model(
     "g (float[N,M,8] x, float[8] gamma) => (float[N,M,8] y, float[N,M,1] mean) "
     "{ y, mean = LayerNormalization(x, gamma) }"
@@ -400,18 +398,18 @@ def test_the_statistics_wanted_too_stay() -> None:
   assert_unchanged(original, [FUSE_LAYER_NORM], "the statistics are wanted too: 'mean' is a graph output")
 
 
-def test_another_stash_type_stays() -> None:
+def test_another_stash_type_stays():
   original = model(OPERATOR + "{ y = LayerNormalization<stash_type = 16> (x, gamma, beta) }")
   assert_unchanged(original, [FUSE_LAYER_NORM], "stash_type is 16; only 1, float32, is known")
 
 
 @pytest.mark.parametrize("shape", ["[7]", "[2,1,1,8]", "[3,8]"])
-def test_gamma_of_the_wrong_shape_stays(shape: str) -> None:  # ORT 25855
+def test_gamma_of_the_wrong_shape_stays(shape):  # ORT 25855
   text = f"g (float[2,4,8] x, float{shape} gamma) => (float[2,4,8] y) {{ y = LayerNormalization(x, gamma) }}"
   assert_unchanged(model(text), [FUSE_LAYER_NORM], "gamma, 'gamma', of shape", "does not broadcast to [2, 4, 8]")
 
 
-def test_a_local_function_of_that_name_stays() -> None:  # RELIABILITY 20
+def test_a_local_function_of_that_name_stays():  # RELIABILITY 20
   other_domain = model(OPERATOR + "{ y = custom.LayerNormalization(x, gamma, beta) }")
   other_domain.opset_import.add(domain="custom", version=1)
   assert_unchanged(other_domain, [FUSE_LAYER_NORM])
@@ -423,19 +421,19 @@ def test_a_local_function_of_that_name_stays() -> None:  # RELIABILITY 20
   assert not FUSE_LAYER_NORM(import_model(shadowing)).changes
 
 
-def test_an_old_opset_stays() -> None:
+def test_an_old_opset_stays():
   """What is fused must have a decomposition to go back to."""
   nodes = [EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"]
   assert_unchanged(model(graph(*nodes), 10, ir=5), [FUSE_LAYER_NORM], "the model has opset 10, and the fused operator")
 
 
-def test_the_operator_that_onnx_runtime_has_before_opset_17() -> None:
+def test_the_operator_that_onnx_runtime_has_before_opset_17():
   """Its own optimizer writes it into older models, where onnx does not know it."""
   original = model(OPERATOR + "{ z = Sin(x)  n = LayerNormalization(z, gamma, beta)  y = Neg(n) }", 14)
   run_same(original, FUSE_LAYER_NORM, into=["Sin", "FusedLayerNorm", "Neg"])
 
 
-def test_a_weight_tells_the_dtype_of_what_nothing_else_does() -> None:
+def test_a_weight_tells_the_dtype_of_what_nothing_else_does():
   """So that only the rank is in the way."""
   original = model(
     SKIP.format("")

@@ -34,7 +34,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_becomes_one_node(form: str) -> None:
+def test_every_form_becomes_one_node(form):
   opset, nodes = FORMS[form]
   optimized, result = run_same(model(graph(*nodes), opset), FUSE_LAYER_NORM, FUSE_RMS_NORM, into=["FusedLayerNorm"])
   assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
@@ -42,7 +42,7 @@ def test_every_form_becomes_one_node(form: str) -> None:
   assert result.near_misses == ()
 
 
-def test_in_float_between_casts() -> None:
+def test_in_float_between_casts():
   """Llama in fp16: the outer Casts stay, to be drawn in later."""
   run_same(model(graph(
     EPSILON, TWO, WIDE, ROOT,
@@ -50,7 +50,7 @@ def test_in_float_between_casts() -> None:
       dtype="float16")), FUSE_RMS_NORM, into=["Cast", "FusedLayerNorm", "Cast"])  # fmt: skip
 
 
-def test_a_cast_in_each_branch() -> None:
+def test_a_cast_in_each_branch():
   """The square is of one Cast, what is scaled of another, as before common subexpressions are merged."""
   optimized, _ = run_same(model(graph(
     EPSILON, TWO, WIDE, ROOT,
@@ -59,7 +59,7 @@ def test_a_cast_in_each_branch() -> None:
   assert lines(programs(optimized)[0]) == ["s = Cast<to=float>(x)", "y = RMSNormalization<epsilon=1e-06>(s)"]
 
 
-def test_only_the_statistics_in_float() -> None:
+def test_only_the_statistics_in_float():
   """T5 in fp16: x stays fp16, its mean square is computed in fp32 and cast back."""
   optimized, _ = run_same(model(graph(
     EPSILON, TWO, WIDE, ROOT,
@@ -68,7 +68,7 @@ def test_only_the_statistics_in_float() -> None:
   assert lines(programs(optimized)[0]) == ["y = RMSNormalization<epsilon=1e-06>(x)"]
 
 
-def test_the_cast_value_used_elsewhere() -> None:
+def test_the_cast_value_used_elsewhere():
   """Where the Cast has to stay, the norm reads what it makes."""
   nodes = " ".join([EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)",
                     "mean = ReduceMean<axes = [-1]> (square)", ROOT,
@@ -79,7 +79,7 @@ def test_the_cast_value_used_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "fused"), [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
-def test_epsilon_in_double(epsilon: str, fused: bool) -> None:
+def test_epsilon_in_double(epsilon, fused):
   nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
   original = model(graph(*nodes).replace("float", "double"))
   optimized, result = run_same(original, FUSE_RMS_NORM)
@@ -88,21 +88,21 @@ def test_epsilon_in_double(epsilon: str, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float", "float16", "double"])
-def test_the_operator_of_opset_23(dtype: str) -> None:
+def test_the_operator_of_opset_23(dtype):
   optimized, _ = run_pass(model(f"g ({dtype}[N,M,8] x, {dtype}[8] scale) => ({dtype}[N,M,8] y) "
                    "{ y = RMSNormalization<epsilon = 1e-6> (x, scale) }", opset=23, ir=10), FUSE_RMS_NORM)  # fmt: skip
   assert operators(optimized) == ["FusedLayerNorm"]
   assert lines(programs(optimized)[0]) == ["n = RMSNormalization<epsilon=1e-06>(x)", "y = Mul(n, gamma)"]
 
 
-def test_the_operator_of_opset_23_in_onnx_runtime() -> None:
+def test_the_operator_of_opset_23_in_onnx_runtime():
   run_same(
     model("g (float[N,M,8] x, float[8] scale) => (float[N,M,8] y) { y = RMSNormalization(x, scale) }", opset=23, ir=10),
     FUSE_RMS_NORM,
   )
 
 
-def test_simplified_layer_normalization_of_onnx_runtime() -> None:
+def test_simplified_layer_normalization_of_onnx_runtime():
   """ONNX Runtime has it in the domain ai.onnx; onnx itself does not know it."""
   from ortplugin.graph.convert import import_model
   from ortplugin.graph.export import export_model
@@ -119,7 +119,7 @@ def test_simplified_layer_normalization_of_onnx_runtime() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_skip_simplified_layer_normalization() -> None:
+def test_skip_simplified_layer_normalization():
   original = model(
     """g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] bias) => (float[2,3,8] y, float[2,3,8] sum)
       { y, "", "", sum = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, skip, gamma, bias) }""",
@@ -136,7 +136,7 @@ def test_skip_simplified_layer_normalization() -> None:
   ]
 
 
-def test_a_value_added_to_itself() -> None:
+def test_a_value_added_to_itself():
   original = model(
     "g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) "
     "{ y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon = 1e-6> (x, x, gamma) }",
@@ -157,43 +157,43 @@ def test_a_value_added_to_itself() -> None:
     f"{EPSILON} {TWO} {SQUARE} {ROOT} y = Div(x, root)",
   ],
 )
-def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
+def test_a_value_of_unknown_rank_stays(nodes):  # RELIABILITY 16
   original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
     unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
   reason = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
   assert_unchanged(original, [FUSE_RMS_NORM], reason)
 
 
-def test_the_mean_of_the_square_of_something_else_does_not_match() -> None:
+def test_the_mean_of_the_square_of_something_else_does_not_match():
   nodes = [EPSILON, TWO, "other = Neg(x)  square = Pow(other, two)  mean = ReduceMean<axes = [-1]> (square)", ROOT]
   assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])
 
 
-def test_a_sum_instead_of_a_mean_does_not_match() -> None:
+def test_a_sum_instead_of_a_mean_does_not_match():
   nodes = [EPSILON, TWO, "square = Pow(x, two)  axes = Constant<value = int64[1] {-1}> ()",
            "mean = ReduceSum(square, axes)", ROOT]  # fmt: skip
   assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])
 
 
-def test_other_axes() -> None:
+def test_other_axes():
   nodes = [EPSILON, TWO, "square = Pow(x, two)  mean = ReduceMean<axes = [1]> (square)", ROOT, "y = Div(x, root)"]
   optimized, _ = run_same(model(graph(*nodes)), FUSE_RMS_NORM, into=["FusedLayerNorm"])
   assert lines(programs(optimized)[0]) == ['y = RMSNormalization<epsilon=1e-06, axes="1">(x)']
 
 
-def test_axes_that_are_no_constant_stay() -> None:
+def test_axes_that_are_no_constant_stay():
   text = f"""g (float[N,M,8] x, int64[1] axes) => (float[N,M,8] y) {{ {EPSILON} {TWO}
     square = Pow(x, two)  mean = ReduceMean(square, axes)  {ROOT}  y = Div(x, root) }}"""
   assert_unchanged(model(text, 18), [FUSE_RMS_NORM], "the axes 'axes' of 'mean' (ReduceMean) are no constant")
 
 
-def test_the_square_as_an_output_stays() -> None:  # RELIABILITY 8
+def test_the_square_as_an_output_stays():  # RELIABILITY 8
   nodes = " ".join([EPSILON, TWO, SQUARE, ROOT, "y = Div(x, root)"])
   text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,8] square) {{ {nodes} }}"
   assert_unchanged(model(text), [FUSE_RMS_NORM], "'square' is a graph output, so 'square' (Pow) has to stay")
 
 
-def test_skip_with_statistics_stays() -> None:
+def test_skip_with_statistics_stays():
   original = model(
     """g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y, float[2,3,1] inverse)
       { y, "", inverse = com.microsoft.SkipSimplifiedLayerNormalization(x, x, gamma) }""",

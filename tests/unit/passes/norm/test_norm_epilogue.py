@@ -35,14 +35,14 @@ def check(text: str, ops: list[str], statements: list[str]) -> None:
   run_same(model(text), *PASSES, into=ops, program=statements)
 
 
-def test_gamma_and_beta() -> None:
+def test_gamma_and_beta():
   expected = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
   check(graph("m = Mul(n, gamma)  y = Add(m, beta)"), ["FusedLayerNorm"], expected)
   swapped = ["n = LayerNormalization(x)", "mul = Mul(gamma, n)", "y = Add(beta, mul)"]
   check(graph("m = Mul(gamma, n)  y = Add(beta, m)"), ["FusedLayerNorm"], swapped)
 
 
-def test_a_cast_back_and_gamma_in_half() -> None:
+def test_a_cast_back_and_gamma_in_half():
   """Llama: the norm in fp32, rounded to fp16, then scaled in fp16."""
   original = model(f"""g (float[N,M,8] x, float16[8] gamma) => (float16[N,M,8] y)
     {{ {NORM} h = Cast<to = 10> (n)  y = Mul(gamma, h) }}""")
@@ -54,7 +54,7 @@ def test_a_cast_back_and_gamma_in_half() -> None:
   ]
 
 
-def test_gelu_written_out() -> None:
+def test_gelu_written_out():
   """n is read twice, and neither it nor what is between remains an output."""
   check(
     graph("""root2 = Constant<value = float {1.4142135}> ()  one = Constant<value = float {1.0}> ()
@@ -98,7 +98,7 @@ def test_gelu_written_out() -> None:
     (17, "y = Min(gamma, n, beta)", "y = Min(min, operand2)"),
   ],
 )
-def test_operators_and_their_attributes(opset: int, node: str, statement: str) -> None:
+def test_operators_and_their_attributes(opset, node, statement):
   text = graph(node)
   original = model(text.replace(NORM, NORM_18) if opset >= 18 else text, opset, ir=8 if opset < 20 else 10)
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
@@ -115,11 +115,11 @@ def test_operators_and_their_attributes(opset: int, node: str, statement: str) -
     ("y = com.microsoft.QuickGelu<alpha = 1.5> (n)", ["y = QuickGelu<alpha=1.5>(n)"]),
   ],
 )
-def test_activations_of_onnx_runtime(node: str, statements: list[str]) -> None:
+def test_activations_of_onnx_runtime(node, statements):
   run_same(model(graph(node), contrib=True), *PASSES, program=["n = LayerNormalization(x)", *statements])
 
 
-def test_comparisons_and_where() -> None:
+def test_comparisons_and_where():
   optimized, _ = run_same(model(graph(
     "zero = Constant<value = float {0.0}> ()  positive = Greater(n, zero)  both = And(positive, mask)"
       "  y = Where(both, n, zero)  z = Not(both)", ", bool[M,1] mask", ", bool[N,M,8] z")), *PASSES)  # fmt: skip
@@ -127,25 +127,25 @@ def test_comparisons_and_where() -> None:
   assert programs(optimized)[0].splitlines()[0] == "(float x, bool operand) => (float y, bool y2) {"
 
 
-def test_a_residual_after_the_norm() -> None:
+def test_a_residual_after_the_norm():
   check(graph("y = Add(n, x)"), ["FusedLayerNorm"], ["n = LayerNormalization(x)", "y = Add(n, x)"])
   check(graph("y = Add(n, r)", ", float[N,M,8] r"), ["FusedLayerNorm"],
         ["n = LayerNormalization(x)", "y = Add(n, residual)"])  # fmt: skip
 
 
-def test_an_output_in_between_is_kept() -> None:  # RELIABILITY 8
+def test_an_output_in_between_is_kept():  # RELIABILITY 8
   original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)", outputs=", float[N,M,8] m, float[N,M,8] n"))
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
   assert sorted(outputs_of_norm(optimized)) == ["m", "n", "y"]
 
 
-def test_a_value_with_another_consumer_is_kept() -> None:  # RELIABILITY 9
+def test_a_value_with_another_consumer_is_kept():  # RELIABILITY 9
   original = model(graph("m = Mul(n, gamma)  y = Add(m, beta)  z = Softmax(m)", outputs=", float[N,M,8] z"))
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm", "Softmax"])
   assert outputs_of_norm(optimized) == ["m", "y"]
 
 
-def test_a_value_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
+def test_a_value_that_a_body_captures_is_kept():  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[N,M,8] t) { t = Neg(n) },
       else_branch = otherwise () => (float[N,M,8] e) { e = Identity(n) }>"""
   optimized, _ = run_same(model(graph(f"y = Mul(n, gamma)  {branches}", ", bool c", ", float[N,M,8] z")), *PASSES)
@@ -153,24 +153,24 @@ def test_a_value_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
   assert sorted(outputs_of_norm(optimized)) == ["n", "y"]
 
 
-def test_a_consumer_in_a_body_stays_there() -> None:
+def test_a_consumer_in_a_body_stays_there():
   branches = """y = If (c) <then_branch = then () => (float[N,M,8] t) { t = Mul(n, gamma) },
       else_branch = otherwise () => (float[N,M,8] e) { e = Add(n, beta) }>"""
   run_same(model(graph(branches, ", bool c")), *PASSES, into=["FusedLayerNorm", "If"])
 
 
-def test_what_an_operand_needs_moves_before_the_norm() -> None:
+def test_what_an_operand_needs_moves_before_the_norm():
   optimized, _ = run_same(model(graph("late = Softmax(r)  y = Add(n, late)", ", float[N,M,8] r")), *PASSES)
   assert operators(optimized) == ["Softmax", "FusedLayerNorm"]
 
 
 @pytest.mark.parametrize("shape", ["8", "1", "", "M,1", "N,1,1", "1,M,8", "1,1,1"])
-def test_operands_that_broadcast(shape: str) -> None:  # RELIABILITY 15
+def test_operands_that_broadcast(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
   run_same(model(graph("y = Mul(c, n)", f", float{dims} c")), *PASSES, into=["FusedLayerNorm"])
 
 
-def test_numbers_of_every_shape_that_fits() -> None:
+def test_numbers_of_every_shape_that_fits():
   for dims in ("", "[1]", "[1,1,1]"):
     original = model(f"g (float[N,M,8] x) => (float[N,M,8] y) <float{dims} c = {{0.25}}> {{ {NORM} y = Mul(n, c) }}")
     optimized, _ = run_same(original, *PASSES)
@@ -185,13 +185,13 @@ def unchanged_epilogue(text: str, *fragments: str, **options: int) -> None:
   assert_unchanged(fused, [NORM_EPILOGUE], *fragments)
 
 
-def test_a_cycle_stays() -> None:
+def test_a_cycle_stays():
   """The other operand is computed from the norm."""
   unchanged_epilogue(graph("p = Softmax(n)  y = Add(n, p)"), "'p', which it also reads, depends on the norm")
 
 
 @pytest.mark.parametrize("shape", ["2,N,M,8", "1,1,1,1", "4,1", "K,1,1", "1,1,K"])
-def test_an_operand_that_may_enlarge_the_result_stays(shape: str) -> None:  # RELIABILITY 15, 16
+def test_an_operand_that_may_enlarge_the_result_stays(shape):  # RELIABILITY 15, 16
   text = graph("y = Mul(n, c)", f", float[{shape}] c", y="float y").replace("=> (float y)", "=> (float[A,B,C] y)")
   original = model(text.replace("[A,B,C] y", "[A,B,C,D] y") if shape.count(",") == 3 else text)
   fused, _ = run_pass(original, FUSE_LAYER_NORM)
@@ -202,21 +202,21 @@ def test_an_operand_that_may_enlarge_the_result_stays(shape: str) -> None:  # RE
     assert_unchanged(fused, [NORM_EPILOGUE], "does not surely broadcast to [N, M, 8]")
 
 
-def test_a_norm_of_a_single_row_that_grows_stays() -> None:  # RELIABILITY 15
+def test_a_norm_of_a_single_row_that_grows_stays():  # RELIABILITY 15
   text = f"g (float[1,1,8] x, float[5,8] c) => (float[1,5,8] y) {{ {NORM} y = Mul(n, c) }}"
   unchanged_epilogue(text, "'c' of shape [5, 8] does not surely broadcast to [1, 1, 8]")
 
 
-def test_a_norm_over_a_dimension_of_one_that_grows_stays() -> None:  # RELIABILITY 15
+def test_a_norm_over_a_dimension_of_one_that_grows_stays():  # RELIABILITY 15
   text = f"g (float[N,M,1] x, float[8] c) => (float[N,M,8] y) {{ {NORM} y = Mul(n, c) }}"
   unchanged_epilogue(text, "'c' of shape [8] does not surely broadcast to [N, M, 1]")
 
 
-def test_a_cast_to_an_integer_stays() -> None:  # RELIABILITY 17
+def test_a_cast_to_an_integer_stays():  # RELIABILITY 17
   unchanged_epilogue(graph("y = Cast<to = 7> (n)", y="int64[N,M,8] y"), "'y' is int64; programs know")
 
 
-def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double() -> None:  # RELIABILITY 17
+def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double():  # RELIABILITY 17
   text = f"""g (float[N,M,8] x) => (float[N,M,8] y) {{ {NORM}
     p = Constant<value = double {{0.1}}> ()  a = Abs(n)  y = Pow(a, p) }}"""
   expected = ["n = LayerNormalization(x)", "abs = Abs(n)", "cast = Cast<to=double>(abs)", "pow = Pow(cast, 0.1)",
@@ -224,22 +224,22 @@ def test_a_number_that_the_dtype_does_not_hold_is_taken_in_double() -> None:  # 
   check(text, ["FusedLayerNorm"], expected)
 
 
-def test_an_integer_exponent_that_varies_stays() -> None:
+def test_an_integer_exponent_that_varies_stays():
   unchanged_epilogue(graph("y = Pow(n, p)", ", int64[8] p"), "'p' is int64; programs know float16, bfloat16, float")
 
 
-def test_the_infinity_of_one_sign() -> None:  # RELIABILITY 18
+def test_the_infinity_of_one_sign():  # RELIABILITY 18
   text = graph("y = IsInf<detect_negative = 0> (n)", y="bool[N,M,8] y")
   expected = ["n = LayerNormalization(x)", "y = IsInf<detect_negative=0>(n)"]
   check(text, ["FusedLayerNorm"], expected)
 
 
-def test_other_operators_stay() -> None:
+def test_other_operators_stay():
   unchanged_epilogue(graph("y = Softmax(n)"))
   unchanged_epilogue(graph("y = Transpose<perm = [0, 1, 2]> (n)"))
 
 
-def test_more_results_than_there_may_be_stay() -> None:
+def test_more_results_than_there_may_be_stay():
   outputs = "".join(f", float[N,M,8] z{i}" for i in range(20))
   nodes = "  ".join(f"z{i} = {op}(n)" for i, op in enumerate(["Sin", "Cos", "Tanh", "Exp", "Relu"] * 4))
   optimized, result = run_same(model(graph(f"y = Neg(n)  {nodes}", outputs=outputs)), *PASSES)
@@ -247,7 +247,7 @@ def test_more_results_than_there_may_be_stay() -> None:
   assert any("17 results; the limit is 16" in each.reason for each in result.near_misses)
 
 
-def test_special_values_pass_through(rng: np.random.Generator) -> None:  # RELIABILITY 18
+def test_special_values_pass_through(rng):  # RELIABILITY 18
   """NaN, infinities, -0 and denormals in the operands come out as they did."""
   from pass_helpers import restore, run
 
@@ -264,7 +264,7 @@ def test_special_values_pass_through(rng: np.random.Generator) -> None:  # RELIA
     np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
-def test_what_a_jump_reads_is_rounded() -> None:
+def test_what_a_jump_reads_is_rounded():
   """As in fuse-pointwise; tests/ort/test_roundings.py has values for which it matters."""
   original = model(
     "g (float16[2,8] x, float16[8] gamma) => (float16[2,8] y) { n = LayerNormalization(x, gamma)  y = Floor(n) }"

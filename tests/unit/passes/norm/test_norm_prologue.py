@@ -31,18 +31,18 @@ def check(text: str, ops: list[str], statements: list[str], **options: int) -> N
   run_same(model(text, **options), *PASSES, into=ops, program=statements)
 
 
-def test_residual() -> None:
+def test_residual():
   check(graph(f"s = Add(x, r)  {NORM}"), ["FusedLayerNorm"], ["s = Add(x, residual)", *TAIL])
 
 
-def test_bias_and_residual_in_any_order() -> None:
+def test_bias_and_residual_in_any_order():
   check(graph(f"t = Add(x, b)  s = Add(t, r)  {NORM}"), ["FusedLayerNorm"],
         ["add = Add(x, bias)", "s = Add(add, residual)", *TAIL])  # fmt: skip
   check(graph(f"t = Add(b, x)  s = Add(r, t)  {NORM}"), ["FusedLayerNorm"],
         ["add = Add(bias, residual)", "s = Add(x, add)", *TAIL])  # fmt: skip
 
 
-def test_nvfuser_issue_383() -> None:
+def test_nvfuser_issue_383():
   """LayerNorm(x + b0 + b1) * gamma + beta in fp16."""
   original = model("""g (float16[N,M,8] x, float16[8] b0, float16[8] b1, float16[8] gamma, float16[8] beta)
     => (float16[N,M,8] y) { t = Add(x, b0)  s = Add(t, b1)  y = LayerNormalization(s, gamma, beta) }""")
@@ -58,7 +58,7 @@ def test_nvfuser_issue_383() -> None:
   ]
 
 
-def test_the_residual_stream_is_kept_as_an_output() -> None:
+def test_the_residual_stream_is_kept_as_an_output():
   text = graph(f"s = Add(x, r)  {NORM}  z = Add(s, y)", outputs=", float[N,M,8] z")
   optimized, result = run_same(model(text), *PASSES, into=["FusedLayerNorm", "Add"])
   assert list(optimized.graph.node[0].output) == ["y", "s"]
@@ -66,25 +66,25 @@ def test_the_residual_stream_is_kept_as_an_output() -> None:
   assert result.near_misses == ()
 
 
-def test_a_sum_that_is_a_graph_output_is_kept() -> None:  # RELIABILITY 8
+def test_a_sum_that_is_a_graph_output_is_kept():  # RELIABILITY 8
   run_same(model(graph(f"s = Add(x, r)  {NORM}", outputs=", float[N,M,8] s")), *PASSES, into=["FusedLayerNorm"])
 
 
-def test_a_sum_that_a_body_captures_is_kept() -> None:  # RELIABILITY 10
+def test_a_sum_that_a_body_captures_is_kept():  # RELIABILITY 10
   branches = """z = If (c) <then_branch = then () => (float[N,M,8] t) { t = Neg(s) },
       else_branch = otherwise () => (float[N,M,8] e) { e = Neg(x) }>"""
   optimized, _ = run_same(model(graph(f"s = Add(x, r)  {NORM}  {branches}", ", bool c", ", float[N,M,8] z")), *PASSES)
   assert operators(optimized) == ["FusedLayerNorm", "If"]
 
 
-def test_nodes_between_move_to_the_right_side() -> None:
+def test_nodes_between_move_to_the_right_side():
   """s is read before the norm by a node that it does not need, and the norm needs one that comes after s."""
   run_same(model(graph(
     "s = Add(x, r)  early = Sin(s)  g = Sin(gamma)  y = LayerNormalization(s, g)  z = Add(early, y)",
       outputs=", float[N,M,8] z")), *PASSES, into=["Sin", "FusedLayerNorm", "Sin", "Add"])  # fmt: skip
 
 
-def test_casts_and_activations() -> None:
+def test_casts_and_activations():
   original = model("""g (float16[N,M,8] x, float16[8] gamma) => (float[N,M,8] y) {
     wide = Cast<to = 1> (x)  s = Tanh(wide)  g = Cast<to = 1> (gamma)  y = LayerNormalization(s, g) }""")
   optimized, _ = run_same(original, *PASSES)
@@ -97,20 +97,20 @@ def test_casts_and_activations() -> None:
   ]
 
 
-def test_a_wider_cast_around_a_norm_disappears() -> None:
+def test_a_wider_cast_around_a_norm_disappears():
   original = model("""g (float16[N,M,8] x, float[8] gamma) => (float[N,M,8] y) {
     wide = Cast<to = 11> (x)  s = Cast<to = 1> (wide)  y = LayerNormalization(s, gamma) }""")
   run_pass(original, *PASSES, program=["s = Cast<to=float>(x)", *TAIL])
 
 
-def test_a_rounding_cast_stays() -> None:  # RELIABILITY 17
+def test_a_rounding_cast_stays():  # RELIABILITY 17
   """float to float16 and back rounds: both Casts are kept."""
   optimized, _ = run_same(model(graph(f"narrow = Cast<to = 10> (x)  s = Cast<to = 1> (narrow)  {NORM}")), *PASSES)
   assert lines(programs(optimized)[0]) == ["cast = Cast<to=float16>(x)", "s = Cast<to=float>(cast)", *TAIL]
 
 
 @pytest.mark.parametrize("shape", ["8", "1,8", "M,8", "1,M,8", "N,1,1", "1,1,1", "1", ""])
-def test_whatever_broadcasts(shape: str) -> None:  # RELIABILITY 15
+def test_whatever_broadcasts(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
   original = model(f"g (float[N,M,8] x, float{dims} b, float[8] gamma) => (float[N,M,8] y) {{ s = Add(b, x)  {NORM} }}")
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
@@ -118,26 +118,26 @@ def test_whatever_broadcasts(shape: str) -> None:  # RELIABILITY 15
   assert_same_outputs(original, optimized, N=0)
 
 
-def test_two_small_values_that_span_the_whole() -> None:  # RELIABILITY 15
+def test_two_small_values_that_span_the_whole():  # RELIABILITY 15
   original = model(
     f"g (float[N,1,8] x, float[1,M,1] b, float[8] gamma) => (float[N,M,8] y) {{ s = Add(x, b)  {NORM} }}"
   )
   run_same(original, *PASSES, into=["FusedLayerNorm"])
 
 
-def test_a_constant_scalar_becomes_a_number() -> None:
+def test_a_constant_scalar_becomes_a_number():
   check(graph(f"half = Constant<value = float {{0.5}}> ()  s = Mul(half, x)  {NORM}"), ["FusedLayerNorm"],
         ["s = Mul(0.5, x)", *TAIL])  # fmt: skip
 
 
-def test_a_constant_that_adds_a_dimension_stays_an_input() -> None:  # RELIABILITY 15
+def test_a_constant_that_adds_a_dimension_stays_an_input():  # RELIABILITY 15
   original = model(f"""g (float[M,8] x, float[8] gamma) => (float[1,M,8] y)
     <float[1,1,1] half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}""")
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm"])
   assert list(optimized.graph.node[0].input) == ["half", "x", "gamma"]
 
 
-def test_an_overridable_scalar_stays_an_input() -> None:  # RELIABILITY 11
+def test_an_overridable_scalar_stays_an_input():  # RELIABILITY 11
   original = model(f"""g (float[N,M,8] x, float[8] gamma, float half) => (float[N,M,8] y)
     <float half = {{0.5}}> {{ s = Mul(half, x)  {NORM} }}""")
   optimized, _ = run_same(original, *PASSES)
@@ -145,13 +145,13 @@ def test_an_overridable_scalar_stays_an_input() -> None:  # RELIABILITY 11
   assert [each.name for each in optimized.graph.initializer] == ["half"]
 
 
-def test_an_operand_used_twice() -> None:
+def test_an_operand_used_twice():
   check(graph(f"g = Sigmoid(x)  s = Mul(x, g)  {NORM}"), ["FusedLayerNorm"],
         ["sigmoid = Sigmoid(x)", "s = Mul(x, sigmoid)", *TAIL])  # fmt: skip
   check(graph(f"s = Add(x, x)  {NORM}"), ["FusedLayerNorm"], ["s = Add(x, x)", *TAIL])
 
 
-def test_conditions() -> None:
+def test_conditions():
   original = model(f"""g (float[N,M,8] x, bool[N,M,1] mask, float[8] gamma) => (float[N,M,8] y) {{
     zero = Constant<value = float {{0.0}}> ()  not = Not(mask)  s = Where(not, zero, x)  {NORM} }}""")
   optimized, _ = run_same(original, *PASSES)
@@ -163,7 +163,7 @@ LIMITS = "limit = Where(any, low, high)  lowest = Neg(limit)  t = Max(x, lowest)
 
 
 @pytest.mark.parametrize("shape", ["", "[1]", "[1,1,1]"])
-def test_limits_of_one_element(shape: str) -> None:
+def test_limits_of_one_element(shape):
   """As T5 clamps a value, by whether any of its elements is infinite."""
   original = model(graph(f"{LIMITS}  {NORM}", f", bool{shape} any, float{shape} low, float high"))
   optimized, result = run_same(original, *PASSES, into=["FusedLayerNorm"])
@@ -180,17 +180,17 @@ def test_limits_of_one_element(shape: str) -> None:
     (f"{LIMITS}  {NORM}  z = Identity(limit)", ["Where", "FusedLayerNorm", "Identity"]),
   ],
 )
-def test_an_element_that_something_else_reads_is_computed_once(nodes: str, ops: list[str]) -> None:
+def test_an_element_that_something_else_reads_is_computed_once(nodes, ops):
   run_same(model(graph(nodes, ", bool any, float low, float high", ", float z")), *PASSES, into=ops)
 
 
 @pytest.mark.parametrize("shape", ["[M,1]", "[8]", "[K]"])
-def test_more_than_one_element_is_computed_once(shape: str) -> None:
+def test_more_than_one_element_is_computed_once(shape):
   limits = f", bool{shape} any, float{shape} low, float high"
   run_same(model(graph(f"{LIMITS}  {NORM}", limits)), *PASSES, K=8, into=["Where", "Neg", "FusedLayerNorm"])
 
 
-def test_two_norms_of_one_sum() -> None:
+def test_two_norms_of_one_sum():
   """Parallel attention: the first norm makes the sum, the second reads it."""
   original = model(graph(f"s = Add(x, r)  {NORM}  z = LayerNormalization(s, b)", outputs=", float[N,M,8] z"))
   optimized, _ = run_same(original, *PASSES, into=["FusedLayerNorm", "FusedLayerNorm"])
@@ -198,7 +198,7 @@ def test_two_norms_of_one_sum() -> None:
   assert list(optimized.graph.node[1].input) == ["s", "b"]
 
 
-def test_stop_after_one() -> None:
+def test_stop_after_one():
   original = model(graph(f"t = Add(x, b)  s = Add(t, r)  {NORM}"))
   fused, _ = run_pass(original, FUSE_LAYER_NORM)
   optimized, result = run_pass(fused, NORM_PROLOGUE, limit=1, into=["Add", "FusedLayerNorm"])
@@ -214,7 +214,7 @@ def unchanged_prologue(text: str, *fragments: str, **options: int) -> None:
   assert_unchanged(fused, [NORM_PROLOGUE], *fragments)
 
 
-def test_a_cycle_stays() -> None:
+def test_a_cycle_stays():
   """gamma is computed from the sum: as one node it would read its own output."""
   unchanged_prologue(
     graph("s = Add(x, r)  total = ReduceSum<keepdims = 0> (s)  g = Mul(gamma, total)  y = LayerNormalization(s, g)"),
@@ -222,7 +222,7 @@ def test_a_cycle_stays() -> None:
   )
 
 
-def test_a_cycle_through_a_body_stays() -> None:  # RELIABILITY 10
+def test_a_cycle_through_a_body_stays():  # RELIABILITY 10
   branches = """g = If (c) <then_branch = then () => (float[8] t) { i = Constant<value = int64 {0}> ()
            row = Gather(s, i)  t = Gather(row, i) },
       else_branch = otherwise () => (float[8] e) { e = Neg(gamma) }>"""
@@ -232,23 +232,23 @@ def test_a_cycle_through_a_body_stays() -> None:  # RELIABILITY 10
   )
 
 
-def test_a_smaller_value_is_computed_once() -> None:
+def test_a_smaller_value_is_computed_once():
   check(graph(f"c = Tanh(b)  s = Add(x, c)  {NORM}"), ["Tanh", "FusedLayerNorm"], ["s = Add(x, bias)", *TAIL])
 
 
-def test_integers_stay() -> None:
+def test_integers_stay():
   unchanged_prologue(
     f"g (int64[N,M,8] i, float[8] gamma) => (float[N,M,8] y) {{ s = Cast<to = 1> (i)  {NORM} }}",
     "'i' is int64; programs know float16, bfloat16, float, double, bool",
   )
 
 
-def test_operators_outside_the_language_stay() -> None:
+def test_operators_outside_the_language_stay():
   unchanged_prologue(graph(f"axis = Constant<value = int64 {{1}}> ()  s = CumSum(x, axis)  {NORM}"))
   unchanged_prologue(graph(f"s = Softmax(x)  {NORM}"))
 
 
-def test_a_kept_value_of_unknown_shape_stays() -> None:  # RELIABILITY 16
+def test_a_kept_value_of_unknown_shape_stays():  # RELIABILITY 16
   """Its length could be 1 where the norm's is not, so it may not be an output of the norm."""
   text = """g (float[N,M,8] x, float[A,B,8] r, float[8] gamma) => (float[any,rows,8] y, float[A,B,8] t) {
     t = Neg(r)  s = Add(x, t)  y = LayerNormalization(s, gamma) }"""
@@ -259,7 +259,7 @@ def test_a_kept_value_of_unknown_shape_stays() -> None:  # RELIABILITY 16
   )
 
 
-def test_an_operand_of_unknown_rank_stays() -> None:  # RELIABILITY 16
+def test_an_operand_of_unknown_rank_stays():  # RELIABILITY 16
   """The norm's value_info tells its rank, but ONNX Runtime infers that of a fused node from what it adds up."""
   optimized, result = run_pass(model("""g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) <float[2,3,8] s> {
     unheard = com.microsoft.Unheard(x)  r = Cast<to = 1> (unheard)
@@ -268,7 +268,7 @@ def test_an_operand_of_unknown_rank_stays() -> None:  # RELIABILITY 16
   assert any("s' (Add): the rank of 'r' is unknown" in reason for reason in reasons(result))
 
 
-def test_too_many_parameters_stay() -> None:
+def test_too_many_parameters_stay():
   names = [f"r{i}" for i in range(40)]
   inputs = ", ".join(f"float[N,M,8] {name}" for name in names)
   sums = "  ".join(f"s{i + 1} = Add(s{i}, r{i + 1})" for i in range(39))
@@ -279,5 +279,5 @@ def test_too_many_parameters_stay() -> None:
   assert any("33 parameters; the limit is 32" in reason for reason in reasons(result))
 
 
-def test_a_random_operator_stays() -> None:  # RELIABILITY 20
+def test_a_random_operator_stays():  # RELIABILITY 20
   unchanged_prologue(graph(f"s = RandomNormalLike(x)  {NORM}"))

@@ -75,7 +75,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 
 @settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
-def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
+def test_the_same_outputs(original, seed):
   optimized, result = run_pass(original, *ALL)
   _compare(original, optimized, seed)
   if result.changes:  # stopped anywhere, the model is right as well
@@ -85,13 +85,13 @@ def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
 
 @settings(max_examples=examples(20), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
-def test_the_norms_alone(original: onnx.ModelProto, seed: int) -> None:
+def test_the_norms_alone(original, seed):
   _compare(original, run_pass(original, *NORMS)[0], seed)
 
 
 @settings(max_examples=examples(15), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs())
-def test_deterministic(original: onnx.ModelProto) -> None:
+def test_deterministic(original):
   first, second = (run_pass(original, *ALL)[0].SerializeToString(deterministic=True) for _ in range(2))
   assert first == second
 

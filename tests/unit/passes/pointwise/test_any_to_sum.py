@@ -35,7 +35,7 @@ FEEDS = [feeds(), feeds(7), feeds(0, 59), feeds(*range(20)), feeds(*range(60))]
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", ["", ", axes = [1, -1]", ", axes = [0, 1, 2]"])
-def test_any_and_all(op: str, dtype: str, keepdims: int, axes: str) -> None:
+def test_any_and_all(op, dtype, keepdims, axes):
   y = {"": ["", "1,1,1"], ", axes = [1, -1]": ["3", "3,1,1"]}.get(axes, ["", "1,1,1"])[keepdims]
   original = graph(f"{op}<keepdims = {keepdims}{axes}>(c)", DTYPES[dtype], y=y)
   optimized, _ = run_pass(original, ANY_TO_SUM, changes=1)
@@ -46,7 +46,7 @@ def test_any_and_all(op: str, dtype: str, keepdims: int, axes: str) -> None:
 
 
 @pytest.mark.parametrize("opset", [12, 18, 20])
-def test_opsets(opset: int) -> None:
+def test_opsets(opset):
   axes = "ReduceMax<keepdims = 0, axes = [1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims = 0>(c, axes)"
   text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints = [1, 2]>()  i = IsInf(x)
     c = Cast<to = 7>(i)  r = {axes}  y = Cast<to = 9>(r) }}"""
@@ -56,7 +56,7 @@ def test_opsets(opset: int) -> None:
     np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
 
-def test_of_bools() -> None:
+def test_of_bools():
   optimized, _ = run_pass(model("""g (bool[3,4] x) => (bool[3,1] y, bool z) { a = Constant<value_ints = [1]>()
     y = ReduceMax(x, a)  z = ReduceMin<keepdims = 0>(x) }""", 20), ANY_TO_SUM)  # fmt: skip
   assert operators(optimized).count("ReduceSum") == 2
@@ -65,7 +65,7 @@ def test_of_bools() -> None:
       np.testing.assert_array_equal(found, expected)
 
 
-def test_larger_than_zero() -> None:
+def test_larger_than_zero():
   original = graph("ReduceMax<keepdims = 0>(c)", end="zero = Constant<value_int = 0>()  y = Greater(r, zero)")
   optimized, _ = run_pass(original, ANY_TO_SUM)
   assert "ReduceSum" in operators(optimized)
@@ -74,7 +74,7 @@ def test_larger_than_zero() -> None:
 
 
 @pytest.mark.parametrize(("op", "to", "changed"), [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
-def test_of_no_elements(op: str, to: int, changed: int) -> None:
+def test_of_no_elements(op, to, changed):
   """The maximum of no signed integers is the lowest one, which is true: the sum would be false."""
   original = graph(f"{op}<keepdims = 0>(c)", to, x="N,4,5")
   optimized, result = run_pass(original, ANY_TO_SUM, changes=changed)
@@ -95,17 +95,17 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   assert_unchanged(STAY[what], [ANY_TO_SUM])
 
 
-def test_no_axis_is_reduced() -> None:
+def test_no_axis_is_reduced():
   original = model("""g (float[3] x) => (bool[3] y) { a = Constant<value = int64[0] {}>()  i = IsInf(x)
     c = Cast<to = 7>(i)  r = ReduceMax<noop_with_empty_axes = 1>(c, a)  y = Cast<to = 9>(r) }""", 18)  # fmt: skip
   assert_unchanged(original, [ANY_TO_SUM], "its axes")
 
 
-def test_what_is_infinite_is_counted_where_it_is_found() -> None:
+def test_what_is_infinite_is_counted_where_it_is_found():
   """T5's clamp: the test for infinity goes into the kernel that sums."""
   original = model(
     """g (float16[2,3,8] x) => (float16[2,3,8] y) <float a = {64504}, float b = {65504}> {

@@ -43,12 +43,12 @@ def check(text: str, ops: list[str], *wanted: list[str], opset: int = 17, precis
 # ---- what is fused
 
 
-def test_a_chain() -> None:
+def test_a_chain():
   text = graph("s = Add(x, r)  y = Relu(s)", f"{X}, float[N,M,8] r")
   check(text, ["FusedPointwise"], ["add = Add(x, x2)", "y = Relu(add)"])
 
 
-def test_broadcasts_and_literals() -> None:
+def test_broadcasts_and_literals():
   text = graph(
     "half = Constant<value = float {0.5}> ()  a = Mul(x, half)  b = Add(a, bias)  c = Mul(column, b)  y = Tanh(c)",
     f"{X}, float[8] bias, float[M,1] column",
@@ -58,7 +58,7 @@ def test_broadcasts_and_literals() -> None:
   assert list(optimized.graph.node[-1].input) == ["x", "bias", "column"]
 
 
-def test_across_several_consumers_and_producers() -> None:
+def test_across_several_consumers_and_producers():
   """A diamond whose values other operators need too: one node, with those as outputs."""
   text = graph(
     "s = Add(x, r)  a = Sigmoid(s)  b = Tanh(s)  y = Mul(a, b)  z = Softmax(b)",
@@ -73,27 +73,27 @@ def test_across_several_consumers_and_producers() -> None:
   assert list(optimized.graph.node[0].output) == ["s", "b", "y"]
 
 
-def test_siblings_meet_in_a_common_consumer() -> None:
+def test_siblings_meet_in_a_common_consumer():
   text = graph("a = Neg(x)  b = Abs(r)  y = Add(a, b)", f"{X}, float[N,M,8] r")
   check(text, ["FusedPointwise"], ["neg = Neg(x)", "abs = Abs(x2)", "y = Add(neg, abs)"])
 
 
-def test_readers_of_one_input() -> None:
+def test_readers_of_one_input():
   """What a Conv made is read once for both."""
   text = graph("h = Softmax(x)  y = Sin(h)  z = Cos(h)", outputs=f"{Y}, float[N,M,8] z")
   check(text, ["Softmax", "FusedPointwise"], ["y = Sin(x)", "y2 = Cos(x)"])
 
 
-def test_what_is_unrelated_stays_apart() -> None:
+def test_what_is_unrelated_stays_apart():
   text = graph("y = Neg(x)  z = Abs(r)", f"{X}, float[N,M,8] r", f"{Y}, float[N,M,8] z")
   assert_unchanged(model(text), [FUSE_POINTWISE])
 
 
-def test_a_single_operator_stays() -> None:
+def test_a_single_operator_stays():
   assert_unchanged(model(graph("h = Softmax(x)  a = Relu(h)  y = Softmax(a)")), [FUSE_POINTWISE])
 
 
-def test_lerp_in_both_forms() -> None:
+def test_lerp_in_both_forms():
   inputs = f"{X}, float[M,8] r, float w"
   one = "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  b = Mul(a, x)  c = Mul(w, r)  y = Add(b, c)"
   check(graph(one, inputs), ["FusedPointwise"],
@@ -104,7 +104,7 @@ def test_lerp_in_both_forms() -> None:
   )
 
 
-def test_the_gradient_of_lerp_reads_its_input_once() -> None:
+def test_the_gradient_of_lerp_reads_its_input_once():
   text = graph(
     "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)",
     f"{X}, float w",
@@ -127,7 +127,7 @@ def test_the_gradient_of_lerp_reads_its_input_once() -> None:
     (20, 'a = Gelu<approximate = "tanh"> (x)  y = Erf(a)', ["Gelu", "Erf"]),
   ],
 )
-def test_operators_of_every_kind(opset: int, nodes: str, ops: list[str]) -> None:
+def test_operators_of_every_kind(opset, nodes, ops):
   original = model(graph(nodes, f"{X}, float[N,M,8] r"), opset, ir=8 if opset < 20 else 10)
   optimized, _ = run_pass(original, FUSE_POINTWISE, into=["FusedPointwise"])
   assert [each.op for each in parse(programs(optimized)[0]).statements] == ops
@@ -135,21 +135,21 @@ def test_operators_of_every_kind(opset: int, nodes: str, ops: list[str]) -> None
     assert_same_outputs(original, optimized, "float16" if "to = 10" in nodes else "")
 
 
-def test_activations_of_onnx_runtime() -> None:
+def test_activations_of_onnx_runtime():
   original = model(graph("a = com.microsoft.BiasGelu(x, b)  y = Mul(a, x)", f"{X}, float[8] b"), contrib=True)
   run_same(original, FUSE_POINTWISE, program=["add = Add(x, bias)", "gelu = Gelu(add)", "y = Mul(gelu, x)"])
 
 
-def test_integers_that_are_data() -> None:
+def test_integers_that_are_data():
   text = "g (int64[N,M] x, int64[M] r) => (int64[N,M] y) { s = Add(x, r)  y = Mul(s, s) }"
   check(text, ["FusedPointwise"], ["add = Add(x, bias)", "y = Mul(add, add)"])
 
 
-def test_a_value_used_twice_by_one_operator() -> None:
+def test_a_value_used_twice_by_one_operator():
   check(graph("a = Abs(x)  y = Mul(a, a)"), ["FusedPointwise"], ["abs = Abs(x)", "y = Mul(abs, abs)"])
 
 
-def test_where_a_result_jumps_float16_is_rounded_as_before() -> None:
+def test_where_a_result_jumps_float16_is_rounded_as_before():
   """x + r is equal to s, which was rounded when it was made."""
   inputs = "float16[N,M,8] x, float16[N,M,8] r"
   text = graph("a = Add(x, r)  b = Sub(a, r)  e = Equal(b, x)  y = Where(e, a, b)", inputs, "float16[N,M,8] y")
@@ -169,7 +169,7 @@ def test_where_a_result_jumps_float16_is_rounded_as_before() -> None:
 # ---- shapes, and costs
 
 
-def test_a_cheap_small_value_is_computed_inside() -> None:
+def test_a_cheap_small_value_is_computed_inside():
   """1 + gamma, and a mask made of a row and a column: interior values of smaller shapes."""
   text = graph(
     """one = Constant<value = float {1.0}> ()  g = Add(gamma, one)  m = Less(row, column)  a = Mul(x, g)
@@ -186,13 +186,13 @@ def test_a_cheap_small_value_is_computed_inside() -> None:
 GATE = "float[2,3,8,8] x, float[2,3,1,1] s"
 
 
-def test_an_expensive_small_value_is_computed_inside_where_the_whole_is_small() -> None:
+def test_an_expensive_small_value_is_computed_inside_where_the_whole_is_small():
   """Squeeze and excitation: a launch costs more than the Sigmoids."""
   text = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE, "float[2,3,8,8] y")
   check(text, ["FusedPointwise"], ["sigmoid = Sigmoid(x)", "y = Mul(x2, sigmoid)"])
 
 
-def test_an_expensive_small_value_stays_apart_where_the_whole_is_large() -> None:
+def test_an_expensive_small_value_stays_apart_where_the_whole_is_large():
   shapes = GATE.replace("8,8", "2000,2000")
   text = graph("g = Sigmoid(s)  y = Mul(x, g)", shapes, "float[2,3,2000,2000] y")
   assert_unchanged(model(text), [FUSE_POINTWISE], "24000000 elements costs as much as moving 48000000 bytes")
@@ -200,7 +200,7 @@ def test_an_expensive_small_value_stays_apart_where_the_whole_is_large() -> None
   assert_unchanged(model(unknown), [FUSE_POINTWISE], "is 16 operations, above 4, and how many is unknown")
 
 
-def test_a_small_value_that_something_else_needs_stays_apart() -> None:
+def test_a_small_value_that_something_else_needs_stays_apart():
   """It would be computed twice, and is no result: it has not the shape of the others."""
   text = graph("g = Neg(s)  a = Mul(x, g)  y = Relu(a)  z = Softmax(g)", f"{X}, float[8] s", f"{Y}, float[8] z")
   check(text, ["Neg", "FusedPointwise", "Softmax"], ["mul = Mul(x, scale)", "y = Relu(mul)"])
@@ -208,28 +208,28 @@ def test_a_small_value_that_something_else_needs_stays_apart() -> None:
   assert reasons(result) == ["'y' (FusedPointwise): it is computed apart: 'g' is also used by 'z' (Softmax)"]
 
 
-def test_a_small_value_that_two_members_read_is_computed_inside() -> None:
+def test_a_small_value_that_two_members_read_is_computed_inside():
   text = graph("g = Neg(s)  a = Mul(x, g)  y = Add(a, g)", f"{X}, float[8] s")
   check(text, ["FusedPointwise"], ["neg = Neg(x)", "mul = Mul(x2, neg)", "y = Add(mul, neg)"])
 
 
-def test_small_values_are_fused_among_themselves() -> None:
+def test_small_values_are_fused_among_themselves():
   text = graph("a = Exp(s)  b = Log(a)  c = Tanh(b)  g = Softmax(c)  y = Mul(x, g)", f"{X}, float[8] s")
   check(text, ["FusedPointwise", "Softmax", "Mul"], ["exp = Exp(x)", "log = Log(exp)", "y = Tanh(log)"])
 
 
-def test_a_shape_that_is_not_surely_the_same() -> None:
+def test_a_shape_that_is_not_surely_the_same():
   """a may have one row where y has many."""
   text = graph("a = Neg(x)  y = Add(a, r)", "float[K,8] x, float[N,8] r", "float[N,8] y")
   assert_unchanged(model(text), [FUSE_POINTWISE], "[K, 8] is not surely")
 
 
-def test_an_unknown_rank_is_left_alone() -> None:
+def test_an_unknown_rank_is_left_alone():
   text = "g (float[N] x, int64[K] s) => (float[M] y) { r = Reshape(x, s)  a = Neg(r)  b = Abs(a)  y = Reshape(b, s) }"
   assert_unchanged(model(text), [FUSE_POINTWISE], "the rank of 'r' is unknown")
 
 
-def test_unnamed_lengths_are_the_same_along_a_chain() -> None:
+def test_unnamed_lengths_are_the_same_along_a_chain():
   """What NonZero finds has a length that nothing names; a chain on it keeps that length."""
   text = "g (float[N,M] x) => (int64[2,K] y) { i = NonZero(x)  a = Add(i, i)  b = Neg(a)  y = Mul(b, a) }"
   run_same(model(text), FUSE_POINTWISE, into=["NonZero", "FusedPointwise"])
@@ -238,14 +238,14 @@ def test_unnamed_lengths_are_the_same_along_a_chain() -> None:
 # ---- what is kept
 
 
-def test_no_cycle() -> None:
+def test_no_cycle():
   """Softmax reads a and is read by y: a and y in one node would wait for it, and it for them."""
   text = graph("a = Abs(x)  s = Softmax(a)  b = Neg(a)  c = Add(b, s)  y = Relu(c)")
   check(text, ["FusedPointwise", "Softmax", "FusedPointwise"],
         ["y = Abs(x)", "y2 = Neg(y)"], ["add = Add(x, x2)", "y = Relu(add)"])  # fmt: skip
 
 
-def test_no_cycle_of_two_sets() -> None:
+def test_no_cycle_of_two_sets():
   """Each pair alone has no path through others, both together do."""
   text = graph(
     """a = Abs(x)  b = Neg(r)  sa = Softmax(a)  sb = Softmax(b)  c = Add(b, sa)  d = Add(a, sb)
@@ -257,13 +257,13 @@ def test_no_cycle_of_two_sets() -> None:
   onnx.checker.check_model(onnx.load_model_from_string(optimized.SerializeToString()))
 
 
-def test_a_graph_output_in_between_keeps_its_name() -> None:
+def test_a_graph_output_in_between_keeps_its_name():
   text = graph("a = Abs(x)  b = Neg(a)  y = Exp(b)", outputs=f"{Y}, float[N,M,8] a")
   optimized = check(text, ["FusedPointwise"], ["y = Abs(x)", "neg = Neg(y)", "y2 = Exp(neg)"])
   assert list(optimized.graph.node[0].output) == ["a", "y"]
 
 
-def test_shape_arithmetic_stays_on_the_cpu() -> None:
+def test_shape_arithmetic_stays_on_the_cpu():
   """Lengths that a Reshape, an Expand or a Range needs, and an attention's scale made of one."""
   text = graph(
     """shape = Shape(x)  two = Constant<value = int64[1] {2}> ()  zero = Constant<value = int64[1] {0}> ()
@@ -277,12 +277,12 @@ def test_shape_arithmetic_stays_on_the_cpu() -> None:
   assert operators(optimized).count("FusedPointwise") == 1
 
 
-def test_operands_of_shapes_stay_on_the_cpu() -> None:
+def test_operands_of_shapes_stay_on_the_cpu():
   text = "g (float[N,M] x, int64[2] s) => (float[A,B] y) { a = Abs(s)  b = Add(a, a)  c = Sub(b, a)  y = Expand(x, c) }"
   assert_unchanged(model(text), [FUSE_POINTWISE])
 
 
-def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu() -> None:
+def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
   text = f"""g ({X}, int64 most, bool start) => (float[N,M,8] y) {{
     y = Loop (most, start, x) <body = b (int64 i, bool going, float[N,M,8] v) => (bool more, float[N,M,8] w) {{
         three = Constant<value = int64 {{3}}> ()  j = Add(i, i)  few = Less(j, three)  more = And(few, going)
@@ -293,7 +293,7 @@ def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu() -> None:
   assert operators(body) == ["Add", "Less", "And", "FusedPointwise"]
 
 
-def test_in_bodies_with_values_from_outside() -> None:
+def test_in_bodies_with_values_from_outside():
   text = f"""g ({X}, bool flag) => (float[N,M,8] y) {{ a = Abs(x)  b = Neg(a)
       y = If (flag) < then_branch = t () => (float[N,M,8] p) {{ c = Exp(b)  p = Add(c, a) }},
                       else_branch = e () => (float[N,M,8] q) {{ d = Tanh(b)  q = Sin(d) }}> }}"""
@@ -302,7 +302,7 @@ def test_in_bodies_with_values_from_outside() -> None:
   assert [operators(each.g) for each in optimized.graph.node[1].attribute] == [["FusedPointwise"]] * 2
 
 
-def test_what_folds_into_a_conv_stays() -> None:
+def test_what_folds_into_a_conv_stays():
   """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
   text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, float[N,2,8,8] z) {
     w = Constant<value = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}> ()  s = Constant<value = float[1,2,1,1] {2.0, 3.0}> ()
@@ -312,18 +312,18 @@ def test_what_folds_into_a_conv_stays() -> None:
   run_pass(model(text), FUSE_POINTWISE, into=["Conv", "Mul", "Add", "Relu", "Conv", "FusedPointwise"])
 
 
-def test_an_old_opset_is_left_alone() -> None:
+def test_an_old_opset_is_left_alone():
   assert_unchanged(model(graph("a = Neg(x)  y = Abs(a)"), 10), [FUSE_POINTWISE])
 
 
-def test_what_a_program_cannot_say_is_reported() -> None:
+def test_what_a_program_cannot_say_is_reported():
   original = model(graph("a = Neg(x)  c = Cast<to = 8> (a)  d = Cast<to = 1> (c)  y = Relu(d)"))
   optimized, result = run_pass(original, FUSE_POINTWISE)
   assert operators(optimized) == ["Neg", "Cast", "Cast", "Relu"] or "FusedPointwise" in operators(optimized)
   assert any("string" in each or "object" in each for each in reasons(result))
 
 
-def test_the_limit_and_the_names() -> None:
+def test_the_limit_and_the_names():
   text = graph("a = Abs(x)  b = Neg(a)  s = Softmax(b)  c = Exp(s)  y = Sin(c)")
   original = model(text)
   original.graph.node[1].name = "negate"
@@ -347,14 +347,14 @@ def repeated(numbers: range, *nodes: str) -> str:
   return " ".join(nodes[i % len(nodes)].format(i=i, j=i + 1) for i in numbers)
 
 
-def test_long_chains_are_cut() -> None:
+def test_long_chains_are_cut():
   nodes = repeated(range(700), "v{j} = Neg(v{i})", "v{j} = Sin(v{i})", "v{j} = Abs(v{i})")
   optimized, result = run_same(flat(nodes, ["v0"], ["v700"]), FUSE_POINTWISE)
   assert [len(parse(each).statements) for each in programs(optimized)] == [MAX_STATEMENTS, MAX_STATEMENTS, 188]
   assert any("512 statements, and the limit is 256" in each for each in reasons(result))
 
 
-def test_many_inputs_are_cut() -> None:
+def test_many_inputs_are_cut():
   nodes = "s1 = Add(p0, p1) " + repeated(range(1, 79), "s{j} = Add(s{i}, p{j})")
   optimized, result = run_same(flat(nodes, [f"p{i}" for i in range(80)], ["s79"]), FUSE_POINTWISE)
   assert max(len(parse(each).parameters) for each in programs(optimized)) == MAX_PARAMETERS
@@ -362,7 +362,7 @@ def test_many_inputs_are_cut() -> None:
   assert any("inputs, and the limit is 32" in each for each in reasons(result))
 
 
-def test_many_outputs_are_cut() -> None:
+def test_many_outputs_are_cut():
   nodes = "h = Abs(x) y0 = Mul(h, h) " + repeated(range(39), "y{j} = Mul(h, y{i})")
   optimized, result = run_same(flat(nodes, ["x"], [f"y{i}" for i in range(40)]), FUSE_POINTWISE)
   assert max(len(parse(each).results) for each in programs(optimized)) == MAX_RESULTS
@@ -397,7 +397,7 @@ def ladder(count: int) -> onnx.ModelProto:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("make", [chain, residual, far, star, ladder])
-def test_ten_thousand_nodes(make: object) -> None:
+def test_ten_thousand_nodes(make):
   """In time near linear: ten times the nodes take at most twenty times as long, and no more than a minute."""
   seconds = []
   for count in (1000, 10_000):
@@ -460,7 +460,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
 
 @settings(max_examples=examples(40), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 2**32 - 1))
-def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
+def test_the_same_outputs(original, seed):
   optimized, result = run_pass(original, FUSE_POINTWISE)
   models = [optimized]
   if result.changes:  # stopped anywhere, the model is right as well
@@ -473,7 +473,7 @@ def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
 
 
 @pytest.mark.parametrize("op", ["Sum", "Max", "Mean"])
-def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
+def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op):
   """Nor is any of them looked at in detail: a program has fewer statements."""
   names = [f"x{index}" for index in range(4000)]
   imported = annotated(flat(f"s = {op}({', '.join(names)}) y = Relu(s)", names, ["y"], "[N,4]"))

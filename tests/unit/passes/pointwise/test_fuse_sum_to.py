@@ -40,7 +40,7 @@ def check(text: str, ops: list[str], statements: list[str], opset: int = 17) -> 
 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 17, 18])
-def test_the_gradients_of_lerp(opset: int) -> None:
+def test_the_gradients_of_lerp(opset):
   """x: [N, 1, 1, 1]; y: [N, 3, M, 8]; w: [3, 1, 8]."""
   reduce = "dx = ReduceSum<axes=[1, 2, 3]>(g)" if opset < 13 else "dx = ReduceSum(g, axes)"
   check(
@@ -56,7 +56,7 @@ def test_the_gradients_of_lerp(opset: int) -> None:
   )
 
 
-def test_both_gradients_summed_over_other_axes() -> None:
+def test_both_gradients_summed_over_other_axes():
   """dout is read twice, which is less than to write and read a tensor of its size."""
   check(
     graph(
@@ -71,7 +71,7 @@ def test_both_gradients_summed_over_other_axes() -> None:
   )  # fmt: skip
 
 
-def test_a_trailing_reshape_stays() -> None:
+def test_a_trailing_reshape_stays():
   optimized = check(
     graph(
       f"{GRADIENT}  s = ReduceSum<keepdims=0>(g, axes)  dx = Reshape(s, shape)",
@@ -85,7 +85,7 @@ def test_a_trailing_reshape_stays() -> None:
   assert list(optimized.graph.node[0].output) == ["s"]
 
 
-def test_relu_and_bias_gradients() -> None:
+def test_relu_and_bias_gradients():
   """The gradient of a convolution's bias and Relu: what flows on is a result beside the sum."""
   check(
     graph(
@@ -99,7 +99,7 @@ def test_relu_and_bias_gradients() -> None:
   )
 
 
-def test_what_follows_a_result_is_drawn_in() -> None:
+def test_what_follows_a_result_is_drawn_in():
   check(
     graph(
         "p = Greater(y, zero)  dx = Where(p, dy, zero)  db = ReduceSum<keepdims=0>(dx, axes)  q = Mul(dx, z)",
@@ -113,7 +113,7 @@ def test_what_follows_a_result_is_drawn_in() -> None:
   )  # fmt: skip
 
 
-def test_sums_over_the_same_axes() -> None:
+def test_sums_over_the_same_axes():
   """With and without the summed dimensions; a third over other axes stays apart."""
   check(
     graph(
@@ -127,7 +127,7 @@ def test_sums_over_the_same_axes() -> None:
   )
 
 
-def test_over_all_axes() -> None:
+def test_over_all_axes():
   """A loss: no axes given."""
   for axes in ("", ", none"):
     check(
@@ -138,7 +138,7 @@ def test_over_all_axes() -> None:
     )  # fmt: skip
 
 
-def test_a_cast_around_the_sum() -> None:
+def test_a_cast_around_the_sum():
   """float16 summed in float, as exporters write it."""
   check(
     "g (float16[N,8] x, float16[8] b) => (float16[N] y) <int64[1] axes = {1}> "
@@ -152,7 +152,7 @@ def test_a_cast_around_the_sum() -> None:
 @pytest.mark.parametrize("number", ["-2", "3", "0"])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("opset", [12, 17])
-def test_a_constant_before_its_slope(opset: int, keepdims: int, number: str) -> None:
+def test_a_constant_before_its_slope(opset, keepdims, number):
   """PRelu's result has its first operand's shape: a literal in its place must not make it a scalar."""
   axes = ("axes=[0], ", "") if opset < 13 else ("", ", axes")
   original = model(
@@ -167,7 +167,7 @@ def test_a_constant_before_its_slope(opset: int, keepdims: int, number: str) -> 
   run_same(original, FUSE_SUM_TO, into=["FusedSumTo"])
 
 
-def test_a_comparison_sees_what_the_model_rounds() -> None:
+def test_a_comparison_sees_what_the_model_rounds():
   check(
     "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
     "{ t = Mul(x, b)  p = Greater(t, zero)  u = Where(p, x, zero)  y = ReduceSum<keepdims=0>(u, axes) }",
@@ -177,14 +177,14 @@ def test_a_comparison_sees_what_the_model_rounds() -> None:
   )  # fmt: skip
 
 
-def test_in_a_body() -> None:
+def test_in_a_body():
   text = """g (float[N,8] x, bool c) => (float[N] y) { y = If (c) <
       then_branch = a () => (float[N] t) { p = Mul(x, x)  t = ReduceSum<keepdims=0, axes=[1]>(p) },
       else_branch = b () => (float[N] e) { q = Exp(x)  e = ReduceSum<keepdims=0, axes=[1]>(q) }> }"""
   run_same(model(text, 12), FUSE_SUM_TO, changes=2)
 
 
-def test_it_runs_before_other_pointwise_operators_are_fused() -> None:
+def test_it_runs_before_other_pointwise_operators_are_fused():
   """A chain beside the sum, fused first, is then joined with it: x is read once."""
   original = model(
     graph(
@@ -201,7 +201,7 @@ def test_it_runs_before_other_pointwise_operators_are_fused() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_changes_may_be_limited() -> None:
+def test_changes_may_be_limited():
   original = model(graph(f"{GRADIENT}  dx = ReduceSum(g)", "float[N,8] dout, float[8] w", "float[1,1] dx"))
   for limit, ops in ((0, ["Sub", "Mul", "ReduceSum"]), (1, ["Sub", "FusedSumTo"]), (2, ["FusedSumTo"])):
     run_pass(original, FUSE_SUM_TO, limit=limit, into=ops, changes=limit)
@@ -210,32 +210,32 @@ def test_changes_may_be_limited() -> None:
 # ---- what must not
 
 
-def test_a_lone_sum_stays() -> None:
+def test_a_lone_sum_stays():
   assert_unchanged(model(graph("y = ReduceSum(x)", "float[N,8] x", "float[1,1] y", "float c = {1}")), [FUSE_SUM_TO])
 
 
-def test_a_mean_stays() -> None:
+def test_a_mean_stays():
   text = graph("p = Mul(x, x)  y = ReduceMean<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
   assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
-def test_integers_stay() -> None:
+def test_integers_stay():
   """ONNX Runtime's sums of integers do not wrap."""
   text = graph("p = Mul(x, x)  y = ReduceSum(p)", "int64[N,8] x", "int64[1,1] y", "float c = {1}")
   assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
-def test_axes_that_are_not_known() -> None:
+def test_axes_that_are_not_known():
   text = graph("p = Mul(x, x)  y = ReduceSum(p, axes)", "float[N,8] x, int64[1] axes", "float[N,1] y", "float c = {1}")
   assert_unchanged(model(text), [FUSE_SUM_TO], "the axes 'axes' of 'y' (ReduceSum) are no constant")
 
 
-def test_no_axes_may_mean_nothing_to_do() -> None:
+def test_no_axes_may_mean_nothing_to_do():
   text = "p = Mul(x, x)  y = ReduceSum<noop_with_empty_axes=1>(p)"
   assert_unchanged(model(graph(text, "float[N,8] x", "float[N,8] y", "float c = {1}")), [FUSE_SUM_TO])
 
 
-def test_an_unknown_rank() -> None:
+def test_an_unknown_rank():
   text = graph(
     "v = Reshape(x, shape)  p = Mul(v, v)  y = ReduceSum<keepdims=0>(p)",
     "float[N,8] x, int64[r] shape",
@@ -245,7 +245,7 @@ def test_an_unknown_rank() -> None:
   assert_unchanged(model(text), [FUSE_SUM_TO], "rank of 'p' is unknown")
 
 
-def test_an_intermediate_that_is_a_graph_output_is_kept() -> None:
+def test_an_intermediate_that_is_a_graph_output_is_kept():
   optimized = check(
     graph("p = Mul(x, b)  y = ReduceSum(p, axes)", "float[N,8] x, float[8] b", "float[1,8] y, float[N,8] p",
           "int64[1] axes = {0}"),
@@ -255,7 +255,7 @@ def test_an_intermediate_that_is_a_graph_output_is_kept() -> None:
   assert list(optimized.graph.node[0].output) == ["p", "y"]
 
 
-def test_a_smaller_value_that_something_else_needs_is_computed_once() -> None:
+def test_a_smaller_value_that_something_else_needs_is_computed_once():
   check(
     graph("a = Exp(w)  p = Mul(x, a)  y = ReduceSum(p, axes)  z = Softmax(a)", "float[N,8] x, float[8] w",
           "float[1,8] y, float[8] z", "int64[1] axes = {0}"),
@@ -264,7 +264,7 @@ def test_a_smaller_value_that_something_else_needs_is_computed_once() -> None:
   )  # fmt: skip
 
 
-def test_an_expensive_smaller_value_is_computed_once() -> None:
+def test_an_expensive_smaller_value_is_computed_once():
   _, result = run_pass(model(
     graph("t = Tan(w)  a = Exp(t)  p = Mul(x, a)  y = ReduceSum(p, axes)", "float[100000,256] x, float[256] w",
           "float[1,256] y", "int64[1] axes = {0}")
@@ -272,7 +272,7 @@ def test_an_expensive_smaller_value_is_computed_once() -> None:
   assert any("'a' is computed apart: computing it again" in reason for reason in reasons(result))
 
 
-def test_no_cycle() -> None:
+def test_no_cycle():
   """q reads what the sum reads, and the sum itself by way of Softmax."""
   optimized = check(
     graph("p = Mul(x, b)  y = ReduceSum(p, axes)  s = Softmax(y)  q = Mul(x, s)", "float[N,8] x, float[8] b",
@@ -283,7 +283,7 @@ def test_no_cycle() -> None:
   assert optimized.graph.node[0].output == ["y"]
 
 
-def test_nothing_computes_with_the_sum() -> None:
+def test_nothing_computes_with_the_sum():
   """Also where one element is summed, so that the sum has the shape of what it reads."""
   check(
     graph("p = Mul(x, b)  y = ReduceSum(p, axes)  z = Mul(y, b)", "float[1,8] x, float[8] b", "float[1,8] z",
@@ -303,7 +303,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("first", [True, False])
-def test_sums_of_other_shapes_stay_apart(case: str, first: bool) -> None:
+def test_sums_of_other_shapes_stay_apart(case, first):
   """y = x + o; y.sum(), o.sum(): an input that both read is not the whole of what both sum."""
   operand, result, axis = SHAPES[case]
   sums = ["s = ReduceSum<keepdims=0>(y, axes)", "u = ReduceSum<keepdims=0>(o, axes)"]
@@ -321,7 +321,7 @@ def test_sums_of_other_shapes_stay_apart(case: str, first: bool) -> None:
     assert_same_outputs(original, optimized, **lengths)
 
 
-def test_two_fused_sums_of_other_shapes_stay_apart() -> None:
+def test_two_fused_sums_of_other_shapes_stay_apart():
   """x [a,b,c] and o [a,1,c]: the sum of o is of a program with several inputs, too."""
   original = model(
     graph(
@@ -334,12 +334,12 @@ def test_two_fused_sums_of_other_shapes_stay_apart() -> None:
   run_same(original, FUSE_SUM_TO, into=["FusedSumTo", "FusedSumTo"])
 
 
-def test_an_old_opset_stays() -> None:
+def test_an_old_opset_stays():
   text = graph("p = Mul(x, x)  y = ReduceSum<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
   assert_unchanged(model(text, 10), [FUSE_SUM_TO])
 
 
-def test_a_shape_in_floats_stays() -> None:
+def test_a_shape_in_floats_stays():
   text = graph(
     "s = Shape(x)  f = Cast<to=1>(s)  g = Mul(f, half)  y = ReduceSum<keepdims=0>(g)",
     "float[N,8] x",
@@ -373,7 +373,7 @@ EXPORTED: dict[str, tuple[list[str], Callable[..., list[np.ndarray]]]] = {
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("name", EXPORTED)
-def test_what_torch_exports_becomes_one(name: str, exporter: str, rng: np.random.Generator) -> None:
+def test_what_torch_exports_becomes_one(name, exporter, rng):
   ops, formula = EXPORTED[name]
   original = onnx.load(LERP / f"{name}_{exporter}.onnx")
   optimized, _ = optimize(original)
@@ -385,7 +385,7 @@ def test_what_torch_exports_becomes_one(name: str, exporter: str, rng: np.random
 
 
 @pytest.mark.parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
-def test_the_plain_form_of_lerp_becomes_one(weight: str) -> None:
+def test_the_plain_form_of_lerp_becomes_one(weight):
   original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
     {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")
   optimized, _ = optimize(original)

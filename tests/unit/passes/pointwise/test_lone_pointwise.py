@@ -23,7 +23,7 @@ Y = "float[N,4,8] y"
     ("y = Where(c, x, b)", f"{X}, bool[4,8] c, float b", ["FusedPointwise"], "y = Where(condition, x, condition2)"),
   ],
 )
-def test_becomes_a_kernel_of_its_own(nodes: str, inputs: str, operators_after: list[str], statement: str) -> None:
+def test_becomes_a_kernel_of_its_own(nodes, inputs, operators_after, statement):
   optimized, _ = run_same(model(f"g ({inputs}) => ({Y}) {{ {nodes} }}"), LONE_POINTWISE, into=operators_after)
   assert [lines(each) for each in programs(optimized)] == [[statement]]
   assert_unchanged(optimized, [LONE_POINTWISE])
@@ -49,17 +49,17 @@ ONE = "k = Constant<value = float {0.125}> ()"
   ],
   ids=lambda value: value if " => " not in value else "",
 )
-def test_stays(text: str, why: str) -> None:
+def test_stays(text, why):
   assert_unchanged(model(text), [LONE_POINTWISE])
 
 
-def test_the_limit_counts_replacements() -> None:
+def test_the_limit_counts_replacements():
   original = model(f"g ({X}) => ({Y}) {{ a = Relu(x) s = Softmax(a) y = Exp(s) }}")
   run_pass(original, LONE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp"])
 
 
 @pytest.mark.parametrize(("dtype", "left"), [("float", 1), ("float16", 3)])
-def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype: str, left: int) -> None:
+def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype, left):
   ones = ", ".join(["1"] * 72)
   original = model(f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{
     m = ReduceMean(w)  d = Sub(w, m)  n = Exp(d)  c = Conv(x, n)  y = Relu(c) }}""")

@@ -46,7 +46,7 @@ TUPLES = "g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = S
 
 @pytest.mark.parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
 @pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
-def test_plain(graph: str, opset: int) -> None:
+def test_plain(graph, opset):
   optimized, result = run_same(model(graph % "", opset), FUSE_SCATTER)
   name = "ScatterND" if graph is TUPLES else "ScatterElements"
   assert ours(optimized) == [(name, {} if graph is TUPLES else {"axis": 0})]
@@ -55,7 +55,7 @@ def test_plain(graph: str, opset: int) -> None:
 
 @pytest.mark.parametrize(("reduction", "since"), [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
 @pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
-def test_reductions(graph: str, reduction: str, since: int) -> None:
+def test_reductions(graph, reduction, since):
   optimized, _ = run_same(model(graph % f'<reduction = "{reduction}">', since), FUSE_SCATTER)
   assert ours(optimized)[0][1]["reduction"] == reduction.encode()
 
@@ -68,7 +68,7 @@ def run_on(original: onnx.ModelProto, *fragments: str) -> None:
     assert any(fragment in each.reason for each in result.near_misses), result.near_misses
 
 
-def test_a_reduction_before_its_opset_stays() -> None:
+def test_a_reduction_before_its_opset_stays():
   run_on(model(TUPLES % '<reduction = "add">', 15), "the reduction 'add' is none of opset 15")
   run_on(model(TUPLES % '<reduction = "max">', 17), "the reduction 'max' is none of opset 17")
   run_on(model(TUPLES % '<reduction = "median">', 18), "the reduction 'median' is none of opset 18")
@@ -101,13 +101,13 @@ STAYS = {
 
 
 @pytest.mark.parametrize("case", STAYS)
-def test_what_the_operators_lack(case: str) -> None:
+def test_what_the_operators_lack(case):
   text, reason = STAYS[case]
   assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
 
 
 @pytest.mark.parametrize("opset", [9, 10])
-def test_scatter_before_it_was_renamed(opset: int, rng: np.random.Generator) -> None:
+def test_scatter_before_it_was_renamed(opset, rng):
   original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
   feeds = random_feeds(original, rng)
   optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER, changes=1)
@@ -115,7 +115,7 @@ def test_scatter_before_it_was_renamed(opset: int, rng: np.random.Generator) -> 
   np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
-def test_a_slice_in_an_opset_that_can_not_write_it_back_stays() -> None:
+def test_a_slice_in_an_opset_that_can_not_write_it_back_stays():
   original = with_constants(
     model("g (float[3,4] x, float[1,4] u) => (float[3,4] y) { y = Scatter(x, i, u) }", 10, ir=4),
     i=np.ones((1, 4), np.int64),
@@ -124,18 +124,18 @@ def test_a_slice_in_an_opset_that_can_not_write_it_back_stays() -> None:
   assert ours(optimized) == [("ScatterElements", {"axis": 0, "unique": 1})]
 
 
-def test_an_older_scatter_stays() -> None:
+def test_an_older_scatter_stays():
   run_on(model((ELEMENTS % "").replace("ScatterElements", "Scatter"), 8), "the model has opset 8")
 
 
-def test_a_shape_that_is_changed_stays() -> None:
+def test_a_shape_that_is_changed_stays():
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
   original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
     at = Constant<value = int64[1] {1}> ()  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
   assert_unchanged(original, [FUSE_SCATTER])
 
 
-def test_a_local_function_of_the_name_stays() -> None:
+def test_a_local_function_of_the_name_stays():
   text = """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
     g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = local.ScatterND(x, i, u) }
     <domain: "local", opset_import: ["" : 17]> ScatterND (x, i, u) => (y) { y = Abs(x) }"""
@@ -158,7 +158,7 @@ UNIQUE = {
 
 
 @pytest.mark.parametrize("case", UNIQUE)
-def test_unique_constants(case: str) -> None:
+def test_unique_constants(case):
   op, attributes, data, indices, unique = UNIQUE[case]
   depth = indices.shape[-1] if op == "ScatterND" else 0
   shape = [2, 4][: 3 - depth] if depth else list(indices.shape)
@@ -205,7 +205,7 @@ RUN_TIME = {
 
 
 @pytest.mark.parametrize("case", RUN_TIME)
-def test_unique_at_run_time(case: str, rng: np.random.Generator) -> None:
+def test_unique_at_run_time(case, rng):
   text, unique = RUN_TIME[case]
   original = with_constants(model(text, 18), **({"d": np.array([-1, 1])} if "Reshape(c, d)" in text else {}))
   optimized, _ = run_pass(original, FUSE_SCATTER)
@@ -243,7 +243,7 @@ REPEATED = {
 
 @pytest.mark.parametrize("case", REPEATED)
 @pytest.mark.parametrize("opset", [12, 18])
-def test_an_index_that_was_only_repeated(case: str, opset: int) -> None:
+def test_an_index_that_was_only_repeated(case, opset):
   nodes, expected = REPEATED[case]
   if opset < 13:  # whose Unsqueeze has its axes in an attribute
     axes = "[0, 2]" if "{0, 2}" in nodes else "[1]"
@@ -252,7 +252,7 @@ def test_an_index_that_was_only_repeated(case: str, opset: int) -> None:
   assert [each for each in operators(optimized) if each != "Shape"] == expected
 
 
-def test_a_constant_index_that_was_only_repeated() -> None:
+def test_a_constant_index_that_was_only_repeated():
   indices = np.broadcast_to(np.array([3, 1])[None, :, None], (3, 2, 5))
   original = with_constants(model(COPY.format("j = Identity(c)")), c=indices)
   original.graph.node[1].input[1] = "c"
@@ -262,7 +262,7 @@ def test_a_constant_index_that_was_only_repeated() -> None:
   assert ours(optimized) == [("ScatterElements", {"axis": 1, "unique": 1})]
 
 
-def test_rows_of_columns() -> None:
+def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
   original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
     rows = Constant<value = int64[3,2,1] {0, 0, 1, 1, 2, 2}> ()  s = Constant<value = int64[2] {3, 2}> ()
@@ -272,7 +272,7 @@ def test_rows_of_columns() -> None:
   assert ours(optimized)[0][1] == {"axis": 1}
 
 
-def test_pairs_that_belong_together_stay_tuples() -> None:
+def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
   original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
     a = Constant<value = int64[1] {-1}> ()  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
@@ -282,7 +282,7 @@ def test_pairs_that_belong_together_stay_tuples() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "double", "int8", "uint64", "bool", "bfloat16"])
-def test_dtypes(dtype: str) -> None:
+def test_dtypes(dtype):
   original = model((TUPLES % "").replace("float[", f"{dtype}["), 18)
   optimized, _ = run_pass(original, FUSE_SCATTER)
   assert ours(optimized)[0][0] == "ScatterND"
@@ -299,12 +299,12 @@ def test_dtypes(dtype: str) -> None:
     "g (float[3,4] x, int64[0,4] i, float[0,4] u) => (float[3,4] y) { y = ScatterElements(x, i, u) }",
   ],
 )
-def test_nothing_to_do(text: str) -> None:
+def test_nothing_to_do(text):
   optimized, _ = run_same(model(text), FUSE_SCATTER)
   assert len(ours(optimized)) == 1
 
 
-def test_inside_bodies() -> None:
+def test_inside_bodies():
   original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
     n = Constant<value = int64 {2}> ()  t = Constant<value = bool {1}> ()
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
@@ -314,7 +314,7 @@ def test_inside_bodies() -> None:
 
 
 @pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
-def test_what_else_needs_the_data(op: str) -> None:
+def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"
   original = model(f"""g (float[3,4] x, {i}, float[2,4] u, bool c) => (float[3,4] y, float[3,4] a, float[3,4] z) {{

@@ -44,21 +44,21 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(form: str) -> None:
+def test_every_form(form):
   optimized, result = run_same(FORMS[form], MASKED_FILL, DEAD_NODES)
   assert [each for each in operators(optimized) if each not in ("Cast", "Reshape")] == ["Where"]
   assert len([each for each in result.changes if each.rewrite == "masked-fill"]) == 1
 
 
 @pytest.mark.parametrize("chosen", [0.0, 1.0])
-def test_all_or_nothing_is_chosen(chosen: float, rng: np.random.Generator) -> None:
+def test_all_or_nothing_is_chosen(chosen, rng):
   original = fill()
   optimized, _ = run_pass(original, MASKED_FILL)
   feeds = {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))}
   np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
-def test_a_mask_over_the_first_axes() -> None:
+def test_a_mask_over_the_first_axes():
   original = model(
     f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
       v = Constant<value = float {{2.5}}> ()  five = Constant<value = int64[1] {{5}}> ()
@@ -68,7 +68,7 @@ def test_a_mask_over_the_first_axes() -> None:
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Unsqueeze", "Where"])
 
 
-def test_a_mask_that_was_repeated() -> None:
+def test_a_mask_that_was_repeated():
   """Where broadcasts it."""
   original = model(
     f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
@@ -79,7 +79,7 @@ def test_a_mask_that_was_repeated() -> None:
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Where"])
 
 
-def test_a_value_at_run_time() -> None:
+def test_a_value_at_run_time():
   original = model(
     f"""g (float[3,4] x, bool[3,4] m, float v) => (float[3,4] y) {{ {COUNT}  {PLACES}
       u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
@@ -101,7 +101,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("case", MISSES)
-def test_near_misses(case: str) -> None:
+def test_near_misses(case):
   original, reason = MISSES[case]
   assert_unchanged(original, [MASKED_FILL], reason)
 
@@ -120,11 +120,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_what_is_no_masked_fill_stays(case: str) -> None:
+def test_what_is_no_masked_fill_stays(case):
   assert_unchanged(OTHERS[case], [MASKED_FILL])
 
 
-def test_the_places_are_used_elsewhere_too() -> None:
+def test_the_places_are_used_elsewhere_too():
   original = model(
     f"""g (float[3,4] x, bool[3,4] m) => (float[3,4] y, int64[N,2] i) {{ {COUNT}  {PLACES}
       v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",

@@ -55,13 +55,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(form: str) -> None:
+def test_every_form(form):
   original, expected, found = FORMS[form]
   optimized, _ = run_same(original, *PASSES, into=expected)
   assert attributes(optimized) == found
 
 
-def test_constant_updates_are_transposed_here(rng: np.random.Generator) -> None:
+def test_constant_updates_are_transposed_here(rng):
   original = scatter("", updates="", values=[[1], [2]])
   add_weights(original, ut=rng.random((2, 3, 5), np.float32))
   optimized, _ = run_same(original, *PASSES, into=["UpdateSlice"])
@@ -77,7 +77,7 @@ MISSES = {
 
 
 @pytest.mark.parametrize("case", MISSES)
-def test_near_misses(case: str) -> None:
+def test_near_misses(case):
   original, reason = MISSES[case]
   for number, dim in enumerate(original.graph.output[0].type.tensor_type.shape.dim):
     dim.dim_param = f"D{number}"
@@ -88,7 +88,7 @@ def test_near_misses(case: str) -> None:
 @pytest.mark.parametrize(
   ("more", "outputs"), [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")]
 )  # RELIABILITY 8, 9
-def test_a_result_that_is_needed_transposed(more: str, outputs: str) -> None:
+def test_a_result_that_is_needed_transposed(more, outputs):
   original = model(
     f"g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y{outputs}) "
     "{ xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut) "
@@ -98,7 +98,7 @@ def test_a_result_that_is_needed_transposed(more: str, outputs: str) -> None:
   assert "ScatterND" in operators(optimized)
 
 
-def test_transposed_data_that_something_else_reads() -> None:
+def test_transposed_data_that_something_else_reads():
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y, float[4,3,5] z) {
     xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
     y = Transpose<perm = [1, 0, 2]> (yt)  z = Neg(xt) }""")
@@ -106,7 +106,7 @@ def test_transposed_data_that_something_else_reads() -> None:
   assert sorted(operators(optimized)) == ["Neg", "Reshape", "ScatterElements", "Transpose"]
 
 
-def test_a_transpose_that_does_more_remains() -> None:
+def test_a_transpose_that_does_more_remains():
   original = model("""g (float[3,4,5] x, float[3,2,5] u) => (float[5,3,4] y) {
     xt = Transpose<perm = [1, 0, 2]> (x)  ut = Transpose<perm = [1, 0, 2]> (u)  yt = ScatterND(xt, i, ut)
     y = Transpose<perm = [2, 1, 0]> (yt) }""")
@@ -114,7 +114,7 @@ def test_a_transpose_that_does_more_remains() -> None:
   run_same(original, *PASSES, into=["UpdateSlice", "Transpose"])
 
 
-def test_two_in_a_row_with_their_transposes_merged() -> None:
+def test_two_in_a_row_with_their_transposes_merged():
   original = model("""g (float[3,4,5] x, int64[2,1] i, float[4,3,5] u, float[2,3,4] v) => (float[3,4,5] y) {
     a = Transpose<perm = [1, 0, 2]> (x)  b = ScatterND(a, j, u)  c = Transpose<perm = [2, 1, 0]> (b)
     d = ScatterND(c, i, v)  y = Transpose<perm = [1, 2, 0]> (d) }""")
@@ -124,5 +124,5 @@ def test_two_in_a_row_with_their_transposes_merged() -> None:
   assert operators(optimized).count("Transpose") == 2  # of the updates
 
 
-def test_standard_scatters_are_not_touched() -> None:
+def test_standard_scatters_are_not_touched():
   assert_unchanged(FORMS["rows"][0], [SCATTER_TRANSPOSE])

@@ -19,7 +19,6 @@ from pass_helpers import (
 )
 
 from ortplugin.graph.convert import import_model
-from ortplugin.passes.base import Pass
 from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
 from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
@@ -93,7 +92,7 @@ CONSTANT = {
 
 
 @pytest.mark.parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
-def test_constant_indices(case: str) -> None:
+def test_constant_indices(case):
   original, expected = CONSTANT[case]
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES, changes=1)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
@@ -124,12 +123,12 @@ NO_SLICE = {
 
 
 @pytest.mark.parametrize("case", NO_SLICE)
-def test_no_slice(case: str) -> None:
+def test_no_slice(case):
   assert_unchanged(NO_SLICE[case], [UPDATE_SLICE])
 
 
 @pytest.mark.parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
-def test_out_of_range_stays_an_error(indices: list[list[int]]) -> None:
+def test_out_of_range_stays_an_error(indices):
   original = scatter(indices, updates=f"float[{len(indices)},4,5]")
   assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
 
@@ -141,7 +140,7 @@ ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
 
 
 @pytest.mark.parametrize("first", [[], [FUSE_SCATTER]])
-def test_one_update_for_each_row_at_its_own_place_is_no_slice(first: list[Pass]) -> None:
+def test_one_update_for_each_row_at_its_own_place_is_no_slice(first):
   """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
   optimized, _ = run_same(model(ARANGE.format(domain="")), *first, UPDATE_SLICE, B=4)
   assert operators(optimized)[-1] == "ScatterElements"
@@ -152,11 +151,11 @@ def overridable(original: onnx.ModelProto, shape: list[int]) -> onnx.ModelProto:
   return original
 
 
-def test_a_constant_that_a_caller_may_override_stays() -> None:  # RELIABILITY 11
+def test_a_constant_that_a_caller_may_override_stays():  # RELIABILITY 11
   assert_unchanged(overridable(scatter([[1], [2]], updates="float[2,4,5]"), [2, 1]), [UPDATE_SLICE])
 
 
-def test_one_index_that_a_caller_may_override(rng: np.random.Generator) -> None:
+def test_one_index_that_a_caller_may_override(rng):
   original = overridable(scatter([[1]]), [1, 1])
   optimized, _ = run_pass(original, UPDATE_SLICE, into=["Reshape", "UpdateSlice"])
   feeds = random_feeds(original, rng)
@@ -165,13 +164,13 @@ def test_one_index_that_a_caller_may_override(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(run(restore(optimized), {**feeds, **given})[0], expected)
 
 
-def test_indices_at_run_time_stay() -> None:
+def test_indices_at_run_time_stay():
   assert_unchanged(
     model("g (float[3,4] x, int64[k,1] i, float[k,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }"), [UPDATE_SLICE]
   )
 
 
-def test_one_index_at_run_time(rng: np.random.Generator) -> None:
+def test_one_index_at_run_time(rng):
   """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
   original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
     s = Constant<value = int64[2] {1, 1}> ()  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
@@ -182,7 +181,7 @@ def test_one_index_at_run_time(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
-def test_a_loop_of_assignments() -> None:
+def test_a_loop_of_assignments():
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
   original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
     n = Constant<value = int64 {3}> ()  t = Constant<value = bool {1}> ()
@@ -194,7 +193,7 @@ def test_a_loop_of_assignments() -> None:
   assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
 
 
-def test_starts_of_int32() -> None:
+def test_starts_of_int32():
   original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
     s = Constant<value = int64[2] {3, 1}> ()  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
@@ -224,7 +223,7 @@ M1 = "m1 = Constant<value = int64[1] {-1}> ()"
        "i = Range(o, d, minus)  m1n = Shape(i)", []),
   ],
 )  # fmt: skip
-def test_a_grid_of_ranges(steps: str, axes: list[int]) -> None:
+def test_a_grid_of_ranges(steps, axes):
   original = model(RANGE.format(steps=f"{M1}  {steps}"))
   optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
   assert [found[0] for found in slices(optimized)] == [axes] * bool(axes)
@@ -235,7 +234,7 @@ def test_a_grid_of_ranges(steps: str, axes: list[int]) -> None:
     assert_same_outputs(original, optimized, k=2, past=past)
 
 
-def test_a_start_that_may_be_negative_stays() -> None:
+def test_a_start_that_may_be_negative_stays():
   original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
     z = Constant<value = int64[1] {0}> ()  one = Constant<value = int64 {1}> ()  su = Shape<end = 1> (u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
@@ -251,7 +250,7 @@ CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) =>
 
 
 @pytest.mark.parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
-def test_a_slice_of_numbers(start: int, end: int, length: int, rng: np.random.Generator) -> None:
+def test_a_slice_of_numbers(start, end, length, rng):
   """kv[:, :, pos:end] = v: the slice of arange is clamped, and so are the starts."""
   original = model(CACHE)
   optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
@@ -260,7 +259,7 @@ def test_a_slice_of_numbers(start: int, end: int, length: int, rng: np.random.Ge
   np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
-def test_an_index_that_is_stretched_along_its_axis_stays() -> None:
+def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
     model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
@@ -286,7 +285,7 @@ USES = {
 
 
 @pytest.mark.parametrize("case", USES)
-def test_what_else_needs_the_data(case: str) -> None:
+def test_what_else_needs_the_data(case):
   """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
   original = model(USES[case])
   original.graph.initializer.append(constant("i", [[0]]))
@@ -294,7 +293,7 @@ def test_what_else_needs_the_data(case: str) -> None:
 
 
 @pytest.mark.parametrize("overridable", [False, True])
-def test_data_that_is_an_initializer(overridable: bool, rng: np.random.Generator) -> None:
+def test_data_that_is_an_initializer(overridable, rng):
   original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
   weights = numpy_helper.from_array(rng.standard_normal((3, 4)).astype(np.float32), "d")
   original.graph.initializer.extend([constant("i", [[1]]), weights])
@@ -304,12 +303,12 @@ def test_data_that_is_an_initializer(overridable: bool, rng: np.random.Generator
   assert optimized.graph.initializer[1].name == "d" or "d" in [each.name for each in optimized.graph.initializer]
 
 
-def test_data_without_elements() -> None:
+def test_data_without_elements():
   original = scatter([[1]], data="float[3,0]", updates="float[1,0]")
   assert_same_outputs(original, run_pass(original, UPDATE_SLICE)[0])
 
 
-def test_the_result_has_a_known_shape() -> None:
+def test_the_result_has_a_known_shape():
   """Without it ONNX Runtime would not let the update work in place."""
   original = model(
     "g (float[N,4] x, float[1,4] u) => (float[N,4] y) { a = Neg(x)  b = ScatterND(a, i, u)  y = Neg(b) }"
@@ -321,7 +320,7 @@ def test_the_result_has_a_known_shape() -> None:
   assert "b" in [each.name for each in optimized.graph.value_info]
 
 
-def test_limit() -> None:
+def test_limit():
   original = model(
     "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { a = ScatterND(x, i, u)  y = ScatterND(a, i, u) }"
   )

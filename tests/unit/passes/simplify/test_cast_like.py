@@ -12,7 +12,7 @@ from ortplugin.passes.simplify.cast_like import CAST_LIKE
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8", "int64", "bool"])
-def test_renamed(kind: str) -> None:
+def test_renamed(kind):
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(model(f"""g (float[4,3] x, float[2] w) => (float[4,3] y) {{
     z = Cast<to = {target}>(w)  c = CastLike(x, z)  y = Cast<to = 1>(c) }}"""), CAST_LIKE)  # fmt: skip
@@ -21,27 +21,27 @@ def test_renamed(kind: str) -> None:
   assert result.changes[0].nodes == ("'c' (CastLike)",)
 
 
-def test_the_saturation_of_float8_stays() -> None:
+def test_the_saturation_of_float8_stays():
   optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
     y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
   attributes = all_attributes(optimized.graph.node[0])
   assert attributes == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
 
-def test_unknown_dtypes_stay() -> None:
+def test_unknown_dtypes_stay():
   original = model("g (float[3] x, float[2] z) => (float[3] y) { u = com.microsoft.Odd(z)  y = CastLike(x, u) }")
   original.opset_import.append(helper.make_opsetid("com.microsoft", 1))
   assert_unchanged(original, [CAST_LIKE], "the dtype of 'u' is not known")
 
 
-def test_a_function_of_that_name_stays() -> None:
+def test_a_function_of_that_name_stays():
   assert_unchanged(parsed("""g (float[3] x, float16[3] z) => (float[3] y) { y = local.CastLike(x, z) }
     <domain: "local", opset_import: ["" : 17]> CastLike (a, b) => (c) { c = Neg(a) }""",
         domains=["local"]), [CAST_LIKE])  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", [None, "fp16", "bf16"])
-def test_constants_that_patterns_ask_for(precision: str | None) -> None:
+def test_constants_that_patterns_ask_for(precision):
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(
     """g (float[4,64] x) => (float[4,64] y) <float[64] w = {WEIGHTS}> {

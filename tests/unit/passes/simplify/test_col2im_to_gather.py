@@ -25,12 +25,12 @@ VOLO = graph("N,18,16", "7,8", "3,3", "strides = [2, 2], pads = [1, 1, 1, 1], di
   (graph("2,12,6", "5,8", "2,2", "strides = [2, 3], pads = [0, 1, 0, 0]"), 1, ["Pad"]),
   (graph("N,6,5", "7", "3", "strides = [1], pads = [0, 0], dilations = [1]", 3), 3, ["Pad"]),
 ])  # fmt: skip
-def test_columns_are_taken_and_added(original: onnx.ModelProto, gathers: int, pads: list[str]) -> None:
+def test_columns_are_taken_and_added(original, gathers, pads):
   left = ["Reshape", "Transpose", *pads, *["Gather"] * gathers, *["Add"] * (gathers - 1), "Transpose", "Reshape"]
   run_same(original, COL2IM_TO_GATHER, into=left, changes=1)
 
 
-def test_stays() -> None:
+def test_stays():
   unknown = "g (float16[1,4,4] x, int64[2] i) => (float16[A,B,C,D] y) <int64[2] b = {2, 2}> { y = Col2Im(x, i, b) }"
   assert_unchanged(model(unknown, 18), [COL2IM_TO_GATHER], "are not known")
   assert_unchanged(graph("1,9,16", "6,6", "3,3"), [COL2IM_TO_GATHER], "more than 8 columns add to a pixel")

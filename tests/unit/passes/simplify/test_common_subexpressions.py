@@ -8,7 +8,7 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 
 
-def test_two_subs_of_old_torchscript() -> None:
+def test_two_subs_of_old_torchscript():
   original = model("""g (float[N,8] x) => (float[N,8] y) {
     m1 = ReduceMean<axes = [-1]> (x)  d1 = Sub(x, m1)  m2 = ReduceMean<axes = [-1]> (x)  d2 = Sub(x, m2)
     y = Mul(d1, d2) }""")
@@ -19,14 +19,14 @@ def test_two_subs_of_old_torchscript() -> None:
   ]
 
 
-def test_equal_constants_are_the_same() -> None:
+def test_equal_constants_are_the_same():
   original = model("""g (float[N,8] x) => (float[N,8] y) <float a = {2}> {
     b = Constant<value = float {2.0}> ()  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Pow", "Add"])
 
 
 @pytest.mark.parametrize("differ", [False, True])
-def test_biases_that_folding_copied(differ: bool) -> None:
+def test_biases_that_folding_copied(differ):
   original = model("g (float[N,1000] x) => (float[N,1000] y) { a = Add(x, b)  c = Add(x, d)  y = Mul(a, c) }")
   for name in "bd":
     bias = np.arange(1000, dtype=np.float32)
@@ -35,7 +35,7 @@ def test_biases_that_folding_copied(differ: bool) -> None:
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Add", "Add", "Mul"][not differ :])
 
 
-def test_what_a_body_reads_is_followed() -> None:  # RELIABILITY 10
+def test_what_a_body_reads_is_followed():  # RELIABILITY 10
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Sin(x)
       y = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
                   else_branch = otherwise () => (float[N] e) { e = Cos(b) }> }""")
@@ -59,22 +59,22 @@ KEPT = {
 
 
 @pytest.mark.parametrize("what", KEPT)
-def test_kept(what: str) -> None:  # RELIABILITY 18 to 20
+def test_kept(what):  # RELIABILITY 18 to 20
   assert_unchanged(model(f"g (float[N,8] x) => (float[N,8] y) {{ {KEPT[what]} }}"), [COMMON_SUBEXPRESSIONS])
 
 
-def test_overridable_constants_are_not_the_same() -> None:  # RELIABILITY 11
+def test_overridable_constants_are_not_the_same():  # RELIABILITY 11
   assert_unchanged(model("""g (float[N,8] x, float a, float b) => (float[N,8] y) <float a = {2}, float b = {2}> {
     p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }"""), [COMMON_SUBEXPRESSIONS])  # fmt: skip
 
 
-def test_two_graph_outputs_keep_their_nodes() -> None:
+def test_two_graph_outputs_keep_their_nodes():
   assert_unchanged(
     model("g (float[N] x) => (float[N] y, float[N] z) { y = Sin(x)  z = Sin(x) }"), [COMMON_SUBEXPRESSIONS]
   )
 
 
-def test_unknown_domains_stay() -> None:  # RELIABILITY 20
+def test_unknown_domains_stay():  # RELIABILITY 20
   original = model("""g (float[N] x) => (float[N] y) { a = custom.Sample(x)  b = custom.Sample(x)
     c = Cast<to = 1> (a)  d = Cast<to = 1> (b)  y = Add(c, d) }""")
   original.opset_import.add(domain="custom", version=1)

@@ -5,7 +5,7 @@ from pass_helpers import assert_unchanged, model, operators, run_same
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
-def test_a_chain_goes_at_once() -> None:
+def test_a_chain_goes_at_once():
   original = model("""g (float[N] x) => (float[N] y) <float unused = {1}> {
     two = Constant<value = float {2.0}> ()  a = Mul(x, two)  b = Add(a, unused)  y = Neg(x) }""")
   optimized, result = run_same(original, DEAD_NODES, into=["Neg"])
@@ -14,11 +14,11 @@ def test_a_chain_goes_at_once() -> None:
   assert [each.nodes for each in result.changes] == [("'b' (Add)", "'a' (Mul)", "'two' (Constant)")]
 
 
-def test_an_initializer_that_nothing_ever_read_is_kept() -> None:
+def test_an_initializer_that_nothing_ever_read_is_kept():
   assert_unchanged(model("g (float[N] x) => (float[N] y) <float unused = {1}> { y = Neg(x) }"), [DEAD_NODES])
 
 
-def test_a_dead_branch_goes_with_what_it_reads() -> None:
+def test_a_dead_branch_goes_with_what_it_reads():
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)
       z = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
                   else_branch = otherwise () => (float[N] e) { e = Cos(x) }>
@@ -26,7 +26,7 @@ def test_a_dead_branch_goes_with_what_it_reads() -> None:
   run_same(original, DEAD_NODES, into=["Neg"])
 
 
-def test_inside_a_body() -> None:
+def test_inside_a_body():
   original = model("""g (bool c, float[N] x) => (float[N] y) {
       y = If (c) <then_branch = then () => (float[N] t) { u = Sin(x)  t = Neg(x) },
                   else_branch = otherwise () => (float[N] e) { e = Cos(x) }> }""")
@@ -34,13 +34,13 @@ def test_inside_a_body() -> None:
   assert operators(optimized.graph.node[0].attribute[0].g) == ["Neg"]
 
 
-def test_what_a_body_reads_stays() -> None:  # RELIABILITY 10
+def test_what_a_body_reads_stays():  # RELIABILITY 10
   assert_unchanged(model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Cos(x)
       y = If (c) <then_branch = then () => (float[N] t) { t = Neg(a) },
                   else_branch = otherwise () => (float[N] e) { e = Neg(b) }> }"""), [DEAD_NODES])  # fmt: skip
 
 
-def test_one_output_of_several_in_use_stays() -> None:
+def test_one_output_of_several_in_use_stays():
   assert_unchanged(
     model("""g (float[N,4] x) => (int64[N,1] i) {
       k = Constant<value = int64[1] {1}> ()  v, i = TopK(x, k) }"""),
@@ -48,7 +48,7 @@ def test_one_output_of_several_in_use_stays() -> None:
   )
 
 
-def test_random_and_unknown_operators_stay() -> None:  # RELIABILITY 20
+def test_random_and_unknown_operators_stay():  # RELIABILITY 20
   """A random node advances the generator that others share; another domain's may have effects."""
   original = model("""g (float[N] x) => (float[N] y) {
     noise = RandomNormalLike(x)  shown = custom.Print(x)  y = RandomNormalLike(x) }""")

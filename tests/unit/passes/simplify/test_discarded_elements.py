@@ -31,7 +31,7 @@ def graph(nodes: str, near: np.ndarray = NEAR, logs: np.ndarray = LOGS, outputs:
     "i = Cast<to = 6>(c)  j = Cast<to = 7>(i)  m = Min(j, most)  a = Add(most, m)  w = Where(near, distance, a)",
   ],
 )
-def test_discarded(nodes: str) -> None:
+def test_discarded(nodes):
   _, result = run_same(graph(nodes), DISCARDED_ELEMENTS, FOLD_CONSTANTS, DEAD_NODES, into=["Add"])
   assert result.changes[0].rewrite == "discarded-elements"
 
@@ -53,5 +53,5 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   assert_unchanged(STAY[what], [DISCARDED_ELEMENTS])

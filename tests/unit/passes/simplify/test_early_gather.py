@@ -35,7 +35,7 @@ BLOCK = ["FusedLayerNorm", "MatMul", "Add", "Div", "Erf", "Add", "Mul", "Mul", "
 
 
 @pytest.mark.parametrize("opset", [12, 13, 18])
-def test_the_row_of_a_classifier(opset: int) -> None:
+def test_the_row_of_a_classifier(opset):
   if opset < 17:
     nodes = LAYER.replace(NORM, "n = Mul(x, g)").replace("l = LayerNormalization(z, g)", "l = Mul(z, g)")
     wanted = ["Mul", *BLOCK[1:-1], "Mul"]
@@ -45,37 +45,37 @@ def test_the_row_of_a_classifier(opset: int) -> None:
   assert moved(original) == ["Gather", *wanted, "Squeeze"]
 
 
-def test_the_logits_of_the_last_token() -> None:
+def test_the_logits_of_the_last_token():
   original = graph(f"{NORM}  s = Sigmoid(x)  l = MatMul(n, w1)  y = Gather<axis = 1>(l, last)  z = Neg(s)",
                    "float[N,16] y, float[N,S,8] z", "float[N,S,8] x")  # fmt: skip
   assert moved(original, S=5) == ["Sigmoid", "Gather", "FusedLayerNorm", "MatMul", "Squeeze", "Neg"]
   assert_same_outputs(original, run_pass(original, FUSE_LAYER_NORM, EARLY_GATHER)[0], S=1)
 
 
-def test_several_rows_in_any_order() -> None:
+def test_several_rows_in_any_order():
   original = graph("l = MatMul(x, w1)  r = Relu(l)  y = Gather<axis = -2>(r, some)", "float[N,3,16] y",
                    constants="int64[3] some = {5, -6, 5}")  # fmt: skip
   assert moved(original) == ["Gather", "MatMul", "Relu"]
 
 
-def test_a_row_elsewhere_in_what_is_transposed() -> None:
+def test_a_row_elsewhere_in_what_is_transposed():
   original = graph("t = Transpose<perm = [1,0,2]>(x)  l = MatMul(t, w1)  y = Gather(l, first)", "float[N,16] y")
   optimized, _ = run_same(original, EARLY_GATHER, into=["Gather", "Transpose", "MatMul", "Squeeze"])
   assert onnx.helper.get_attribute_value(optimized.graph.node[0].attribute[0]) == 1
 
 
-def test_gemm() -> None:
+def test_gemm():
   original = graph("p = Gemm(x, w1, b1)  q = Gemm<alpha = 0.5>(p, w2, b2)  y = Gather(q, some)", "float[2,8] y",
                    "float[6,8] x", constants="int64[2] some = {3, 1}")  # fmt: skip
   assert moved(original) == ["Gather", "Gemm", "Gemm"]
 
 
-def test_constants_with_rows_have_theirs_taken() -> None:
+def test_constants_with_rows_have_theirs_taken():
   original = graph("p = Add(x, rows)  q = MatMul(p, w1)  y = Gather<axis = 1>(q, first)", "float[N,16] y")
   assert moved(original) == ["Gather", "Gather", "Add", "MatMul", "Squeeze"]
 
 
-def test_a_value_that_is_read_elsewhere_is_where_it_ends() -> None:
+def test_a_value_that_is_read_elsewhere_is_where_it_ends():
   original = graph(
     f"{NORM}  q = MatMul(n, w1)  y = Gather<axis = 1>(q, first)  z = Neg(n)", "float[N,16] y, float[N,6,8] z"
   )
@@ -107,7 +107,7 @@ ROW = "y = Gather<axis = 1>(q, first)"
             "float[N,6,8] x, float[N,S,8] r"),  # which may have one row or six
   ],
 )  # fmt: skip
-def test_what_stays(original: onnx.ModelProto) -> None:
+def test_what_stays(original):
   assert_unchanged(run_pass(original, FUSE_LAYER_NORM)[0], [EARLY_GATHER])
 
 
@@ -119,6 +119,6 @@ TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a
   (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
   (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays
 ])  # fmt: skip
-def test_a_tensor_read_by_rows_and_as_it_is(nodes: str, moves: bool) -> None:
+def test_a_tensor_read_by_rows_and_as_it_is(nodes, moves):
   _, result = run_same(graph(nodes, "float[N,6] y", "float[N,6,6] x", constants=constant("six", 6)), EARLY_GATHER)
   assert bool(result.changes) == moves

@@ -34,7 +34,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_on_a_view(case: str) -> None:
+def test_on_a_view(case):
   original, count = CASES[case]
   left = [original.graph.node[0].op_type, *["Reshape", "Pad"] * count, "Reshape", "Neg"]
   optimized, _ = run_same(original, FLAT_PAD, into=left, changes=1)
@@ -53,7 +53,7 @@ def test_on_a_view(case: str) -> None:
   (graph("64,16,M,64", "0 1 0 0 0 0 0 0"), "not known well enough"),
   (graph("2,16,16,64", "0 1 3 0 0 2 0 0", before="Identity"), ""),
 ])  # fmt: skip
-def test_stays(original: onnx.ModelProto, reason: str) -> None:
+def test_stays(original, reason):
   if original.graph.node[0].op_type == "Identity":  # a Pad of the graph's input
     original.graph.node[1].input[0], reason = "x", "would copy"
     del original.graph.node[0]

@@ -37,7 +37,7 @@ ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
     "f, g = Split<axis = 0> (cc)  cc = Concat<axis = 0> (c, c)",
   ],
 )
-def test_folded(node: str) -> None:
+def test_folded(node):
   ordered = "  ".join(reversed([part.strip() for part in node.split("  ")]))
   text = f"g (float[2,3] x) => (float[2,3] y) {ONE} {{ {ordered}  y = Add(x, f) }}"
   optimized, result = run_same(model(text), FOLD_CONSTANTS, DEAD_NODES, into=["Add"])
@@ -45,7 +45,7 @@ def test_folded(node: str) -> None:
   assert result.near_misses == ()
 
 
-def test_the_shape_arithmetic_of_a_reshape() -> None:
+def test_the_shape_arithmetic_of_a_reshape():
   original = model("""g (float[2,6] x) => (float[A,B] y) {
     s = Constant<value = int64[2] {2, 6}> ()  i = Constant<value_int = 1> ()  n = Gather(s, i)
     three = Constant<value_int = 3> ()  m = Div(n, three)  z = Constant<value_ints = [0]> ()
@@ -55,7 +55,7 @@ def test_the_shape_arithmetic_of_a_reshape() -> None:
   assert onnx.numpy_helper.to_array(optimized.graph.initializer[0]).tolist() == [2, -1]
 
 
-def test_inside_a_body_and_for_it() -> None:
+def test_inside_a_body_and_for_it():
   original = model(f"""g (bool c0, float[2,3] x) => (float[2,3] y) {ONE} {{ f = Neg(c)
       y = If (c0) <then_branch = then () => (float[2,3] t) {{ t = Add(x, f) }},
                    else_branch = otherwise () => (float[2,3] e) {{ h = Abs(f)  e = Mul(h, f) }}> }}""")
@@ -81,7 +81,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("what", KEPT)
-def test_kept(what: str) -> None:  # RELIABILITY 17, 20
+def test_kept(what):  # RELIABILITY 17, 20
   text = f"g (float[2,3] x) => (float[2,3] y) {ONE} {{ {KEPT[what]}  y = Add(x, f) }}"
   if "nan" in text:  # the parser has no NaN
     original = model(text.replace("{nan}", "{1.0}"))
@@ -113,7 +113,7 @@ ODD = np.array([np.nan, -0.0, 0.0, -1.5, np.inf, 2.5], np.float32)
 @pytest.mark.parametrize("opset", [11, 12, 13, 18])
 @pytest.mark.parametrize("axes", [[-2, -1], [-1, -2], [0, -1], [2, 0], [0, 2], [-1], [1]])
 @pytest.mark.parametrize("x", [VECTOR, MATRIX, np.float32(3)])
-def test_axes_that_unsqueeze_adds(x: np.ndarray, axes: list[int], opset: int) -> None:
+def test_axes_that_unsqueeze_adds(x, axes, opset):
   """Before opset 13 onnx's evaluator adds one axis after the other: [-2, -1] of [64] would be [1, 64, 1]."""
   if np.ndim(x) == 0 and not set(axes) <= {0, -1, -2}:
     return
@@ -129,7 +129,7 @@ RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int = 0> ()
     y = Mul(u, x) }}"""
 
 
-def test_a_range_whose_limit_is_no_scalar() -> None:
+def test_a_range_whose_limit_is_no_scalar():
   """ONNX Runtime takes a tensor [1] as it runs, but loads no Range of constants that are no scalars."""
   optimized, _ = run_same(model(RANGE.format(limit=5)), INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES)
   assert operators(optimized) == ["Mul"]
@@ -157,16 +157,16 @@ LEFT_SCATTERS = {
 
 @pytest.mark.parametrize("opset", [11, 13, 16, 18])
 @pytest.mark.parametrize("what", SCATTERS)
-def test_a_scatter_of_constants(what: str, opset: int) -> None:
+def test_a_scatter_of_constants(what, opset):
   assert_folded(of_constants("ScatterND", opset, *SCATTERS[what]))
 
 
 @pytest.mark.parametrize("what", LEFT_SCATTERS)
-def test_a_scatter_of_constants_that_stays(what: str) -> None:
+def test_a_scatter_of_constants_that_stays(what):
   assert_unchanged(of_constants("ScatterND", 16, *LEFT_SCATTERS[what]), [FOLD_CONSTANTS])
 
 
-def test_a_reduction_of_constants_stays() -> None:
+def test_a_reduction_of_constants_stays():
   one = np.array([[1]])
   assert_unchanged(of_constants("ScatterND", 18, ROWS, one, SHIFTED[:1], reduction="add"), [FOLD_CONSTANTS])
 
@@ -176,13 +176,13 @@ def test_a_reduction_of_constants_stays() -> None:
   ("shape", "axis", "indices"),
   [((5, 4), 0, [[0, 4, -1, 2], [-5, 1, 1, 3]]), ((1, 512), 1, [range(9)]), ((3, 4, 2), -2, [[[3], [-4]]])],
 )
-def test_elements_of_constants(shape: tuple[int, ...], axis: int, indices: object, opset: int) -> None:
+def test_elements_of_constants(shape, axis, indices, opset):
   """onnx's evaluator chooses among at most 32 elements, and wraps indices."""
   data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
   assert_folded(of_constants("GatherElements", opset, data, np.array(indices), axis=axis))
 
 
-def test_elements_out_of_range_stay() -> None:
+def test_elements_out_of_range_stay():
   assert_unchanged(of_constants("GatherElements", 13, ROWS, np.array([[5, 0, 0, 0]]), axis=0), [FOLD_CONSTANTS])
 
 
@@ -194,12 +194,12 @@ MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0, 1, 2, 3}, in
      mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
 
 
-def test_the_mask_of_shifted_windows() -> None:
+def test_the_mask_of_shifted_windows():
   """PyTorch's dynamo exporter writes mask[:-2, -2:] = 1 so; no scatter may become ours before it is a constant."""
   run_same(model(MASK, opset=18), FOLD_CONSTANTS, UPDATE_SLICE, DEAD_NODES, into=["Add"])
 
 
-def test_a_slice_whose_data_turns_out_constant() -> None:
+def test_a_slice_whose_data_turns_out_constant():
   original = model(MASK, opset=18)
   optimized, _ = run_pass(original, UPDATE_SLICE)
   assert operators(optimized).count("UpdateSlice") == 2
@@ -219,11 +219,11 @@ UNTRUSTED = {
 
 
 @pytest.mark.parametrize("what", UNTRUSTED)
-def test_what_onnx_and_onnx_runtime_compute_differently_stays(what: str) -> None:
+def test_what_onnx_and_onnx_runtime_compute_differently_stays(what):
   assert_unchanged(UNTRUSTED[what], [FOLD_CONSTANTS])
 
 
-def test_a_value_of_another_shape_than_is_known_stays() -> None:
+def test_a_value_of_another_shape_than_is_known_stays():
   """onnx's evaluator and its shape inference are two sources: where they contradict each other, one is wrong."""
   original = of_constants("Neg", 17, MATRIX)
   graph = import_model(original)
@@ -232,19 +232,19 @@ def test_a_value_of_another_shape_than_is_known_stays() -> None:
   assert not FOLD_CONSTANTS(graph).changes
 
 
-def test_an_overridable_constant_stays() -> None:  # RELIABILITY 11
+def test_an_overridable_constant_stays():  # RELIABILITY 11
   assert_unchanged(
     model("g (float[2] x, float c) => (float[2] y) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"), [FOLD_CONSTANTS]
   )
 
 
-def test_a_graph_output_stays() -> None:  # RELIABILITY 12
+def test_a_graph_output_stays():  # RELIABILITY 12
   assert_unchanged(
     model("g (float[2] x) => (float[2] y, float f) <float c = {1}> { f = Neg(c)  y = Add(x, f) }"), [FOLD_CONSTANTS]
   )
 
 
-def test_strings_stay() -> None:  # RELIABILITY 20
+def test_strings_stay():  # RELIABILITY 20
   original = model("""g (int64 i) => (string y) { s = Constant<value_strings = ["a", "b"]> ()  t = Identity(s)
     y = Gather(t, i) }""")
   assert_unchanged(original, [FOLD_CONSTANTS])
@@ -269,7 +269,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("what", HUGE)
-def test_a_tiny_file_that_asks_for_a_huge_tensor(what: str) -> None:  # RELIABILITY 43
+def test_a_tiny_file_that_asks_for_a_huge_tensor(what):  # RELIABILITY 43
   original = model(f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims = 0> (f)  y = Add(x, z) }}")
   tracemalloc.start()
   begin = time.process_time()
@@ -279,7 +279,7 @@ def test_a_tiny_file_that_asks_for_a_huge_tensor(what: str) -> None:  # RELIABIL
   tracemalloc.stop()
 
 
-def test_many_small_ones_stop_at_the_total() -> None:  # RELIABILITY 43
+def test_many_small_ones_stop_at_the_total():  # RELIABILITY 43
   nodes = "  ".join(f"f{i} = Expand(o, s)  y{i} = Mul(f{i}, x)" for i in range(100))
   outputs = ", ".join(f"float[N] y{i}" for i in range(100))
   original = model(f"""g (float x) => ({outputs}) {{ s = Constant<value = int64[1] {{262144}}> ()
@@ -288,7 +288,7 @@ def test_many_small_ones_stop_at_the_total() -> None:  # RELIABILITY 43
   assert operators(optimized).count("Expand") == 100 - 64  # of 1 MiB each
 
 
-def test_a_transposed_weight_does_not_grow_the_model(rng: np.random.Generator) -> None:
+def test_a_transposed_weight_does_not_grow_the_model(rng):
   weight = (rng.standard_normal((1024, 512)) / 32).astype(np.float32)  # 2 MiB
   original = model("g (float[N,1024] x) => (float[N,512] y) { t = Transpose(w)  u = Transpose(t)  y = MatMul(x, u) }"
                    .replace("(float[N,1024] x)", "(float[N,1024] x, float[1024,512] w)"))  # fmt: skip
@@ -298,7 +298,7 @@ def test_a_transposed_weight_does_not_grow_the_model(rng: np.random.Generator) -
   assert len(optimized.graph.initializer) == 1
 
 
-def test_a_widened_weight_stays(rng: np.random.Generator) -> None:
+def test_a_widened_weight_stays(rng):
   weight = rng.standard_normal((1024, 2048)).astype(np.float16)  # 4 MiB, 8 as float
   original = model(
     "g (float[N,1024] x, float16[1024,2048] w) => (float[N,2048] y) { f = Cast<to = 1> (w)  y = MatMul(x, f) }"

@@ -30,7 +30,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", ["float", "bool"])
 @pytest.mark.parametrize("case", CASES)
-def test_views(case: str, dtype: str) -> None:
+def test_views(case, dtype):
   op, indices, made = CASES[case]
   run_same(graph(op, indices, made=made, dtype=dtype), GATHER_VIEWS, into=["Reshape"], changes=1)
 
@@ -47,5 +47,5 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   assert_unchanged(STAY[what], [GATHER_VIEWS])

@@ -19,7 +19,7 @@ def conditional(
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
-def test_the_branch_that_is_taken(value: int, expected: list[str]) -> None:
+def test_the_branch_that_is_taken(value, expected):
   run_same(conditional(f"c = Constant<value = bool {{{value}}}> ()"), INLINE_IF, into=expected, changes=1)
 
 
@@ -52,7 +52,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(form: str) -> None:
+def test_every_form(form):
   original = FORMS[form]
   original.graph.input[0].name = "x"
   optimized, result = run_same(original, INLINE_IF)
@@ -61,7 +61,7 @@ def test_every_form(form: str) -> None:
   assert [each.name for each in optimized.graph.output] == [each.name for each in original.graph.output]
 
 
-def test_constants_of_the_branch_move_with_it(rng: np.random.Generator) -> None:
+def test_constants_of_the_branch_move_with_it(rng):
   original = conditional(then="t = Mul(a, w)", other="e = Add(a, w2)")
   for branch, name in zip(original.graph.node[2].attribute, ("w", "w2"), strict=True):
     branch.g.initializer.append(numpy_helper.from_array(rng.random((3, 4), np.float32), name))
@@ -69,7 +69,7 @@ def test_constants_of_the_branch_move_with_it(rng: np.random.Generator) -> None:
   assert len(optimized.graph.initializer) == 1
 
 
-def test_names_that_another_body_has_too() -> None:
+def test_names_that_another_body_has_too():
   """Two Ifs may use the same names in their branches; outside each value has one of its own."""
   original = model("""g (float[3,4] x) => (float[3,4] y) { c = Constant<value = bool {1}> ()
         r = If (c) <then_branch = th () => (float[3,4] t) { b = Neg(x)  t = Neg(b) },
@@ -80,7 +80,7 @@ def test_names_that_another_body_has_too() -> None:
   run_same(original, INLINE_IF, limit=1, into=["Neg", "Neg", "If"])
 
 
-def test_several_outputs() -> None:
+def test_several_outputs():
   original = model("""g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = Constant<value = bool {0}> ()
         y, s = If (c) <then_branch = th () => (float[3,4] t, float[3,4] u) { t = Neg(x)  u = Abs(x) },
                        else_branch = el () => (float[3,4] e, float[3,4] f) { f = Sin(x)  e = Exp(f) }>
@@ -88,7 +88,7 @@ def test_several_outputs() -> None:
   run_same(original, INLINE_IF, into=["Sin", "Exp", "Neg"])
 
 
-def test_inside_a_body() -> None:
+def test_inside_a_body():
   original = model("""g (float[3,4] x) => (float[3,4] y) {
         n = Constant<value = int64 {2}> ()  o = Constant<value = bool {1}> ()
         y = Loop(n, o, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) { d = Identity(c)
@@ -98,7 +98,7 @@ def test_inside_a_body() -> None:
   assert operators(optimized.graph.node[-1].attribute[0].g) == ["Identity", "Abs"]
 
 
-def test_an_output_of_another_shape_stays() -> None:
+def test_an_output_of_another_shape_stays():
   """TorchScript declares the shape that the other branch would give, which the If hides."""
   original = model("""g (float[3,4] x) => (float[12] y) { c = Constant<value = bool {0}> ()
         y = If (c) <then_branch = th () => (float[12] t) { s = Constant<value = int64[1] {-1}> ()  t = Reshape(x, s) },
@@ -106,17 +106,17 @@ def test_an_output_of_another_shape_stays() -> None:
   assert_unchanged(original, [INLINE_IF])
 
 
-def test_a_condition_at_run_time_stays() -> None:
+def test_a_condition_at_run_time_stays():
   assert_unchanged(conditional("", inputs=", bool c"), [INLINE_IF])
 
 
-def test_a_condition_that_a_caller_may_override_stays() -> None:  # RELIABILITY 11
+def test_a_condition_that_a_caller_may_override_stays():  # RELIABILITY 11
   original = conditional("", inputs=", bool c")
   original.graph.initializer.append(helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]))
   assert_unchanged(original, [INLINE_IF])
 
 
-def test_an_output_that_the_branch_takes_from_outside_stays() -> None:
+def test_an_output_that_the_branch_takes_from_outside_stays():
   """It would have to be two things by one name."""
   original = model("""g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = Constant<value = bool {1}> ()  a = Sin(x)
         r = If (c) <then_branch = th () => (float[3,4] t) { t = Identity(a) },

@@ -59,7 +59,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_smaller(case: str) -> None:
+def test_smaller(case):
   original, left = CASES[case]
   run_same(original, LATE_EXPAND, into=left)
 
@@ -100,5 +100,5 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   assert_unchanged(STAY[what], [LATE_EXPAND])

@@ -24,17 +24,17 @@ def concat(
   [(33, [32, 2]), (34, [32, 2, 2]), (64, [32, 32, 2]), (65, [32, 32, 3]), (100, [32, 32, 32, 4, 4])],
 )
 @pytest.mark.parametrize("axis", [1, -2])
-def test_parts(count: int, expected: list[int], axis: int) -> None:
+def test_parts(count, expected, axis):
   optimized, _ = run_same(model(concat(count, axis=axis)), NARROW_CONCAT, changes=1)
   assert widths(optimized) == expected
 
 
-def test_more_than_two_levels() -> None:
+def test_more_than_two_levels():
   optimized, _ = run_same(model(concat(1100, shape="1", axis=0, outputs="float[any] y")), NARROW_CONCAT)
   assert max(widths(optimized)) <= MOST_INPUTS
 
 
-def test_dense_block() -> None:
+def test_dense_block():
   """Each layer reads all maps before it: the value of the last Concat that is narrow is the first input."""
   layers = ["a1 = Relu(x)"]
   for count in range(2, 41):
@@ -54,18 +54,18 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_other_concats_are_no_beginning(other: str) -> None:
+def test_other_concats_are_no_beginning(other):
   original = model(concat(33, before=OTHERS[other], shape="2,1,3", outputs="float[2,M,3] y, float[A,B,C] w"))
   optimized, _ = run_same(original, NARROW_CONCAT)
   assert sorted(widths(optimized)) == sorted([2 if other != "one input" else 1, 32, 2])
 
 
-def test_a_beginning_that_comes_later_is_not_used() -> None:
+def test_a_beginning_that_comes_later_is_not_used():
   text = concat(33, outputs="float[2,M,3] y, float[2,K,3] w").replace("x32) }", "x32)  w = Concat<axis = 1>(x0, x1) }")
   optimized, _ = run_same(model(text), NARROW_CONCAT)
   assert sorted(widths(optimized)) == [2, 2, 32]
 
 
-def test_up_to_the_limit_stays() -> None:
+def test_up_to_the_limit_stays():
   _, result = run_pass(model(concat(MOST_INPUTS)), NARROW_CONCAT, into=["Concat"])
   assert not result.changes

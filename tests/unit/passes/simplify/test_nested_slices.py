@@ -43,7 +43,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(form: str) -> None:
+def test_every_form(form):
   original, axes, starts, steps = FORMS[form]
   optimized, _ = run_same(original, *PASSES)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
@@ -69,7 +69,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize("case", STAYS)
-def test_what_is_not_the_same_part(case: str) -> None:
+def test_what_is_not_the_same_part(case):
   original, reason = STAYS[case]
   optimized, result = run_same(original, *PASSES)
   assert operators(optimized).count("UpdateSlice") == 2
@@ -77,7 +77,7 @@ def test_what_is_not_the_same_part(case: str) -> None:
   assert all(reason in each for each in reasons(result))
 
 
-def test_an_inner_result_that_is_needed() -> None:  # RELIABILITY 8
+def test_an_inner_result_that_is_needed():  # RELIABILITY 8
   original = FORMS["a[1:3, 2] = v"][0]
   original.graph.output.append(helper.make_tensor_value_info("q", onnx.TensorProto.FLOAT, [2, 6, 5]))
   optimized, result = run_same(original, *PASSES)
@@ -85,7 +85,7 @@ def test_an_inner_result_that_is_needed() -> None:  # RELIABILITY 8
   assert "'q' is a graph output, so it has to stay" in reasons(result)[0]
 
 
-def test_an_open_size() -> None:
+def test_an_open_size():
   """A slice from a start other than 0 may be cut short: then the sizes have to be known."""
   rows = {"i": [[0], [1]], "j": np.full((2, 1, 5), 2), "ax": [0], "st": [1]}
   parts = (SLICE, "q = ScatterElements<axis = 1>(p, j, u)", "y = ScatterND(x, i, q)", "float[2,1,5]", "float[N,6,5]")

@@ -35,7 +35,7 @@ START = "start = Constant<value = int64[2] {0, 0}> ()"
     "b = Min(a)",
   ],
 )
-def test_removed(node: str) -> None:
+def test_removed(node):
   original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
   run_same(original, REMOVE_IDENTITIES, into=["Sin", "Neg"], changes=1)
 
@@ -49,7 +49,7 @@ READ_IN_A_BODY = """y = If (c) <then_branch = then () => ({0}[N] t) {{ t = Ident
 
 @pytest.mark.parametrize(("dtype", "wide"), [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
 @pytest.mark.parametrize("between", ["", "w = Identity(v)"])
-def test_a_cast_to_a_wider_dtype_and_back(dtype: str, wide: str, between: str, rng: np.random.Generator) -> None:
+def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
   to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
   original = model(f"""g (bool c, {dtype}[N] x) => ({dtype}[N] y) {{
@@ -62,14 +62,14 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype: str, wide: str, between: str, r
 
 
 @pytest.mark.parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
-def test_a_wider_form_stays_for_others(end: str) -> None:
+def test_a_wider_form_stays_for_others(end):
   original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
     x = Abs(i)  v = Cast<to = 1>(x)  z = Neg(v)  b = Cast<to = 10>(v)  {end} }}""")
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
-def test_a_slice_to_the_end_of_an_unknown_length() -> None:
+def test_a_slice_to_the_end_of_an_unknown_length():
   original = model("""g (float[N,M] x) => (float[N,M] y) { v = Constant<value_ints = [0]> ()
     w = Constant<value_ints = [9223372036854775807]> ()  b = Slice(x, v, w, v)  y = Neg(b) }""")
   run_same(original, REMOVE_IDENTITIES, into=["Neg"])
@@ -85,7 +85,7 @@ ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1]
 
 
 @pytest.mark.parametrize("rows", ["3", "N"])
-def test_an_update_of_all_rows(rows: str) -> None:
+def test_an_update_of_all_rows(rows):
   """x[:, 1] = u, as PyTorch's dynamo exporter writes it: a slice of all rows is taken, updated and put back."""
   original = model(ALL_ROWS.format(rows))
   nodes = list(original.graph.node)
@@ -96,7 +96,7 @@ def test_an_update_of_all_rows(rows: str) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_an_update_of_all_by_constants_stays() -> None:
+def test_an_update_of_all_by_constants_stays():
   """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
   text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
     a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
@@ -105,18 +105,18 @@ def test_an_update_of_all_by_constants_stays() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_a_slice_of_attributes(start: int) -> None:
+def test_a_slice_of_attributes(start):
   text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
   run_same(model(text.format(start), opset=9), REMOVE_IDENTITIES, into=["Slice", "Neg"][start == 0 :])
 
 
-def test_a_graph_output_keeps_its_name() -> None:
+def test_a_graph_output_keeps_its_name():
   original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
   optimized, _ = run_same(original, REMOVE_IDENTITIES, into=["Sin", "Cos"])
   assert [each.name for each in optimized.graph.output] == ["y", "z"]
 
 
-def test_what_a_body_reads_is_followed() -> None:  # RELIABILITY 10
+def test_what_a_body_reads_is_followed():  # RELIABILITY 10
   original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
       y = If (c) <then_branch = then () => (float[N] t) { t = Neg(b) },
                   else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
@@ -124,7 +124,7 @@ def test_what_a_body_reads_is_followed() -> None:  # RELIABILITY 10
   assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
 
 
-def test_of_a_constant() -> None:
+def test_of_a_constant():
   original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
   run_same(original, REMOVE_IDENTITIES, into=["Mul"])
 
@@ -136,7 +136,7 @@ def test_of_a_constant() -> None:
     "a = Sin(x)  y = Identity(a)  z = Identity(a)",  # two outputs of one value; one has to be copied
   ],
 )
-def test_an_identity_between_fixed_names_stays(nodes: str) -> None:
+def test_an_identity_between_fixed_names_stays(nodes):
   outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
   optimized, _ = run_same(model(f"g (float[N] x) => ({outputs}) {{ {nodes} }}"), REMOVE_IDENTITIES)
   assert "Identity" in operators(optimized)
@@ -165,14 +165,14 @@ def test_an_identity_between_fixed_names_stays(nodes: str) -> None:
     "b = Max(a, a)",
   ],
 )
-def test_kept(node: str) -> None:
+def test_kept(node):
   rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
   assert_unchanged(
     model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"), [REMOVE_IDENTITIES]
   )
 
 
-def test_training_dropout_stays() -> None:  # RELIABILITY 20
+def test_training_dropout_stays():  # RELIABILITY 20
   assert_unchanged(
     model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
       t = Constant<value = bool {1}> ()  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
@@ -180,25 +180,25 @@ def test_training_dropout_stays() -> None:  # RELIABILITY 20
   )
 
 
-def test_a_mask_in_use_keeps_the_dropout() -> None:  # RELIABILITY 14
+def test_a_mask_in_use_keeps_the_dropout():  # RELIABILITY 14
   assert_unchanged(
     model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
     [REMOVE_IDENTITIES],
   )
 
 
-def test_a_reshape_to_an_unknown_shape_stays() -> None:  # RELIABILITY 16
+def test_a_reshape_to_an_unknown_shape_stays():  # RELIABILITY 16
   assert_unchanged(model("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
     a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
 
 
-def test_an_overridable_training_mode_stays() -> None:  # RELIABILITY 11
+def test_an_overridable_training_mode_stays():  # RELIABILITY 11
   assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
     a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
 
 
 @pytest.mark.parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
-def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil: int, left: list[str]) -> None:
+def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
   original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
     a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)

@@ -9,27 +9,27 @@ from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
 
 @pytest.mark.parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
 @pytest.mark.parametrize("opset", [8, 13, 17])
-def test_renamed(nodes: str, ops: list[str], opset: int) -> None:
+def test_renamed(nodes, ops, opset):
   original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
   _, result = run_same(original, SUM_TO_ADD, into=ops)
   assert result.changes[0].nodes == ("'y' (Sum)",)
 
 
-def test_more_stay() -> None:
+def test_more_stay():
   """In float16 a Sum of three may round once."""
   assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z, x) }"), [SUM_TO_ADD])
 
 
-def test_no_elements_stay() -> None:
+def test_no_elements_stay():
   """ONNX Runtime's BiasSoftmax of an Add without elements ends the process on CUDA."""
   assert_unchanged(model("g (float[1,0] x, float[0] z) => (float[1,0] y) { y = Sum(x, z) }"), [SUM_TO_ADD])
 
 
-def test_where_an_add_does_not_broadcast_as_numpy_does_it_stays() -> None:
+def test_where_an_add_does_not_broadcast_as_numpy_does_it_stays():
   assert_unchanged(model("g (float[3] x, float[3] z) => (float[3] y) { y = Sum(x, z) }", 6), [SUM_TO_ADD])
 
 
-def test_a_function_of_that_name_stays() -> None:
+def test_a_function_of_that_name_stays():
   assert_unchanged(parsed("""g (float[3] x, float[3] z) => (float[3] y) { y = local.Sum(x, z) }
     <domain: "local", opset_import: ["" : 17]> Sum (a, b) => (c) { c = Mul(a, b) }""",
         domains=["local"]), [SUM_TO_ADD])  # fmt: skip

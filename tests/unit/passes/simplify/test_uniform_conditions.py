@@ -32,7 +32,7 @@ DECIDED = {
 
 
 @pytest.mark.parametrize("case", DECIDED)
-def test_decided(case: str) -> None:
+def test_decided(case):
   original, op = DECIDED[case]
   run_same(original, UNIFORM_CONDITIONS, into=[op], changes=1)
 
@@ -50,5 +50,5 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   assert_unchanged(STAY[what], [UNIFORM_CONDITIONS])
