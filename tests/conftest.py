@@ -69,6 +69,11 @@ def pytest_report_header() -> str:
   return f"GPU tests: skipped, because {reason}" if reason else "GPU tests: run"
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+  """Cases have names."""
+  return str(getattr(val, "name", "")) or None if argname == "case" else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
   if sample.SAMPLING:

@@ -18,8 +18,6 @@ from ortplugin.program import NUMPY_DTYPES
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # One of each way that the kernels can take.
 CHOSEN = (
   "merged, float16",
@@ -58,7 +56,7 @@ CHOSEN = (
 DTYPES = {"float16": {}, "bfloat16": {}, "float": {}, "TF32": {"allow_tf32": 1}}
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES, *TF32_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES, *TF32_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 

@@ -167,8 +167,8 @@ class Conv:
 SHARED = [case for case in CASES if case.values != "special"]
 
 
-@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", SHARED)
+def test_equals_the_reference(case):
   """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
   unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
   expected = expect_shared(case, unit=unit)
@@ -195,7 +195,7 @@ def done_by(conv: Conv, algorithm: str) -> Conv:
   [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
   ids=lambda text: text[-40:],
 )
-def test_every_epilogue(library, program, layout, algorithm, dtype):
+def test_every_epilogue(program, layout, algorithm, dtype):
   done_by(Conv(program, dtype, layout), algorithm).run()
 
 
@@ -230,12 +230,12 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize(("layout", "algorithm"), WAYS)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form(library, form, layout, algorithm, dtype):
+def test_every_form(form, layout, algorithm, dtype):
   done_by(Conv(RESIDUAL, dtype, layout, **FORMS[form]), algorithm).run()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_weights_that_are_inputs(library, dtype):
+def test_weights_that_are_inputs(dtype):
   for form in ("3x3, stride 2", "depthwise", "stem"):
     for layout in ("NCHW", "NHWC"):
       Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
@@ -254,7 +254,7 @@ def error_of(conv: Conv, **provider: str) -> float:
 @pytest.mark.parametrize("program", [BARE, RELU, SILU, IN_DOUBLE], ids=["bare", "relu", "silu", "double"])
 @pytest.mark.parametrize("session", ["0", "1"])
 @pytest.mark.parametrize("said", [None, 0, 1])
-def test_tf32_only_where_it_is_allowed(library, program, layout, session, said):
+def test_tf32_only_where_it_is_allowed(program, layout, session, said):
   """By the node, or where it says nothing by the session. 64 channels of 3x3: sums in float32 are off by some 1e-7,
   products of TF32 by some 1e-4."""
   conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)
@@ -265,7 +265,7 @@ def test_tf32_only_where_it_is_allowed(library, program, layout, session, said):
   assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
 
 
-def test_the_sessions_word_on_tf32_in_a_graph(library):
+def test_the_sessions_word_on_tf32_in_a_graph():
   """Whose kernels were planned when the session was made, before any run could tell."""
   conv = Conv(RELU, "float", "NHWC", (4, 64, 28, 28), 64)
   arrays = conv.arrays()
@@ -287,7 +287,7 @@ def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
 
 
 @pytest.mark.parametrize("group", [1, 64])
-def test_no_images_have_no_algorithms(library, group):
+def test_no_images_have_no_algorithms(group):
   conv = Conv(BARE, x=(0, 64, 14, 14), filters=64, group=group)
   assert algorithms(conv, conv.arrays()) == []
 
@@ -302,7 +302,7 @@ def test_no_images_have_no_algorithms(library, group):
   ],
   ids=["fp16", "few channels, float", "depthwise", "bare"],
 )
-def test_every_algorithm(library, conv):
+def test_every_algorithm(conv):
   """What --tune is offered computes the same, and is what it says: nothing warns."""
   found = algorithms(conv, conv.arrays())
   assert len(found) > 1
@@ -338,7 +338,7 @@ PIXELS: list[tuple[Shape, int, tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("program", [BARE, SIGMOID, SHIFTED, ADDED], ids=["bare", "sigmoid", "shifted", "added"])
 @pytest.mark.parametrize("number", range(len(PIXELS)))
-def test_images_of_one_pixel(library, number, program, dtype):
+def test_images_of_one_pixel(number, program, dtype):
   """By every algorithm, with TF32: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
   x, filters, kernel, more = PIXELS[number]
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
@@ -356,7 +356,7 @@ def test_images_of_one_pixel(library, number, program, dtype):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("groups", ["one", "two", "channels"])
 @pytest.mark.parametrize("number", range(len(ONE_SIDED)))
-def test_pads_of_one_side(library, number, groups, layout, dtype):
+def test_pads_of_one_side(number, groups, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
   x, filters, kernel, strides, pads = ONE_SIDED[number]
   group = {"one": 1, "two": 2, "channels": filters}[groups]
@@ -368,7 +368,7 @@ def test_pads_of_one_side(library, number, groups, layout, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("number", range(len(GROUPED)))
-def test_groups_end_with_the_tensor(library, number, layout, dtype):
+def test_groups_end_with_the_tensor(number, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines that multiply by 0 what lies behind the last group's channels."""
   x, filters, kernel, group = GROUPED[number]
   pads = [size // 2 if x[2] == 1 else 0 for size in kernel] * 2
@@ -401,7 +401,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_attributes(library, name, dtype):
+def test_unusual_attributes(name, dtype):
   """By every algorithm: cuDNN's ReLU with a slope is max(x, slope x), which is none with a slope above 1."""
   program = f"(T c, T b) => (T y) {{ v = Add(c, b) {UNUSUAL[name]} }}"
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
@@ -420,7 +420,7 @@ def test_unusual_attributes(library, name, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
-def test_a_literal_beside_one_filter(library, layout, x, dtype):
+def test_a_literal_beside_one_filter(layout, x, dtype):
   """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
   conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})
   for algorithm in algorithms(conv, conv.arrays()):
@@ -428,7 +428,7 @@ def test_a_literal_beside_one_filter(library, layout, x, dtype):
 
 
 @pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
-def test_an_algorithm_that_is_not_there_is_auto(library, algorithm):
+def test_an_algorithm_that_is_not_there_is_auto(algorithm):
   conv = done_by(Conv(RESIDUAL, "float", x=(2, 64, 14, 14), filters=64, group=2), algorithm)
   done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
   assert done.returncode == 0, done.stderr
@@ -437,7 +437,7 @@ def test_an_algorithm_that_is_not_there_is_auto(library, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
-def test_algorithms_that_are_none_are_refused(library, algorithm):
+def test_algorithms_that_are_none_are_refused(algorithm):
   conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
   with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
     conv.run()
@@ -453,7 +453,7 @@ DYNAMIC = {
 
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_shapes_may_change_from_run_to_run(library, layout, dtype):
+def test_shapes_may_change_from_run_to_run(layout, dtype):
   base = Conv(RESIDUAL, dtype, layout)
   session = None
   for sizes in ((2, 9, 11), (1, 9, 11), (5, 30, 7), (0, 9, 11), (64, 9, 11), (2, 9, 11)):
@@ -480,7 +480,7 @@ def test_shapes_may_change_from_run_to_run(library, layout, dtype):
   ],
   ids=["few pixels", "fused", "split", "float", "depthwise", "few channels"],
 )
-def test_tensors_may_start_anywhere(library, conv):
+def test_tensors_may_start_anywhere(conv):
   conv = replace(conv, constant=False)
   arrays = conv.arrays()
   session = make(conv.model(arrays))
@@ -506,7 +506,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library, name):
+def test_runs_are_bit_identical(name):
   conv = CHOSEN[name]
   arrays = conv.arrays()
   session = make(conv.model(arrays))
@@ -517,7 +517,7 @@ def test_runs_are_bit_identical(library, name):
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library, name):
+def test_a_cuda_graph_gives_the_same_bits(name):
   conv = CHOSEN[name]
   check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
 
@@ -528,11 +528,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return base.model(base.arrays(), DYNAMIC["NHWC"]), first, later
 
 
-def test_new_shapes_under_capture_are_refused(library):
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "conv")
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   base = Conv(RESIDUAL)
 
@@ -542,7 +542,7 @@ def test_many_threads_run_one_session(library):
   check_threads(base.model(base.arrays(), DYNAMIC["NHWC"]), trial_of)
 
 
-def test_threads_make_sessions_at_once(library):
+def test_threads_make_sessions_at_once():
   def work(number: int) -> None:
     for conv in CHOSEN.values():
       conv.run(str(number % 2))
@@ -569,13 +569,13 @@ def hidden(conv: Conv) -> str:
   return done.stdout
 
 
-def test_without_cudnn_the_node_and_the_package_are_named(library):
+def test_without_cudnn_the_node_and_the_package_are_named():
   message = hidden(done_by(Conv(RESIDUAL), "fused"))
   assert "node 'conv'" in message
   assert "nvidia-cudnn" in message
 
 
-def test_without_cudnn_our_own_kernels_run(library):
+def test_without_cudnn_our_own_kernels_run():
   """Where they are what `auto` takes, and where they are asked for."""
   # On GPUs without a kernel for few pixels that one is cuDNN's.
   of_hopper = ["few pixels"] if cupy.cuda.Device().compute_capability == "90" else []

@@ -49,7 +49,7 @@ def _hopper() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("x", "filters"), SHAPES)
-def test_equals_the_reference(library, x, filters, dtype):
+def test_equals_the_reference(x, filters, dtype):
   conv = own(Conv(BARE, dtype, "NHWC", x, filters, (1, 1), attributes={}))
   conv.run()
   large = np.prod(x) * filters > 1 << 27
@@ -88,7 +88,7 @@ def up(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> conv_tr
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("number", range(len(UP)))
-def test_transposed(library, capfd, number, dtype):
+def test_transposed(capfd, number, dtype):
   bias, image = (UP[number][1], 1, 1), (UP[number][0][0], 1, 1, 1)
   for text, operands in (
     (BARE, ()),
@@ -102,30 +102,30 @@ def test_transposed(library, capfd, number, dtype):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_infinite_elements_stay_where_they_are(library, value):
+def test_infinite_elements_stay_where_they_are(value):
   for x, filters in (SHAPES[2], SHAPES[3], SHAPES[6]):
     given = own(Conv(BARE, "float16", "NHWC", x, filters, (1, 1), constant=False, attributes={}))
     check_infinite_everywhere(given, value)
 
 
-def test_infinite_pixels_of_a_transposed_one_stay_where_they_are(library):
+def test_infinite_pixels_of_a_transposed_one_stay_where_they_are():
   check_infinite_pixels(replace(up(1, "float16", BARE, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_maxima_of_nan(library, dtype):
+def test_maxima_of_nan(dtype):
   x, filters = SHAPES[2]
   check_maxima_of_nan(own(Conv(MAXIMA, dtype, "NHWC", x, filters, (1, 1), constant=False, attributes={})))
   check_transposed_maxima_of_nan(replace(up(1, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_tensors_may_start_anywhere(library, number):
+def test_tensors_may_start_anywhere(number):
   case = replace(up(number, "float16", RESIDUAL, ((UP[number][1], 1, 1), None)), constant_weights=False)
   check_anywhere(case)
 
 
-def test_runs_are_bit_identical(library):
+def test_runs_are_bit_identical():
   for x, filters in (SHAPES[2], SHAPES[8]):
     check_same_bits(own(Conv(RELU, "float16", "NHWC", x, filters, (1, 1), attributes={})))
 
@@ -135,7 +135,7 @@ MANY = (8, 8, 93, 97)
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_launches_may_overlap(library, apart):
+def test_launches_may_overlap(apart):
   """Two streams full of launches, of which each multiprocessor has room for two blocks. Each has results of its own,
   or all those of one number write the same to one place. Single launches to these places find nothing changed."""
   case, count = up(7, "float16", BARE, ()), 20
@@ -171,7 +171,7 @@ def test_launches_may_overlap(library, apart):
     assert all((y.view(np.uint16) == bits).all() for y in everywhere)
 
 
-def test_results_go_to_more_places_than_are_remembered(library):
+def test_results_go_to_more_places_than_are_remembered():
   """A third of them divide their tiles in advance."""
   conv = own(Conv(BARE, "float16", "NHWC", MANY, 8, (1, 1), attributes={}))
   (wanted,) = conv.run()

@@ -88,7 +88,7 @@ DEPTHWISE = [
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("x", "kernel", "stride", "pads"), DEPTHWISE)
-def test_depthwise(library, x, kernel, stride, pads, dtype):
+def test_depthwise(x, kernel, stride, pads, dtype):
   attributes = {"pads": pads, "strides": [stride, stride]}
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes))
   conv.run()
@@ -114,7 +114,7 @@ ANY_DEPTHWISE: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("x", "multiplier", "kernel", "attributes"), ANY_DEPTHWISE)
-def test_any_depthwise(library, x, multiplier, kernel, attributes, dtype):
+def test_any_depthwise(x, multiplier, kernel, attributes, dtype):
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1] * multiplier, kernel, x[1], attributes=attributes))
   conv.run()
   replace(conv, program=SEVERAL, constant=False).run()
@@ -131,7 +131,7 @@ def test_any_depthwise(library, x, multiplier, kernel, attributes, dtype):
     ((8, 96, 56, 56), 7, 1),
   ],
 )
-def test_large_images(library, x, kernel, stride):
+def test_large_images(x, kernel, stride):
   """Tiles of up to 28 pixels for each thread."""
   attributes = {"pads": [kernel // 2] * 4, "strides": [stride, stride]}
   own(Conv(SILU, "float16", "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes)).run()
@@ -152,7 +152,7 @@ STEMS = [
 @pytest.mark.parametrize("image", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("x", "filters", "kernel", "stride", "pads"), STEMS)
-def test_stems(library, x, filters, kernel, stride, pads, dtype, image):
+def test_stems(x, filters, kernel, stride, pads, dtype, image):
   attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
   conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
   pixel = x[1] if image == "NHWC" else 1
@@ -165,7 +165,7 @@ def test_stems(library, x, filters, kernel, stride, pads, dtype, image):
   replace(conv, program=SEVERAL, constant=False).run()
 
 
-def test_infinite_pixels_stay_where_they_are(library):
+def test_infinite_pixels_stay_where_they_are():
   for conv in (
     Conv(RELU, "float16", "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes={"pads": [3] * 4, "strides": [2, 2]}),
     Conv(RELU, "float16", "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
@@ -174,7 +174,7 @@ def test_infinite_pixels_stay_where_they_are(library):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_maxima_of_nan(library, dtype):
+def test_maxima_of_nan(dtype):
   stem = {"pads": [3] * 4, "strides": [2, 2]}
   for conv in (
     Conv(MAXIMA, dtype, "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
@@ -189,7 +189,7 @@ def test_maxima_of_nan(library, dtype):
   ("batch", "channels", "filters"),
   [(1, 24, 96), (3, 130, 77), (8, 960, 240), (5, 33, 10), (13, 8, 32), (64, 1152, 48), (2, 4608, 33), (1, 1, 1)],
 )
-def test_vectors(library, batch, channels, filters, dtype):
+def test_vectors(batch, channels, filters, dtype):
   conv = own(Conv(SILU, dtype, "NHWC", (batch, channels, 1, 1), filters, (1, 1), attributes={}))
   conv.run()
   replace(conv, program=SCALED, constant=False).run()

@@ -49,13 +49,13 @@ LARGE_CASES = tuple(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: f"{case.name} {case.attributes}")
-def test_large_tensors(library, case):
+def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
 
@@ -72,24 +72,24 @@ chosen = {case.name: case for case in LARGE_CASES if not case.attributes} | by_n
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library, name):
+def test_runs_are_bit_identical(name):
   check_repeats(chosen[name], 30)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library, name):
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = chosen[name]
   check_graph(case.model(), permuted(case, check))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(library, name):
+def test_tensors_may_start_anywhere(name):
   case = chosen[name]
   check_addresses(case, lambda found: check(case, found), [([1], [0]), ([0], [1]), ([3], [2])])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_shapes_may_change_from_run_to_run(library, transposed):
+def test_shapes_may_change_from_run_to_run(transposed):
   some = GEOMETRIES["strided with a rest"]
   text = typed(RELU, "float")
   first = Case("first", some, text, transposed=transposed)
@@ -137,8 +137,8 @@ OFFERED = (
 )
 
 
-@pytest.mark.parametrize("case", OFFERED, ids=lambda case: case.name)
-def test_every_algorithm(library, capfd, case):
+@pytest.mark.parametrize("case", OFFERED)
+def test_every_algorithm(capfd, case):
   """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
   found = variants(case)
   names = {"dX": "data_algorithm", "dW": "weight_algorithm"}
@@ -159,7 +159,7 @@ def test_every_algorithm(library, capfd, case):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("groups", ["one", "two", "channels"])
 @pytest.mark.parametrize("number", range(len(ONE_SIDED)))
-def test_pads_of_one_side(library, number, groups, transposed, layout, dtype):
+def test_pads_of_one_side(number, groups, transposed, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
   (batch, channels, *size), filters, kernel, strides, pads = ONE_SIDED[number]
   group = {"one": 1, "two": 2, "channels": channels}[groups]
@@ -176,7 +176,7 @@ def test_pads_of_one_side(library, number, groups, transposed, layout, dtype):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("number", range(len(GROUPED)))
-def test_groups_end_with_the_tensor(library, number, transposed, layout, dtype):
+def test_groups_end_with_the_tensor(number, transposed, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines of convolutions that multiply by 0 what lies behind."""
   (batch, channels, *size), filters, kernel, group = GROUPED[number]
   pads = tuple(each // 2 if size[0] == 1 else 0 for each in kernel) * 2
@@ -191,7 +191,7 @@ def test_groups_end_with_the_tensor(library, number, transposed, layout, dtype):
   check_all(({}, *variants(case)), attempt)
 
 
-def test_the_plans_of_converted_operands_are_offered(library):
+def test_the_plans_of_converted_operands_are_offered():
   """dW in float of float16 is made from float16, or from what it is converted to: by name both are within reach."""
   in_float = OFFERED[1]
   types = [TensorType(array.dtype, array.shape) for array in in_float.inputs()]
@@ -207,7 +207,7 @@ def test_the_plans_of_converted_operands_are_offered(library):
   assert plans(float32) <= plans(in_float)
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   some = GEOMETRIES["3x3"]
   text = typed(BARE, "float")
 
@@ -226,11 +226,11 @@ def captured() -> tuple[bytes, Trial, Trial]:
   return cases[0].model([None] * 4), trial(cases[0], check), trial(cases[1], check)
 
 
-def test_new_shapes_under_capture_are_refused(library):
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "gradient")
 
 
-def test_a_wrong_run_leaves_the_session_whole(library):
+def test_a_wrong_run_leaves_the_session_whole():
   case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
   session = make(case.model([None] * 3))
   feeds: dict[str, Any] = case.feeds()

@@ -52,7 +52,7 @@ def own(case: Case) -> Case:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_equals_the_reference(library, capfd, name, layout, dtype):
+def test_equals_the_reference(capfd, name, layout, dtype):
   number = list(GEOMETRIES).index(name)
   for transposed in (False, True):
     text = typed((RELU, BARE)[(number + transposed) % 2], dtype)
@@ -66,7 +66,7 @@ def test_equals_the_reference(library, capfd, name, layout, dtype):
 @pytest.mark.parametrize("weights", ["float16", "bfloat16", "float", "double"])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("text", [RELU, SCALED, SIGMOID])
-def test_programs_and_weights_in_another_dtype(library, text, dtype, weights):
+def test_programs_and_weights_in_another_dtype(text, dtype, weights):
   extra = {"s": (1, 1)} if text == SCALED else {}
   case = own(Case(f"{text}, {dtype}, {weights}", Geometry(3, 6, (9, 10), 10, (3, 3), pads=(1, 1, 1, 1)),
                   typed(text, dtype), "dX dW dB dZ", attributes={"weight_dtype": weights}, extra=extra))  # fmt: skip
@@ -91,14 +91,14 @@ DATA = {
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", DATA)
-def test_data_gradients(library, capfd, name, transposed):
+def test_data_gradients(capfd, name, transposed):
   case = Case(f"{name}, {transposed}", DATA[name], typed(RELU, "float"), "dX", "W", transposed,
               attributes={"data_algorithm": "own"})  # fmt: skip
   check(case, run(make(case.model()), case))
   assert "no kernel of ours" not in capfd.readouterr().err
 
 
-def test_sums_of_half_floats_are_not_rounded_on_the_way(library):
+def test_sums_of_half_floats_are_not_rounded_on_the_way():
   """Off by half a unit in the last place, as if summed exactly: an engine of cuDNN's is off by eight."""
   for name in ("five taps", "uneven", "digits"):
     case = Case(f"{name}, half", DATA[name], typed(BARE, "float16"), "dX", "W")
@@ -111,7 +111,7 @@ def test_sums_of_half_floats_are_not_rounded_on_the_way(library):
     assert (np.abs(found[large] - wanted[large]) / unit).max() < 0.55
 
 
-def test_a_missing_kernel_is_said(library, capfd):
+def test_a_missing_kernel_is_said(capfd):
   geometry = Geometry(2, 2, (9, 11), 3, (3, 2), strides=(2, 1), dilations=(2, 3), pads=(2, 1, 1, 2))
   case = Case("dilated and strided", geometry, typed(RELU, "float"), attributes=OWN)
   check(case, run(make(case.model()), case))
@@ -119,7 +119,7 @@ def test_a_missing_kernel_is_said(library, capfd):
   assert said.count("node 'gradient' (ConvGrad): there is no kernel of ours for d") == 1
 
 
-def test_a_missing_plan_is_said(library, capfd):
+def test_a_missing_plan_is_said(capfd):
   geometry = Geometry(2, 64, (14, 14), 64, (3, 3), pads=(1, 1, 1, 1))
   case = Case("no such plan", geometry, typed(RELU, "float16"), attributes={"data_algorithm": "engine=9999"})
   check(case, run(make(case.model()), case))
@@ -129,14 +129,14 @@ def test_a_missing_plan_is_said(library, capfd):
 
 @pytest.mark.parametrize("name", ["digits", "middle", "small images", "strided", "1x1"])
 @pytest.mark.parametrize("dtype", ["float", "float16"])
-def test_runs_are_bit_identical(library, name, dtype):
+def test_runs_are_bit_identical(name, dtype):
   case = own(Case(f"{name}, {dtype}", GEOMETRIES[name], typed(RELU, dtype), "dX dW dB"))
   check_repeats(case, 10)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("batch", [0, 1, 3])
-def test_the_batch_may_change(library, batch, layout):
+def test_the_batch_may_change(batch, layout):
   some = GEOMETRIES["one image"]
   session = make(own(Case("dynamic", some, typed(RELU, "float"), layout=layout)).model([None] * 4))
   for images in (2, batch, 5):
@@ -146,7 +146,7 @@ def test_the_batch_may_change(library, batch, layout):
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", ["X", "dz"])
-def test_infinite_elements_stay_where_they_are(library, where, value):
+def test_infinite_elements_stay_where_they_are(where, value):
   """No partial strip, tile or channel lets one pass: the same gradients as in the reference are not finite."""
   for size in ((17, 13), (14, 14), (9, 30)):
     case = own(Case(f"{size}", Geometry(3, 5, size, 9, (3, 3)), typed(BARE, "float"), "dW dB", "X"))

@@ -58,31 +58,31 @@ SHUFFLES = tuple(
 chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_large_tensors(library, case):
+@pytest.mark.parametrize("case", LARGE_CASES)
+def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("case", SHUFFLES, ids=lambda case: case.name)
-def test_pixel_shuffles(library, capfd, case):
+@pytest.mark.parametrize("case", SHUFFLES)
+def test_pixel_shuffles(capfd, case):
   """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
   check(case, run(make(case.model()), case))
   assert "shuffle" not in capfd.readouterr().err
 
 
-def test_what_overlaps_is_not_shuffled(library, capfd):
+def test_what_overlaps_is_not_shuffled(capfd):
   case = replace(by_name["strided, NHWC, float16"], name="overlap", attributes={**GEOMETRIES["strided"][2], **SHUFFLE})
   check(case, run(make(case.model()), case))
   assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["DCGAN", "split", "1x1 / 2", "kernel is stride"])
-def test_every_algorithm(library, name):
+def test_every_algorithm(name):
   """What --tune is offered computes the same."""
   case = chosen[f"large: {name}, NHWC, float16"]
   found = variants(case)
@@ -109,7 +109,7 @@ ONE_PIXEL = tuple(
 
 
 @pytest.mark.parametrize("case", ONE_PIXEL, ids=lambda case: f"{case.name}, {case.text}")
-def test_images_of_one_pixel(library, case):
+def test_images_of_one_pixel(case):
   """By every algorithm: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
   for each in variants(case):
     tuned = replace(case, attributes={**case.attributes, **each})
@@ -119,7 +119,7 @@ def test_images_of_one_pixel(library, case):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", BESIDE)
-def test_the_value_beside_another_result(library, name, layout, dtype):
+def test_the_value_beside_another_result(name, layout, dtype):
   """By every algorithm: cuDNN 9.19 has an engine of convolutions that leaves the value in float32 unwritten."""
   cases = [
     Case(name, typed(BESIDE[name], dtype), x, w, (), layout, attributes)
@@ -138,7 +138,7 @@ def test_the_value_beside_another_result(library, name, layout, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("number", range(len(GROUPED)))
-def test_groups_end_with_the_tensor(library, number, layout, dtype):
+def test_groups_end_with_the_tensor(number, layout, dtype):
   """By every algorithm: cuDNN 9.19 has engines of convolutions that multiply by 0 what lies behind."""
   x, filters, kernel, group = GROUPED[number]
   attributes = {"group": group, "pads": [size // 2 if x[2] == 1 else 0 for size in kernel] * 2}
@@ -163,14 +163,14 @@ CHOSEN = (
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_runs_are_bit_identical(library, name):
+def test_runs_are_bit_identical(name):
   """Whatever stood in the output's memory before: nothing of it is read."""
   # Freed into the pool at once.
   fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
   check_repeats(chosen[name], 30, fill)
 
 
-def test_the_output_is_not_read(library):
+def test_the_output_is_not_read():
   case = chosen["large: 1x1 / 2, NHWC, float16"]
   session, arrays = make(case.model()), case.inputs()
   (wanted,) = OPERATOR.reference(case.node(), arrays)
@@ -181,19 +181,19 @@ def test_the_output_is_not_read(library):
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(library, name):
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = chosen[name]
   check_graph(case.model(), permuted(case, check))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(library, name):
+def test_tensors_may_start_anywhere(name):
   case = chosen[name]
   check_addresses(case, lambda found: check(case, found), [([1], [3])])
 
 
 @pytest.mark.parametrize("name", ["strided", "output_padding", "SAME_UPPER", "asymmetric pads"])
-def test_shapes_may_change_from_run_to_run(library, name):
+def test_shapes_may_change_from_run_to_run(name):
   x, w, attributes = GEOMETRIES[name]
   first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
   session = make(first.model([("n", x[1], "h", "w"), w, (1, w[1], 1, 1)]))

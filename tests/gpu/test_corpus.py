@@ -15,7 +15,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize("name", sorted(corpus()))
-def test_corpus(library, name, worker):
+def test_corpus(name, worker):
   """Some cannot be compared there: ONNX Runtime lacks a kernel, or the original is not right itself."""
   verdict = worker.ask(from_text(corpus()[name]))
   assert verdict.what in ("same", "unfit"), verdict

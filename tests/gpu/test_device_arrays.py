@@ -84,13 +84,13 @@ class Spy:
     return binding
 
 
-def test_cuda_comes_first_by_default(library):
+def test_cuda_comes_first_by_default():
   assert ortplugin.session(norm_model()).get_providers()[0] == "CUDAExecutionProvider"
   assert ortplugin.session(norm_model(), ["cpu"]).get_providers() == ["CPUExecutionProvider"]
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-def test_cupy_arrays_in_and_out(library, rng, dtype):
+def test_cupy_arrays_in_and_out(rng, dtype):
   arrays = feeds(rng, 5, dtype)
   result = ortplugin.run(ortplugin.session(norm_model(dtype), ["cuda"]), arrays)
   assert list(result) == ["y", "s"]
@@ -98,14 +98,14 @@ def test_cupy_arrays_in_and_out(library, rng, dtype):
   assert_close(result["y"], expected(arrays), dtype)
 
 
-def test_contiguous_arrays_are_bound_where_they_are(library, rng):
+def test_contiguous_arrays_are_bound_where_they_are(rng):
   spy = Spy(ortplugin.session(norm_model(), ["cuda"]))
   arrays = feeds(rng, 4)
   assert_close(ortplugin.run(spy, arrays)["y"], expected(arrays))
   assert spy.pointers == [array.data.ptr for array in arrays.values()]
 
 
-def test_strided_and_host_arrays(library, rng):
+def test_strided_and_host_arrays(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   arrays = feeds(rng, 6)
   arrays["x"] = cupy.asarray(rng.standard_normal((64, 6)).astype(np.float32)).T
@@ -114,7 +114,7 @@ def test_strided_and_host_arrays(library, rng):
   assert_close(ortplugin.run(session, {n: cupy.asnumpy(a) for n, a in arrays.items()})["y"], expected(arrays))
 
 
-def test_work_of_the_current_stream_is_waited_for(library, rng):
+def test_work_of_the_current_stream_is_waited_for(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   arrays = feeds(rng, 4)
   large = cupy.ones((4096, 4096), np.float32)
@@ -126,7 +126,7 @@ def test_work_of_the_current_stream_is_waited_for(library, rng):
   assert_close(result, expected(arrays))
 
 
-def test_results_outlive_session_and_later_runs(library, rng):
+def test_results_outlive_session_and_later_runs(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   first, second = feeds(rng, 4), feeds(rng, 4)
   kept = ortplugin.run(session, first)["y"]
@@ -138,14 +138,14 @@ def test_results_outlive_session_and_later_runs(library, rng):
   assert_close(kept + 0, expected(first))
 
 
-def test_chosen_outputs_and_empty_rows(library, rng):
+def test_chosen_outputs_and_empty_rows(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   assert list(ortplugin.run(session, feeds(rng, 3), ["s"])) == ["s"]
   assert ortplugin.run(session, feeds(rng, 0))["y"].shape == (0, 64)
 
 
 @pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "DOUBLE", "INT64", "INT32", "BOOL"])
-def test_dtypes_go_through(library, kind):
+def test_dtypes_go_through(kind):
   number = TensorProto.DataType.Value(kind)
   x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
   result = ortplugin.run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
@@ -153,7 +153,7 @@ def test_dtypes_go_through(library, kind):
   assert (result == x).all()
 
 
-def test_wrong_dtypes_are_refused(library, rng):
+def test_wrong_dtypes_are_refused(rng):
   session = ortplugin.session(norm_model(), ["cuda"])
   arrays = feeds(rng, 3)
   arrays["x"] = arrays["x"].astype(np.float16)
@@ -161,7 +161,7 @@ def test_wrong_dtypes_are_refused(library, rng):
     ortplugin.run(session, arrays)
 
 
-def test_torch_tensors_by_dlpack(library, rng):
+def test_torch_tensors_by_dlpack(rng):
   torch = pytest.importorskip("torch")
   if not torch.cuda.is_available():
     pytest.skip("this torch has no CUDA")
@@ -178,7 +178,7 @@ def test_torch_tensors_by_dlpack(library, rng):
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-def test_replay_equals_a_plain_run(library, rng, dtype):
+def test_replay_equals_a_plain_run(rng, dtype):
   plain = ortplugin.session(norm_model(dtype), ["cuda"])
   graph = ortplugin.session(norm_model(dtype), ["cuda"], cuda_graph=True)
   for _ in range(4):  # captured once, replayed three times, on new values each time
@@ -188,7 +188,7 @@ def test_replay_equals_a_plain_run(library, rng, dtype):
       assert (got[name].view(f"u{got[name].itemsize}") == wanted[name].view(f"u{got[name].itemsize}")).all()
 
 
-def test_a_capture_that_failed_leaves_nothing_behind(library, rng):
+def test_a_capture_that_failed_leaves_nothing_behind(rng):
   """Of a model with a constant output, which ONNX Runtime copies there during the capture."""
   text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y, float[1,1] z)
         <float[1] c = {3}, int64[1] i = {0}> { y = Relu(x)  z = Unsqueeze(c, i) }"""
@@ -204,7 +204,7 @@ def test_a_capture_that_failed_leaves_nothing_behind(library, rng):
   assert not device._states[graph].graphs
 
 
-def test_two_shapes_have_two_graphs(library, rng):
+def test_two_shapes_have_two_graphs(rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   addresses: dict[int, set[int]] = {4: set(), 9: set()}
   for rows in (4, 9, 4, 9, 9, 4):
@@ -216,7 +216,7 @@ def test_two_shapes_have_two_graphs(library, rng):
   assert len(device._states[session].graphs) == 2
 
 
-def test_results_of_a_graph_are_overwritten_unless_copied(library, rng):
+def test_results_of_a_graph_are_overwritten_unless_copied(rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   view = ortplugin.run(session, first)["y"]
@@ -226,7 +226,7 @@ def test_results_of_a_graph_are_overwritten_unless_copied(library, rng):
   assert_close(kept, expected(first))
 
 
-def test_the_callers_arrays_are_not_written_to(library, rng):
+def test_the_callers_arrays_are_not_written_to(rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   first, second = feeds(rng, 4), feeds(rng, 4)
   before = {name: array.copy() for name, array in first.items()}
@@ -235,7 +235,7 @@ def test_the_callers_arrays_are_not_written_to(library, rng):
   assert all((before[name] == first[name]).all() for name in first)
 
 
-def test_buffers_go_with_their_session(library, rng):
+def test_buffers_go_with_their_session(rng):
   gc.collect()  # of the sessions of other tests
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
   ortplugin.run(session, feeds(rng, 4), copy=True)
@@ -248,7 +248,7 @@ def test_buffers_go_with_their_session(library, rng):
 # ---- command line
 
 
-def test_models_are_verified_on_cuda(library, tmp_path, capsys):
+def test_models_are_verified_on_cuda(tmp_path, capsys):
   from ortplugin.cli import main
 
   model = DATA / "bert_torchscript_opset14_fp16.onnx"
@@ -296,7 +296,7 @@ def test_what_counts_on_the_host_is_not_captured():
   ortplugin.session(model, ["cuda"])
 
 
-def test_what_the_host_makes_is_right_in_every_run(library):
+def test_what_the_host_makes_is_right_in_every_run():
   """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
   case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])
   made, _ = optimize(case)

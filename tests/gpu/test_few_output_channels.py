@@ -16,8 +16,6 @@ from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 FLOATS = ["float16", "bfloat16", "float"]
 # A scale of each image, an operand of each row, results of several dtypes.
 SEVERAL = """(T c, T b, T r, float g) => (T y, bool p, float z) {

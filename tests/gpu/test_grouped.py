@@ -64,7 +64,7 @@ def case(number: int, program: str, dtype: str = "float16") -> Conv:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_equals_the_reference(library, capfd, number, dtype):
+def test_equals_the_reference(capfd, number, dtype):
   programs = (BARE, RELU, RESIDUAL, SCALED, SEVERAL, WIDENED, SPLIT)
   for turn, program in enumerate(programs[number % 3 :: 3]):
     replace(case(number, program, dtype), constant=turn % 2 == 0).run()
@@ -73,18 +73,18 @@ def test_equals_the_reference(library, capfd, number, dtype):
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20])
-def test_infinite_elements_stay_where_they_are(library, number, value):
+def test_infinite_elements_stay_where_they_are(number, value):
   check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("number", [0, 9, 18])
-def test_maxima_of_nan(library, number, dtype):
+def test_maxima_of_nan(number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
 @pytest.mark.parametrize("number", [0, 2, 6, 8, 12, 20])
-def test_groups_end_with_the_tensor(library, number):
+def test_groups_end_with_the_tensor(number):
   """What lies behind X is not read."""
   given = case(number, RELU)
   arrays = given.arrays()
@@ -93,17 +93,17 @@ def test_groups_end_with_the_tensor(library, number):
 
 
 @pytest.mark.parametrize("number", [0, 9, 11])
-def test_tensors_may_start_anywhere(library, number):
+def test_tensors_may_start_anywhere(number):
   check_offsets(replace(case(number, BARE), constant=False))
 
 
 @pytest.mark.parametrize("number", [0, 9, 18, 20])
-def test_runs_are_bit_identical(library, number):
+def test_runs_are_bit_identical(number):
   check_same_bits(case(number, RELU))
 
 
 @pytest.mark.parametrize("number", [0, 1, 9])
-def test_it_is_taken_where_cudnn_has_no_kernel(library, number):
+def test_it_is_taken_where_cudnn_has_no_kernel(number):
   """`auto` gives the bits of `own`."""
   given = case(number, RELU)
   auto = replace(given, attributes={**given.attributes, "algorithm": "auto"})

@@ -58,7 +58,7 @@ def _feeds(batch: int, side: int, channels: int, filters: int, count: int) -> li
 
 @pytest.mark.parametrize("before", [(SLOW,), (SLOW, QUICK), (SLOW, QUICK, QUICK)], ids=["one", "two", "three"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_library_reads_what_was_written(library, shape, before):
+def test_a_library_reads_what_was_written(shape, before):
   """Replays of one graph on one input after the other: what begins early reads what the last replay left."""
   model, feeds = _model(*shape, before), _feeds(*shape, 3)
   plain, graph = make(model), ortplugin.session(model, [("cuda", {"use_tf32": "0"})], cuda_graph=True)
@@ -70,7 +70,7 @@ def test_a_library_reads_what_was_written(library, shape, before):
 
 @pytest.mark.parametrize("allocates", [False, True], ids=["", "allocates"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_programmatic_edges_join_kernels_of_ours(library, shape, allocates):
+def test_programmatic_edges_join_kernels_of_ours(shape, allocates):
   """`allocates`: no edge can be removed from a graph that allocates memory, as some operators of ORT's do."""
   stream = cupy.cuda.Stream(non_blocking=True)
   session, options = session_on(stream, _model(*shape, (SLOW, QUICK, QUICK)))

@@ -31,8 +31,6 @@ from gpu.sessions import (
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # One of each way that the kernel can take.
 CHOSEN = (
   "bias, residual, sum kept, float16, 1023",
@@ -62,7 +60,7 @@ CHOSEN = (
 # ---- parity
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 

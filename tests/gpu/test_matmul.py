@@ -28,8 +28,6 @@ from ortplugin.ops.matmul import OPERATOR
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"
 
@@ -47,7 +45,7 @@ def check(case: Case, found: list[Array], inputs: list[Array] | None = None) -> 
   check_exactly(case, found, expected)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -68,7 +66,7 @@ LARGE += [transposed(case) for case in LARGE]
 large = {case.name: case for case in LARGE}
 
 
-@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LARGE)
 def test_large_tensors(case):
   check(case, run(make(case.model()), case))
 
@@ -116,7 +114,7 @@ CHOSEN = [
   replace(large["large: down, float, trans_b"], attributes=TF32),
   made("apart", TWO, "float16", *INSIDE["five axes"][:2], dict(zip("uv", INSIDE["five axes"][2:], strict=True))),
 ]
-chosen = pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+chosen = pytest.mark.parametrize("case", CHOSEN)
 
 
 @chosen

@@ -42,8 +42,6 @@ from ortplugin.program import ONNX_DTYPES
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # One of each way that the kernel can take: vectors of whole rows, across rows, with a tail, of all dtypes.
 CHOSEN = (
   "sum and Relu, float16",
@@ -69,7 +67,7 @@ CHOSEN = (
 # ---- parity
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 

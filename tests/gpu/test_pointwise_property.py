@@ -28,7 +28,7 @@ GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
   phases=[Phase.generate],
 )
 @given(examples())
-def test_fused_like_the_reference(library, example):
+def test_fused_like_the_reference(example):
   example = replace(example, copied=False)
   feeds = example.feeds()
   found = ortplugin.run(make(model_of(fused_graph(example))), feeds)

@@ -17,8 +17,6 @@ from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # An operand of each image, one of each row, results of several sizes.
 SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
   s = Add(c, b)

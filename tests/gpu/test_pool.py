@@ -17,8 +17,6 @@ from ortplugin.graph.domains import DOMAIN
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # One of each way that the kernels can take.
 CHOSEN = (
   "max, ResNet's stem, NHWC, float16",
@@ -37,7 +35,7 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   (y,) = run(make(case.model()), case)
   check(case, y)

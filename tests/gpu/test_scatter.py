@@ -31,8 +31,6 @@ from ortplugin.graph.domains import DOMAIN
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write
 
@@ -111,7 +109,7 @@ def forms(case: Case) -> list[Case]:
 # ---- parity
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES)
 def test_equals_the_reference(case):
   """In every form, whatever the tensors' shapes are declared to be."""
   expected = expect(case)
@@ -120,7 +118,7 @@ def test_equals_the_reference(case):
     check(case, run(make(one.model(unknown)), one), expected)
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::3])
 def test_equals_the_reference_in_place(case):
   expected = expect(case)
   for one in forms(case):
@@ -153,7 +151,7 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CHOSEN)
 def test_a_hundred_runs_are_bit_identical(case):
   """And equal to the reference, in every form, in place and out of place."""
   inputs = case.inputs()
@@ -167,7 +165,7 @@ def test_a_hundred_runs_are_bit_identical(case):
         assert (bits(run(session, one, inputs)) == bits(first)).all()
 
 
-@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CHOSEN)
 @pytest.mark.parametrize("offsets", [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 1), (3, 1, 2, 1), (2, 2, 2, 2)])
 def test_tensors_may_start_anywhere(case, offsets):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
@@ -211,7 +209,7 @@ def test_unique_sums_are_those_of_the_reference(dtype):
 # ---- wrong values
 
 
-@pytest.mark.parametrize("case", [each for each in CHOSEN if each.op != "UpdateSlice"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [each for each in CHOSEN if each.op != "UpdateSlice"])
 def test_updates_out_of_range_are_left_out(case):
   data, indices, updates = case.inputs()
   limit = data.shape[case.attribute("axis", 0)]
@@ -277,7 +275,7 @@ def test_shapes_may_change_from_run_to_run():
 GRAPHS = [case for case in CHOSEN if case.dtype in ("float", "float16")]
 
 
-@pytest.mark.parametrize("case", GRAPHS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", GRAPHS)
 def test_a_cuda_graph_gives_the_same_bits(case):
   for one in forms(case):
     for model in (one.model(), in_place(one)):

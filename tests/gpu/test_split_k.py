@@ -17,8 +17,6 @@ from gpu.transposed import MAXIMA
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
 # x, filters, kernel, attributes: on 132 multiprocessors blocks alone and clusters of two to six, one to four
 # warpgroups, tiles of 32, 64 and 128 filters, tiles that pixels or filters do not fill, chunks that channels do not

@@ -27,8 +27,6 @@ from gpu.sessions import Trial, check_addresses, check_capture, check_graph, che
 
 cupy = pytest.importorskip("cupy")
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # One of each way that the kernel can take.
 CHOSEN = (
   "short rows, float16",
@@ -50,7 +48,7 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 

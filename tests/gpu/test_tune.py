@@ -87,7 +87,7 @@ GRADIENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", GRADIENTS)
 def test_a_gradient(case, capfd):
   """Ways to make dX, then, beside the best of these, ways to make dW; the node says which are kept."""
   tuned, (entry,) = tune.tune(onnx.load_from_string(case.model()), case.feeds(), CUDA)

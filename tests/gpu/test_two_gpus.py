@@ -34,7 +34,7 @@ from ortplugin.session import CUDA, gpu_count
 from ortplugin.session.cuda_driver import Gpu
 
 cupy = pytest.importorskip("cupy")
-pytestmark = [pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs"), pytest.mark.usefixtures("library")]
+pytestmark = pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs")
 
 BERT = DATA / "bert_torchscript_opset14_fp16.onnx"
 GPUS = (0, 1)

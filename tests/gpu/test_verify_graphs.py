@@ -140,7 +140,7 @@ def feeds_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Any]
   return {value.name: rng.standard_normal(shape).astype(np.float32)}
 
 
-def test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng):
+def test_replays_are_queued_and_give_the_same_bits(tmp_path, rng):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng))
   assert found.queued, "a run returns before the GPU is done"
@@ -154,7 +154,7 @@ def test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng):
 
 
 @pytest.mark.parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
-def test_planted_faults_are_found(library, tmp_path, rng, fault, words):
+def test_planted_faults_are_found(tmp_path, rng, fault, words):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng), fault)
   judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
@@ -162,7 +162,7 @@ def test_planted_faults_are_found(library, tmp_path, rng, fault, words):
   assert any(words in output.message for output in judged)
 
 
-def test_a_fused_operator(library, tmp_path, rng):
+def test_a_fused_operator(tmp_path, rng):
   optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
   assert report.fused
   side = saved(optimized, tmp_path)
@@ -200,7 +200,7 @@ def host_copies(folder: str) -> None:
     print(f"not captured: {error}")
 
 
-def test_what_copies_to_the_host_can_not_be_captured(library, tmp_path):
+def test_what_copies_to_the_host_can_not_be_captured(tmp_path):
   """In a process of its own: NonZero goes on with a count that a capture has not computed, and loses the GPU."""
   done = python(f"from gpu.test_verify_graphs import host_copies\nhost_copies({str(tmp_path)!r})\n")
   assert done.stdout.startswith("not captured: "), done.stderr
@@ -208,7 +208,7 @@ def test_what_copies_to_the_host_can_not_be_captured(library, tmp_path):
 
 
 @pytest.mark.skipif(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)) > 1, reason="sees all processes' memory")
-def test_memory_is_given_back(library, tmp_path, rng):
+def test_memory_is_given_back(tmp_path, rng):
   model = chain()
   side, feeds = saved(model, tmp_path), feeds_of(model, rng)
   left = []
@@ -225,7 +225,7 @@ def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
   return Judge(Question(original, without_weights(model).SerializeToString(), **more))
 
 
-def test_a_right_model_passes_in_every_mode(library, tmp_path):
+def test_a_right_model_passes_in_every_mode(tmp_path):
   model = chain()
   optimized, _ = ortplugin.optimize(model)
   side = saved(optimized, tmp_path, "fast.onnx")
@@ -238,7 +238,7 @@ def test_a_right_model_passes_in_every_mode(library, tmp_path):
   assert [timing.mode for timing in result.timings] == [GRAPH, PLAIN]
 
 
-def test_what_makes_it_slower_is_taken_back(library, monkeypatch):
+def test_what_makes_it_slower_is_taken_back(monkeypatch):
   monkeypatch.setattr(pipeline, "TABLE", (Delay(),))
   model = parsed()
   made, report = optimizer.optimize(model, verify=True, keep_faster=True, providers=["cuda"])
@@ -247,7 +247,7 @@ def test_what_makes_it_slower_is_taken_back(library, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["late", "bit", "value"])
-def test_a_fault_in_graphs_alone_is_a_difference(library, tmp_path, monkeypatch, fault):
+def test_a_fault_in_graphs_alone_is_a_difference(tmp_path, monkeypatch, fault):
   model = chain()
   original, optimized = saved(model, tmp_path), saved(model, tmp_path, "fast.onnx")
   monkeypatch.setattr(judge, "make_session", planting(make_session, fault, lambda side: side == optimized))
@@ -261,7 +261,7 @@ def test_a_fault_in_graphs_alone_is_a_difference(library, tmp_path, monkeypatch,
   assert examiner.agrees(CUDA, optimized)
 
 
-def test_the_command_reports_graphs(library, tmp_path, capsys):
+def test_the_command_reports_graphs(tmp_path, capsys):
   report = tmp_path / "r.json"
   source = DATA / "bert_torchscript_opset14_fp16.onnx"
   out = str(tmp_path / "fast.onnx")
@@ -278,7 +278,7 @@ def test_the_command_reports_graphs(library, tmp_path, capsys):
     assert entry["graph_skipped"] in text.replace("\n", " ")
 
 
-def test_the_concat_of_many_inputs_is_reported(library, tmp_path):
+def test_the_concat_of_many_inputs_is_reported(tmp_path):
   """Whether it can be captured is for other tests; the report must say which of the two can."""
   _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
   (result,) = report.verification or [None]
@@ -298,7 +298,7 @@ def test_a_number_of_no_gpu_is_refused(tmp_path, capsys):
 # ---- tuning
 
 
-def test_tuning_judges_replays(library, monkeypatch, rng):
+def test_tuning_judges_replays(monkeypatch, rng):
   program = """(float x, float g) => (float y) {
       n = LayerNormalization<axis=-1, epsilon=1e-05>(x)
       y = Mul(n, g)
@@ -321,7 +321,7 @@ def test_tuning_judges_replays(library, monkeypatch, rng):
     assert not tune._agrees(model, job, "", place), fault
 
 
-def test_a_model_is_tuned_and_verified_in_graphs(library):
+def test_a_model_is_tuned_and_verified_in_graphs():
   model = chain()
   tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
   assert report.passed
@@ -334,7 +334,7 @@ def test_a_model_is_tuned_and_verified_in_graphs(library):
 # ---- benchmarks
 
 
-def test_benchmarks_judge_the_same_way(library, monkeypatch, rng):
+def test_benchmarks_judge_the_same_way(monkeypatch, rng):
   monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).resolve().parents[2] / "benchmarks")])
   timing = pytest.importorskip("timing")
   model = chain()

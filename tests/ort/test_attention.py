@@ -24,8 +24,8 @@ from ortplugin.program import NUMPY_DTYPES
 LARGE = [pytest.param(case, marks=pytest.mark.one_in(4)) for case in LARGE_CASES]
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", [*CASES, *LARGE])
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -39,7 +39,7 @@ def decomposed(case: Case, opset: int, shapes: Sequence[Declared] | None = None)
   return run(plain(model), case)
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE])
 def test_the_decomposition_gives_the_same(case):
   check(case, decomposed(case, 18), unit=2.0**-50 if case.dtype == "double" else 2.0**-21)
 
@@ -72,13 +72,13 @@ def test_the_decomposition_at_every_opset(name, opset):
   check(case, found, unit=2.0**-50 if case.dtype == "double" else 2.0**-21)
 
 
-@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_the_number_of_threads_changes_no_bit(library, case):
+@pytest.mark.parametrize("case", LARGE_CASES)
+def test_the_number_of_threads_changes_no_bit(case):
   for threads in (1, 2, 5):
     assert_threads_change_nothing(case, threads)
 
 
-def test_shapes_may_change_from_run_to_run(library):
+def test_shapes_may_change_from_run_to_run():
   cases = [
     case_of(f"changing {sizes}", "float", sizes, "merged", causal="lower_right", scale=0.25)
     for sizes in ((2, 3, 5, 7, 8), (1, 3, 65, 130, 16), (0, 3, 1, 1, 8), (2, 3, 0, 4, 8), (2, 3, 5, 7, 8))
@@ -89,7 +89,7 @@ def test_shapes_may_change_from_run_to_run(library):
     check(case, run(session, case))
 
 
-def test_a_cache_grows_from_run_to_run(library):
+def test_a_cache_grows_from_run_to_run():
   """A prompt, then tokens: what is present is the past of the next run, in one session."""
   session = make(growing(0, 1).model(GROWING))
   past, given = 0, growing(0, 1).inputs()[5:]
@@ -101,7 +101,7 @@ def test_a_cache_grows_from_run_to_run(library):
     past, given = past + rows, found[1:]
 
 
-def test_a_mask_may_be_left_out_by_an_empty_name(library):
+def test_a_mask_may_be_left_out_by_an_empty_name():
   """In the specification. ONNX Runtime itself gives no empty name to an operator of a library."""
   case = by_name["merged, float"]
   node = case.node()
@@ -112,7 +112,7 @@ def test_a_mask_may_be_left_out_by_an_empty_name(library):
     make(case.model_of([node]))
 
 
-def test_a_name_of_a_size_is_kept(library):
+def test_a_name_of_a_size_is_kept():
   """Whatever layout it passes through, where no product hides it."""
   for layout, given, wanted in (
     ("standard", [["n", 3, "s", 8], ["n", 3, "t", 8], ["n", 3, "t", 8]], ["n", 3, "s", 8]),
@@ -126,7 +126,7 @@ def test_a_name_of_a_size_is_kept(library):
     assert found == wanted
 
 
-def test_unknown_ranks(library):
+def test_unknown_ranks():
   case = by_name["mask all, bool of float, zero"]
   check(case, run(make(case.model([None] * 4)), case))
   check(case, run(make(case.model([None, None, [2, 2, 70, 16], None])), case))
@@ -283,7 +283,7 @@ def in_python(words: str) -> str:
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "open"])
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
-def test_what_is_wrong_is_refused(library, wrong, known):
+def test_what_is_wrong_is_refused(wrong, known):
   """With the session, or where only the shapes are wrong and not known, with the run; and by the specification."""
   feeds = {
     f"x{i}": np.ones(shape, NUMPY_DTYPES[dtype])
@@ -302,7 +302,7 @@ def test_what_is_wrong_is_refused(library, wrong, known):
 
 
 @pytest.mark.parametrize("mask", ["", "mask"])
-def test_a_float16_attention_between_operators_that_have_none(library, mask):
+def test_a_float16_attention_between_operators_that_have_none(mask):
   """ONNX Runtime computes Sin in float there, and gives a node between two of them float instead of float16."""
   attributes = {"qkv_dtype": "float16", "heads": 2, "kv_heads": 2} | ({"mask_dtype": "float16"} if mask else {})
   attributes |= {f"{name}_layout": "b s (h d)" for name in "qkvy"}

@@ -71,7 +71,7 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
 # ---- the main job
 
 
-def test_a_real_model_is_optimized_verified_and_runs(library, tmp_path, run):
+def test_a_real_model_is_optimized_verified_and_runs(tmp_path, run):
   out, report_path = tmp_path / "fast.onnx", tmp_path / "report.json"
   before = BERT.read_bytes()
   status, text, errors = run(BERT, "-o", out, "--report", report_path)
@@ -94,7 +94,7 @@ def test_a_real_model_is_optimized_verified_and_runs(library, tmp_path, run):
   assert session.get_providers() == ["CPUExecutionProvider"]
 
 
-def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(library, tmp_path, run):
+def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tmp_path, run):
   first, second, again = (tmp_path / name for name in ("1.onnx", "2.onnx", "3.onnx"))
   assert run(BERT, "-o", first)[0] == 0
   environment = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -115,7 +115,7 @@ def test_a_model_with_nothing_to_fuse(tmp_path, run):
   assert onnx.load(tmp_path / "out.onnx") == model
 
 
-def test_restore_runs_without_the_library(library, tmp_path, run):
+def test_restore_runs_without_the_library(tmp_path, run):
   fast, plain = tmp_path / "fast.onnx", tmp_path / "plain.onnx"
   assert run(BERT, "-o", fast, "--no-verify")[0] == 0
   status, text, errors = run("--restore", fast, "-o", plain)
@@ -129,7 +129,7 @@ def test_restore_runs_without_the_library(library, tmp_path, run):
   assert "Nothing to restore" in text
 
 
-def test_external_data_come_out_as_external_data(library, tmp_path, run):
+def test_external_data_come_out_as_external_data(tmp_path, run):
   source = tmp_path / "in.onnx"
   onnx.save(onnx.load(BERT), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
   before = (tmp_path / "weights.bin").read_bytes()
@@ -144,7 +144,7 @@ def test_external_data_come_out_as_external_data(library, tmp_path, run):
   ortplugin.session(tmp_path / "out" / "fast.onnx", providers=["cpu"])
 
 
-def test_the_users_inputs_and_shapes(library, tmp_path, run):
+def test_the_users_inputs_and_shapes(tmp_path, run):
   names = [value.name for value in onnx.load(BERT).graph.input]
   np.savez(tmp_path / "data.npz", **{name: np.ones((1, 7), np.int64) for name in names})
   report = tmp_path / "r.json"

@@ -31,8 +31,8 @@ FLOAT = TensorProto.FLOAT
 X, W, PADDED = GEOMETRIES["3x3"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -55,7 +55,7 @@ def test_most_cases_have_a_decomposition():
   assert len(DECOMPOSED) > 250
 
 
-@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
   if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
@@ -69,7 +69,7 @@ def test_the_decomposition_runs_without_the_library(case):
 
 
 @pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
-def test_equals_onnx_runtimes_own_conv(library, name):
+def test_equals_onnx_runtimes_own_conv(name):
   """In float, bias and all: both are the same kernel, but for the order of the additions."""
   x, w, attributes = GEOMETRIES[name]
   case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
@@ -106,14 +106,14 @@ def test_equals_onnx_runtimes_own_conv(library, name):
     ),
   ],
 )
-def test_shapes_are_inferred(library, shapes, attributes, wanted):
+def test_shapes_are_inferred(shapes, attributes, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
     case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)), attributes)
     (output,) = make(case.model(shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 
 
-def test_shapes_may_change_from_run_to_run(library):
+def test_shapes_may_change_from_run_to_run():
   text, attributes = typed(RESIDUAL_RELU, "float"), {"pads": [1, 1, 1, 1], "strides": [2, 1]}
   for declared in (
     [("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1), ("n", 8, "g", "w")],
@@ -128,7 +128,7 @@ def test_shapes_may_change_from_run_to_run(library):
       check(each, run(session, each))
 
 
-def test_operands_whose_ranks_are_known_may_still_broadcast(library):
+def test_operands_whose_ranks_are_known_may_still_broadcast():
   """What looks like a bias or a residual when the session is made may be another thing in a run."""
   attributes = {"pads": [1, 1, 1, 1]}
   case = Case(
@@ -147,7 +147,7 @@ def test_operands_whose_ranks_are_known_may_still_broadcast(library):
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
-def test_padding_follows_the_shape(library, auto_pad):
+def test_padding_follows_the_shape(auto_pad):
   attributes = {"auto_pad": auto_pad, "strides": [2, 3], "dilations": [1, 2]}
   case = Case("same", typed(BIAS_RELU, "float"), ((1, 3, 8, 8), (4, 3, 4, 3), (4, 1, 1)), attributes)
   session = make(case.model([("n", 3, "h", "w"), (4, 3, 4, 3), (4, 1, 1)]))
@@ -156,7 +156,7 @@ def test_padding_follows_the_shape(library, auto_pad):
     check(each, run(session, each))
 
 
-def test_weights_may_change_from_run_to_run(library):
+def test_weights_may_change_from_run_to_run():
   """The weights of an input are never taken for the last run's."""
   case = by_name["3x3, float16, NHWC"]
   session = make(case.model())
@@ -165,7 +165,7 @@ def test_weights_may_change_from_run_to_run(library):
     check(each, run(session, each))
 
 
-def test_weights_that_a_caller_may_override(library):
+def test_weights_that_a_caller_may_override():
   """An initializer that is a graph input too is no constant: it is read in every run."""
   case = by_name["constant weights: normal, many channels, float16, NHWC"]
   model = onnx.load_model_from_string(case.model())
@@ -228,7 +228,7 @@ IN_OTHER_WORDS = (  # of the specification in Python
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library, name):
+def test_a_wrong_node_is_refused(name):
   """By the library and by the specification."""
   wrong = WRONG[name]
   assert_refused(wrong, "FusedConv")
@@ -243,7 +243,7 @@ def test_a_wrong_node_is_refused(library, name):
 # ---- threads, sessions
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   """Each with shapes and values of its own, over and over: the same bits every time."""
   attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
   text = typed(BIAS_RELU, "float")
@@ -257,7 +257,7 @@ def test_many_threads_run_one_session(library):
   in_threads(8, work)
 
 
-def test_a_chain_of_convolutions(library):
+def test_a_chain_of_convolutions():
   """A residual block in float16, channels last: what ONNX Runtime plans between the nodes stays intact."""
   rng = np.random.default_rng(0)
   weights = [rng.standard_normal((8, 3, 3, 8)).astype(np.float16) / 8 for _ in range(3)]
@@ -280,7 +280,7 @@ def test_a_chain_of_convolutions(library):
   np.testing.assert_allclose(found.astype(np.float64), values["y"].astype(np.float64), rtol=4e-3, atol=4e-3)
 
 
-def test_float16_between_nodes_that_have_none_on_the_cpu(library):
+def test_float16_between_nodes_that_have_none_on_the_cpu():
   """ONNX Runtime computes Conv in float there, and gives a node between two of them float instead of float16."""
   text = "(float16 c) => (float16 y) { h = Cast<to=float16>(c) y = Relu(h) }"
   nodes = [

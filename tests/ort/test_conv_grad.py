@@ -11,8 +11,6 @@ import ortplugin
 from ort.host import make, on_any_threads, run
 from ort.refusals import with_attributes
 
-pytestmark = pytest.mark.usefixtures("library")
-
 # Enough for every core, with parts of every loop left over.
 LARGE_CASES = tuple(
   Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
@@ -28,7 +26,7 @@ LARGE_CASES = tuple(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
@@ -36,7 +34,7 @@ def test_equals_the_reference(case):
   assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
-@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LARGE_CASES)
 def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 

@@ -65,7 +65,7 @@ def layouts(model: onnx.ModelProto) -> Counter[str]:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_channels_first(name, library):
+def test_channels_first(name):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nchw", skip=["matmul-to-tf32"])
   assert set(layouts(optimized)) == {"NCHW"}
@@ -76,7 +76,7 @@ def test_channels_first(name, library):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_channels_last(name, library):
+def test_channels_last(name):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
   check_channels_last(name, original, optimized)
@@ -97,7 +97,7 @@ def check_channels_last(name: str, original: onnx.ModelProto, optimized: onnx.Mo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_float16_channels_are_last(name, library):
+def test_in_float16_channels_are_last(name):
   original = half(original_of(name))
   optimized, _ = ortplugin.optimize(original)
   check_channels_last(name, original, optimized)
@@ -108,7 +108,7 @@ def test_in_float16_channels_are_last(name, library):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
-def test_networks_of_the_onnx_package(name, library):
+def test_networks_of_the_onnx_package(name):
   original = randomized(name, logits=True)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
   assert transposes(optimized) == []

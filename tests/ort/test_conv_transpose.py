@@ -13,31 +13,29 @@ from ort.host import make, on_any_threads, run
 from ort.refusals import with_attributes
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
   assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
-@pytest.mark.parametrize(
-  "case", [c for c in CASES if c.name.endswith(", float") and 0 not in c.x], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [c for c in CASES if c.name.endswith(", float") and 0 not in c.x])
 def test_the_decomposition_runs_without_the_library(case):
   model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
   check(case, computed(model, case.feeds()), unit=2.0**-22)
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])
-def test_the_number_of_threads_changes_no_bit(library, dtype):
+def test_the_number_of_threads_changes_no_bit(dtype):
   case = Case(f"large, {dtype}", typed(RESIDUAL, dtype), (3, 33, 19, 21), (33, 20, 4, 3), ((20, 1, 1), None), "NHWC",
               {"strides": [2, 2], "pads": [1, 1, 1, 1]})  # fmt: skip
   check(case, on_any_threads(case))
 
 
 @pytest.mark.parametrize("name", ["strided", "output_shape", "SAME_UPPER", "asymmetric pads"])
-def test_shapes_may_change_from_run_to_run(library, name):
+def test_shapes_may_change_from_run_to_run(name):
   x, w, attributes = GEOMETRIES[name]
   first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
   wanted = attributes.get("output_shape", [])
@@ -65,7 +63,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_node_is_refused(library, words):
+def test_a_wrong_node_is_refused(words):
   model = with_attributes(by_name["strided, NCHW, float"].model(), WRONG[words])
   with pytest.raises(Exception, match="FusedConvTranspose") as caught:
     make(model)
@@ -73,7 +71,7 @@ def test_a_wrong_node_is_refused(library, words):
   assert words in str(caught.value)
 
 
-def test_wrong_shapes_of_a_run_leave_the_session_whole(library):
+def test_wrong_shapes_of_a_run_leave_the_session_whole():
   case = by_name["strided, NCHW, float"]
   session = make(case.model([None] * len(case.shapes)))
   with pytest.raises(Exception, match="X has 4 channels, W with 1 groups is for 3"):

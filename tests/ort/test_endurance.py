@@ -43,7 +43,7 @@ def test_every_operator_takes_part():
 
 
 @pytest.mark.parametrize(("mode", "times", "limit"), LIMITS, ids=lambda value: str(value))
-def test_memory_does_not_grow_and_no_bit_changes(library, mode, times, limit):
+def test_memory_does_not_grow_and_no_bit_changes(mode, times, limit):
   """A leak is there each time. What ONNX Runtime keeps of failed runs depends on what else the machine does."""
   for _ in range(ATTEMPTS):
     found = run(mode, examples(times))
@@ -57,16 +57,16 @@ def test_memory_does_not_grow_and_no_bit_changes(library, mode, times, limit):
 @pytest.mark.parametrize(
   ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
 )
-def test_a_small_leak_is_found(library, mode, times, leak):
+def test_a_small_leak_is_found(mode, times, leak):
   """Of two to four times what is allowed, in less time: it fails the test above."""
   (limit,) = (limit for name, _, limit in LIMITS if name == mode)
   assert run(mode, examples(times), leak * SCALE)["allocated"] > limit * SCALE
 
 
-def test_a_leak_shows_in_resident_memory(library):
+def test_a_leak_shows_in_resident_memory():
   assert run("failed", 2_000, 4096)["resident"] > RESIDENT
 
 
-def test_threads_of_one_session_change_no_bit(library):
+def test_threads_of_one_session_change_no_bit():
   found = run("threads", 13, examples(500))
   assert found == {"different": [0] * 13, "inputs": 13}

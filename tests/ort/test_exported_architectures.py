@@ -85,7 +85,7 @@ def assert_same(
 
 @pytest.mark.one_in(4)
 @every_file
-def test_optimized_and_restored(name, library):
+def test_optimized_and_restored(name):
   original, runs, wanted = reference(name)
   optimized, _ = ortplugin.optimize(original)
   assert_same(outputs_of(optimized, runs, library=True), wanted)
@@ -96,7 +96,7 @@ def test_optimized_and_restored(name, library):
 
 @pytest.mark.one_in(4)
 @every_file
-def test_variant(name, library):
+def test_variant(name):
   """float16 or channels last, in turn."""
   which = list(VARIANTS)[zlib.crc32(name.encode()) % len(VARIANTS)]
   original, runs, wanted = reference(name)

@@ -158,12 +158,12 @@ def test_every_pointwise_operator_is_fused_or_has_no_partner(name):
     assert fused >= 1 or any(node.op_type in products for node in optimized.graph.node)
 
 
-def test_outputs_are_those_of_the_original(name, optimized, library, rng):
+def test_outputs_are_those_of_the_original(name, optimized, rng):
   feeds = feeds_of(name, rng)
   assert_close(run_with_library(optimized, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
 
 
-def test_another_batch_size_where_the_batch_is_open(name, optimized, library, rng):
+def test_another_batch_size_where_the_batch_is_open(name, optimized, rng):
   original = original_of(name)
   if not original.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
     assert not optimized.graph.input[0].type.tensor_type.shape.dim[0].dim_param

@@ -176,7 +176,7 @@ def test_a_size_that_no_machine_has_is_named_in_bytes(found):
   assert {"FusedConv", "FusedConvTranspose", "FusedResize", "FusedSumTo", "FusedPointwise", "ConvGrad"} <= set(refused)
 
 
-def test_out_of_memory_names_the_bytes(library):
+def test_out_of_memory_names_the_bytes():
   """Where the limit is above what the process gets from the system."""
   script = """if True:
         import os, resource

@@ -36,8 +36,8 @@ from ortplugin.session import CUDA, gpu_count
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
@@ -67,7 +67,7 @@ def test_the_list_of_what_lacks_a_decomposition_is_current():
   assert len(DECOMPOSED) > 200
 
 
-@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
@@ -76,7 +76,7 @@ def test_the_decomposition_runs_without_the_library(case):
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 @pytest.mark.parametrize("width", [1, 7, 33, 768, 1023, 5140])
-def test_equals_the_runtimes_own_operator(library, dtype, width):
+def test_equals_the_runtimes_own_operator(dtype, width):
   case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
   own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
   theirs = plain(model_of(case.text, case.shapes, [own]))
@@ -101,14 +101,14 @@ def test_equals_the_runtimes_own_operator(library, dtype, width):
     (((0, 32), (32,), (1, 32), (32,), (32,)), [0, 32]),
   ],
 )
-def test_shapes_are_inferred(library, shapes, wanted):
+def test_shapes_are_inferred(shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
     session = make(model_of(typed(RESIDUAL, dtype), shapes))
     for output in session.get_outputs():
       assert_inferred(output, wanted, dtype)
 
 
-def test_unknown_ranks_stay_unknown_until_the_run(library):
+def test_unknown_ranks_stay_unknown_until_the_run():
   for bias in ((8,), None):
     session = make(model_of(typed(RESIDUAL, "float"), [None, bias, None, None, None]))
     assert [output.type for output in session.get_outputs()] == ["tensor(float)"] * 2
@@ -117,7 +117,7 @@ def test_unknown_ranks_stay_unknown_until_the_run(library):
       check(case, run(session, case))
 
 
-def test_unnamed_dimensions_meet_known_ones(library):
+def test_unnamed_dimensions_meet_known_ones():
   """A dimension that inference can't tell must not look like a number to the node behind."""
   nodes = [Case("", typed(BARE, "float"), ((4, 8),)).node(), helper.make_node("Add", ["y", "w"], ["z"])]
   session = make(model_with(nodes, [("x", "float", [None, 8]), ("w", "float", [4, 8])], [("z", "float")]))
@@ -126,14 +126,14 @@ def test_unnamed_dimensions_meet_known_ones(library):
   assert (session.run(None, {"x": x, "w": x})[0] == 1).all()
 
 
-def test_each_result_has_its_own_dtype(library):
+def test_each_result_has_its_own_dtype():
   case = by_name["results of all dtypes, float, 256"]
   found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
   dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
   assert found == {name: (f"tensor({dtype})", [3, 7, 256]) for name, dtype in dtypes.items()}
 
 
-def test_inferred_shapes_reach_other_nodes(library):
+def test_inferred_shapes_reach_other_nodes():
   """An output without a declared type, and a node behind ours that needs the shape."""
   node = Case("", typed(BARE, "float"), ((2, 8),)).node()
   nodes = [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])]
@@ -146,7 +146,7 @@ def test_inferred_shapes_reach_other_nodes(library):
   ]
 
 
-def test_shapes_may_change_from_run_to_run(library):
+def test_shapes_may_change_from_run_to_run():
   session = make(model_of(typed(RESIDUAL, "float16"), [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
   for batch, length, width in ((1, 1, 1), (3, 5, 7), (2, 9, 1023), (3, 5, 7), (0, 4, 8), (1, 2, 70001)):
     x = (batch, length, width)
@@ -241,7 +241,7 @@ def test_a_good_node_is_accepted():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_tampered_program_never_crashes(library, seed):
+def test_a_tampered_program_never_crashes(seed):
   """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
   text = mangled(by_name["bools computed, float, 256"].text, np.random.default_rng(seed))
   node = wrong("", text, ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
@@ -254,7 +254,7 @@ def test_a_tampered_program_never_crashes(library, seed):
 # ---- threads, processes, surroundings
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(RESIDUAL, "float")
   session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
@@ -267,11 +267,11 @@ def test_many_threads_run_one_session(library):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_inside_a_run_change_nothing(library, threads):
+def test_threads_inside_a_run_change_nothing(threads):
   assert_threads_change_nothing(by_name["bias, residual, sum kept, float16, 1023"], threads)
 
 
-def test_options_are_registered_twice_and_by_many_threads(library):
+def test_options_are_registered_twice_and_by_many_threads():
   case = by_name["awkward, float"]
   shared = onnxruntime.SessionOptions()
 
@@ -338,7 +338,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_ends_in_any_order(library, ending):
+def test_a_process_ends_in_any_order(ending):
   model = model_of(typed(BARE, "float"), ((2, 8),))
   done = python(f"{SESSION}\n{ENDINGS[ending]}\nprint('the end', flush=True)", model.hex() + "\n")
   assert done.returncode == 0, done.stderr
@@ -360,7 +360,7 @@ def test_the_library_needs_no_cuda(library):
 
 
 @pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this ONNX Runtime has the CUDA provider")
-def test_cuda_without_a_cuda_build_is_explained(library):
+def test_cuda_without_a_cuda_build_is_explained():
   model = model_of(typed(BARE, "float"), ((2, 8),))
   with pytest.raises(RuntimeMissingError, match="has no CUDA provider; remove it and install onnxruntime-gpu"):
     ortplugin.session(model, ["cuda"])

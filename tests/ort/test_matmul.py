@@ -27,8 +27,8 @@ from ortplugin.ops.matmul import OPERATOR
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -36,9 +36,7 @@ def test_equals_the_reference(library, case):
     assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
-@pytest.mark.parametrize(
-  "case", [each for each in CASES if each.program.parameters[0].dtype == "float"], ids=lambda case: case.name
-)
+@pytest.mark.parametrize("case", [each for each in CASES if each.program.parameters[0].dtype == "float"])
 def test_the_decomposition_runs_without_the_library(case):
   session = plain(case.model(nodes=OPERATOR.decompose(case.node(), OPSET)))
   expected = expect(case, unit=2.0**-22)
@@ -48,7 +46,7 @@ def test_the_decomposition_runs_without_the_library(case):
 
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-def test_the_number_of_threads_changes_no_bit(library, dtype):
+def test_the_number_of_threads_changes_no_bit(dtype):
   case = made(f"threads, {dtype}", RESIDUAL_RELU, dtype, (3, 133, 77), 95)
   check(case, on_any_threads(case))
 
@@ -68,14 +66,14 @@ def test_the_number_of_threads_changes_no_bit(library, dtype):
     ([("n", 5, 32), None, (24,)], 0, ["n", 5, None]),
   ],
 )
-def test_shapes_are_inferred(library, shapes, trans_b, wanted):
+def test_shapes_are_inferred(shapes, trans_b, wanted):
   for dtype in ("float16", "bfloat16", "float", "double"):
     case = replace(made("shapes", BIAS_RELU, dtype, (2, 37, 32), 24), trans_b=bool(trans_b))
     (output,) = make(case.model(shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 
 
-def test_shapes_may_change_from_run_to_run(library):
+def test_shapes_may_change_from_run_to_run():
   case = made("changing", RESIDUAL_RELU, "float", (2, 5, 12), 9)
   for declared in (
     [("n", "s", 12), (12, 9), (9,), ("n", "s", 9)],
@@ -93,7 +91,7 @@ def test_shapes_may_change_from_run_to_run(library):
         check(each, run(session, each))
 
 
-def test_weights_may_change_from_run_to_run(library):
+def test_weights_may_change_from_run_to_run():
   """Those of an input are never taken for the last run's; nor those of an initializer that a caller may override."""
   case = by_name["aligned, float16, trans_b"]
   session = make(case.model())
@@ -134,14 +132,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library, name):
+def test_a_wrong_node_is_refused(name):
   assert_refused(WRONG[name], "FusedMatMul")
 
 
 # ---- threads, sessions
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   first = made("threads", BIAS_RELU, "float", (2, 5, 33), 17)
   session = make(first.model([("n", "s", 33), (33, 17), (17,)]))
 

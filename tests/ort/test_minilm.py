@@ -48,7 +48,7 @@ def test_the_built_model_computes_the_published_embedding(model):
 
 
 @needs_weights
-def test_all_norms_are_fused_and_embeddings_agree(model, library, tmp_path):
+def test_all_norms_are_fused_and_embeddings_agree(model, tmp_path):
   optimized, _ = ortplugin.optimize(model)
   assert fused_norms(optimized) == minilm.config().norms == 13
   path = tmp_path / "minilm.onnx"
@@ -62,7 +62,7 @@ def test_all_norms_are_fused_and_embeddings_agree(model, library, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_small_bert_agrees(dtype, library, rng, tmp_path):
+def test_a_small_bert_agrees(dtype, rng, tmp_path):
   config = BertConfig(
     hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=64,
     max_position_embeddings=32,
@@ -95,7 +95,7 @@ def test_optimizing_bert_base_takes_seconds():
 
 
 @needs_weights
-def test_the_demo_ends_well(library, tmp_path, capsys):
+def test_the_demo_ends_well(tmp_path, capsys):
   status = demo.main(["--folder", str(tmp_path), "--runs", "1"])
   printed = capsys.readouterr().out
   assert status == 0, printed[-2000:]

@@ -35,7 +35,7 @@ def torch_losses() -> list[float]:
   return losses
 
 
-def test_the_loss_is_pytorchs(library):
+def test_the_loss_is_pytorchs():
   session = make(mnist_training.build(BATCH).SerializeToString())
   losses = mnist_training.train(session, BATCH, STEPS, mnist_training.initial())
   np.testing.assert_allclose(losses, LOSSES, rtol=2e-4)
@@ -46,7 +46,7 @@ def test_the_recorded_losses_are_pytorchs():
   np.testing.assert_allclose(torch_losses(), LOSSES, rtol=2e-4)
 
 
-def test_the_optimized_step_is_the_same(library):
+def test_the_optimized_step_is_the_same():
   optimized, _, _ = run_passes(mnist_training.build(BATCH), PIPELINE)
   left = Counter(node.op_type for node in optimized.graph.node)
   assert left["FusedConv"] == left["ConvGrad"] == 3

@@ -44,7 +44,7 @@ def fused_results(example: Example) -> dict[str, Array]:
   return {each.name: found[f"out_{each.name}"] for each in example.program.results}
 
 
-def test_fused_like_onnxs_own_operators(library):
+def test_fused_like_onnxs_own_operators():
   seen: Counter[str] = Counter()
 
   @settings(

@@ -49,14 +49,14 @@ def refusal(model: onnx.ModelProto) -> str:
   return ""
 
 
-def test_the_program_itself_is_accepted(library):
+def test_the_program_itself_is_accepted():
   assert refusal(model_of(PROGRAM)) == ""
   assert str(parse(PROGRAM)) == PROGRAM
   kinds = {token[0] for token in TOKENS}
   assert {"float", "x", "=>", "-1", "1000", "0.5", '"tanh"', '"LEFT"', "float16", "255", "<", ">"} <= kinds
 
 
-def test_no_payload_passes_anywhere(library):
+def test_no_payload_passes_anywhere():
   accepted, unclear, tried = [], [], 0
   for text in tampered(every=7):  # unit/test_program_parity.py has them all
     tried += 1
@@ -89,14 +89,14 @@ ATTRIBUTES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("what", ATTRIBUTES)
-def test_an_attribute_that_is_no_program_is_refused(library, what):
+def test_an_attribute_that_is_no_program_is_refused(what):
   model = model_of(ATTRIBUTES[what])
   assert "culprit" in refusal(model)
   with pytest.raises(ModelError, match="culprit"):
     OPERATOR.decompose(model.graph.node[0], 18)
 
 
-def test_values_that_a_tampered_number_cannot_reach(library):
+def test_values_that_a_tampered_number_cannot_reach():
   """A number that was changed to another is a program still: it computes with that number, and nothing else."""
   text = PROGRAM.replace("u, 3", "u, 200").replace("-1, 1000", "-100000, inf")
   session = session_of(model_of(text))

@@ -30,8 +30,8 @@ def run(session: Any, case: Case) -> Array:
   return y
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -62,7 +62,7 @@ def _runs_decomposed(case: Case) -> bool:
 DECOMPOSED = [case for case in (*CASES, *LARGE_CASES) if _runs_decomposed(case)]
 
 
-@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DECOMPOSED)
 def test_the_decomposition_gives_the_same(case):
   """In ONNX Runtime's own operators, without the library."""
   operator = find(DOMAIN, case.op)
@@ -92,8 +92,8 @@ def test_the_decomposition_at_every_opset(name, opset):
   check(case, *computed(model, case.feeds()), unit=2.0**-20)
 
 
-@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_the_number_of_threads_changes_no_bit(library, case):
+@pytest.mark.parametrize("case", LARGE_CASES)
+def test_the_number_of_threads_changes_no_bit(case):
   found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
   assert all((bits(other) == bits(found[0])).all() for other in found[1:])
 
@@ -114,7 +114,7 @@ def _line(size: int, mode: str) -> Array:
 
 @pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
 @pytest.mark.parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
-def test_places_are_onnx_runtimes(library, coordinates, mode):
+def test_places_are_onnx_runtimes(coordinates, mode):
   """The same elements and the same weights, to the last bit.
 
   But where a scale leaves the size as it is: its CPU provider then copies the image, where ONNX's formula, its CUDA
@@ -143,7 +143,7 @@ def test_places_are_onnx_runtimes(library, coordinates, mode):
     np.testing.assert_array_equal(ours, theirs, err_msg=str(target))
 
 
-def test_windows_are_onnx_runtimes(library):
+def test_windows_are_onnx_runtimes():
   """However small the image: as many as its pools have, and refused where they refuse."""
 
   def result(model: bytes, x: Array) -> Array | None:
@@ -197,7 +197,7 @@ HUGE = 2**31 - 1
       ),
   ],
 )  # fmt: skip
-def test_a_huge_window_is_only_what_lies_in_the_image(library, given, wanted, layout):
+def test_a_huge_window_is_only_what_lies_in_the_image(given, wanted, layout):
   x = np.array([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]], np.float32)
   shape = (1, 3, 4, 1) if layout == "NHWC" else (1, 1, 3, 4)
   case = Case("huge", "FusedPool", "float", shape, frozen({**given, "layout": layout}))
@@ -208,7 +208,7 @@ def test_a_huge_window_is_only_what_lies_in_the_image(library, given, wanted, la
   np.testing.assert_allclose(found.reshape(np.shape(wanted)), wanted, rtol=1e-6)
 
 
-def test_what_resizing_keeps_does_not_grow_with_the_image(library):
+def test_what_resizing_keeps_does_not_grow_with_the_image():
   """In a process of its own, whose memory is measured: 64 MiB of output took 1.9 GB of places."""
   script = """if True:
         import resource, sys
@@ -233,7 +233,7 @@ def test_what_resizing_keeps_does_not_grow_with_the_image(library):
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("mode", ["linear", "nearest"])
-def test_long_rows_are_made_in_segments(library, mode, layout):
+def test_long_rows_are_made_in_segments(mode, layout):
   given = frozen({"mode": mode, "sizes": (2, 50_001), "layout": layout})
   shape = (1, 3, 20_011, 2) if layout == "NHWC" else (1, 2, 3, 20_011)
   for dtype in ("float", "float16"):
@@ -260,13 +260,13 @@ GLOBAL = {"kind": "global_average"}
     ("FusedResize", {**SCALES, "layout": "NHWC"}, ("n", 7, 5, "c"), ["n", 14, 7, "c"]),
   ],
 )
-def test_shapes_are_inferred(library, op, given, shape, wanted):
+def test_shapes_are_inferred(op, given, shape, wanted):
   case = Case("shapes", op, "float", (), frozen(given))
   assert make(case.model(shape)).get_outputs()[0].shape == wanted
 
 
 @pytest.mark.parametrize("given", [POOL, {**POOL, "layout": "NHWC"}])
-def test_what_is_not_known_gets_no_name_of_the_input(library, given):
+def test_what_is_not_known_gets_no_name_of_the_input(given):
   """The output's height is another one than the input's."""
   case = Case("names", "FusedPool", "float", (), frozen(given))
   found = make(case.model(("n", "h", "w", "c"))).get_outputs()[0].shape
@@ -275,7 +275,7 @@ def test_what_is_not_known_gets_no_name_of_the_input(library, given):
 
 
 @pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
-def test_shapes_may_change_from_run_to_run(library, op):
+def test_shapes_may_change_from_run_to_run(op):
   given = {**(POOL if op == "FusedPool" else SCALES), "layout": "NHWC"}
   for declared in (("a", "b", "c", "d"), None):
     session = make(Case("changing", op, "float16", (), frozen(given)).model(declared))
@@ -340,7 +340,7 @@ WRONG = {
 
 @pytest.mark.parametrize("known", [True, False], ids=["with the session", "at the run"])
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library, name, known):
+def test_a_wrong_node_is_refused(name, known):
   """By ONNX Runtime, when the session is created or, where the shape is known late, when it runs; and in Python."""
   wrong = WRONG[name]
   numpy = helper.tensor_dtype_to_np_dtype(wrong.dtype)
@@ -382,7 +382,7 @@ def test_a_dilated_average_needs_an_opset():
 
 
 @pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
-def test_many_threads_run_one_session(library, op):
+def test_many_threads_run_one_session(op):
   """Each with a shape and values of its own, over and over: the same bits every time."""
   given = {**(POOL if op == "FusedPool" else {"mode": "linear", **SCALES}), "layout": "NHWC"}
   session = make(Case("threads", op, "float16", (), frozen(given)).model(None))

@@ -50,7 +50,7 @@ def half_weights(model: onnx.ModelProto) -> float:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
-def test_exported_models(name, library):
+def test_exported_models(name):
   path = DATA / f"{name}.onnx"
   model, report = ortplugin.optimize(path, precision="fp16", verify=True, providers=["cpu"])
   assert report.passed
@@ -63,7 +63,7 @@ def test_exported_models(name, library):
 
 
 @pytest.mark.parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
-def test_back_to_float32(name, library):
+def test_back_to_float32(name):
   model, report = ortplugin.optimize(
     DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"]
   )
@@ -72,7 +72,7 @@ def test_back_to_float32(name, library):
   assert not report.kept
 
 
-def test_inputs_and_outputs(library):
+def test_inputs_and_outputs():
   path = DATA / "efficientnet_dynamo.onnx"
   model, report = ortplugin.optimize(path, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
   assert report.passed
@@ -81,7 +81,7 @@ def test_inputs_and_outputs(library):
   assert kinds == [TensorProto.FLOAT16] * 2
 
 
-def test_with_trained_magnitudes(library):
+def test_with_trained_magnitudes():
   model, report = ortplugin.optimize(
     randomized("shufflenet", logits=True), precision="fp16", verify=True, providers=["cpu"]
   )
@@ -100,7 +100,7 @@ def growing(scale: float) -> onnx.ModelProto:
   )
 
 
-def test_activations_that_overflow_on_the_given_inputs_stay(library):
+def test_activations_that_overflow_on_the_given_inputs_stay():
   """x of 100 makes a of some 2000 and b beyond 65504: unknown without the inputs, and then the check says so."""
   original = growing(256.0)
   x = 100 * np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
@@ -112,7 +112,7 @@ def test_activations_that_overflow_on_the_given_inputs_stay(library):
   assert half_weights(model) > 0.99
 
 
-def test_an_overflow_that_nobody_foresaw_is_found_and_named(library):
+def test_an_overflow_that_nobody_foresaw_is_found_and_named():
   """The output reaches 4096 * 30, and on the CPU too it has to be float16, as asked for."""
   original = growing(4096.0)
   del original.graph.node[2:]
@@ -124,13 +124,13 @@ def test_an_overflow_that_nobody_foresaw_is_found_and_named(library):
   assert failed.value.report.guilty.rewrite == "precision"
 
 
-def test_a_large_constant_is_kept_and_the_model_agrees(library):
+def test_a_large_constant_is_kept_and_the_model_agrees():
   _, report = ortplugin.optimize(growing(1e5), precision="fp16", verify=True, providers=["cpu"])
   assert report.passed
   assert any("the initializer 'large' holds 100000" in miss.reason for miss in report.kept)
 
 
-def test_ranges_are_the_largest_finite_magnitudes(library):
+def test_ranges_are_the_largest_finite_magnitudes():
   x = np.ones((64, 64), np.float32)
   x[0, 0], x[0, 1] = -7, np.inf
   peaks = measure(growing(2.0), {"x": x})
@@ -139,7 +139,7 @@ def test_ranges_are_the_largest_finite_magnitudes(library):
   assert peaks["b"] == pytest.approx(2 * peaks["a"])
 
 
-def test_bfloat16_needs_a_gpu_to_be_verified(library):
+def test_bfloat16_needs_a_gpu_to_be_verified():
   with pytest.raises(VerificationError, match=r"lacks bfloat16 kernels on the CPU.*--no-verify"):
     ortplugin.optimize(
       growing(2.0), precision="bf16", verify=True, providers=["cpu"], skip=["matmul-to-fused"]
@@ -148,7 +148,7 @@ def test_bfloat16_needs_a_gpu_to_be_verified(library):
   assert report.converted == 5
 
 
-def test_on_the_command_line(library, tmp_path, capsys):
+def test_on_the_command_line(tmp_path, capsys):
   onnx.save(growing(256.0), tmp_path / "in.onnx")
   x = 100 * np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
   np.savez(tmp_path / "data.npz", x=x)
@@ -167,7 +167,7 @@ def test_on_the_command_line(library, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_was_converted_is_restored(library, tmp_path, capsys):
+def test_what_was_converted_is_restored(tmp_path, capsys):
   """Inputs and outputs are float32, but the model computes in float16, and the restored one rounds more often."""
   for name in ("bert_dynamo", "vit_torchscript_opset14", "swin_dynamo"):
     fast, plain = tmp_path / f"{name}.onnx", tmp_path / f"{name}.plain.onnx"
@@ -199,8 +199,8 @@ def test_the_coarsest_precision_decides():
   assert Tolerance(rtol=1.0).defaults("float32") == (1e-4, 1e-4)
 
 
-@pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: case.name)
-def test_gradients_of_convolutions(library, case):
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients_of_convolutions(case):
   """X and W have no parameter in the program of a ConvGrad, and its gradients have no result."""
   original = onnx.load_model_from_string(case.model())
   wanted = run(make(original.SerializeToString()), case)

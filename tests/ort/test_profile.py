@@ -55,7 +55,7 @@ def test_a_fused_node_stands_for_all_that_it_computes():
   assert set(fused.origins) == {"'e' (Mul)", "'m' (MatMul)", "'t' (Transpose)"}
 
 
-def test_convolutions_of_ours_are_timed_as_a_session_has_them(library, tmp_path):
+def test_convolutions_of_ours_are_timed_as_a_session_has_them(tmp_path):
   weights = "<float[16,16,3,3] w = {" + ",".join(["0.01"] * 2304) + "}>"
   model, _ = ortplugin.optimize(parsed("c = Conv <pads = [1,1,1,1]> (x, w)  y = Relu (c)", weights, "[1,16,8,8]"))
   assert "FusedConv" in {node.op_type for node in model.graph.node}
@@ -104,7 +104,7 @@ def test_nodes_of_bodies_do_not_count_twice():
   assert (line.run_ms, line.runs) == (22.0, 2)
 
 
-def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library, tmp_path, run):
+def test_a_profile_changes_nothing_and_shows_what_could_be_taken(tmp_path, run):
   before = BERT.read_bytes()
   status, text, errors = run(BERT, "--profile", "--report", tmp_path / "r.json", "--input-shape", "input_ids:3,8")
   assert (status, errors) == (0, "")
@@ -122,7 +122,7 @@ def test_a_profile_changes_nothing_and_shows_what_could_be_taken(library, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["r.json", "r.html", "R.HTM"])
-def test_a_report_has_times_before_and_after(name, library, tmp_path, run):
+def test_a_report_has_times_before_and_after(name, tmp_path, run):
   status, _, errors = run(BERT, "-o", tmp_path / "o.onnx", "--report", tmp_path / name, "--precision", "fp16")
   assert (status, errors) == (0, "")
   text = (tmp_path / name).read_text()

@@ -25,7 +25,7 @@ def test_the_options_exist():
   assert mentioned <= known | {"--help"}
 
 
-def test_the_python_lines_run(library, tmp_path, monkeypatch):
+def test_the_python_lines_run(tmp_path, monkeypatch):
   source = DATA / "bert_torchscript_opset17_dynamic.onnx"
   (tmp_path / "model.onnx").write_bytes(source.read_bytes())
   onnx.save(ortplugin.optimize(source)[0], tmp_path / "fast.onnx")

@@ -58,7 +58,7 @@ def model_of(nodes: str, dtype: str = "float16") -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_value_in_between_is_not_rounded(library, name):
+def test_a_value_in_between_is_not_rounded(name):
   nodes, x, r, exact = MODELS[name]
   feeds = {"x": x.astype(np.float16), "r": r.astype(np.float16)}
   model = model_of(nodes)
@@ -79,7 +79,7 @@ def test_a_value_in_between_is_not_rounded(library, name):
     ("fuse-pointwise", "a = Mul (x, square)  b = Div (a, square)  y = Floor (b)"),
   ],
 )
-def test_what_a_jump_reads_is_rounded(library, name, nodes):
+def test_what_a_jump_reads_is_rounded(name, nodes):
   """A norm of -1 and 1 is 0.999995, in float16 1: without a rounding its floor would be 0."""
   feeds = {"x": SIGNS.astype(np.float16), "r": ONES.astype(np.float16)}
   made, report = ortplugin.optimize(model_of(nodes))
@@ -88,7 +88,7 @@ def test_what_a_jump_reads_is_rounded(library, name, nodes):
   assert np.array_equal(found, SIGNS)
 
 
-def test_a_rounding_that_the_model_asks_for_stays(library):
+def test_a_rounding_that_the_model_asks_for_stays():
   nodes = f"s = Add (x, r)  h = Cast <to = 10> (s)  w = Cast <to = 1> (h)  y = Sub (w, x)  n = {NORM} (h, one, zero)"
   model = model_of(nodes, "float")
   model.graph.output.add().CopyFrom(onnx.helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT16, [2, WIDTH]))

@@ -31,7 +31,7 @@ def expected_norm(x: np.ndarray) -> np.ndarray:
   return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
 
 
-def test_a_session_runs_the_plugins_operators(library, tmp_path, rng):
+def test_a_session_runs_the_plugins_operators(tmp_path, rng):
   (tmp_path / "m.onnx").write_bytes(norm_model())
   x = rng.standard_normal((3, 8)).astype(np.float32)
   for source in (norm_model(), tmp_path / "m.onnx", str(tmp_path / "m.onnx")):
@@ -41,7 +41,7 @@ def test_a_session_runs_the_plugins_operators(library, tmp_path, rng):
     np.testing.assert_allclose(result["y"], 2 * expected_norm(x), rtol=1e-5, atol=1e-6)
 
 
-def test_options_can_be_registered_twice_and_shared(library):
+def test_options_can_be_registered_twice_and_shared():
   options = onnxruntime.SessionOptions()
   ortplugin.register(options)
   ortplugin.register(options)
@@ -49,7 +49,7 @@ def test_options_can_be_registered_twice_and_shared(library):
     assert ortplugin.session(norm_model(), providers=["cpu"], session_options=options).get_inputs()
 
 
-def test_cuda_is_refused_where_there_is_none(library):
+def test_cuda_is_refused_where_there_is_none():
   if gpu_count() and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
     assert "CUDAExecutionProvider" in ortplugin.session(norm_model(), ["cuda"]).get_providers()
     return

@@ -33,8 +33,8 @@ def run(session: Any, case: Case) -> np.ndarray:
   return np.asarray(output)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   session = make(case.model())
   assert session.get_outputs()[0].shape == list(case.shapes[0])
   check(case, run(session, case))
@@ -84,7 +84,7 @@ def test_the_decompositions_run_without_the_library():
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "min", "max"])
 @pytest.mark.parametrize("dtype", ["float", "double", "int32", "int64", "uint8"])
-def test_equals_the_runtimes_own_operators(library, dtype, reduction):
+def test_equals_the_runtimes_own_operators(dtype, reduction):
   given = {} if reduction == "none" else {"reduction": reduction}
   values = "near one" if dtype in FLOATING else "bits"
   compared = 0
@@ -106,7 +106,7 @@ def test_equals_the_runtimes_own_operators(library, dtype, reduction):
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_sums_in_any_order_stay_within_their_bound(library, dtype):
+def test_sums_in_any_order_stay_within_their_bound(dtype):
   """deterministic=0 on the CPU takes the same order; the bound is the one that a GPU's atomics are held to."""
   for case in (
     nd("loose", (31, 5), (2000, 1), dtype, "few", "spread", reduction="add", deterministic=0),
@@ -117,7 +117,7 @@ def test_sums_in_any_order_stay_within_their_bound(library, dtype):
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "sequential", "parallel", "sorting"])
-def test_the_algorithm_is_the_gpus(library, algorithm):
+def test_the_algorithm_is_the_gpus(algorithm):
   case = by_name["nd add of few, float16"].with_attributes(algorithm=algorithm)
   check(case, run(make(case.model()), case))
 
@@ -142,14 +142,14 @@ LARGE = (
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.name)
-def test_large_ones_on_any_number_of_threads(library, case, threads):
+@pytest.mark.parametrize("case", LARGE)
+def test_large_ones_on_any_number_of_threads(case, threads):
   made = options()
   made.intra_op_num_threads = threads
   check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   """Each with shapes and values of its own, over and over."""
   first = nd("", (8, 8), (4, 1), "float16", "few", "spread", reduction="add")
   session = make(first.model([("n", "w"), ("k", 1), ("k", "w")]))
@@ -179,14 +179,14 @@ def test_many_threads_run_one_session(library):
     (window("", (4, 3), (2, 3), (0,), axes=[0]), [(4, 3), ("new", 3), ()], [4, 3]),
   ],
 )
-def test_shapes_are_inferred(library, case, shapes, wanted):
+def test_shapes_are_inferred(case, shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
     session = make(replace(case, dtype=dtype).model(shapes))
     (output,) = session.get_outputs()
     assert_inferred(output, wanted, dtype)
 
 
-def test_unknown_shapes_are_known_at_the_run(library):
+def test_unknown_shapes_are_known_at_the_run():
   session = make(nd("", (4, 3), (2, 1)).model([None, None, None]))
   for case in (nd("a", (4, 3), (2, 1)), nd("b", (5, 2, 7), (3, 2, 2)), nd("c", (9,), (1,)), nd("d", (0, 2), (0, 1))):
     check(case, run(session, case))
@@ -340,7 +340,7 @@ def test_a_copy_is_made_only_where_it_must(tensors_held, name):
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_outputs_are_right_in_place_and_out_of_it(library, name):
+def test_outputs_are_right_in_place_and_out_of_it(name):
   place = PLACES[name]
   model = place.model(37)
   session, feeds = make(model.SerializeToString()), place.feeds(37)
@@ -514,13 +514,13 @@ def test_a_wrong_node_or_index_is_refused(refusals, name):
   assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator=wrong.op)
 
 
-def test_good_nodes_are_accepted(library):
+def test_good_nodes_are_accepted():
   assert make(Wrong("").model())
   assert make(Wrong("", **ELEMENTS).model())
   assert make(Wrong("", given=a(axes=[0]), **SLICE).model())
 
 
-def test_after_an_error_the_next_run_is_right(library):
+def test_after_an_error_the_next_run_is_right():
   case = by_name["nd rows, float"]
   session, feeds = make(case.model()), case.feeds()
   for _ in range(3):
@@ -578,7 +578,7 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_shapes(library, seed):
+def test_random_shapes(seed):
   rng = np.random.default_rng(seed)
   for number in range(10):
     case = random_case(rng, 10 * seed + number)

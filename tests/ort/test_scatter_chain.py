@@ -75,7 +75,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("skip", [[], ["update-slice"]])
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_a_chain_stays_in_place(shapes, skip, feeds, library, tmp_path):
+def test_a_chain_stays_in_place(shapes, skip, feeds, tmp_path):
   original = model(SHAPES[shapes])
   optimized, _ = ortplugin.optimize(original, skip=[*skip, *APART])
   kind = "ScatterND" if skip else "UpdateSlice"
@@ -86,7 +86,7 @@ def test_a_chain_stays_in_place(shapes, skip, feeds, library, tmp_path):
     assert times[f"a{number}"] < IN_PLACE * times["a0"], times
 
 
-def test_data_that_is_needed_later_is_copied(feeds, library, tmp_path):
+def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
   del feeds["shape"]
   original = model("""g (float[N,M] x, float[1,M] u) => (float[N,M] y, float[N,M] z, float[N,M] w) {
         a0 = Neg(x)  a1 = ScatterND(a0, i0, u)  a2 = ScatterND(a0, i1, u)  y = Neg(a1)  z = Neg(a2)
@@ -106,7 +106,7 @@ def test_data_that_is_needed_later_is_copied(feeds, library, tmp_path):
   assert max(times["a1"], times["a2"]) > IN_PLACE * times["a0"], times
 
 
-def test_updates_that_are_the_data_too(library, tmp_path):
+def test_updates_that_are_the_data_too(tmp_path):
   original = model("g (float[1,M] x) => (float[1,M] y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
   x = np.arange(8, dtype=np.float32).reshape(1, 8)
   outputs, _ = run(ortplugin.optimize(original, skip=APART)[0], {"x": x}, tmp_path)

@@ -44,7 +44,7 @@ def ours(model: onnx.ModelProto | bytes) -> set[str]:
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
-def test_what_surrounds_a_convolution_in_float_is_standard(op, library, tmp_path):
+def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   original = network(op=op)
   optimized, _ = ortplugin.optimize(original)
   assert {f"Fused{op}", "FusedLayerNorm", "UpdateSlice"} <= ours(optimized)
@@ -61,7 +61,7 @@ def test_what_surrounds_a_convolution_in_float_is_standard(op, library, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["Average", "Max"])
-def test_a_global_pool_of_known_size_has_a_window(kind, library):
+def test_a_global_pool_of_known_size_has_a_window(kind):
   """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
   original = network()
   del original.graph.node[3:]
@@ -82,7 +82,7 @@ def test_a_global_pool_of_known_size_has_a_window(kind, library):
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_other_models_stay(library, tmp_path):
+def test_other_models_stay(tmp_path):
   optimized, _ = ortplugin.optimize(network())
   half, _ = ortplugin.optimize(network("float16"))
   assert "FusedConv" in ours(half)
@@ -105,7 +105,7 @@ def test_other_models_stay(library, tmp_path):
       ortplugin.session(source, ["cpu"])
 
 
-def test_products_in_float_are_standard_alone_without_convolutions(library):
+def test_products_in_float_are_standard_alone_without_convolutions():
   case, half = (made(dtype, BIAS_RELU, dtype, (3, 8), 6, constant=True) for dtype in ("float", "float16"))
   model = onnx.load_from_string(case.model())
   program = "(float x) => (float z) { z = Neg(x) }"
@@ -119,7 +119,7 @@ def test_products_in_float_are_standard_alone_without_convolutions(library):
     assert standard_on_cpu(each) is None
 
 
-def test_no_standard_form_at_its_opset(library):
+def test_no_standard_form_at_its_opset():
   """An average with dilations is none before opset 19."""
   optimized, _ = ortplugin.optimize(network())
   attributes = {"kind": "average", "kernel_shape": [2, 2], "dilations": [2, 2]}
@@ -142,7 +142,7 @@ def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
   assert ours(given[0]) == ours(optimized)
 
 
-def test_verification_times_what_a_session_runs(library, tmp_path, monkeypatch):
+def test_verification_times_what_a_session_runs(tmp_path, monkeypatch):
   model = network()
   optimized, _ = ortplugin.optimize(model)
   sides = []

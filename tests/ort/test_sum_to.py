@@ -13,8 +13,8 @@ from ortplugin.ops.sum_to import OPERATOR
 FLOAT = TensorProto.FLOAT
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -27,7 +27,7 @@ def test_equals_the_reference(library, case):
 DECOMPOSED = [case for case in CASES if "bfloat16" not in case.program.dtypes.values() and case.values != "whole range"]
 
 
-@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
@@ -36,8 +36,8 @@ def test_the_decomposition_runs_without_the_library(case):
   check(case, run(plain(model), case), expect(case, unit=unit))
 
 
-@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
-def test_the_number_of_threads_changes_no_bit(library, case):
+@pytest.mark.parametrize("case", LARGE_CASES)
+def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 
 
@@ -52,12 +52,12 @@ def test_the_number_of_threads_changes_no_bit(library, case):
     ((("n", 3, "h", 8), ("c", 1, "w")), (["n", 1, 1, 1], [3, "h", 8])),
   ],
 )
-def test_shapes_are_inferred(library, shapes, wanted):
+def test_shapes_are_inferred(shapes, wanted):
   session = make(model_of(typed(BOTH, "float"), shapes))
   assert [output.shape for output in session.get_outputs()] == list(wanted)
 
 
-def test_shapes_may_change_from_run_to_run(library):
+def test_shapes_may_change_from_run_to_run():
   text = typed(BOTH, "float")
   for declared in ([("a", "b", "c", "d"), ("e", "f", "g")], [None, None]):
     session = make(model_of(text, declared))
@@ -99,14 +99,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_node_is_refused(library, name):
+def test_a_wrong_node_is_refused(name):
   assert_refused(WRONG[name], "FusedSumTo")
 
 
 # ---- threads
 
 
-def test_many_threads_run_one_session(library):
+def test_many_threads_run_one_session():
   """Each with shapes and values of its own, over and over: the same bits every time."""
   text = typed(BOTH, "float")
   session = make(model_of(text, [("n", "c", "h", "w"), ("c", 1, "w")]))
@@ -119,6 +119,6 @@ def test_many_threads_run_one_session(library):
   in_threads(8, work)
 
 
-def test_runs_are_bit_identical(library):
+def test_runs_are_bit_identical():
   case = by_name["large: lerp, gradients over other axes, float"]
   assert_runs_repeat(make(case.model()), case, check, 20)

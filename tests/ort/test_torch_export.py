@@ -44,7 +44,7 @@ def check(function: Callable[..., Any], args: Sequence[Any], expected: Counter[s
     (True, 2, {"stride": 2, "padding": 1, "output_padding": 1}),
   ],
 )
-def test_gradients_of_convolutions(library, transposed, groups, attributes):
+def test_gradients_of_convolutions(transposed, groups, attributes):
   torch.manual_seed(1)
   x, w, b = torch.randn(2, 4, 9, 8), torch.randn(4, 6 // groups, 3, 3), torch.randn(6)
   if not transposed:
@@ -59,7 +59,7 @@ def test_gradients_of_convolutions(library, transposed, groups, attributes):
   check(step, (x, w, b), Counter({"ConvGrad": 1}))
 
 
-def test_a_saliency_map(library):
+def test_a_saliency_map():
   """Only the image's gradient is asked for."""
   torch.manual_seed(2)
 
@@ -72,7 +72,7 @@ def test_a_saliency_map(library):
   assert len(node.output) == 1
 
 
-def test_lerp_and_its_gradients(library):
+def test_lerp_and_its_gradients():
   torch.manual_seed(3)
 
   def step(x: Any, y: Any, w: Any) -> Any:
@@ -85,7 +85,7 @@ def test_lerp_and_its_gradients(library):
 
 
 @pytest.mark.parametrize("weight", [0.25, -1.5])
-def test_lerp_with_a_number(library, weight):
+def test_lerp_with_a_number(weight):
   def step(x: Any, y: Any) -> Any:
     return (torch.lerp(x, y, weight),)
 

@@ -69,7 +69,7 @@ class Hidden:
 
 
 @pytest.mark.parametrize("name", [operator.name for operator in OPERATORS])
-def test_an_unknown_rank_is_no_scalar(library, name):
+def test_an_unknown_rank_is_no_scalar(name):
   """Gather would refuse a scalar when the session is made."""
   hidden = Hidden(name)
   model = onnx.load_from_string(
@@ -91,7 +91,7 @@ def test_an_unknown_rank_is_no_scalar(library, name):
 
 @pytest.mark.parametrize("axis", [2, 3])
 @pytest.mark.parametrize("name", [operator.name for operator in OPERATORS])
-def test_a_length_of_zero_is_unknown_before_a_run(library, name, axis):
+def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   """onnx's inference says it of an Attention on open lengths, which here has one key and so gives its values."""
   hidden = Hidden(name)
   shape = list(hidden.arrays["i0"].shape)
@@ -120,7 +120,7 @@ def test_a_length_of_zero_is_unknown_before_a_run(library, name, axis):
 
 
 @pytest.mark.parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
-def test_a_scan_that_gives_out_a_scalar(library, body):
+def test_a_scan_that_gives_out_a_scalar(body):
   """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
   model = parsed(f"""g (float[?] xs, float start) => (float last, float[?] each) {{
       last, each = Scan <num_scan_inputs = 1, body = body (float[] s, float[] x) => (float[] t, float[] y) {{

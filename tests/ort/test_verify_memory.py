@@ -37,7 +37,7 @@ def peaks(folder: Path, rows: int) -> tuple[int, int]:
   return own, judges
 
 
-def test_memory_grows_with_the_inputs_by_a_small_factor(library, tmp_path):
+def test_memory_grows_with_the_inputs_by_a_small_factor(tmp_path):
   small, large = (peaks(tmp_path, rows) for rows in (1 << 10, 16 << 10))
   added = 15 << 20
   assert large[0] - small[0] < added  # the command itself holds none of it

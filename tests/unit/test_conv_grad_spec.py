@@ -55,7 +55,7 @@ FLOATS = [case for case in CASES if case.name.endswith(", float") and 0 not in c
           and case.attributes.get("weight_dtype") != "double"]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FLOATS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", FLOATS)
 def test_the_decomposition_runs_without_the_library(case):
   model = case.model(nodes=OPERATOR.decompose(case.node(), 18))
   check(case, computed(model, case.feeds()), unit=2.0**-22)

@@ -86,7 +86,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL)
 def test_the_reference_is_the_formula(case):
   """Written twice: vectorised in reference.py, element by element here."""
   wanted, got = by_the_formula(case), expect(case)

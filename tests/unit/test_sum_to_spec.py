@@ -132,7 +132,7 @@ def outputs(case: Case) -> list[Array]:
   return [np.array(output) for output in expect(case).outputs]
 
 
-@pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::5])
 def test_the_reference_passes(case):
   check(case, outputs(case))
 
