@@ -5,8 +5,6 @@ unit/ needs no library, ort/ runs sessions on the CPU provider with it, gpu/ nee
 passes) turns that into an error. With ORTPLUGIN_SAMPLE=1 a sample of the large families runs (sample.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """10,000 rows: an actor or the whole run is killed, and no row is lost or there twice."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

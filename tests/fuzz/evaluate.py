@@ -1,7 +1,5 @@
 """Nodes and models in ONNX Runtime on the CPU, with its own optimizations off and one thread."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any

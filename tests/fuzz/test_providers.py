@@ -1,7 +1,5 @@
 """What the fuzzer asks of a GPU, with sessions that are none; what a worker prints."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """A process that makes and judges cases, and may die of it; `Worker` is the other end of its pipe."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import select

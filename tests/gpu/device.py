@@ -1,7 +1,5 @@
 """Sessions, arrays and processes on the GPU, for the tests of every operator."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Our engine for pointwise (1x1) convolutions, plain and transposed: equal to the reference for tiles of every form and
 all kinds of programs; infinite elements reach no result that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

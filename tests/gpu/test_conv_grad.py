@@ -1,8 +1,6 @@
 """ConvGrad in ONNX Runtime on a GPU: equal to its reference in every form, dtype and layout, at odd addresses, with
 shapes that change, the same bits in every run and under CUDA graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

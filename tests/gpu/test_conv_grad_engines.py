@@ -1,8 +1,6 @@
 """ConvGrad's engines for gradients of few channels: equal to the reference in every tile configuration, and
 infinite or undefined elements reach no gradient that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -2,8 +2,6 @@
 odd addresses, with shapes that change, the same bits in every run and under CUDA graphs. Its kernel is FusedConv's,
 whose tests have the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`session` and `run` on a GPU: no copies, CuPy in and out, CUDA graphs, other libraries' arrays."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """FusedConvTranspose's engine for few output channels, NHWC: equal to the reference for tiles of every form, both
 layouts of the result and all kinds of programs; infinite pixels reach no result that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

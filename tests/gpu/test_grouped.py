@@ -1,8 +1,6 @@
 """FusedConv's engine for groups: equal to the reference for groups of every width, tiles of every form and all kinds of
 programs; infinite elements reach no result that they don't belong to, of a neighbouring group neither."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Our engine for transposed convolutions with strides: equal to the reference for tiles of every form and all kinds of
 taps and programs; infinite pixels reach no result that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Our engine for split-K convolutions: equal to the reference for tiles, clusters and parts of every form and all
 kinds of programs; infinite elements reach no result that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

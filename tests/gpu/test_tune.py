@@ -1,7 +1,5 @@
 """--tune on the GPU: candidates are timed in CUDA graphs, and the tuned model agrees with the original."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

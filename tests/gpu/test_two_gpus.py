@@ -4,8 +4,6 @@ algorithms on the second one.
 One command runs all of it: pytest tests/gpu/test_two_gpus.py --require-gpu -q
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from pathlib import Path

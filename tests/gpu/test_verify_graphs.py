@@ -3,8 +3,6 @@
 One command runs all of it: pytest tests/gpu/test_verify_graphs.py --require-gpu -q
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

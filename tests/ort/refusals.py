@@ -1,7 +1,5 @@
 """Wrong nodes in processes of their own, which they may end without ending the tests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

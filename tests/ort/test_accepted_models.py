@@ -1,7 +1,5 @@
 """Models that ONNX Runtime runs though ONNX does not allow them: optimized, they run and compute the same."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Verification in a process of its own: what dies there ends in a verdict here."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """optimize-model --keep-faster. The CPU provider stands for a GPU, and given times for the clock, but at the end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

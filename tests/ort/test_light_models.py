@@ -1,7 +1,5 @@
 """The nine convolutional networks of the onnx package: of old opset and IR, with weights made by ConstantOfShape."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import onnx

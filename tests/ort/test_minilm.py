@@ -1,7 +1,5 @@
 """all-MiniLM-L6-v2 with its published weights, and BERT-base with random ones, through the optimizer."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

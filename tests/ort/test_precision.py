@@ -1,7 +1,5 @@
 """--precision in real sessions: converted models agree with the originals, and what overflows does not."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

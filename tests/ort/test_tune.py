@@ -1,7 +1,5 @@
 """--tune: what measures fastest stands in the model, on the CPU provider."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Verification on CUDA: plain runs, then replays of CUDA graphs. The CPU provider stands for a GPU that captures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing

@@ -1,7 +1,5 @@
 """optimize-model without ONNX Runtime: its options, its files, and every mistake as one line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

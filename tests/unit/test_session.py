@@ -1,7 +1,5 @@
 """Registering and choosing providers, with stand-ins for ONNX Runtime; tests/ort and tests/gpu have the real one."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

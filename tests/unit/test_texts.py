@@ -3,8 +3,6 @@
 Protobuf reads them as bytes, against the field's type, and lets only a parser write them back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sweep over networks: its list, its order, its judgement, its processes and its table. None of it needs a GPU."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What the tests of attention share: graphs of q, k and v, and the fused node's attributes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
