@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import example_model
 import numpy as np
@@ -82,13 +81,13 @@ def wait(until: Callable[[], bool]) -> None:
 def test_a_killed_actor(model, source, tmp_path, monkeypatch):
   marker, target, inner = tmp_path / "killed", tmp_path / "target", ray_batch.Infer
 
-  def torn(table: Any, out: Any) -> None:
+  def torn(table, out):
     out.write(b"PAR1 and some rows")
     out.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
   class Dying(inner):
-    def block(self, *arguments: Any) -> Any:
+    def block(self, *arguments):
       if len(list(target.rglob("*.parquet"))) >= BLOCKS // 2:
         with contextlib.suppress(FileExistsError):
           marker.touch(exist_ok=False)
@@ -106,7 +105,7 @@ def test_a_killed_run(model, source, tmp_path):
   arguments = [str(model), str(source), str(target), *OPTIONS]
   joined = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
-  def results() -> dict[Path, int]:
+  def results():
     return {path: path.stat().st_mtime_ns for path in target.rglob("*.parquet")}
 
   with subprocess.Popen([sys.executable, "-c", SLOW, *arguments], env=joined) as process:

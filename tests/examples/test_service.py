@@ -29,7 +29,7 @@ def test_requests_at_the_same_time(post, rng):
   every = [rng.uniform(-4, 4, (batch, 3, 4, 4)).astype(np.float32) for batch in range(1, 33)]
   together = threading.Barrier(8)
 
-  def ask(images: Any) -> Any:
+  def ask(images):
     together.wait(30)
     return post({"image": images.tolist()})
 

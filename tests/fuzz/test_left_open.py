@@ -109,7 +109,7 @@ def test_what_a_mask_makes_of_an_infinite_score_is_open(library, restored):
   made = ortplugin.optimize(case.model, **case.options)[0]
   made = ortplugin.restore(made) if restored else made
 
-  def problem(first: float, element: int, value: float) -> Any:
+  def problem(first, element, value):
     """Of a row that a mask fills whole, the third, whose score's factor is `first`, and its neighbours."""
     ones = np.ones((5, 1, 1, 1), np.float32)
     feeds = {"x": np.arange(5).reshape(5, 1, 1, 1) != 3, "a": ones.copy(), "b": ones * 2, "c": ones}

@@ -205,7 +205,7 @@ def test_ours_takes_an_empty_volume(library):
 
 
 def test_a_conv_in_three_dimensions_that_fails_on_a_gpu():
-  def conv(op: str, kernel: list[int]) -> onnx.ModelProto:
+  def conv(op, kernel):
     node = onnx.helper.make_node(op, ["x", "w"], ["y"], kernel_shape=kernel)
     return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], []))
 

@@ -173,7 +173,7 @@ IN_FP16 = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1
 
 def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
   """ONNX Runtime gives a result the memory of an empty one that it infers to have an element."""
-  feeds: dict[str, Any] = {"x": np.ones((2, 1, 2), np.float32)}
+  feeds = {"x": np.ones((2, 1, 2), np.float32)}
   model = model_of(IN_FP16, 21)
   with pytest.raises(Exception, match=REUSED):
     run(make_session(model.SerializeToString()), feeds)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, Case, by_name, case_of, check, growing
-from node_cases import Array, model_with
+from node_cases import model_with
 
 import ortplugin
 from gpu.device import host, make, need_memory, run, run_bound
@@ -83,7 +83,7 @@ def test_random_cases(seed):
   """Sizes, masks, causality and layouts as they come."""
   rng = np.random.default_rng(seed)
 
-  def one(*of: object) -> object:
+  def one(*of):
     return of[int(rng.integers(len(of)))]
 
   for number in range(12):
@@ -162,7 +162,7 @@ def test_a_cache_grows_from_run_to_run():
   """A prompt, then tokens: what is present is the past of the next run, in one session."""
   session = make(growing(0, 1).model(GROWING))
   past = 0
-  given: list[Array] = []
+  given = []
   for rows in (40, 1, 1, 3, 1, 120, 1):
     case = growing(past, rows)
     inputs = [*case.inputs()[:5], *(given or case.inputs()[5:])]
@@ -183,7 +183,7 @@ def test_new_shapes_under_capture_are_refused():
 def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
 
-  def trial(number: int) -> Trial:
+  def trial(number):
     sizes = (4, 200, 200) if number % 2 else (1 + number, 7 * number + 1, 33)
     return trial_of(sized(f"thread {number}", *sizes), check)
 

@@ -200,7 +200,7 @@ def test_every_epilogue(program, layout, algorithm, dtype):
 
 
 # Name to attributes of Conv; x has 2 images, 16 channels.
-FORMS: dict[str, dict[str, Any]] = {
+FORMS = {
     "1x1": {"kernel": (1, 1), "attributes": {}},
     "1x1, stride 2": {"kernel": (1, 1), "attributes": {"strides": [2, 2]}},
     "3x3, stride 2": {"attributes": {"pads": [1, 1, 1, 1], "strides": [2, 2]}},
@@ -320,7 +320,7 @@ SIGMOID = "(T c) => (T y) { y = Sigmoid(c) }"
 SHIFTED = "(T c) => (T y) { y = Add(c, 0.25) }"
 ADDED = "(T c, T z) => (T y) { y = Add(c, z) }"
 # x, filters, kernel, more: the image, the result or both have one pixel, in one to three dimensions.
-PIXELS: list[tuple[Shape, int, tuple[int, ...], dict[str, Any]]] = [
+PIXELS = [
   ((4, 16, 1, 1), 24, (1, 1), {}),
   ((4, 16, 1, 1), 16, (3, 3), {"attributes": {"pads": [1] * 4}}),
   ((2, 16, 3, 3), 16, (3, 3), {}),
@@ -376,7 +376,7 @@ def test_groups_end_with_the_tensor(number, layout, dtype):
   arrays = conv.arrays()
   feeds = {"x": before_nan(arrays["x"])}
 
-  def attempt(algorithm: str) -> None:
+  def attempt(algorithm):
     conv.check(arrays, host(ortplugin.run(make(done_by(conv, algorithm).model(arrays)), feeds)))
 
   check_all(("auto", *algorithms(conv, arrays)), attempt)
@@ -411,7 +411,7 @@ def test_unusual_attributes(name, dtype):
     Conv(program, dtype, "NHWC", (1, 1, 1, 1, 1), 1, (1, 1, 1), attributes=tf32),
   )
 
-  def attempt(conv: Conv) -> None:
+  def attempt(conv):
     arrays = conv.arrays()
     conv.check(arrays, conv.found(arrays))
 
@@ -536,14 +536,14 @@ def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   base = Conv(RESIDUAL)
 
-  def trial_of(number: int) -> Trial:
+  def trial_of(number):
     return replace(base, x=(2 if number % 2 else number + 3, *base.x[1:])).trial(str(number), base)
 
   check_threads(base.model(base.arrays(), DYNAMIC["NHWC"]), trial_of)
 
 
 def test_threads_make_sessions_at_once():
-  def work(number: int) -> None:
+  def work(number):
     for conv in CHOSEN.values():
       conv.run(str(number % 2))
 

@@ -56,7 +56,7 @@ def test_equals_the_reference(x, filters, dtype):
 
 
 # x, filters, attributes
-UP: tuple[tuple[tuple[int, ...], int, dict[str, Any]], ...] = (
+UP = (
   ((2, 64, 5, 6), 64, {"strides": [2, 2], "output_padding": [1, 1]}),
   ((2, 72, 5, 6), 136, {"strides": [2, 2]}),
   ((1, 200, 9, 4), 40, {"strides": [3, 1], "output_padding": [2, 0]}),
@@ -146,7 +146,7 @@ def test_launches_may_overlap(apart):
   results = [[cupy.empty(wanted.shape, wanted.dtype) for _ in range(count)] for _ in range(2 if apart else 1)]
   everywhere = [y for each in results for y in each]
 
-  def run_all(count: int, outputs: list[list[Any]]) -> None:
+  def run_all(count, outputs):
     for number in range(count):
       for (session, options), mine in zip(sessions, outputs, strict=False):
         session.run_with_iobinding(bind(session, [x], mine[number : number + 1]), options)

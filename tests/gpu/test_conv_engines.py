@@ -2,7 +2,6 @@
 pixels reach no result that they don't belong to."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,7 +95,7 @@ def test_depthwise(x, kernel, stride, pads, dtype):
 
 
 # x, filters for each channel, kernel, attributes: bands, large and even ones, one tap, unequal strides, dilations.
-ANY_DEPTHWISE: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
+ANY_DEPTHWISE = [
   ((2, 24, 14, 14), 1, (1, 11), {"pads": [0, 5, 0, 5]}),
   ((2, 48, 28, 13), 1, (11, 1), {"pads": [5, 0, 5, 0]}),
   ((8, 304, 7, 7), 1, (9, 9), {"pads": [4, 4, 4, 4]}),

@@ -1,9 +1,7 @@
 """ConvGrad in ONNX Runtime on a GPU: equal to its reference in every form, dtype and layout, at odd addresses, with
 shapes that change, the same bits in every run and under CUDA graphs."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -164,7 +162,7 @@ def test_pads_of_one_side(number, groups, transposed, layout, dtype):
   geometry = Geometry(batch, channels, tuple(size), filters, kernel, tuple(strides), (), tuple(pads), group)
   case = Case("one-sided", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout)
 
-  def attempt(attributes: Mapping[str, Any]) -> None:
+  def attempt(attributes):
     check(case, run(make(replace(case, attributes=attributes).model()), case), unit=UNIT_ROUNDOFF[dtype])
 
   check_all(({}, *variants(case)), attempt)
@@ -182,7 +180,7 @@ def test_groups_end_with_the_tensor(number, transposed, layout, dtype):
   case = Case("", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout)
   feeds = {name: before_nan(array) for name, array in case.feeds().items()}
 
-  def attempt(attributes: Mapping[str, Any]) -> None:
+  def attempt(attributes):
     session = make(replace(case, attributes=attributes).model())
     check(case, host(ortplugin.run(session, feeds)), unit=UNIT_ROUNDOFF[dtype])
 
@@ -194,7 +192,7 @@ def test_the_plans_of_converted_operands_are_offered():
   in_float = OFFERED[1]
   types = [TensorType(array.dtype, array.shape) for array in in_float.inputs()]
 
-  def plans(case: Case) -> set[str]:
+  def plans(case):
     converted = [TensorType(np.dtype(np.float32), each.shape) for each in types]
     given = types if case is in_float else converted
     found = OPERATOR.device_variants(case.node(), given, [False] * len(given))
@@ -209,7 +207,7 @@ def test_many_threads_run_one_session():
   some = GEOMETRIES["3x3"]
   text = typed(BARE, "float")
 
-  def trial_of(number: int) -> Trial:
+  def trial_of(number):
     geometry = Geometry(2 + number % 3, some.channels, some.size, some.filters, some.kernel, pads=some.pads)
     return trial(Case(f"thread {number}", geometry, text), check)
 
@@ -231,7 +229,7 @@ def test_new_shapes_under_capture_are_refused():
 def test_a_wrong_run_leaves_the_session_whole():
   case = Case("dynamic", GEOMETRIES["3x3"], typed(BARE, "float"))
   session = make(case.model([None] * 3))
-  feeds: dict[str, Any] = case.feeds()
+  feeds = case.feeds()
   check(case, run(session, case))
   with pytest.raises(Exception, match="X and S have different batches"):
     ortplugin.run(session, {**feeds, "X": np.zeros((5, 3, 7, 9), np.float32)})

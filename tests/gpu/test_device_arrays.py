@@ -204,7 +204,7 @@ def test_a_capture_that_failed_leaves_nothing_behind(rng):
 
 def test_two_shapes_have_two_graphs(rng):
   session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
-  addresses: dict[int, set[int]] = {4: set(), 9: set()}
+  addresses = {4: set(), 9: set()}
   for rows in (4, 9, 4, 9, 9, 4):
     arrays = feeds(rng, rows)
     result = ortplugin.run(session, arrays)["y"]

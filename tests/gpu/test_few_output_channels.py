@@ -26,7 +26,7 @@ SEVERAL = """(T c, T b, T r, float g) => (T y, bool p, float z) {
 }"""
 
 # x, filters, kernel, attributes: what no tile divides, kernels that strides don't, pads that cut patches.
-SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
+SHAPES = (
   ((2, 64, 32, 32), 3, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
   ((1, 8, 3, 5), 1, (2, 2), {"strides": [2, 2]}),
   ((2, 24, 9, 7), 2, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),

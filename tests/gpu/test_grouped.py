@@ -2,7 +2,6 @@
 programs; infinite elements reach no result that they don't belong to, of a neighbouring group neither."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +15,10 @@ from gpu.transposed import MAXIMA
 
 cupy = pytest.importorskip("cupy")
 
-SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
-HALVED: dict[str, Any] = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
+SAME = {"pads": [1, 1, 1, 1]}
+HALVED = {"pads": [1, 1, 1, 1], "strides": [2, 2]}
 # Batch, rows and columns; groups; channels and filters of each; kernel; attributes.
-CASES: list[tuple[tuple[int, int, int], int, int, int, tuple[int, int], dict[str, Any]]] = [
+CASES = [
   ((8, 28, 28), 4, 28, 34, (1, 1), {}),
   ((1, 14, 14), 4, 68, 17, (1, 1), {}),
   ((2, 7, 7), 4, 17, 68, (1, 1), {}),

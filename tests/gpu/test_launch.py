@@ -80,7 +80,7 @@ def test_programmatic_edges_join_kernels_of_ours(shape, allocates):
   session.run_with_iobinding(binding, options)  # compiles
   stream.synchronize()
 
-  def run() -> None:
+  def run():
     memory = cupy.cuda.runtime.mallocAsync(1024, stream.ptr) if allocates else 0
     session.run_with_iobinding(binding, options)
     if allocates:

@@ -4,10 +4,7 @@ addresses; and what happens when memory, NVRTC or the shapes are not as wished."
 import itertools
 import re
 import statistics
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +83,7 @@ def test_shapes_may_change_from_run_to_run():
 
 
 X = (2, 7, 96)
-INCOMPLETE: dict[str, tuple[Sequence[Any], Sequence[tuple[int, ...]]]] = {  # declared, given
+INCOMPLETE = {  # declared, given
   "known from other inputs": ([("b", "s", "h"), (96,), ("b", 7, "h"), (96,), (96,)], (X, (96,), X, (96,), (96,))),
   "without names": ([(None, None, None), (96,), X, (None,), (96,)], (X, (96,), X, (96,), (96,))),
   "without ranks": ([None, None, None, None, None], (X, (96,), X, (96,), (96,))),
@@ -161,7 +158,7 @@ def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RESIDUAL, "float16")
 
-  def trial_of(number: int) -> Trial:
+  def trial_of(number):
     shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 70001)[number // 2 % 4])
     return trial(Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:])), check)
 
@@ -172,7 +169,7 @@ def test_threads_make_sessions_at_once():
   case = Case("sessions at once", typed(AFFINE, "float"), ((11, 777), (777,), (777,)))
   expected = expect(case)
 
-  def work(_: int) -> None:
+  def work(_):
     for _ in range(3):
       check(case, run(make(case.model()), case), expected)
 
@@ -228,13 +225,13 @@ print(min(seconds(plain) for _ in range(3)), seconds(ours), seconds(ours))
 
 
 def test_a_warm_cache_adds_little_to_a_session(tmp_path):
-  def times() -> list[float]:
+  def times():
     done = python(CREATION, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return [float(word) for word in done.stdout.split()]
 
-  def entries() -> dict[Path, int]:
+  def entries():
     return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
 
   cold = times()
@@ -326,7 +323,7 @@ def test_out_of_memory_is_a_status():
   shapes = [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]
   session = make(model_of(text, shapes), gpu_mem_limit=str(64 << 20), arena_extend_strategy="kSameAsRequested")
 
-  def case(rows: int) -> Case:
+  def case(rows):
     return Case(f"memory {rows}", text, ((rows, 4096), (4096,), (rows, 4096), (4096,), (4096,)))
 
   check(case(16), run(session, case(16)))

@@ -247,7 +247,7 @@ def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(CHAIN, "float16")
 
-  def trial_of(number: int) -> Trial:
+  def trial_of(number):
     shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 7001)[number // 2 % 4])
     return trial(Case(f"thread {number}", text, (shape, shape[1:], (shape[0], 1))), check)
 
@@ -258,7 +258,7 @@ def test_threads_make_sessions_at_once():
   case = by_name["large: columns, float"]
   expected = expect(case)
 
-  def work(_: int) -> None:
+  def work(_):
     for _ in range(3):
       check(case, run(make(case.model()), case), expected)
 
@@ -307,7 +307,7 @@ def test_a_wrong_run_leaves_the_session_whole():
   check(good, run(session, good))
 
 
-HUGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+HUGE = {
   "contiguous, a tail": (((1 << 32) + 4321,), ()),
   "whole rows": (((1 << 31) // 1024 + 77, 1024), (1024,)),
   "odd rows": (((1 << 31) // 1023 + 77, 1023), (1023,)),

@@ -29,7 +29,7 @@ SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
 # x, filters, kernel, attributes. The first seven have a tile configuration each on an H200 (test_polyphase_kernels.cc
 # has them, too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases
 # without taps, and several tiles with some of these.
-SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
+SHAPES = (
   ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
   ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
   ((2, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),

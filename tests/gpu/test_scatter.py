@@ -287,7 +287,7 @@ def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   session = make(nd("t", (1, 1), (1, 1), reduction="add").model([["n", "w"], ["k", 1], ["k", "w"]]))
 
-  def work(number: int) -> None:
+  def work(number):
     rows, width = (300, 8) if number % 2 else (40 * number + 1, (1, 3, 16, 33)[number // 2 % 4])
     case = nd(f"thread {number}", (rows, width), (3000, 1), "float", "mixed", "spread", reduction="add")
     expected = expect(case)

@@ -2,7 +2,6 @@
 kinds of programs; infinite elements reach no result that they don't belong to."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ from gpu.transposed import MAXIMA
 
 cupy = pytest.importorskip("cupy")
 
-SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
+SAME = {"pads": [1, 1, 1, 1]}
 # x, filters, kernel, attributes: on 132 multiprocessors blocks alone and clusters of two to six, one to four
 # warpgroups, tiles of 32, 64 and 128 filters, tiles that pixels or filters do not fill, chunks that channels do not
 # fill, more blocks than multiprocessors.
-CASES: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
+CASES = [
   ((1, 8, 1, 3), 8, (1, 1), {}),
   ((1, 64, 7, 7), 64, (3, 3), SAME),
   ((1, 512, 7, 7), 512, (3, 3), SAME),

@@ -135,7 +135,7 @@ def test_many_threads_run_one_session():
   """Half of them with shapes of their own, half with the same, all new to the session."""
   text = typed(RELU_GRAD, "float")
 
-  def trial_of(number: int) -> Trial:
+  def trial_of(number):
     shape = (16, 24, 32, 32) if number % 2 else (8 + number, 5, 17, (33, 64, 7, 120)[number // 2 % 4])
     return trial(Case(f"thread {number}", text, (shape, shape)), check)
 

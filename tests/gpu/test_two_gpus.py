@@ -5,9 +5,7 @@ One command runs all of it: pytest tests/gpu/test_two_gpus.py --require-gpu -q
 """
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -113,7 +111,7 @@ def test_both_at_once(optimized):
   same_kind = len({cupy.cuda.runtime.getDeviceProperties(device)["name"] for device in GPUS}) == 1
   one_by_one, ready = threading.Lock(), threading.Barrier(4)
 
-  def work(number: int) -> None:
+  def work(number):
     device = GPUS[number % 2]
     with cupy.cuda.Device(device):
       with one_by_one:
@@ -165,9 +163,7 @@ def test_verification_on_the_second(optimized, tmp_path, monkeypatch):
   model = network()
   devices = []
 
-  def make(
-    side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None, real=judge.make_session
-  ) -> Any:
+  def make(side, provider, tf32=False, options=None, real=judge.make_session):
     session = real(side, provider, tf32, options)
     devices.append(session.get_provider_options()[CUDA]["device_id"])
     return session
@@ -183,9 +179,9 @@ def test_verification_on_the_second(optimized, tmp_path, monkeypatch):
 
 def test_both_verify_at_once(tmp_path):
   """Each in a process of its own, as `optimize` does it: captures of one are no business of the other."""
-  reports: dict[int, Any] = {}
+  reports = {}
 
-  def work(number: int) -> None:
+  def work(number):
     _, reports[number] = ortplugin.optimize(network(), verify=True, providers=["cuda"], device_id=GPUS[number])
 
   in_threads(2, work)
@@ -209,7 +205,7 @@ def test_the_command(tmp_path, capsys):
 def test_tuning_on_the_second(optimized, monkeypatch):
   devices, real = [], tune.make_session
 
-  def make(*given: Any, **rest: Any) -> Any:
+  def make(*given, **rest):
     session = real(*given, **rest)
     devices.append(session.get_provider_options()[CUDA]["device_id"])
     return session
@@ -269,9 +265,9 @@ def test_the_list_of_algorithms(optimized):
         types.append(TensorType(helper.tensor_dtype_to_np_dtype(tensor.elem_type), dims))
     asked.append((operator, node, types, [name in initializers for name in node.input]))
   assert asked
-  found: dict[int, list[Any]] = {}
+  found = {}
 
-  def work(number: int) -> None:
+  def work(number):
     found[number] = [
       operator.device_variants(node, types, constant, GPUS[number]) for operator, node, types, constant in asked
     ]

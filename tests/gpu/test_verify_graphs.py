@@ -310,7 +310,7 @@ def test_tuning_judges_replays(monkeypatch, rng):
   real = tune.make_session
   for fault in ("late", "bit", "value"):
 
-    def planted(model: bytes, providers: Any, fault: str = fault, **rest: Any) -> Any:
+    def planted(model, providers, fault=fault, **rest):
       session = real(model, providers, **rest)
       ((_, options),) = providers
       return Faulty(session, fault, options) if "enable_cuda_graph" in options else session

@@ -1,7 +1,7 @@
 """Models that ONNX Runtime runs though ONNX does not allow them: optimized, they run and compute the same."""
 
 import glob
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ def of_dtype(number: int) -> ModelProto:
 
 
 ADDED, ROW = "t = Add(x, w)", {"w": [[1, -2, 3, 0.5]]}
-MODELS: dict[str, Callable[[], ModelProto]] = {
+MODELS = {
   "nodes out of order": reversed_nodes,
   "a body before what it reads": lambda: built(f"t = {branches('late')} late = Sin(x)", inputs="float[2,4] x, bool c"),
   "com.microsoft not imported": lambda: built("t = com.microsoft.Gelu(x)"),

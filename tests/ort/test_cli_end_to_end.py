@@ -215,7 +215,7 @@ def test_guilty_rewrites_can_be_dropped(tmp_path, run, monkeypatch):
 
 
 def test_bodies_of_functions_can_be_to_blame(tmp_path, run, monkeypatch):
-  def wrong(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int], list[NearMiss]]:
+  def wrong(model):
     result = onnx.ModelProto()
     result.CopyFrom(model)
     result.graph.node[0].op_type = "Neg"
@@ -245,7 +245,7 @@ def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(tmp_path, run, mon
 
 
 def test_tolerances_decide(tmp_path, run, monkeypatch):
-  def nudge(node: gs.Node) -> bool:
+  def nudge(node):
     if node.op != "Abs":
       return False
     node.op = "Identity"
@@ -307,7 +307,7 @@ def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path, run, monkeypatch)
 # ---- users' mistakes
 
 
-MISTAKES: dict[str, tuple[list[str], int, str]] = {
+MISTAKES = {
   "unknown provider": (["{bert}", "-o", "{tmp}/o.onnx", "--provider", "quantum"], 2, "'quantum'"),
   "missing inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/none.npz"], 2, "does not exist"),
   "wrong inputs": (["{bert}", "-o", "{tmp}/o.onnx", "--inputs", "{tmp}/wrong.npz"], 2, "no input 'nobody'"),

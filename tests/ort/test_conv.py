@@ -250,7 +250,7 @@ def test_many_threads_run_one_session():
   first = Case("threads", text, ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
   session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))
 
-  def work(number: int) -> None:
+  def work(number):
     case = replace(first, name=f"thread {number}", shapes=((1 + number, 6, 20 + number, 31), *first.shapes[1:]))
     assert_runs_repeat(session, case, check)
 

@@ -1,7 +1,5 @@
 """ConvGrad in ONNX Runtime on the CPU: its reference; shapes; threads; what is refused."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
@@ -61,7 +59,7 @@ def test_shapes_are_inferred():
 
 # ---- wrong nodes
 
-WRONG: dict[str, tuple[dict[str, Any], list[Any] | None]] = {
+WRONG = {
   "the attribute 'kernel_shape' must have 1 to 3 numbers": ({"kernel_shape": None}, None),
   "gradients='dB dW' must be some of dX, dW, dB, dZ": ({"gradients": "dB dW"}, None),
   "operands='Y' must be some of X, W": ({"operands": "Y"}, None),

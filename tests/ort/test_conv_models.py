@@ -5,7 +5,6 @@ The exported models of tests/data and the networks of the onnx package, in ONNX 
 
 import json
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +17,7 @@ from models.light import NAMES as NETWORKS
 from models.light import path, randomized
 from ort.host import verify
 
-EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
+EXPECTED = json.loads((DATA / "expected.json").read_text())
 NAMES = [name for name in sorted(EXPECTED) if name.split("_")[0] in ("convnext", "efficientnet", "mobilenet")]
 # Operators that are no part of a convolution: a squeeze-excite's product, whose gate depends on what it scales; with
 # channels first also what follows a Gemm.

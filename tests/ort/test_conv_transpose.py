@@ -1,7 +1,5 @@
 """FusedConvTranspose in ONNX Runtime on the CPU: its reference and its decomposition; shapes; what is refused."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from conv_transpose_cases import BIAS_RELU, CASES, GEOMETRIES, OPERATOR, RESIDUAL, Case, by_name, check
@@ -50,7 +48,7 @@ def test_shapes_may_change_from_run_to_run(name):
 
 # ---- wrong nodes
 
-WRONG: dict[str, dict[str, Any]] = {
+WRONG = {
   "spatial axis 0 of the result would have the size": {"pads": [7, 0, 7, 0]},
   "strides has 1 numbers": {"strides": [2]},
   "layout is 'NCWH'": {"layout": "NCWH"},

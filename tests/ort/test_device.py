@@ -198,7 +198,7 @@ def test_a_capture_that_failed_is_made_again(cupy, monkeypatch):
   made = session(True)
   whole, failures = made.run_with_iobinding, [RuntimeError("not while a stream is captured")]
 
-  def run(binding: Any, options: Any) -> None:
+  def run(binding, options):
     if options.get_run_config_entry("gpu_graph_id") != "-1" and failures:
       raise failures.pop()
     whole(binding, options)

@@ -21,7 +21,7 @@ from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.graph.messages import walk_nodes
 
 ENTRIES: dict[str, dict[str, Any]] = json.loads((architectures() / "architectures.json").read_text())["models"]
-VARIANTS: dict[str, dict[str, str]] = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}
+VARIANTS = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}
 Feeds = dict[str, np.ndarray]
 every_file = pytest.mark.parametrize("name", sorted(ENTRIES))
 

@@ -123,7 +123,7 @@ def test_on_the_cpu_where_it_is_asked_for(monkeypatch):
   _, report = ortplugin.optimize(model, verify=True, providers=["cpu"])
   assert set(report.rewrites) == {"neg", "delay"}
   assert "--keep-faster --provider cpu takes back what makes it so" in report.verification[0].notes[0]
-  told: list[str] = []
+  told = []
   _, report = ortplugin.optimize(model, verify=True, keep_faster=True, providers=["cpu"], progress=told.append)
   assert "delay" in report.taken_back[0].rewrites
   assert "delay" not in report.rewrites

@@ -259,7 +259,7 @@ def test_many_threads_run_one_session():
   text = typed(RESIDUAL, "float")
   session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
 
-  def work(number: int) -> None:
+  def work(number):
     shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
     assert_runs_repeat(session, Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:])), check)
 
@@ -275,7 +275,7 @@ def test_options_are_registered_twice_and_by_many_threads():
   case = by_name["awkward, float"]
   shared = onnxruntime.SessionOptions()
 
-  def work(_: int) -> None:
+  def work(_):
     ortplugin.register(shared)
     own = onnxruntime.SessionOptions()
     for _ in range(3):

@@ -143,7 +143,7 @@ def test_many_threads_run_one_session():
   first = made("threads", BIAS_RELU, "float", (2, 5, 33), 17)
   session = make(first.model([("n", "s", 33), (33, 17), (17,)]))
 
-  def work(number: int) -> None:
+  def work(number):
     case = replace(first, name=f"thread {number}", shapes=((1 + number, 20 + number, 33), *first.shapes[1:]))
     assert_runs_repeat(session, case, check)
 

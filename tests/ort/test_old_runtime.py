@@ -14,19 +14,19 @@ class ApiBase(ctypes.Structure):
 
 
 def test_an_old_runtime_is_told_what_is_needed(library):
-  messages: list[str] = []
-  asked: list[int] = []
+  messages = []
+  asked = []
   status, version = ctypes.create_string_buffer(1), ctypes.create_string_buffer(b"1.17.3")
 
   @CreateStatus
-  def create_status(_: int, message: bytes) -> int:
+  def create_status(_, message):
     messages.append(message.decode())
     return ctypes.addressof(status)
 
   oldest = (ctypes.c_void_p * 1)(ctypes.cast(create_status, ctypes.c_void_p))  # of a table's functions, the first
 
   @GetApi
-  def get_api(number: int) -> int:
+  def get_api(number):
     asked.append(number)
     return ctypes.addressof(oldest) if number <= 17 else 0
 

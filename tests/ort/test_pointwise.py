@@ -221,7 +221,7 @@ def test_many_threads_run_one_session():
   text = typed(LERP, "float")
   session = make(model_of(text, [("n", "h"), ("n", "h"), ("h",)]))
 
-  def work(number: int) -> None:
+  def work(number):
     shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
     assert_runs_repeat(session, Case(f"thread {number}", text, (shape, shape, shape[1:])), check)
 

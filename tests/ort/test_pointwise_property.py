@@ -45,7 +45,7 @@ def fused_results(example: Example) -> dict[str, Array]:
 
 
 def test_fused_like_onnxs_own_operators():
-  seen: Counter[str] = Counter()
+  seen = Counter()
 
   @settings(
     max_examples=EXAMPLES,
@@ -108,7 +108,7 @@ def decomposes(program: Program, example: Example) -> bool:
 
 
 def test_decomposed_like_the_reference():
-  seen: Counter[str] = Counter()
+  seen = Counter()
 
   @settings(
     max_examples=EXAMPLES // 3,

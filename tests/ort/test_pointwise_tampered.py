@@ -75,7 +75,7 @@ def _is_one_line(message: str) -> bool:
   return all(each.isprintable() for each in message.rstrip("\n"))
 
 
-ATTRIBUTES: dict[str, object] = {
+ATTRIBUTES = {
   "missing": None,
   "a number": 5,
   "a fraction": 0.5,

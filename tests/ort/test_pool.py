@@ -122,7 +122,7 @@ def test_places_are_onnx_runtimes(coordinates, mode):
   """
   nodes, constants, outputs = [], [], []
   words = {"mode": "linear"} if mode == "linear" else {"mode": "nearest", "nearest_mode": mode}
-  given: dict[str, Any] = {**words, "coordinate_transformation_mode": coordinates}
+  given = {**words, "coordinate_transformation_mode": coordinates}
   targets = [(size, "sizes", out) for size in LINES for out in RESIZED]
   targets += [(size, "scales", scale) for size in LINES for scale in SCALED if int(size * scale) not in (0, size)]
   for number, (size, kind, target) in enumerate(targets):
@@ -146,7 +146,7 @@ def test_places_are_onnx_runtimes(coordinates, mode):
 def test_windows_are_onnx_runtimes():
   """However small the image: as many as its pools have, and refused where they refuse."""
 
-  def result(model: bytes, x: Array) -> Array | None:
+  def result(model, x):
     made = options()
     made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # whose NCHWc pools die
     session = onnxruntime.InferenceSession(model, made, providers=CPU_ONLY)
@@ -345,7 +345,7 @@ def test_a_wrong_node_is_refused(name, known):
   wrong = WRONG[name]
   numpy = helper.tensor_dtype_to_np_dtype(wrong.dtype)
 
-  def use() -> None:
+  def use():
     session = make(wrong.model(known))
     session.run(None, {each.name: np.ones(wrong.shape, numpy) for each in session.get_inputs()})
 
@@ -387,7 +387,7 @@ def test_many_threads_run_one_session(op):
   given = {**(POOL if op == "FusedPool" else {"mode": "linear", **SCALES}), "layout": "NHWC"}
   session = make(Case("threads", op, "float16", (), frozen(given)).model(None))
 
-  def work(number: int) -> None:
+  def work(number):
     shape = (1 + number, (5, 33, 60, 21)[number % 4], 16 + number, (64, 3)[number % 2])
     case = Case(f"thread {number}", op, "float16", shape, frozen(given))
     wanted = run(session, case)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 import onnx
@@ -80,7 +79,7 @@ def test_blocked_convolutions_are_traced_by_their_output():
 def test_nodes_of_bodies_do_not_count_twice():
   """By hand: a loop of 10 ms with a node of 6 ms in it, in a run that warms up and in two that count."""
 
-  def event(name: str, ts: int, dur: int, op: str = "") -> dict[str, Any]:
+  def event(name, ts, dur, op=""):
     return {"name": name, "ts": ts, "dur": dur, "args": {"op_name": op, "output_size": "8"}}
 
   events = [

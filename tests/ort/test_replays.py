@@ -105,7 +105,7 @@ def test_runs_without_a_graph_have_on_the_host_what_is_made_there():
 
 @pytest.mark.parametrize("number", [0, 1, 19, 20, REPLAYS - 1])
 def test_one_wrong_element_in_one_replay_is_found(number):
-  def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
+  def spoil(replay, feeds, outputs):
     if replay == number + 1:  # one goes first, to see whether runs are queued
       outputs["z"][1, 2] += 5
     return outputs
@@ -123,7 +123,7 @@ def test_one_wrong_element_in_one_replay_is_found(number):
 def test_other_bits_are_a_difference_where_plain_runs_have_none():
   """What is within the tolerance, but not the same each time, was computed from what should not have been read."""
 
-  def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
+  def spoil(replay, feeds, outputs):
     if replay in (9, 10):
       outputs["y"][0, 0] = np.nextafter(outputs["y"][0, 0], np.float32(10))
     return outputs
@@ -139,9 +139,9 @@ def test_other_bits_are_a_difference_where_plain_runs_have_none():
 
 def test_what_is_left_of_the_replay_before_is_found():
   """A kernel that reads too early finds the values of the replay before: equal ones, were it not for other inputs."""
-  last: list[Arrays] = []
+  last = []
 
-  def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
+  def spoil(replay, feeds, outputs):
     last.append(outputs)
     return last[-2] if len(last) > 1 else outputs
 
@@ -152,14 +152,14 @@ def test_what_is_left_of_the_replay_before_is_found():
 
 
 def test_the_same_wrong_values_in_every_replay_are_found():
-  def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
+  def spoil(replay, feeds, outputs):
     return {**outputs, "y": outputs["y"] * 1.5}
 
   assert "replay 1 first" in verdict(replay(spoil=spoil))["y"]
 
 
 def test_many_different_results_are_counted():
-  def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
+  def spoil(replay, feeds, outputs):
     outputs["y"][0, 0] += replay * 1e-6
     return outputs
 
@@ -179,7 +179,7 @@ def test_a_refused_capture_gives_its_reason_and_is_given_up():
 
 
 def test_a_refused_session_gives_its_reason():
-  def refuse(options: Mapping[str, str]) -> Any:
+  def refuse(options):
     raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : the model has control flow nodes")
 
   gpu = FakeGpu()
@@ -189,7 +189,7 @@ def test_a_refused_session_gives_its_reason():
 
 
 def test_an_error_of_a_replay_is_no_refusal():
-  def spoil(replay: int, feeds: Arrays, outputs: Arrays) -> Arrays:
+  def spoil(replay, feeds, outputs):
     if replay == 7:
       raise RuntimeError("an illegal memory access was encountered")
     return outputs
@@ -251,7 +251,7 @@ def test_plain_runs_that_vary_excuse_bits_but_not_values():
   one = np.float32([1, 2])
   near, far = np.nextafter(one, np.float32(9)), one + 1
 
-  def replayed(*results: np.ndarray, unsteady: str = "") -> Replayed:
+  def replayed(*results, unsteady=""):
     found = tuple(Result({"y": each}, number, 1) for number, each in enumerate(results))
     return Replayed(len(results), True, (found,), (0,), ({"y": one},), frozenset(unsteady))
 

@@ -30,7 +30,7 @@ CONSTANTS = {
 Exact = Callable[[Any, Any], Any]
 
 # By the pass: the nodes, x and r, and what they give in exact arithmetic.
-MODELS: dict[str, tuple[str, Any, Any, Exact]] = {
+MODELS = {
   "fuse-pointwise": ("s = Add (x, r)  y = Sub (s, x)", LARGE, SIGNS, lambda x, r: r),
   # 2048 + 1 and 2048 - 1 are 2048 and 2047, which changes no sign; but 2048 + 0.5 and 2048 - 0.5 are both 2048
   "norm-prologue": (f"s = Add (x, r)  y = {NORM} (s, one, zero)", LARGE, SIGNS / 2, lambda x, r: 2 * r),

@@ -64,7 +64,7 @@ def theirs(nodes: Sequence[onnx.NodeProto], case: Case) -> np.ndarray | None:
 
 def test_the_decompositions_run_without_the_library():
   """Bit for bit, but for 16-bit sums, which ORT rounds at each step or lacks, and the signs of zeros and NaN."""
-  compared: dict[str, int] = {}
+  compared = {}
   for case in CASES:
     if "float8" in case.dtype:  # no standard scatter has it
       continue
@@ -154,7 +154,7 @@ def test_many_threads_run_one_session():
   first = nd("", (8, 8), (4, 1), "float16", "few", "spread", reduction="add")
   session = make(first.model([("n", "w"), ("k", 1), ("k", "w")]))
 
-  def work(number: int) -> None:
+  def work(number):
     rows, width = 5 + 400 * number, (3, 129, 1023, 1)[number % 4]
     case = nd(f"thread {number}", (rows, width), (3 * rows, 1), "float16", "mixed", "spread", reduction="add")
     feeds, wanted = case.feeds(), expect(case)

@@ -132,7 +132,7 @@ def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
   optimized, _ = ortplugin.optimize(network())
   given = []
 
-  def made(source: bytes, *rest: object, providers: list[str], **more: object) -> object:
+  def made(source, *rest, providers, **more):
     given.append(source)
     return SimpleNamespace(get_providers=lambda: providers)
 
@@ -151,7 +151,7 @@ def test_verification_times_what_a_session_runs(tmp_path, monkeypatch):
     sides.append(judge.Side(tmp_path / f"{name}.onnx", each is optimized))
   timed = []
 
-  def runner(session: object, *rest: object) -> object:
+  def runner(session, *rest):
     timed.append(session)
     return real(session, *rest)
 

@@ -111,7 +111,7 @@ def test_many_threads_run_one_session():
   text = typed(BOTH, "float")
   session = make(model_of(text, [("n", "c", "h", "w"), ("c", 1, "w")]))
 
-  def work(number: int) -> None:
+  def work(number):
     shape = (3 + number, 3, (5, 33, 120, 61)[number % 4], 64 + number)
     case = Case(f"thread {number}", text, (shape, (3, 1, shape[3])))
     assert_runs_repeat(session, case, check)

@@ -51,7 +51,7 @@ def test_gradients_of_convolutions(transposed, groups, attributes):
     w = torch.randn(6, 4 // groups, 3, 3)
   convolution = functional.conv_transpose2d if transposed else functional.conv2d
 
-  def step(x: Any, w: Any, b: Any) -> Any:
+  def step(x, w, b):
     y = functional.relu(convolution(x, w, b, groups=groups, **attributes))
     loss = (y * y).mean()
     return (loss, *torch.autograd.grad(loss, [x, w, b]))
@@ -63,7 +63,7 @@ def test_a_saliency_map():
   """Only the image's gradient is asked for."""
   torch.manual_seed(2)
 
-  def saliency(x: Any, w: Any) -> Any:
+  def saliency(x, w):
     score = functional.conv2d(x, w, padding=1).tanh().sum()
     return torch.autograd.grad(score, [x])
 
@@ -75,7 +75,7 @@ def test_a_saliency_map():
 def test_lerp_and_its_gradients():
   torch.manual_seed(3)
 
-  def step(x: Any, y: Any, w: Any) -> Any:
+  def step(x, y, w):
     z = torch.lerp(x, y, w)
     return (z, *torch.autograd.grad(z.square().sum(), [x, y, w]))
 
@@ -86,7 +86,7 @@ def test_lerp_and_its_gradients():
 
 @pytest.mark.parametrize("weight", [0.25, -1.5])
 def test_lerp_with_a_number(weight):
-  def step(x: Any, y: Any) -> Any:
+  def step(x, y):
     return (torch.lerp(x, y, weight),)
 
   check(step, (torch.randn(4, 5), torch.randn(4, 5)), Counter({"FusedPointwise": 1}), 1e-6)

@@ -101,8 +101,8 @@ def test_what_is_fastest_by_chance_is_not_taken(monkeypatch):
   """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
   model, feeds = two_scatters()
 
-  def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
-    def measured(name: str) -> float:
+  def time(model, job, names, place):
+    def measured(name):
       return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
 
     return {name: measured(name) for name in names}
@@ -126,7 +126,7 @@ def test_what_gives_other_outputs_is_not_taken(monkeypatch):
   timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
   compared = []
 
-  def compare(name: str, expected: Any, actual: Any, tolerance: Any) -> Any:
+  def compare(name, expected, actual, tolerance):
     compared.append(name)
     actual = actual + 1 if len(compared) == 1 else actual
     return ortplugin.check.compare.compare(name, expected, actual, tolerance)
@@ -145,7 +145,7 @@ def test_outputs_are_compared_without_a_cuda_graph(monkeypatch):
   job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
   graphs = []
 
-  def session(model: bytes, providers: Any, *, cuda_graph: bool, **rest: Any) -> Any:
+  def session(model, providers, *, cuda_graph, **rest):
     assert providers == [(CUDA, {"device_id": "3"})]
     graphs.append(cuda_graph)
     return ortplugin.session(model, providers=["cpu"])
@@ -161,7 +161,7 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch):
   node = model.graph.node[0]
   real, runs = tune.run_on_host, []
 
-  def off(session: Any, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+  def off(session, feeds, names):
     runs.append(names)
     return {name: array + 0.02 * (len(runs) % 2) for name, array in real(session, feeds, names).items()}
 
@@ -215,7 +215,7 @@ def ways_of(candidate: Sequence[NodeProto]) -> tuple[str, str] | None:
 def test_the_best_of_each_attribute_stands_in_the_node(data, weight, monkeypatch):
   model, feeds = gradient(monkeypatch)
 
-  def seconds(candidate: Sequence[NodeProto]) -> float:
+  def seconds(candidate):
     ways = ways_of(candidate)
     return 30.0 if ways is None else 20.0 - 5 * (ways[0] == data) - 2 * (ways[1] == weight)
 
@@ -248,7 +248,7 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch):
   model, feeds = gradient(monkeypatch)
   of_data, of_weight = {"own": 3.0, "engine=2": 4.0}, {"own": 1.0}
 
-  def seconds(candidate: Sequence[NodeProto]) -> float:
+  def seconds(candidate):
     data, weight = ways_of(candidate) or ("", "")
     return of_data.get(data, 9.0) + of_weight.get(weight, 9.0)
 
@@ -264,7 +264,7 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch):
 def test_standard_onnx_competes_with_the_chosen(standard, is_taken, monkeypatch):
   model, feeds = gradient(monkeypatch)
 
-  def seconds(candidate: Sequence[NodeProto]) -> float:
+  def seconds(candidate):
     ways = ways_of(candidate)
     return standard if ways is None else 5.0 if ways[0] == "own" else 10.0
 
@@ -299,7 +299,7 @@ def test_without_a_gpu_it_says_so(monkeypatch):
 
 
 def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch):
-  def wrong(model: ModelProto, *rest: object) -> tuple[ModelProto, list[tune.TunedNode]]:
+  def wrong(model, *rest):
     tuned = ModelProto()
     tuned.CopyFrom(model)
     tuned.graph.node[-1].input[0] = "data"
@@ -308,7 +308,7 @@ def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch):
   monkeypatch.setattr(tuning, "tune_nodes", wrong)
   real = loop.run_passes
 
-  def one_change(model: ModelProto, *rest: Any) -> Any:
+  def one_change(model, *rest):
     return real(model, *rest)[0], [Change("nothing", (), "")], []
 
   monkeypatch.setattr(loop, "run_passes", one_change)

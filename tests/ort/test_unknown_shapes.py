@@ -1,7 +1,5 @@
 """What stands behind a tensor whose shape ONNX Runtime can't tell or infers wrongly."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -19,7 +17,7 @@ from ortplugin.ops import OPERATORS
 # Each operator's inputs, the attributes, and how many outputs it has. The first input's shape is not known.
 IMAGE, WEIGHTS, GRADIENT = (2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 3, 3)
 CONV = {"kernel_shape": [3, 3], "program": "(float x, float b) => (float y) { y = Add(x, b) }"}
-NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+NODES = {
   "FusedPointwise": ([IMAGE, IMAGE], {"program": "(float a, float b) => (float y) { y = Sub(a, b) }"}),
   "FusedSumTo": ([IMAGE], {"program": '(float x) => (float y) { y = SumTo<axes="1">(x) }'}),
   "FusedLayerNorm": (

@@ -147,7 +147,7 @@ def test_plain_runs_and_replays_are_compared(machine):
 
 
 def test_values_that_are_wrong_in_replays_only(machine):
-  def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+  def spoil(model, options, replay, outputs):
     return {**outputs, "z": outputs["z"] + 3} if model.graph.name == "new" and replay == 11 else outputs
 
   machine.spoil = spoil
@@ -166,7 +166,7 @@ def test_what_the_original_does_itself_is_not_blamed_on_the_optimized_model(mach
   """Its replays differ in their last bits, as sums by atomic additions do; then in values, which is no yardstick."""
   step = 1e-6
 
-  def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+  def spoil(model, options, replay, outputs):
     return {**outputs, "y": outputs["y"] + np.float32(step * (replay % 2))}
 
   machine.spoil = spoil
@@ -209,7 +209,7 @@ def test_an_optimized_model_that_alone_can_be_captured_is_compared(machine):
 
 
 def test_an_error_in_replays_is_a_failure(machine):
-  def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+  def spoil(model, options, replay, outputs):
     if model.graph.name == "new" and replay == 3:
       raise RuntimeError("an illegal memory access was encountered")
     return outputs
@@ -234,7 +234,7 @@ def test_float_weights_are_replayed_with_tf32_too(machine):
   assert {each.mode for each in result.inputs} == {PLAIN, GRAPH, GRAPH_TF32}
   assert result.replays == 2 * REPLAYS
 
-  def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+  def spoil(model, options, replay, outputs):
     return {"y": outputs["y"] * 1.01} if options["use_tf32"] == "1" and model.graph.name == "new" else outputs
 
   machine.spoil = spoil
@@ -278,7 +278,7 @@ def test_what_can_not_be_captured_runs_with_tf32_too(machine, optimized, passes)
 
 
 def test_an_error_with_tf32_alone_is_a_failure(machine):
-  def refuse(side: Side, value: Any) -> Any:
+  def refuse(side, value):
     raise RuntimeError("no plan")
 
   machine.refuse = lambda model: "operation not permitted when stream is capturing"
@@ -319,7 +319,7 @@ class Rename:
 def test_the_rewrite_that_makes_replays_differ_is_named(machine, monkeypatch, tmp_path, capsys, guilty):
   """In plain runs every one of them is right."""
 
-  def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+  def spoil(model, options, replay, outputs):
     wrong = any(node.name == f"{guilty}_new" for node in model.graph.node) and replay % 7 == 3
     return {**outputs, "y": outputs["y"] * 2} if wrong else outputs
 
@@ -357,7 +357,7 @@ def test_tuning_takes_nothing_whose_replays_differ(monkeypatch):
   job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
   real, asked, wrong = tune.make_session, [], False
 
-  def make(model: bytes, providers: Any, **rest: Any) -> Any:
+  def make(model, providers, **rest):
     ((provider, options),) = providers
     asked.append((provider, options))
     session = real(model, ["cpu"])
@@ -365,7 +365,7 @@ def test_tuning_takes_nothing_whose_replays_differ(monkeypatch):
       return session
     assert len(onnx.load_from_string(model).graph.node) == 4
 
-    def spoil(replay: int, inputs: Arrays, outputs: Arrays) -> Arrays:
+    def spoil(replay, inputs, outputs):
       name = "first#2"
       return {**outputs, name: outputs[name] + 1} if wrong and replay == 30 else outputs
 

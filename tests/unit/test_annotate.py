@@ -85,7 +85,7 @@ def test_it_ends_whatever_a_model_says_of_its_values(seed):
   """Also with contradictions in every value, of which some are outputs."""
   pick = random.Random(seed)
 
-  def dims(lengths: str) -> str:
+  def dims(lengths):
     return ",".join(pick.choice(lengths) for _ in range(2))
 
   values, nodes = ["x", "r"], []

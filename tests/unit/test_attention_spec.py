@@ -1,6 +1,5 @@
 """FusedAttention's spec in Python: layouts, shapes, the reference, errors; and its cases' comparison."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ def test_an_output_may_merge_what_it_likes():
       parse(text, is_output=True)
 
 
-SIZES: list[tuple[str, int, Shape, Sizes]] = [
+SIZES = [
   ("b h s d", 4, (2, 4, "S", 8), Sizes(2, "S", 8)),
   ("b s (h d)", 4, ("N", None, 32), Sizes("N", None, 8)),
   ("b s (h d)", 4, (2, 5, "C"), Sizes(2, 5, None)),
@@ -260,7 +259,7 @@ def test_the_reference_passes_its_own_comparison(case):
   check(case, _outputs(case))
 
 
-ROTATED_MISTAKES: dict[str, Callable[[list[Array]], list[Array]]] = {
+ROTATED_MISTAKES = {
   "the angles' sign": lambda x: [*x[:4], -x[4]],
   "a row further": lambda x: [*x[:3], *(np.roll(each, 1, axis=0) for each in x[3:])],
   "one pair is not": lambda x: [*x[:3], np.where(np.arange(4) == 3, 1, x[3]), np.where(np.arange(4) == 3, 0, x[4])],
@@ -302,13 +301,13 @@ def test_tables_in_the_mask_s_place():
   case = by_name["rotary half, merged"]
   node = case.node()
   node.input.insert(3, "")
-  inputs: list[Any] = case.inputs()
+  inputs = case.inputs()
   inputs.insert(3, None)
   check(case, OPERATOR.reference(node, inputs))
   assert OPERATOR.infer_shapes(node, [TensorType(None, None)] * 6)[0].shape is None
 
 
-MISTAKES: dict[str, Callable[[list[Array]], list[Array]]] = {
+MISTAKES = {
   "a key is left out": lambda x: [x[0], x[1], np.where(np.arange(70)[:, None] == 9, 0, x[2])],
   "two keys are swapped": lambda x: [x[0], x[1][:, :, [*range(5), 6, 5, *range(7, 70)]], x[2]],
   "another head's values": lambda x: [x[0], x[1], x[2][:, ::-1]],

@@ -48,7 +48,7 @@ def small_file(folder: Path) -> Path:
   return folder / "in.onnx"
 
 
-MISTAKES: dict[str, tuple[list[str], int, str]] = {
+MISTAKES = {
   "no arguments": ([], 2, "no model is given"),
   "no output": (["{bert}"], 2, "-o OUT"),
   "nothing to drop": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--drop-guilty"], 2, "--drop-guilty is about"),
@@ -135,7 +135,7 @@ def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, m
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
 def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run, monkeypatch):
-  def fail(*_: object, **__: object) -> None:
+  def fail(*_, **__):
     raise error
 
   monkeypatch.setattr(loop, "run_passes", fail)
@@ -203,7 +203,7 @@ def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path):
 
 def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch):
   class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
       return True
 
   terminal, now = Terminal(), [0.0]

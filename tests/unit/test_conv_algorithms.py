@@ -1,7 +1,7 @@
 """What convolutions and their gradients offer to --tune: asked of the native library, which has to have a GPU."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,14 +63,14 @@ def test_an_answer_of_any_length_comes_whole(library, monkeypatch):
   lines = [f"split:engine={number};k2=1" for number in range(10_000)]
   asked = []
 
-  def answering(text: bytes, device: int, answer: Callable[[bytes], None]) -> int:
+  def answering(text, device, answer):
     asked.append((text.decode(), device))
     answer("".join(f"{line}\n" for line in lines).encode())
     return 0
 
   load = ctypes.CDLL
 
-  def loaded(path: str) -> object:
+  def loaded(path):
     return SimpleNamespace(OrtPluginListAlgorithms=answering) if path == library_path() else load(path)
 
   monkeypatch.setattr(ctypes, "CDLL", loaded)

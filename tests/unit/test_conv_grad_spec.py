@@ -87,7 +87,7 @@ def node(**changes: Any) -> onnx.NodeProto:
   return changed(by_name["3x3, NCHW, float"].node(), changes)
 
 
-WRONG: dict[str, dict[str, Any]] = {
+WRONG = {
   "the attribute 'program' is missing": {"program": None},
   "expected '('": {"program": "nonsense"},
   "the program holds a SumTo": {"program": '(float z) => (float y) { y = SumTo<axes="0">(z) }'},

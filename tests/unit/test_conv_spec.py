@@ -132,7 +132,7 @@ def test_names_and_unknown_sizes_pass_where_they_stay():
 
 
 def test_transposed_sizes():
-  def shape(x: Shape | None, w: Shape | None, **attributes: Any) -> Shape | None:
+  def shape(x, w, **attributes):
     return shape_of(x, w, "FusedConvTranspose", **attributes)
 
   assert shape((2, 3, 7, 7), (3, 4, 3, 3)) == (2, 4, 9, 9)
@@ -147,7 +147,7 @@ def test_transposed_sizes():
 
 
 def test_padding_is_split_as_onnx_says():
-  def pads(size: int, kernel: int, stride: int, auto_pad: str, transposed: bool = False) -> tuple[int, int, int]:
+  def pads(size, kernel, stride, auto_pad, transposed=False):
     node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
     (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
     return window.pad_begin, window.pad_end, window.out

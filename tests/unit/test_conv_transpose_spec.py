@@ -58,7 +58,7 @@ def test_shapes_are_onnxs(name):
 def test_shapes_that_are_partly_known():
   case = by_name["strided, NHWC, float16"]
 
-  def shape(*shapes: tuple[int | str | None, ...] | None) -> Any:
+  def shape(*shapes):
     return OPERATOR.infer_shapes(case.node(), [TensorType(HALF, each) for each in shapes])[0].shape
 
   assert shape(("N", "H", 4, 3), (3, 3, 3, 4)) == ("N", None, 7, 4)
@@ -69,7 +69,7 @@ def node(**changes: Any) -> onnx.NodeProto:
   return changed(by_name["strided, NCHW, float"].node(), changes)
 
 
-WRONG: dict[str, dict[str, Any]] = {
+WRONG = {
   "'program' is missing": {"program": None},
   "strides has 1 numbers": {"strides": [2]},
   "layout is 'NCWH'": {"layout": "NCWH"},

@@ -88,7 +88,7 @@ def test_a_stream_goes_from_session_to_session(driver, monkeypatch):
 
 
 def test_without_a_driver_it_says_so(monkeypatch):
-  def missing(name: str) -> None:
+  def missing(name):
     raise OSError(f"{name}: cannot open shared object file")
 
   monkeypatch.setattr(ctypes, "CDLL", missing)

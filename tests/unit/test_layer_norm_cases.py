@@ -35,7 +35,7 @@ def at(position: tuple[int, ...], value: float) -> Callable[[Array], Array]:
   return change
 
 
-WRONG: list[tuple[str, Callable[[Array], Array], str]] = [
+WRONG = [
   ("awkward, float", at((1, 3, 7), 0.0), "differ too much"),
   ("awkward, float16", steps(2), "1 of 5376 elements differ too much"),
   ("width 33, bfloat16", steps(-2), "1 of 1221 elements differ too much"),

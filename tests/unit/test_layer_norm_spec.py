@@ -148,7 +148,7 @@ def test_shape_inference():
   node = node_of(LAYER.format("float16"))
   half = np.dtype(np.float16)
 
-  def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
+  def infer(*shapes):
     return OPERATOR.infer_shapes(node, [TensorType(half, shape) for shape in shapes])
 
   known = infer(("N", 4, 8), (8,), (8,), (8,))

@@ -61,7 +61,7 @@ def test_shapes_that_contradict_each_other(shapes, reason):
   assert reason in str(caught.value)
 
 
-WRONG: dict[str, dict[str, Any]] = {
+WRONG = {
   "'program' is missing": {"program": None},
   "trans_b must be 0 or 1": {"trans_b": 2},
   "algorithm must be a string": {"algorithm": 1},

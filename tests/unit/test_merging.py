@@ -56,7 +56,7 @@ def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case):
 def test_a_search_gives_up_in_the_end():
   """A node with very many readers is searched for each of them no further than the budget."""
   count = 20 * BUDGET
-  edges: Edges = [[], *([0] for _ in range(count)), [0]]
+  edges = [[], *([0] for _ in range(count)), [0]]
   merging = Merging(edges)
   start = time.process_time()
   for _ in range(100):

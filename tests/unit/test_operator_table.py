@@ -6,7 +6,6 @@ A new operator starts by adding its line to CASES here; what is then still missi
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import attention_cases
 import conv_cases
@@ -31,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # operator: the module of its parity cases, which has CASES. The module's name gives the stem that all operators of a
 # family share.
-CASES: dict[str, ModuleType] = {
+CASES = {
   "FusedLayerNorm": layer_norm_cases,
   "ScatterND": scatter_cases,
   "ScatterElements": scatter_cases,
@@ -51,7 +50,7 @@ CASES: dict[str, ModuleType] = {
 # dtypes that the cases of an operator must cover.
 FLOATING = {np.dtype(name) for name in ("float16", "bfloat16", "float32", "float64")}
 MOVED = FLOATING | {np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)} | {np.dtype(bool)}
-DTYPES: dict[str, set[np.dtype[np.generic]]] = {
+DTYPES = {
   "FusedLayerNorm": FLOATING,
   "ScatterND": MOVED,
   "ScatterElements": MOVED,

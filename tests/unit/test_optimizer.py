@@ -161,7 +161,7 @@ def test_only_and_skip(pipeline):
 
 def test_a_pass_that_fails_is_named(pipeline):
   class Broken(Replace):
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    def __call__(self, graph, limit=None):
       raise ZeroDivisionError("by zero")
 
   pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", ""))
@@ -173,7 +173,7 @@ def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline):
   """Such a model is refused with what is wrong with it; on a valid one it is a defect of the pass, as above."""
 
   class Broken(Replace):
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    def __call__(self, graph, limit=None):
       raise IndexError("list index out of range")
 
   pipeline(Broken("broken", "", ""))
@@ -185,7 +185,7 @@ def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline):
 
 def test_an_invalid_result_is_a_defect_not_an_output(pipeline):
   class Disconnects(Replace):
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+    def __call__(self, graph, limit=None):
       if not graph.nodes[0].inputs:
         return PassResult(())
       graph.nodes[0].inputs.clear()
@@ -227,16 +227,16 @@ def test_guilty_passes_are_dropped_one_by_one(monkeypatch):
     Report(guilty=Change("allow-tf32", ("c (Conv)",), "c (Conv)")),
     Report(guilty=Change(CONVERSION, ("'m' (Mul)",), "")),
   ]
-  asked: list[tuple[Any, Any]] = []
+  asked = []
 
-  def failing(model: onnx.ModelProto, options: optimizer.Options) -> None:
+  def failing(model, options):
     asked.append((options.only, options.skip))
     error = VerificationError(f"trial {len(asked)}; a remedy")
     error.report = trials[len(asked) - 1]
     raise error
 
   monkeypatch.setattr(api, "_optimize_once", failing)
-  given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
+  given = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
   with pytest.raises(VerificationError, match="trial 4") as failed:
     optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
   skipped = ("fuse-z", "fuse-x", "inline-functions", "allow-tf32")
@@ -269,7 +269,7 @@ def test_what_is_no_pass_of_the_pipeline_can_be_skipped():
 
 
 def test_progress_is_told():
-  told: list[str] = []
+  told = []
   ortplugin.optimize(chain("Abs"), progress=told.append)
   assert told[0] == "loading"
   assert optimizer.PIPELINE[0].name in told

@@ -97,7 +97,7 @@ SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0
 @pytest.mark.parametrize("size", [5, 7, 10, 15])
 @pytest.mark.parametrize("opset", [10, 11, 13, 18, 19])
 def test_scales(opset, size):
-  cases: list[Case] = []
+  cases = []
   for scale in (each for each in SCALES if each * size >= 1):
     scales = np.array([1, 1, scale, scale], np.float32)
     region = np.zeros(0, np.float32) if opset > 11 else np.zeros(8, np.float32)

@@ -152,9 +152,9 @@ def test_a_cycle_is_found_wherever_its_import_stands(tmp_path):
     "ortplugin.passes.conv.four": "",
     "ortplugin.passes.layout.five": "import ortplugin.passes.conv.four",
   }
-  known: dict[str, Path] = {}
+  known = {}
 
-  def write(module: str, text: str) -> None:
+  def write(module, text):
     known[module] = tmp_path / f"{module}.py"
     known[module].write_text(text)
 

@@ -1,7 +1,7 @@
 """Pointwise programs in Python: the reference and the decomposition on integers, and the shapes of the results."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ def clipped(x: int, low: int, high: int) -> int:
 
 
 # What each operator means for Python's integers, before the result is taken modulo 2^bits.
-MEANING: dict[str, Callable[..., int]] = {
+MEANING = {
   "Abs": abs,
   "Neg": operator.neg,
   "Sign": lambda x: (x > 0) - (x < 0),
@@ -227,9 +227,7 @@ def test_integer_operators_decompose_to_their_reference(op, opset, rng):
       continue
     program = statement_of(op, dtype)
     low = 0 if dtype in UNSIGNED else -5
-    inputs: dict[str, Array] = {
-      parameter.name: rng.integers(low, 6, 24).astype(NUMPY_DTYPES[dtype]) for parameter in program.parameters
-    }
+    inputs = {parameter.name: rng.integers(low, 6, 24).astype(NUMPY_DTYPES[dtype]) for parameter in program.parameters}
     if op.startswith(("Div", "Mod")):
       inputs["y"] = np.where(inputs["y"] == 0, np.asarray(1, inputs["y"].dtype), inputs["y"])
     if op == "Sub" and not low:
@@ -264,7 +262,7 @@ def test_large_integers_stay_exact():
   assert found.tolist() == [2**64 - 2, 2**64 - 6]
 
 
-SHAPES: Sequence[tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = [
+SHAPES = [
   # each result has the shape that all parameters broadcast to, whichever it is computed from
   (
     "(float x, float w) => (float y, float a, float w) { y = Mul(x, w) a = Exp(w) }",
@@ -290,12 +288,12 @@ SHAPES: Sequence[tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, ...
 @pytest.mark.parametrize(("text", "shapes", "expected"), SHAPES)
 def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):  # fmt: skip
   program = parse(text)
-  inputs: dict[str, Array] = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
+  inputs = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
   found = in_onnx(program, inputs, opset)
   assert {r.name: f.shape for r, f in zip(program.results, found, strict=True)} == expected
   whole = np.broadcast_shapes(*shapes.values())
 
-  def core(statement: Statement, x: Array) -> Array:
+  def core(statement, x):
     axes = sum_axes(str(statement.attribute("axes")))
     return np.sum(np.broadcast_to(x, whole), axes, keepdims=bool(statement.number("keepdims")))
 

@@ -66,7 +66,7 @@ def test_wrong_inputs_of_the_reference():
 def test_shape_inference():
   node = node_of(typed(SUM_RELU, "float16"))
 
-  def infer(*shapes: tuple[int | str | None, ...] | None) -> list[TensorType]:
+  def infer(*shapes):
     return OPERATOR.infer_shapes(node, [TensorType(HALF, shape) for shape in shapes])
 
   assert infer(("N", 4, 8), (8,)) == [TensorType(HALF, ("N", 4, 8))]
@@ -123,7 +123,7 @@ def first(value: float) -> Callable[[Array], Array]:
   return change
 
 
-WRONG_OUTPUTS: list[tuple[str, Callable[[Array], Array], str]] = [
+WRONG_OUTPUTS = [
   ("sum and Relu, float", lambda y: y[:, :, :1], "shape"),
   ("sum and Relu, float", lambda y: y.astype(np.float64), "is float64 instead of float32"),
   ("sum and Relu, float", first(np.nan), "NaN"),

@@ -96,7 +96,7 @@ def test_the_schema_refuses_what_is_missing_odd_or_of_another_type():
   whole = data_of(named("n"))
   assert set(SCHEMA["required"]) == set(SCHEMA["properties"]) == set(whole)
   line = {**whole["profile"]["original"], "runs": 1.5}
-  wrong: dict[str, Any] = {
+  wrong = {
     "next": [{"option": "x"}], "fused": "2", "action": "undo", "seconds": {"load": None},
     "regions": [{**whole["regions"][0], "size": 3}], "profile": {**whole["profile"], "original": line},
   }  # fmt: skip
@@ -152,7 +152,7 @@ def test_a_node_is_taken_where_all_that_it_stands_for_is():
 
 
 def test_what_to_try_next_follows_from_what_happened():
-  def options(report: Report) -> list[str]:
+  def options(report):
     return [each["option"] for each in data_of(report)["next"]]
 
   assert options(Report()) == []

@@ -122,7 +122,7 @@ def test_sums_are_in_the_order_of_the_updates():
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_minimum_and_maximum_are_ieee_754s(dtype):
-  def fold(old: float, new: float, reduction: str) -> np.ndarray:
+  def fold(old, new, reduction):
     return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
 
   for old, new in itertools.permutations((0.0, -0.0)):

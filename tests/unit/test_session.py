@@ -118,9 +118,9 @@ def test_a_failed_registration_says_with_what(library_file, monkeypatch):
 
 
 def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch):
-  loads: list[int] = []
+  loads = []
 
-  def preload_dlls() -> None:
+  def preload_dlls():
     loads.append(1)
     time.sleep(0.02)
 
@@ -155,9 +155,9 @@ def test_providers(monkeypatch):
 
 
 def test_sessions_never_fall_back_silently(library_file, monkeypatch):
-  made: list[SimpleNamespace] = []
+  made = []
 
-  def make(path: str, options: Options, providers: list[str], provider_options: list[Any], enable_fallback: int) -> Any:
+  def make(path, options, providers, provider_options, enable_fallback):
     assert enable_fallback == 0
     made.append(SimpleNamespace(providers=providers, settings=provider_options, options=options))
     return SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])  # CUDA did not start

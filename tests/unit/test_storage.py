@@ -371,7 +371,7 @@ def test_an_output_that_cannot_be_examined(tmp_path):
 def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
   """The output is there; old data files may stay."""
 
-  def refuse(_: object) -> None:
+  def refuse(_):
     raise PermissionError(13, "Permission denied")
 
   monkeypatch.setattr(os, "scandir", refuse)
@@ -447,7 +447,7 @@ def test_a_full_disk_leaves_the_old_output_whole(tmp_path, external, limit):
 
 
 def test_an_interruption_leaves_nothing_behind(tmp_path, monkeypatch):
-  def interrupt(*_: object) -> None:
+  def interrupt(*_):
     raise KeyboardInterrupt
 
   monkeypatch.setattr(os, "fsync", interrupt)

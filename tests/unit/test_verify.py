@@ -233,9 +233,9 @@ def test_random_outputs_are_compared_by_form():
 
 @pytest.mark.parametrize("guilty", [1, 2, 7, 99, 100])
 def test_bisection_finds_the_first_change_that_fails(guilty):
-  asked: list[int] = []
+  asked = []
 
-  def passes_with(limit: int) -> bool:
+  def passes_with(limit):
     asked.append(limit)
     return limit < guilty
 
@@ -248,7 +248,7 @@ def test_bisection_when_nothing_is_to_blame():
 
 
 def test_times_are_taken_in_turns(monkeypatch):
-  calls: list[float] = []
+  calls = []
   monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
   fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
   found = timing.time_in_turns(fast, slow, GRAPH)
@@ -465,7 +465,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path):
 
 def test_python_objects_are_never_unpickled(tmp_path):
   class Bomb:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
       return (Path(tmp_path / "exploded").touch, ())
 
   np.savez(tmp_path / "data.npz", x=np.array([Bomb()], dtype=object))

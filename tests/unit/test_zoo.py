@@ -233,23 +233,23 @@ def test_a_process_takes_one_row_after_the_other():
 
 
 def test_who_times_is_alone_and_not_kept_waiting(tmp_path):
-  order: list[str] = []
+  order = []
   held, waits = threading.Event(), threading.Event()
 
-  def check() -> None:
+  def check():
     with Gate(tmp_path).shared():
       held.set()
       waits.wait(20)
       time.sleep(0.3)
       order.append("first check ends")
 
-  def measure() -> None:
+  def measure():
     with Gate(tmp_path).alone():
       order.append("times")
       time.sleep(0.3)
       order.append("times ends")
 
-  def check_later() -> None:
+  def check_later():
     with Gate(tmp_path).shared():
       order.append("second check")
 
@@ -363,7 +363,7 @@ def test_what_is_measured_again():
   todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
   known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
 
-  def names(**given: bool) -> list[str]:
+  def names(**given):
     return [job.case for job in zoo.chosen(todo, known, **given)]
 
   assert names(missing=False, bad=False) == [SMALL, USUAL, THIRD, "new"]
@@ -398,9 +398,9 @@ def test_a_sweep_in_two_parts_fills_one_table(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(timing, "README", page)
   monkeypatch.setattr(timing, "BENCHMARKS", page)
   monkeypatch.setattr(timing, "environment", lambda commit: ENVIRONMENT)
-  asked: list[list[Job]] = []
+  asked = []
 
-  def pretend(todo: list[Job], setting: Setting, **given: float) -> Any:
+  def pretend(todo, setting, **given):
     asked.append(todo)
     for number, job in enumerate(todo[:2]):  # the time is over
       yield _row(job.case, job.precision, job.exporter, verdict=("right", "again")[number], seconds=1)

@@ -1,7 +1,5 @@
 """Attention in the forms that exporters write: the fused node, equal outputs, and what only looks like attention."""
 
-from typing import Any
-
 import pytest
 from attention_helpers import (  # noqa: F401, a fixture
   STANDARD,
@@ -45,7 +43,7 @@ def layouts(q: str, k: str, v: str, y: str = "b s (h d)") -> dict[str, str]:
   return {"q_layout": q, "k_layout": k, "v_layout": v, "y_layout": y}
 
 
-FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+FORMS = {
   "eager, with a mask of the keys": (
       {"nodes": f"{HEADS} {PRODUCTS}  {QUARTER}  sc = Mul(c, s)  masked = Add(sc, m)  s2 = Identity(masked) "
                 f"p = Softmax<axis = -1> (s2)  a = MatMul(p, vh)  {JOIN}", "inputs": f"{QKV}, float[2,1,1,5] m"},

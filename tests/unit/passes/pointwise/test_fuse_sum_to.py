@@ -1,7 +1,5 @@
 """What becomes one FusedSumTo, and what must not; lerp and its gradients as exporters write them."""
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx
 import pytest
@@ -362,7 +360,7 @@ def gradients(dout: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
   return [(dout * (1 - w)).sum((1, 2, 3), keepdims=True), (dout * w).sum(0, keepdims=True)]
 
 
-EXPORTED: dict[str, tuple[list[str], Callable[..., list[np.ndarray]]]] = {
+EXPORTED = {
   "tensor_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
   "one_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
   "low_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.25)]),
