@@ -132,7 +132,7 @@ def grouped(text: str, dtype: str) -> dict[str, list[Case]]:
   return found
 
 
-# ------------------------------------------------------------------------------------------------------- contenders
+# ---- contenders
 
 
 def session_replay(
@@ -253,7 +253,7 @@ def host_microseconds(replay: Replay, stream: Any) -> float:
   return statistics.median(took[10:])
 
 
-# ----------------------------------------------------------------------------------------------------------- one row
+# ---- one row
 
 
 def operators(model: onnx.ModelProto) -> dict[str, int]:
@@ -482,7 +482,7 @@ def _text(node: onnx.NodeProto, name: str) -> str:
   return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
 
 
-# -------------------------------------------------------------------------------------------------------- the record
+# ---- the record
 
 
 def best(times: Mapping[str, float], *columns: str) -> float | None:

@@ -137,7 +137,7 @@ def measure_rows(shape: tuple[int, ...], k: int, op: str) -> dict[str, Any]:
   return {"operator": op, "data": list(shape), "k": k, "microseconds": times}
 
 
-# ------------------------------------------------------------------------------------------------- a million updates
+# ---- a million updates
 
 
 def torch_forms(reduction: str, i: Any, v: Any) -> dict[str, Callable[[Any], Any]]:
@@ -251,7 +251,7 @@ def measure_million(dtype: str, reduction: str, unique: bool) -> dict[str, Any]:
   return {"dtype": dtype, "reduction": reduction, "unique": unique, "microseconds": timing.microseconds(contenders)}
 
 
-# --------------------------------------------------------------------------------------------------------------- record
+# ---- record
 
 
 def table(record: dict[str, Any]) -> str:

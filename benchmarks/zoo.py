@@ -90,7 +90,7 @@ def jobs(names: str = "", exporter: str = "", precision: str = "", size: str = "
   return found[int(number) - 1 :: int(parts)]
 
 
-# ------------------------------------------------------------------------------------------------------------ workers
+# ---- workers
 
 
 def work(connection: Any, setting: Setting, log: str, function: Measure) -> None:
@@ -300,7 +300,7 @@ def first_try(first: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
   return {} if same else {"first": f"{verdict(first)}: {first.get('why', '')}"}
 
 
-# --------------------------------------------------------------------------------------------------------- the record
+# ---- the record
 
 
 def compact(row: Mapping[str, Any]) -> Row:
@@ -355,7 +355,7 @@ def line(row: Mapping[str, Any]) -> str:
   return "; ".join(filter(None, (what, *parts)))
 
 
-# ---------------------------------------------------------------------------------------------------------- the table
+# ---- the table
 
 
 def table(record: Mapping[str, Any], most: int | None = None) -> str:
@@ -537,7 +537,7 @@ def _older(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
   return "".join(f"; {count} rows at commit {commit[:12]}" for commit, count in commits.items())
 
 
-# -------------------------------------------------------------------------------------------------------- the program
+# ---- the program
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:

@@ -43,7 +43,7 @@ class Case:
   scaled: bool = True
 
 
-# ------------------------------------------------------------------------------------------------------------- tables
+# ---- tables
 
 # A family a line: the small network, and the usual one. NAME@SIZE*BATCH: an image's height and width, and how many;
 # the small ones are 4 images of 96, the usual ones 8 of 224. NAME! passes the size on to what builds the network.
@@ -147,7 +147,7 @@ def image_case(library: str, kind: str, text: str) -> Case:
               (Input((batch, 3, *frames, size, size)),))  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------- torchvision and timm
+# ---- torchvision and timm
 
 VIDEO = ("r3d_18", "r2plus1d_18", "mvit_v1_b", "swin3d_t")
 
@@ -199,7 +199,7 @@ def picked(model: Any, pick: Callable[[Any], Any], *more: Any, **given: Any) -> 
   return Picked()
 
 
-# ------------------------------------------------------------------------------------------------------- transformers
+# ---- transformers
 
 _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
 _TEXT = {**_SMALL, "vocab_size": 500}
@@ -332,7 +332,7 @@ CASES: dict[str, Case] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------- weights and inputs
+# ---- weights and inputs
 
 
 def inputs_of(case: Case, variant: int, device: str, batch: int | None = None) -> tuple[Any, ...]:

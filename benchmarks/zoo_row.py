@@ -121,7 +121,7 @@ class StopError(Exception):
     self.verdict = verdict
 
 
-# --------------------------------------------------------------------------------------------------------- judgement
+# ---- judgement
 
 
 def allowed(yardstick: float, precision: str) -> float:
@@ -181,7 +181,7 @@ def error_of(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
   return worst
 
 
-# ------------------------------------------------------------------------------------------------- export, sessions
+# ---- export, sessions
 
 
 def export(model: Any, inputs: tuple[Any, ...], exporter: str) -> onnx.ModelProto:
@@ -334,7 +334,7 @@ def run_on_cpu(model: bytes, setting: Setting, variants: Sequence[Sequence[Any]]
   return found
 
 
-# ------------------------------------------------------------------------------------------------------------ replays
+# ---- replays
 
 
 def _strangers(device: str) -> list[Callable[[], Any]]:
@@ -425,7 +425,7 @@ def end_capture(stream: Any) -> None:
     ctypes.CDLL("libcuda.so.1").cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(ctypes.c_void_p()))
 
 
-# ------------------------------------------------------------------------------------------------------------ the row
+# ---- the row
 
 
 def brief(error: BaseException) -> str:

@@ -62,7 +62,7 @@ def _decoder(name: str, **config: Any) -> Any:
   return Step()
 
 
-# ------------------------------------------------------------------------------------------------------------ inputs
+# ---- inputs
 
 
 def _tokens(vocabulary: int, sizes: tuple[int, ...], *, mask: bool = False) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _sound(sizes: tuple[int, ...]) -> dict[str, Any]:
   return {"input_features": torch.randn(*sizes, 80, 3000)}
 
 
-# ------------------------------------------------------------------------------------------------------------- table
+# ---- table
 
 
 def settle(model: Any) -> None:

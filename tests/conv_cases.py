@@ -112,7 +112,7 @@ def made_array(rng: np.random.Generator, dtype: str, shape: Shape, values: str, 
     return np.asarray(np.asarray(made, np.float64) * scale).astype(NUMPY_DTYPES[dtype])
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 UNITS = 8.0
 
@@ -165,7 +165,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
   check_results(case, outputs, expected)
 
 
-# ----------------------------------------------------------------------------------------------------------- epilogues
+# ---- epilogues
 # T stands for the dtype at hand. Operands: b a number a channel, r of the result's shape, s a number a channel and
 # image, p one a position, one a single number, all with channels first.
 
@@ -243,7 +243,7 @@ def pointwise_type(shape: Shape) -> Any:
   return TensorType(None, shape)
 
 
-# ---------------------------------------------------------------------------------------------------------- geometries
+# ---- geometries
 # With channels first: X, W, attributes.
 
 Geometry = tuple[Shape, Shape, dict[str, Any]]

@@ -124,7 +124,7 @@ class Case(ProductCase):
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 # What a value may be off by, in units of the arithmetic's roundoff times the sum of its terms' sizes, before the root
 # of their number is added.
@@ -173,7 +173,7 @@ def sizes_of(case: Case, arrays: Sequence[Array]) -> list[Array]:
   return [*sums, *(np.abs(each.astype(np.float64)) for each in others)]
 
 
-# --------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 # T stands for the dtype at hand.
 
 BARE = "(T dz) => (T dz) {}"

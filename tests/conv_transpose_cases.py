@@ -88,7 +88,7 @@ class Case(ProductCase):
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------------- comparison
+# ---- comparison
 
 UNITS = 4.0  # as in conv_grad_cases.py
 SLOPE = 4.0  # what an activation may multiply an error by
@@ -131,7 +131,7 @@ def check(
     compare(f"{case.name}: {result.name}", got, wanted, exact, slack)
 
 
-# --------------------------------------------------------------------------------------------------------------- cases
+# ---- cases
 # T stands for the dtype at hand.
 
 BARE = "(T c) => (T c) {}"

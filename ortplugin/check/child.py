@@ -98,7 +98,7 @@ class Child:
     """Ends the process and shows what the library warned of."""
     self._stop()
 
-  # ------------------------------------------------------------------------------------------------------ the parts
+  # ---- the parts
 
   def _start(self) -> None:
     if not sys.executable or getattr(sys, "frozen", False):
@@ -219,7 +219,7 @@ def _resident(pid: int) -> int:
     return 0
 
 
-# ----------------------------------------------------------------------------------------------------- in the process
+# ---- in the process
 
 
 def serve(descriptor: int) -> None:

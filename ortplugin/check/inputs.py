@@ -159,7 +159,7 @@ def _dtype(value: ValueInfoProto) -> np.dtype[Any]:
     ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------ shapes
+# ---- shapes
 
 
 def _resolve_shapes(
@@ -247,7 +247,7 @@ def _evaluate(text: str, symbols: Mapping[str, int]) -> int | None:
   return result if result > 0 else None
 
 
-# ------------------------------------------------------------------------------------------------------------ values
+# ---- values
 
 
 def _values(
@@ -395,7 +395,7 @@ def _consumers(model: ModelProto) -> dict[str, list[tuple[NodeProto, int]]]:
   return result
 
 
-# -------------------------------------------------------------------------------------------------- the user's inputs
+# ---- the user's inputs
 
 
 def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: ModelProto) -> Case:

@@ -215,7 +215,7 @@ class Judge:
       except CudaError:
         self.is_lost = True
 
-  # --------------------------------------------------------------------------------------------------- the original
+  # ---- the original
 
   def _reference(self, provider: str) -> _Reference:
     if provider not in self._references:
@@ -280,7 +280,7 @@ class Judge:
     same = all(np.shape(outputs[name]) == np.shape(found[name]) for name in names)
     return [(other, found)] if same else []
 
-  # --------------------------------------------------------------------------------------------------- comparisons
+  # ---- comparisons
 
   def _make(self, side: Side, provider: str, tf32: bool = False, **options: str) -> Any:
     device = {"device_id": str(self._question.device_id)} if provider == CUDA else {}
@@ -451,7 +451,7 @@ class Judge:
       return ""
     return "" if far is not None and far <= _MOST_ROUNDING * error else judged.message
 
-  # ----------------------------------------------------------------------------------------------------------- time
+  # ---- time
 
   def _time(self, result: ProviderVerification, side: Side, session: Any) -> ProviderVerification:
     is_captured = result.provider == CUDA and bool(result.replays and self._original_graphs()[0])

@@ -189,7 +189,7 @@ class GraphSession:
 
       yield replay
 
-  # ------------------------------------------------------------------------------------------------------ the parts
+  # ---- the parts
 
   @contextlib.contextmanager
   def _memory(self) -> Iterator[Callable[[int], int]]:

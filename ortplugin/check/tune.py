@@ -292,7 +292,7 @@ def _inputs_of(model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str
   return values
 
 
-# ------------------------------------------------------------------------------------------------------------ timing
+# ---- timing
 
 
 def _compile(model: ModelProto, jobs: Iterable[_Job], place: Place) -> None:
@@ -441,7 +441,7 @@ def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, place: Pla
   return run_once
 
 
-# ----------------------------------------------------------------------------------------------------------- the model
+# ---- the model
 
 
 def _replace(model: ModelProto, replaced: Mapping[str, Sequence[NodeProto]]) -> None:

@@ -124,7 +124,7 @@ def _put_indices_right(sparse: SparseTensorProto) -> None:
       sparse.values.CopyFrom(numpy_helper.from_array(values[order], sparse.values.name))
 
 
-# ---------------------------------------------------------------------------------------------------- order of nodes
+# ---- order of nodes
 
 
 def _sort(graph: GraphProto) -> None:

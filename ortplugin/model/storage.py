@@ -63,7 +63,7 @@ class StoredModel:
     return (self.path, *self.data_files)
 
 
-# ---------------------------------------------------------------------------------------------------------- reading
+# ---- reading
 
 
 def load_model(path: PathLike) -> ModelProto:
@@ -259,7 +259,7 @@ def _physical_memory() -> int:
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
+# ---- writing
 
 
 def check_output(path: PathLike, protect: Iterable[Path] = ()) -> None:

@@ -154,7 +154,7 @@ class Gpu:
     if result != 0:
       raise CudaError(f"{name} failed on GPU {self.ordinal}: {_error_name(result)}")
 
-  # ----------------------------------------------------------------------------------------------- streams and memory
+  # ---- streams and memory
 
   def stream(self) -> int:
     """A new stream that no other stream waits for."""
@@ -224,7 +224,7 @@ class Gpu:
       self._call("cuMemcpyDtoH_v2", array.ctypes.data, address, size)
     return array
 
-  # ------------------------------------------------------------------------------------------------ work on a stream
+  # ---- work on a stream
 
   def copy(self, target: int, source: int, size: int, stream: int) -> None:
     """Queues a copy within the GPU."""

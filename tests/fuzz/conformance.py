@@ -75,7 +75,7 @@ def _stored(model: onnx.ModelProto, folder: Path) -> list[Any]:
   return result
 
 
-# ------------------------------------------------------------------------------------------------------------ variants
+# ---- variants
 
 
 def as_it_is(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProto, Feeds]:

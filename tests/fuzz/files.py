@@ -125,7 +125,7 @@ def models() -> dict[str, bytes]:
   return found
 
 
-# ---------------------------------------------------------------------------------------------------------- altering
+# ---- altering
 
 NUMBERS = [0, 1, -1, 2, 3, 5, 64, 1000, 2**15, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**31), -(2**63)]
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e38, 3.5e38, float("inf"), float("-inf"), float("nan"), 0.5]
@@ -305,7 +305,7 @@ def _candidates(value: Any) -> list[Any]:
   return [value, number & 0x7FFFFFFF, float(number), str(value), str(value).encode()]
 
 
-# ----------------------------------------------------------------------------------------------------------- running
+# ---- running
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Graph:
     """The version of the standard domain."""
     return self.style.opset
 
-  # ------------------------------------------------------------------------------------------------------- chances
+  # ---- chances
 
   def chance(self, share: float) -> bool:
     """True in this share of the cases."""
@@ -115,7 +115,7 @@ class Graph:
       return 0
     return int(self.choice([1, 1, 2, 3, 4, 5, 8, self.rng.randint(1, self.style.largest)]))
 
-  # -------------------------------------------------------------------------------------------------------- leaves
+  # ---- leaves
 
   def rounded(self, array: Array) -> Array:
     """The numbers as the graph's dtype can hold them."""
@@ -209,7 +209,7 @@ class Graph:
     shape = self.choice([(), (), (), (1,), (1, 1)]) if like is None or like.rank >= 2 else ()
     return self.constant(np.full(shape, value), dtype)
 
-  # -------------------------------------------------------------------------------------------------------- values
+  # ---- values
 
   def add(self, name: str, array: Array, source: str, listed: bool = True) -> Value:
     """Makes a value known."""
@@ -266,7 +266,7 @@ class Graph:
       own = [own[1], *[1] * (len(own) - 2)]
     return tuple(own)
 
-  # --------------------------------------------------------------------------------------------------------- nodes
+  # ---- nodes
 
   def op(self, op: str, *inputs: Value | None, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
     """Adds a node and returns its value, or a list of them. UnfitError where it or its values do not do."""

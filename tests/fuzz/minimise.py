@@ -46,7 +46,7 @@ class Minimiser:
       step()
     return self._best
 
-  # ----------------------------------------------------------------------------------------------------- the steps
+  # ---- the steps
 
   def _try(self, case: Case | None) -> bool:
     """Takes the case if it is a finding of the same kind."""

@@ -160,7 +160,7 @@ class Conv:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- parity
+# ---- parity
 
 
 # What becomes of infinities and NaN is cuDNN's to say: some of its kernels multiply them by padding.
@@ -277,7 +277,7 @@ def test_the_sessions_word_on_tf32_in_a_graph():
       assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
 
 
-# ------------------------------------------------------------------------------------------------------------ algorithm
+# ---- algorithm
 
 
 def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
@@ -443,7 +443,7 @@ def test_algorithms_that_are_none_are_refused(algorithm):
     conv.run()
 
 
-# ----------------------------------------------------------------------------------------- shapes, addresses, threads
+# ---- shapes, addresses, threads
 
 DYNAMIC = {
   "NHWC": {"x": ("n", "h", "w", 16), "z": ("n", "p", "q", 24)},
@@ -550,7 +550,7 @@ def test_threads_make_sessions_at_once():
   in_threads(6, work)
 
 
-# -------------------------------------------------------------------------------------------------------- without cuDNN
+# ---- without cuDNN
 
 WITHOUT_CUDNN = """
 from gpu.test_conv import *
