@@ -56,7 +56,7 @@ __device__ __forceinline__ float round_to_odd(unsigned char x) { return (float)x
 __device__ __forceinline__ float round_to_odd(short x) { return (float)x; }
 __device__ __forceinline__ float round_to_odd(unsigned short x) { return (float)x; }
 
-// ---- Cast: EmitCuda names the target --------------------------------------------------------------------------------
+// ---- Cast: EmitCuda names the target
 
 template <typename T>
 __device__ __forceinline__ float op_CastFloat16(T x) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ double op_Pow(double x, double y) {
 __device__ __forceinline__ float op_Mod(float a, float b, bool) { return fmodf(a, b); }
 __device__ __forceinline__ double op_Mod(double a, double b, bool) { return fmod(a, b); }
 
-// ---- Arithmetic of integers: modulo 2^bits, in unsigned types W, in which that is defined ---------------------------
+// ---- Arithmetic of integers: modulo 2^bits, in unsigned types W, in which that is defined
 
 // x^y by repeated squaring: exact where the result is below 2^53, and the same on CPU and GPU. y is negative where
 // `inverse` says so, and what it is modulo 2^64.
@@ -293,7 +293,7 @@ __device__ __forceinline__ bool op_Or(bool a, bool b) { return a || b; }
 __device__ __forceinline__ bool op_Xor(bool a, bool b) { return a != b; }
 __device__ __forceinline__ bool op_Not(bool a) { return !a; }
 
-// ---- Activations ----------------------------------------------------------------------------------------------------
+// ---- Activations
 
 template <typename T>
 __device__ __forceinline__ T op_LeakyRelu(T x, T alpha) {

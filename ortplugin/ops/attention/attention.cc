@@ -15,7 +15,7 @@ constexpr int64_t kLargest = (int64_t{1} << 31) - 1, kMostHeads = 65536;
 constexpr size_t kMostAtoms = 16, kLongestText = 64 * kMostAtoms;
 constexpr const char* kNames[] = {"Q", "K", "V", "the mask", "cos", "sin", "past_key", "past_value"};
 
-// ---- layouts --------------------------------------------------------------------------------------------------------
+// ---- layouts
 
 using Atom = AttentionLayout::Atom;
 
@@ -105,7 +105,7 @@ std::string WrongWith(const std::vector<std::vector<Atom>>& axes, int64_t heads,
   return "";
 }
 
-// ---- sizes ----------------------------------------------------------------------------------------------------------
+// ---- sizes
 
 struct Dim {
   int64_t size = -1;   // -1: not known
@@ -277,7 +277,7 @@ int64_t PairsOf(const Shape& cos, const Shape& sin, int64_t batch, int64_t rows,
   return pairs;
 }
 
-// ---- the node -------------------------------------------------------------------------------------------------------
+// ---- the node
 
 DType DTypeOf(const char* attribute, const std::string& word, const std::vector<DType>& allowed) {
   std::string known;

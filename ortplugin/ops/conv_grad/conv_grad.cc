@@ -270,7 +270,7 @@ void Infer(ShapeContext& context) {
   }
 }
 
-// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+// ---- CPU kernel
 
 int64_t Product(const Shape& shape, size_t first, size_t last) {
   int64_t count = 1;

@@ -12,7 +12,7 @@
 namespace ortplugin {
 namespace {
 
-// ---- Matrix product -------------------------------------------------------------------------------------------------
+// ---- Matrix product
 
 constexpr int64_t kRows = 4;     // of a tile that stays in registers; with 32 of these, twice as many
 constexpr int64_t kVectors = 2;  // its columns, of 64 bytes each
@@ -127,7 +127,7 @@ int64_t Count(const Contraction& contraction, int64_t Window::* size) {
   return count;
 }
 
-// ---- Columns: what meets each element of s, as a matrix -------------------------------------------------------------
+// ---- Columns: what meets each element of s, as a matrix
 
 // Calls body(o, coordinates, count) for stretches of `count` elements of s along the last axis, o being the number of
 // the first and `coordinates` its index, that make up [first, first + total).

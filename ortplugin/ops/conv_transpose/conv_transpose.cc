@@ -24,7 +24,7 @@ void Infer(ShapeContext& context) {
 constexpr int kOpset = 11;  // since which ConvTranspose is what it is
 constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"};  // by AutoPad
 
-// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+// ---- CPU kernel
 
 // ONNX Runtime's own ConvTranspose, for float, or the sums of contraction.h for double, then the program, in place on
 // what these have written where a result has its dtype.

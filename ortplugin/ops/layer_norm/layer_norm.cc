@@ -12,7 +12,7 @@
 namespace ortplugin {
 namespace {
 
-// ---- shape inference ------------------------------------------------------------------------------------------------
+// ---- shape inference
 
 void Infer(ShapeContext& context) {
   const NormProgram norm = NormProgram::Parse(ProgramText(context));
@@ -34,7 +34,7 @@ void Infer(ShapeContext& context) {
   }
 }
 
-// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+// ---- CPU kernel
 
 // The lanes of one parameter, for the rows of a task. What all rows share is converted once.
 class OperandLanes {

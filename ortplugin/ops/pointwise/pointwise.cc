@@ -24,7 +24,7 @@ void Infer(ShapeContext& context) {
   }
 }
 
-// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+// ---- CPU kernel
 
 class CpuPointwise : public Kernel {
  public:

@@ -21,7 +21,7 @@ extern const Operator kFusedResize;
 
 constexpr size_t kMostSpatial = 3;
 
-// ---- FusedPool ------------------------------------------------------------------------------------------------------
+// ---- FusedPool
 
 struct PoolAttributes {
   bool is_max = false, is_global = false;
@@ -100,7 +100,7 @@ std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& co
 std::unique_ptr<Kernel> CreateCpuPool(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaPool(const NodeInfo& info);
 
-// ---- FusedResize ----------------------------------------------------------------------------------------------------
+// ---- FusedResize
 
 enum class Coordinates { kHalfPixel, kPyTorchHalfPixel, kAsymmetric, kAlignCorners };
 enum class NearestMode { kRoundPreferFloor, kRoundPreferCeil, kFloor, kCeil };

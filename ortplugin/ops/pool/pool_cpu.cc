@@ -41,7 +41,7 @@ ORTPLUGIN_INLINE T Combine(T a, T b) {
   return static_cast<T>(a + b);
 }
 
-// ---- loops over lanes, for the vectors of the CPU at hand ----------------------------------------------------------
+// ---- loops over lanes, for the vectors of the CPU at hand
 
 // sums[i] = sums[i] combined with every taps[t][i].
 template <bool is_max, typename T>

@@ -54,7 +54,7 @@ uint64_t Pair(int64_t low, int64_t high) {
 
 }  // namespace
 
-// ---- FusedPool ------------------------------------------------------------------------------------------------------
+// ---- FusedPool
 
 PoolShape FitCudaPool(const PoolAttributes& attributes, const Shape& input) {
   PoolShape shape = FitPool(attributes, input);
@@ -164,7 +164,7 @@ std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& co
   return block;
 }
 
-// ---- FusedResize ----------------------------------------------------------------------------------------------------
+// ---- FusedResize
 
 ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
                              const cuda::DeviceFacts& gpu, int alignment) {
@@ -229,7 +229,7 @@ std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConf
   return block;
 }
 
-// ---- kernels --------------------------------------------------------------------------------------------------------
+// ---- kernels
 
 namespace {
 

@@ -9,7 +9,7 @@
 namespace ortplugin {
 namespace {
 
-// ---- attributes -----------------------------------------------------------------------------------------------------
+// ---- attributes
 
 // The place of `word` in `words`.
 template <typename Enum, size_t N>
@@ -89,7 +89,7 @@ bool IsArithmetic(ort::ElementType type) {
   }
 }
 
-// ---- shapes ---------------------------------------------------------------------------------------------------------
+// ---- shapes
 
 // How a number that counts the elements of `sizes` in row-major order gives the sum of coordinate times stride, in as
 // few terms as possible.
@@ -237,7 +237,7 @@ void FitSlice(const ScatterAttributes& attributes, const Shape& starts, const Sh
   fit->update = MakeTerms(units, update_strides);
 }
 
-// ---- shape inference ------------------------------------------------------------------------------------------------
+// ---- shape inference
 
 constexpr size_t kInputs = 3;
 

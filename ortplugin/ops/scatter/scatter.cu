@@ -69,7 +69,7 @@ __device__ __forceinline__ const element_t* unit_of(const Arguments& args, count
   return args.updates + sum_of_terms<UPDATE_TERMS, UPDATE_IS_LINEAR>(args.update, n);
 }
 
-// ---- arithmetic -----------------------------------------------------------------------------------------------------
+// ---- arithmetic
 
 #define NONE 0
 #define ADD 1
@@ -121,7 +121,7 @@ __device__ __forceinline__ compute_t combine(compute_t a, compute_t b) {
 }
 #endif
 
-// ---- accesses -------------------------------------------------------------------------------------------------------
+// ---- accesses
 
 typedef Vector<element_t, VECTOR> Pack;
 

@@ -50,7 +50,7 @@ int InParallel(Run& run, int64_t count, int64_t each, const Body& body) {
   return most;
 }
 
-// ---- arithmetic -----------------------------------------------------------------------------------------------------
+// ---- arithmetic
 
 struct Half {
   uint16_t bits;
@@ -109,7 +109,7 @@ ORTPLUGIN_INLINE T Fold(T a, T b) {
   }
 }
 
-// ---- units and their slots ------------------------------------------------------------------------------------------
+// ---- units and their slots
 
 // Calls body(number) for every number of units at which one of the terms steps or wraps.
 template <typename Body>
@@ -256,7 +256,7 @@ template <typename Index>
   FailOnChange();
 }
 
-// ---- units of one slot, linked --------------------------------------------------------------------------------------
+// ---- units of one slot, linked
 
 // For each unit the next one of its slot, or -1, and whether it is the first of them.
 template <typename Id>
@@ -290,7 +290,7 @@ class Links {
   HostVector<uint8_t> is_first_;
 };
 
-// ---- the kernel -----------------------------------------------------------------------------------------------------
+// ---- the kernel
 
 // One run.
 struct Work {

@@ -53,7 +53,7 @@ void Infer(ShapeContext& context) {
   }
 }
 
-// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+// ---- CPU kernel
 
 // Sums are kept in double, or modulo 2^64: both as 64 bits.
 union Total {

@@ -55,7 +55,7 @@ namespace {
 // Bytes of bool lanes hold 0 or 1.
 using Bool = uint8_t;
 
-// ---- The loops, inlined into each instruction set's copy ----------------------------------------------------------
+// ---- The loops, inlined into each instruction set's copy
 // The count is a variable of the loop's function: read from memory that the stores may change, it would have clang
 // leave the loop scalar.
 
@@ -506,7 +506,7 @@ ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, 
   for (size_t i = 0; i < count; ++i) to[i] = (from[i] - centre) * factor;
 }
 
-// ---- The copies ---------------------------------------------------------------------------------------------------
+// ---- The copies
 
 struct Functions {
   void (*run)(const Job&);

@@ -117,7 +117,7 @@ inline double PowerOfIntegers(T x, T y) {
   return power;
 }
 
-// ---- Conversions ------------------------------------------------------------------------------------------------
+// ---- Conversions
 
 // A floating value as an integer: truncated towards zero; beyond the range the nearest end of it, NaN 0. The number is
 // brought within the range before it is converted, for the conversion of any other is undefined.

@@ -30,7 +30,7 @@ constexpr size_t kMaxName = 64;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// ---- The operators ----------------------------------------------------------------------------------------------
+// ---- The operators
 
 // The dtypes that an operator takes for T, its operands' one dtype.
 enum class Takes : uint8_t { kFloating, kNumber, kInteger, kUnsigned, kSummable, kBool, kAny };
@@ -178,7 +178,7 @@ const DTypeRow* FindDType(std::string_view name) {
 // ONNX keeps attributes as 32-bit floats, so an attribute means the float nearest to its text.
 double AttributeValue(double number) { return static_cast<double>(static_cast<float>(number)); }
 
-// ---- Tokens -----------------------------------------------------------------------------------------------------
+// ---- Tokens
 
 // The character classes are ASCII's whatever the locale is.
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
@@ -314,7 +314,7 @@ class Lexer {
   size_t at_ = 0, line_ = 1, line_start_ = 0;
 };
 
-// ---- The parser -------------------------------------------------------------------------------------------------
+// ---- The parser
 
 // What the parser fills: Program's members.
 struct Parts {
@@ -768,7 +768,7 @@ class Parser : AttributeReader {
   std::unordered_map<std::string_view, ValueId> ids_;
 };
 
-// ---- Numbers as text --------------------------------------------------------------------------------------------
+// ---- Numbers as text
 
 // The shortest text that parses to the same number.
 template <typename T>

@@ -25,7 +25,7 @@
 
 namespace ortplugin::lane {
 
-// ---- Small things -----------------------------------------------------------------------------------------------
+// ---- Small things
 
 template <typename T>
 ORTPLUGIN_INLINE T Abs(T x) {
@@ -120,7 +120,7 @@ ORTPLUGIN_INLINE T Polynomial(T x, T highest, Lower... lower) {
   return value;
 }
 
-// ---- Rare functions, and all of double: the C library -------------------------------------------------------------
+// ---- Rare functions, and all of double: the C library
 
 #define ORTPLUGIN_LIBRARY(Name, function) \
   template <typename T>                   \
@@ -147,7 +147,7 @@ inline double Erf(double x) { return std::erf(x); }
 inline double NormalCdf(double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }
 inline double Pow(double x, double y) { return std::pow(x, y); }
 
-// ---- float: exponentials ------------------------------------------------------------------------------------------
+// ---- float: exponentials
 
 constexpr float kFloatInf = std::numeric_limits<float>::infinity();
 constexpr float kFloatNaN = std::numeric_limits<float>::quiet_NaN();
@@ -228,7 +228,7 @@ ORTPLUGIN_INLINE float Expm1(float x) {
   return reduced.shifted == kRounder ? small : result;
 }
 
-// ---- float: logarithms --------------------------------------------------------------------------------------------
+// ---- float: logarithms
 
 // x = m * 2^e with m from sqrt(1/2) to sqrt(2), for positive finite x, denormals included.
 struct Split {
@@ -273,7 +273,7 @@ ORTPLUGIN_INLINE float Log1pOfFraction(float x) {
 }
 ORTPLUGIN_INLINE double Log1pOfFraction(double x) { return std::log1p(x); }
 
-// ---- float: the error function ------------------------------------------------------------------------------------
+// ---- float: the error function
 
 // Below 0.92 x * P(x^2); above it 1 - exp(Q(|x|)), Q the logarithm of erfc (the form is N. Juffa's).
 ORTPLUGIN_INLINE float Erf(float x) {
@@ -304,7 +304,7 @@ ORTPLUGIN_INLINE float NormalCdf(float x) {
   return x < 0 ? tail : 1.0f - tail;
 }
 
-// ---- float: angles ------------------------------------------------------------------------------------------------
+// ---- float: angles
 
 constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
 constexpr float kHalfPi = 1.57079637f;                 // rounded, and what that leaves
@@ -366,7 +366,7 @@ ORTPLUGIN_INLINE float Acos(float x) {
   return a > 0.5f ? (x < 0 ? below : twice) : middle;
 }
 
-// ---- float: remainder and power -----------------------------------------------------------------------------------
+// ---- float: remainder and power
 
 // Whether FmodWithin has the answer: the quotient is less than 2^29.
 ORTPLUGIN_INLINE bool IsModerateQuotient(float a, float b) {
@@ -419,7 +419,7 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   return one ? 1.0f : result;
 }
 
-// ---- Functions of exponentials, both types ------------------------------------------------------------------------
+// ---- Functions of exponentials, both types
 
 // 1 / (1 + exp(-x)), from exp(-|x|), which does not overflow.
 template <typename T>

@@ -43,7 +43,7 @@ std::vector<AttentionLaunch> PlanAttention(const AttentionProblem& problem, bool
 // The kernel of the first engine that fits. The output has elements. Throws Error where none does.
 EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
 
-// ---- What the engines share -----------------------------------------------------------------------------------------
+// ---- What the engines share
 
 // CUDA C++ in front of a kernel: storage_t, compute_t, mask_t, the attributes as macros (HEAD_SIZE, VALUE_SIZE, MASK,
 // IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, HAS_PAST, ROTARY; with it PAIRS, IS_INTERLEAVED, ROTATES_KEYS and

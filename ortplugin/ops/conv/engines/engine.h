@@ -50,7 +50,7 @@ const std::vector<Engine>& EngineTable();
 std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
                                              const cuda::DeviceFacts& device, bool only_where_fast);
 
-// ---- What the engines share -----------------------------------------------------------------------------------------
+// ---- What the engines share
 
 // For the engines of NHWC: all indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a
 // dtype without an engine.
