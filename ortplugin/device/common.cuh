@@ -58,8 +58,8 @@ __device__ __forceinline__ void from_compute(bool x, bool_t& y) { y.bits = x; }
 
 // The rest of the basics for each integer type, which is stored as it is computed: no conversion, and element j of the
 // words of a vector.
-#define INTEGER_TYPE(T, taken)                                       \
-  __device__ __forceinline__ T to_compute(T x) { return x; }         \
+#define INTEGER_TYPE(T, taken) \
+  __device__ __forceinline__ T to_compute(T x) { return x; } \
   __device__ __forceinline__ void from_compute(T x, T& y) { y = x; } \
   __device__ __forceinline__ void take(const unsigned* words, int j, T& x) { x = (T)(taken); }
 #define TAKE_BYTE (words[j / 4] >> j % 4 * 8)
@@ -126,8 +126,8 @@ __device__ __forceinline__ void load_once(T& x, const void* p) {
 
 // Data that this kernel may overwrite once it has read it, so not through the read-only path: these stay in front of
 // the stores that follow them.
-#define ORDERED_LOAD(T, outputs, type, ...)                                            \
-  __device__ __forceinline__ void load_ordered(T& x, const void* p) {                  \
+#define ORDERED_LOAD(T, outputs, type, ...) \
+  __device__ __forceinline__ void load_ordered(T& x, const void* p) { \
     asm volatile("ld.global." type " " outputs ";" : __VA_ARGS__ : "l"(p) : "memory"); \
   }
 ORDERED_LOAD(uint4, "{%0, %1, %2, %3}, [%4]", "v4.u32", "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w))

@@ -83,16 +83,16 @@ __device__ __forceinline__ bool op_CastBool(T x) {
 
 // To an integer: an integer keeps its low bits; a floating value is truncated, saturates, and 0 if it is NaN. The
 // instruction saturates; C++ leaves the conversion of what is out of range undefined.
-#define OP_TRUNCATE(name, T, letter, type)                        \
-  __device__ __forceinline__ T name(float x) {                    \
-    T y;                                                          \
+#define OP_TRUNCATE(name, T, letter, type) \
+  __device__ __forceinline__ T name(float x) { \
+    T y; \
     asm("cvt.rzi." type ".f32 %0, %1;" : "=" letter(y) : "f"(x)); \
-    return x != x ? (T)0 : y;                                     \
-  }                                                               \
-  __device__ __forceinline__ T name(double x) {                   \
-    T y;                                                          \
+    return x != x ? (T)0 : y; \
+  } \
+  __device__ __forceinline__ T name(double x) { \
+    T y; \
     asm("cvt.rzi." type ".f64 %0, %1;" : "=" letter(y) : "d"(x)); \
-    return x != x ? (T)0 : y;                                     \
+    return x != x ? (T)0 : y; \
   }
 OP_TRUNCATE(truncate_int, int, "r", "s32")
 OP_TRUNCATE(truncate_uint, unsigned int, "r", "u32")
@@ -102,11 +102,11 @@ OP_TRUNCATE(truncate_ull, unsigned long long, "l", "u64")
 
 __device__ __forceinline__ int within(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
 
-#define OP_CAST_INTEGER(Name, T, truncated)                                      \
-  template <typename A>                                                          \
-  __device__ __forceinline__ T op_Cast##Name(A x) {                              \
-    return (T)x;                                                                 \
-  }                                                                              \
+#define OP_CAST_INTEGER(Name, T, truncated) \
+  template <typename A> \
+  __device__ __forceinline__ T op_Cast##Name(A x) { \
+    return (T)x; \
+  } \
   __device__ __forceinline__ T op_Cast##Name(float x) { return (T)(truncated); } \
   __device__ __forceinline__ T op_Cast##Name(double x) { return (T)(truncated); }
 OP_CAST_INTEGER(Int8, signed char, within(truncate_int(x), -128, 127))
@@ -122,7 +122,7 @@ OP_CAST_INTEGER(UInt64, unsigned long long, truncate_ull(x))
 // ---- The mathematical library's functions
 // ----------------------------------------------------------------------------
 
-#define OP_LIBRARY(Name, function)                                               \
+#define OP_LIBRARY(Name, function) \
   __device__ __forceinline__ float op_##Name(float x) { return function##f(x); } \
   __device__ __forceinline__ double op_##Name(double x) { return function(x); }
 OP_LIBRARY(Abs, fabs)
@@ -154,15 +154,15 @@ OP_LIBRARY(NormalCdf, normcdf)
 // ---- Arithmetic and comparison
 // ---------------------------------------------------------------------------------------
 
-#define OP_UNARY(Name, T, R, expression)        \
-  template <typename T>                         \
+#define OP_UNARY(Name, T, R, expression) \
+  template <typename T> \
   __device__ __forceinline__ R op_##Name(T x) { \
-    return expression;                          \
+    return expression; \
   }
-#define OP_BINARY(Name, T, R, expression)            \
-  template <typename T>                              \
+#define OP_BINARY(Name, T, R, expression) \
+  template <typename T> \
   __device__ __forceinline__ R op_##Name(T a, T b) { \
-    return expression;                               \
+    return expression; \
   }
 #pragma nv_diag_suppress 186  // pointless comparisons, of unsigned x with zero: NVRTC 13.0 and 13.2 warn of them
 OP_UNARY(Neg, T, T, -x)
@@ -245,22 +245,22 @@ __device__ __forceinline__ bool is_negative(T x) {
 }
 
 // By zero the quotient and the remainder are 0; the lowest value by -1 is itself, without remainder.
-#define OP_INTEGER(Name, T, W)                                                         \
-  __device__ __forceinline__ T op_Neg(T x) { return (T)((W)0 - (W)x); }                \
-  __device__ __forceinline__ T op_Abs(T x) { return is_negative(x) ? op_Neg(x) : x; }  \
-  __device__ __forceinline__ T op_Add(T a, T b) { return (T)((W)a + (W)b); }           \
-  __device__ __forceinline__ T op_Sub(T a, T b) { return (T)((W)a - (W)b); }           \
-  __device__ __forceinline__ T op_Mul(T a, T b) { return (T)((W)a * (W)b); }           \
-  __device__ __forceinline__ T op_Div(T a, T b) {                                      \
-    if (b == (T)0) return (T)0;                                                        \
-    return is_negative(b) && b == (T) - 1 ? op_Neg(a) : (T)(a / b);                    \
-  }                                                                                    \
-  __device__ __forceinline__ T op_Mod(T a, T b, bool fmod) {                           \
-    if (b == (T)0 || (is_negative(b) && b == (T) - 1)) return (T)0;                    \
-    const T r = (T)(a % b);                                                            \
-    return !fmod && r != (T)0 && is_negative(r) != is_negative(b) ? op_Add(r, b) : r;  \
-  }                                                                                    \
-  __device__ __forceinline__ T op_Pow(T x, T y) {                                      \
+#define OP_INTEGER(Name, T, W) \
+  __device__ __forceinline__ T op_Neg(T x) { return (T)((W)0 - (W)x); } \
+  __device__ __forceinline__ T op_Abs(T x) { return is_negative(x) ? op_Neg(x) : x; } \
+  __device__ __forceinline__ T op_Add(T a, T b) { return (T)((W)a + (W)b); } \
+  __device__ __forceinline__ T op_Sub(T a, T b) { return (T)((W)a - (W)b); } \
+  __device__ __forceinline__ T op_Mul(T a, T b) { return (T)((W)a * (W)b); } \
+  __device__ __forceinline__ T op_Div(T a, T b) { \
+    if (b == (T)0) return (T)0; \
+    return is_negative(b) && b == (T) - 1 ? op_Neg(a) : (T)(a / b); \
+  } \
+  __device__ __forceinline__ T op_Mod(T a, T b, bool fmod) { \
+    if (b == (T)0 || (is_negative(b) && b == (T) - 1)) return (T)0; \
+    const T r = (T)(a % b); \
+    return !fmod && r != (T)0 && is_negative(r) != is_negative(b) ? op_Add(r, b) : r; \
+  } \
+  __device__ __forceinline__ T op_Pow(T x, T y) { \
     return op_Cast##Name(power_of_integers(x, (unsigned long long)y, is_negative(y))); \
   }
 OP_INTEGER(Int8, signed char, unsigned int)

@@ -7,8 +7,8 @@ namespace ortplugin {
 namespace {
 
 #define TARGET(Name, Major, Minor) \
-  target.name = Name;              \
-  target.major = Major;            \
+  target.name = Name; \
+  target.major = Major; \
   target.minor = Minor;
 #define LIMIT(Name, value, ...) target.limits.Name = value;
 

@@ -20,9 +20,9 @@ inline void Check(bool good, const char* expression, const char* file, int line,
 }
 #define CHECK(...) ::test::Check((__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
 // With what to print when it fails; `detail` is evaluated only then.
-#define CHECK_WITH(condition, detail)                                                                       \
-  do {                                                                                                      \
-    const bool check_is_good = (condition);                                                                 \
+#define CHECK_WITH(condition, detail) \
+  do { \
+    const bool check_is_good = (condition); \
     ::test::Check(check_is_good, #condition, __FILE__, __LINE__, check_is_good ? std::string() : (detail)); \
   } while (false)
 

@@ -139,10 +139,10 @@ Wide Modulo(Wide a, Wide b) {
   return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
 }
 
-#define EXACT(expression)                   \
+#define EXACT(expression) \
   [](Wide a, Wide b, DType dtype) -> Wide { \
-    (void)a, (void)b, (void)dtype;          \
-    return expression;                      \
+    (void)a, (void)b, (void)dtype; \
+    return expression; \
   }
 
 const std::vector<Reference>& References() {

@@ -89,16 +89,16 @@ __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t
 // The same code for the vectors that a machine has. Each product is fused with its sum, so every one gives the same
 // bits; one without the instruction (before 2013) is slow.
 #if defined(__x86_64__) && defined(__GNUC__)
-#define ORTPLUGIN_VERSIONS(NAME, TARGET, MOST)                                                                   \
-  __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const float* a, int64_t a_row,  \
-                                            int64_t a_column, const float* b, int64_t b_row, float* c,           \
-                                            int64_t c_row) {                                                     \
-    Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                          \
-  }                                                                                                              \
+#define ORTPLUGIN_VERSIONS(NAME, TARGET, MOST) \
+  __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const float* a, int64_t a_row, \
+                                            int64_t a_column, const float* b, int64_t b_row, float* c, \
+                                            int64_t c_row) { \
+    Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row); \
+  } \
   __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const double* a, int64_t a_row, \
-                                            int64_t a_column, const double* b, int64_t b_row, double* c,         \
-                                            int64_t c_row) {                                                     \
-    Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                          \
+                                            int64_t a_column, const double* b, int64_t b_row, double* c, \
+                                            int64_t c_row) { \
+    Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row); \
   }
 ORTPLUGIN_VERSIONS(ProductAvx2, "avx2,fma", kRows)
 ORTPLUGIN_VERSIONS(ProductAvx512, "avx512f,fma", 2 * kRows)

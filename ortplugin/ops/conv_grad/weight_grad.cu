@@ -287,12 +287,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(co
     __syncthreads();
     if (part >= PARTS) continue;
     // Strip `strip` of the segment that job `i` is, of `strips` in a row.
-#define ADD(N, strips, strip)                                                                                     \
-  {                                                                                                               \
-    const int image = i / ((strips) * SEGMENTS), row = i / (strips) % SEGMENTS * SEGMENT;                         \
-    accumulate<N>(own_z + image * BLOCK_MAPS * Z_PITCH + row * Z_ROW + (strip) * Z_STRIP,                         \
+#define ADD(N, strips, strip) \
+  { \
+    const int image = i / ((strips) * SEGMENTS), row = i / (strips) % SEGMENTS * SEGMENT; \
+    accumulate<N>(own_z + image * BLOCK_MAPS * Z_PITCH + row * Z_ROW + (strip) * Z_STRIP, \
                   own_x + image * BLOCK_CHANNELS * X_PITCH + row * STRIDE_H * X_ROW + (strip) * STRIP * STRIDE_W, \
-                  min(SEGMENT, tile.rows - row), column_lane, sums);                                              \
+                  min(SEGMENT, tile.rows - row), column_lane, sums); \
   }
 #pragma unroll 1
     for (int i = part; i < tile.images * SEGMENTS * FULL; i += PARTS) ADD(STRIP, FULL, i % FULL)

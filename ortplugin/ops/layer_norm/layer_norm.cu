@@ -59,7 +59,7 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 #define SHIFT(r) (IS_SHIFTED ? (int)((r) % LINE * (ACCESSES % LINE) % LINE) : 0)
 #define COLUMN(k, shift) \
   (IS_SHIFTED ? (long long)(lane - (shift)) * VECTOR + (long long)(k) * LANES * VECTOR : ((k) * LANES + lane) * VECTOR)
-#define IN_ROW(k, shift)                                                    \
+#define IN_ROW(k, shift) \
   ((!IS_SHIFTED || (k) * LANES >= LINE || (k) * LANES + lane >= (shift)) && \
    (((k) + 1) * LANES <= ACCESSES || (k) * LANES + lane - (shift) < ACCESSES))
 

@@ -76,14 +76,14 @@ struct Loops {
   void (*taps)(const T* const*, size_t, T*, size_t);
   void (*strided)(const T*, int64_t, T*, int64_t);
 };
-#define ORTPLUGIN_LOOPS(Name, attribute)                                                     \
-  template <bool is_max, typename T>                                                         \
+#define ORTPLUGIN_LOOPS(Name, attribute) \
+  template <bool is_max, typename T> \
   attribute void Taps##Name(const T* const* taps, size_t tap_count, T* sums, size_t count) { \
-    AddTaps<is_max>(taps, tap_count, sums, count);                                           \
-  }                                                                                          \
-  template <bool is_max, typename T>                                                         \
-  attribute void Strided##Name(const T* x, int64_t stride, T* sums, int64_t count) {         \
-    AddStrided<is_max>(x, stride, sums, count);                                              \
+    AddTaps<is_max>(taps, tap_count, sums, count); \
+  } \
+  template <bool is_max, typename T> \
+  attribute void Strided##Name(const T* x, int64_t stride, T* sums, int64_t count) { \
+    AddStrided<is_max>(x, stride, sums, count); \
   }
 ORTPLUGIN_LOOPS(Baseline, )
 #if defined(__x86_64__) && defined(__GNUC__)

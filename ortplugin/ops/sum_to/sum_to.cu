@@ -222,8 +222,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) add_chunks(const Arguments 
        first += (unsigned long long)gridDim.x * columns) {
     const unsigned long long element = first + threadIdx.x % columns;
     const bool is_sum = element < args.sums;
-#define TOTAL(i, T)                                                                                           \
-  T x##i = 0;                                                                                                 \
+#define TOTAL(i, T) \
+  T x##i = 0; \
   if (is_sum) x##i = sum_of_chunks((const T*)args.partial[i] + element, threadIdx.x / columns, adders, args); \
   x##i = sum_of_column(x##i, (T*)slots, adders, columns);
     EACH_SUM(TOTAL)

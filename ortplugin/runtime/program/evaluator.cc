@@ -294,7 +294,7 @@ template <typename T>
 ORTPLUGIN_INLINE void RunFunction(const Job& job) {
   switch (job.statement->op) {
 #define ORTPLUGIN_UNARY(Name) \
-  case Op::k##Name:           \
+  case Op::k##Name: \
     return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
     ORTPLUGIN_UNARY(Abs)
     ORTPLUGIN_UNARY(Neg)
@@ -518,32 +518,32 @@ struct Functions {
 };
 
 // Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
-#define ORTPLUGIN_COPY(Name, Halves, ...)                                                                      \
-  __VA_ARGS__ ORTPLUGIN_HOT void Run##Name(const Job& job) {                                                   \
-    const bool is_float = job.from <= DType::kFloat;                                                           \
-    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) {                             \
-      Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result));             \
-    } else {                                                                                                   \
-      RunJob(job);                                                                                             \
-    }                                                                                                          \
-  }                                                                                                            \
-  __VA_ARGS__ void Load##Name(DType dtype, const uint16_t* elements, size_t count, float* lanes) {             \
-    dtype == DType::kFloat16 ? Load##Halves(elements, count, lanes) : LoadBFloats(elements, count, lanes);     \
-  }                                                                                                            \
-  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, uint16_t* elements) {            \
-    dtype == DType::kFloat16 ? Store##Halves(lanes, count, elements) : StoreBFloats(lanes, count, elements);   \
-  }                                                                                                            \
-  __VA_ARGS__ double Sum##Name(bool is_double, const void* lanes, size_t count) {                              \
-    return is_double ? SumOf<double>(lanes, count) : SumOf<float>(lanes, count);                               \
-  }                                                                                                            \
-  __VA_ARGS__ double Squares##Name(bool is_double, const void* lanes, double mean, size_t count) {             \
-    return is_double ? SquaresOf<double>(lanes, mean, count) : SquaresOf<float>(lanes, mean, count);           \
-  }                                                                                                            \
+#define ORTPLUGIN_COPY(Name, Halves, ...) \
+  __VA_ARGS__ ORTPLUGIN_HOT void Run##Name(const Job& job) { \
+    const bool is_float = job.from <= DType::kFloat; \
+    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) { \
+      Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result)); \
+    } else { \
+      RunJob(job); \
+    } \
+  } \
+  __VA_ARGS__ void Load##Name(DType dtype, const uint16_t* elements, size_t count, float* lanes) { \
+    dtype == DType::kFloat16 ? Load##Halves(elements, count, lanes) : LoadBFloats(elements, count, lanes); \
+  } \
+  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, uint16_t* elements) { \
+    dtype == DType::kFloat16 ? Store##Halves(lanes, count, elements) : StoreBFloats(lanes, count, elements); \
+  } \
+  __VA_ARGS__ double Sum##Name(bool is_double, const void* lanes, size_t count) { \
+    return is_double ? SumOf<double>(lanes, count) : SumOf<float>(lanes, count); \
+  } \
+  __VA_ARGS__ double Squares##Name(bool is_double, const void* lanes, double mean, size_t count) { \
+    return is_double ? SquaresOf<double>(lanes, mean, count) : SquaresOf<float>(lanes, mean, count); \
+  } \
   __VA_ARGS__ void Normalize##Name(bool is_double, const void* lanes, double mean, double scale, size_t count, \
-                                   void* normalized) {                                                         \
-    is_double ? NormalizeOf<double>(lanes, mean, scale, count, normalized)                                     \
-              : NormalizeOf<float>(lanes, mean, scale, count, normalized);                                     \
-  }                                                                                                            \
+                                   void* normalized) { \
+    is_double ? NormalizeOf<double>(lanes, mean, scale, count, normalized) \
+              : NormalizeOf<float>(lanes, mean, scale, count, normalized); \
+  } \
   constexpr Functions k##Name{Run##Name, Load##Name, Store##Name, Sum##Name, Squares##Name, Normalize##Name};
 
 ORTPLUGIN_COPY(Baseline, Halves)

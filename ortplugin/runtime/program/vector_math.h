@@ -123,9 +123,9 @@ ORTPLUGIN_INLINE T Polynomial(T x, T highest, Lower... lower) {
 // ---- Rare functions, and all of double: the C library
 
 #define ORTPLUGIN_LIBRARY(Name, function) \
-  template <typename T>                   \
-  inline T Name(T x) {                    \
-    return std::function(x);              \
+  template <typename T> \
+  inline T Name(T x) { \
+    return std::function(x); \
   }
 ORTPLUGIN_LIBRARY(Tan, tan)
 ORTPLUGIN_LIBRARY(Sinh, sinh)

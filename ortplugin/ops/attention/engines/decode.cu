@@ -230,11 +230,11 @@ struct Place {
 };
 
 #if HAS_PAST
-#define SOURCE(x, name)                                                                                        \
-  Source {                                                                                                     \
-    a.past_##name + place.kv_offset(a.past_##name##_view), a.x + place.kv_offset(a.x##_view),                  \
+#define SOURCE(x, name) \
+  Source { \
+    a.past_##name + place.kv_offset(a.past_##name##_view), a.x + place.kv_offset(a.x##_view), \
         a.past_##name##_view.row, a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
-        a.present_##name##_view.row                                                                            \
+        a.present_##name##_view.row \
   }
 #else
 #define SOURCE(x, name) Source{nullptr, a.x + place.kv_offset(a.x##_view), 0, a.x##_view.row, nullptr, 0}
