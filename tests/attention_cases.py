@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Declared, Shape, compare, model_with
+from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Declared, Shape, compare, model_with, named
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -480,5 +480,4 @@ def growing(past: int, rows: int) -> Case:
                  tables=("float", (rows, 8)), rotary="half", rotary_dtype="float", causal="lower_right")  # fmt: skip
 
 
-by_name = {case.name: case for case in (*CASES, *LARGE_CASES, *TF32_CASES)}
-assert len(by_name) == len(CASES) + len(LARGE_CASES) + len(TF32_CASES), "two cases have one name"
+by_name = named((*CASES, *LARGE_CASES, *TF32_CASES))

@@ -22,6 +22,7 @@ from node_cases import (
   ProductCase,
   Shape,
   check_results,
+  named,
   output_name,
   typed,
 )
@@ -380,5 +381,4 @@ GROUPED: list[tuple[Shape, int, tuple[int, ...], int]] = [
   ((2, 16, 5, 5), 32, (1, 1), 4),
 ]
 
-by_name = {case.name: case for case in CASES}
-assert len(by_name) == len(CASES), "two cases have one name"
+by_name = named(CASES)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from node_cases import UNIT_ROUNDOFF, Array, ProductCase, Shape, compare, normal_inputs, typed
+from node_cases import UNIT_ROUNDOFF, Array, ProductCase, Shape, compare, named, normal_inputs, typed
 from onnx import helper
 
 from ortplugin.ops.conv_grad import OPERATOR
@@ -255,5 +255,4 @@ def _others() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = (*_grid(), *_others())
-by_name = {case.name: case for case in CASES}
-assert len(by_name) == len(CASES), "two cases have one name"
+by_name = named(CASES)

@@ -13,6 +13,7 @@ from node_cases import (
   ProductCase,
   Shape,
   compare,
+  named,
   normal_inputs,
   output_name,
   typed,
@@ -222,5 +223,4 @@ def _turned() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = (*_grid(), *_others(), *_turned())
-by_name = {case.name: case for case in CASES}
-assert len(by_name) == len(CASES), "two cases have one name"
+by_name = named(CASES)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, typed
+from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, named, typed
 
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm, with_groups
@@ -483,5 +483,4 @@ LARGE_CASES: tuple[Case, ...] = tuple(
   )
 )  # fmt: skip
 
-by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
-assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+by_name = named((*CASES, *LARGE_CASES))

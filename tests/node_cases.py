@@ -82,6 +82,13 @@ def results_of(program: Program) -> list[tuple[str, str]]:
   return [(output_name(program, result), result.dtype) for result in program.results]
 
 
+def named(cases: Sequence[Any]) -> dict[str, Any]:
+  """The cases by their names, of which each is one case's."""
+  found = {case.name: case for case in cases}
+  assert len(found) == len(cases), "two cases have one name"
+  return found
+
+
 def typed(text: str, dtype: str) -> str:
   return re.sub(r"\bT\b", dtype, text)
 

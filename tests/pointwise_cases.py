@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, typed
+from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, named, typed
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.pointwise import OPERATOR
@@ -371,8 +371,7 @@ LARGE_CASES: tuple[Case, ...] = tuple(
   for dtype in ("float16", "float")
 )
 
-by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
-assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+by_name = named((*CASES, *LARGE_CASES))
 
 # What the operands of LERP become from run to run: other sizes, other broadcast axes.
 CHANGING: tuple[tuple[Shape, ...], ...] = (

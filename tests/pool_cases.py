@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Array, Shape, compare, model_with, same_kind
+from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Array, Shape, compare, model_with, named, same_kind
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -331,6 +331,5 @@ LARGE_CASES: tuple[Case, ...] = tuple(
   for dtype in ("float16", "float")
 )  # fmt: skip
 
-by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
-assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+by_name = named((*CASES, *LARGE_CASES))
 assert all(math.prod(case.shape) > 0 for case in LARGE_CASES)

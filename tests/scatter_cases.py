@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from node_cases import OPSET, UNIT_ROUNDOFF, Array, Declared, Shape, bits, model_with, same_kind
+from node_cases import OPSET, UNIT_ROUNDOFF, Array, Declared, Shape, bits, model_with, named, same_kind
 from onnx import TensorProto, helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -486,8 +486,7 @@ def _slice_cases() -> list[Case]:
 
 CASES: tuple[Case, ...] = (*_nd_cases(), *_elements_cases(), *_reduction_cases(), *_slice_cases())
 
-by_name = {case.name: case for case in CASES}
-assert len(by_name) == len(CASES), "two cases have one name"
+by_name = named(CASES)
 for _case in CASES:
   assert find(DOMAIN, _case.op) is not None
   attributes_of(_case.node())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, typed
+from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, named, typed
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.sum_to import OPERATOR, axes_of, sum_of
@@ -208,8 +208,7 @@ LARGE_CASES: tuple[Case, ...] = tuple(
   for dtype in ("float16", "float", "double")
 )
 
-by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
-assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+by_name = named((*CASES, *LARGE_CASES))
 
 # What the operands of BOTH become from run to run.
 CHANGING: tuple[tuple[Shape, ...], ...] = (
