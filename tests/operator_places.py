@@ -103,7 +103,7 @@ def text_of(path: str) -> str:
 def has_cuda(spec: OperatorSpec) -> bool:
   """Whether the function that EmitCuda calls is defined; test_pointwise_cuda.py compiles it in every type."""
   name = f"{spec.name}Float" if spec.result == "C" else spec.name
-  definition = rf"__forceinline__ \w+ op_{name}\(|^OP_\w+\({name}, "
+  definition = rf"DEVICE \w+ op_{name}\(|^OP_\w+\({name}, "
   return re.search(definition, text_of("ortplugin/device/pointwise.cuh"), re.MULTILINE) is not None
 
 

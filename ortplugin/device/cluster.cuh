@@ -2,12 +2,12 @@
 
 // All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
 // wait.
-__device__ __forceinline__ void arrive_cluster() {
+DEVICE void arrive_cluster() {
 #if CLUSTER > 1
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void wait_cluster() {
+DEVICE void wait_cluster() {
 #if CLUSTER > 1
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
@@ -17,7 +17,7 @@ __device__ __forceinline__ void wait_cluster() {
 
 // To a block of the cluster, at the address that it has in this one.
 #if CLUSTER > 1
-__device__ __forceinline__ unsigned address_in_block(const float* p, unsigned block) {
+DEVICE unsigned address_in_block(const float* p, unsigned block) {
   unsigned there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(there)
@@ -25,14 +25,14 @@ __device__ __forceinline__ unsigned address_in_block(const float* p, unsigned bl
   return there;
 }
 #endif
-__device__ __forceinline__ void store_to_block(float* to, unsigned block, float x) {
+DEVICE void store_to_block(float* to, unsigned block, float x) {
 #if CLUSTER > 1
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in_block(to, block)), "f"(x) : "memory");
 #else
   *to = x;
 #endif
 }
-__device__ __forceinline__ void store_to_block(float* to, unsigned block, float first, float second) {
+DEVICE void store_to_block(float* to, unsigned block, float first, float second) {
 #if CLUSTER > 1
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_in_block(to, block)), "f"(first), "f"(second)
                : "memory");

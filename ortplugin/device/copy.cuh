@@ -3,7 +3,7 @@
 // order.
 
 #define LOAD_IF(T, type, registers, address, condition, ...) \
-  __device__ __forceinline__ void load_if(bool exists, T& x, const void* p) { \
+  DEVICE void load_if(bool exists, T& x, const void* p) { \
     asm volatile("{\n\t.reg .pred exists;\n\tsetp.ne.b32 exists, " condition ", 0;\n\t@exists ld.global." type \
                  " " registers ", [" address "];\n\t}" \
                  : __VA_ARGS__ \
@@ -17,7 +17,7 @@ LOAD_IF(unsigned short, "u16", "%0", "%1", "%2", "+h"(x))
 
 // N neighbouring elements of a tensor, or zeros where they do not exist.
 template <typename T, int N>
-__device__ __forceinline__ void load_if(bool exists, Vector<T, N>& x, const T* p) {
+DEVICE void load_if(bool exists, Vector<T, N>& x, const T* p) {
 #pragma unroll
   for (int i = 0; i < (x.kBytes + 3) / 4; ++i) x.words[i] = 0;
 #pragma unroll
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_if(bool exists, Vector<T, N>& x, const T* p
 }
 
 template <typename T, int N>
-__device__ __forceinline__ void load_shared(Vector<T, N>& x, const T* p) {
+DEVICE void load_shared(Vector<T, N>& x, const T* p) {
 #pragma unroll
   for (int i = 0; i < x.kBytes / x.kStep; ++i) x.chunks[i] = ((const typename Vector<T, N>::chunk_t*)p)[i];
 }
@@ -34,10 +34,10 @@ __device__ __forceinline__ void load_shared(Vector<T, N>& x, const T* p) {
 #if __CUDA_ARCH__ >= 800
 // 16 bytes to shared memory, or zeros where they do not exist, which ends with the group that is committed next.
 // `to`: an address in shared memory.
-__device__ __forceinline__ void copy_async(unsigned to, const void* from, bool exists) {
+DEVICE void copy_async(unsigned to, const void* from, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool exists) {
+DEVICE void copy_async(void* to, const void* from, bool exists) {
   copy_async((unsigned)__cvta_generic_to_shared(to), from, exists);
 }
 #endif

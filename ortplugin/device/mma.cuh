@@ -5,7 +5,7 @@
 #define MMA_K "16"
 #endif
 
-__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+DEVICE void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k" MMA_K ".row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
@@ -13,7 +13,7 @@ __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], un
 }
 
 #define LOAD_MATRICES(name, form) \
-  __device__ __forceinline__ void name(unsigned (&x)[4], const storage_t* from) { \
+  DEVICE void name(unsigned (&x)[4], const storage_t* from) { \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
                  : "r"((unsigned)__cvta_generic_to_shared(from)) \
@@ -24,14 +24,14 @@ LOAD_MATRICES(load_transposed, ".trans")
 #undef LOAD_MATRICES
 
 // To the nearest number of TF32: the tensor cores would cut off.
-__device__ __forceinline__ unsigned to_tf32(float x) {
+DEVICE unsigned to_tf32(float x) {
   unsigned y;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
-__device__ __forceinline__ void wait_copies() {
+DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

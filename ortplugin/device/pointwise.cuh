@@ -7,13 +7,13 @@
 // ---- Rounding to the 16-bit dtypes: to nearest, ties to even; NaN stays NaN
 // -------------------------------------------
 
-__device__ __forceinline__ float round_to_float16(float x) {
+DEVICE float round_to_float16(float x) {
   float y;
   asm("{\n\t.reg .b16 half;\n\tcvt.rn.f16.f32 half, %1;\n\tcvt.f32.f16 %0, half;\n\t}" : "=f"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float round_to_bfloat16(float x) {
+DEVICE float round_to_bfloat16(float x) {
 #if __CUDA_ARCH__ >= 800
   unsigned short bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
@@ -26,70 +26,68 @@ __device__ __forceinline__ float round_to_bfloat16(float x) {
 
 // The float towards zero, its last bit set if that is inexact ("round to odd"): rounded further to a 16-bit dtype it
 // gives what rounding x at once would.
-__device__ __forceinline__ float to_odd(float y, bool exact) {
-  return exact ? y : __uint_as_float(__float_as_uint(y) | 1);
-}
-__device__ __forceinline__ float round_to_odd(float x) { return x; }
-__device__ __forceinline__ float round_to_odd(double x) {
+DEVICE float to_odd(float y, bool exact) { return exact ? y : __uint_as_float(__float_as_uint(y) | 1); }
+DEVICE float round_to_odd(float x) { return x; }
+DEVICE float round_to_odd(double x) {
   float y;
   asm("cvt.rz.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
   return to_odd(y, x != x || (double)y == x);
 }
-__device__ __forceinline__ float round_to_odd(int x) {
+DEVICE float round_to_odd(int x) {
   const float y = __int2float_rz(x);
   return to_odd(y, (int)y == x);
 }
-__device__ __forceinline__ float round_to_odd(unsigned int x) {
+DEVICE float round_to_odd(unsigned int x) {
   const float y = __uint2float_rz(x);
   return to_odd(y, (unsigned int)y == x);
 }
-__device__ __forceinline__ float round_to_odd(long long x) {
+DEVICE float round_to_odd(long long x) {
   const float y = __ll2float_rz(x);
   return to_odd(y, (long long)y == x);
 }
-__device__ __forceinline__ float round_to_odd(unsigned long long x) {
+DEVICE float round_to_odd(unsigned long long x) {
   const float y = __ull2float_rz(x);
   return to_odd(y, (unsigned long long)y == x);
 }
-__device__ __forceinline__ float round_to_odd(signed char x) { return (float)x; }
-__device__ __forceinline__ float round_to_odd(unsigned char x) { return (float)x; }
-__device__ __forceinline__ float round_to_odd(short x) { return (float)x; }
-__device__ __forceinline__ float round_to_odd(unsigned short x) { return (float)x; }
+DEVICE float round_to_odd(signed char x) { return (float)x; }
+DEVICE float round_to_odd(unsigned char x) { return (float)x; }
+DEVICE float round_to_odd(short x) { return (float)x; }
+DEVICE float round_to_odd(unsigned short x) { return (float)x; }
 
 // ---- Cast: EmitCuda names the target
 
 template <typename T>
-__device__ __forceinline__ float op_CastFloat16(T x) {
+DEVICE float op_CastFloat16(T x) {
   return round_to_float16(round_to_odd(x));
 }
 template <typename T>
-__device__ __forceinline__ float op_CastBFloat16(T x) {
+DEVICE float op_CastBFloat16(T x) {
   return round_to_bfloat16(round_to_odd(x));
 }
-__device__ __forceinline__ float op_CastFloat16(bool x) { return x ? 1.0f : 0.0f; }
-__device__ __forceinline__ float op_CastBFloat16(bool x) { return x ? 1.0f : 0.0f; }
+DEVICE float op_CastFloat16(bool x) { return x ? 1.0f : 0.0f; }
+DEVICE float op_CastBFloat16(bool x) { return x ? 1.0f : 0.0f; }
 template <typename T>
-__device__ __forceinline__ float op_CastFloat(T x) {
+DEVICE float op_CastFloat(T x) {
   return (float)x;
 }
 template <typename T>
-__device__ __forceinline__ double op_CastDouble(T x) {
+DEVICE double op_CastDouble(T x) {
   return (double)x;
 }
 template <typename T>
-__device__ __forceinline__ bool op_CastBool(T x) {
+DEVICE bool op_CastBool(T x) {
   return x != T(0);
 }
 
 // To an integer: an integer keeps its low bits; a floating value is truncated, saturates, and 0 if it is NaN. The
 // instruction saturates; C++ leaves the conversion of what is out of range undefined.
 #define OP_TRUNCATE(name, T, letter, type) \
-  __device__ __forceinline__ T name(float x) { \
+  DEVICE T name(float x) { \
     T y; \
     asm("cvt.rzi." type ".f32 %0, %1;" : "=" letter(y) : "f"(x)); \
     return x != x ? (T)0 : y; \
   } \
-  __device__ __forceinline__ T name(double x) { \
+  DEVICE T name(double x) { \
     T y; \
     asm("cvt.rzi." type ".f64 %0, %1;" : "=" letter(y) : "d"(x)); \
     return x != x ? (T)0 : y; \
@@ -100,15 +98,15 @@ OP_TRUNCATE(truncate_ll, long long, "l", "s64")
 OP_TRUNCATE(truncate_ull, unsigned long long, "l", "u64")
 #undef OP_TRUNCATE
 
-__device__ __forceinline__ int within(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
+DEVICE int within(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
 
 #define OP_CAST_INTEGER(Name, T, truncated) \
   template <typename A> \
-  __device__ __forceinline__ T op_Cast##Name(A x) { \
+  DEVICE T op_Cast##Name(A x) { \
     return (T)x; \
   } \
-  __device__ __forceinline__ T op_Cast##Name(float x) { return (T)(truncated); } \
-  __device__ __forceinline__ T op_Cast##Name(double x) { return (T)(truncated); }
+  DEVICE T op_Cast##Name(float x) { return (T)(truncated); } \
+  DEVICE T op_Cast##Name(double x) { return (T)(truncated); }
 OP_CAST_INTEGER(Int8, signed char, within(truncate_int(x), -128, 127))
 OP_CAST_INTEGER(Int16, short, within(truncate_int(x), -32768, 32767))
 OP_CAST_INTEGER(Int32, int, truncate_int(x))
@@ -123,8 +121,8 @@ OP_CAST_INTEGER(UInt64, unsigned long long, truncate_ull(x))
 // ----------------------------------------------------------------------------
 
 #define OP_LIBRARY(Name, function) \
-  __device__ __forceinline__ float op_##Name(float x) { return function##f(x); } \
-  __device__ __forceinline__ double op_##Name(double x) { return function(x); }
+  DEVICE float op_##Name(float x) { return function##f(x); } \
+  DEVICE double op_##Name(double x) { return function(x); }
 OP_LIBRARY(Abs, fabs)
 OP_LIBRARY(Sqrt, sqrt)
 OP_LIBRARY(Exp, exp)
@@ -156,12 +154,12 @@ OP_LIBRARY(NormalCdf, normcdf)
 
 #define OP_UNARY(Name, T, R, expression) \
   template <typename T> \
-  __device__ __forceinline__ R op_##Name(T x) { \
+  DEVICE R op_##Name(T x) { \
     return expression; \
   }
 #define OP_BINARY(Name, T, R, expression) \
   template <typename T> \
-  __device__ __forceinline__ R op_##Name(T a, T b) { \
+  DEVICE R op_##Name(T a, T b) { \
     return expression; \
   }
 #pragma nv_diag_suppress 186  // pointless comparisons, of unsigned x with zero: NVRTC 13.0 and 13.2 warn of them
@@ -192,12 +190,12 @@ OP_UNARY(BitwiseNot, T, T, (T)(~x))
 
 // In floats one instruction does it, where there is one.
 #if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ float op_Min(float a, float b) {
+DEVICE float op_Min(float a, float b) {
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-__device__ __forceinline__ float op_Max(float a, float b) {
+DEVICE float op_Max(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
@@ -205,27 +203,23 @@ __device__ __forceinline__ float op_Max(float a, float b) {
 #endif
 
 template <typename T>
-__device__ __forceinline__ bool op_IsInf(T x, bool negative, bool positive) {
+DEVICE bool op_IsInf(T x, bool negative, bool positive) {
   return x == x && x - x != x - x && (x < T(0) ? negative : positive);  // infinity less itself is NaN
 }
 
 // The usual exponents are literals: nothing remains of the tests then.
-__device__ __forceinline__ float op_Pow(float x, float y) {
-  return y == 2.0f ? x * x : (y == 3.0f ? x * x * x : powf(x, y));
-}
-__device__ __forceinline__ double op_Pow(double x, double y) {
-  return y == 2.0 ? x * x : (y == 3.0 ? x * x * x : pow(x, y));
-}
+DEVICE float op_Pow(float x, float y) { return y == 2.0f ? x * x : (y == 3.0f ? x * x * x : powf(x, y)); }
+DEVICE double op_Pow(double x, double y) { return y == 2.0 ? x * x : (y == 3.0 ? x * x * x : pow(x, y)); }
 
-__device__ __forceinline__ float op_Mod(float a, float b, bool) { return fmodf(a, b); }
-__device__ __forceinline__ double op_Mod(double a, double b, bool) { return fmod(a, b); }
+DEVICE float op_Mod(float a, float b, bool) { return fmodf(a, b); }
+DEVICE double op_Mod(double a, double b, bool) { return fmod(a, b); }
 
 // ---- Arithmetic of integers: modulo 2^bits, in unsigned types W, in which that is defined
 
 // x^y by repeated squaring: exact where the result is below 2^53, and the same on CPU and GPU. y is negative where
 // `inverse` says so, and what it is modulo 2^64.
 template <typename T>
-__device__ __forceinline__ double power_of_integers(T x, unsigned long long y, bool inverse) {
+DEVICE double power_of_integers(T x, unsigned long long y, bool inverse) {
   if (inverse) {
     if (x == T(0)) return __longlong_as_double(0x7ff0000000000000LL);
     if (x == T(1)) return 1.0;
@@ -240,29 +234,27 @@ __device__ __forceinline__ double power_of_integers(T x, unsigned long long y, b
 }
 
 template <typename T>
-__device__ __forceinline__ bool is_negative(T x) {
+DEVICE bool is_negative(T x) {
   return !(x > T(0)) && x != T(0);
 }
 
 // By zero the quotient and the remainder are 0; the lowest value by -1 is itself, without remainder.
 #define OP_INTEGER(Name, T, W) \
-  __device__ __forceinline__ T op_Neg(T x) { return (T)((W)0 - (W)x); } \
-  __device__ __forceinline__ T op_Abs(T x) { return is_negative(x) ? op_Neg(x) : x; } \
-  __device__ __forceinline__ T op_Add(T a, T b) { return (T)((W)a + (W)b); } \
-  __device__ __forceinline__ T op_Sub(T a, T b) { return (T)((W)a - (W)b); } \
-  __device__ __forceinline__ T op_Mul(T a, T b) { return (T)((W)a * (W)b); } \
-  __device__ __forceinline__ T op_Div(T a, T b) { \
+  DEVICE T op_Neg(T x) { return (T)((W)0 - (W)x); } \
+  DEVICE T op_Abs(T x) { return is_negative(x) ? op_Neg(x) : x; } \
+  DEVICE T op_Add(T a, T b) { return (T)((W)a + (W)b); } \
+  DEVICE T op_Sub(T a, T b) { return (T)((W)a - (W)b); } \
+  DEVICE T op_Mul(T a, T b) { return (T)((W)a * (W)b); } \
+  DEVICE T op_Div(T a, T b) { \
     if (b == (T)0) return (T)0; \
     return is_negative(b) && b == (T) - 1 ? op_Neg(a) : (T)(a / b); \
   } \
-  __device__ __forceinline__ T op_Mod(T a, T b, bool fmod) { \
+  DEVICE T op_Mod(T a, T b, bool fmod) { \
     if (b == (T)0 || (is_negative(b) && b == (T) - 1)) return (T)0; \
     const T r = (T)(a % b); \
     return !fmod && r != (T)0 && is_negative(r) != is_negative(b) ? op_Add(r, b) : r; \
   } \
-  __device__ __forceinline__ T op_Pow(T x, T y) { \
-    return op_Cast##Name(power_of_integers(x, (unsigned long long)y, is_negative(y))); \
-  }
+  DEVICE T op_Pow(T x, T y) { return op_Cast##Name(power_of_integers(x, (unsigned long long)y, is_negative(y))); }
 OP_INTEGER(Int8, signed char, unsigned int)
 OP_INTEGER(Int16, short, unsigned int)
 OP_INTEGER(Int32, int, unsigned int)
@@ -275,107 +267,107 @@ OP_INTEGER(UInt64, unsigned long long, unsigned long long)
 
 // Of unsigned types; by the width or more everything is shifted out.
 template <typename T>
-__device__ __forceinline__ T op_BitShift(T x, T by, bool right) {
+DEVICE T op_BitShift(T x, T by, bool right) {
   if (by >= T(8 * sizeof(T))) return T(0);
   return right ? (T)(x >> by) : (T)(x << by);
 }
 
 template <typename T>
-__device__ __forceinline__ T op_Clip(T x, T low, T high) {
+DEVICE T op_Clip(T x, T low, T high) {
   return op_Min(op_Max(x, low), high);
 }
 template <typename T>
-__device__ __forceinline__ T op_Where(bool condition, T a, T b) {
+DEVICE T op_Where(bool condition, T a, T b) {
   return condition ? a : b;
 }
-__device__ __forceinline__ bool op_And(bool a, bool b) { return a && b; }
-__device__ __forceinline__ bool op_Or(bool a, bool b) { return a || b; }
-__device__ __forceinline__ bool op_Xor(bool a, bool b) { return a != b; }
-__device__ __forceinline__ bool op_Not(bool a) { return !a; }
+DEVICE bool op_And(bool a, bool b) { return a && b; }
+DEVICE bool op_Or(bool a, bool b) { return a || b; }
+DEVICE bool op_Xor(bool a, bool b) { return a != b; }
+DEVICE bool op_Not(bool a) { return !a; }
 
 // ---- Activations
 
 template <typename T>
-__device__ __forceinline__ T op_LeakyRelu(T x, T alpha) {
+DEVICE T op_LeakyRelu(T x, T alpha) {
   return x < T(0) ? alpha * x : x;
 }
 template <typename T>
-__device__ __forceinline__ T op_ThresholdedRelu(T x, T alpha) {
+DEVICE T op_ThresholdedRelu(T x, T alpha) {
   return x > alpha ? x : T(0);
 }
 template <typename T>
-__device__ __forceinline__ T op_Shrink(T x, T bias, T lambd) {
+DEVICE T op_Shrink(T x, T bias, T lambd) {
   return x < -lambd ? x + bias : (x > lambd ? x - bias : T(0));
 }
 template <typename T>
-__device__ __forceinline__ T op_HardSigmoid(T x, T alpha, T beta) {
+DEVICE T op_HardSigmoid(T x, T alpha, T beta) {
   return op_Clip(alpha * x + beta, T(0), T(1));
 }
 template <typename T>
-__device__ __forceinline__ T op_HardSwish(T x) {
+DEVICE T op_HardSwish(T x) {
   return x * op_HardSigmoid(x, T(1) / T(6), T(0.5));
 }
 
 // a / b for b from 1 to 2^125 (0 for infinity), within two units in the last place: no branches, which a rounded
 // division has.
-__device__ __forceinline__ float op_Ratio(float a, float b) {
+DEVICE float op_Ratio(float a, float b) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
   return a * reciprocal;
 }
-__device__ __forceinline__ double op_Ratio(double a, double b) { return a / b; }
+DEVICE double op_Ratio(double a, double b) { return a / b; }
 
 // 1 / (1 + exp(-x)), from exp(-|x|), which does not overflow.
 template <typename T>
-__device__ __forceinline__ T op_Sigmoid(T x) {
+DEVICE T op_Sigmoid(T x) {
   const T z = op_Exp(-op_Abs(x));
   return op_Ratio(x < T(0) ? z : T(1), T(1) + z);
 }
 // The same of float16 values, within 2^-18 of the value from -17 on, below which float16 has none: a third of the
 // instructions, which are what bounds it there.
-__device__ __forceinline__ float op_Sigmoid16(float x) {
+DEVICE float op_Sigmoid16(float x) {
   float z;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(z) : "f"(x * -1.44269504088896340736f));
   return op_Ratio(1.0f, 1.0f + z);
 }
 // log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
 template <typename T>
-__device__ __forceinline__ T op_Softplus(T x) {
+DEVICE T op_Softplus(T x) {
   return op_Relu(x) + op_Log1p(op_Exp(-op_Abs(x)));
 }
 // x tanh(log(1 + exp(x))) = x n / (n + 2), n = exp(x) (exp(x) + 2); from x = 20 on that is x, in double too.
 template <typename T>
-__device__ __forceinline__ T op_Mish(T x) {
+DEVICE T op_Mish(T x) {
   const T z = op_Exp(x);
   const T n = z * (z + T(2));
   return x > T(20) ? x : x * op_Ratio(n, n + T(2));
 }
 template <typename T>
-__device__ __forceinline__ T op_Elu(T x, T alpha) {
+DEVICE T op_Elu(T x, T alpha) {
   return x > T(0) ? x : alpha * op_Expm1(x);
 }
 template <typename T>
-__device__ __forceinline__ T op_Celu(T x, T alpha) {
+DEVICE T op_Celu(T x, T alpha) {
   return op_Max(T(0), x) + op_Min(T(0), alpha * op_Expm1(x / alpha));
 }
 template <typename T>
-__device__ __forceinline__ T op_Selu(T x, T alpha, T gamma) {
+DEVICE T op_Selu(T x, T alpha, T gamma) {
   return gamma * op_Elu(x, alpha);
 }
 template <typename T>
-__device__ __forceinline__ T op_Swish(T x, T alpha) {
+DEVICE T op_Swish(T x, T alpha) {
   return x * op_Sigmoid(alpha * x);
 }
-__device__ __forceinline__ float op_Swish16(float x, float alpha) { return x * op_Sigmoid16(alpha * x); }
+DEVICE float op_Swish16(float x, float alpha) { return x * op_Sigmoid16(alpha * x); }
 template <typename T>
-__device__ __forceinline__ T op_QuickGelu(T x, T alpha) {
+DEVICE T op_QuickGelu(T x, T alpha) {
   return x * op_Sigmoid(alpha * x);
 }
-__device__ __forceinline__ float op_QuickGelu16(float x, float alpha) { return op_Swish16(x, alpha); }
+DEVICE float op_QuickGelu16(float x, float alpha) { return op_Swish16(x, alpha); }
 // Exact: x Phi(x), without the cancellation that 1 + erf has at negative x. Approximate ("tanh"):
 // x (1 + tanh(u)) / 2 = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 template <typename T>
-__device__ __forceinline__ T op_Gelu(T x, bool approximate) {
+DEVICE T op_Gelu(T x, bool approximate) {
   if (!approximate) return x * op_NormalCdf(x);
   return x * op_Sigmoid(T(1.59576912160573071176) * (x + T(0.044715) * (x * x * x)));
 }
@@ -383,7 +375,7 @@ __device__ __forceinline__ T op_Gelu(T x, bool approximate) {
 // polynomial in |x|, whose coefficients are fitted to its least relative error from 0 to 6: within 2^-17 of the value
 // there, what float and the instruction lose included. Beyond, x Phi(x) of negative x rounds to 0, and the polynomial
 // falls on, to -infinity.
-__device__ __forceinline__ float op_NormalCdf16(float x) {
+DEVICE float op_NormalCdf16(float x) {
   const float a = fabsf(x);
   float power = -1.8348054e-06f;
   power = __fmaf_rn(power, a, 6.15981626e-05f);
@@ -397,9 +389,9 @@ __device__ __forceinline__ float op_NormalCdf16(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(tail) : "f"(power));
   return fabsf((x < 0.0f ? 0.0f : 1.0f) - tail);
 }
-__device__ __forceinline__ float op_Gelu16(float x, bool approximate) {
+DEVICE float op_Gelu16(float x, bool approximate) {
   if (!approximate) return x * op_NormalCdf16(x);
   return x * op_Sigmoid16(1.59576912160573071176f * (x + 0.044715f * (x * x * x)));
 }
 // 1 + erf(x scale / sqrt(2)), which is how exporters write Gelu.
-__device__ __forceinline__ float op_OnePlusErf16(float x, float scale) { return 2.0f * op_NormalCdf16(x * scale); }
+DEVICE float op_OnePlusErf16(float x, float scale) { return 2.0f * op_NormalCdf16(x * scale); }

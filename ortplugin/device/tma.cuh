@@ -6,22 +6,22 @@ struct __align__(64) TensorMap {
   unsigned long long words[16];
 };
 
-__device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals) {
+DEVICE void init_barrier(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 // Makes barriers visible to the copy engine.
-__device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // One arrival, and so many bytes more to come in this phase.
-__device__ __forceinline__ void expect_bytes(unsigned barrier, int bytes) {
+DEVICE void expect_bytes(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void arrive(unsigned barrier) {
+DEVICE void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void wait_barrier(unsigned barrier, unsigned phase) {
+DEVICE void wait_barrier(unsigned barrier, unsigned phase) {
   asm volatile(
       "{\n\t.reg .pred done;\n\tWAIT:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
       "@!done bra WAIT;\n\t}" ::"r"(barrier),
@@ -34,12 +34,12 @@ template <int COUNT>
 struct Ring {
   int stage = 0;
   unsigned phase = 0;
-  __device__ __forceinline__ void step() {
+  DEVICE void step() {
     if (++stage < COUNT) return;
     stage = 0;
     phase ^= 1;
   }
-  __device__ __forceinline__ void skip(int count) {
+  DEVICE void skip(int count) {
     stage += count;
     phase ^= stage / COUNT & 1;
     stage %= COUNT;
@@ -47,7 +47,7 @@ struct Ring {
 };
 
 // The box of a matrix that begins at (column, row), which arrives at the barrier.
-__device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int column, int row, unsigned barrier) {
+DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           to),
@@ -55,8 +55,7 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int
       : "memory");
 }
 // That of a tensor [batch, head, row, column].
-__device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int column, int row, int head, int batch,
-                                         unsigned barrier) {
+DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, int head, int batch, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
       "[%6];" ::"r"(to),
@@ -64,15 +63,12 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int
       : "memory");
 }
 // From shared memory to the box, as far as the tensor has it; a thread's stores are committed as groups.
-__device__ __forceinline__ void store_box(const TensorMap* to, int column, int row, int head, int batch,
-                                          unsigned from) {
+DEVICE void store_box(const TensorMap* to, int column, int row, int head, int batch, unsigned from) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(to),
                "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
                : "memory");
 }
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until they have read shared memory.
-__device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
+DEVICE void wait_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }

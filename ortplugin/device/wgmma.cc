@@ -28,7 +28,7 @@ std::string WgmmaFunction(const std::string& name, DType dtype, int n, WgmmaA a,
   std::ostringstream text, form;
   form << "wgmma.mma_async.sync.aligned.m64n" << n << (is_tf32 ? "k8" : "k16") << ".f32." << type << "." << type << " {"
        << List(sums, "%", "") << "}";
-  text << "__device__ __forceinline__ void " << name << "(float (&sums)[" << sums << "], ";
+  text << "DEVICE void " << name << "(float (&sums)[" << sums << "], ";
   if (a == WgmmaA::kRegisters)
     text << "unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long right) {\n  asm volatile(\""
          << form.str() << ", {%" << sums << ", %" << sums + 1 << ", %" << sums + 2 << ", %" << sums + 3 << "}, %"
@@ -44,7 +44,7 @@ std::string WgmmaFunction(const std::string& name, DType dtype, int n, WgmmaA a,
 
 std::string WgmmaWait(const std::string& name, int n) {
   std::ostringstream text;
-  text << "template <int LEFT>\n__device__ __forceinline__ void wait_" << name << "(float (&sums)[" << n / 2
+  text << "template <int LEFT>\nDEVICE void wait_" << name << "(float (&sums)[" << n / 2
        << "]) {\n  asm volatile(\"wgmma.wait_group.sync.aligned %" << n / 2 << ";\" : " << Accumulators(n)
        << " : \"n\"(LEFT) : \"memory\");\n}\n";
   return text.str();
@@ -52,9 +52,8 @@ std::string WgmmaWait(const std::string& name, int n) {
 
 std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major) {
   std::ostringstream text;
-  text << WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major)
-       << "__device__ __forceinline__ void wait_wgmma(float (&sums)[" << n / 2
-       << "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : "
+  text << WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major) << "DEVICE void wait_wgmma(float (&sums)["
+       << n / 2 << "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : "
        << Accumulators(n) << " : : \"memory\");\n}\n\n"
        << kWgmmaSource;
   return text.str();

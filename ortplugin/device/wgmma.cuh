@@ -4,59 +4,55 @@
 // and the octet o of row r stands at octet o ^ (r % 8); of fp32 they are 32 elements and their quads. Neither copies
 // nor tensor cores meet bank conflicts. `wgmma` and `wait_wgmma` are generated (wgmma.cc).
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
-__device__ __forceinline__ void wait_copies() {
+DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 // Makes what this thread wrote to shared memory visible to the tensor cores.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void sync_warpgroup(int warpgroup) {
-  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-}
+DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void sync_warpgroup(int warpgroup) { asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory"); }
 // Lets further MMAs be issued while these run.
-__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_wgmma_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+DEVICE void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wait_wgmma_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 // Registers of each thread of a warpgroup, all of whose warps execute this, from now on: consumers take what producers
 // give away.
 template <int COUNT>
-__device__ __forceinline__ void take_registers() {
+DEVICE void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 template <int COUNT>
-__device__ __forceinline__ void give_registers() {
+DEVICE void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 // The swizzled offset of an octet of channels (of fp32 a quad) in a tile of `rows` rows, in elements.
-__device__ __forceinline__ int swizzled_offset(int row, int octet, int rows) {
+DEVICE int swizzled_offset(int row, int octet, int rows) {
   return ((octet / 8 * rows + row) * 8 + (octet % 8 ^ row % 8)) * (16 / (int)sizeof(storage_t));
 }
 // A matrix descriptor from its lower half: eight rows are 1024 bytes, with the 128-byte swizzle.
-__device__ __forceinline__ unsigned long long full_descriptor(unsigned lower) {
-  return 1ull << 62 | 64ull << 32 | lower;
-}
+DEVICE unsigned long long full_descriptor(unsigned lower) { return 1ull << 62 | 64ull << 32 | lower; }
 // The descriptor of a K-major tile, from its first 16 channels or later ones. `address`: in shared memory.
-__device__ __forceinline__ unsigned long long descriptor_at(unsigned address) {
+DEVICE unsigned long long descriptor_at(unsigned address) {
   constexpr unsigned kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
   return full_descriptor((address & kOffset) >> 4 | 1u << 16);
 }
-__device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
+DEVICE unsigned long long descriptor(const storage_t* matrix) {
   return descriptor_at((unsigned)__cvta_generic_to_shared(matrix));
 }
 // The descriptor of an MN-major B: matrices [rows along K][64 along N] so many bytes apart, from their first 16
 // elements along K or later ones.
-__device__ __forceinline__ unsigned long long descriptor_mn_major_at(unsigned address, unsigned matrix_bytes) {
+DEVICE unsigned long long descriptor_mn_major_at(unsigned address, unsigned matrix_bytes) {
   return descriptor_at(address) ^ (1ull ^ matrix_bytes >> 4) << 16;
 }
 // The same of matrices [64 along K][64 along N], one behind the other.
-__device__ __forceinline__ unsigned long long descriptor_mn_major(const storage_t* matrix) {
+DEVICE unsigned long long descriptor_mn_major(const storage_t* matrix) {
   return descriptor(matrix) ^ (1ull ^ 512ull) << 16;
 }
 // Of this warpgroup's threads, where a block's warpgroups share what a launch gave each thread.
 template <int COUNT, bool MORE>
-__device__ __forceinline__ void set_registers() {
+DEVICE void set_registers() {
   if (MORE)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
   else

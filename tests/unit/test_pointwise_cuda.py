@@ -13,7 +13,8 @@ from nvrtc import ARCHITECTURES, CompileError, compile_cuda, compile_with_log
 
 from ortplugin.program import DTYPES, INTEGERS, OPERATORS, OperatorSpec
 
-POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "device" / "pointwise.cuh"
+DEVICE = Path(__file__).resolve().parents[2] / "ortplugin" / "device"
+POINTWISE = "".join((DEVICE / name).read_text() for name in ("common.cuh", "pointwise.cuh"))
 CUDA_TYPES = {
   "float16": "float", "bfloat16": "float", "float": "float", "double": "double", "bool": "bool",
   "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long", "uint8": "unsigned char",
@@ -60,7 +61,7 @@ def kernel_of(dtype: str) -> str:
         index = len(lines)
         lines.append(f"  {{ const {result} v = {call}; out[{index} * n + i] = ({cuda_type})v; }}")
   body = "\n".join(lines)
-  return f"""{POINTWISE.read_text()}
+  return f"""{POINTWISE}
 extern "C" __global__ void every_operator_{dtype}(const {cuda_type}* in, {cuda_type}* out, int n) {{
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
@@ -92,7 +93,7 @@ def test_every_operator_compiles_in_every_type(dtype, architecture):
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_120"])
 def test_literals_of_every_kind_are_constants(architecture):
   """The forms in which EmitCuda writes numbers are accepted and have the value meant."""
-  source = f"""{POINTWISE.read_text()}
+  source = f"""{POINTWISE}
 constexpr float tenth = 0x1.99999ap-4f;
 static_assert(tenth == 0.1f, "");
 static_assert(0x1.999999999999ap-4 == 0.1, "");
@@ -109,4 +110,4 @@ def test_mixed_types_are_refused():
   """The functions do not promote: a float and a double together are an error of the emitter."""
   kernel = 'extern "C" __global__ void k(float* x, double* y) { y[0] = op_Add(x[0], y[0]); }'
   with pytest.raises(CompileError, match="op_Add"):
-    compile_cuda(f"{POINTWISE.read_text()}\n{kernel}\n", "sm_90")
+    compile_cuda(f"{POINTWISE}\n{kernel}\n", "sm_90")

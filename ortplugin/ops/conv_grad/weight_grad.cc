@@ -376,13 +376,12 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
   text << EmitScalars(scalars) << "struct Operands {\n";
   for (size_t i = 0; i < inputs; ++i)
     if (IsLinear(axes, i)) text << "  " << vector(i) << ";\n";
-  text << "  __device__ __forceinline__ void load(const Arguments& a, unsigned element) {\n";
+  text << "  DEVICE void load(const Arguments& a, unsigned element) {\n";
   for (size_t i = 0; i < inputs; ++i)
     if (IsLinear(axes, i)) text << "    p" << i << ".load(" << pointer(i) << " + element);\n";
-  text
-      << "  }\n};\n\n"
-      << "__device__ __forceinline__ void apply(const Operands& operands, const Scalars& scalars, int j, storage_t& z) "
-         "{\n";
+  text << "  }\n};\n\n"
+       << "DEVICE void apply(const Operands& operands, const Scalars& scalars, int j, storage_t& z) "
+          "{\n";
   for (size_t i = 0; i < inputs; ++i)
     text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
          << (IsLinear(axes, i) ? "operands.p" : "scalars.p") << i << (IsLinear(axes, i) ? "[j]" : "[0]") << ");\n";

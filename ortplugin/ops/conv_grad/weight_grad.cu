@@ -43,9 +43,7 @@
 #define TILE_SIZE (Z_PLANES * Z_PITCH + X_PLANES * X_PITCH)
 #define SHARED_SIZE (TILE_SIZE > THREADS ? TILE_SIZE : THREADS)
 
-__device__ __forceinline__ int z_place(int row, int column) {
-  return row * Z_ROW + column / STRIP * Z_STRIP + column % STRIP;
-}
+DEVICE int z_place(int row, int column) { return row * Z_ROW + column / STRIP * Z_STRIP + column % STRIP; }
 
 // VECTOR elements of z, read, stored where that is asked for, and kept as floats at to[place(j)].
 struct Item {
@@ -54,8 +52,7 @@ struct Item {
   int to;
   bool exists;
   template <typename Place>
-  __device__ __forceinline__ void finish(const Arguments& a, const Scalars& scalars, bool stores, float* shared,
-                                         const Place& place) const {
+  DEVICE void finish(const Arguments& a, const Scalars& scalars, bool stores, float* shared, const Place& place) const {
     if (!exists) return;
     Vector<storage_t, VECTOR> z;
 #pragma unroll
@@ -81,7 +78,7 @@ struct Tile {
   int first_map, maps, first_channel, channels;
 };
 
-__device__ __forceinline__ void stage_z(const Arguments& a, const Scalars& scalars, const Tile& tile, float* shared) {
+DEVICE void stage_z(const Arguments& a, const Scalars& scalars, const Tile& tile, float* shared) {
   const bool stores = tile.first_channel == 0;
 #if CHANNELS_LAST
   constexpr int kOwners = BLOCK_MAPS / VECTOR, kLeads = THREADS / kOwners, kPixels = IMAGES * ROWS * OUT_W;
@@ -135,7 +132,7 @@ __device__ __forceinline__ void stage_z(const Arguments& a, const Scalars& scala
 }
 
 // An element of x, 0 where it does not exist. Floats find their way by themselves: settle() waits for them.
-__device__ __forceinline__ void place_x(float* to, const float* from, bool exists) {
+DEVICE void place_x(float* to, const float* from, bool exists) {
 #if __CUDA_ARCH__ >= 800
   const unsigned address = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0)
@@ -145,20 +142,20 @@ __device__ __forceinline__ void place_x(float* to, const float* from, bool exist
 #endif
 }
 template <typename T>
-__device__ __forceinline__ void place_x(float* to, const T* from, bool exists) {
+DEVICE void place_x(float* to, const T* from, bool exists) {
   T value;
   value.bits = 0;
   if (exists) value = *from;
   *to = to_compute(value);
 }
-__device__ __forceinline__ void settle() {
+DEVICE void settle() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
 // Elements of x one by one.
-__device__ __forceinline__ void stage_x(const Arguments& a, const Tile& tile, float* shared) {
+DEVICE void stage_x(const Arguments& a, const Tile& tile, float* shared) {
   const storage_t* x = (const storage_t*)a.x;
   constexpr int kPlane = IN_ROWS * IN_COLUMNS;
 #if CHANNELS_LAST
@@ -192,7 +189,7 @@ __device__ __forceinline__ void stage_x(const Arguments& a, const Tile& tile, fl
 template <int N>
 struct Strip {
   Vector<float, (N + 3) / 4 * 4> pixels;
-  __device__ __forceinline__ void load(const float* z) {
+  DEVICE void load(const float* z) {
 #pragma unroll
     for (int i = 0; i < (N + 3) / 4; ++i) pixels.chunks[i] = ((const uint4*)z)[i];
   }
@@ -200,8 +197,7 @@ struct Strip {
 
 // `rows` strips of N pixels, one below the other: z of the thread's first map, x of its first channel and row of taps.
 template <int N>
-__device__ __forceinline__ void accumulate(const float* z, const float* x, int rows, int column_lane,
-                                           float (&sums)[ENTRIES]) {
+DEVICE void accumulate(const float* z, const float* x, int rows, int column_lane, float (&sums)[ENTRIES]) {
   constexpr int kWindow = (N - 1) * STRIDE_W + KERNEL_W;
   constexpr int kSteps = SLIDES ? TAP_ROWS : 1, kKept = SLIDES ? TAP_ROWS - STRIDE_H : 0;  // rows of x
   float window[DEPTH][TAP_ROWS][kWindow];

@@ -13,21 +13,21 @@
 // that needs no barrier; with more the block is the group. Rows that no block can hold, and norms over other axes than
 // the last ones, are for norm_tiles.cu.
 
-__device__ __forceinline__ compute_t sum_of_warp(compute_t x) {
+DEVICE compute_t sum_of_warp(compute_t x) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
   return x;
 }
 
 // x / WIDTH without the branches of a general division: the product with the reciprocal, and one correction.
-__device__ __forceinline__ compute_t mean_of(compute_t sum) {
+DEVICE compute_t mean_of(compute_t sum) {
   const compute_t reciprocal = (compute_t)1 / (compute_t)WIDTH;
   const compute_t mean = sum * reciprocal;
   return fma(fma(-mean, (compute_t)WIDTH, sum), reciprocal, mean);
 }
 
 // 1 / sqrt(squares / WIDTH + EPSILON), within two units in the last place.
-__device__ __forceinline__ compute_t scale_of(compute_t squares) {
+DEVICE compute_t scale_of(compute_t squares) {
   return rsqrt(squares * ((compute_t)1 / (compute_t)WIDTH) + (compute_t)EPSILON);
 }
 
@@ -36,7 +36,7 @@ typedef compute_t Slots[ROWS_AT_ONCE][32];
 // The sums over the LANES threads of the rows at hand, given to each. Calls alternate between two slots, so that one
 // barrier a call is enough: who writes a slot again has passed the other slot's barrier, and so has everyone who read
 // it.
-__device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots* slots, int& parity) {
+DEVICE void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots* slots, int& parity) {
 #pragma unroll
   for (int m = 0; m < ROWS_AT_ONCE; ++m) x[m] = sum_of_warp(x[m]);
   if (LANES <= 32) return;
@@ -69,15 +69,14 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 
 // Loads of what all rows share must stay in the loop: moved out of it they would fill the registers, and fewer rows
 // would be in flight. `chunks` is 0 here, which the compiler does not know.
-__device__ __forceinline__ SharedOperands keep_in_loop(const SharedOperands& operands, const Arguments& args,
-                                                       row_t row) {
+DEVICE SharedOperands keep_in_loop(const SharedOperands& operands, const Arguments& args, row_t row) {
   return operands.moved(args.chunks * (long long)row);
 }
 
 // Adds an element, of RMS its square.
-__device__ __forceinline__ void add(compute_t& sum, compute_t s) { sum = IS_RMS ? fma(s, s, sum) : sum + s; }
+DEVICE void add(compute_t& sum, compute_t s) { sum = IS_RMS ? fma(s, s, sum) : sum + s; }
 
-__device__ __forceinline__ EpilogueRow load_operand(const Arguments& args, const Offsets& offsets, long long column) {
+DEVICE EpilogueRow load_operand(const Arguments& args, const Offsets& offsets, long long column) {
   EpilogueRow operand;
   operand.load(args, offsets, column);
   return operand;

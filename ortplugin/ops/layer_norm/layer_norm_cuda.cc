@@ -156,7 +156,7 @@ std::string NormOperands(const NormProgram& norm, const NormShape& shape, const 
        << "typedef " << (shape.rows < int64_t{1} << 31 ? "unsigned" : "unsigned long long") << " row_t;\n\n";
   text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands}, stream_results);
   const auto phase = [&](const Phase& operands, const std::vector<uint32_t>& statements, const std::string& signature) {
-    text << "__device__ __forceinline__ " << signature << " {\n"
+    text << "DEVICE " << signature << " {\n"
          << EmitParameterValues(program, shape.accesses, operands) << EmitCuda(program, statements, "  ")
          << EmitResultValues(program, operands);
   };

@@ -24,13 +24,13 @@
 typedef Vector<held_t, VECTOR> Held;
 
 // 1 / sqrt(squares / (HEIGHT RUN) + EPSILON), within two units in the last place.
-__device__ __forceinline__ compute_t scale_of(compute_t squares) {
+DEVICE compute_t scale_of(compute_t squares) {
   return rsqrt(squares * ((compute_t)1 / ((compute_t)HEIGHT * (compute_t)RUN)) + (compute_t)EPSILON);
 }
 
 // a / b for counts, without the branches of a general division.
-__device__ __forceinline__ float ratio(float a, float b) { return __fdividef(a, b); }
-__device__ __forceinline__ double ratio(double a, double b) {
+DEVICE float ratio(float a, float b) { return __fdividef(a, b); }
+DEVICE double ratio(double a, double b) {
   double reciprocal = __fdividef(1.0f, (float)b);
 #pragma unroll
   for (int step = 0; step < 2; ++step) reciprocal = fma(reciprocal, fma(-b, reciprocal, 1.0), reciprocal);
@@ -42,7 +42,7 @@ __device__ __forceinline__ double ratio(double a, double b) {
 struct Moments {
   compute_t count, mean, squares;
 
-  __device__ __forceinline__ void join(const Moments& other) {
+  DEVICE void join(const Moments& other) {
     const compute_t total = count + other.count;
     if (!IS_RMS && other.count > 0) {
       const compute_t delta = other.mean - mean, share = ratio(other.count, total);
@@ -59,33 +59,30 @@ struct Piece {
   unsigned tile, chunk;
   row_t row;                // the tile's first
   int column, first, last;  // the tile's first column; the block's accesses
-  __device__ __forceinline__ Piece()
+  DEVICE Piece()
       : tile(blockIdx.x / CHUNKS),
         chunk(blockIdx.x % CHUNKS),
         row((row_t)(tile / TILES) * HEIGHT),
         column((int)(tile % TILES) * ACCESSES * VECTOR),
         first((int)chunk * CHUNK),
         last(end_of(chunk)) {}
-  __device__ __forceinline__ static int end_of(int chunk) {
+  DEVICE static int end_of(int chunk) {
     return (chunk + 1) * CHUNK < HEIGHT * ACCESSES ? (chunk + 1) * CHUNK : HEIGHT * ACCESSES;
   }
   // How many elements of each group the chunk has.
-  __device__ __forceinline__ static compute_t count_of(int chunk) {
+  DEVICE static compute_t count_of(int chunk) {
     const int accesses = end_of(chunk) - chunk * CHUNK;
     return (compute_t)(SEVERAL ? accesses / ACCESSES * RUN : accesses * VECTOR);
   }
-  __device__ __forceinline__ row_t row_of(int access) const { return row + access / ACCESSES; }
-  __device__ __forceinline__ int column_of(int access) const {
-    return column + (SEVERAL ? (int)threadIdx.x : access) % ACCESSES * VECTOR;
-  }
+  DEVICE row_t row_of(int access) const { return row + access / ACCESSES; }
+  DEVICE int column_of(int access) const { return column + (SEVERAL ? (int)threadIdx.x : access) % ACCESSES * VECTOR; }
   // A row's last tile may have more columns than the matrix.
-  __device__ __forceinline__ bool has_thread() const { return !SEVERAL || column_of(0) < WIDTH; }
+  DEVICE bool has_thread() const { return !SEVERAL || column_of(0) < WIDTH; }
 };
 
 // s of the accesses at, at + THREADS, .. of which `count` are the block's. `stores`: results of the prologue too.
-__device__ __forceinline__ void load_batch(const Arguments& args, const SharedOperands& shared_operands,
-                                           const Piece& piece, int at, int count, bool stores,
-                                           compute_t (&s)[BATCH][VECTOR]) {
+DEVICE void load_batch(const Arguments& args, const SharedOperands& shared_operands, const Piece& piece, int at,
+                       int count, bool stores, compute_t (&s)[BATCH][VECTOR]) {
   PrologueRow operands[BATCH];
 #pragma unroll
   for (int b = 0; b < BATCH; ++b)
@@ -103,14 +100,13 @@ __device__ __forceinline__ void load_batch(const Arguments& args, const SharedOp
   }
 }
 
-__device__ __forceinline__ int batch_at(const Piece& piece, int at) {
+DEVICE int batch_at(const Piece& piece, int at) {
   const int count = (piece.last - at + THREADS - 1) / THREADS;
   return count < BATCH ? count : BATCH;
 }
 
 // The moments of each part of the thread's accesses; s goes to `held` where it is kept.
-__device__ __forceinline__ void take_moments(const Arguments& args, const Piece& piece, Held* held,
-                                             Moments (&moments)[PARTS]) {
+DEVICE void take_moments(const Arguments& args, const Piece& piece, Held* held, Moments (&moments)[PARTS]) {
   const SharedOperands shared_operands(args);
   compute_t seen = 0, means[PARTS] = {}, squares[PARTS] = {};
   for (int at = piece.first + threadIdx.x; at < piece.last && piece.has_thread(); at += BATCH * THREADS) {
@@ -159,7 +155,7 @@ __device__ __forceinline__ void take_moments(const Arguments& args, const Piece&
 
 // Joins the moments of `rows` rows of `lanes` threads into those of row 0, always in the same order.
 template <int N>
-__device__ __forceinline__ void join_rows(Moments (&x)[N], Moments* slots, int row, int lane, int rows, int lanes) {
+DEVICE void join_rows(Moments (&x)[N], Moments* slots, int row, int lane, int rows, int lanes) {
   while (rows > 1) {
     const int half = (rows + 1) / 2, slot = (row < half ? row : row - half) * lanes + lane;
     if (lane < lanes && row >= half && row < rows)
@@ -177,7 +173,7 @@ __device__ __forceinline__ void join_rows(Moments (&x)[N], Moments* slots, int r
 // The moments of each group of the tile, of what the block has of it: group g is thread g's, then g + THREADS, ..
 struct BlockMoments {
   Moments* slots;
-  __device__ __forceinline__ BlockMoments(Moments (&x)[PARTS], Moments* shared) : slots(shared) {
+  DEVICE BlockMoments(Moments (&x)[PARTS], Moments* shared) : slots(shared) {
     int row = threadIdx.x / LANES, lane = threadIdx.x % LANES, rows = THREADS / LANES;
     if (LANES < 32 && 32 % LANES == 0 && THREADS % 32 == 0) {
 #pragma unroll
@@ -198,7 +194,7 @@ struct BlockMoments {
       for (int p = 0; p < PARTS; ++p) slots[lane * PARTS + p] = x[p];
     __syncthreads();
   }
-  __device__ __forceinline__ Moments operator[](int group) const {
+  DEVICE Moments operator[](int group) const {
     const int spans = SEVERAL ? RUN / SPAN : 1;
     Moments x = slots[group * spans];
     for (int k = 1; k < spans; ++k) x.join(slots[group * spans + k]);
@@ -209,14 +205,13 @@ struct BlockMoments {
 // What the elements of a tile's groups are normalised with.
 struct Scales {
   compute_t mean[GROUPS], scale[GROUPS];
-  __device__ __forceinline__ void set(int group, const Moments& x) {
+  DEVICE void set(int group, const Moments& x) {
     mean[group] = x.mean;
     scale[group] = scale_of(x.squares);
   }
 };
 
-__device__ __forceinline__ void normalize(const Arguments& args, const Piece& piece, const Held* held,
-                                          const Scales& scales) {
+DEVICE void normalize(const Arguments& args, const Piece& piece, const Held* held, const Scales& scales) {
   const SharedOperands shared_operands(args);
   compute_t mean[PARTS], scale[PARTS];
 #pragma unroll

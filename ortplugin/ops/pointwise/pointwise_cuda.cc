@@ -216,7 +216,7 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   for (size_t i = 0; i < inputs; ++i)
     if (!IsScalar(shape, i))
       text << "  Vector<" << storage(i) << ", " << (is_row_value(i) ? "1" : "N") << "> p" << i << ";\n";
-  text << "  __device__ __forceinline__ void load(const Arguments& a, index_t index) {\n";
+  text << "  DEVICE void load(const Arguments& a, index_t index) {\n";
   for (size_t i = 0; i < inputs; ++i)
     if (IsLinear(shape, i))
       text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
@@ -237,19 +237,18 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   text << "template <int N>\nstruct Results {\n";
   for (size_t r = 0; r < outputs; ++r) {
     const std::string type = StorageType(ResultType(program, r));
-    text << "  Vector<" << type << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r << "(int j, "
+    text << "  Vector<" << type << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
          << ComputeType(ResultType(program, r)) << " x) {\n    " << type
          << " stored;\n    from_compute(x, stored);\n    r" << r << ".set(j, stored);\n  }\n";
   }
-  text << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
+  text << "  DEVICE void store(const Arguments& a, index_t index) const {\n";
   for (size_t r = 0; r < outputs; ++r)
     text << "    r" << r << ".store((" << StorageType(ResultType(program, r)) << "*)a.out[" << r
          << "] + (unsigned long long)index * N);\n";
   text << "  }\n};\n\n";
 
-  text
-      << "template <int N>\n__device__ __forceinline__ void apply(const Operands<N>& operands, const Scalars& scalars, "
-         "int j, Results<N>& results) {\n";
+  text << "template <int N>\nDEVICE void apply(const Operands<N>& operands, const Scalars& scalars, "
+          "int j, Results<N>& results) {\n";
   for (size_t i = 0; i < inputs; ++i)
     text << "  const " << ComputeType(ParameterType(program, i)) << " v" << program.parameters()[i] << " = to_compute("
          << (IsScalar(shape, i) ? "scalars.p" : "operands.p") << i

@@ -11,23 +11,23 @@
 
 // The greater of two; NaN if either is.
 template <typename A>
-__device__ __forceinline__ A greater(A a, A b) {
+DEVICE A greater(A a, A b) {
   return a > b || a != a ? a : b;
 }
 #if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ float greater(float a, float b) {
+DEVICE float greater(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 #endif
 
-__device__ __forceinline__ void lower(half_t& x) { x.bits = 0xfc00; }
-__device__ __forceinline__ void lower(bfloat_t& x) { x.bits = 0xff80; }
-__device__ __forceinline__ void lower(float& x) { x = __uint_as_float(0xff800000u); }
-__device__ __forceinline__ void lower(double& x) { x = __longlong_as_double(0xfff0000000000000ll); }
-__device__ __forceinline__ void lower(signed char& x) { x = -128; }
-__device__ __forceinline__ void lower(unsigned char& x) { x = 0; }
+DEVICE void lower(half_t& x) { x.bits = 0xfc00; }
+DEVICE void lower(bfloat_t& x) { x.bits = 0xff80; }
+DEVICE void lower(float& x) { x = __uint_as_float(0xff800000u); }
+DEVICE void lower(double& x) { x = __longlong_as_double(0xfff0000000000000ll); }
+DEVICE void lower(signed char& x) { x = -128; }
+DEVICE void lower(unsigned char& x) { x = 0; }
 
 typedef Vector<T, VECTOR> Elements;
 
@@ -35,13 +35,13 @@ typedef Vector<T, VECTOR> Elements;
 // The maxima so far: elements as they are stored, of which 16-bit ones are compared in pairs.
 struct Totals {
   Elements x;
-  __device__ __forceinline__ void clear() {
+  DEVICE void clear() {
     T lowest;
     lower(lowest);
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) x.set(j, lowest);
   }
-  __device__ __forceinline__ void add(const Elements& other) {
+  DEVICE void add(const Elements& other) {
 #if __CUDA_ARCH__ >= 800 && defined(PAIRS) && VECTOR > 1
 #pragma unroll
     for (int i = 0; i < VECTOR / 2; ++i)
@@ -55,23 +55,23 @@ struct Totals {
     }
 #endif
   }
-  __device__ __forceinline__ compute_t get(int j) const { return (compute_t)to_compute(x[j]); }
+  DEVICE compute_t get(int j) const { return (compute_t)to_compute(x[j]); }
 };
-__device__ __forceinline__ compute_t combined(compute_t a, compute_t b) { return greater(a, b); }
+DEVICE compute_t combined(compute_t a, compute_t b) { return greater(a, b); }
 #else
 struct Totals {
   compute_t x[VECTOR];
-  __device__ __forceinline__ void clear() {
+  DEVICE void clear() {
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) x[j] = 0;
   }
-  __device__ __forceinline__ void add(const Elements& other) {
+  DEVICE void add(const Elements& other) {
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) x[j] += to_compute(other[j]);
   }
-  __device__ __forceinline__ compute_t get(int j) const { return x[j]; }
+  DEVICE compute_t get(int j) const { return x[j]; }
 };
-__device__ __forceinline__ compute_t combined(compute_t a, compute_t b) { return a + b; }
+DEVICE compute_t combined(compute_t a, compute_t b) { return a + b; }
 #endif
 
 #if WINDOWS
@@ -88,7 +88,7 @@ struct Arguments {
 struct Tap {
   int at;
   bool inside;
-  __device__ __forceinline__ Tap(int where, int size) {
+  DEVICE Tap(int where, int size) {
     at = where;
     inside = true;
 #if PADDED
@@ -107,7 +107,7 @@ struct Tap {
 #endif
 
 // The elements that an average over the window at `start` counts along an axis.
-__device__ __forceinline__ int count_of(int start, int kernel, int dilation, int size, int pad_end) {
+DEVICE int count_of(int start, int kernel, int dilation, int size, int pad_end) {
 #if !PADDED
   return kernel;
 #else
@@ -199,32 +199,32 @@ struct Arguments {
 #define SUMS (ITEMS < 2 ? 1 : 2)  // at once, of a thread
 #define WIDTH (ALONG ? 1 : VECTOR)
 
-__device__ __forceinline__ unsigned rank_in_cluster() {
+DEVICE unsigned rank_in_cluster() {
   unsigned rank = 0;
 #if CLUSTER > 1
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
 #endif
   return rank;
 }
-__device__ __forceinline__ void meet_cluster() {
+DEVICE void meet_cluster() {
 #if CLUSTER > 1
   asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
 
 #if CLUSTER > 1
-__device__ __forceinline__ void load_shared(unsigned address, int& x) {
+DEVICE void load_shared(unsigned address, int& x) {
   asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
 }
-__device__ __forceinline__ void load_shared(unsigned address, float& x) {
+DEVICE void load_shared(unsigned address, float& x) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
 }
-__device__ __forceinline__ void load_shared(unsigned address, double& x) {
+DEVICE void load_shared(unsigned address, double& x) {
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(x) : "r"(address) : "memory");
 }
 #endif
 // What stands at `here` in the shared memory of another block of the cluster.
-__device__ __forceinline__ compute_t read_block(const compute_t* here, unsigned rank) {
+DEVICE compute_t read_block(const compute_t* here, unsigned rank) {
   compute_t x = *here;
 #if CLUSTER > 1
   unsigned address = (unsigned)__cvta_generic_to_shared(here);
@@ -234,7 +234,7 @@ __device__ __forceinline__ compute_t read_block(const compute_t* here, unsigned 
   return x;
 }
 
-__device__ __forceinline__ void store_total(const Arguments& a, unsigned long long at, compute_t total) {
+DEVICE void store_total(const Arguments& a, unsigned long long at, compute_t total) {
 #if IS_MAX
   from_compute((widest_t)total, a.y[at]);
 #else

@@ -27,8 +27,8 @@ struct Arguments {
 struct Place {
   int low, high;
   float weight;  // of the second; below 0 where both are the same
-  __device__ __forceinline__ Place() : low(0), high(0), weight(-1.0f) {}
-  __device__ __forceinline__ Place(int o, const Axis& axis) {
+  DEVICE Place() : low(0), high(0), weight(-1.0f) {}
+  DEVICE Place(int o, const Axis& axis) {
     const float shifted = __fadd_rn((float)o, SHIFT);
     const float at = __fsub_rn(__fdiv_rn(__fmul_rn(shifted, axis.factor), axis.divisor), SHIFT);
 #if IS_LINEAR
@@ -47,7 +47,7 @@ struct Place {
 #if IS_LINEAR
 // An element whose weight is 0 takes part, as in ONNX Runtime: NaN and infinity times 0 are NaN. Beyond the edge there
 // is none.
-__device__ __forceinline__ compute_t between(compute_t low, compute_t high, compute_t weight) {
+DEVICE compute_t between(compute_t low, compute_t high, compute_t weight) {
   return weight < (compute_t)0 ? low : fma(weight, high, ((compute_t)1 - weight) * low);
 }
 #endif
@@ -64,7 +64,7 @@ typedef Vector<T, VECTOR> Element;
 struct Rows {
   index_t at[AXES == 3 ? 2 : 1][AXES >= 2 ? 2 : 1];  // in elements of inner's vectors, from the image's start
   compute_t weight_d, weight_h;
-  __device__ __forceinline__ Rows(const Arguments& a, const Place& d, const Place& h) {
+  DEVICE Rows(const Arguments& a, const Place& d, const Place& h) {
     weight_d = (compute_t)d.weight;
     weight_h = (compute_t)h.weight;
     const index_t row = (index_t)a.axes[2].size * (index_t)a.inner;
@@ -77,8 +77,7 @@ struct Rows {
 };
 
 #if IS_LINEAR
-__device__ __forceinline__ void load(const T* image, const Rows& rows, index_t low, index_t high, float weight,
-                                     compute_t (&y)[WIDTH]) {
+DEVICE void load(const T* image, const Rows& rows, index_t low, index_t high, float weight, compute_t (&y)[WIDTH]) {
   const int COUNT_D = AXES == 3 ? 2 : 1, COUNT_H = AXES >= 2 ? 2 : 1;
   Element x[COUNT_D][COUNT_H][2];
 #pragma unroll

@@ -31,13 +31,13 @@ struct Arguments {
   Term base[AT_LEAST_ONE(BASE_TERMS)], index[AT_LEAST_ONE(INDEX_TERMS)], update[AT_LEAST_ONE(UPDATE_TERMS)];
 };
 
-__device__ __forceinline__ count_t coordinate(const Term& term, count_t n) {
+DEVICE count_t coordinate(const Term& term, count_t n) {
   n /= (count_t)term.divisor;
   return term.modulus != 0 ? n % (count_t)term.modulus : n;
 }
 
 template <int COUNT, bool IS_LINEAR>
-__device__ __forceinline__ count_t sum_of_terms(const Term* terms, count_t n) {
+DEVICE count_t sum_of_terms(const Term* terms, count_t n) {
   if (IS_LINEAR) return n * (count_t)terms[0].stride;
   count_t sum = 0;
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ count_t sum_of_terms(const Term* terms, count_t n) {
 }
 
 // The slot of a unit; false where its index is out of range.
-__device__ __forceinline__ bool slot_of(const Arguments& args, count_t n, count_t& slot) {
+DEVICE bool slot_of(const Arguments& args, count_t n, count_t& slot) {
   slot = sum_of_terms<BASE_TERMS, false>(args.base, n);
   const index_t* index = args.indices + (IS_SLICE ? 0 : sum_of_terms<INDEX_TERMS, INDEX_IS_LINEAR>(args.index, n));
   bool is_valid = true;
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool slot_of(const Arguments& args, count_t n, count_
   return is_valid;
 }
 
-__device__ __forceinline__ const element_t* unit_of(const Arguments& args, count_t n) {
+DEVICE const element_t* unit_of(const Arguments& args, count_t n) {
   return args.updates + sum_of_terms<UPDATE_TERMS, UPDATE_IS_LINEAR>(args.update, n);
 }
 
@@ -79,36 +79,36 @@ __device__ __forceinline__ const element_t* unit_of(const Arguments& args, count
 
 #if REDUCTION != NONE
 #if IS_FLOATING
-__device__ __forceinline__ compute_t widen(element_t x) { return to_compute(x); }
+DEVICE compute_t widen(element_t x) { return to_compute(x); }
 // The conversions leave open which NaN a NaN becomes.
-__device__ __forceinline__ void set_nan(half_t& x) { x.bits = 0x7e00; }
-__device__ __forceinline__ void set_nan(bfloat_t& x) { x.bits = 0x7fc0; }
-__device__ __forceinline__ void set_nan(float&) {}
-__device__ __forceinline__ void set_nan(double&) {}
-__device__ __forceinline__ element_t narrow(compute_t x) {
+DEVICE void set_nan(half_t& x) { x.bits = 0x7e00; }
+DEVICE void set_nan(bfloat_t& x) { x.bits = 0x7fc0; }
+DEVICE void set_nan(float&) {}
+DEVICE void set_nan(double&) {}
+DEVICE element_t narrow(compute_t x) {
   element_t y;
   from_compute(x, y);
   if (x != x) set_nan(y);
   return y;
 }
 // Of equal numbers that differ in sign, the minimum is -0 and the maximum +0; a NaN wins and is always the same one.
-__device__ __forceinline__ float either(float a, float b) {
+DEVICE float either(float a, float b) {
   if (a != b) return __int_as_float(0x7fc00000);
   const int x = __float_as_int(a), y = __float_as_int(b);
   return __int_as_float(REDUCTION == MIN ? x | y : x & y);
 }
-__device__ __forceinline__ double either(double a, double b) {
+DEVICE double either(double a, double b) {
   if (a != b) return __longlong_as_double(0x7ff8000000000000ll);
   const long long x = __double_as_longlong(a), y = __double_as_longlong(b);
   return __longlong_as_double(REDUCTION == MIN ? x | y : x & y);
 }
 #else
-__device__ __forceinline__ compute_t widen(element_t x) { return (compute_t)x; }
-__device__ __forceinline__ element_t narrow(compute_t x) { return (element_t)x; }
-__device__ __forceinline__ compute_t either(compute_t a, compute_t) { return a; }
+DEVICE compute_t widen(element_t x) { return (compute_t)x; }
+DEVICE element_t narrow(compute_t x) { return (element_t)x; }
+DEVICE compute_t either(compute_t a, compute_t) { return a; }
 #endif
 
-__device__ __forceinline__ compute_t combine(compute_t a, compute_t b) {
+DEVICE compute_t combine(compute_t a, compute_t b) {
 #if REDUCTION == ADD
   return a + b;
 #elif REDUCTION == MUL
@@ -126,7 +126,7 @@ __device__ __forceinline__ compute_t combine(compute_t a, compute_t b) {
 typedef Vector<element_t, VECTOR> Pack;
 
 // VECTOR elements of a tensor that this kernel also writes, so not through the read-only path.
-__device__ __forceinline__ Pack load_shared(const element_t* p) {
+DEVICE Pack load_shared(const element_t* p) {
   Pack pack;
 #pragma unroll
   for (int i = 0; i < Pack::kBytes / Pack::kStep; ++i) pack.chunks[i] = ((const typename Pack::chunk_t*)p)[i];
@@ -137,15 +137,15 @@ __device__ __forceinline__ Pack load_shared(const element_t* p) {
 // The elements of a slot that are being combined.
 struct Sums {
   compute_t x[VECTOR];
-  __device__ __forceinline__ void start(const Pack& pack) {
+  DEVICE void start(const Pack& pack) {
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) x[j] = widen(pack.elements[j]);
   }
-  __device__ __forceinline__ void add(const Pack& pack) {
+  DEVICE void add(const Pack& pack) {
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) x[j] = combine(x[j], widen(pack.elements[j]));
   }
-  __device__ __forceinline__ Pack result() const {
+  DEVICE Pack result() const {
     Pack pack;
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) pack.set(j, narrow(x[j]));
@@ -167,8 +167,8 @@ struct Tile {
   int lane;
   Pack packs[ITEMS];
 
-  __device__ __forceinline__ count_t at(int i) const { return first + (count_t)((i * 32 + lane) * VECTOR); }
-  __device__ __forceinline__ void load(const element_t* data) {
+  DEVICE count_t at(int i) const { return first + (count_t)((i * 32 + lane) * VECTOR); }
+  DEVICE void load(const element_t* data) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       if (at(i) + VECTOR <= elements) {
@@ -180,7 +180,7 @@ struct Tile {
       }
     }
   }
-  __device__ __forceinline__ void store(element_t* out) const {
+  DEVICE void store(element_t* out) const {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       if (at(i) + VECTOR <= elements) {
@@ -194,7 +194,7 @@ struct Tile {
   }
 };
 
-__device__ __forceinline__ Tile tile_of(const Arguments& args, count_t block) {
+DEVICE Tile tile_of(const Arguments& args, count_t block) {
   Tile tile;
   tile.lane = threadIdx.x % 32;
   tile.elements = (count_t)args.elements;
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if REDUCTION == NONE && (FORM == FEW || IS_COVERING)
 
 // Writes a tile of a unit, if it is the last unit of its slot. What is written is on its way before that is known.
-__device__ __forceinline__ void write_tile_of_unit(const Arguments& args, count_t warp) {
+DEVICE void write_tile_of_unit(const Arguments& args, count_t warp) {
   const count_t units = (count_t)args.units, width = (count_t)args.width;
   const bool is_one_tile = width <= TILE;
   const count_t n = is_one_tile ? warp : warp % units, lane = threadIdx.x % 32;
@@ -271,15 +271,14 @@ __device__ __forceinline__ void write_tile_of_unit(const Arguments& args, count_
 #define CHUNKS 2  // of 32 units, at most
 
 #if IS_SINGLE  // units of one element
-__device__ __forceinline__ Vector<element_t, 1> from_lane(Vector<element_t, 1> x, int lane) {
+DEVICE Vector<element_t, 1> from_lane(Vector<element_t, 1> x, int lane) {
 #pragma unroll
   for (int i = 0; i < (int)(sizeof(x.words) / 4); ++i) x.words[i] = __shfl_sync(FULL_WARP, x.words[i], lane);
   return x;
 }
 
 template <typename Take>
-__device__ __forceinline__ void meet(const Vector<element_t, 1>& unit, count_t start, count_t, count_t element,
-                                     Take take) {
+DEVICE void meet(const Vector<element_t, 1>& unit, count_t start, count_t, count_t element, Take take) {
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j)
     if (element + j == start) take(j, unit.elements[0]);
@@ -287,7 +286,7 @@ __device__ __forceinline__ void meet(const Vector<element_t, 1>& unit, count_t s
 #else
 // Takes what a unit has for VECTOR elements of the output, from `element` on.
 template <typename Take>
-__device__ __forceinline__ void meet(const element_t* unit, count_t start, count_t width, count_t element, Take take) {
+DEVICE void meet(const element_t* unit, count_t start, count_t width, count_t element, Take take) {
 #if WHOLE  // slots begin and end with an access
   if (element - start < width) {
     Pack update;
@@ -330,8 +329,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Argume
 #endif
 
 // Copies the elements of a tile that no unit covers.
-__device__ __forceinline__ void copy_rest(const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS],
-                                          const unsigned (&hits)[CHUNKS]) {
+DEVICE void copy_rest(const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS],
+                      const unsigned (&hits)[CHUNKS]) {
   const count_t width = (count_t)args.width;
   unsigned covered = 0;
 #pragma unroll
@@ -538,30 +537,30 @@ union Word {
 #if REDUCTION == ADD && HAS_ATOMIC_ADD
 // The atomic sum of floats takes subnormal numbers for 0. With a large enough summand that makes no difference: a
 // subnormal number is lost beside it anyhow, and no difference of the two is subnormal.
-__device__ __forceinline__ bool is_added_exactly(float x) { return fabsf(x) >= 0x1p-100f; }
+DEVICE bool is_added_exactly(float x) { return fabsf(x) >= 0x1p-100f; }
 template <typename T>
-__device__ __forceinline__ bool is_added_exactly(T) {
+DEVICE bool is_added_exactly(T) {
   return true;
 }
 #if __CUDA_ARCH__ < 900
-__device__ __forceinline__ bool is_added_exactly(bfloat_t) { return false; }  // there is none
-__device__ __forceinline__ void add_without_answer(bfloat_t*, bfloat_t) {}
+DEVICE bool is_added_exactly(bfloat_t) { return false; }  // there is none
+DEVICE void add_without_answer(bfloat_t*, bfloat_t) {}
 #else
-__device__ __forceinline__ void add_without_answer(bfloat_t* p, bfloat_t x) {
+DEVICE void add_without_answer(bfloat_t* p, bfloat_t x) {
   asm volatile("red.global.add.noftz.bf16 [%0], %1;" ::"l"(p), "h"(x.bits) : "memory");
 }
 #endif
-__device__ __forceinline__ void add_without_answer(half_t* p, half_t x) {
+DEVICE void add_without_answer(half_t* p, half_t x) {
   asm volatile("red.global.add.noftz.f16 [%0], %1;" ::"l"(p), "h"(x.bits) : "memory");
 }
 template <typename T>
-__device__ __forceinline__ void add_without_answer(T* p, T x) {
+DEVICE void add_without_answer(T* p, T x) {
   atomicAdd(p, x);
 }
 #endif
 
 // IS_UNIQUE: nobody else is at the element; that no answer is waited for is all the gain.
-__device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
+DEVICE void combine_atomically(element_t* p, element_t x) {
 #if REDUCTION == ADD && HAS_ATOMIC_ADD
   if (is_added_exactly(x)) {
     add_without_answer(p, x);

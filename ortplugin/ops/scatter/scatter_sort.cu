@@ -11,7 +11,7 @@
 #define SORT_TILE (SORT_THREADS * SORT_ITEMS)
 #define SORT_WARPS (SORT_THREADS / 32)
 
-__device__ __forceinline__ count_t key_of(const Arguments& args, count_t n) {
+DEVICE count_t key_of(const Arguments& args, count_t n) {
   count_t slot;
   return slot_of(args, n, slot) ? slot : (count_t)args.slots;
 }
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
 }
 
 // The sum of x over the threads before this one.
-__device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
+DEVICE unsigned sum_before(unsigned x, unsigned* slots) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   unsigned sum = x;
 #pragma unroll
@@ -57,8 +57,8 @@ __device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
 constexpr int kWindow = 16;
 
 // Place of each key among its warp's of the same digit.
-__device__ __forceinline__ void rank_keys(unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS],
-                                          unsigned short* counts, int shift, int bits) {
+DEVICE void rank_keys(unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS], unsigned short* counts,
+                      int shift, int bits) {
   const unsigned lane = threadIdx.x % 32, digit_mask = (1u << bits) - 1;
 #pragma unroll
   for (int i = 0; i < SORT_ITEMS; ++i) {
@@ -80,8 +80,8 @@ __device__ __forceinline__ void rank_keys(unsigned short (&rank)[SORT_ITEMS], co
 
 // How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
 // nearest, until one has the count of all before it.
-__device__ __forceinline__ unsigned count_before(volatile const unsigned* published, unsigned* partial, unsigned tile,
-                                                 unsigned digit, unsigned group, unsigned groups, unsigned digit_mask) {
+DEVICE unsigned count_before(volatile const unsigned* published, unsigned* partial, unsigned tile, unsigned digit,
+                             unsigned group, unsigned groups, unsigned digit_mask) {
   unsigned before = 0;
   bool is_known = tile == 0;
   for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
@@ -195,8 +195,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
 // Adds the units of `slot` from `next` on, up to AHEAD * 32 of them, in order and in every lane; returns how many there
 // were. The warp loads them side by side.
 template <int AHEAD>
-__device__ __forceinline__ int add_units(const Arguments& args, const count_t* keys, const unsigned* units,
-                                         count_t slot, count_t next, Sums& sums) {
+DEVICE int add_units(const Arguments& args, const count_t* keys, const unsigned* units, count_t slot, count_t next,
+                     Sums& sums) {
   const count_t lane = threadIdx.x % 32, total = (count_t)args.units;
   Pack ahead[AHEAD];
   int count = 0;
@@ -222,8 +222,8 @@ __device__ __forceinline__ int add_units(const Arguments& args, const count_t* k
 }
 
 // Each lane loads its unit; a slot's first then takes its neighbours' one after another.
-__device__ __forceinline__ void fold_narrow(const Arguments& args, const count_t* keys, const unsigned* units,
-                                            count_t place, count_t slot, element_t* out) {
+DEVICE void fold_narrow(const Arguments& args, const count_t* keys, const unsigned* units, count_t place, count_t slot,
+                        element_t* out) {
   const bool is_valid = slot < (count_t)args.slots;
   const int lane = threadIdx.x % 32;
   Pack pack;

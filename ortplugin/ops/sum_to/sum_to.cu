@@ -25,7 +25,7 @@ struct Totals {
 #define MEMBER(i, T) T s##i[COUNT];
   EACH_SUM(MEMBER)
 #undef MEMBER
-  __device__ __forceinline__ void clear() {
+  DEVICE void clear() {
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
 #define CLEAR(i, T) s##i[j] = 0;
@@ -33,7 +33,7 @@ struct Totals {
 #undef CLEAR
     }
   }
-  __device__ __forceinline__ void add(const Totals& other) {
+  DEVICE void add(const Totals& other) {
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
 #define ADD(i, T) s##i[j] += other.s##i[j];
@@ -48,7 +48,7 @@ struct Terms : Totals<VECTOR> {};
 // Of one index k.
 struct Sums : Totals<WIDTH> {
   using Totals::add;
-  __device__ __forceinline__ void add(const Terms& terms) {
+  DEVICE void add(const Terms& terms) {
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) {
 #define ADD(i, T) s##i[j] += ALONG ? sum_of_vector(terms.s##i) : terms.s##i[j];
@@ -59,7 +59,7 @@ struct Sums : Totals<WIDTH> {
 
  private:
   template <typename T>
-  __device__ __forceinline__ static T sum_of_vector(const T (&terms)[VECTOR]) {
+  DEVICE static T sum_of_vector(const T (&terms)[VECTOR]) {
     T x[VECTOR];
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) x[j] = terms[j];
@@ -73,7 +73,7 @@ struct Sums : Totals<WIDTH> {
 
 // What the threads of one index k have found, added up in the first of them. `slots`: room for THREADS * WIDTH.
 template <typename T>
-__device__ __forceinline__ void sum_of_threads(T (&x)[WIDTH], T* slots) {
+DEVICE void sum_of_threads(T (&x)[WIDTH], T* slots) {
 #if ALONG
   const int lanes = SUMMED_THREADS < 32 ? SUMMED_THREADS : 32;
 #pragma unroll
@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args
 
 // Every `adders`-th chunk of one sum, from the `adder`-th on. So many are asked for before the first is needed.
 template <typename T>
-__device__ __forceinline__ T sum_of_chunks(const T* partial, unsigned adder, unsigned adders, const Arguments& args) {
+DEVICE T sum_of_chunks(const T* partial, unsigned adder, unsigned adders, const Arguments& args) {
   const int batch = 8;
   T sum = 0;
   for (unsigned long long chunk = adder; chunk < args.chunks; chunk += batch * adders) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ T sum_of_chunks(const T* partial, unsigned adder, uns
 
 // What the threads `columns` apart have found, added up in the first of them.
 template <typename T>
-__device__ __forceinline__ T sum_of_column(T x, T* slots, unsigned adders, unsigned columns) {
+DEVICE T sum_of_column(T x, T* slots, unsigned adders, unsigned columns) {
   slots[threadIdx.x] = x;
   __syncthreads();
   for (unsigned half = adders / 2; half > 0; half /= 2) {

@@ -290,7 +290,7 @@ class SourceWriter {
     for (const size_t t : Tensors(group_)) text_ << "  unsigned long long at" << t << ";\n";
     for (size_t t = 0; t < inputs_; ++t)
       if (!IsScalar(group_, t) && IsKept(group_, t)) text_ << "  " << VectorOf(t) << ";\n";
-    text_ << "  __device__ __forceinline__ Kept(const Arguments& a, index_t k) {\n" << kept_.EmitOffsets("    ");
+    text_ << "  DEVICE Kept(const Arguments& a, index_t k) {\n" << kept_.EmitOffsets("    ");
     for (const size_t t : Tensors(group_)) text_ << "    at" << t << " = " << kept_.OffsetOf(t) << ";\n";
     for (size_t t = 0; t < inputs_; ++t)
       if (!IsScalar(group_, t) && IsKept(group_, t))
@@ -302,8 +302,7 @@ class SourceWriter {
     text_ << "struct Operands {\n";
     for (size_t t = 0; t < inputs_; ++t)
       if (!IsKept(group_, t)) text_ << "  " << VectorOf(t) << ";\n";
-    text_ << "  __device__ __forceinline__ void load(const Arguments& a, const Kept& at, index_t r) {\n"
-          << summed_.EmitOffsets("    ");
+    text_ << "  DEVICE void load(const Arguments& a, const Kept& at, index_t r) {\n" << summed_.EmitOffsets("    ");
     for (size_t t = 0; t < inputs_; ++t)
       if (!IsKept(group_, t))
         text_ << "    p" << t << (config_.stream && group_.axes.is_linear(t) ? ".load_once(" : ".load(") << Pointer(t)
@@ -315,11 +314,11 @@ class SourceWriter {
     text_ << "struct Results {\n";
     for (size_t n = 0; n < group_.results.size(); ++n) {
       const DType type = ResultType(sums_, group_.results[n]);
-      text_ << "  Vector<" << StorageType(type) << ", VECTOR> r" << n << ";\n  __device__ __forceinline__ void set" << n
-            << "(int j, " << ComputeType(type) << " x) {\n    " << StorageType(type)
+      text_ << "  Vector<" << StorageType(type) << ", VECTOR> r" << n << ";\n  DEVICE void set" << n << "(int j, "
+            << ComputeType(type) << " x) {\n    " << StorageType(type)
             << " stored;\n    from_compute(x, stored);\n    r" << n << ".set(j, stored);\n  }\n";
     }
-    text_ << "  __device__ __forceinline__ void store(const Arguments& a, const Kept& at, index_t r) const {\n";
+    text_ << "  DEVICE void store(const Arguments& a, const Kept& at, index_t r) const {\n";
     if (!group_.results.empty()) text_ << summed_.EmitOffsets("    ");
     for (size_t n = 0; n < group_.results.size(); ++n)
       text_ << "    r" << n << (config_.stream ? ".store_once((" : ".store((")
@@ -329,7 +328,7 @@ class SourceWriter {
   }
 
   void WriteProgram() {
-    text_ << "template <typename T>\n__device__ __forceinline__ void apply(const Operands& operands, const Kept& at, "
+    text_ << "template <typename T>\nDEVICE void apply(const Operands& operands, const Kept& at, "
              "const Scalars& scalars, int j, Results& results, T& terms) {\n";
     for (size_t t = 0; t < inputs_; ++t)
       text_ << "  const " << ComputeType(TypeOf(t)) << " v" << program_.parameters()[group_.parameters[t]]
@@ -347,7 +346,7 @@ class SourceWriter {
   }
 
   void WriteStoreSums() {
-    text_ << "__device__ __forceinline__ void store_sums(const Arguments& a, unsigned long long element";
+    text_ << "DEVICE void store_sums(const Arguments& a, unsigned long long element";
     for (const size_t s : group_.sums) text_ << ", " << ComputeType(SumType(sums_, s)) << " v" << sums_.sums[s].value;
     text_ << ") {\n";
     size_t out = group_.results.size();

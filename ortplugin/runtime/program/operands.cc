@@ -389,7 +389,7 @@ std::string EmitPhaseOperands(const std::vector<Access>& accesses, const std::ve
       text << "  Vector<" << Storage(accesses[i]) << ", VECTOR> p" << i << ";\n";
     }
   }
-  text << "  __device__ __forceinline__ void load(const Arguments& a, "
+  text << "  DEVICE void load(const Arguments& a, "
        << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", long long column) {\n";
   for (const size_t i : phase.parameters) {
     const Access& access = accesses[i];
@@ -417,11 +417,11 @@ std::string EmitPhaseResults(const Program& program, const Phase& phase, bool st
   const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
   for (const size_t r : phase.results) {
     text << "  Vector<" << StorageType(result_type(r)) << ", VECTOR> r" << r << ";\n";
-    text << "  __device__ __forceinline__ void set" << r << "(int j, " << ComputeType(result_type(r)) << " x) {\n    "
+    text << "  DEVICE void set" << r << "(int j, " << ComputeType(result_type(r)) << " x) {\n    "
          << StorageType(result_type(r)) << " stored;\n    from_compute(x, stored);\n    r" << r
          << ".set(j, stored);\n  }\n";
   }
-  text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, long long column) "
+  text << "  DEVICE void store(const Arguments& a, const Offsets& offsets, long long column) "
           "const {\n";
   for (const size_t r : phase.results)
     text << "    r" << r << (stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
@@ -436,7 +436,7 @@ std::string EmitScalars(const std::vector<ScalarOperand>& operands, const char* 
   std::ostringstream text;
   text << "struct Scalars {\n";
   for (const ScalarOperand& each : operands) text << "  Vector<" << each.storage << ", 1> p" << each.number << ";\n";
-  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+  text << "  DEVICE Scalars(const Arguments& a) {\n";
   for (const ScalarOperand& each : operands)
     text << "    p" << each.number << "." << load << "(" << each.pointer << ");\n";
   text << "  }\n};\n\n";
@@ -464,7 +464,7 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
   text << "struct Offsets {\n  long long linear;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear()) text << "  long long p" << i << ";\n";
-  text << "  __device__ __forceinline__ Offsets(const Arguments& a, row_t row) {\n    linear = (long long)row * "
+  text << "  DEVICE Offsets(const Arguments& a, row_t row) {\n    linear = (long long)row * "
           "WIDTH;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear())
@@ -474,13 +474,13 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
   text << "struct SharedOperands {\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (IsSharedVector(accesses[i])) text << "  const " << Storage(accesses[i]) << "* p" << i << ";\n";
-  text << "  __device__ __forceinline__ SharedOperands(const Arguments& a) {\n";
+  text << "  DEVICE SharedOperands(const Arguments& a) {\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (IsSharedVector(accesses[i]))
       text << "    p" << i << " = (const " << Storage(accesses[i]) << "*)a.in[" << i << "];\n";
   text << "  }\n";
   text << "  // The same operands, at addresses that the compiler can't know to be the same.\n"
-       << "  __device__ __forceinline__ SharedOperands moved(long long by) const {\n    SharedOperands x = *this;\n";
+       << "  DEVICE SharedOperands moved(long long by) const {\n    SharedOperands x = *this;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (IsSharedVector(accesses[i])) text << "    x.p" << i << " += by;\n";
   text << "    return x;\n  }\n};\n\n";

@@ -39,8 +39,7 @@ struct Source {
 // KEYS rows to shared memory from `first` on, zeros behind the last one and the head. `skipped`: the rows from there on
 // are written by others.
 template <int WIDTH, int PADDED>
-__device__ __forceinline__ void copy_rows(storage_t* to, const Source& from, int first, int past, int skipped,
-                                          int keys) {
+DEVICE void copy_rows(storage_t* to, const Source& from, int first, int past, int skipped, int keys) {
   constexpr int kCopies = KEYS * PADDED / 8;
 #pragma unroll
   for (int i = 0; i < (kCopies + 31) / 32; ++i) {
@@ -60,7 +59,7 @@ __device__ __forceinline__ void copy_rows(storage_t* to, const Source& from, int
 
 #if HAS_PAST
 template <int WIDTH, int PADDED>
-__device__ __forceinline__ void write_present(const Source& to, const storage_t* from, int first, int keys) {
+DEVICE void write_present(const Source& to, const storage_t* from, int first, int keys) {
 #pragma unroll 4
   for (int at = threadIdx.x % 32; at < KEYS * WIDTH / 8; at += 32) {
     const int row = at / (WIDTH / 8), column = at % (WIDTH / 8) * 8;
@@ -81,7 +80,7 @@ struct WarpTile {
   long long mask_step;
 #endif
 
-  __device__ __forceinline__ WarpTile(const Arguments& a, const Keys& seen, long long batch, long long kv_head)
+  DEVICE WarpTile(const Arguments& a, const Keys& seen, long long batch, long long kv_head)
       : scale((float)a.scale), softcap((float)a.softcap) {
 #pragma unroll
     for (int n = 0; n < V_PADDED / 8; ++n)
@@ -105,7 +104,7 @@ struct WarpTile {
   }
 
   // The score as an exponent of 2.
-  __device__ __forceinline__ float score(float product, int half, int key) const {
+  DEVICE float score(float product, int half, int key) const {
     if (key < first_key[half] || key >= last_key[half]) return -INFINITE;
     product *= scale;
 #if HAS_SOFTCAP
@@ -121,7 +120,7 @@ struct WarpTile {
     return exponent_of(product);
   }
 
-  __device__ __forceinline__ void take(const storage_t* q, const storage_t* stage, int first) {
+  DEVICE void take(const storage_t* q, const storage_t* stage, int first) {
     const int lane = threadIdx.x % 32;
     float scores[2][4] = {};
     const storage_t* const queries = q + lane % 16 * QK_PITCH + lane / 16 * 8;
@@ -150,7 +149,7 @@ struct WarpTile {
   }
 
   // Products become exponentials; what was summed before shrinks where the maximum grows.
-  __device__ __forceinline__ void soften(float (&scores)[2][4], int half, int first) {
+  DEVICE void soften(float (&scores)[2][4], int half, int first) {
     float most = row_max[half], sum = 0;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
@@ -177,7 +176,7 @@ struct WarpTile {
   }
 
   // [ROWS][PARTIAL]
-  __device__ __forceinline__ void store(float* partial, int rows) const {
+  DEVICE void store(float* partial, int rows) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_of_row(row_sum[half]);
@@ -194,8 +193,7 @@ struct WarpTile {
 
 // The sum over COUNT partial results, `step` floats apart: of one column, and of the rows' maximum and sum.
 template <int COUNT>
-__device__ __forceinline__ void add(const float* partials, int step, int column, float& most, float& sum,
-                                    float& value) {
+DEVICE void add(const float* partials, int step, int column, float& most, float& sum, float& value) {
   most = -INFINITE;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) most = fmaxf(most, partials[i * step + V_PADDED]);
@@ -213,7 +211,7 @@ __device__ __forceinline__ void add(const float* partials, int step, int column,
 struct Place {
   const long long kv_heads, batch, head;  // head: of K and V
   const int block, group, rows;
-  __device__ __forceinline__ explicit Place(const Arguments& a)
+  DEVICE explicit Place(const Arguments& a)
       : kv_heads(a.heads / a.group),
         batch(blockIdx.x / CLUSTER / kv_heads),
         head(blockIdx.x / CLUSTER % kv_heads),
@@ -221,12 +219,10 @@ struct Place {
         group((int)a.group),
         rows((int)a.queries * group) {}
   // A row of the tile is a query of one of the heads that share those of K and V.
-  __device__ __forceinline__ long long offset(const View& view, int row) const {
+  DEVICE long long offset(const View& view, int row) const {
     return view.offset + batch * view.batch + (head * group + row % group) * view.head;
   }
-  __device__ __forceinline__ long long kv_offset(const View& view) const {
-    return view.offset + batch * view.batch + head * view.head;
-  }
+  DEVICE long long kv_offset(const View& view) const { return view.offset + batch * view.batch + head * view.head; }
 };
 
 #if HAS_PAST
@@ -241,7 +237,7 @@ struct Place {
 #endif
 
 // q[row][d], 0 beyond the queries and the head.
-__device__ __forceinline__ void load_queries(const Arguments& a, const Place& place, storage_t* q) {
+DEVICE void load_queries(const Arguments& a, const Place& place, storage_t* q) {
   for (int i = threadIdx.x; i < ROWS * QK_PADDED; i += THREADS) {
     const int row = i / QK_PADDED, d = i % QK_PADDED;
     float x = 0;
@@ -260,8 +256,7 @@ __device__ __forceinline__ void load_queries(const Arguments& a, const Place& pl
 
 #if ROTARY
 // The new keys among the KEYS from `first` on, rotated, by one warp.
-__device__ __forceinline__ void rotate_keys(const Arguments& a, const Place& place, storage_t* to, int first, int past,
-                                            int keys) {
+DEVICE void rotate_keys(const Arguments& a, const Place& place, storage_t* to, int first, int past, int keys) {
   const long long tables = place.batch * a.rotary_batch;
   const RotatedRows rotated{{a.k + place.kv_offset(a.k_view), a.k_view}, a.cos + tables, a.sin + tables};
 #pragma unroll 1
@@ -273,7 +268,7 @@ __device__ __forceinline__ void rotate_keys(const Arguments& a, const Place& pla
 #endif
 
 // What the block's warps have, to the blocks that add up the rows: row to block row % CLUSTER.
-__device__ __forceinline__ void give(const Place& place, const float* of_warps, float* given) {
+DEVICE void give(const Place& place, const float* of_warps, float* given) {
   for (int i = threadIdx.x; i < place.rows * VALUE_SIZE; i += THREADS) {
     const int row = i / VALUE_SIZE, column = i % VALUE_SIZE;
     float most, sum, value;
@@ -287,7 +282,7 @@ __device__ __forceinline__ void give(const Place& place, const float* of_warps, 
 }
 
 // The block's rows of the result.
-__device__ __forceinline__ void write_results(const Arguments& a, const Place& place, const float* given) {
+DEVICE void write_results(const Arguments& a, const Place& place, const float* given) {
   for (int i = threadIdx.x; i < ROWS_OF_BLOCK * VALUE_SIZE; i += THREADS) {
     const int own = i / VALUE_SIZE, row = own * CLUSTER + place.block, column = i % VALUE_SIZE;
     if (row >= place.rows) break;

@@ -24,7 +24,7 @@
 #define KEEPS_QUERIES (!IS_TF32 || QK_PADDED <= 128)  // in registers
 
 // COPY elements to shared memory, or zeros.
-__device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool exists) {
+DEVICE void copy(storage_t* to, const storage_t* from, bool exists) {
 #if COPY == OCTET
   copy_async(to, from, exists);
 #elif COPY > 1 || IS_TF32
@@ -40,7 +40,7 @@ __device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool 
 
 // The first `rows` of TILE_ROWS rows of a tensor, zeros in place of the others and behind WIDTH.
 template <int TILE_ROWS, int WIDTH, int PADDED>
-__device__ __forceinline__ void copy_rows(storage_t* to, const storage_t* from, long long stride, int rows) {
+DEVICE void copy_rows(storage_t* to, const storage_t* from, long long stride, int rows) {
   constexpr unsigned kCopies = PADDED / COPY;
 #pragma unroll(COPY == 1 ? 1 : 64)  // what passes through registers, one after the other
   for (unsigned i = 0; i < (TILE_ROWS * kCopies + THREADS - 1) / THREADS; ++i) {
@@ -67,20 +67,20 @@ struct Rotation {
   Vector<table_t, kPairs> cos[kIsEarly ? kOwn : 1], sin[kIsEarly ? kOwn : 1];
 
   // Of the rows of a tile from the first position on, of which so many exist.
-  __device__ __forceinline__ Rotation(const table_t* cosines, const table_t* sines, long long first, int count)
+  DEVICE Rotation(const table_t* cosines, const table_t* sines, long long first, int count)
       : cosines(cosines + first * PAIRS), sines(sines + first * PAIRS), count(count) {
 #pragma unroll
     for (int i = 0; kIsEarly && i < kOwn; ++i) load(i, i);
   }
 
-  __device__ __forceinline__ void load(int i, int to) {
+  DEVICE void load(int i, int to) {
     const int at = i * THREADS + threadIdx.x;
     const bool exists = at / kChunks < count;
     load_if(exists, cos[to], cosines + (exists ? at * kPairs : 0));
     load_if(exists, sin[to], sines + (exists ? at * kPairs : 0));
   }
 
-  __device__ __forceinline__ void apply(storage_t* rows) {
+  DEVICE void apply(storage_t* rows) {
 #pragma unroll(kIsEarly ? kOwn : 1)
     for (int i = 0; i < kOwn; ++i) {
       const int at = i * THREADS + threadIdx.x;
@@ -117,8 +117,7 @@ struct Rotation {
     }
   }
 
-  __device__ __forceinline__ void rotate(int i, int p, storage_t first, storage_t second, storage_t& x,
-                                         storage_t& y) const {
+  DEVICE void rotate(int i, int p, storage_t first, storage_t second, storage_t& x, storage_t& y) const {
     const float c = to_compute(cos[i][p]), s = to_compute(sin[i][p]), a = to_compute(first), b = to_compute(second);
     from_compute(a * c - b * s, x);
     from_compute(b * c + a * s, y);
@@ -127,7 +126,7 @@ struct Rotation {
 #endif
 
 // A thread's part of four matrices of eight rows and an octet, for products.
-__device__ __forceinline__ void load_factors(unsigned (&x)[4], const storage_t* from) {
+DEVICE void load_factors(unsigned (&x)[4], const storage_t* from) {
   load_matrices(x, from);
 #pragma unroll
   for (int i = 0; IS_TF32 && i < 4; ++i) x[i] = to_tf32(__uint_as_float(x[i]));
@@ -138,14 +137,14 @@ struct Queries {
   const storage_t* const own;
   unsigned words[M_TILES][QK_PADDED / K_STEP][4];
 
-  __device__ __forceinline__ explicit Queries(const storage_t* rows)
+  DEVICE explicit Queries(const storage_t* rows)
       : own(rows + (threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH + threadIdx.x % 32 / 16 * OCTET) {
 #pragma unroll
     for (int m = 0; KEEPS_QUERIES && m < M_TILES; ++m)
 #pragma unroll
       for (int d = 0; d < QK_PADDED / K_STEP; ++d) load_factors(words[m][d], own + m * 16 * QK_PITCH + d * K_STEP);
   }
-  __device__ __forceinline__ void load(unsigned (&x)[4], int m, int d) const {
+  DEVICE void load(unsigned (&x)[4], int m, int d) const {
     if (!KEEPS_QUERIES) return load_factors(x, own + m * 16 * QK_PITCH + d * K_STEP);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = words[m][d][i];
@@ -154,7 +153,7 @@ struct Queries {
 
 // A thread's part of K_STEP values in 16 columns. In fp32 from where its own first element lies: two keys in two
 // columns.
-__device__ __forceinline__ void load_values(unsigned (&x)[4], const storage_t* from) {
+DEVICE void load_values(unsigned (&x)[4], const storage_t* from) {
 #if IS_TF32
   const float2 even = *(const float2*)from, odd = *(const float2*)(from + V_PITCH);
   x[0] = to_tf32(even.x), x[1] = to_tf32(odd.x), x[2] = to_tf32(even.y), x[3] = to_tf32(odd.y);
@@ -176,7 +175,7 @@ struct WarpTile {
   long long mask_step;
 #endif
 
-  __device__ __forceinline__ WarpTile(const Arguments& a, int first_row, long long batch, long long head)
+  DEVICE WarpTile(const Arguments& a, int first_row, long long batch, long long head)
       : row(first_row + threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 32 / 4),
         scale((float)a.scale),
         exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
@@ -202,14 +201,14 @@ struct WarpTile {
     mask_step = a.mask_view.column;
 #endif
   }
-  __device__ __forceinline__ int row_of(int m, int half) const { return row + m * 16 + half * 8; }
+  DEVICE int row_of(int m, int half) const { return row + m * 16 + half * 8; }
 
   // Scores of BLOCK_N keys.
   typedef float Scores[M_TILES][BLOCK_N / 8][4];
 
   // Of a tile at the edge only the first `count` keys are seen.
   template <bool EDGE>
-  __device__ __forceinline__ void multiply_keys(Scores& scores, const Queries& q, const storage_t* k, int count) {
+  DEVICE void multiply_keys(Scores& scores, const Queries& q, const storage_t* k, int count) {
     const int lane = threadIdx.x % 32;
     const storage_t* const from = k + (lane / 16 * 8 + lane % 8) * QK_PITCH + lane / 8 % 2 * OCTET;
 #pragma unroll
@@ -234,7 +233,7 @@ struct WarpTile {
     }
   }
 
-  __device__ __forceinline__ float score(float product, int m, int half, int key, bool is_seen) const {
+  DEVICE float score(float product, int m, int half, int key, bool is_seen) const {
     if (SCALE_IS_LATE) return product;
     product *= scale;
 #if HAS_SOFTCAP
@@ -254,7 +253,7 @@ struct WarpTile {
 
   // Products become exponentials, whose maxima and sums are kept; what was summed before shrinks where they grow.
   template <bool EDGE>
-  __device__ __forceinline__ void soften(Scores& scores, const Keys& seen, int first_key) {
+  DEVICE void soften(Scores& scores, const Keys& seen, int first_key) {
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
@@ -296,7 +295,7 @@ struct WarpTile {
   }
 
   template <bool EDGE>
-  __device__ __forceinline__ void add_values(const Scores& scores, const storage_t* v, int count) {
+  DEVICE void add_values(const Scores& scores, const storage_t* v, int count) {
     const int lane = threadIdx.x % 32;
     const storage_t* const from =
         v + (IS_TF32 ? lane % 4 * 2 * V_PITCH + lane / 4 * 2 : lane % 16 * V_PITCH + lane / 16 * 8);
@@ -327,7 +326,7 @@ struct WarpTile {
   }
 
   template <bool EDGE>
-  __device__ __forceinline__ void take(const Queries& q, const storage_t* stage, const Keys& seen, int first_key) {
+  DEVICE void take(const Queries& q, const storage_t* stage, const Keys& seen, int first_key) {
     Scores scores;
     // Of the keys from first_key on, what the warp's last query sees.
     const int count = seen.last(row - threadIdx.x % 32 / 4 + 16 * M_TILES - 1) - first_key;
@@ -337,8 +336,7 @@ struct WarpTile {
   }
 
   // Through shared memory, the rows of this warp alone, to write whole lines.
-  __device__ __forceinline__ void store(storage_t* shared, storage_t* y, long long stride, int first_row, int queries,
-                                        bool zero) {
+  DEVICE void store(storage_t* shared, storage_t* y, long long stride, int first_row, int queries, bool zero) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (16 * M_TILES);
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)

@@ -36,23 +36,19 @@ struct FlashArguments {
 };
 
 // Named barriers: 0 is __syncthreads'.
-__device__ __forceinline__ void sync_named(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void arrive_named(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
+DEVICE void sync_named(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void arrive_named(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // Where things are in shared memory.
 struct Shared {
   unsigned q, k, v, barriers;
   // Barriers of a warpgroup's queries, of a stage of K and of one of V; where these are read, and may be written again.
-  __device__ __forceinline__ unsigned q_full(int i) const { return barriers + i * 8; }
-  __device__ __forceinline__ unsigned q_empty(int i) const { return q_full(Q_STAGES * CONSUMERS + i); }
-  __device__ __forceinline__ unsigned k_full(int i) const { return q_full(2 * Q_STAGES * CONSUMERS + i); }
-  __device__ __forceinline__ unsigned k_empty(int i) const { return k_full(STAGES + i); }
-  __device__ __forceinline__ unsigned v_full(int i) const { return k_full(2 * STAGES + i); }
-  __device__ __forceinline__ unsigned v_empty(int i) const { return k_full(3 * STAGES + i); }
+  DEVICE unsigned q_full(int i) const { return barriers + i * 8; }
+  DEVICE unsigned q_empty(int i) const { return q_full(Q_STAGES * CONSUMERS + i); }
+  DEVICE unsigned k_full(int i) const { return q_full(2 * Q_STAGES * CONSUMERS + i); }
+  DEVICE unsigned k_empty(int i) const { return k_full(STAGES + i); }
+  DEVICE unsigned v_full(int i) const { return k_full(2 * STAGES + i); }
+  DEVICE unsigned v_empty(int i) const { return k_full(3 * STAGES + i); }
 };
 #define BARRIERS (2 * Q_STAGES * CONSUMERS + 4 * STAGES)
 
@@ -69,15 +65,15 @@ struct Schedule {
   const Keys seen;
   const int of_head, all;  // tiles
   int round = 0;
-  __device__ __forceinline__ explicit Schedule(const FlashArguments& g)
+  DEVICE explicit Schedule(const FlashArguments& g)
       : g(g), seen(g.a), of_head(((int)g.a.queries + ROWS - 1) / ROWS), all(of_head * (int)g.all_heads) {}
-  __device__ __forceinline__ int index() const {
+  DEVICE int index() const {
     return round * gridDim.x + (IS_CAUSAL && round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
   }
-  __device__ __forceinline__ bool exists() const { return round * gridDim.x < all; }
-  __device__ __forceinline__ void step() { ++round; }
+  DEVICE bool exists() const { return round * gridDim.x < all; }
+  DEVICE void step() { ++round; }
   // Without keys where there is none at this index.
-  __device__ __forceinline__ bool take(Tile& tile) const {
+  DEVICE bool take(Tile& tile) const {
     const int at = index();
     if (at >= all) return false;
     int number = at % of_head, both = at / of_head;
@@ -96,7 +92,7 @@ struct Schedule {
   }
 };
 
-__device__ __forceinline__ void copy_queries(const FlashArguments& g, const Shared& shared) {
+DEVICE void copy_queries(const FlashArguments& g, const Shared& shared) {
   prefetch_map(&g.q);
   grid_dependency_wait();
   Ring<Q_STAGES> ring;
@@ -118,7 +114,7 @@ __device__ __forceinline__ void copy_queries(const FlashArguments& g, const Shar
 }
 
 template <bool OF_V>
-__device__ __forceinline__ void copy_keys(const FlashArguments& g, const Shared& shared) {
+DEVICE void copy_keys(const FlashArguments& g, const Shared& shared) {
   const TensorMap* const map = OF_V ? &g.v : &g.k;
   prefetch_map(map);
   grid_dependency_wait();
@@ -146,12 +142,12 @@ struct Rows {
   float sums[VALUE_SIZE / 2], row_max[2], row_sum[2];
   const float scale, exponent_scale, softcap;
 
-  __device__ __forceinline__ explicit Rows(const Arguments& a)
+  DEVICE explicit Rows(const Arguments& a)
       : scale((float)a.scale),
         exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
         softcap((float)a.softcap) {}
 
-  __device__ __forceinline__ void clear() {
+  DEVICE void clear() {
 #pragma unroll
     for (int i = 0; i < VALUE_SIZE / 2; ++i) sums[i] = 0;
 #pragma unroll
@@ -162,7 +158,7 @@ struct Rows {
   }
 
   // Scores of products with the keys from `first` on; those that the rows from `row` on do not see become -inf.
-  __device__ __forceinline__ void score(float (&s)[TILE_N / 2], const Keys& seen, int row, int first) const {
+  DEVICE void score(float (&s)[TILE_N / 2], const Keys& seen, int row, int first) const {
     if (!SCALE_IS_LATE) {
 #pragma unroll
       for (int i = 0; i < TILE_N / 2; ++i) {
@@ -188,7 +184,7 @@ struct Rows {
   }
 
   // Scores become exponentials, whose maxima and sums are kept; `factor` is by what earlier sums shrink.
-  __device__ __forceinline__ void soften(float (&s)[TILE_N / 2], float (&factor)[2]) {
+  DEVICE void soften(float (&s)[TILE_N / 2], float (&factor)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float most[2] = {row_max[half], -INFINITE};  // two chains, since each is as slow as its latency
@@ -214,13 +210,13 @@ struct Rows {
     }
   }
 
-  __device__ __forceinline__ void shrink(const float (&factor)[2]) {
+  DEVICE void shrink(const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < VALUE_SIZE / 2; ++i) sums[i] *= factor[i / 2 % 2];
   }
 
   // To the copy engine through the queries' place in shared memory.
-  __device__ __forceinline__ void store(unsigned to, const TensorMap* map, int row, int head, int batch, bool zero) {
+  DEVICE void store(unsigned to, const TensorMap* map, int row, int head, int batch, bool zero) {
     const int lane = threadIdx.x % 32, own = threadIdx.x % 128 / 32 * 16 + lane / 4;
     float scale[2];
 #pragma unroll
@@ -249,12 +245,12 @@ struct Rows {
 };
 
 // P as the A operand of wgmma: the exponentials, rounded.
-__device__ __forceinline__ void round_all(unsigned (&p)[TILE_N / 4], const float (&s)[TILE_N / 2]) {
+DEVICE void round_all(unsigned (&p)[TILE_N / 4], const float (&s)[TILE_N / 2]) {
 #pragma unroll
   for (int i = 0; i < TILE_N / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
-__device__ __forceinline__ void issue_scores(float (&s)[TILE_N / 2], unsigned q, unsigned k) {
+DEVICE void issue_scores(float (&s)[TILE_N / 2], unsigned q, unsigned k) {
 #pragma unroll
   for (int d = 0; d < QK_PADDED; d += 16)
     multiply_keys(s, descriptor_at(q + d / 64 * (64 * 128) + d % 64 * 2),
@@ -262,8 +258,7 @@ __device__ __forceinline__ void issue_scores(float (&s)[TILE_N / 2], unsigned q,
   commit_wgmma();
 }
 
-__device__ __forceinline__ void issue_values(float (&sums)[VALUE_SIZE / 2], const unsigned (&p)[TILE_N / 4],
-                                             unsigned v) {
+DEVICE void issue_values(float (&sums)[VALUE_SIZE / 2], const unsigned (&p)[TILE_N / 4], unsigned v) {
 #pragma unroll
   for (int n = 0; n < TILE_N; n += 16)
     add_values(sums, p[n / 4], p[n / 4 + 1], p[n / 4 + 2], p[n / 4 + 3],
@@ -271,7 +266,7 @@ __device__ __forceinline__ void issue_values(float (&sums)[VALUE_SIZE / 2], cons
   commit_wgmma();
 }
 
-__device__ __forceinline__ void consume(const FlashArguments& g, const Shared& shared) {
+DEVICE void consume(const FlashArguments& g, const Shared& shared) {
   const int own = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);  // known to be the same for a warp
   const bool is_first = threadIdx.x % 128 == 0;
   grid_dependency_wait();  // before results are written

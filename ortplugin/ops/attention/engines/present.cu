@@ -8,9 +8,8 @@
 #define THREADS 256
 
 template <int WIDTH, bool IS_KEY>
-__device__ __forceinline__ void write(const Arguments& a, index_t item, const storage_t* added, const View& added_view,
-                                      const storage_t* past, const View& past_view, storage_t* present,
-                                      const View& present_view) {
+DEVICE void write(const Arguments& a, index_t item, const storage_t* added, const View& added_view,
+                  const storage_t* past, const View& past_view, storage_t* present, const View& present_view) {
   const index_t keys = (index_t)a.keys, kv_heads = (index_t)(a.heads / a.group), row = item / (WIDTH / VECTOR);
   const long long d = item % (WIDTH / VECTOR) * VECTOR, key = row % keys, both = row / keys;
   const long long head = both % kv_heads, batch = both / kv_heads;

@@ -5,9 +5,7 @@
 struct Rows {
   const storage_t* head;
   const View& view;
-  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
-    return to_compute(head[row * view.row + d * view.column]);
-  }
+  DEVICE compute_t operator()(long long row, int d) const { return to_compute(head[row * view.row + d * view.column]); }
 };
 
 #if ROTARY
@@ -15,7 +13,7 @@ struct Rows {
 struct RotatedRows {
   Rows rows;
   const table_t *cos, *sin;  // [row, pair] of the batch
-  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
+  DEVICE compute_t operator()(long long row, int d) const {
     const compute_t x = rows(row, d);
     if (d >= 2 * PAIRS) return x;
     const bool is_second = IS_INTERLEAVED ? d % 2 : d >= PAIRS;

@@ -12,12 +12,12 @@
 #define KEYS 32
 #define COLUMNS ((VALUE_SIZE + 31) / 32)
 
-__device__ __forceinline__ float infinity(float) { return __int_as_float(0x7f800000); }
-__device__ __forceinline__ double infinity(double) { return __longlong_as_double(0x7ff0000000000000ll); }
-__device__ __forceinline__ float power_of_e(float x) { return expf(x); }
-__device__ __forceinline__ double power_of_e(double x) { return exp(x); }
-__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
-__device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
+DEVICE float infinity(float) { return __int_as_float(0x7f800000); }
+DEVICE double infinity(double) { return __longlong_as_double(0x7ff0000000000000ll); }
+DEVICE float power_of_e(float x) { return expf(x); }
+DEVICE double power_of_e(double x) { return exp(x); }
+DEVICE float hyperbolic_tangent(float x) { return tanhf(x); }
+DEVICE double hyperbolic_tangent(double x) { return tanh(x); }
 
 #if ROTARY && ROTATES_KEYS
 typedef RotatedRows KeyRows;
@@ -28,7 +28,7 @@ typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side b
 
 // Columns [first, first + CHUNK) of the keys from `key` on, 0 beyond the tensor.
 template <int SIZE, typename Loaded>
-__device__ __forceinline__ void load_tile(Tile& tile, const Loaded& rows, long long key, long long keys, int first) {
+DEVICE void load_tile(Tile& tile, const Loaded& rows, long long key, long long keys, int first) {
   __syncthreads();
 #if ROTARY  // of few registers
 #pragma unroll 2
@@ -43,8 +43,7 @@ __device__ __forceinline__ void load_tile(Tile& tile, const Loaded& rows, long l
 }
 
 // The score of a query and a key that the product of theirs gives. A lane beyond the keys has -inf.
-__device__ __forceinline__ compute_t score(const Arguments& a, compute_t product, long long mask_row, long long query,
-                                           long long key) {
+DEVICE compute_t score(const Arguments& a, compute_t product, long long mask_row, long long query, long long key) {
   compute_t s = product * (compute_t)a.scale;
 #if HAS_SOFTCAP
   s = (compute_t)a.softcap * hyperbolic_tangent(s / (compute_t)a.softcap);
@@ -70,7 +69,7 @@ __device__ __forceinline__ compute_t score(const Arguments& a, compute_t product
 }
 
 // Of one query: what the scores of a tile change. Gives the lane's exp(s - most), and the factor of what there is.
-__device__ __forceinline__ compute_t weigh(compute_t s, compute_t& most, compute_t& sum, compute_t& factor) {
+DEVICE compute_t weigh(compute_t s, compute_t& most, compute_t& sum, compute_t& factor) {
   compute_t larger = s > most ? s : most;  // a NaN is no maximum, but all that is made of its row
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2) {
@@ -96,8 +95,7 @@ typedef compute_t Queries[ROWS][HEAD_SIZE];
 typedef compute_t Results[ROWS_OF_WARP][COLUMNS];
 
 // 0 beyond the tensor.
-__device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows& rows, long long first,
-                                             long long count) {
+DEVICE void load_queries(Queries& queries, const RotatedRows& rows, long long first, long long count) {
 #if ROTARY
 #pragma unroll 2
 #endif
@@ -110,8 +108,8 @@ __device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows
 }
 
 // s[r] = the product of query `own` + r and the lane's key.
-__device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile,
-                                         const KeyRows& rows, long long key, long long keys) {
+DEVICE void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile, const KeyRows& rows,
+                     long long key, long long keys) {
 #pragma unroll
   for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
   for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
@@ -125,8 +123,8 @@ __device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Que
 }
 
 // results[r] += the lanes' weights times their keys' rows of V.
-__device__ __forceinline__ void add(Results& results, const compute_t (&weights)[ROWS_OF_WARP], Tile& tile,
-                                    const Rows& rows, long long key, long long keys) {
+DEVICE void add(Results& results, const compute_t (&weights)[ROWS_OF_WARP], Tile& tile, const Rows& rows, long long key,
+                long long keys) {
 #pragma unroll
   for (int at = 0; at < VALUE_SIZE; at += CHUNK) {
     load_tile<VALUE_SIZE>(tile, rows, key, keys, at);
@@ -143,8 +141,8 @@ __device__ __forceinline__ void add(Results& results, const compute_t (&weights)
 }
 
 // The results of the queries from `query` on, each divided by its sum.
-__device__ __forceinline__ void store(const Arguments& a, storage_t* head, long long query, const Results& results,
-                                      const compute_t (&sum)[ROWS_OF_WARP]) {
+DEVICE void store(const Arguments& a, storage_t* head, long long query, const Results& results,
+                  const compute_t (&sum)[ROWS_OF_WARP]) {
   const compute_t nan = infinity(compute_t()) - infinity(compute_t());
   const compute_t nothing = a.zero_where_nothing_is_seen ? compute_t(0) : nan;
 #pragma unroll

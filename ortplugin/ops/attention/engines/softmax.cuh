@@ -6,7 +6,7 @@
 // Where nothing comes between product and exponential, the scale is a factor of the exponent.
 #define SCALE_IS_LATE (!MASK && !HAS_SOFTCAP && SCALE_IS_POSITIVE)
 
-__device__ __forceinline__ float exp2_of(float x) {
+DEVICE float exp2_of(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -14,7 +14,7 @@ __device__ __forceinline__ float exp2_of(float x) {
 
 // The score as an exponent of 2. float32's lowest number, which masks are made of, stays finite: a row that is masked
 // whole by it has equal weights, and one of -inf has none.
-__device__ __forceinline__ float exponent_of(float score) {
+DEVICE float exponent_of(float score) {
   const float exponent = score * LOG2_E;
 #if MASK && !IS_BOOL_MASK
   if (exponent == -INFINITE && score != -INFINITE) return -3.4e38f;
@@ -22,18 +22,18 @@ __device__ __forceinline__ float exponent_of(float score) {
   return exponent;
 }
 
-__device__ __forceinline__ unsigned pack(float low, float high) {
+DEVICE unsigned pack(float low, float high) {
   unsigned both;
   asm("cvt.rn." MMA_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
 
 // The largest of a row, of which four neighbouring threads have a part each; and the sum.
-__device__ __forceinline__ float max_of_row(float x) {
+DEVICE float max_of_row(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
-__device__ __forceinline__ float sum_of_row(float x) {
+DEVICE float sum_of_row(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
@@ -41,8 +41,7 @@ __device__ __forceinline__ float sum_of_row(float x) {
 // Which keys a query sees: from first(row) to before last(row).
 struct Keys {
   int keys, behind, window;  // behind: query i sees the keys up to i + behind
-  __device__ __forceinline__ explicit Keys(const Arguments& a)
-      : keys((int)a.keys), behind((int)a.last_seen), window((int)a.window) {}
-  __device__ __forceinline__ int last(int row) const { return IS_CAUSAL ? max(0, min(keys, row + behind + 1)) : keys; }
-  __device__ __forceinline__ int first(int row) const { return HAS_WINDOW ? max(0, row + behind + 1 - window) : 0; }
+  DEVICE explicit Keys(const Arguments& a) : keys((int)a.keys), behind((int)a.last_seen), window((int)a.window) {}
+  DEVICE int last(int row) const { return IS_CAUSAL ? max(0, min(keys, row + behind + 1)) : keys; }
+  DEVICE int first(int row) const { return HAS_WINDOW ? max(0, row + behind + 1 - window) : 0; }
 };

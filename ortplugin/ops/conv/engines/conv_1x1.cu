@@ -25,10 +25,10 @@
 #define IMAGE (IMAGE_H * IMAGE_W)
 
 // The row of filter m of a block: thread t of four ends with the columns 2 t, 2 t + 1 of each eight.
-__device__ __forceinline__ int row_of(int m) { return m / 32 * 32 + m % 8 / 2 * 8 + m % 32 / 8 * 2 + m % 2; }
+DEVICE int row_of(int m) { return m / 32 * 32 + m % 8 / 2 * 8 + m % 32 / 8 * 2 + m % 2; }
 
 // The weights of a block's filters, zeros where there are none.
-__device__ __forceinline__ void copy_weights(storage_t* to, const storage_t* w, int first) {
+DEVICE void copy_weights(storage_t* to, const storage_t* w, int first) {
 #if TRANSPOSED
 #pragma unroll 4
   for (int i = threadIdx.x; i < PADDED_CHANNELS * (BLOCK_N / 8); i += THREADS) {
@@ -51,9 +51,8 @@ __device__ __forceinline__ void copy_weights(storage_t* to, const storage_t* w, 
 // A pixel of x, and the one of y that it becomes.
 struct Pixel {
   int n, y, x;
-  __device__ __forceinline__ Pixel(int row)
-      : n(row / IMAGE), y(row % IMAGE / IMAGE_W * UP_H), x(row % IMAGE_W * UP_W) {}
-  __device__ __forceinline__ int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS; }
+  DEVICE Pixel(int row) : n(row / IMAGE), y(row % IMAGE / IMAGE_W * UP_H), x(row % IMAGE_W * UP_W) {}
+  DEVICE int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS; }
 };
 
 #if DYNAMIC_TILES
@@ -70,7 +69,7 @@ struct TileScheduler {
 __device__ TileScheduler schedulers[SCHEDULERS];
 
 // This launch's place, or null where others have its places: every block finds the same.
-__device__ __forceinline__ TileScheduler* find_scheduler(const void* results) {
+DEVICE TileScheduler* find_scheduler(const void* results) {
   const unsigned long long address = (unsigned long long)results;
   const unsigned place = (unsigned)(address >> 8) * 2654435769u;  // the golden ratio's, spreads neighbours
   TileScheduler* found = nullptr;
@@ -87,12 +86,10 @@ __device__ __forceinline__ TileScheduler* find_scheduler(const void* results) {
 }
 
 // The next tile of this block's filters that nobody took.
-__device__ __forceinline__ int take_tile(TileScheduler& scheduler) {
-  return (int)atomicAdd(scheduler.taken + blockIdx.x % BLOCKS_N, 1u);
-}
+DEVICE int take_tile(TileScheduler& scheduler) { return (int)atomicAdd(scheduler.taken + blockIdx.x % BLOCKS_N, 1u); }
 
 // Once for each warpgroup, when it takes no more; the last one leaves zeros.
-__device__ __forceinline__ void finish(TileScheduler& scheduler) {
+DEVICE void finish(TileScheduler& scheduler) {
   const unsigned last = gridDim.x * WARPGROUPS - 1;
   if (atomicInc(&scheduler.finished, last) != last) return;
 #pragma unroll 1
@@ -107,8 +104,7 @@ struct Copies {
   const int* upcoming;
   int rows, tiles, thread, tile, slot, k_tile, stage;
 
-  __device__ __forceinline__ Copies(const storage_t* x, storage_t* stages, const int* upcoming, int rows, int tiles,
-                                    int thread)
+  DEVICE Copies(const storage_t* x, storage_t* stages, const int* upcoming, int rows, int tiles, int thread)
       : x(x),
         stages(stages),
         upcoming(upcoming),
@@ -119,7 +115,7 @@ struct Copies {
         k_tile(0),
         stage(0) {}
 
-  __device__ __forceinline__ void next() {
+  DEVICE void next() {
     if (k_tile == 0) tile = upcoming[slot];
     if (tile < tiles) {
       storage_t* const to = stages + stage * (TILE_M * TILE_K);
@@ -141,8 +137,7 @@ struct Copies {
 };
 
 // Adds the products of a K tile with TILE_N filters; `adds`: to what is there, else to 0. Does not wait for them.
-__device__ __forceinline__ void multiply(float (&sums)[TILE_N / 2], const storage_t* left, const storage_t* right,
-                                         bool adds) {
+DEVICE void multiply(float (&sums)[TILE_N / 2], const storage_t* left, const storage_t* right, bool adds) {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
   for (int c = 0; c < TILE_K; c += 16)
@@ -150,14 +145,14 @@ __device__ __forceinline__ void multiply(float (&sums)[TILE_N / 2], const storag
           c > 0 || adds);
 }
 
-__device__ __forceinline__ void load_operands(PixelOperands<8>& to, const Arguments& a, int rows, int p, int m) {
+DEVICE void load_operands(PixelOperands<8>& to, const Arguments& a, int rows, int p, int m) {
   const Pixel at(p);
   if (p < rows && m < FILTERS) to.load(a, at.n, at.y, at.x, m, at.offset() + m);
 }
 
 // Eight filters of each of two neighbouring rows, from two threads that had four of each: for one row the first thread
 // has the first half of 64 filters' full line, for the other the second has the second half.
-__device__ __forceinline__ void exchange(float (&values)[2][8], const float* sums, bool odd) {
+DEVICE void exchange(float (&values)[2][8], const float* sums, bool odd) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float lower = sums[j / 2 * 4 + j % 2], upper = sums[(4 + j / 2) * 4 + j % 2];
@@ -169,9 +164,8 @@ __device__ __forceinline__ void exchange(float (&values)[2][8], const float* sum
 
 // The program's results of eight filters from `m` on: of a pixel, and of the others of its patch, which meet no pixel
 // of x.
-__device__ __forceinline__ void store_results(const Arguments& a, const TileOperands<8>& of_filters,
-                                              const PixelOperands<8>& operands, const float (&values)[8],
-                                              const Pixel& at, int m) {
+DEVICE void store_results(const Arguments& a, const TileOperands<8>& of_filters, const PixelOperands<8>& operands,
+                          const float (&values)[8], const Pixel& at, int m) {
   const int offset = at.offset() + m;
   Results<8> results;
 #pragma unroll
@@ -197,14 +191,14 @@ struct Epilogue {
   bool odd;
   PixelOperands<8> operands[PREFETCH_OPERANDS ? TILE_N / 64 : 1][2][2];
 
-  __device__ __forceinline__ Epilogue(int rows, int tile, int first_filter, int thread)
+  DEVICE Epilogue(int rows, int tile, int first_filter, int thread)
       : rows(rows),
         row(tile * TILE_M + thread / 32 * 16 + thread % 32 / 8 * 2),
         m(first_filter + thread % 8 * 8),
         odd(thread % 32 / 4 % 2) {}
 
   // What the program reads of each pixel, for PREFETCH_OPERANDS.
-  __device__ __forceinline__ void prefetch(const Arguments& a) {
+  DEVICE void prefetch(const Arguments& a) {
 #pragma unroll
     for (int o = 0; o < TILE_N / 64; ++o)
 #pragma unroll
@@ -212,7 +206,7 @@ struct Epilogue {
         load_operands(operands[PREFETCH_OPERANDS ? o : 0][k / 2][k % 2], a, rows, row + k / 2 * 8 + k % 2, m + o * 64);
   }
 
-  __device__ __forceinline__ void run(const Arguments& a, const float (&sums)[TILE_N / 2]) {
+  DEVICE void run(const Arguments& a, const float (&sums)[TILE_N / 2]) {
 #pragma unroll
     for (int o = 0; o < TILE_N / 64; ++o) {
       TileOperands<8> of_filters;

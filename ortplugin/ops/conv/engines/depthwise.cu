@@ -24,17 +24,17 @@
 
 #if FLOAT_WEIGHTS
 typedef float weight_t;
-__device__ __forceinline__ weight_t to_weight(storage_t w) { return to_compute(w); }
+DEVICE weight_t to_weight(storage_t w) { return to_compute(w); }
 #else
 typedef storage_t weight_t;
-__device__ __forceinline__ weight_t to_weight(storage_t w) { return w; }
+DEVICE weight_t to_weight(storage_t w) { return w; }
 #endif
 
 struct Row {
   Vector<storage_t, IN_VECTOR> at[COLUMNS];
   // Row number `row` of the tile's part of the image, which begins at `corner`; zeros where that ends. All distances
   // from `corner` are constants, so that they cost no arithmetic.
-  __device__ __forceinline__ void load(const storage_t* corner, int top, int left, int row) {
+  DEVICE void load(const storage_t* corner, int top, int left, int row) {
     const bool exists = (unsigned)(top + row * DILATION_H) < IMAGE_H;
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i)
@@ -44,9 +44,8 @@ struct Row {
 };
 
 // Runs the program on the sums of a tile.
-__device__ __forceinline__ void epilogue(const Arguments& a, const TileOperands<VECTOR>& shared_operands,
-                                         const float (&sums)[TILE_H][TILE_W][VECTOR], int n, int first_y, int first_x,
-                                         int m) {
+DEVICE void epilogue(const Arguments& a, const TileOperands<VECTOR>& shared_operands,
+                     const float (&sums)[TILE_H][TILE_W][VECTOR], int n, int first_y, int first_x, int m) {
   const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * FILTERS + m;
 #pragma unroll
   for (int i = 0; i < TILE_H; ++i) {

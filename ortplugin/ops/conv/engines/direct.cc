@@ -353,11 +353,11 @@ class SourceWriter : EpilogueOperands {
     text_ << "};\nstruct ChannelOperands {\n";
     for (size_t i = 1; i < inputs_; ++i)
       if (is_shared_[i]) text_ << "  Vector<" << Storage(i) << ", 1> p" << i << ";\n";
-    text_ << "  __device__ __forceinline__ void load(const Arguments& a, int channel) {\n";
+    text_ << "  DEVICE void load(const Arguments& a, int channel) {\n";
     for (size_t i = 1; i < inputs_; ++i)
       if (is_shared_[i])
         text_ << "    p" << i << (are_constant_ ? ".load(" : ".load_ordered(") << Pointer(i) << " + channel);\n";
-    text_ << "  }\n  __device__ __forceinline__ void store(SharedOperands& shared, int map) const {\n";
+    text_ << "  }\n  DEVICE void store(SharedOperands& shared, int map) const {\n";
     for (size_t i = 1; i < inputs_; ++i)
       if (is_shared_[i]) text_ << "    shared.p" << i << "[map] = p" << i << ".elements[0];\n";
     text_ << "  }\n};\n\n";
@@ -369,7 +369,7 @@ class SourceWriter : EpilogueOperands {
       if (!IsScalar(axes_, i) && !is_finished_)
         text_ << "  Vector<" << Storage(i) << ", " << (IsRowValue(i) ? "1" : "N") << "> p" << i << ";\n";
     text_ << "  // map(j): the channel of element j, counted from the block's first, which is number `channel` of y\n"
-             "  template <typename Map>\n  __device__ __forceinline__ void load(const Arguments& a, const "
+             "  template <typename Map>\n  DEVICE void load(const Arguments& a, const "
              "SharedOperands& shared, index_t index, int channel, const Map& map) {\n";
     for (size_t i = 1; i < inputs_; ++i)
       if (IsOfChannel(conv_, axes_, i) && !is_finished_) WriteLoadOfChannel(i);
@@ -410,11 +410,11 @@ class SourceWriter : EpilogueOperands {
     text_ << "template <int N>\nstruct Results {\n";
     for (size_t r = 0; r < outputs_; ++r) {
       const std::string stored = StorageType(ResultType(r));
-      text_ << "  Vector<" << stored << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r << "(int j, "
+      text_ << "  Vector<" << stored << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
             << ComputeType(ResultType(r)) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r" << r
             << ".set(j, y);\n  }\n";
     }
-    text_ << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
+    text_ << "  DEVICE void store(const Arguments& a, index_t index) const {\n";
     for (size_t r = 0; r < outputs_; ++r)
       text_ << "    r" << r << ".store((" << StorageType(ResultType(r)) << "*)a.out[" << r
             << "] + (unsigned long long)index * N);\n";
@@ -434,7 +434,7 @@ class SourceWriter : EpilogueOperands {
 
   void WriteProgram() {
     text_ << "// A sum of channel `map` of the block, as far as the thread that made it can finish it.\n"
-             "__device__ __forceinline__ float finish(float sum, const SharedOperands& shared, int map, const Scalars& "
+             "DEVICE float finish(float sum, const SharedOperands& shared, int map, const Scalars& "
              "scalars) {\n";
     if (is_finished_) {
       WriteStatements("shared.p", "[map]");
@@ -442,7 +442,7 @@ class SourceWriter : EpilogueOperands {
     } else {
       text_ << "  return sum;\n}\n";
     }
-    text_ << "// The rest.\ntemplate <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& "
+    text_ << "// The rest.\ntemplate <int N>\nDEVICE void apply(float sum, const Operands<N>& "
              "operands, const Scalars& scalars, int j, Results<N>& results) {\n";
     if (is_finished_) {
       text_ << "  results.set0(j, sum);\n";

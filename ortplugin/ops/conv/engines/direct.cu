@@ -33,7 +33,7 @@
 template <int N>
 struct Floats {  // in shared memory
   Vector<float, N> w;
-  __device__ __forceinline__ void load(const float* p) {
+  DEVICE void load(const float* p) {
 #pragma unroll
     for (int i = 0; i < w.kBytes / w.kStep; ++i) w.chunks[i] = ((const typename Vector<float, N>::chunk_t*)p)[i];
   }
@@ -41,7 +41,7 @@ struct Floats {  // in shared memory
 
 // store(i, load(i)) for i below COUNT, shared among the block's threads. Up to MOST loads are under way at once.
 template <int COUNT, int MOST, typename Load, typename Store>
-__device__ __forceinline__ void transfer(const Load& load, const Store& store) {
+DEVICE void transfer(const Load& load, const Store& store) {
   constexpr int kEach = (COUNT + THREADS - 1) / THREADS, kRounds = (kEach + MOST - 1) / MOST;
   constexpr int kBatch = (kEach + kRounds - 1) / kRounds;
 #pragma unroll 1
@@ -60,13 +60,13 @@ __device__ __forceinline__ void transfer(const Load& load, const Store& store) {
 // What a block makes in each of its tiles: `count` channels of a group, the first of them `first`.
 struct Maps {
   int group, first, count;
-  __device__ __forceinline__ Maps(int block)
+  DEVICE Maps(int block)
       : group(block / MAP_BLOCKS), first(block % MAP_BLOCKS * BLOCK_MAPS), count(min(BLOCK_MAPS, OUTPUTS - first)) {}
 };
 
 // A chunk of the weights of a block's channels, zeros where there are none. Rotated filters are those of the
 // convolution that this one is the gradient of: [CHANNELS, OUTPUTS, taps backwards].
-__device__ __forceinline__ void load_weights(float* weights, const Arguments& a, const Maps& maps, int chunk) {
+DEVICE void load_weights(float* weights, const Arguments& a, const Maps& maps, int chunk) {
   const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)maps.group * OUTPUTS * CHANNELS * TAPS +
                        maps.first * (ROTATED_FILTERS ? TAPS : CHANNELS * TAPS);
   transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
@@ -85,13 +85,13 @@ struct OfChannels {
   static constexpr int kSteps = (BLOCK_MAPS + THREADS - 1) / THREADS;
   ChannelOperands operands[kSteps];
 
-  __device__ __forceinline__ void load(const Arguments& a, const Maps& maps) {
+  DEVICE void load(const Arguments& a, const Maps& maps) {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
       if (threadIdx.x + k * THREADS < maps.count)
         operands[k].load(a, maps.group * OUTPUTS + maps.first + threadIdx.x + k * THREADS);
   }
-  __device__ __forceinline__ void store(SharedOperands& shared, const Maps& maps) const {
+  DEVICE void store(SharedOperands& shared, const Maps& maps) const {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
       if (threadIdx.x + k * THREADS < maps.count) operands[k].store(shared, threadIdx.x + k * THREADS);
@@ -102,12 +102,11 @@ struct OfChannels {
 struct Tile {
   index_t first_image;
   int first_row;
-  __device__ __forceinline__ Tile(index_t number)
-      : first_image(number / ROW_TILES * IMAGES), first_row(number % ROW_TILES * ROWS) {}
+  DEVICE Tile(index_t number) : first_image(number / ROW_TILES * IMAGES), first_row(number % ROW_TILES * ROWS) {}
 };
 
 // A chunk of the pixels that a tile meets, zeros where there are none.
-__device__ __forceinline__ void load_pixels(float* to, const Arguments& a, const Tile& tile, int group, int chunk) {
+DEVICE void load_pixels(float* to, const Arguments& a, const Tile& tile, int group, int chunk) {
   const storage_t* x = (const storage_t*)a.in[0] +
                        ((unsigned long long)tile.first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
                        chunk * CHUNK * (IMAGE_H * IMAGE_W);
@@ -130,7 +129,7 @@ __device__ __forceinline__ void load_pixels(float* to, const Arguments& a, const
 
 // Adds a chunk's products to a strip's sums. `from`: the first pixel that the strip meets; `by`: its first channel's
 // weight of the first tap.
-__device__ __forceinline__ void accumulate(float (&sums)[MAPS][STRIP], const float* from, const float* by) {
+DEVICE void accumulate(float (&sums)[MAPS][STRIP], const float* from, const float* by) {
 #pragma unroll 1
   for (int channel = 0; channel < CHUNK; ++channel) {
 #pragma unroll
@@ -155,9 +154,8 @@ __device__ __forceinline__ void accumulate(float (&sums)[MAPS][STRIP], const flo
 
 // Applies the program to a tile's values in shared memory, in runs of neighbouring elements of y: an image's channels,
 // or a channel's rows.
-__device__ __forceinline__ void store_results(const Arguments& a, const float* values, const Tile& tile,
-                                              const Maps& maps, const SharedOperands& shared_operands,
-                                              const Scalars& scalars) {
+DEVICE void store_results(const Arguments& a, const float* values, const Tile& tile, const Maps& maps,
+                          const SharedOperands& shared_operands, const Scalars& scalars) {
   constexpr int kRun = IS_WHOLE ? BLOCK_MAPS * TILE_PIXELS : TILE_PIXELS;
   const int run = IS_WHOLE ? maps.count * TILE_PIXELS : min(ROWS, OUT_H - tile.first_row) * OUT_W;
   constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR, kAll = STAGED_SIZE / kRun * kSteps;

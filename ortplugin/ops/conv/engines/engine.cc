@@ -82,8 +82,8 @@ std::string ConvPreamble(const Program& program, const Contraction& problem) {
       if (operands[i].is_of_pixel() == of_pixel)
         text << "  Vector<" << StorageType(operands[i].dtype) << ", " << (operands[i].strides[3] != 0 ? "N" : "1")
              << "> p" << i << ";\n";
-    text << "  __device__ __forceinline__ void load(const Arguments& a, int n, "
-         << (of_pixel ? "int y, int x, int m, int offset" : "int m") << ") {\n";
+    text << "  DEVICE void load(const Arguments& a, int n, " << (of_pixel ? "int y, int x, int m, int offset" : "int m")
+         << ") {\n";
     for (size_t i = 0; i < operands.size(); ++i)
       if (operands[i].is_of_pixel() == of_pixel)
         // Ordered: what has the output's shape may be overwritten by it, and nothing may be read before the wait for
@@ -95,16 +95,16 @@ std::string ConvPreamble(const Program& program, const Contraction& problem) {
   text << "template <int N>\nstruct Results {\n";
   for (size_t r = 0; r < outputs; ++r) {
     const DType dtype = program.value(program.results()[r]).dtype;
-    text << "  Vector<" << StorageType(dtype) << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r
-         << "(int j, " << ComputeType(dtype) << " x) {\n    " << StorageType(dtype)
-         << " stored;\n    from_compute(x, stored);\n    r" << r << ".set(j, stored);\n  }\n";
+    text << "  Vector<" << StorageType(dtype) << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
+         << ComputeType(dtype) << " x) {\n    " << StorageType(dtype) << " stored;\n    from_compute(x, stored);\n    r"
+         << r << ".set(j, stored);\n  }\n";
   }
-  text << "  __device__ __forceinline__ void store(const Arguments& a, int offset) const {\n";
+  text << "  DEVICE void store(const Arguments& a, int offset) const {\n";
   for (size_t r = 0; r < outputs; ++r)
     text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[" << r
          << "] + offset);\n";
   text << "  }\n};\n\n"
-       << "template <int N, int R>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
+       << "template <int N, int R>\nDEVICE void apply(const TileOperands<N>& tile, const "
           "PixelOperands<N>& pixel, int j, float value, Results<R>& results, int to) {\n  const float v"
        << program.parameters()[0] << " = value;\n";
   for (size_t i = 0; i < operands.size(); ++i)
@@ -116,7 +116,7 @@ std::string ConvPreamble(const Program& program, const Contraction& problem) {
   text << EmitCuda(program, statements, "  ");
   for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
   text
-      << "}\ntemplate <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
+      << "}\ntemplate <int N>\nDEVICE void apply(const TileOperands<N>& tile, const "
          "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
          "j);\n}\n\n"
       << "#define CHANNELS " << problem.channels << "\n"

@@ -51,20 +51,20 @@
 
 struct Tile {
   int n, y, x;  // its first row of patches; its first column of pixels
-  __device__ __forceinline__ Tile(int number)
+  DEVICE Tile(int number)
       : n(number / (TILES_X * TILES_Y)),
         y(number / TILES_X % TILES_Y * TILE_H + PAD_TOP / STRIDE_H),
         x(number % TILES_X * TILE_OUT_W) {}
 };
 
 // Where an octet of a chunk stands for the first patch, in elements of the part.
-__device__ __forceinline__ constexpr int place_of(int octet) {
+DEVICE constexpr int place_of(int octet) {
   return (octet / (CHUNK / OCTET) / TAPS_W * PART_W + octet / (CHUNK / OCTET) % TAPS_W) * PITCH +
          octet % (CHUNK / OCTET) * OCTET;
 }
 
 // The weight that channel `at` of an octet has in a column, in elements of w; -1 where there is none.
-__device__ __forceinline__ int weight_of(int chunk, int octet, int at, int column) {
+DEVICE int weight_of(int chunk, int octet, int at, int column) {
   const int tap = octet / (CHUNK / OCTET), c = chunk * CHUNK + octet % (CHUNK / OCTET) * OCTET + at;
   const int m = column % FILTERS, phase = column / FILTERS;
   const int r = phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H;
@@ -74,7 +74,7 @@ __device__ __forceinline__ int weight_of(int chunk, int octet, int at, int colum
 }
 
 // Copies a chunk of the pixels of x that a tile meets, zeros where there are none.
-__device__ __forceinline__ void copy_part(storage_t* part, const storage_t* image, const Tile& tile, int chunk) {
+DEVICE void copy_part(storage_t* part, const storage_t* image, const Tile& tile, int chunk) {
   constexpr int kOfPixel = CHUNK / OCTET;
   const int left = (tile.x + PAD_LEFT) / STRIDE_W - (TAPS_W - 1), top = tile.y - (TAPS_H - 1);
 #pragma unroll 4
@@ -99,7 +99,7 @@ __device__ __forceinline__ void copy_part(storage_t* part, const storage_t* imag
 
 #if HAS_GAPS && TENSOR_CORES
 // One value of the convolution, of the weights that exist alone.
-__device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int x, int m) {
+DEVICE float sum_anew(const Arguments& a, int n, int y, int x, int m) {
   float sum = 0.0f;
 #pragma unroll 1
   for (int r = (y + PAD_TOP) % STRIDE_H; r < KERNEL_H; r += STRIDE_H)
@@ -119,7 +119,7 @@ __device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int 
 #endif
 
 // All the weights, in the order in which threads take them, zeros where there are none.
-__device__ __forceinline__ void copy_weights(uint4* to, const storage_t* w, int warp, int lane) {
+DEVICE void copy_weights(uint4* to, const storage_t* w, int warp, int lane) {
 #if TENSOR_CORES
   // Two pairs of weights for each thread of a warp are the B fragment of an MMA with a group of columns.
 #pragma unroll
@@ -154,8 +154,8 @@ __device__ __forceinline__ void copy_weights(uint4* to, const storage_t* w, int 
 #if TENSOR_CORES
 // Adds the products of a chunk with all its weights. `at`: where each patch of the thread begins; `zeros`: what an
 // octet that does not exist meets.
-__device__ __forceinline__ void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part,
-                                           const int (&at)[PARTS], const uint2* right, const uint4* zeros, int lane) {
+DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS],
+                       const uint2* right, const uint4* zeros, int lane) {
 #pragma unroll UNROLL
   for (int i = 0; i < K_STEPS; ++i) {
     const int place = place_of(2 * i), step = place_of(2 * i + 1) - place - 8;  // mostly 0: side by side
@@ -182,8 +182,8 @@ __device__ __forceinline__ void accumulate(float (&sums)[PARTS][GROUPS][4], cons
 }
 #else
 // Adds the products of a chunk with all its weights that exist. `at`: where each patch of the thread begins.
-__device__ __forceinline__ void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part,
-                                           const int (&at)[PARTS], const float4* right) {
+DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS],
+                       const float4* right) {
 #pragma unroll
   for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
 #pragma unroll 1
@@ -216,8 +216,7 @@ __device__ __forceinline__ void accumulate(float (&sums)[PARTS][GROUPS][4], cons
 #endif
 
 // A row for each patch.
-__device__ __forceinline__ void share_sums(float* shared_sums, const float (&sums)[PARTS][GROUPS][4], int warp,
-                                           int lane) {
+DEVICE void share_sums(float* shared_sums, const float (&sums)[PARTS][GROUPS][4], int warp, int lane) {
 #pragma unroll
   for (int p = 0; p < PARTS; ++p)
 #pragma unroll
@@ -234,7 +233,7 @@ __device__ __forceinline__ void share_sums(float* shared_sums, const float (&sum
 }
 
 // Applies the program along a tile's lines.
-__device__ __forceinline__ void store_results(const Arguments& a, const float* shared_sums, const Tile& tile) {
+DEVICE void store_results(const Arguments& a, const float* shared_sums, const Tile& tile) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < LINES * (LINE / VECTOR); i += THREADS) {
     const int line = i / (LINE / VECTOR), first = i % (LINE / VECTOR) * VECTOR;

@@ -51,14 +51,14 @@
 #define STAGE_BYTES (X_BYTES + (CHUNKS > 1 ? W_BYTES : 0))
 #define WARP_SUMS (16 * SUM_PITCH)
 
-__device__ __forceinline__ void mma_half(float (&sums)[4], const unsigned (&a)[4], unsigned b) {
+DEVICE void mma_half(float (&sums)[4], const unsigned (&a)[4], unsigned b) {
   asm("mma.sync.aligned.m16n8k" MMA_HALF_K ".row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 template <int N>
-__device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned from) {
+DEVICE void load_matrices(unsigned (&x)[4], unsigned from) {
   if constexpr (N == 4) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], unsigned from) {
 
 // Starts copying N elements to shared memory, or zeros where they do not exist.
 template <int N>
-__device__ __forceinline__ void copy_elements(unsigned to, const storage_t* from, bool exists) {
+DEVICE void copy_elements(unsigned to, const storage_t* from, bool exists) {
   constexpr int kBytes = N * sizeof(storage_t);
   if constexpr (kBytes == 16) {
     copy_async(to, from, exists);
@@ -93,14 +93,13 @@ __device__ __forceinline__ void copy_elements(unsigned to, const storage_t* from
 
 struct Tile {
   int n, y, x;
-  __device__ __forceinline__ Tile(int number)
+  DEVICE Tile(int number)
       : n(FLAT ? 0 : number / (TILES_X * TILES_Y)),
         y(FLAT ? 0 : number / TILES_X % TILES_Y * TILE_H),
         x((FLAT ? number : number % TILES_X) * TILE_W) {}
 };
 
-__device__ __forceinline__ void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chunk,
-                                          int first_unit) {
+DEVICE void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chunk, int first_unit) {
   constexpr int kOfUnit = CHUNK * OCTET / X_VECTOR, kOfPixel = BLOCK_UNITS * kOfUnit;
   const storage_t* const image = (const storage_t*)a.in[0];
   const int top = tile.y * STRIDE_H - PAD_TOP, left = tile.x * STRIDE_W - PAD_LEFT;
@@ -119,8 +118,7 @@ __device__ __forceinline__ void copy_part(unsigned to, const Arguments& a, const
   }
 }
 
-__device__ __forceinline__ void copy_weights(unsigned to, const Arguments& a, int chunk, int first_unit,
-                                             int first_sub) {
+DEVICE void copy_weights(unsigned to, const Arguments& a, int chunk, int first_unit, int first_sub) {
   constexpr int kOfRow = OCTETS * OCTET / W_VECTOR, kRows = BLOCK_SUBS * SUB_FILTERS;
   const storage_t* const w = (const storage_t*)a.in[1];
 #pragma unroll 4
@@ -136,7 +134,7 @@ __device__ __forceinline__ void copy_weights(unsigned to, const Arguments& a, in
 }
 
 // Where an octet stands for the tile's first pixel and the first unit, in octets.
-__device__ __forceinline__ constexpr int place_of(int octet) {
+DEVICE constexpr int place_of(int octet) {
   const int r = octet / CHUNK / KERNEL_W, column = octet / CHUNK % KERNEL_W * REACH_W;
   return (r * REACH_H * PART_W + column % MOVE_W * PLANE_W + column / MOVE_W) * PITCH + octet % CHUNK;
 }
@@ -144,8 +142,8 @@ __device__ __forceinline__ constexpr int place_of(int octet) {
 // Adds the products of two octets, or with HALF of one. `at`: where the thread's pixels begin in shared memory, `right`
 // where its filters do.
 template <bool HALF>
-__device__ __forceinline__ void multiply(float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&at)[PARTS],
-                                         unsigned right, int i, bool is_high) {
+DEVICE void multiply(float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&at)[PARTS], unsigned right, int i,
+                     bool is_high) {
   const int low = place_of(2 * i), high = HALF ? low : place_of(2 * i + 1);
   const int place = (is_high ? high : low) * 16;
 #pragma unroll
@@ -178,8 +176,8 @@ __device__ __forceinline__ void multiply(float (&sums)[PARTS][ITEM_COLUMNS][4], 
 }
 
 // Adds the products of an item with a chunk, the first to zeros. `units`: where its units begin, from `pixels`.
-__device__ __forceinline__ void accumulate(float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&pixels)[PARTS],
-                                           unsigned units, unsigned right, bool is_first, int lane) {
+DEVICE void accumulate(float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&pixels)[PARTS], unsigned units,
+                       unsigned right, bool is_first, int lane) {
   unsigned at[PARTS];
 #pragma unroll
   for (int p = 0; p < PARTS; ++p) {
@@ -197,7 +195,7 @@ __device__ __forceinline__ void accumulate(float (&sums)[PARTS][ITEM_COLUMNS][4]
 
 #if MERGED > 1
 // One value of the convolution, of its own group's channels alone.
-__device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int x, int m) {
+DEVICE float sum_anew(const Arguments& a, int n, int y, int x, int m) {
   const storage_t *const image = (const storage_t*)a.in[0], *const weights = (const storage_t*)a.in[1];
   float sum = 0.0f;
 #pragma unroll 1
@@ -217,9 +215,8 @@ __device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int 
 
 // Applies the program to the sums of 16 pixels of an item, which go through the warp's shared memory so that it reads
 // and writes along the filters.
-__device__ __forceinline__ void store_results(const Arguments& a, float* shared_sums,
-                                              const float (&sums)[ITEM_COLUMNS][4], const Tile& tile, int first_pixel,
-                                              int first_unit, int sub, int lane) {
+DEVICE void store_results(const Arguments& a, float* shared_sums, const float (&sums)[ITEM_COLUMNS][4],
+                          const Tile& tile, int first_pixel, int first_unit, int sub, int lane) {
   constexpr int kOfLane = (16 * ITEM_VECTORS + 31) / 32;
   constexpr int kAhead = VECTOR > 2 ? 8 / VECTOR : MERGED > 1 ? 2 : 4;  // vectors whose operands are read at once
   __syncwarp();

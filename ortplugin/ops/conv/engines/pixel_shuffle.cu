@@ -11,15 +11,15 @@
 struct Place {
   int n, y, x, m;
   bool exists;
-  __device__ __forceinline__ Place(int number, int batch)
+  DEVICE Place(int number, int batch)
       : n(number / (OUT_H * OUT_W * VECTORS)),
         y(number / (OUT_W * VECTORS) % OUT_H),
         x(number / VECTORS % OUT_W),
         m(number % VECTORS * VECTOR),
         exists(n < batch) {}
-  __device__ __forceinline__ int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS + m; }
+  DEVICE int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS + m; }
 
-  __device__ __forceinline__ void load_product(Vector<storage_t, VECTOR>& product, const storage_t* p) const {
+  DEVICE void load_product(Vector<storage_t, VECTOR>& product, const storage_t* p) const {
     const int row = y + PAD_TOP, column = x + PAD_LEFT;
     const int i = row / STRIDE_H, j = column / STRIDE_W, k = row % STRIDE_H, l = column % STRIDE_W;
     const bool is_product = exists && i < IMAGE_H && j < IMAGE_W && k < KERNEL_H && l < KERNEL_W;

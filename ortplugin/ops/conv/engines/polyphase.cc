@@ -62,10 +62,10 @@ std::string PairSource(const Program& program) {
           << size << "].r" << r << ".words[i % " << size << "];\n";
     count += size;
   }
-  return "#define RESULT_WORDS " + std::to_string(count) +
-         "\n__device__ __forceinline__ unsigned& word_of(Results<2>& pair, int i) {\n" + words.str() +
+  return "#define RESULT_WORDS " + std::to_string(count) + "\nDEVICE unsigned& word_of(Results<2>& pair, int i) {\n" +
+         words.str() +
          "  return pair.r0.words[0];\n}\n"
-         "__device__ __forceinline__ void join(Results<8>& all, const Results<2> (&pairs)[4]) {\n" +
+         "DEVICE void join(Results<8>& all, const Results<2> (&pairs)[4]) {\n" +
          joins.str() + "}\n";
 }
 

@@ -25,7 +25,7 @@
 #define PHASE (PHASE_H * PHASE_W)
 
 // Gives what a thread has of one octet for what another has of another.
-__device__ __forceinline__ void exchange(Results<2>& even, Results<2>& odd, bool is_odd, int distance) {
+DEVICE void exchange(Results<2>& even, Results<2>& odd, bool is_odd, int distance) {
 #pragma unroll
   for (int i = 0; i < RESULT_WORDS; ++i) {
     unsigned &first = word_of(even, i), &second = word_of(odd, i);
@@ -35,8 +35,7 @@ __device__ __forceinline__ void exchange(Results<2>& even, Results<2>& odd, bool
 }
 
 // Runs the program on a tile's sums, when they are there.
-__device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], int tile, int phase,
-                                            int rows) {
+DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], int tile, int phase, int rows) {
   const int lane = threadIdx.x % 32, first = tile % TILES_N * TILE_N;
   const int first_row =
       tile / TILES_N * TILE_M + threadIdx.x / 128 * (M_TILES * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -94,8 +93,8 @@ __device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[M_
 }
 
 // Where the pixels of a tile that a thread copies are.
-__device__ __forceinline__ void find_pixels(unsigned (&from)[TILE_M * 8 / THREADS],
-                                            unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
+DEVICE void find_pixels(unsigned (&from)[TILE_M * 8 / THREADS], unsigned (&places)[TILE_M * 8 / THREADS], int tile,
+                        int rows, int thread) {
 #pragma unroll
   for (int i = 0; i < TILE_M * 8 / THREADS; ++i) {
     const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
@@ -106,7 +105,7 @@ __device__ __forceinline__ void find_pixels(unsigned (&from)[TILE_M * 8 / THREAD
 }
 
 // Starts the MMAs of a stage.
-__device__ __forceinline__ void mma_stage(float (&sums)[M_TILES][TILE_N / 2], unsigned pixels, unsigned filters) {
+DEVICE void mma_stage(float (&sums)[M_TILES][TILE_N / 2], unsigned pixels, unsigned filters) {
 #pragma unroll
   for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -115,8 +114,8 @@ __device__ __forceinline__ void mma_stage(float (&sums)[M_TILES][TILE_N / 2], un
 }
 
 // Goes on to the next stage, tap and channels.
-__device__ __forceinline__ void advance(const Taps& down, const Taps& right, int& left, int& next_stage,
-                                        int& next_right, int& next_down, int& channel_tile) {
+DEVICE void advance(const Taps& down, const Taps& right, int& left, int& next_stage, int& next_right, int& next_down,
+                    int& channel_tile) {
   --left;
   if (++next_stage == STAGES) next_stage = 0;
   if (++next_right == right.count) {
@@ -128,7 +127,7 @@ __device__ __forceinline__ void advance(const Taps& down, const Taps& right, int
   }
 }
 
-__device__ __forceinline__ void wait_stage() {
+DEVICE void wait_stage() {
   wait_copies<STAGES - 3>();
   fence_async_proxy();
   __syncthreads();

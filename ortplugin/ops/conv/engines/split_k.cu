@@ -25,8 +25,7 @@
 #define OUT (OUT_H * OUT_W)
 
 // The weights of a K tile.
-__device__ __forceinline__ void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stage, int octet,
-                                         int thread, int first) {
+DEVICE void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stage, int octet, int thread, int first) {
   const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * TILE_K + octet * OCTET;
   storage_t* const to = stages + stage * STAGE_ELEMENTS + TILE_M * TILE_K;
 #pragma unroll
@@ -41,7 +40,7 @@ __device__ __forceinline__ void copy_tap(storage_t* stages, const storage_t* w, 
 // The pixels of a tile that a thread copies, and those of X that they meet at a tap.
 struct Pixels {
   int top[TILE_M / 16], left[TILE_M / 16], image[TILE_M / 16];
-  __device__ __forceinline__ Pixels(int first_row, int rows, int thread) {
+  DEVICE Pixels(int first_row, int rows, int thread) {
 #pragma unroll
     for (int i = 0; i < TILE_M / 16; ++i) {
       const int p = first_row + i * 16 + thread / 8;
@@ -50,7 +49,7 @@ struct Pixels {
       image[i] = p / OUT * IMAGE_H;
     }
   }
-  __device__ __forceinline__ void copy(storage_t* to, const storage_t* x, int k_tile, int thread) const {
+  DEVICE void copy(storage_t* to, const storage_t* x, int k_tile, int thread) const {
     const int octet = thread % 8;
     const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * TILE_K + octet * OCTET;
     const int down = tap / KERNEL_W * DILATION_H, right = tap % KERNEL_W * DILATION_W;
@@ -64,7 +63,7 @@ struct Pixels {
   }
 };
 
-__device__ __forceinline__ void add_partial_sums(float (&values)[VECTOR], const float* partial_sums, int item) {
+DEVICE void add_partial_sums(float (&values)[VECTOR], const float* partial_sums, int item) {
   const float* const from = partial_sums + item / (TILE_N / VECTOR) * PITCH + item % (TILE_N / VECTOR) * VECTOR;
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j) values[j] = 0;
@@ -79,8 +78,8 @@ __device__ __forceinline__ void add_partial_sums(float (&values)[VECTOR], const 
 }
 
 // Every block adds the sums of every SPLITth pixel: thread t of four has columns 2 t, 2 t + 1 of each eight.
-__device__ __forceinline__ void store_partial_sums(const float (&sums)[TILE_N / 2], float* partial_sums, int k_part,
-                                                   int first_row, int rows, int thread, int lane) {
+DEVICE void store_partial_sums(const float (&sums)[TILE_N / 2], float* partial_sums, int k_part, int first_row,
+                               int rows, int thread, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread / 32 * 16 + lane / 4 + half * 8;
@@ -94,12 +93,12 @@ __device__ __forceinline__ void store_partial_sums(const float (&sums)[TILE_N / 
 
 // Every warpgroup meets equally often, for compute-sanitizer alone: where they don't, racecheck (2025.3) takes what
 // they write behind it and read behind the barrier for a hazard.
-__device__ __forceinline__ void meet(int steps, int warpgroup) {
+DEVICE void meet(int steps, int warpgroup) {
   for (int i = steps; i < (K_TILES + K_PARTS - 1) / K_PARTS; ++i) sync_warpgroup(warpgroup);
 }
 
 // The tensor cores would cut fp32 off where TF32 ends: each thread rounds what it has copied.
-__device__ __forceinline__ void round_copies(storage_t* stage, int thread) {
+DEVICE void round_copies(storage_t* stage, int thread) {
 #pragma unroll
   for (int i = 0; i < (TILE_M + TILE_N) / 16; ++i) {
     const int row = i * 16 + thread / 8;
@@ -110,15 +109,15 @@ __device__ __forceinline__ void round_copies(storage_t* stage, int thread) {
   }
 }
 
-__device__ __forceinline__ void wait_stage(int warpgroup, storage_t* stage, int thread) {
+DEVICE void wait_stage(int warpgroup, storage_t* stage, int thread) {
   wait_copies<STAGES - 2>();
   if (sizeof(storage_t) == 4) round_copies(stage, thread);
   fence_async_proxy();
   sync_warpgroup(warpgroup);
 }
 
-__device__ __forceinline__ void load_operands(const Arguments& a, TileOperands<VECTOR>& of_filters,
-                                              PixelOperands<VECTOR>& of_pixel, int p, int m) {
+DEVICE void load_operands(const Arguments& a, TileOperands<VECTOR>& of_filters, PixelOperands<VECTOR>& of_pixel, int p,
+                          int m) {
   of_filters.load(a, p / OUT, m);
   of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
 }

@@ -38,11 +38,9 @@
 #define THREADS (WARPS * 32)
 
 // Two neighbours, as the tensor cores take them.
-__device__ __forceinline__ unsigned join(storage_t low, storage_t high) {
-  return (unsigned)low.bits | (unsigned)high.bits << 16;
-}
+DEVICE unsigned join(storage_t low, storage_t high) { return (unsigned)low.bits | (unsigned)high.bits << 16; }
 
-__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+DEVICE void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
@@ -50,27 +48,25 @@ __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], un
 }
 
 // The line of the kernel that a quarter of a warp has in a slot, and the number of the pair in that line.
-__device__ __forceinline__ constexpr int line_of(int slot, int quarter) {
-  return PACKED ? (slot * 4 + quarter) / PAIRS : slot / SLOTS;
-}
-__device__ __forceinline__ constexpr int pair_of(int slot, int quarter) {
+DEVICE constexpr int line_of(int slot, int quarter) { return PACKED ? (slot * 4 + quarter) / PAIRS : slot / SLOTS; }
+DEVICE constexpr int pair_of(int slot, int quarter) {
   return PACKED ? (slot * 4 + quarter) % PAIRS : slot % SLOTS * 4 + quarter;
 }
 
 // Which elements of it count.
-__device__ __forceinline__ constexpr unsigned mask_of(int slot, int quarter) {
+DEVICE constexpr unsigned mask_of(int slot, int quarter) {
   const int pair = pair_of(slot, quarter);
   return line_of(slot, quarter) >= LINES || pair >= PAIRS
              ? 0u
              : (SPARE && pair == 0 ? 0xffff0000u : ~0u) &
                    (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
 }
-__device__ __forceinline__ constexpr bool has_mask(int slot) {
+DEVICE constexpr bool has_mask(int slot) {
   return (mask_of(slot, 0) & mask_of(slot, 1) & mask_of(slot, 2) & mask_of(slot, 3)) != ~0u;
 }
 
 // Where it stands in shared memory, for the tile's first pixel.
-__device__ __forceinline__ constexpr int place_of(int slot, int quarter) {
+DEVICE constexpr int place_of(int slot, int quarter) {
   const int line = line_of(slot, quarter) < LINES ? line_of(slot, quarter) : 0;
   return (CHANNELS_FIRST ? line / KERNEL_H * IMAGE_ROWS + line % KERNEL_H : line) * LINE_PITCH + LEAD - SPARE +
          pair_of(slot, quarter) * 2;
@@ -78,12 +74,12 @@ __device__ __forceinline__ constexpr int place_of(int slot, int quarter) {
 
 struct Tile {
   int n, y, x;
-  __device__ __forceinline__ Tile(int number)
+  DEVICE Tile(int number)
       : n(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_H), x(number % TILES_X * TILE_W) {}
 };
 
 // Starts copying a tile's part of the image, COPY elements at a time, zeros where there is none.
-__device__ __forceinline__ void copy_image(storage_t* shared, const storage_t* image, const Tile& tile) {
+DEVICE void copy_image(storage_t* shared, const storage_t* image, const Tile& tile) {
   constexpr int kCopies = LINE_PITCH / COPY;
   const int first = tile.x * STEP - PAD_LEFT * PIXEL - LEAD;
 #pragma unroll 4
@@ -106,8 +102,7 @@ __device__ __forceinline__ void copy_image(storage_t* shared, const storage_t* i
 }
 
 // Two vectors of four pairs of weights are the B fragments of an MMA step with 32 filters, one with 16.
-__device__ __forceinline__ void load_weights(uint4* shared_weights, const Arguments& a, int warp, int lane, int row,
-                                             int quarter) {
+DEVICE void load_weights(uint4* shared_weights, const Arguments& a, int warp, int lane, int row, int quarter) {
 #pragma unroll 2
   for (int i = warp; i < GROUPS * K_STEPS * (COLUMNS / 2); i += WARPS) {
     const int product = i / (COLUMNS / 2) % K_STEPS, group = i / (COLUMNS / 2) / K_STEPS;
@@ -134,8 +129,7 @@ __device__ __forceinline__ void load_weights(uint4* shared_weights, const Argume
   }
 }
 
-__device__ __forceinline__ void read_weights(unsigned (&weights)[K_STEPS][2 * COLUMNS], const uint4* shared_weights,
-                                             int group, int lane) {
+DEVICE void read_weights(unsigned (&weights)[K_STEPS][2 * COLUMNS], const uint4* shared_weights, int group, int lane) {
 #pragma unroll
   for (int i = 0; i < K_STEPS; ++i)
 #pragma unroll
@@ -148,9 +142,9 @@ __device__ __forceinline__ void read_weights(unsigned (&weights)[K_STEPS][2 * CO
     }
 }
 
-__device__ __forceinline__ void multiply(float (&sums)[PARTS][COLUMNS][4], const storage_t* const (&at)[PARTS][2],
-                                         const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
-                                         const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
+DEVICE void multiply(float (&sums)[PARTS][COLUMNS][4], const storage_t* const (&at)[PARTS][2],
+                     const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
+                     const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
 #pragma unroll
   for (int i = 0; i < K_STEPS; ++i) {
     unsigned left[PARTS][4];
@@ -170,7 +164,7 @@ __device__ __forceinline__ void multiply(float (&sums)[PARTS][COLUMNS][4], const
 }
 
 // The masks and the places of what a thread's weights meet.
-__device__ __forceinline__ void find_pairs(unsigned (&masks)[2 * K_STEPS], int (&places)[2 * K_STEPS], int quarter) {
+DEVICE void find_pairs(unsigned (&masks)[2 * K_STEPS], int (&places)[2 * K_STEPS], int quarter) {
 #pragma unroll
   for (int i = 0; i < 2 * K_STEPS; ++i) {
     // Without PACKED all slots of one number in their line have the same mask, and distances are constants.
