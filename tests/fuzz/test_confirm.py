@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 from onnx_models import parsed
 
@@ -12,9 +10,7 @@ import ortplugin
 from fuzz.confirm import BY_OPTIMIZATIONS
 from fuzz.generate import Case
 from fuzz.guilty import find_guilty
-from fuzz.judge import Verdict
 from fuzz.minimise import Minimiser
-from fuzz.reference import Finding
 from fuzz.worker import Worker
 
 # CumSum stays as it is; the others become a node of ours, which is to blame for what is wrong with `ortplugin`.
@@ -24,11 +20,11 @@ MODEL = parsed("""model (float[2, 3] x) => (float[2, 3] y, float[2, 3] z)
 FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.full((2, 3), 0.5, np.float32)}]
 
 
-def case(feeds: int = 2, model: onnx.ModelProto = MODEL) -> Case:
+def case(feeds=2, model=MODEL):
   return Case(0, "fp32", model, None, frozenset(), FEEDS[:feeds])
 
 
-def ask(faults: str, feeds: int = 2, model: onnx.ModelProto = MODEL, **options: str) -> Verdict:
+def ask(faults, feeds=2, model=MODEL, **options):
   worker = Worker(faults, 60, module="fuzz.faulty_worker")
   try:
     return worker.ask(replace(case(feeds, model), options=options))
@@ -36,7 +32,7 @@ def ask(faults: str, feeds: int = 2, model: onnx.ModelProto = MODEL, **options: 
     worker.close()
 
 
-def finding_of(verdict: Verdict) -> Finding:
+def finding_of(verdict):
   assert verdict.what == "finding", verdict
   assert verdict.finding is not None
   return verdict.finding

@@ -1,7 +1,5 @@
 """Every case that was ever wrong, minimised: the corpus only grows. open.txt names those that wait to be mended."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from fuzz.corpus import corpus, from_text, open_faults
@@ -15,7 +13,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker():
   worker = Worker()
   yield worker
   worker.close()

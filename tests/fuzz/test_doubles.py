@@ -11,7 +11,7 @@ from onnx_models import parsed
 from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
 from fuzz.generate import Case
-from fuzz.judge import Judge, Verdict
+from fuzz.judge import Judge
 
 NODES = {
   "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
@@ -23,12 +23,12 @@ NODES = {
 }
 
 
-def shrink(x: Any, bias: float, lambd: float) -> Any:
+def shrink(x, bias, lambd):
   bias, lambd = float(np.float32(bias)), float(np.float32(lambd))
   return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0))
 
 
-def gelu(x: Any) -> Any:
+def gelu(x):
   return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
@@ -42,7 +42,7 @@ WANTED = {
 }
 
 
-def model_of(nodes: str, dtype: str = "double") -> onnx.ModelProto:
+def model_of(nodes, dtype="double"):
   opset = 18 if "HardSwish" in nodes else 20  # later ones lack its kernel of double
   graph = f"model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}> {{ {nodes} }}"
   return parsed(graph, opset, 9, domains=["ortplugin", "com.microsoft"])
@@ -81,7 +81,7 @@ def test_what_stays():
   np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
 
 
-def judge(original: str, optimized: str, monkeypatch: pytest.MonkeyPatch, x: np.ndarray[Any, Any] = X[:-3]) -> Verdict:
+def judge(original, optimized, monkeypatch, x=X[:-3]):
   names = {"double": "fp64", "float": "fp32"}
   dtype = "float" if x.dtype == np.float32 else "double"
 
@@ -121,7 +121,7 @@ def test_ours_in_double(library, bias, what, monkeypatch):
   assert verdict.what == what, verdict
 
 
-def erf_gelu(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def erf_gelu(x):
   return np.array([each / 2 * math.erfc(-each / math.sqrt(2)) for each in x])
 
 

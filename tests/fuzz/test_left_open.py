@@ -1,11 +1,6 @@
 """What is not finite behind a convolution on a GPU, or under a mask of attention, is not compared; all else is."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 from onnx_models import parsed
 
@@ -37,17 +32,17 @@ class Gpu(Provider):
 
   is_cpu = False
 
-  def __init__(self, wrong: Mapping[str, float]) -> None:
+  def __init__(self, wrong):
     self.wrong = wrong
 
-  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+  def run(self, session, feeds):
     outputs = super().run(session, feeds)
     for name, value in self.wrong.items():
       outputs["y"].ravel()[int(name[1:])] = value
     return outputs
 
 
-def problem(model: onnx.ModelProto, first: float, when_finite: bool = True, **changes: float) -> Any:
+def problem(model, first, when_finite=True, **changes):
   """Of outputs that differ from the right ones at the elements `e0`, `e1`, ..
 
   `when_finite`: they do so on any input, not only on those that are infinite or NaN.
@@ -94,10 +89,10 @@ def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library, model,
 class Changed(Provider):
   """Gives another number for an element of h, in every run."""
 
-  def __init__(self, element: int, value: float) -> None:
+  def __init__(self, element, value):
     self.element, self.value = element, value
 
-  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+  def run(self, session, feeds):
     h = np.array(super().run(session, feeds)["h"])
     h[self.element] = self.value
     return {"h": h}

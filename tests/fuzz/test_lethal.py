@@ -22,7 +22,7 @@ NODES = {
 }
 
 
-def model_of(name: str) -> onnx.ModelProto:
+def model_of(name):
   nodes, x, w = NODES[name]
   made = parsed(f"""g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
   sizes = [int(each) for each in w.split(", ")]

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx_models import parsed
 
@@ -35,14 +34,14 @@ WANTED = {
 }
 
 
-def model_of(nodes: str, dtype: str = "float", opset: int = 18) -> onnx.ModelProto:
+def model_of(nodes, dtype="float", opset=18):
   return parsed(f"""model ({dtype}[1, 1, 4] x) => ({dtype}[1, 1, n] y)
             <int64[1, 1, 2] i = {{1, 2}}, {dtype}[1, 1, 2] u = {{2, -1}}, int64[1, 1] j = {{0}},
              {dtype}[1, 1, 4] v = {{3, -3, 3, -3}}>
         {{ {nodes} }}""", opset, domains=["ortplugin"])  # fmt: skip
 
 
-def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def result(model, x):
   return np.asarray(run(make_session(model.SerializeToString()), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
 
 

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,23 +19,23 @@ MODEL = parsed("g (bool x) => (bool y) { y = Not(x) }")
 
 
 class Session:
-  def __init__(self, graph: bool) -> None:
+  def __init__(self, graph):
     self.graph = graph
 
 
 class Machine:
   """In place of ONNX Runtime: `errors` by whether a session has a graph, as it is made and as it runs."""
 
-  def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-    self.loading: dict[bool, str] = {}
-    self.running: dict[bool, str] = {}
-    self.sessions: list[weakref.ref[Session]] = []
-    self.runs: list[tuple[bool, int]] = []
-    self.outputs: dict[bool, np.ndarray] = {}
+  def __init__(self, monkeypatch):
+    self.loading = {}
+    self.running = {}
+    self.sessions = []
+    self.runs = []
+    self.outputs = {}
     monkeypatch.setattr(providers, "_cuda_session", self.session)
     monkeypatch.setattr(providers, "_on_gpu", self.run)
 
-  def session(self, data: bytes, graph: bool, optimize: bool, poisoned: bool = False) -> Session:
+  def session(self, data, graph, optimize, poisoned=False):
     self.optimized = optimize
     assert all(each() is None for each in self.sessions)  # a capture that failed is open as long as its session
     if graph in self.loading:
@@ -45,7 +44,7 @@ class Machine:
     self.sessions.append(weakref.ref(made))
     return made
 
-  def run(self, session: Session, feeds: dict[str, Any], times: int) -> dict[str, Any]:
+  def run(self, session, feeds, times):
     self.runs.append((session.graph, times))
     if session.graph in self.running:
       raise RuntimeError(self.running[session.graph])

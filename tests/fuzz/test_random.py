@@ -23,7 +23,7 @@ from fuzz.generate import make_case
 from fuzz.mistakes import MISTAKES, source_of
 from fuzz.narrow import walk
 from fuzz.oracle import explained, quick, trials
-from fuzz.run import Result, fuzz, shrink
+from fuzz.run import fuzz, shrink
 from fuzz.worker import TESTS, Worker, environment
 
 pytestmark = pytest.mark.xdist_group("random graphs")  # one worker makes what all ask for
@@ -32,7 +32,7 @@ GRAPHS = examples(1000)
 
 
 @pytest.fixture(scope="module")
-def result() -> Result:
+def result():
   return fuzz(iter(range(GRAPHS)), jobs=2, minimise=40, ignore=known())
 
 

@@ -1,10 +1,6 @@
 """Resizes of one spatial dimension in two: the same numbers, and NaN only from the elements that take part."""
 
-from typing import Any
-
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 from onnx_models import parsed
 
@@ -24,11 +20,11 @@ OLD = {
 }
 
 
-def model_of(nodes: str, constants: str, opset: int = 18) -> onnx.ModelProto:
+def model_of(nodes, constants, opset=18):
   return parsed(f"model (float[1, 2, 3] x) => (float[a, b, c] y) <{constants}> {{ {nodes} }}", opset)
 
 
-def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def result(model, x):
   return np.asarray(run(make_session(model.SerializeToString()), {"x": x})["y"])
 
 

@@ -4,7 +4,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
 from onnx_models import parsed
 
@@ -14,11 +13,11 @@ from fuzz.judge import Judge
 from fuzz.zeros import signed
 
 
-def model_of(nodes: str, dtype: str = "float") -> onnx.ModelProto:
+def model_of(nodes, dtype="float"):
   return parsed(f"model ({dtype}[4] x) => ({dtype}[4] y) <{dtype} zero = {{0}}> {{ {nodes} }}")
 
 
-def bits(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> bytes:
+def bits(model, x):
   return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, Case, by_name, case_of, check, growing
+from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, by_name, case_of, check, growing
 from node_cases import model_with
 
 import ortplugin
@@ -147,7 +147,7 @@ def test_a_stream_of_the_callers():
 SHAPES = [["b", "s", "c"], ["b", "t", "c"], ["b", "t", "c"]]
 
 
-def sized(name: str, batch: int, queries: int, keys: int) -> Case:
+def sized(name, batch, queries, keys):
   return case_of(name, "float16", (batch, 3, queries, keys, 16), "merged", causal="lower_right")
 
 
@@ -171,7 +171,7 @@ def test_a_cache_grows_from_run_to_run():
     past, given = past + rows, found[1:]
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   first, later = (trial_of(sized(f"captured {keys}", 2, 30, keys), check) for keys in (30, 500))
   return sized("new", 1, 1, 1).model(SHAPES), first, later
 

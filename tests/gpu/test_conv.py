@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from conv_cases import CASES, GROUPED, ONE_SIDED
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
-from node_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, typed
 from onnx import helper
 from onnx_models import built
 from threads import in_threads
@@ -67,10 +65,10 @@ class Conv:
   attributes: dict[str, Any] = field(default_factory=lambda: {"pads": [1, 1, 1, 1]})
 
   @property
-  def text(self) -> str:
+  def text(self):
     return typed(self.program, self.dtype)
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     program = parse(self.text)
     names = ["x", "w", *(parameter.name for parameter in program.parameters[1:])]
     return helper.make_node(
@@ -86,10 +84,10 @@ class Conv:
       **self.attributes,
     )
 
-  def ordered(self, shape: Shape) -> Shape:
+  def ordered(self, shape):
     return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
 
-  def shapes(self) -> dict[str, Shape]:
+  def shapes(self):
     """Of every input, as it lies in memory."""
     w = (self.filters, self.x[1] // self.group, *self.kernel)
     first = self.attributes.get("input_layout") == "NCHW"
@@ -104,7 +102,7 @@ class Conv:
     kinds["s"] = self.ordered((self.x[0], self.filters, *ones))
     return found | {parameter.name: kinds[parameter.name] for parameter in parse(self.text).parameters[1:]}
 
-  def arrays(self, seed: str = "") -> dict[str, Array]:
+  def arrays(self, seed=""):
     """Inputs by name; weights are scaled so that results are of the order of one."""
     rng = np.random.default_rng(zlib.crc32((seed + str(self)).encode()))
     dtypes = {parameter.name: parameter.dtype for parameter in parse(self.text).parameters}
@@ -114,7 +112,7 @@ class Conv:
       made[name] = (rng.standard_normal(shape) * scale).astype(NUMPY_DTYPES[dtypes.get(name, self.dtype)])
     return made
 
-  def model(self, arrays: dict[str, Array], shapes: dict[str, Sequence[Any]] | None = None) -> bytes:
+  def model(self, arrays, shapes=None):
     """A model of the node; `shapes` declares other shapes than the arrays have."""
     program = parse(self.text)
     fixed = ("w", "b") if self.constant else ()
@@ -127,10 +125,10 @@ class Conv:
     weights = {name: array for name, array in arrays.items() if name in fixed}
     return built([self.node()], inputs, outputs, OPSET, 9, domains=["ortplugin"], weights=weights).SerializeToString()
 
-  def feeds(self, arrays: dict[str, Array]) -> dict[str, Array]:
+  def feeds(self, arrays):
     return {name: array for name, array in arrays.items() if not (self.constant and name in ("w", "b"))}
 
-  def check(self, arrays: dict[str, Array], found: Sequence[Array]) -> None:
+  def check(self, arrays, found):
     node, bound = self.node(), BOUNDS["float16" if self.attributes.get("allow_tf32") else self.dtype]
     wanted = reference(node, [arrays[name] for name in node.input])
     assert len(found) == len(wanted)
@@ -141,7 +139,7 @@ class Conv:
       error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max() / scale
       assert error < bound, f"{self}: {error:.1e}"
 
-  def trial(self, seed: str = "", constants: Conv | None = None) -> Trial:
+  def trial(self, seed="", constants=None):
     """A run whose constants are those of this convolution (or of `constants`) without a seed."""
     fixed = (constants or self).arrays()
     arrays = self.arrays(seed) | {name: fixed[name] for name in "wb"}
@@ -149,11 +147,11 @@ class Conv:
     like = reference(node, [arrays[name] for name in node.input])
     return Trial(self.feeds(arrays), partial(self.check, arrays), like)
 
-  def found(self, arrays: dict[str, Array], **provider: str) -> list[Array]:
+  def found(self, arrays, **provider):
     """The outputs of a session of its own."""
     return host(ortplugin.run(make(self.model(arrays), **provider), self.feeds(arrays)))
 
-  def run(self, seed: str = "", **provider: str) -> list[Array]:
+  def run(self, seed="", **provider):
     arrays = self.arrays(seed)
     found = self.found(arrays, **provider)
     self.check(arrays, found)
@@ -184,7 +182,7 @@ def test_equals_the_reference(case):
 WAYS = [("NCHW", "auto"), ("NHWC", "auto"), ("NHWC", "fused")]
 
 
-def done_by(conv: Conv, algorithm: str) -> Conv:
+def done_by(conv, algorithm):
   return replace(conv, attributes={**conv.attributes, "algorithm": algorithm})
 
 
@@ -241,7 +239,7 @@ def test_weights_that_are_inputs(dtype):
       Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
 
 
-def error_of(conv: Conv, **provider: str) -> float:
+def error_of(conv, **provider):
   """Of a bare float32 convolution, relative to the largest result."""
   arrays = conv.arrays()
   (found,) = conv.found(arrays, **provider)
@@ -280,7 +278,7 @@ def test_the_sessions_word_on_tf32_in_a_graph():
 # ---- algorithm
 
 
-def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
+def algorithms(conv, arrays):
   types = [TensorType(array.dtype, array.shape) for array in arrays.values()]
   constant = [conv.constant and name in ("w", "b") for name in arrays]
   return [str(each["algorithm"]) for each in device_variants(conv.node(), types, constant)]
@@ -522,7 +520,7 @@ def test_a_cuda_graph_gives_the_same_bits(name):
   check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   base = Conv(RESIDUAL)
   first, later = (replace(base, x=(images, *base.x[1:])).trial(constants=base) for images in (3, 5))
   return base.model(base.arrays(), DYNAMIC["NHWC"]), first, later
@@ -562,7 +560,7 @@ except Exception as error:
 """
 
 
-def hidden(conv: Conv) -> str:
+def hidden(conv):
   """What a run prints where the only cuDNN that may be tried is not there."""
   done = python(WITHOUT_CUDNN.format(conv=conv), ORTPLUGIN_CUDNN="/nonexistent/libcudnn.so.9")
   assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 all kinds of programs; infinite elements reach no result that they don't belong to."""
 
 from dataclasses import replace
-from typing import Any
 
 import conv_transpose_cases
 import numpy as np
@@ -40,7 +39,7 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def _hopper() -> None:
+def _hopper():
   if cupy.cuda.Device().compute_capability != "90":
     pytest.skip("its instructions are Hopper's")
 
@@ -76,7 +75,7 @@ OF_IMAGES = """(T c, T b, T r, float g) => (T y, float z) {
 }"""
 
 
-def up(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> conv_transpose_cases.Case:
+def up(number, dtype, text, operands):
   x, filters, attributes = UP[number]
   name, constant = f"{x} to {filters}, {dtype}", number % 2 == 0
   more = attributes | {"algorithm": "own"}

@@ -17,13 +17,13 @@ cupy = pytest.importorskip("cupy")
 FLOATS = ["float16", "bfloat16", "float"]
 
 
-def own(conv: Conv) -> Conv:
+def own(conv):
   """The same by our engine, which must exist."""
   assert "own" in algorithms(conv, conv.arrays()), conv
   return replace(conv, attributes={**conv.attributes, "algorithm": "own"})
 
 
-def check_infinite(conv: Conv, name: str, element: int, value: float) -> None:
+def check_infinite(conv, name, element, value):
   """With such a value at that place of an input exactly those results are not finite that depend on it."""
   arrays = conv.arrays()
   arrays[name].reshape(-1)[element] = value
@@ -36,7 +36,7 @@ def check_infinite(conv: Conv, name: str, element: int, value: float) -> None:
   np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
 
 
-def check_infinite_everywhere(conv: Conv, value: float) -> None:
+def check_infinite_everywhere(conv, value):
   """`check_infinite` near the ends of X and, without pads, of W: an infinite weight times a zero of a pad is NaN."""
   places = {"x": (5, -3)} | ({} if "pads" in conv.attributes else {"w": (7, -1)})
   for name, elements in places.items():
@@ -44,7 +44,7 @@ def check_infinite_everywhere(conv: Conv, value: float) -> None:
       check_infinite(conv, name, element, value)
 
 
-def check_offsets(conv: Conv) -> None:
+def check_offsets(conv):
   """Tensors may begin at any element. Weights are an input."""
   arrays = conv.arrays()
   (wanted,) = conv.found(arrays)
@@ -54,13 +54,13 @@ def check_offsets(conv: Conv) -> None:
   np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
 
 
-def check_same_bits(conv: Conv) -> None:
+def check_same_bits(conv):
   """Of runs, and of replays of a CUDA graph."""
   assert same_bits(conv.run(), conv.run())
   check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
 
 
-def check_maxima_of_nan(conv: Conv) -> None:
+def check_maxima_of_nan(conv):
   """With a NaN in X all of them are NaN exactly where the convolution is. `conv` has the program MAXIMA."""
   arrays = conv.arrays()
   arrays["x"].reshape(-1)[5] = np.nan

@@ -12,7 +12,6 @@ from node_cases import UNIT_ROUNDOFF, typed
 import ortplugin
 from gpu.device import before_nan, host, make, run
 from gpu.sessions import (
-  Trial,
   check_addresses,
   check_all,
   check_capture,
@@ -214,7 +213,7 @@ def test_many_threads_run_one_session():
   check_threads(Case("first", some, text).model([None] * 3), trial_of, threads=6)
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   cases = [
     Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"))
     for batch in (2, 5)

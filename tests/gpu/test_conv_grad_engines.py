@@ -42,7 +42,7 @@ GEOMETRIES = {
 FLOATS = ("float", "float16", "bfloat16")
 
 
-def own(case: Case) -> Case:
+def own(case):
   """The same with weights' gradients on our kernel; dX is left to `auto`."""
   return replace(case, attributes={**case.attributes, "weight_algorithm": "own"})
 

@@ -1,14 +1,12 @@
 """The cases that were ever wrong (tests/fuzz/corpus) on CUDA, without a graph and under one."""
 
-from collections.abc import Iterator
-
 import pytest
 from fuzz.corpus import corpus, from_text
 from fuzz.worker import Worker
 
 
 @pytest.fixture(scope="module", params=["cuda", "cuda-graph"])
-def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+def worker(request):
   worker = Worker(request.param, 120)
   yield worker
   worker.close()

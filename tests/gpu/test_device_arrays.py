@@ -1,8 +1,6 @@
 """`session` and `run` on a GPU: no copies, CuPy in and out, CUDA graphs, other libraries' arrays."""
 
 import gc
-from collections.abc import Callable
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +26,7 @@ NAMES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float": np.floa
 TOLERANCES = {"float16": 5e-3, "bfloat16": 4e-2, "float": 1e-5, "double": 1e-12}
 
 
-def norm_model(dtype: str = "float") -> bytes:
+def norm_model(dtype="float"):
   """y = LayerNorm(x + r) * g, s = x + r, over rows of 64."""
   program = f"""({dtype} x, {dtype} r, {dtype} g) => ({dtype} y, {dtype} s) {{
         s = Add(x, r)
@@ -40,20 +38,20 @@ def norm_model(dtype: str = "float") -> bytes:
   return built([node], inputs, outputs, domains=["ortplugin"]).SerializeToString()
 
 
-def feeds(rng: np.random.Generator, rows: int, dtype: str = "float") -> dict[str, Any]:
+def feeds(rng, rows, dtype="float"):
   """Arrays on the device."""
   shapes = {"x": (rows, 64), "r": (rows, 64), "g": (64,)}
   return {name: cupy.asarray(rng.standard_normal(shape).astype(NAMES[dtype])) for name, shape in shapes.items()}
 
 
-def expected(arrays: dict[str, Any]) -> np.ndarray:
+def expected(arrays):
   x, r, g = (cupy.asnumpy(arrays[name]).astype(np.float64) for name in ("x", "r", "g"))
   s = x + r
   centred = s - s.mean(-1, keepdims=True)
   return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * g
 
 
-def assert_close(got: Any, wanted: np.ndarray, dtype: str = "float") -> None:
+def assert_close(got, wanted, dtype="float"):
   assert isinstance(got, cupy.ndarray)
   np.testing.assert_allclose(
     cupy.asnumpy(got).astype(np.float64), wanted, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype] * np.abs(wanted).max()
@@ -63,18 +61,18 @@ def assert_close(got: Any, wanted: np.ndarray, dtype: str = "float") -> None:
 class Spy:
   """A session that remembers what is bound."""
 
-  def __init__(self, session: Any) -> None:
+  def __init__(self, session):
     self.session = session
-    self.pointers: list[int] = []
+    self.pointers = []
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name):
     return getattr(self.session, name)
 
-  def io_binding(self) -> Any:
+  def io_binding(self):
     binding = self.session.io_binding()
-    bind: Callable[..., None] = binding.bind_input
+    bind = binding.bind_input
 
-    def bind_input(name: str, *rest: Any) -> None:
+    def bind_input(name, *rest):
       self.pointers.append(rest[-1])
       bind(name, *rest)
 

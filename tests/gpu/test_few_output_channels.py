@@ -2,7 +2,6 @@
 layouts of the result and all kinds of programs; infinite pixels reach no result that they don't belong to."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
@@ -45,7 +44,7 @@ SHAPES = (
 )
 
 
-def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...], first: bool = False) -> Case:
+def case_of(number, dtype, text, operands, first=False):
   x, filters, kernel, attributes = SHAPES[number]
   more = {"algorithm": "own"} | ({"output_layout": "NCHW"} if first else {})
   w, constant = (x[1], filters, *kernel), number % 2 == 0

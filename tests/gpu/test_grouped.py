@@ -47,12 +47,12 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def _ampere() -> None:
+def _ampere():
   if int(cupy.cuda.Device().compute_capability) < 80:
     pytest.skip("its instructions are Ampere's")
 
 
-def case(number: int, program: str, dtype: str = "float16") -> Conv:
+def case(number, program, dtype="float16"):
   (batch, *image), groups, channels, filters, kernel, attributes = CASES[number]
   x = (batch, groups * channels, *image)
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}

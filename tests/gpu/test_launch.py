@@ -3,7 +3,7 @@ none, and what the kernels of a library read has been written, though they may n
 
 import numpy as np
 import pytest
-from node_cases import OPSET, Array
+from node_cases import OPSET
 from onnx import helper
 from onnx_models import built
 
@@ -24,7 +24,7 @@ SUM = "(float16 c, float16 r) => (float16 y) {\n  y = Add(c, r)\n}"
 SHAPES = [(8, 14, 1024, 256), (8, 28, 768, 192), (8, 28, 384, 192), (8, 28, 512, 128)]
 
 
-def _model(batch: int, side: int, channels: int, filters: int, before: tuple[str, ...]) -> bytes:
+def _model(batch, side, channels, filters, before):
   """A convolution by cuDNN with a residual that comes through pointwise kernels of ours."""
   rng = np.random.default_rng(0)
   nodes, value = [], "r"
@@ -45,7 +45,7 @@ def _model(batch: int, side: int, channels: int, filters: int, before: tuple[str
   ).SerializeToString()  # fmt: skip
 
 
-def _feeds(batch: int, side: int, channels: int, filters: int, count: int) -> list[dict[str, Array]]:
+def _feeds(batch, side, channels, filters, count):
   rng = np.random.default_rng(1)
   return [
     {

@@ -141,7 +141,7 @@ def test_work_is_on_the_sessions_stream():
   check_stream(case.model(), trial(case, check))
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   text = typed(BARE, "float")
   first, later = (trial(Case(f"captured {rows}", text, ((rows, 8),)), check) for rows in (3, 5))
   return model_of(text, [("n", 8)]), first, later

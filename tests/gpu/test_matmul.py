@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conv_cases import BESIDE
-from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, Case, expect, made, transposed
+from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, expect, made, transposed
 from matmul_cases import check as check_exactly
-from node_cases import UNIT_ROUNDOFF, Array
+from node_cases import UNIT_ROUNDOFF
 
 from gpu.device import make, run
 from gpu.sessions import (
@@ -32,7 +32,7 @@ GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"
 
 
-def check(case: Case, found: list[Array], inputs: list[Array] | None = None) -> None:
+def check(case, found, inputs=None):
   """With a library the value may be rounded to its dtype before the program."""
   dtype = case.program.parameters[0].dtype
   rounded = "float16" if "allow_tf32" in case.attributes else dtype  # TF32 has its bits
@@ -139,7 +139,7 @@ def test_tensors_may_start_anywhere(case):
   )
 
 
-def trial(first: Case, batch: int, rows: int) -> Trial:
+def trial(first, batch, rows):
   whole = (batch, rows, first.shapes[1][1])
   shapes = ((batch, rows, first.shapes[0][-1]), *first.shapes[1:3], whole)
   case = replace(first, name=f"{first.name} {shapes}", shapes=shapes)
@@ -158,7 +158,7 @@ def test_shapes_may_change_from_run_to_run():
     check(case, run(session, case))
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   return CHANGING.model(OPEN), trial(CHANGING, 2, 37), trial(CHANGING, 3, 37)
 
 
@@ -170,7 +170,7 @@ def test_many_threads_run_one_session():
   check_threads(CHANGING.model(OPEN), lambda number: trial(CHANGING, 1 + number, 20 + number))
 
 
-def error_of(case: Case, inputs: list[Array], **provider: str) -> float:
+def error_of(case, inputs, **provider):
   """Of a case of one result, relative to the largest of those that these inputs have."""
   (found,) = run(make(case.model(), **provider), case)
   (wanted,) = OPERATOR.reference(case.node(), inputs, rounded=False)  # type: ignore[call-arg]
@@ -188,7 +188,7 @@ def test_tf32_only_where_it_is_allowed(session, said):
   assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
 
 
-def to_tf32(array: Array) -> Array:
+def to_tf32(array):
   return ((array.view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from onnx import ModelProto
 
 import ortplugin
 from models.bert import BertConfig, build_bert, build_bert_base, random_weights
@@ -44,7 +43,7 @@ def test_a_transformer(name):
       assert (replayed[key] == value).all(), key
 
 
-def run(model: ModelProto, feeds: dict[str, object]) -> dict[str, object]:
+def run(model, feeds):
   """The outputs on the CUDA provider, without a graph."""
   session = ortplugin.session(model.SerializeToString(), providers=["cuda"])
   return ortplugin.run(session, feeds)

@@ -182,7 +182,7 @@ def test_swapped_inputs_are_results():
   assert (cupy.asnumpy(y) == wanted[0]).all()
 
 
-def chained(dtype: str, shape: tuple[int, ...], count: int) -> bytes:
+def chained(dtype, shape, count):
   """A model of nodes that each turn (s, d) into (s + d, s - d); all memory between them may be taken over."""
   text = typed("(T x, T r) => (T s, T d) { s = Add(x, r) d = Sub(x, r) }", dtype)
   nodes = [helper.make_node("Neg", [f"n{i}"], [f"{name}0"]) for i, name in enumerate("sd")]
@@ -230,7 +230,7 @@ def test_work_is_on_the_sessions_stream():
   check_stream(case.model(), trial(case, check))
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   text = typed(SUM_RELU, "float")
   first, later = (trial(Case(f"captured {rows}", text, ((rows, 8), (rows, 8))), check) for rows in (3, 5))
   return model_of(text, [("n", 8), ("n", 8)]), first, later

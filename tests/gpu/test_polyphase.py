@@ -2,7 +2,6 @@
 taps and programs; infinite pixels reach no result that they don't belong to."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
@@ -64,12 +63,12 @@ SIZES = """(T c, int8 i) => (T y, double z) {
 
 
 @pytest.fixture(autouse=True)
-def _hopper() -> None:
+def _hopper():
   if cupy.cuda.Device().compute_capability != "90":
     pytest.skip("its instructions are Hopper's")
 
 
-def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> Case:
+def case_of(number, dtype, text, operands):
   x, filters, kernel, attributes = SHAPES[number]
   w, constant = (x[1], filters, *kernel), number % 2 == 0
   more = attributes | {"algorithm": "own"}

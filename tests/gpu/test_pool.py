@@ -157,12 +157,12 @@ def test_a_cuda_graph_gives_the_same_bits(name):
 GLOBAL = frozen({"kind": "global_average", "layout": "NHWC"})
 
 
-def pooled(name: str, dtype: str, shape: tuple[int, ...]) -> Trial:
+def pooled(name, dtype, shape):
   """A run of a global average."""
   return trial(Case(name, "FusedPool", dtype, shape, GLOBAL), lambda case, found: check(case, *found))
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   first, later = (pooled(f"captured {height}", "float", (2, height, 7, 8)) for height in (30, 500))
   return Case("new", "FusedPool", "float", (), GLOBAL).model(("n", "h", 7, 8)), first, later
 

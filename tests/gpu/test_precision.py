@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from onnx import ModelProto
 
 import ortplugin
 from gpu.device import make
@@ -15,7 +14,7 @@ SMALL = BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, 
 WHERE = {"verify": True, "providers": ["cuda"]}
 
 
-def originals(name: str) -> ModelProto:
+def originals(name):
   return build_bert(SMALL, random_weights(0), np.float32) if name == "bert" else randomized(name, logits=True)
 
 

@@ -2,20 +2,17 @@
 odd addresses, with indices out of range, under threads and CUDA graphs."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from node_cases import Array, bits
+from node_cases import bits
 from onnx import TensorProto, helper
 from scatter_cases import (
   CASES,
   FLOATING,
   INPUTS,
   ONNX_DTYPES,
-  Case,
   check,
   check_any_order,
   elements,
@@ -35,16 +32,14 @@ ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write
 
 
-def upload(array: Array, offset: int = 0) -> Any:
+def upload(array, offset=0):
   """The bytes of an array on the device, so many behind an address that is a multiple of 256."""
   raw = cupy.empty(array.nbytes + offset + 16, np.uint8)
   raw[offset : offset + array.nbytes] = cupy.asarray(np.frombuffer(array.tobytes(), np.uint8))
   return raw[offset:]
 
 
-def run(
-  session: Any, case: Case, inputs: Sequence[Array] | None = None, offsets: Sequence[int] = (0, 0, 0, 0)
-) -> Array:
+def run(session, case, inputs=None, offsets=(0, 0, 0, 0)):
   """One run on arrays of any dtype that begin `offsets` elements late: of the inputs, of the output."""
   arrays = case.inputs() if inputs is None else list(inputs)
   binding = session.io_binding()
@@ -64,7 +59,7 @@ def run(
   return raw[start : start + data.nbytes].copy().view(data.dtype).reshape(data.shape)
 
 
-def in_place(case: Case) -> bytes:
+def in_place(case):
   """The case's node between two that copy, so that it may have its input's memory."""
   shape = case.shapes[0]
   kind = ONNX_DTYPES[case.dtype][0]
@@ -77,7 +72,7 @@ def in_place(case: Case) -> bytes:
     ),
   ]
 
-  def copy(source: str, target: str) -> Any:
+  def copy(source, target):
     return helper.make_node("ScatterND", [source, "no_indices", "no_updates"], [target], target, domain=DOMAIN)
 
   node = case.node()
@@ -85,7 +80,7 @@ def in_place(case: Case) -> bytes:
   return case.model(nodes=[*nothing, copy("data", "copied"), node, copy("written", "y")])
 
 
-def is_refused(case: Case) -> bool:
+def is_refused(case):
   """Algorithm 'parallel' has no order, which floating sums and products need."""
   return (
     case.attribute("algorithm", "auto") == "parallel"
@@ -96,7 +91,7 @@ def is_refused(case: Case) -> bool:
   )
 
 
-def forms(case: Case) -> list[Case]:
+def forms(case):
   """The case in every form that it can take."""
   if case.op == "UpdateSlice":
     return [case]

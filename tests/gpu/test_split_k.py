@@ -42,12 +42,12 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def _hopper() -> None:
+def _hopper():
   if cupy.cuda.Device().compute_capability != "90":
     pytest.skip("its instructions are Hopper's")
 
 
-def case(number: int, program: str, dtype: str = "float16") -> Conv:
+def case(number, program, dtype="float16"):
   x, filters, kernel, attributes = CASES[number]
   tf32 = {"allow_tf32": 1} if dtype == "float" else {}
   return own(Conv(program, dtype, "NHWC", x, filters, kernel, attributes={**attributes, **tf32}))

@@ -121,7 +121,7 @@ def test_a_cuda_graph_gives_the_same_bits(name):
   check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   text = typed(summed("0"), "float")
   first, later = (trial(Case(f"captured {rows}", text, ((rows, 8),)), check) for rows in (300, 50000))
   return model_of(text, [("n", 8)]), first, later

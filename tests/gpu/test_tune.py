@@ -6,7 +6,6 @@ import pytest
 from conv_grad_cases import RELU, Case, Geometry, check
 from exported import DATA
 from node_cases import UNIT_ROUNDOFF, typed
-from onnx import ModelProto
 from onnx_models import parsed
 
 import ortplugin
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.gpu
 ROWS, UPDATES, WIDTH = 5000, 3000, 64
 
 
-def scatter_model() -> ModelProto:
+def scatter_model():
   """Rows of a matrix replaced, by the standard's operator."""
   inputs = f"float[{ROWS},{WIDTH}] data, int64[{UPDATES},1] at, float[{UPDATES},{WIDTH}] rows"
   return parsed(f"g ({inputs}) => (float[{ROWS},{WIDTH}] y) {{ [scatter] y = ScatterND (data, at, rows) }}", 18, 10)
@@ -46,7 +45,7 @@ def test_a_scatter(rng):
   assert (cupy.asnumpy(ortplugin.run(session, feeds)["y"]) == expected).all()
 
 
-def conv_model(rng: np.random.Generator) -> ModelProto:
+def conv_model(rng):
   """A convolution with bias and Relu, float16."""
   w = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16)
   b = rng.standard_normal(64).astype(np.float16)

@@ -5,7 +5,6 @@ One command runs all of it: pytest tests/gpu/test_two_gpus.py --require-gpu -q
 """
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -36,7 +35,7 @@ BERT = DATA / "bert_torchscript_opset14_fp16.onnx"
 GPUS = (0, 1)
 
 
-def network() -> onnx.ModelProto:
+def network():
   """Two convolutions, a norm over channels and what is pointwise between: several of our kernels in a row, fp16."""
   rng = np.random.default_rng(0)
   tensors = {
@@ -57,22 +56,22 @@ def network() -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def optimized() -> onnx.ModelProto:
+def optimized():
   model, report = ortplugin.optimize(network())
   assert report.fused
   return model
 
 
-def image(seed: int) -> np.ndarray:
+def image(seed):
   return np.random.default_rng(seed).standard_normal((2, 16, 28, 28)).astype(np.float16)
 
 
-def saved(model: onnx.ModelProto, path: Path) -> Side:
+def saved(model, path):
   onnx.save(model, path)
   return Side(path, any(node.domain == "ortplugin" for node in model.graph.node))
 
 
-def free(device: int) -> int:
+def free(device):
   with cupy.cuda.Device(device):
     return int(cupy.cuda.runtime.memGetInfo()[0])
 

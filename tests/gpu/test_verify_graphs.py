@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +24,7 @@ from ortplugin import optimizer
 from ortplugin.check import judge, tune
 from ortplugin.check.inputs import shifted, without_weights
 from ortplugin.check.judge import Judge, Question, Side, make_session
-from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
+from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, compare_replays
 from ortplugin.cli import main
 from ortplugin.ops import OPERATORS
 from ortplugin.optimizer import pipeline
@@ -46,7 +45,7 @@ HOST = """<ir_version: 8, opset_import: ["": 18]>
 g (float[4] x) => (float[1,n] y) { i = NonZero(x) y = Cast<to=1>(i) }"""
 
 
-def chain(opset: int = 18) -> onnx.ModelProto:
+def chain(opset=18):
   model = onnx.parser.parse_model(CHAIN)
   rng = np.random.default_rng(0)
   weights = (rng.standard_normal((256, 256)) / 16).astype(np.float32)
@@ -54,7 +53,7 @@ def chain(opset: int = 18) -> onnx.ModelProto:
   return model
 
 
-def many_inputs() -> onnx.ModelProto:
+def many_inputs():
   """ONNX Runtime's Concat takes 32 inputs under capture."""
   names = [f"x{number}" for number in range(40)]
   nodes = [helper.make_node("Relu", ["x"], [name], name) for name in names]
@@ -62,14 +61,14 @@ def many_inputs() -> onnx.ModelProto:
   return built(nodes, "float[2,8] x", "float[80,8] y", 18)
 
 
-def saved(model: onnx.ModelProto, folder: Path, name: str = "m.onnx") -> Side:
+def saved(model, folder, name="m.onnx"):
   path = folder / name
   onnx.save(model, path)
   return Side(path, any(node.domain == "ortplugin" for node in model.graph.node))
 
 
-def replayed(side: Side, feeds: dict[str, Any], fault: str = "", device_id: int = 0) -> Replayed:
-  def make(options: Any) -> Any:
+def replayed(side, feeds, fault="", device_id=0):
+  def make(options):
     session = make_session(side, CUDA, options=options)
     return Faulty(session, fault, options) if fault else session
 
@@ -132,7 +131,7 @@ def test_there_is_no_gpu_of_a_large_number():
 # ---- replays
 
 
-def feeds_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Any]:
+def feeds_of(model, rng):
   (value,) = model.graph.input
   shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
   return {value.name: rng.standard_normal(shape).astype(np.float32)}
@@ -189,7 +188,7 @@ def test_what_can_not_be_captured_says_why_and_harms_nothing(library, tmp_path, 
   test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng)
 
 
-def host_copies(folder: str) -> None:
+def host_copies(folder):
   """Prints why a model can't be captured whose shapes come from the GPU."""
   side = saved(onnx.parser.parse_model(HOST), Path(folder))
   try:
@@ -219,7 +218,7 @@ def test_memory_is_given_back(tmp_path, rng):
 # ---- verification
 
 
-def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
+def judge_of(original, model, **more):
   return Judge(Question(original, without_weights(model).SerializeToString(), **more))
 
 

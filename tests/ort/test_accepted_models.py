@@ -1,10 +1,8 @@
 """Models that ONNX Runtime runs though ONNX does not allow them: optimized, they run and compute the same."""
 
 import glob
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +10,7 @@ import onnx.backend.test
 import onnx.parser
 import onnxruntime
 import pytest
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
 from ort.host import make
 from ortplugin.cli import main
@@ -23,14 +21,7 @@ from ortplugin.model.upgrade import upgrade
 from ortplugin.optimizer import optimize
 
 
-def built(
-  nodes: str,
-  weights: Mapping[str, Any] | None = None,
-  opsets: str = '"" : 17',
-  ir: int = 8,
-  inputs: str = "float[2,4] x",
-  output: str = "float[2,4] y",
-) -> ModelProto:
+def built(nodes, weights=None, opsets='"" : 17', ir=8, inputs="float[2,4] x", output="float[2,4] y"):
   """Nodes that make t of x; then y = t + Exp(Neg(x)), for the optimizer to have work."""
   graph = f"accepted ({inputs}) => ({output}) {{ {nodes} neg = Neg(x) exp = Exp(neg) y = Add(t, exp) }}"
   model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{opsets}]> {graph}")
@@ -39,7 +30,7 @@ def built(
   return model
 
 
-def reversed_nodes() -> ModelProto:
+def reversed_nodes():
   model = built("t = Relu(x)")
   nodes = [NodeProto.FromString(each.SerializeToString()) for each in reversed(model.graph.node)]
   del model.graph.node[:]
@@ -47,25 +38,25 @@ def reversed_nodes() -> ModelProto:
   return model
 
 
-def branches(read: str) -> str:
+def branches(read):
   """An If on c whose bodies read one value."""
   return f"""If(c) <then_branch = then () => (float[2,4] p) {{ p = Relu({read}) }},
                     else_branch = other () => (float[2,4] q) {{ q = Abs({read}) }}>"""
 
 
-def deprecated(opset: int) -> ModelProto:
+def deprecated(opset):
   """GroupNormalization with a scale of each group, which onnx deprecates where it is defined."""
   norm = "t = GroupNormalization<num_groups = 2>(x, scale, bias)"
   constants = {"scale": [0.5, 2], "bias": [1, -1]}
   return built(norm, constants, f'"" : {opset}', inputs="float[2,4,3] x", output="float[2,4,3] y")
 
 
-def imported_twice(opsets: str) -> ModelProto:
+def imported_twice(opsets):
   """Softmax flattened its input until opset 12: which import counts shows in what it computes."""
   return built("t = Softmax(x)", opsets=opsets, inputs="float[2,3,4] x", output="float[2,3,4] y")
 
 
-def function_of_another_opset() -> ModelProto:
+def function_of_another_opset():
   opsets = '"" : 17, "mine" : 1'
   model = built("t = mine.F(x)", opsets=opsets, inputs="float[2,3,4] x", output="float[2,3,4] y")
   function = '<domain: "mine", opset_import: ["" : 11]> F (a) => (b) { b = Softmax(a) }'
@@ -73,7 +64,7 @@ def function_of_another_opset() -> ModelProto:
   return model
 
 
-def sparse(indices: Any, dtype: Any, as_node: bool) -> ModelProto:
+def sparse(indices, dtype, as_node):
   values = numpy_helper.from_array(np.arange(1, 1 + len(indices), dtype=np.float32), "" if as_node else "c")
   constant = helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices, dtype), ""), [2, 4])
   model = built("t = Add(x, c)")
@@ -84,7 +75,7 @@ def sparse(indices: Any, dtype: Any, as_node: bool) -> ModelProto:
   return model
 
 
-def without(side: str, what: str) -> ModelProto:
+def without(side, what):
   """`side`: "input" or "output"; `what` it lacks: "shape" or "type"."""
   model = built("t = Relu(x)")
   (value,) = getattr(model.graph, side)
@@ -95,7 +86,7 @@ def without(side: str, what: str) -> ModelProto:
   return model
 
 
-def of_dtype(number: int) -> ModelProto:
+def of_dtype(number):
   model = built("t = Relu(x)")
   model.graph.input[0].type.tensor_type.elem_type = number
   return model
@@ -139,7 +130,7 @@ MODELS = {
 }
 
 
-def outputs(session: Any) -> list[Any]:
+def outputs(session):
   rng = np.random.default_rng(7)
   feeds = {
     each.name: np.array(True)
@@ -250,7 +241,7 @@ def test_opset_6_is_upgraded_where_onnx_runtime_runs_it(tmp_path):
   assert (ran, refused) == (78, 34)
 
 
-def _quiet() -> onnxruntime.SessionOptions:
+def _quiet():
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
   return options

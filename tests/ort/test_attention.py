@@ -2,15 +2,13 @@
 operators, shapes, threads, what is refused."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
-from node_cases import Array, Declared, model_with
+from attention_cases import CASES, GROWING, LARGE_CASES, by_name, case_of, check, growing
+from node_cases import model_with
 from onnx import helper
 
 from ort.host import assert_threads_change_nothing, make, plain, run
@@ -33,7 +31,7 @@ def test_equals_the_reference(case):
     assert [each.shape for each in session.get_outputs()] == [list(each.shape) for each in found]
 
 
-def decomposed(case: Case, opset: int, shapes: Sequence[Declared] | None = None) -> list[Array]:
+def decomposed(case, opset, shapes=None):
   """The outputs of the case's decomposition, without the library."""
   model = case.model_of(OPERATOR.decompose(case.node(), opset), shapes, opset)
   return run(plain(model), case)
@@ -147,12 +145,12 @@ class Wrong:
   outputs: int = 1
 
   @property
-  def dtypes(self) -> list[str]:
+  def dtypes(self):
     """Of the inputs."""
     made = [self.mask if i == 3 and self.mask else "float" for i in range(len(self.shapes))]
     return [*made[:-1], self.last or made[-1]]
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     given = {"qkv_dtype": "float", "heads": 4, "kv_heads": 2, **({"mask_dtype": self.mask} if self.mask else {}),
              **dict(self.given)}  # fmt: skip
     names = [f"x{i}" for i in range(len(self.shapes))]
@@ -160,7 +158,7 @@ class Wrong:
     outputs = ["y", "present_key", "present_value"][: self.outputs]
     return helper.make_node("FusedAttention", names, outputs, "culprit", domain=DOMAIN, **given)
 
-  def model(self, known: bool) -> bytes:
+  def model(self, known):
     inputs = [
       (f"x{i}", dtype, shape if known else None)
       for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))
@@ -168,22 +166,15 @@ class Wrong:
     return model_with([self.node()], inputs, [(name, "float") for name in self.node().output])
 
 
-def _wrong(words: str, *shapes: tuple[int, ...], mask: str = "", **given: Any) -> Wrong:
+def _wrong(words, *shapes, mask="", **given):
   return Wrong(words, tuple(given.items()), shapes or Wrong.shapes, mask)
 
 
-def _cached(words: str, *past: tuple[int, ...], outputs: int = 3, **given: Any) -> Wrong:
+def _cached(words, *past, outputs=3, **given):
   return Wrong(words, tuple(given.items()), (*Wrong.shapes, *past), outputs=outputs)
 
 
-def _rotated(
-  words: str,
-  cos: tuple[int, ...],
-  sin_shape: tuple[int, ...] | None = None,
-  sin: str = "",
-  shapes: tuple[tuple[int, ...], ...] = ((2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 6)),
-  **given: Any,
-) -> Wrong:
+def _rotated(words, cos, sin_shape=None, sin="", shapes=((2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 6)), **given):
   return Wrong(words, (("rotary", "half"), *given.items()), (*shapes, cos, sin_shape or cos), last=sin)
 
 
@@ -272,7 +263,7 @@ IN_OTHER_WORDS = {
 }
 
 
-def in_python(words: str) -> str:
+def in_python(words):
   for start, other in IN_OTHER_WORDS.items():
     if words.startswith(start):
       return other

@@ -5,12 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 from exported import DATA
@@ -27,7 +25,7 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 Run = Callable[..., tuple[int, str, str]]
 
 
-def two_adds() -> onnx.ModelProto:
+def two_adds():
   """y = |x| + 1, z = e^x + 1."""
   return parsed("""g (float[n,4] x) => (float[n,4] y, float[n,4] z) <float one = {1}> {
     [abs] a = Abs (x)  [add_y] y = Add (a, one)  [exp] e = Exp (x)  [add_z] z = Add (e, one) }""")
@@ -36,10 +34,10 @@ def two_adds() -> onnx.ModelProto:
 class Rename:
   """A pass that renames nodes one by one, right or wrong."""
 
-  def __init__(self, name: str, change: Callable[[gs.Node], bool]) -> None:
+  def __init__(self, name, change):
     self.name, self.summary, self.change = name, "for a test", change
 
-  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+  def __call__(self, graph, limit=None):
     changes = []
     for node in graph.nodes:
       before = f"{node.name} ({node.op})"
@@ -48,14 +46,14 @@ class Rename:
     return PassResult(tuple(changes), (NearMiss(self.name, "abs (Abs)", "it is no Add"),))
 
 
-def renamed(node: gs.Node) -> bool:
+def renamed(node):
   if node.name.endswith("_new"):
     return False
   node.name += "_new"
   return True
 
 
-def broken(node: gs.Node) -> bool:
+def broken(node):
   """Turns the second Add into a Sub, which is wrong."""
   if node.op != "Add" or not node.name.startswith("add_z"):
     return False
@@ -63,7 +61,7 @@ def broken(node: gs.Node) -> bool:
   return True
 
 
-def save(model: onnx.ModelProto, path: Path) -> Path:
+def save(model, path):
   path.write_bytes(model.SerializeToString())
   return path
 
@@ -185,7 +183,7 @@ def test_a_wrong_rewrite_is_found_named_and_not_written(tmp_path, run, monkeypat
   assert onnx.load(out).graph.node[0].name == "abs_new"
 
 
-def unknown(node: gs.Node) -> bool:
+def unknown(node):
   if node.op != "Exp":
     return False
   node.op = "NobodyHasThis"

@@ -27,11 +27,11 @@ FLATTENED = dict.fromkeys(("bvlc_alexnet", "vgg19", "zfnet512"), (("FusedPool", 
 POINTWISE = ("FusedPointwise", "Relu", "Add", "Sub", "Mul", "Div", "HardSwish", "HardSigmoid", "Sigmoid", "Clip", "Erf")
 
 
-def original_of(name: str) -> onnx.ModelProto:
+def original_of(name):
   return onnx.load(DATA / f"{name}.onnx")
 
 
-def half(model: onnx.ModelProto) -> onnx.ModelProto:
+def half(model):
   """The same in float16 throughout."""
   for tensor in (*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.name == "value")):
     if tensor.data_type == onnx.TensorProto.FLOAT:
@@ -42,12 +42,12 @@ def half(model: onnx.ModelProto) -> onnx.ModelProto:
   return model
 
 
-def apart(model: onnx.ModelProto) -> list[str]:
+def apart(model):
   """The pointwise operators that are no part of a convolution or norm."""
   return [node.op_type for node in model.graph.node if node.op_type in POINTWISE]
 
 
-def transposes(model: onnx.ModelProto) -> list[tuple[str, str]]:
+def transposes(model):
   """What makes the input of each Transpose, and what reads its output: operators, or 'graph'."""
   makers = {name: node.op_type for node in model.graph.node for name in node.output}
   readers = {name: node.op_type for node in reversed(model.graph.node) for name in node.input}
@@ -55,7 +55,7 @@ def transposes(model: onnx.ModelProto) -> list[tuple[str, str]]:
   return [(makers.get(node.input[0], "graph"), readers.get(node.output[0], "graph")) for node in moved]
 
 
-def layouts(model: onnx.ModelProto) -> Counter[str]:
+def layouts(model):
   """The layouts of the convolutions."""
   found = [next((a.s.decode() for a in node.attribute if a.name == "layout"), "NCHW")
            for node in model.graph.node if node.op_type == "FusedConv"]  # fmt: skip
@@ -85,7 +85,7 @@ def test_channels_last(name):
   assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
 
 
-def check_channels_last(name: str, original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+def check_channels_last(name, original, optimized):
   """Every convolution, activation and residual sum in one node; no Transpose, before the image either."""
   assert set(layouts(optimized)) == {"NHWC"}
   assert len(apart(optimized)) == APART[name.split("_")[0]]

@@ -4,7 +4,6 @@ import sys
 import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,18 +23,18 @@ UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+def cupy(monkeypatch):
   made = FakeCupy()
   monkeypatch.setattr(device, "cupy_module", lambda: made)
   return made
 
 
-def session(graph: bool) -> Any:
+def session(graph):
   model = parsed(MODEL, 18).SerializeToString()
   return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), {"shape"}, graph)
 
 
-def shape(*sizes: int) -> Any:
+def shape(*sizes):
   return np.array(sizes, np.int64)
 
 
@@ -79,16 +78,16 @@ def test_a_plain_run_takes_device_arrays_where_they_are(cupy):
 class Foreign:
   """A tensor of another library."""
 
-  def __init__(self, array: np.ndarray, place: int) -> None:
+  def __init__(self, array, place):
     self.array, self.place = array, place
 
-  def __dlpack_device__(self) -> tuple[int, int]:
+  def __dlpack_device__(self):
     return self.place, 0
 
-  def __dlpack__(self, **options: Any) -> Any:
+  def __dlpack__(self, **options):
     return self.array.__dlpack__(**options)
 
-  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+  def __array__(self, dtype=None, copy=None):
     assert self.place == 1, "read from the host though it is on the device"
     return self.array
 
@@ -102,7 +101,7 @@ def test_strided_arrays_and_those_of_other_libraries(cupy):
     assert cupy.log == log
 
 
-def identity(kind: str = "float[n]", graph: bool = False) -> Any:
+def identity(kind="float[n]", graph=False):
   model = parsed(f"g ({kind} x) => ({kind} y) {{ y = Identity(x) }}").SerializeToString()
   return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), (), graph)
 

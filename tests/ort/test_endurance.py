@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from fuzz.worker import TESTS, environment
@@ -23,7 +22,7 @@ RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever fo
 LIMITS = [("runs", 10_000, 16), ("failed", 10_000, 64), ("sessions", 1_000, 400), ("refused", 1_000, 400)]
 
 
-def run(mode: str, *numbers: int) -> dict[str, Any]:
+def run(mode, *numbers):
   """What the process prints."""
   # Malloc alone, from one heap, and without the chunks that a thread keeps for itself, which count as in use.
   malloc = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
@@ -32,7 +31,7 @@ def run(mode: str, *numbers: int) -> dict[str, Any]:
     command, cwd=TESTS, env={**environment(), **malloc}, capture_output=True, text=True, timeout=300
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  found: dict[str, Any] = json.loads(done.stdout)
+  found = json.loads(done.stdout)
   return found
 
 

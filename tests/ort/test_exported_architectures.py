@@ -27,17 +27,17 @@ every_file = pytest.mark.parametrize("name", sorted(ENTRIES))
 
 
 @cache
-def reference(name: str) -> tuple[onnx.ModelProto, list[Feeds], list[dict[str, Any]]]:
+def reference(name):
   """The model, inputs of each of its shapes, and what it makes of them."""
   original, runs = onnx.load(architectures() / f"{name}.onnx"), feeds_of(name)
   return original, runs, outputs_of(original, runs, library=False)
 
 
-def feeds_of(name: str) -> list[Feeds]:
+def feeds_of(name):
   """Random inputs of each of the shapes that the entry gives: two where axes are open."""
   rng = np.random.default_rng(zlib.crc32(name.encode()))
   inputs = ENTRIES[name]["inputs"]
-  runs: list[Feeds] = []
+  runs = []
   for run in range(len(next(iter(inputs.values()))["shapes"])):
     feeds = {}
     for each, said in inputs.items():
@@ -50,7 +50,7 @@ def feeds_of(name: str) -> list[Feeds]:
   return runs
 
 
-def outputs_of(model: onnx.ModelProto, runs: list[Feeds], *, library: bool, half: bool = False) -> list[dict[str, Any]]:
+def outputs_of(model, runs, *, library, half=False):
   """The outputs by name of a session on the CPU provider, on each of the inputs.
 
   half: leave out ORT's last optimizations. In 1.31 and 1.32 they die of a Transpose of perm 1, 0, 2 and a MatMul in
@@ -68,9 +68,7 @@ def outputs_of(model: onnx.ModelProto, runs: list[Feeds], *, library: bool, half
   return [dict(zip(names, session.run(None, feeds), strict=True)) for feeds in runs]
 
 
-def assert_same(
-  found: list[dict[str, Any]], wanted: list[dict[str, Any]], precision: str | None = None, *, form: bool = False
-) -> None:
+def assert_same(found, wanted, precision=None, *, form=False):
   assert [list(each) for each in found] == [list(each) for each in wanted]
   for got, want in zip(found, wanted, strict=True):
     for name, value in want.items():

@@ -5,7 +5,6 @@ models/export_tiny.py made the files; expected.json says how many norms and whic
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -33,11 +32,11 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-def original_of(name: str) -> onnx.ModelProto:
+def original_of(name):
   return onnx.load(DATA / f"{name}.onnx")
 
 
-def feeds_of(name: str, rng: np.random.Generator, rows: int | None = None) -> dict[str, np.ndarray]:
+def feeds_of(name, rng, rows=None):
   """Random inputs as expected.json describes them; `rows` replaces the size of the batch where that is open."""
   feeds = {}
   first = {each.name: each.type.tensor_type.shape.dim[0] for each in original_of(name).graph.input}
@@ -56,25 +55,25 @@ def feeds_of(name: str, rng: np.random.Generator, rows: int | None = None) -> di
   return feeds
 
 
-def run_plain(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def run_plain(model, feeds):
   """The model's only output from an ONNX Runtime that has not loaded the library."""
   session = plain(model.SerializeToString())
   return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 
-def run_with_library(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def run_with_library(model, feeds):
   session = make(model.SerializeToString())
   return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
 
 
-def assert_close(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
+def assert_close(got, wanted, dtype):
   assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
   assert np.isfinite(wanted).all()
   rtol, atol = TOLERANCES[dtype]
   np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
 
 
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def nodes_of(graph):
   for node in graph.node:
     yield node
     for attribute in node.attribute:
@@ -82,7 +81,7 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield from nodes_of(body)
 
 
-def fused_norms(model: onnx.ModelProto) -> dict[str, int]:
+def fused_norms(model):
   """FusedLayerNorm nodes by the core operator in their program."""
   counts = {"LayerNormalization": 0, "RMSNormalization": 0}
   for node in nodes_of(model.graph):
@@ -94,12 +93,12 @@ def fused_norms(model: onnx.ModelProto) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def optimized_models() -> dict[str, onnx.ModelProto]:
+def optimized_models():
   return {}
 
 
 @pytest.fixture
-def optimized(name: str, optimized_models: dict[str, onnx.ModelProto]) -> onnx.ModelProto:
+def optimized(name, optimized_models):
   """The optimized form of tests/data/<name>.onnx, made once."""
   if name not in optimized_models:
     optimized_models[name] = ortplugin.optimize(original_of(name))[0]

@@ -27,9 +27,9 @@ PATIENCE = 30 * int(os.environ.get("ORTPLUGIN_TEST_SLOWNESS", "1"))  # seconds f
 WORKERS = min(4, os.cpu_count() or 1)
 
 
-def _work(first: int) -> dict[int, dict[str, Any]]:
+def _work(first):
   """What became of every WORKERS-th node from `first` on. A process that ends early is followed by another."""
-  found: dict[int, dict[str, Any]] = {}
+  found = {}
   while first < len(nodes()):
     with tempfile.TemporaryFile("w+", errors="replace") as errors:  # a pipe that nobody reads would fill
       begun, status = _run(first, errors, found)
@@ -44,13 +44,13 @@ def _work(first: int) -> dict[int, dict[str, Any]]:
   return found
 
 
-def _run(first: int, errors: Any, found: dict[int, dict[str, Any]]) -> tuple[int | None, int]:
+def _run(first, errors, found):
   """One process: the node that was under way at its end, and its status. Adds to `found` what became of others."""
   environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
   command = [sys.executable, str(SCRIPT), str(first), str(WORKERS)]
   with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
     assert process.stdout is not None
-    begun: int | None = None
+    begun = None
     timer = threading.Timer(PATIENCE * 2, process.kill)  # until the first line: imports, and the list of nodes
     timer.start()
     for line in process.stdout:
@@ -66,7 +66,7 @@ def _run(first: int, errors: Any, found: dict[int, dict[str, Any]]) -> tuple[int
 
 
 @pytest.fixture(scope="module")
-def found(library: Path) -> dict[int, dict[str, Any]]:
+def found(library):
   """What became of each node, by its number: `refused`, `crashed`, or the `shapes` of its outputs."""
   with ThreadPoolExecutor(WORKERS) as pool:
     parts = list(pool.map(_work, range(WORKERS)))
@@ -76,11 +76,11 @@ def found(library: Path) -> dict[int, dict[str, Any]]:
 Found = dict[int, dict[str, Any]]
 
 
-def _fail(wrong: list[str]) -> None:
+def _fail(wrong):
   assert not wrong, f"{len(wrong)} nodes:\n" + "\n".join(wrong[:20])
 
 
-def _title(number: int) -> str:
+def _title(number):
   return f"{number}: {nodes()[number].op} {nodes()[number].name}"
 
 
@@ -139,9 +139,9 @@ def test_a_refusal_names_an_attribute_or_a_shape(found):
 
 
 @cache
-def seeds_by_op() -> dict[str, set[str]]:
+def seeds_by_op():
   """The attributes of each operator's seeds."""
-  made: dict[str, set[str]] = {}
+  made = {}
   for seed in seeds():
     made.setdefault(seed.op, set()).update(seed.attributes)
   return made

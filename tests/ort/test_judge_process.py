@@ -7,12 +7,10 @@ import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
-import onnx_graphsurgeon as gs
 import pytest
 from onnx_models import add_weights, parsed
 
@@ -26,7 +24,7 @@ from ortplugin.cli import main
 from ortplugin.errors import UsageError, VerificationError
 from ortplugin.optimizer import pipeline
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.report import PLAIN, ProviderVerification
+from ortplugin.report import PLAIN
 from ortplugin.session import CPU
 
 MODEL = """g (float[4,8] x) => (float[4,8] y) { a = Abs(x) y = Neg(a) }"""
@@ -37,19 +35,19 @@ HOW = {
 }
 
 
-def saved(folder: Path, fault: str, name: str = "m.onnx") -> Side:
+def saved(folder, fault, name="m.onnx"):
   model = parsed(MODEL)
   model.graph.node[0].name, model.graph.node[1].name = "abs", fault
   onnx.save(model, folder / name)
   return Side(folder / name, plugin=False)
 
 
-def process(folder: Path, fault: str = "", kind: Any = dying.Dying, **more: Any) -> JudgeProcess:
+def process(folder, fault="", kind=dying.Dying, **more):
   light = without_weights(parsed(MODEL)).SerializeToString()
   return JudgeProcess(Question(saved(folder, fault, "original.onnx"), light), judge=kind, **more)
 
 
-def message(result: ProviderVerification) -> str:
+def message(result):
   """Of the one comparison that failed, or ''."""
   return next((output.message for each in result.inputs for output in each.outputs if not output.passed), "")
 
@@ -234,10 +232,10 @@ class Rename:
 
   summary = "for a test"
 
-  def __init__(self, name: str, operator: str, new: str) -> None:
+  def __init__(self, name, operator, new):
     self.name, self.operator, self.new = name, operator, new
 
-  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+  def __call__(self, graph, limit=None):
     found = [node for node in graph.nodes if node.op == self.operator and node.name != self.new][:limit]
     for node in found:
       node.name = self.new

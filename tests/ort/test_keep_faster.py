@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -20,21 +19,19 @@ KINDS = ("Abs", "Neg", "Exp", "Sqrt")
 Run = Callable[..., tuple[str, Any, set[str]]]
 
 
-def fired(model: onnx.ModelProto) -> set[str]:
+def fired(model):
   return {node.name.removesuffix("_new") for node in model.graph.node if node.name.endswith("_new")}
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path, monkeypatch, capsys):
   """Runs the command: (text, report, what fired in the model that it wrote).
 
   `time`: what a model takes, by the passes that fired and the mode, where the original takes 10.
   """
 
-  def command(
-    time: Callable[[set[str], str], float], *options: str, without: bool = False
-  ) -> tuple[str, Any, set[str]]:
-    def times_of(model: onnx.ModelProto, mode: str) -> Timing:
+  def command(time, *options, without=False):
+    def times_of(model, mode):
       taken = time(fired(model), mode)
       return Timing(mode, 10, taken, taken > 10)
 
@@ -105,7 +102,7 @@ class Delay:
 
   name, summary = "delay", "for a test"
 
-  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+  def __call__(self, graph, limit=None):
     (first, *more) = [node for node in graph.nodes if node.op == "Abs"]
     if more or limit == 0:
       return PassResult((), ())

@@ -160,7 +160,7 @@ def test_shapes_may_change_from_run_to_run():
 wrong = wrong_programs("FusedLayerNorm", typed(BARE, "float"))
 
 
-def bare(core: str) -> str:
+def bare(core):
   return f"(float x) => (float y) {{ y = {core} }}"
 
 
@@ -220,7 +220,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def refusals(library: Path) -> dict[str, tuple[str, str]]:
+def refusals(library):
   """(stage, message) of every wrong node."""
   return refusals_of(
     {

@@ -26,7 +26,7 @@ BEHIND_EQUAL = {"inception_v2": 2}
 POINTWISE = ("FusedPointwise", "Relu", "Add", "Mul")
 
 
-def counts(model: onnx.ModelProto) -> Counter[str]:
+def counts(model):
   return Counter(node.op_type for node in model.graph.node)
 
 

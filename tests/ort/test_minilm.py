@@ -4,7 +4,6 @@ import time
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import ortplugin
@@ -22,16 +21,16 @@ needs_weights = pytest.mark.skipif(
 )
 
 
-def fused_norms(model: onnx.ModelProto) -> int:
+def fused_norms(model):
   return sum(node.domain == "ortplugin" and node.op_type == "FusedLayerNorm" for node in model.graph.node)
 
 
-def embed(session: onnxruntime.InferenceSession, sentences: list[str]) -> np.ndarray:
+def embed(session, sentences):
   return session.run(None, minilm.tokenize(sentences))[0]
 
 
 @pytest.fixture(scope="module")
-def model() -> onnx.ModelProto:
+def model():
   return minilm.build()
 
 

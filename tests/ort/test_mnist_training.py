@@ -14,7 +14,7 @@ BATCH, STEPS = 24, 8
 LOSSES = [2.192750, 1.615719, 1.143586, 1.295096, 0.512149, 0.316377, 0.252474, 0.124869]
 
 
-def torch_losses() -> list[float]:
+def torch_losses():
   torch = pytest.importorskip("torch")
   functional = torch.nn.functional
   parameters = {name: torch.from_numpy(array).requires_grad_() for name, array in mnist_training.initial().items()}

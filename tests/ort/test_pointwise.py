@@ -43,7 +43,7 @@ def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-def why_no_decomposition(case: Case) -> str:
+def why_no_decomposition(case):
   """What ONNX Runtime's own operators lack for a case; '' if nothing."""
   dtypes = set(case.program.dtypes.values())
   if "bfloat16" in dtypes:

@@ -15,8 +15,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from pointwise_programs import (
   IMPRECISE,
   POINTWISE,
-  Array,
-  Example,
   compare_fused,
   compare_onnx,
   estimates,
@@ -30,13 +28,13 @@ from sample import SAMPLING
 import ortplugin
 from ortplugin.errors import ModelError
 from ortplugin.ops.decompose import to_onnx
-from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, Program, parse
+from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, parse
 
 GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
 EXAMPLES = int(GIVEN or (500 if SAMPLING else 1500))
 
 
-def fused_results(example: Example) -> dict[str, Array]:
+def fused_results(example):
   """The program as one FusedPointwise."""
   options = onnxruntime.SessionOptions()
   ortplugin.register(options)
@@ -56,7 +54,7 @@ def test_fused_like_onnxs_own_operators():
     phases=[Phase.generate, Phase.shrink],
   )
   @given(examples())
-  def check(example: Example) -> None:
+  def check(example):
     program = example.program
     assert str(parse(str(program))) == str(program)
     feeds = example.feeds()
@@ -86,7 +84,7 @@ def test_fused_like_onnxs_own_operators():
   assert seen["compared with ONNX"] > 0.5 * seen["elements"], seen
 
 
-def decomposes(program: Program, example: Example) -> bool:
+def decomposes(program, example):
   """Whether the decomposition is the program's equal: ONNX defines all of it, and nothing is rounded to 16 bits."""
   shapes = {p.name: shape for p, shape in zip(program.parameters, example.shapes, strict=True)}
   for statement in program.statements:
@@ -119,7 +117,7 @@ def test_decomposed_like_the_reference():
     phases=[Phase.generate, Phase.shrink],
   )
   @given(examples(), st.sampled_from([11, 13, 18, 20]))
-  def check(example: Example, opset: int) -> None:
+  def check(example, opset):
     program = example.program
     assume(decomposes(program, example))
     names = [parameter.name for parameter in program.parameters]

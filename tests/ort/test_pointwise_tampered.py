@@ -6,7 +6,6 @@ The text never reaches a compiler: a node is refused before its kernel is made, 
 from functools import cache
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
@@ -19,7 +18,7 @@ from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.program import parse
 
 
-def model_of(program: object, node_type: str = "FusedPointwise") -> onnx.ModelProto:
+def model_of(program, node_type="FusedPointwise"):
   """A node named `culprit` with the program; `program`: the attribute's value, whatever it is."""
   attributes = {} if program is None else {"program": program}
   node = helper.make_node(node_type, ["x", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", **attributes)
@@ -27,7 +26,7 @@ def model_of(program: object, node_type: str = "FusedPointwise") -> onnx.ModelPr
 
 
 @cache
-def quiet() -> onnxruntime.SessionOptions:
+def quiet():
   """Registered, and without ONNX Runtime's log of errors that are wanted."""
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
@@ -36,11 +35,11 @@ def quiet() -> onnxruntime.SessionOptions:
   return options
 
 
-def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+def session_of(model):
   return onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
 
 
-def refusal(model: onnx.ModelProto) -> str:
+def refusal(model):
   """What is said to the model; '' if it is accepted."""
   try:
     session_of(model)
@@ -70,7 +69,7 @@ def test_no_payload_passes_anywhere():
   assert not unclear, f"{len(unclear)} of {tried}, the first: {unclear[0]}"
 
 
-def _is_one_line(message: str) -> bool:
+def _is_one_line(message):
   """No byte of the text reaches the message that would break it up or move a terminal's cursor."""
   return all(each.isprintable() for each in message.rstrip("\n"))
 

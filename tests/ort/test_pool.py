@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from node_cases import OPSET, Array, bits, model_with
+from node_cases import OPSET, bits, model_with
 from onnx import TensorProto, helper
 from onnx_models import built, computed
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
@@ -25,7 +25,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
 
 
-def run(session: Any, case: Case) -> Array:
+def run(session, case):
   (y,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
   return y
 
@@ -39,7 +39,7 @@ def test_equals_the_reference(case):
     assert session.get_outputs()[0].shape == list(found.shape)
 
 
-def _runs_decomposed(case: Case) -> bool:
+def _runs_decomposed(case):
   """What ONNX Runtime's CPU provider has.
 
   It takes the lowest finite number for the maximum of nothing, and its global pools of channels first refuse images
@@ -106,7 +106,7 @@ KINDS = {"max": ("MaxPool", {}), "average": ("AveragePool", {}), "padded": ("Ave
 SCALED = (0.3, 0.35, 0.55, 0.7, 1.25, 1.7, 2.0, 2.2, 3.3, 6.4)
 
 
-def _line(size: int, mode: str) -> Array:
+def _line(size, mode):
   """Of which the nearest element tells its number, and a linear place its weight: every other element is 0."""
   numbers = np.arange(size, dtype=np.float32)
   return (numbers if mode == "nearest" else numbers % 2).reshape(1, 1, 1, size)
@@ -298,11 +298,11 @@ class Wrong:
   dtype: int = TensorProto.FLOAT
   inputs: int = 1
 
-  def node(self) -> Any:
+  def node(self):
     names = [f"x{i}" for i in range(self.inputs)]
     return helper.make_node(self.op, names, ["y"], "culprit", domain=DOMAIN, **self.given)
 
-  def model(self, known: bool) -> bytes:
+  def model(self, known):
     inputs = {f"x{i}": (self.dtype, self.shape if known else None) for i in range(self.inputs)}
     return built([self.node()], inputs, {"y": (self.dtype, None)}, OPSET, 9, domains=[DOMAIN]).SerializeToString()
 

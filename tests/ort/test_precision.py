@@ -33,13 +33,13 @@ MODELS = {
 }  # fmt: skip
 
 
-def casts(model: onnx.ModelProto) -> int:
+def casts(model):
   return sum(node.op_type == "Cast" for node in model.graph.node)
 
 
-def half_weights(model: onnx.ModelProto) -> float:
+def half_weights(model):
   """The share of floating weights, by element, that are float16."""
-  sizes: Counter[bool] = Counter()
+  sizes = Counter()
   for tensor in model.graph.initializer:
     if tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16):
       sizes[tensor.data_type == TensorProto.FLOAT16] += int(np.prod(tensor.dims))
@@ -88,7 +88,7 @@ def test_with_trained_magnitudes():
   assert half_weights(model) == 1
 
 
-def growing(scale: float) -> onnx.ModelProto:
+def growing(scale):
   """A product of x, times `scale`, moved, and made small again."""
   weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
   return parsed(
@@ -215,7 +215,7 @@ def test_gradients_of_convolutions(case):
       assert np.abs(have.astype(np.float64) - want.astype(np.float64)).max(initial=0.0) <= 0.02 * scale, name
 
 
-def gradient_names(model: onnx.ModelProto, kinds: dict[str, int], precision: str) -> list[str]:
+def gradient_names(model, kinds, precision):
   """The values of the one ConvGrad that may change: to float16 not the float32 gradients of weights and bias, and not
   what the program casts to the dtype of its result.
   """

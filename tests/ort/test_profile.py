@@ -15,18 +15,18 @@ from json_schema import faults
 import ortplugin
 from ortplugin.check.profile import profile, timeline
 from ortplugin.check.verify import Verifier
-from ortplugin.report import Profile, Timeline
+from ortplugin.report import Profile
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 Run = Callable[..., tuple[int, str, str]]
 
 
-def parsed(body: str, weights: str = "", dims: str = "[2,64]") -> onnx.ModelProto:
+def parsed(body, weights="", dims="[2,64]"):
   head = f'<ir_version: 8, opset_import: ["" : 17]> g (float{dims} x) => (float{dims} y)'
   return onnx.parser.parse_model(f"{head} {weights} {{ {body} }}")
 
 
-def profiled(model: onnx.ModelProto) -> Timeline:
+def profiled(model):
   with closing(Verifier(model, providers=["cpu"])) as verifier:
     found = verifier.profile()
   assert (found.skipped, found.optimized) == ("", None)

@@ -36,7 +36,7 @@ def test_the_python_lines_run(tmp_path, monkeypatch):
   assert names["session"].get_outputs()[0].name == "output"
 
 
-def anchors(text: str) -> set[str]:
+def anchors(text):
   """What links to the headings of a Markdown text end with."""
   headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
   return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

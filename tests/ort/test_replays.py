@@ -1,16 +1,13 @@
 """Replays of a CUDA graph and the judgement on them, with the CPU provider in the place of a GPU."""
 
-from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
-import onnx.parser
-import onnxruntime
 import pytest
-from fake_gpu import Arrays, CapturingSession, FakeGpu, Spoil
+from fake_gpu import CapturingSession, FakeGpu
 from onnx import TensorProto, helper
 from onnx_models import parsed
 
@@ -20,23 +17,21 @@ from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed
 TWO_SUMS = """g (float[4,8] a, float[8] b) => (float[4,8] y, float[4,8] z) { y = Add(a, b) z = Mul(a, b) }"""
 
 
-def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+def session_of(model):
   return plain(model.SerializeToString())
 
 
-def cases() -> list[Arrays]:
+def cases():
   rng = np.random.default_rng(0)
   a, b = rng.standard_normal((4, 8)).astype(np.float32), rng.standard_normal(8).astype(np.float32)
   return [{"a": a, "b": b}, {"a": np.roll(a, 1, 0), "b": np.roll(b, 1)}]
 
 
-def wanted(case: Mapping[str, Any]) -> Arrays:
+def wanted(case):
   return {"y": case["a"] + case["b"], "z": case["a"] * case["b"]}
 
 
-def replay(
-  gpu: FakeGpu | None = None, spoil: Spoil | None = None, given: list[Arrays] | None = None, **more: Any
-) -> Replayed:
+def replay(gpu=None, spoil=None, given=None, **more):
   gpu = gpu or FakeGpu()
   make = partial(CapturingSession, session_of(parsed(TWO_SUMS)), spoil=spoil, gpu=gpu, **more)
   try:
@@ -47,7 +42,7 @@ def replay(
     assert not gpu.held, "memory was not given back"
 
 
-def verdict(replayed: Replayed, case: int = 0, **more: Any) -> dict[str, str]:
+def verdict(replayed, case=0, **more):
   """Output name to message, of those that did not pass."""
   judged = compare_replays(replayed, case, wanted(cases()[case]), **more)
   return {output.name: output.message for output in judged if not output.passed}
@@ -76,16 +71,16 @@ class HostOutput(CapturingSession):
 
   trials: ClassVar[list[dict[str, str]]] = []
 
-  def get_providers(self) -> list[str]:
+  def get_providers(self):
     return ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
-  def get_input_memory_infos(self) -> list[Any]:
+  def get_input_memory_infos(self):
     return [SimpleNamespace(name="Cuda") for _ in self.get_inputs()]
 
-  def get_output_memory_infos(self) -> list[Any]:
+  def get_output_memory_infos(self):
     return [SimpleNamespace(name={"y": "Cuda", "z": "Cpu"}[each.name]) for each in self.get_outputs()]
 
-  def run_with_iobinding(self, binding: Any, options: Any) -> None:
+  def run_with_iobinding(self, binding, options):
     if options.get_run_config_entry("gpu_graph_id") == "-1":
       self.trials.append(dict(binding.devices))
     super().run_with_iobinding(binding, options)

@@ -17,16 +17,16 @@ from ortplugin.session import gpu_count
 PROGRAM = "(float x, float g) => (float y) { n = LayerNormalization<axis=-1, epsilon=1e-05>(x) y = Mul(n, g) }"
 
 
-def norm_model() -> bytes:
+def norm_model():
   node = helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=PROGRAM)
   return built([node], "float[n,8] x, float[8] g", "float[n,8] y", domains=["ortplugin"]).SerializeToString()
 
 
-def plain_session(model: bytes) -> onnxruntime.InferenceSession:
+def plain_session(model):
   return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
 
 
-def expected_norm(x: np.ndarray) -> np.ndarray:
+def expected_norm(x):
   mean = x.mean(-1, keepdims=True)
   return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
 

@@ -5,9 +5,7 @@ with nodes and inputs that are wrong."""
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from node_cases import OPSET, bits
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import built, infos, parsed
-from scatter_cases import CASES, FLOATING, Case, by_name, check, check_any_order, elements, expect, nd, window
+from scatter_cases import CASES, FLOATING, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
 import ortplugin
@@ -28,7 +26,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
 
 
-def run(session: Any, case: Case) -> np.ndarray:
+def run(session, case):
   (output,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
   return np.asarray(output)
 
@@ -46,7 +44,7 @@ def test_equals_the_reference(case):
 LACKS = ("NOT_IMPLEMENTED", "not supported with Scatter", "type is not supported")
 
 
-def theirs(nodes: Sequence[onnx.NodeProto], case: Case) -> np.ndarray | None:
+def theirs(nodes, case):
   """The output of a model of standard nodes, without the library; None where ONNX Runtime lacks a kernel.
 
   One thread: of several updates of one element the last one then stays here too.
@@ -210,10 +208,10 @@ class Place:
   has_weight: bool = False
   is_known: bool = True  # whether the shapes are
 
-  def model(self, rows: int) -> onnx.ModelProto:
-    size: int | str = rows if self.is_known else "rows"
+  def model(self, rows):
+    size = rows if self.is_known else "rows"
     inputs = f"float{[1, 1] if self.before else f'[{size},1024]'} x, int64[3,1] indices, float[3,1024] updates"
-    weights: dict[str, np.ndarray] = {"one": np.array([1])}
+    weights = {"one": np.array([1])}
     if self.is_known:
       weights["shape"] = np.array([rows, 1024])
     else:
@@ -226,7 +224,7 @@ class Place:
     model.graph.value_info.extend(infos({"y": ("float", [size, 1024])}))
     return model
 
-  def feeds(self, rows: int) -> dict[str, np.ndarray]:
+  def feeds(self, rows):
     rng = np.random.default_rng(7)
     x = np.full((1, 1), 0.5, np.float32) if self.before else rng.standard_normal((rows, 1024), np.float32)
     feeds = {
@@ -312,10 +310,10 @@ ROWS = 2048
 
 
 @pytest.fixture(scope="module")
-def tensors_held(library: Path) -> dict[str, int]:
+def tensors_held(library):
   """Of each place the least number of tensors of data's size in which it runs, with room for a half of one more."""
   size = ROWS * 1024 * 4
-  held: dict[str, int] = {}
+  held = {}
   for count in range(4):
     left = [(name, place.model(ROWS).SerializeToString().hex()) for name, place in PLACES.items() if name not in held]
     done = subprocess.run(
@@ -376,7 +374,7 @@ class Wrong:
   inputs: tuple[str, ...] | None = None  # of the node
   outputs: tuple[str, ...] = ("y",)
 
-  def model(self) -> bytes:
+  def model(self):
     names = [f"p{i}" for i in range(len(self.shapes))]
     inputs = names if self.inputs is None else self.inputs
     node = helper.make_node(self.op, inputs, self.outputs, "culprit", domain=DOMAIN)
@@ -387,7 +385,7 @@ class Wrong:
     results = {name: (self.dtypes[0], None) for name in self.outputs}
     return built([node], given, results, OPSET, 10, domains=[DOMAIN]).SerializeToString()
 
-  def feeds(self) -> list[tuple[str, Any, Any]] | None:
+  def feeds(self):
     """(dtype, shape, values or None) of each input."""
     if self.fed is None:
       return None
@@ -398,17 +396,17 @@ class Wrong:
     ]  # fmt: skip
 
 
-def a(**given: Any) -> tuple[tuple[str, Any], ...]:
+def a(**given):
   return tuple(given.items())
 
 
-def index(words: str, indices: Any, data: tuple[int, ...], updates: tuple[int, ...], **more: Any) -> Wrong:
+def index(words, indices, data, updates, **more):
   """An index out of range, in tensors whose shapes are known beforehand."""
   shape = np.shape(indices)
   return Wrong(words, shapes=(data, shape, updates), fed=(data, indices, updates), **more)
 
 
-def start(words: str, starts: list[int], data: tuple[int, ...], updates: tuple[int, ...], **given: Any) -> Wrong:
+def start(words, starts, data, updates, **given):
   shapes = (data, updates, (len(starts),))
   return Wrong(words, "UpdateSlice", a(**given), shapes, (F, F, L), fed=(data, updates, starts))
 
@@ -503,7 +501,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def refusals(library: Path) -> dict[str, tuple[str, str]]:
+def refusals(library):
   """(stage, message) of every wrong node."""
   return refusals_of({name: (each.model(), each.feeds()) for name, each in WRONG.items()})
 
@@ -532,19 +530,19 @@ def test_after_an_error_the_next_run_is_right():
 # ---- random shapes
 
 
-def random_case(rng: np.random.Generator, number: int) -> Case:
+def random_case(rng, number):
   """Any operator, shapes whose sizes lie around the kernel's block of 1024 updates, any dtype and reduction."""
   op = ("ScatterND", "ScatterElements", "UpdateSlice")[int(rng.integers(3))]
   rank = int(rng.integers(1, 6))
   sizes = [1, 2, 3, 5, 7, 31, 32, 33, 257, 1023, 1024, 1025]
-  shape: list[int] = []
+  shape = []
   for _ in range(rank):
     room = 40000 // max(1, int(np.prod(shape)))
     shape.append(int(rng.choice([size for size in sizes if size <= room])))
   data = tuple(int(size) for size in rng.permutation(shape))
   reduction = str(rng.choice(["none", "none", "add", "mul", "min", "max"]))
   dtype = str(rng.choice(["float16", "bfloat16", "float", "int8", "int64"]))
-  given: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
+  given = {} if reduction == "none" else {"reduction": reduction}
   values = "spread" if reduction == "add" and dtype in FLOATING else "near one" if dtype in FLOATING else "bits"
   kind = str(rng.choice(["mixed", "few", "one", "ends"]))
   name = f"random {number}"

@@ -1,7 +1,6 @@
 """Updates of one tensor, one after the other, are made in its memory: ONNX Runtime grants it if it knows the shapes."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ APART = ("lone-pointwise",)  # the Neg that is the measure is ONNX Runtime's own
 IN_PLACE = 0.25  # a copy takes about as long as the Neg of the same tensor, an update of one row some microseconds
 
 
-def model(graph: str) -> onnx.ModelProto:
+def model(graph):
   """`graph` with the constants i0 to i3 that it reads, an index of one row each."""
   made = parsed(graph, 18)
   used = {name for node in made.graph.node for name in node.input}
@@ -28,9 +27,7 @@ def model(graph: str) -> onnx.ModelProto:
   return made
 
 
-def run(
-  model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], folder: Path
-) -> tuple[list[np.ndarray], dict[str, float]]:
+def run(model, feeds, folder):
   """The outputs, and the median time of each node that made a value, by the value's name."""
   options = onnxruntime.SessionOptions()
   ortplugin.register(options)
@@ -41,7 +38,7 @@ def run(
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
   for _ in range(RUNS):
     outputs = session.run(None, dict(feeds))
-  times: dict[str, list[float]] = {}
+  times = {}
   for event in json.loads(Path(session.end_profiling()).read_text()):
     if event["name"].endswith("_kernel_time"):
       times.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event["dur"])
@@ -49,7 +46,7 @@ def run(
 
 
 @pytest.fixture
-def feeds(rng: np.random.Generator) -> dict[str, np.ndarray]:
+def feeds(rng):
   return {
     "x": rng.standard_normal((ROWS, WIDTH)).astype(np.float32),
     "u": rng.standard_normal((1, WIDTH)).astype(np.float32),
@@ -57,7 +54,7 @@ def feeds(rng: np.random.Generator) -> dict[str, np.ndarray]:
   }
 
 
-def expected(feeds: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+def expected(feeds, count):
   a = -feeds["x"]
   for number in range(count):
     a[number * 7] = feeds["u"]

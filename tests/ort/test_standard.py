@@ -18,7 +18,7 @@ from ortplugin.session import core
 from ortplugin.standard import standard_on_cpu
 
 
-def network(dtype: str = "float32", op: str = "Conv") -> onnx.ModelProto:
+def network(dtype="float32", op="Conv"):
   """A convolution, a norm over channels, an activation, a pool; a slice of the image is overwritten first."""
   rng = np.random.default_rng(0)
   tensors = {
@@ -38,7 +38,7 @@ def network(dtype: str = "float32", op: str = "Conv") -> onnx.ModelProto:
   )
 
 
-def ours(model: onnx.ModelProto | bytes) -> set[str]:
+def ours(model):
   proto = onnx.load_from_string(model) if isinstance(model, bytes) else model
   return {node.op_type for node in proto.graph.node if node.domain == DOMAIN}
 

@@ -1,8 +1,6 @@
 """--tune: what measures fastest stands in the model, on the CPU provider."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -24,7 +22,7 @@ from ortplugin.session import CPU, CUDA, run_on_host
 SCATTER = "ScatterElements"
 
 
-def two_scatters() -> tuple[ModelProto, dict[str, Any]]:
+def two_scatters():
   """Two alike scatters and one of another size, with the operators of the plugin, and inputs."""
   nodes = [
     helper.make_node(SCATTER, ["data", "at", "a"], ["first"], "one", domain="ortplugin", axis=0),
@@ -42,11 +40,11 @@ def two_scatters() -> tuple[ModelProto, dict[str, Any]]:
   return built(nodes, inputs, "float[8] y", 18, 10, domains=["ortplugin"]), feeds
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto]], float | None]) -> list[str]:
+def timed(monkeypatch, seconds):
   """Replaces the clock; returns the list that collects the names of the measured nodes."""
-  measured: list[str] = []
+  measured = []
 
-  def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
+  def time(model, job, names, place):
     measured.append(job.node.name)
     return {name: seconds(job.candidates[name]) for name in names}
 
@@ -54,14 +52,14 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto
   return measured
 
 
-def algorithm(candidate: Sequence[NodeProto]) -> str:
+def algorithm(candidate):
   """'standard', or what the plugin's node says; 'auto' where it says nothing."""
   if candidate[-1].domain != "ortplugin":
     return "standard"
   return next((a.s.decode() for a in candidate[0].attribute if a.name == "algorithm"), "auto")
 
 
-def outputs(model: ModelProto, feeds: Mapping[str, Any]) -> Any:
+def outputs(model, feeds):
   session = ortplugin.session(model.SerializeToString(), providers=["cpu"])
   return run_on_host(session, feeds, ["y"])["y"]
 
@@ -191,7 +189,7 @@ def test_tuning_again_measures_the_way_back(monkeypatch):
 DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own", "engine=7")
 
 
-def gradient(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProto, dict[str, Any]]:
+def gradient(monkeypatch):
   """A gradient whose operator offers ways for dX and for dW, on every provider, and inputs."""
   ways = [{"data_algorithm": each} for each in DATA_WAYS] + [{"weight_algorithm": each} for each in WEIGHT_WAYS]
   operator = replace(CONV_GRAD, variants=lambda node: ways)
@@ -200,7 +198,7 @@ def gradient(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProto, dict[str, Any
   return onnx.load_from_string(case.model()), case.feeds()
 
 
-def ways_of(candidate: Sequence[NodeProto]) -> tuple[str, str] | None:
+def ways_of(candidate):
   """The algorithms for dX and for dW; None for standard ONNX."""
   if candidate[-1].domain != "ortplugin":
     return None

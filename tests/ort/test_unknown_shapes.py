@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from node_cases import Array, model_with
+from node_cases import model_with
 from onnx import TensorProto, helper
 from onnx_models import parsed
 
@@ -44,7 +44,7 @@ NODES = {
 }
 
 
-def _outputs(model: bytes, feeds: dict[str, Array]) -> Array:
+def _outputs(model, feeds):
   (found,) = make(model).run(None, feeds)
   assert isinstance(found, np.ndarray)
   return found
@@ -53,7 +53,7 @@ def _outputs(model: bytes, feeds: dict[str, Array]) -> Array:
 class Hidden:
   """One operator behind nodes from which its first input, "h", comes, and with its inputs as they are."""
 
-  def __init__(self, name: str) -> None:
+  def __init__(self, name):
     given, attributes = NODES[name]
     rng = np.random.default_rng(5)
     self.constants = [(f"i{k}", value) for k, value in enumerate(given) if isinstance(value, np.ndarray)]

@@ -4,24 +4,22 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
-import onnx_graphsurgeon as gs
 import pytest
 from fake_gpu import Arrays, CapturingSession, FakeGpu
 
 from ortplugin.check import judge, timing, tune, verify
 from ortplugin.check.inputs import shifted
-from ortplugin.check.judge import Judge, Side
+from ortplugin.check.judge import Judge
 from ortplugin.check.replays import REPLAYS, GraphSession
 from ortplugin.check.verify import Verifier
 from ortplugin.cli import main
 from ortplugin.optimizer import pipeline, tuning
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, ProviderVerification, Timing
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, Timing
 from ortplugin.session import CPU, CUDA
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
@@ -32,7 +30,7 @@ g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul(x,
 Spoil = Callable[[onnx.ModelProto, Mapping[str, str], int, Arrays], Arrays]
 
 
-def no_fault(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+def no_fault(model, options, replay, outputs):
   return outputs
 
 
@@ -41,44 +39,44 @@ class HereJudge(Judge):
 
   times_of = staticmethod(lambda model, mode: Timing(mode, 2.0, 1.0))
 
-  def _time_graphs(self, side: Side) -> Timing:
+  def _time_graphs(self, side):
     super()._time_graphs(side)
     return self.times_of(onnx.load(side.path), GRAPH)
 
-  def _time_plain(self, provider: str, side: Side, session: Any) -> Timing:
+  def _time_plain(self, provider, side, session):
     super()._time_plain(provider, side, session)
     return self.times_of(onnx.load(side.path), PLAIN)
 
-  def close(self) -> None:
+  def close(self):
     pass
 
 
 class Rounding:
   """A session whose values TF32 has changed."""
 
-  def __init__(self, session: Any, change: Callable[[Any], Any]) -> None:
+  def __init__(self, session, change):
     self.session, self.change = session, change
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name):
     return getattr(self.session, name)
 
-  def run(self, *args: Any) -> list[Any]:
+  def run(self, *args):
     return [self.change(each) for each in self.session.run(*args)]
 
 
 class Machine:
   """What replaces the GPU: its faults, and what it was asked for."""
 
-  def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-    self.spoil: Spoil = no_fault
-    self.refuse: Callable[[onnx.ModelProto], str] = lambda model: ""
-    self.options: list[dict[str, str]] = []
-    self.plain_options: list[Mapping[str, str]] = []
+  def __init__(self, monkeypatch):
+    self.spoil = no_fault
+    self.refuse = lambda model: ""
+    self.options = []
+    self.plain_options = []
     self.busy = True
     self.tf32 = lambda side, value: value
     real = judge.make_session
 
-    def make(side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
+    def make(side, provider, tf32=False, options=None):
       session = real(side, CPU)
       if tf32:
         session = Rounding(session, lambda value: self.tf32(side, value))
@@ -104,25 +102,25 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch):
   return Machine(monkeypatch)
 
 
-def parsed(text: str = MODEL) -> onnx.ModelProto:
+def parsed(text=MODEL):
   model = onnx.parser.parse_model(text)
   for node in model.graph.node:
     node.name = node.op_type.lower()
   return model
 
 
-def renamed(name: str = "new", text: str = MODEL) -> onnx.ModelProto:
+def renamed(name="new", text=MODEL):
   """The same model with another name, by which a fault knows it."""
   model = parsed(text)
   model.graph.name = name
   return model
 
 
-def verified(optimized: onnx.ModelProto, text: str = MODEL, **more: Any) -> ProviderVerification:
+def verified(optimized, text=MODEL, **more):
   with closing(Verifier(parsed(text), providers=["cuda"], **more)) as verifier:
     (result,) = verifier.verify(optimized)
     assert verifier.agrees(optimized, CUDA) == result.passed
@@ -305,10 +303,10 @@ class Rename:
 
   summary = "for a test"
 
-  def __init__(self, name: str, operator: str) -> None:
+  def __init__(self, name, operator):
     self.name, self.operator = name, operator
 
-  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+  def __call__(self, graph, limit=None):
     found = [node for node in graph.nodes if node.op == self.operator and not node.name.endswith("_new")]
     for node in found[:limit]:
       node.name += "_new"

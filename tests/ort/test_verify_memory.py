@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import onnx.parser
 from onnx_models import parsed
@@ -19,7 +18,7 @@ print(json.dumps([status, *(resource.getrusage(who).ru_maxrss << 10
 """
 
 
-def peaks(folder: Path, rows: int) -> tuple[int, int]:
+def peaks(folder, rows):
   """The most memory of the command and of its judge, for a model with an input of rows KiB."""
   model = parsed(
     f"""g (uint8[{rows}, 1024] x) => (uint8[1024, {rows}] y) {{

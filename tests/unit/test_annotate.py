@@ -1,7 +1,6 @@
 """Dtypes and shapes of values: what is believed where a model contradicts itself, and that it ends."""
 
 import random
-from typing import Any
 
 import onnx_graphsurgeon as gs
 import pytest
@@ -15,12 +14,12 @@ ROUNDS = 20  # far more than the graphs of one test need
 
 
 @pytest.fixture(autouse=True)
-def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def it_ends(monkeypatch):
   """A graph that is gone over again and again fails instead of hanging."""
-  rounds: list[None] = []
+  rounds = []
   infer = module._infer
 
-  def counted(*arguments: Any, **named: Any) -> None:
+  def counted(*arguments, **named):
     rounds.append(None)
     assert len(rounds) <= ROUNDS, "it goes back and forth"
     infer(*arguments, **named)
@@ -28,7 +27,7 @@ def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(module, "_infer", counted)
 
 
-def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...] | None]:
+def shapes(text, opset=17):
   """The shapes of all values of a graph in ONNX's textual syntax."""
   model = parsed(f"{text}", opset, domains=["com.microsoft"])
   graph = annotated(model)

@@ -1,17 +1,13 @@
 """FusedAttention's spec in Python: layouts, shapes, the reference, errors; and its cases' comparison."""
 
-from typing import Any
-
 import numpy as np
-import onnx
 import pytest
-from attention_cases import CASES, LAYOUTS, Case, by_name, case_of, check
-from node_cases import Array, assert_invalid
+from attention_cases import CASES, LAYOUTS, by_name, case_of, check
+from node_cases import assert_invalid
 from onnx import helper
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape
 from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.ops.attention.layout import Atom, Sizes, parse, shape_of, sizes
@@ -117,7 +113,7 @@ def test_shapes_of_sizes():
 # ---- reference
 
 
-def slow(q: Array, k: Array, v: Array, mask: Array | None, how: Scores) -> Array:
+def slow(q, k, v, mask, how):
   """The formula, an element at a time."""
   batch, heads, queries, _ = q.shape
   keys, group = k.shape[2], heads // k.shape[1]
@@ -178,7 +174,7 @@ def test_the_decomposition_is_small_where_nothing_is_asked_for():
 # ---- shapes
 
 
-def types_of(*shapes: Shape | None) -> list[TensorType]:
+def types_of(*shapes):
   return [TensorType(FLOAT, shape) for shape in shapes]
 
 
@@ -196,7 +192,7 @@ def test_shape_inference():
   assert OPERATOR.infer_shapes(node, [TensorType(None, None)] * 3) == types_of(None)
 
 
-def node_with(inputs: int = 3, outputs: int = 1, **given: Any) -> onnx.NodeProto:
+def node_with(inputs=3, outputs=1, **given):
   whole = {"qkv_dtype": "float", "heads": 4, "kv_heads": 2, **given}
   names = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
   kept = {key: value for key, value in whole.items() if value is not None}
@@ -250,7 +246,7 @@ def test_the_mask_broadcasts_and_dtypes_are_those_of_the_attributes():
 # ---- the comparison: it must see what a wrong kernel would do
 
 
-def _outputs(case: Case) -> list[Array]:
+def _outputs(case):
   return [np.array(each) for each in OPERATOR.reference(case.node(), case.inputs())]
 
 
@@ -267,7 +263,7 @@ ROTATED_MISTAKES = {
 }
 
 
-def turned(x: Array, cos: Array, sin: Array) -> Array:
+def turned(x, cos, sin):
   return np.array(rotated(x, cos, sin, "half"))
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import lzma
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
@@ -21,7 +20,7 @@ import timing
 ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "commit": "a" * 40, "date": "today"}
 
 
-def _load_models() -> ModuleType:
+def _load_models():
   """benchmarks/models.py by another name, without what it does to sys.path: `models` is a package of ours."""
   path = Path(timing.__file__).with_name("models.py")
   spec = importlib.util.spec_from_file_location("benchmark_models", path)

@@ -8,11 +8,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import onnx
-import onnx_graphsurgeon as gs
 import pytest
 from exported import DATA
 from mistakes import check_mistake
@@ -33,16 +31,16 @@ class Misses:
 
   name, summary = "fuse-nothing", "for a test"
 
-  def __init__(self, error: Exception | None = None) -> None:
+  def __init__(self, error=None):
     self.error = error
 
-  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+  def __call__(self, graph, limit=None):
     if self.error is not None:
       raise self.error
     return PassResult((), (NearMiss(self.name, "abs (Abs)", "it is no Add"),))
 
 
-def small_file(folder: Path) -> Path:
+def small_file(folder):
   model = parsed("g (float[4] x) => (float[4] y) { [abs] y = Abs (x) }")
   onnx.save(model, folder / "in.onnx")
   return folder / "in.onnx"

@@ -12,7 +12,7 @@ from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
 
 
-def graph(dtype: str, more: str = "") -> onnx.ModelProto:
+def graph(dtype, more=""):
   model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
     g ({dtype}[2,3,9,9] x) => ({dtype}[2,8,7,7] y) {{
       m = ReduceMean<axes = [1], keepdims = 1>(w)  d = Sub(w, m)  e = Mul(d, d)  v = ReduceMean<axes = [1]>(e)

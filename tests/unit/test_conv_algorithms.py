@@ -1,11 +1,9 @@
 """What convolutions and their gradients offer to --tune: asked of the native library, which has to have a GPU."""
 
 import ctypes
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
 import pytest
 from conv_grad_cases import RELU, Case, Geometry
 from node_cases import typed
@@ -24,14 +22,14 @@ HALF = np.dtype(np.float16)
 PROGRAM = "(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Relu(v) }"
 
 
-def node_of(**attributes: object) -> onnx.NodeProto:
+def node_of(**attributes):
   return helper.make_node(
     "FusedConv", ["x", "w", "b"], ["y"], "conv7", domain="ortplugin", program=PROGRAM, kernel_shape=[3, 3],
     layout="NHWC", **attributes,
   )  # fmt: skip
 
 
-def types(x: Sequence[int | str | None] | None) -> list[TensorType]:
+def types(x):
   shape = None if x is None else tuple(x)
   return [TensorType(HALF, shape), TensorType(HALF, (8, 3, 3, 16)), TensorType(HALF, (8,))]
 
@@ -109,23 +107,23 @@ def test_what_the_library_cant_read_is_refused(library, text, reason):
 GEOMETRY = Geometry(2, 6, (9, 11), 4, (3, 2), (2, 1), (1, 3), (1, 2, 0, 1), group=2)
 
 
-def gradient(gradients: str = "dX dW dB", operands: str = "X W", **attributes: object) -> Case:
+def gradient(gradients="dX dW dB", operands="X W", **attributes):
   return Case("gradient", GEOMETRY, typed(RELU, "float16"), gradients, operands, layout="NHWC", attributes=attributes)
 
 
-def types_of(case: Case) -> list[TensorType]:
+def types_of(case):
   return [TensorType(HALF, shape) for shape in case.shapes]
 
 
-def listed(case: Case) -> Sequence[object]:
+def listed(case):
   return CONV_GRAD.device_variants(case.node(), types_of(case), [False] * len(case.shapes))
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
+def answering(monkeypatch, *lines):
   """Replaces the library; returns the list that collects what it is asked."""
-  asked: list[str] = []
+  asked = []
 
-  def answer(node: onnx.NodeProto, text: str, device_id: int) -> list[str]:
+  def answer(node, text, device_id):
     asked.append(text)
     return list(lines)
 

@@ -1,13 +1,11 @@
 """ConvGrad's spec in Python: the reference against numerical differentiation, decomposition, shapes, errors."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, by_name, check
-from node_cases import Array, assert_invalid, changed, run_at_opset, typed
+from node_cases import assert_invalid, changed, run_at_opset, typed
 from onnx_models import computed
 
 from ortplugin.errors import ModelError
@@ -18,7 +16,7 @@ from ortplugin.ops.conv_grad.reference import Window, data_gradient, forward
 FLOAT = np.dtype(np.float32)
 
 
-def convolved(case: Case, x: Array, w: Array) -> Array:
+def convolved(case, x, w):
   """The convolution of which the case has the gradients, channels first, in float64."""
   gradient = case.gradient
   window = Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
@@ -68,7 +66,7 @@ def test_the_decomposition_of_other_opsets(opset):
   check(case, run_at_opset(model, case.feeds().values(), opset), unit=2.0**-22)
 
 
-def shapes_of(case: Case, *shapes: tuple[int | str | None, ...] | None) -> list[Any]:
+def shapes_of(case, *shapes):
   return [each.shape for each in OPERATOR.infer_shapes(case.node(), [TensorType(FLOAT, each) for each in shapes])]
 
 
@@ -82,7 +80,7 @@ def test_shapes_that_are_partly_known():
   assert shapes_of(without, (2, 4, 3, 2), ("N", 2, 4, None)) == [("N", 4, 7, None)]
 
 
-def node(**changes: Any) -> onnx.NodeProto:
+def node(**changes):
   """A valid node but for the changes; None removes an attribute."""
   return changed(by_name["3x3, NCHW, float"].node(), changes)
 

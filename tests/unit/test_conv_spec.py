@@ -1,12 +1,10 @@
 """FusedConv's spec in Python: reference, decomposition, geometry, errors; and its cases' comparison."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
-from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
-from node_cases import Array, typed
+from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, by_name, check, expect, made
+from node_cases import typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import computed
@@ -14,7 +12,6 @@ from onnx_models import computed
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import first, last, out_shape, read_attributes, windows
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR, attributes_of
 from ortplugin.ops.conv.reference import convolution
@@ -22,7 +19,7 @@ from ortplugin.ops.conv.reference import convolution
 HALF = np.dtype(np.float16)
 
 
-def decomposed(case: Case, opset: int) -> bytes:
+def decomposed(case, opset):
   model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), opset), opset=opset))
   del model.opset_import[1:]
   model.ir_version = 10 if opset >= 21 else 8
@@ -68,7 +65,7 @@ def test_the_decomposition_runs_in_onnxs_own_evaluator(name, layout):
   check(case, ReferenceEvaluator(onnx.load_model_from_string(decomposed(case, 18))).run(None, case.feeds()))
 
 
-def operators(text: str, opset: int = 18, **attributes: Any) -> list[str]:
+def operators(text, opset=18, **attributes):
   inputs = ["X", "W", "b", "r"][: 1 + text.partition("=>")[0].count(",") + 1]
   outputs = ["y", "z"][: 1 + text.partition("=>")[2].partition("{")[0].count(",")]
   node = helper.make_node("FusedConv", inputs, outputs, "n", domain=DOMAIN, program=text, **attributes)
@@ -113,7 +110,7 @@ def test_shapes_are_onnxs(name):
   assert list(out_shape(attributes_of(case.node()), x, w) or ()) == wanted
 
 
-def shape_of(x: Shape | None, w: Shape | None, op: str = "FusedConv", **attributes: Any) -> Shape | None:
+def shape_of(x, w, op="FusedConv", **attributes):
   node = helper.make_node(op, ["X", "W"], ["Y"], "n", domain=DOMAIN, **attributes)
   return out_shape(read_attributes(node, op != "FusedConv"), x, w)
 
@@ -172,9 +169,7 @@ def test_layouts_are_each_others_inverse():
 # ---- errors
 
 
-def wrong(
-  program: str | None = typed(BIAS_RELU, "float"), inputs: int = 3, outputs: int = 1, **attributes: Any
-) -> onnx.NodeProto:
+def wrong(program: str | None = typed(BIAS_RELU, "float"), inputs=3, outputs=1, **attributes):
   names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
   given = attributes if program is None else {"program": program, **attributes}
   return helper.make_node("FusedConv", *names, "stage2/conv", domain=DOMAIN, **given)
@@ -202,7 +197,7 @@ def test_an_invalid_node_is_named(reason):
     assert reason in str(caught.value)
 
 
-def unknown(node: onnx.NodeProto) -> list[TensorType]:
+def unknown(node):
   return [TensorType(None, None) for _ in node.input]
 
 
@@ -215,7 +210,7 @@ def test_a_dtype_that_contradicts_the_program_is_named():
 # ---- the comparison: it must see what a wrong kernel would do
 
 
-def outputs(case: Case) -> list[Array]:
+def outputs(case):
   return [np.array(output) for output in expect(case).outputs]
 
 
@@ -224,13 +219,13 @@ def test_the_reference_passes(case):
   check(case, outputs(case))
 
 
-def without_a_tap(case: Case) -> list[Array]:
+def without_a_tap(case):
   x, w, *operands = case.inputs()
   w[:, 0, 0, 0] = 0
   return list(OPERATOR.reference(case.node(), [x, w, *operands]))
 
 
-def rounded_value(case: Case) -> list[Array]:
+def rounded_value(case):
   """As if the convolution's value were rounded before the epilogue."""
   x, w, bias = case.inputs()
   value = convolution(attributes_of(case.node()), x, w).astype(x.dtype)

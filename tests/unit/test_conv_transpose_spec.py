@@ -1,7 +1,5 @@
 """FusedConvTranspose's spec in Python: the reference, decomposition, shapes, errors."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -65,7 +63,7 @@ def test_shapes_that_are_partly_known():
   assert shape(None, (3, 3, 3, 4)) == (None, None, None, 4)
 
 
-def node(**changes: Any) -> onnx.NodeProto:
+def node(**changes):
   return changed(by_name["strided, NCHW, float"].node(), changes)
 
 

@@ -4,7 +4,6 @@ import ctypes
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from ortplugin.session.cuda_driver import CudaError, Gpu
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+def driver(tmp_path, monkeypatch):
   """A driver in host memory in the place of libcuda.so.1."""
   compiler = shutil.which("cc") or shutil.which("c++")
   assert compiler is not None, "the library needs a compiler, too"

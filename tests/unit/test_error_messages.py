@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +18,7 @@ NOT_SHOWN = {
 GAP = "{}"  # in the place of what a message shows
 
 
-def template(node: ast.expr) -> str:
+def template(node):
   """A message with gaps in it; without words, where it is computed elsewhere."""
   if isinstance(node, ast.Constant):
     return str(node.value)
@@ -30,7 +29,7 @@ def template(node: ast.expr) -> str:
   return GAP
 
 
-def of_python(text: str) -> Iterator[str]:
+def of_python(text):
   for node in ast.walk(ast.parse(text)):
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
       function = node.exc.func
@@ -39,7 +38,7 @@ def of_python(text: str) -> Iterator[str]:
         yield template(node.exc.args[0])
 
 
-def of_cpp(text: str) -> Iterator[str]:
+def of_cpp(text):
   """The arguments of Fail and its kin: literals, and gaps for all between them."""
   token = re.compile(r'"((?:[^"\\]|\\.)*)"|[(\[{]|[)\]}]|[^"()\[\]{}]+')
   for call in re.finditer(r"\b(?:Fail|FailAt|throw Error)\s*[({]", text):
@@ -57,7 +56,7 @@ def of_cpp(text: str) -> Iterator[str]:
 
 
 @cache
-def messages() -> tuple[str, ...]:
+def messages():
   found = {each for path in PACKAGE.rglob("*.py") for each in of_python(path.read_text())}
   for suffix in ("*.cc", "*.h"):
     found.update(each for path in PACKAGE.rglob(suffix) for each in of_cpp(path.read_text()))
@@ -65,7 +64,7 @@ def messages() -> tuple[str, ...]:
 
 
 @cache
-def entries() -> dict[str, re.Pattern[str]]:
+def entries():
   """The patterns of the page: a message holds what stands between the dots."""
   cells = [line.split("|")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
   patterns = [each for cell in cells for each in re.findall("`([^`]+)`", cell)]

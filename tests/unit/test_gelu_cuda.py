@@ -19,7 +19,7 @@ EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 APPROXIMATE = 2.0**-22  # what PTX lets ex2.approx and rcp.approx be off by, relatively
 
 
-def coefficients() -> list[np.float32]:
+def coefficients():
   """Of the polynomial whose power of two Phi(-a) is, from the highest, as the source has them."""
   body = POINTWISE.read_text().split("float op_NormalCdf16(")[1].split("\n}\n")[0]
   first = re.findall(r"float power = (\S+)f;", body)
@@ -29,13 +29,13 @@ def coefficients() -> list[np.float32]:
   return [np.float32(each) for each in (*first, *rest)]
 
 
-def ex2(x: Array, off: float) -> Array:
+def ex2(x, off):
   """ex2.approx.ftz, off by that much."""
   power = np.exp2(x.astype(np.float64)) * (1 + off)
   return np.where(power < 2.0**-126, 0, power).astype(np.float32)
 
 
-def normal_cdf(x: Array, off: float) -> Array:
+def normal_cdf(x, off):
   a = np.abs(x)
   power = np.full_like(a, coefficients()[0])
   for coefficient in coefficients()[1:]:  # a product of two floats is exact in float64
@@ -43,18 +43,18 @@ def normal_cdf(x: Array, off: float) -> Array:
   return np.abs(np.where(x < 0, np.float32(0), np.float32(1)) - ex2(power, off))
 
 
-def exact(x: Array, off: float) -> Array:
+def exact(x, off):
   return x * normal_cdf(x, off)
 
 
-def tanh(x: Array, off: float) -> Array:
+def tanh(x, off):
   u = np.float32(1.59576912160573071176) * (x + np.float32(0.044715) * (x * x * x))
   with_exponential = np.float32(1) + ex2(u * np.float32(-1.44269504088896340736), off)
   reciprocal = (1 / with_exponential.astype(np.float64) * (1 + off)).astype(np.float32)
   return x * reciprocal
 
 
-def wanted(x: Array, approximate: str) -> Wide:
+def wanted(x, approximate):
   if approximate == "none":
     return np.array([0.5 * v * math.erfc(v * -math.sqrt(0.5)) for v in x.astype(float)])
   u = x.astype(np.float64) * math.sqrt(8 / math.pi) * (1 + 0.044715 * np.square(x.astype(np.float64)))

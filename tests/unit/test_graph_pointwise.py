@@ -7,7 +7,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx_models import annotated, parsed
 
-from ortplugin.graph.facts import Scope, scopes
+from ortplugin.graph.facts import scopes
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
 from ortplugin.ops.pointwise_reference import rounded, values
 from ortplugin.program import Parameter, Program, parse
@@ -15,15 +15,15 @@ from ortplugin.program import Parameter, Program, parse
 SEED = parse("(float seed) => (float seed) {}")
 
 
-def model_of(graph: str, opset: int = 18) -> onnx.ModelProto:
+def model_of(graph, opset=18):
   return parsed(f"g {graph}", opset, domains=["com.microsoft"])
 
 
-def scope_of(model: onnx.ModelProto) -> Scope:
+def scope_of(model):
   return next(iter(scopes(annotated(model))))
 
 
-def written(model: onnx.ModelProto, **options: tuple[str, ...]) -> Program:
+def written(model, **options):
   """The program of the model's last node, on its own."""
   scope = scope_of(model)
   node = [node for node in scope.slots if node is not None][-1]
@@ -37,7 +37,7 @@ def written(model: onnx.ModelProto, **options: tuple[str, ...]) -> Program:
   return program.renamed({value: "y_"}).renamed({s.name: f"t{i}" for i, s in enumerate(program.statements[:-1])})
 
 
-def statements(program: Program) -> list[str]:
+def statements(program):
   return [line.strip() for line in str(program).splitlines()[1:-1]]
 
 

@@ -6,14 +6,13 @@ import sys
 import textwrap
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.backend.test
 import pytest
 from exported import DATA, architectures
-from onnx import AttributeProto, ModelProto, TensorProto, helper
+from onnx import AttributeProto, TensorProto, helper
 from onnx_models import parsed
 
 from ortplugin.graph import inference
@@ -26,14 +25,14 @@ SECONDS = 30
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 
 
-def model_of(nodes: str, x: str = "float[1]", opset: int = 18, functions: str = "", **constants: Any) -> ModelProto:
+def model_of(nodes, x="float[1]", opset=18, functions="", **constants):
   """Nodes that make y of x and of constants; functions are of the domain 'mine'."""
   weights = {name: np.asarray(value) for name, value in constants.items()}
   domains = ["mine"] if functions else []
   return parsed(f"g ({x} x) => (float[?] y) {{ {nodes} }} {functions}", opset, domains=domains, weights=weights)
 
 
-def doubled(op: str, count: int, first: str) -> str:
+def doubled(op, count, first):
   """A chain of op(c, c) that begins with `first` and ends in a float output y."""
   names = [first, *(f"c{index}" for index in range(count))]
   return " ".join(f"{b} = {op}({a}, {a})" for a, b in pairwise(names)) + f" y = Cast<to = 1>({names[-1]})"
@@ -122,11 +121,11 @@ def test_every_operator_whose_values_onnx_keeps_is_known():
   )
 
 
-def types(model: ModelProto) -> dict[str, Any]:
+def types(model):
   """What is known of each value, names that inference made up apart."""
-  found: dict[str, Any] = {}
+  found = {}
 
-  def visit(graph: onnx.GraphProto, place: str) -> None:
+  def visit(graph, place):
     for info in (*graph.value_info, *graph.output):
       tensor = info.type.tensor_type
       if info.type.HasField("tensor_type"):

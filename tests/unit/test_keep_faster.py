@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortplugin.optimizer.keep_faster import MOST_TRIALS, Left, Trial, find_losing
+from ortplugin.optimizer.keep_faster import MOST_TRIALS, Trial, find_losing
 
 NAMES = "abcdefghijklmnopqrst"
 
@@ -12,17 +12,17 @@ NAMES = "abcdefghijklmnopqrst"
 class Clock:
   """The original takes 1; `costs` are what sets of passes add, `hidden` what fires only without another pass."""
 
-  def __init__(self, costs: dict[str, float], hidden: dict[str, str] | None = None) -> None:
+  def __init__(self, costs, hidden=None):
     self.costs, self.hidden = costs, hidden or {}
-    self.asked: list[Left] = []
+    self.asked = []
 
-  def trial(self, left: Left) -> Trial:
+  def trial(self, left):
     used = set("".join(self.costs)) - left
     kinds = tuple(each for each in NAMES if each in used and self.hidden.get(each, each) in {each, *left})
     time = 1 + sum(cost for names, cost in self.costs.items() if set(names) <= set(kinds))
     return Trial(kinds, time > 1.02, time)
 
-  def answer(self, most: int = MOST_TRIALS) -> Left:
+  def answer(self, most=MOST_TRIALS):
     return find_losing(NAMES, self.trial(frozenset()), lambda left: self.asked.append(left) or self.trial(left), most)
 
 

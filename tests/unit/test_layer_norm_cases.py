@@ -3,15 +3,13 @@
 What it shares with others, as shapes, NaN and bits, test_pointwise_spec.py has.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from layer_norm_cases import BARE, CASES, Case, by_name, check, expect
-from node_cases import VALUES, Array, steps, typed
+from node_cases import VALUES, steps, typed
 
 
-def outputs(case: Case) -> list[Array]:
+def outputs(case):
   """The reference's own outputs, as a kernel would give them."""
   return [np.array(output) for output in expect(case).outputs]
 
@@ -27,8 +25,8 @@ def test_inputs_are_the_same_every_time():
   assert {each.values for each in CASES} == set(VALUES)
 
 
-def at(position: tuple[int, ...], value: float) -> Callable[[Array], Array]:
-  def change(y: Array) -> Array:
+def at(position, value):
+  def change(y):
     y[position] = value
     return y
 
@@ -51,7 +49,7 @@ def test_a_wrong_output_fails(name, change, words):
     check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
-def norm(x: Array, dtype: type, *, mean: bool = True, unbiased: bool = False, one_pass: bool = False) -> Array:
+def norm(x, dtype, *, mean=True, unbiased=False, one_pass=False):
   """Plausible kernels, in `dtype` throughout."""
   x = x.astype(dtype)
   with np.errstate(all="ignore"):

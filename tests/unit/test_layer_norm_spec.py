@@ -20,7 +20,7 @@ from ortplugin.program import OPERATORS as POINTWISE_OPERATORS
 TOLERANCES = {"float16": (2e-3, 2e-3), "float": (1e-5, 1e-5), "double": (1e-12, 1e-12)}
 
 
-def node_of(text: str, name: str = "norm") -> onnx.NodeProto:
+def node_of(text, name="norm"):
   program = parse(text)
   return helper.make_node(
     "FusedLayerNorm",
@@ -32,7 +32,7 @@ def node_of(text: str, name: str = "norm") -> onnx.NodeProto:
   )
 
 
-def run_decomposed(text: str, inputs: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
+def run_decomposed(text, inputs, opset):
   program = parse(text)
   given = {each.name: (each.dtype, inputs[each.name].shape) for each in program.parameters}
   rank = max(x.ndim for x in inputs.values())
@@ -59,7 +59,7 @@ LAYER = """({0} x, {0} residual, {0} gamma, {0} beta) => ({0} y, {0} s) {{
 RMS = "({0} x, {0} gamma) => ({0} y) {{ n = RMSNormalization<axis=-2>(x) y = Mul(n, gamma) }}"
 
 
-def some_inputs(text: str, dtype: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def some_inputs(text, dtype, rng):
   shapes = {"x": (3, 4, 5), "residual": (1, 5), "gamma": (5,), "beta": (4, 1)}
   return {
     each.name: (rng.standard_normal(shapes[each.name]) + 0.5).astype(NUMPY_DTYPES[dtype])
@@ -159,7 +159,7 @@ def test_shape_inference():
   assert infer(None, (8,), (8,), (8,))[0].shape is None
 
 
-def wrong(inputs: list[str], outputs: list[str], **attributes: str) -> onnx.NodeProto:
+def wrong(inputs, outputs, **attributes):
   return helper.make_node("FusedLayerNorm", inputs, outputs, "norm", domain=DOMAIN, **attributes)
 
 

@@ -5,7 +5,7 @@ import pytest
 from onnx_models import parsed
 
 from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import Scope, scopes
+from ortplugin.graph.facts import scopes
 from ortplugin.graph.lengths import Length, agreed, dims, same_length, same_lengths
 from ortplugin.model.annotate import annotate
 
@@ -18,7 +18,7 @@ PARTS = (
 )
 
 
-def scope_of(nodes: str) -> tuple[Scope, dict[str, gs.Tensor]]:
+def scope_of(nodes):
   """The scope of a graph of x, z, w and q, and its tensors by name, which know no more than their rank."""
   graph = import_model(
     parsed(
@@ -34,10 +34,10 @@ def scope_of(nodes: str) -> tuple[Scope, dict[str, gs.Tensor]]:
   return next(iter(scopes(graph))), graph.tensors()
 
 
-def shown(lengths: list[Length] | None) -> list[str]:
+def shown(lengths):
   """A length as text, "?" for one that has no name."""
 
-  def names(each: Length) -> list[str]:
+  def names(each):
     return [name if isinstance(name, str) and len(name) == 1 else "?" for name in each.names]
 
   assert lengths is not None

@@ -1,7 +1,5 @@
 """FusedMatMul's spec in Python: shapes, decomposition, errors, and what it asks of the library for --tune."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -12,7 +10,7 @@ from onnx_models import built
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.list_algorithms import ask
 from ortplugin.ops.matmul import OPERATOR
 from ortplugin.session import gpu_count
@@ -20,14 +18,14 @@ from ortplugin.session import gpu_count
 HALF = np.dtype(np.float16)
 
 
-def node(**changes: Any) -> onnx.NodeProto:
+def node(**changes):
   inputs = changes.pop("inputs", ["A", "B", "b"])
   given = {"program": typed(BIAS_RELU, "float16"), "trans_b": 1, **changes}
   attributes = {name: value for name, value in given.items() if value is not None}
   return helper.make_node("FusedMatMul", inputs, ["y"], "h0/mlp", domain=DOMAIN, **attributes)
 
 
-def types(*shapes: Shape | None) -> list[TensorType]:
+def types(*shapes):
   return [TensorType(HALF, shape) for shape in shapes]
 
 

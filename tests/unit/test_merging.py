@@ -1,7 +1,6 @@
 """Merging sets of nodes of an acyclic graph: it stays one, and a merge is refused only where it would not."""
 
 import time
-from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +12,14 @@ Edges = list[list[int]]  # for each node the earlier ones that it needs
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[Edges, list[tuple[int, int]]]:
+def graphs(draw):
   count = draw(st.integers(2, 14))
   edges = [sorted(draw(st.sets(st.integers(0, node - 1), max_size=3))) if node else [] for node in range(count)]
   node = st.integers(0, count - 1)
   return edges, draw(st.lists(st.tuples(node, node).filter(lambda pair: pair[0] != pair[1]), max_size=25))
 
 
-def has_cycle(edges: Edges, names: Sequence[int]) -> bool:
+def has_cycle(edges, names):
   """Whether the graph whose nodes are the sets `names` has a cycle, by taking away what needs nothing."""
   needs = {name: set[int]() for name in names}
   for node, before in enumerate(edges):

@@ -11,7 +11,7 @@ from ortplugin.graph.min_cut import INFINITE, min_cut
 Edges = list[tuple[int, int, int]]
 
 
-def cost(edges: Edges, sides: list[bool]) -> int:
+def cost(edges, sides):
   return sum(capacity for a, b, capacity in edges if sides[a] and not sides[b])
 
 

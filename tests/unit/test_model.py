@@ -19,17 +19,17 @@ from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 
 
-def parse(text: str, ir: int = 8) -> onnx.ModelProto:
+def parse(text, ir=8):
   return onnx.parser.parse_model(
     f'<ir_version: {ir}, producer_name: "test", opset_import: ["" : 17, "custom" : 3]> {text}'
   )
 
 
-def bytes_of(model: onnx.ModelProto) -> bytes:
+def bytes_of(model):
   return model.SerializeToString(deterministic=True)
 
 
-def assert_round_trip(model: onnx.ModelProto) -> None:
+def assert_round_trip(model):
   before = bytes_of(model)
   graph = import_model(model)
   assert bytes_of(export_model(graph, model)) == before

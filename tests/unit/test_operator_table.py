@@ -4,7 +4,6 @@ A new operator starts by adding its line to CASES here; what is then still missi
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import attention_cases
@@ -24,7 +23,7 @@ import transpose_cases
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops import OPERATORS, Operator, TensorType, find
+from ortplugin.ops import OPERATORS, TensorType, find
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -84,31 +83,31 @@ BENCHMARKS = {"FusedSumTo": "lerp", "ConvGrad": "mnist"}
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 
 
-def stem_of(operator: Operator) -> str:
+def stem_of(operator):
   """'layer_norm': what its folder, kernels, tests and benchmark are named after."""
   return CASES[operator.name].__name__.rpartition(".")[2].removesuffix("_cases")
 
 
-def kernel_of(operator: Operator) -> str:
+def kernel_of(operator):
   """The file of its CUDA kernel in its folder, of several the most general one."""
   return KERNELS.get(operator.name, f"{stem_of(operator)}.cu")
 
 
-def cases_of(operator: Operator) -> list[layer_norm_cases.Case | scatter_cases.Case]:
+def cases_of(operator):
   return [case for case in CASES[operator.name].CASES if case.node().op_type == operator.name]
 
 
-def is_plain(arrays: Sequence[np.ndarray]) -> bool:
+def is_plain(arrays):
   """Whether no array is empty or holds a number that is not finite."""
   with np.errstate(invalid="ignore"):
     return all(array.size > 0 and np.isfinite(array.astype(np.float64)).all() for array in arrays)
 
 
-def native(path: str) -> str:
+def native(path):
   return (ROOT / "ortplugin" / path).read_text()
 
 
-def native_of(operator: Operator, pattern: str) -> str:
+def native_of(operator, pattern):
   """The texts of its family's files whose names match, in whatever folder of it."""
   files = sorted((ROOT / "ortplugin" / "ops" / stem_of(operator)).rglob(pattern))
   return "\n".join(file.read_text() for file in files)

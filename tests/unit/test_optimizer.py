@@ -1,12 +1,9 @@
 """The pipeline around the passes, with small passes of its own: order, choice, limits, rounds, faults, bisection."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import built, parsed
@@ -31,7 +28,7 @@ class Replace:
   calls: int = 0
   summary: str = "turns one type into another"
 
-  def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+  def __call__(self, graph, limit=None):
     self.calls += 1
     changes = []
     for node in graph.nodes:
@@ -43,7 +40,7 @@ class Replace:
     return PassResult(tuple(changes), misses)
 
 
-def chain(*types: str, dims: tuple[Any, ...] = ("n", 4)) -> onnx.ModelProto:
+def chain(*types, dims=("n", 4)):
   """x through unary operators to y."""
   names = ["x", *(f"t{i}" for i in range(len(types) - 1)), "y"]
   nodes = [helper.make_node(op, [names[i]], [names[i + 1]], f"node{i}") for i, op in enumerate(types)]
@@ -54,13 +51,13 @@ def chain(*types: str, dims: tuple[Any, ...] = ("n", 4)) -> onnx.ModelProto:
 FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-pointwise")
 
 
-def types_of(model: onnx.ModelProto) -> list[str]:
+def types_of(model):
   return [node.op_type for node in model.graph.node]
 
 
 @pytest.fixture
-def pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Replace, ...]]:
-  def install(*passes: Any) -> tuple[Any, ...]:
+def pipeline(monkeypatch):
+  def install(*passes):
     monkeypatch.setattr(table, "TABLE", passes)
     return passes
 
@@ -303,7 +300,7 @@ def test_restore_gives_standard_onnx():
     ortplugin.restore(optimized)
 
 
-def norm_model() -> onnx.ModelProto:
+def norm_model():
   return parsed(
     "g (float[n,8] x) => (float[n,8] y) { [ln] y = LayerNormalization <axis = -1> (x, g, b) }",
     weights={"g": np.ones(8, np.float32), "b": np.zeros(8, np.float32)},
@@ -313,7 +310,7 @@ def norm_model() -> onnx.ModelProto:
 # ---- input shapes
 
 
-def dims(value: onnx.ValueInfoProto) -> list[int | str]:
+def dims(value):
   return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 

@@ -1,6 +1,5 @@
 """Shapes as ONNX Runtime computes them, where onnx's inference gives others: all combinations of what matters."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -18,7 +17,7 @@ from ortplugin.optimizer import run_passes, select_passes
 Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x
 
 
-def many(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> onnx.ModelProto:
+def many(op, opset, shape, cases):
   """One model with a node for each case, all of one input and each an output."""
   nodes, constants = [], {}
   for index, (attributes, inputs) in enumerate(cases):
@@ -29,7 +28,7 @@ def many(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> onnx
   return built(nodes, f"float[{','.join(map(str, shape))}] x", outputs, opset, weights=constants)
 
 
-def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> None:
+def assert_as_computed(op, opset, shape, cases):
   """Every shape is known, and it is the one that ONNX Runtime computes."""
   model = many(op, opset, shape, cases)
   graph = annotated(model)
@@ -38,7 +37,7 @@ def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[
     assert tuple(tensor.shape) == value.shape, (shape, node)
 
 
-def pools(size: int, dilated: bool) -> Iterator[Case]:
+def pools(size, dilated):
   for kernel, stride, pad_begin, pad_end, dilation, ceil in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)):
     room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
     if room > -stride and (dilated or dilation == 1):  # a window wider than the image is one, by rounding to zero
@@ -66,7 +65,7 @@ def test_pools(op, opset, size):
   assert_as_computed(op, opset, (1, 1, size), list(pools(size, dilated)))
 
 
-def transposed(size: int) -> Iterator[Case]:
+def transposed(size):
   for kernel, stride, pad_begin, pad_end, dilation, padding in product(
     (2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1, 2)
   ):
@@ -309,7 +308,7 @@ def test_what_follows_fits(spatial, layout):
   np.testing.assert_array_equal(computed(optimized, feeds)[0], computed(model, feeds)[0], strict=True)
 
 
-def behind(node: str, width: int | str, height: int = 4) -> onnx.ModelProto:
+def behind(node, width, height=4):
   """Convolutions around a node of `before`, of [1,4,height,width]."""
   return parsed(
     f"""g (float[1,4,{height},{width}] x) => (float y)

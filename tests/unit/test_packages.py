@@ -9,7 +9,7 @@ import ast
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import ortplugin
@@ -21,9 +21,9 @@ LINES_OF_FUNCTION = 80  # docstring included
 Edges = Mapping[str, Mapping[str, str]]  # from, to: the import that makes it one
 
 
-def modules() -> dict[str, Path]:
+def modules():
   """Each module's path by its name."""
-  found: dict[str, Path] = {}
+  found = {}
   for path in ROOT.rglob("*.py"):
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -33,7 +33,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(module: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
+def imports(module, path, known):
   """The modules of the package that a module imports, wherever in it."""
   package = module if path.name == "__init__.py" else module.rpartition(".")[0]
   for node in ast.walk(ast.parse(path.read_text())):
@@ -48,7 +48,7 @@ def imports(module: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]
           yield inner if inner in known else source
 
 
-def part(module: str) -> str:
+def part(module):
   """The part that a module belongs to: a package, a folder of passes, or a module of the root."""
   names = module.split(".")
   if names[1:2] == ["passes"] and len(names) > 3:
@@ -56,8 +56,8 @@ def part(module: str) -> str:
   return ".".join(names[:2])
 
 
-def edges(known: Mapping[str, Path], by_part: bool) -> Edges:
-  found: dict[str, dict[str, str]] = defaultdict(dict)
+def edges(known, by_part):
+  found = defaultdict(dict)
   for module, path in known.items():
     for other in imports(module, path, known):
       one, two = (part(module), part(other)) if by_part else (module, other)
@@ -66,11 +66,11 @@ def edges(known: Mapping[str, Path], by_part: bool) -> Edges:
   return found
 
 
-def cycle(graph: Edges) -> list[str]:
+def cycle(graph):
   """The imports of one cycle; none where there is no cycle."""
-  done: set[str] = set()
+  done = set()
 
-  def search(node: str, path: list[str]) -> list[str]:
+  def search(node, path):
     if node in path:
       around = [*path[path.index(node) :], node]
       return [graph[one][two] for one, two in itertools.pairwise(around)]
@@ -117,7 +117,7 @@ def test_functions_are_short():
         assert lines <= LINES_OF_FUNCTION, f"{module}.{node.name} has {lines} lines"
 
 
-def native_functions(text: str) -> Iterator[tuple[str, int]]:
+def native_functions(text):
   """The name and the lines of each function of a C++ or CUDA file, as clang-format lays them out."""
   lines = text.splitlines()
   for first, line in enumerate(lines):

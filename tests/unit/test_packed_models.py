@@ -18,7 +18,7 @@ TEXT = """g (float[2,64] x, bool c) => (float[2,64] y) {
 }"""
 
 
-def example(dtype: str = "float32") -> onnx.ModelProto:
+def example(dtype="float32"):
   rng = np.random.default_rng(0)
   arrays = {"w": rng.standard_normal((64, 64)), "b": rng.uniform(0.5, 2, 64), "mask": np.eye(2, 64) - 1}
   weights = {name: array.astype(dtype) for name, array in arrays.items()}

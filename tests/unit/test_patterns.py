@@ -9,32 +9,32 @@ from onnx_models import annotated, built, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model
-from ortplugin.graph.facts import Scope, scopes
+from ortplugin.graph.facts import scopes
 from ortplugin.graph.order import topological_order
-from ortplugin.graph.pattern import Match, Pattern, any_of, matches, maybe, maybe_cast, number, op, value
+from ortplugin.graph.pattern import any_of, matches, maybe, maybe_cast, number, op, value
 from ortplugin.graph.shapes import broadcast, broadcasts_to, element_count, equal
 from ortplugin.model.annotate import annotate
 
 
-def graph_of(text: str, opset: int = 17) -> gs.Graph:
+def graph_of(text, opset=17):
   return annotated(parsed(text, opset, domains=["com.microsoft"]))
 
 
-def scope_of(text: str) -> Scope:
+def scope_of(text):
   return next(scopes(graph_of(text)))
 
 
-def makers(scope: Scope) -> dict[str, gs.Node]:
+def makers(scope):
   """The nodes by their first output."""
   return {node.outputs[0].name: node for node in scope.slots if node is not None}
 
 
-def find(pattern: Pattern, text: str) -> list[Match]:
+def find(pattern, text):
   scope = scope_of(f"g (float[2,3] x, float[2,3] z) => (float[2,3] y) {{ {text} }}")
   return [match for node in scope.slots if node is not None for match in matches(pattern, node, scope)]
 
 
-def names(match: Match) -> dict[str, str]:
+def names(match):
   return {name: tensor.name for name, tensor in match.values.items()}
 
 

@@ -1,7 +1,5 @@
 """The order of the passes and the stage of each, as models have been optimized with them: a move shows here."""
 
-from typing import Any
-
 import pytest
 
 from ortplugin.errors import UsageError
@@ -40,11 +38,11 @@ _QUIET_ROUND = """
 QUIET_ROUND = _QUIET_ROUND.split()
 
 
-def names(steps: Any) -> list[str]:
+def names(steps):
   return [step.name for step in steps]
 
 
-def request(precision: str) -> Request:
+def request(precision):
   return Request(resolve(precision), frozenset(), {}, frozenset(ORDER))
 
 

@@ -4,14 +4,13 @@ No GPU is needed.
 """
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from nvrtc import ARCHITECTURES, CompileError, compile_cuda, compile_with_log
 
-from ortplugin.program import DTYPES, INTEGERS, OPERATORS, OperatorSpec
+from ortplugin.program import DTYPES, INTEGERS, OPERATORS
 
 DEVICE = Path(__file__).resolve().parents[2] / "ortplugin" / "device"
 POINTWISE = "".join((DEVICE / name).read_text() for name in ("common.cuh", "pointwise.cuh"))
@@ -28,7 +27,7 @@ CASTS = {
 FLAGS = ("fmod", "detect_negative", "detect_positive")
 
 
-def calls(spec: OperatorSpec, dtype: str) -> Iterator[tuple[str, str]]:
+def calls(spec, dtype):
   """(type of the result, call) in the form that EmitCuda writes: operands, then attributes as literals."""
   cuda_type = CUDA_TYPES[dtype]
   suffix = "f" if cuda_type == "float" else ""
@@ -51,7 +50,7 @@ def calls(spec: OperatorSpec, dtype: str) -> Iterator[tuple[str, str]]:
     yield result, f"op_{spec.name}({', '.join([*operands, *chosen])})"
 
 
-def kernel_of(dtype: str) -> str:
+def kernel_of(dtype):
   """A kernel whose results are all operators' results, so that nothing is optimised away."""
   lines = []
   cuda_type = CUDA_TYPES[dtype]

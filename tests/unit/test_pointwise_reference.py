@@ -1,7 +1,6 @@
 """Pointwise programs in Python: the reference and the decomposition on integers, and the shapes of the results."""
 
 import operator
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from onnx_models import built
 from operator_places import check_decomposition
 
 from ortplugin.errors import ModelError
-from ortplugin.ops.decompose import Builder, to_onnx
+from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.pointwise_reference import values
 from ortplugin.program import (
   DTYPES,
@@ -20,8 +19,6 @@ from ortplugin.program import (
   NUMPY_DTYPES,
   OPERATORS,
   UNSIGNED,
-  Program,
-  Statement,
   integer_range,
   parse,
   sum_axes,
@@ -30,16 +27,16 @@ from ortplugin.program import (
 Array = npt.NDArray[np.generic]
 
 
-def truncated(x: int, y: int) -> int:
+def truncated(x, y):
   return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) if y else 0
 
 
-def saturated(number: float, dtype: str) -> int:
+def saturated(number, dtype):
   low, high = integer_range(dtype)
   return 0 if number != number else low if number <= low else high if number >= high else int(number)
 
 
-def power(x: int, y: int, dtype: str) -> int:
+def power(x, y, dtype):
   try:
     magnitude = float(abs(x)) ** float(y)
     return saturated(-magnitude if x < 0 and y % 2 else magnitude, dtype)
@@ -47,7 +44,7 @@ def power(x: int, y: int, dtype: str) -> int:
     return saturated(np.inf, dtype)
 
 
-def clipped(x: int, low: int, high: int) -> int:
+def clipped(x, low, high):
   return min(max(x, low), high)
 
 
@@ -80,7 +77,7 @@ MEANING = {
 }
 
 
-def statement_of(op: str, dtype: str) -> Program:
+def statement_of(op, dtype):
   spec = OPERATORS[op.split("<")[0]]
   names = ["x", "y", "z"][: len(spec.operands)]
   declared = ", ".join(f"{dtype} {name}" for name in names)
@@ -88,12 +85,12 @@ def statement_of(op: str, dtype: str) -> Program:
   return parse(f"({declared}) => ({result} r) {{ r = {op}({', '.join(names)}) }}")
 
 
-def wrapped(number: int, dtype: str) -> int:
+def wrapped(number, dtype):
   low, high = integer_range(dtype)
   return (number - low) % (high - low + 1) + low
 
 
-def telling(dtype: str) -> list[int]:
+def telling(dtype):
   """The ends of the dtype's range, and small numbers."""
   low, high = integer_range(dtype)
   return sorted({low, low + 1, high - 1, high, *(n for n in (-7, -2, -1, 0, 1, 2, 3, 5, 31) if low <= n <= high)})
@@ -198,7 +195,7 @@ def test_floats_where_integers_differ():
 # The decomposition
 
 
-def in_onnx(program: Program, inputs: Mapping[str, Array], opset: int) -> list[Array]:
+def in_onnx(program, inputs, opset):
   """The program through its decomposition, in onnx's own evaluator: ONNX Runtime lacks many integer kernels."""
   rank = max(x.ndim for x in inputs.values())
   ranks = [rank - s.attribute("axes").count(" ") - 1 if (s := program.statement(r.name)) and s.op == "SumTo"
@@ -212,7 +209,7 @@ def in_onnx(program: Program, inputs: Mapping[str, Array], opset: int) -> list[A
   return [np.asarray(value) for value in ReferenceEvaluator(model).run(None, dict(inputs))]
 
 
-def sums(builder: Builder, statement: Statement, dtype: str, operand: str, output: str) -> None:
+def sums(builder, statement, dtype, operand, output):
   axes = sum_axes(str(statement.attribute("axes")))
   assert axes is not None
   builder.sum(operand, axes, bool(statement.number("keepdims")), output)

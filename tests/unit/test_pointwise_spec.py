@@ -1,13 +1,10 @@
 """FusedPointwise's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
 
-from collections.abc import Callable
-
 import numpy as np
-import onnx
 import pytest
-from node_cases import Array, assert_invalid, run_at_opset, steps, typed
+from node_cases import assert_invalid, run_at_opset, steps, typed
 from onnx import helper
-from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Case, by_name, check, expect, model_of, node_of
+from pointwise_cases import CASES, LERP, SILU, SUM_RELU, by_name, check, expect, model_of, node_of
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
@@ -18,7 +15,7 @@ from ortplugin.program import parse
 HALF = np.dtype(np.float16)
 
 
-def run_decomposed(text: str, inputs: list[np.ndarray], opset: int) -> list[np.ndarray]:
+def run_decomposed(text, inputs, opset):
   nodes = OPERATOR.decompose(node_of(text), opset)
   return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
 
@@ -80,7 +77,7 @@ def test_shape_inference():
   assert [each.dtype for each in types] == [np.dtype(np.bool_), np.dtype(np.float32)]
 
 
-def wrong(inputs: list[str], outputs: list[str], **attributes: str) -> onnx.NodeProto:
+def wrong(inputs, outputs, **attributes):
   return helper.make_node("FusedPointwise", inputs, outputs, "chain", domain=DOMAIN, **attributes)
 
 
@@ -105,7 +102,7 @@ def test_an_invalid_node_is_named(reason):
 # ---- the comparison: it must see what a wrong kernel would do
 
 
-def outputs(case: Case) -> list[Array]:
+def outputs(case):
   """The reference's own outputs, as a kernel would give them."""
   return [np.array(output) for output in expect(case).outputs]
 
@@ -115,8 +112,8 @@ def test_the_reference_passes(case):
   check(case, outputs(case))
 
 
-def first(value: float) -> Callable[[Array], Array]:
-  def change(y: Array) -> Array:
+def first(value):
+  def change(y):
     y.reshape(-1)[0] = value
     return y
 

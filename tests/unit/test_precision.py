@@ -1,7 +1,6 @@
 """--precision: which operators change their dtype, which stay and why, and where Casts are. No ONNX Runtime."""
 
 from collections import Counter
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,14 +23,7 @@ FLOAT, HALF, BFLOAT, DOUBLE = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProt
 FP16 = PRECISIONS["fp16"]
 
 
-def model(
-  nodes: str,
-  constants: dict[str, Any] | None = None,
-  *,
-  inputs: str = "float[2,4] x",
-  outputs: str = "float[2,4] y",
-  opset: int = 17,
-) -> onnx.ModelProto:
+def model(nodes, constants=None, *, inputs="float[2,4] x", outputs="float[2,4] y", opset=17):
   """A model whose nodes are named after their first output, "make_a"."""
   weights = {name: np.asarray(value) for name, value in (constants or {}).items()}
   result = parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", opset, 9, weights=weights)
@@ -41,9 +33,7 @@ def model(
   return result
 
 
-def convert(
-  original: onnx.ModelProto, name: str = "fp16", *, io: bool = False, limit: int | None = None, **request: Any
-) -> tuple[onnx.ModelProto, int, dict[str, str]]:
+def convert(original, name="fp16", *, io=False, limit=None, **request):
   """The conversion alone: the model, how much it changed, and why what stayed did, by node."""
   graph = annotated(original)
   outcome = ConvertPrecision(Request(resolve(name), **request), io)(graph, limit)
@@ -56,7 +46,7 @@ def convert(
   return result, len(outcome.changes), {miss.node.split(" (")[0]: miss.reason for miss in outcome.near_misses}
 
 
-def ops(model: onnx.ModelProto) -> list[str]:
+def ops(model):
   """Operators in order, Casts with what they cast to."""
   names = {FLOAT: "float", HALF: "half", BFLOAT: "bfloat", DOUBLE: "double"}
   return [
@@ -65,14 +55,14 @@ def ops(model: onnx.ModelProto) -> list[str]:
   ]
 
 
-def initializers(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+def initializers(model):
   return {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
 
 
 WEIGHT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
-def two_products() -> onnx.ModelProto:
+def two_products():
   nodes = "a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w)"
   return model(nodes, {"w": WEIGHT})
 

@@ -32,7 +32,7 @@ EXAMPLE = """(float16 x, float16 residual, float16 gamma, float16 beta) => (floa
 }"""
 
 
-def body(*statements: str, parameters: str = "float x", results: str = "float y") -> str:
+def body(*statements, parameters="float x", results="float y"):
   return f"({parameters}) => ({results}) {{ {' '.join(statements)} }}"
 
 
@@ -106,7 +106,7 @@ def test_words_and_dtypes_as_attributes():
 ATTRIBUTES = {"Cast": "<to=double>", "Mod": "<fmod=1>", "BitShift": '<direction="LEFT">', "SumTo": '<axes="0 2">'}
 
 
-def _some_statement(name: str, dtype: str) -> tuple[str, str]:
+def _some_statement(name, dtype):
   """A statement of the operator on parameters x of the dtype and b, and what it gives."""
   spec = OPERATORS[name]
   operands = ["b" if letter == "B" else "x" for letter in spec.operands]

@@ -2,7 +2,6 @@
 
 import random
 import subprocess
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def everything() -> str:
+def everything():
   """A program with every operator that takes floats, each on values of the dtypes that it takes."""
   statements = []
   for name, spec in OPERATORS.items():
@@ -38,7 +37,7 @@ def everything() -> str:
   return body(*lines, *total, parameters="float x, bool b")
 
 
-def of_every_dtype() -> Iterator[str]:
+def of_every_dtype():
   """Every operator alone, on values of every dtype, the attributes that it must have given."""
   attributes = {"Mod": "<fmod=1>", "BitShift": '<direction="RIGHT">', "SumTo": '<axes="0 2", keepdims=0>'}
   for name, spec in OPERATORS.items():
@@ -103,7 +102,7 @@ SEEDS = [
 ]
 
 
-def programs() -> list[str]:
+def programs():
   """The seeds, numbers in every place, what is wrong, and what small accidents make of the seeds."""
   texts = [*SEEDS, *(text for text in BAD if text.isascii() and "\0" not in text)]
   for number in NUMBERS:
@@ -135,14 +134,14 @@ def programs() -> list[str]:
   return list(dict.fromkeys(texts))
 
 
-def in_python(text: str) -> str:
+def in_python(text):
   try:
     return "=" + str(parse(text))
   except ProgramError as error:
     return f"!{error}"
 
 
-def in_the_library(texts: Sequence[str]) -> list[str]:
+def in_the_library(texts):
   given = "".join(text + "\0" for text in texts).encode("ascii")
   found = subprocess.run([PRINT_PROGRAMS], input=given, capture_output=True, check=True, timeout=60).stdout
   return found.decode("ascii").split("\0")[:-1]

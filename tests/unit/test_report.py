@@ -25,7 +25,7 @@ from ortplugin.report import (
 )
 
 
-def full_report() -> Report:
+def full_report():
   return Report(
     input="in.onnx",
     output="out.onnx",
@@ -52,7 +52,7 @@ def full_report() -> Report:
   )
 
 
-def text_of(report: Report, explain: bool = False, width: int = 160) -> str:
+def text_of(report, explain=False, width=160):
   stream = io.StringIO()
   print_report(report, Console(file=stream, width=width, highlight=False), explain)
   return stream.getvalue()
@@ -153,7 +153,7 @@ def test_a_failure_is_shown():
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n"
 
 
-def obeyed(text: str) -> list[str]:
+def obeyed(text):
   """The characters that a terminal might obey, beside those of rich's own lines."""
   return [each for each in text if not each.isprintable() and each != "\n"]
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;\x1b[2J\u
 SHOWN = r"""<script>alert(1)</script><img src=x onerror=alert(2)>"'&lt;\x1b[2J\u202e$title${x}"""
 
 
-def named(name: str) -> Report:
+def named(name):
   """A report with something everywhere, and a stranger's text wherever a model, an error or a file puts one."""
   parts, label = (name, f"{name} (A)", f"{name} (B)"), f"{name} (FusedConv)"
   nodes = (NodeTime(name, f"{name}::{name}", 3.0, 8, (name,)), NodeTime("mm", "ai.onnx::MatMul", 1.0, 8, ("mm (X)",)))
@@ -63,13 +62,13 @@ def named(name: str) -> Report:
   )  # fmt: skip
 
 
-def whole() -> Report:
+def whole():
   report = full_report()
   report.labels_before = frozenset(node for change in report.changes for node in change.nodes)
   return report
 
 
-def profiled() -> Report:
+def profiled():
   report = named("n")
   assert report.profile is not None
   return Report("profile", profile=Profile("CPU", "generated", report.profile.original), changes=report.changes,
@@ -82,8 +81,8 @@ REPORTS = {
 }  # fmt: skip
 
 
-def data_of(report: Report) -> dict[str, Any]:
-  data: dict[str, Any] = json.loads(report.to_json())
+def data_of(report):
+  data = json.loads(report.to_json())
   return data
 
 
@@ -175,21 +174,21 @@ def test_what_to_try_next_follows_from_what_happened():
 class Page(HTMLParser):
   """The page's attributes and text; AssertionError where tags do not close."""
 
-  def __init__(self, page: str) -> None:
+  def __init__(self, page):
     super().__init__()
-    self.tags: set[str] = set()
-    self.attributes: list[tuple[str, str | None]] = []
-    self._words: list[str] = []
-    self._open: list[str] = []
+    self.tags = set()
+    self.attributes = []
+    self._words = []
+    self._open = []
     self.feed(page)
     self.close()
     assert self._open == []
     self.text = " ".join("".join(self._words).split()).replace("\N{MULTIPLICATION SIGN}", "x")
 
-  def values(self, name: str) -> list[str]:
+  def values(self, name):
     return [value or "" for key, value in self.attributes if key == name]
 
-  def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+  def handle_starttag(self, tag, attrs):
     self.tags.add(tag)
     self.attributes += attrs
     if tag == "br":
@@ -197,11 +196,11 @@ class Page(HTMLParser):
     elif tag != "meta":
       self._open.append(tag)
 
-  def handle_endtag(self, tag: str) -> None:
+  def handle_endtag(self, tag):
     assert self._open.pop() == tag
     self._words.append("" if tag in ("b", "i", "code") else " ")
 
-  def handle_data(self, data: str) -> None:
+  def handle_data(self, data):
     self._words.append("" if self._open[-1:] == ["style"] else data)
 
 

@@ -48,7 +48,7 @@ def test_a_group_of_tests_is_one_workers(tmp_path):
   assert len(list(tmp_path.glob("of *"))) == 1
 
 
-def collected(sampling: str) -> tuple[set[str], str]:
+def collected(sampling):
   """The tests of two files, and all that pytest prints."""
   command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *FILES]
   environment = {**os.environ, "ORTPLUGIN_SAMPLE": sampling}

@@ -1,7 +1,6 @@
 """The scatter operators' spec in Python: reference, decomposition at every opset, shape inference, errors."""
 
 import itertools
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +10,7 @@ from node_cases import bits
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_models import built
-from scatter_cases import CASES, INPUTS, ONNX_DTYPES, Case, by_name, elements, expect, nd, window
+from scatter_cases import CASES, INPUTS, ONNX_DTYPES, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -36,7 +35,7 @@ OPERATORS = {each.name: each for each in (SCATTER_ND, SCATTER_ELEMENTS, UPDATE_S
 # ---- reference
 
 
-def fold(reduction: str, old: Any, new: Any) -> Any:
+def fold(reduction, old, new):
   """One step of the formula, on numbers of one dtype."""
   with np.errstate(all="ignore"):
     if reduction in ("add", "mul"):
@@ -50,13 +49,13 @@ def fold(reduction: str, old: Any, new: Any) -> Any:
     return min(old, new) if reduction == "min" else max(old, new)
 
 
-def by_the_formula(case: Case) -> np.ndarray:
+def by_the_formula(case):
   """The definition, element by element, in Python."""
   inputs = case.inputs()
   data, updates = inputs[0], inputs[INPUTS[case.op].index("updates")]
   halves = case.reduction != "none" and case.dtype in ("float16", "bfloat16")
   precise = np.dtype(np.float32) if halves else data.dtype
-  folded: dict[tuple[int, ...], Any] = {}
+  folded = {}
   attributes = attributes_of(case.node())
   for position in itertools.product(*map(range, updates.shape)):
     at = list(position)
@@ -233,7 +232,7 @@ def test_attributes_have_defaults():
   assert attributes_of(slab.node()) == Scatter(axes=(1, 0), steps=(1, 1))
 
 
-def node_of(op: str, inputs: int = 3, outputs: int = 1, **attributes: Any) -> onnx.NodeProto:
+def node_of(op, inputs=3, outputs=1, **attributes):
   return helper.make_node(
     op, [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)], "culprit", domain=DOMAIN, **attributes
   )

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from ortplugin.session import core, elements, streams
 
 
 @pytest.fixture
-def library_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def library_file(tmp_path, monkeypatch):
   """A file that stands for the built library, in a package folder of its own."""
   (tmp_path / "libortplugin.so").write_bytes(b"")
   monkeypatch.setattr(ortplugin, "__path__", [str(tmp_path / "nowhere"), str(tmp_path)])
@@ -29,26 +28,26 @@ def library_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Options:
   """onnxruntime.SessionOptions: refuses a second registration, as ONNX Runtime does."""
 
-  def __init__(self) -> None:
-    self.libraries: list[str] = []
-    self.entries: dict[str, str] = {}
+  def __init__(self):
+    self.libraries = []
+    self.entries = {}
 
-  def register_custom_ops_library(self, path: str) -> None:
+  def register_custom_ops_library(self, path):
     if self.libraries:
       raise RuntimeError("domain ortplugin already exists")
     self.libraries.append(path)
     self.entries["ortplugin.registered"] = "1"  # as the library does
 
-  def add_session_config_entry(self, key: str, value: str) -> None:
+  def add_session_config_entry(self, key, value):
     self.entries[key] = value
 
-  def get_session_config_entry(self, key: str) -> str:
+  def get_session_config_entry(self, key):
     if key not in self.entries:
       raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
     return self.entries[key]
 
 
-def use_runtime(monkeypatch: pytest.MonkeyPatch, providers: list[str], gpus: int, **more: Any) -> SimpleNamespace:
+def use_runtime(monkeypatch, providers, gpus, **more):
   module = SimpleNamespace(__version__="1.0", get_available_providers=lambda: providers, SessionOptions=Options, **more)
   monkeypatch.setattr(core, "onnxruntime", lambda: module)
   monkeypatch.setattr(core, "gpu_count", lambda: gpus)

@@ -24,7 +24,7 @@ from ortplugin.model.checks import check_structure, check_tensors
 WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
 
-def small_model(weight: np.ndarray = WEIGHT, opset: int = 17) -> onnx.ModelProto:
+def small_model(weight=WEIGHT, opset=17):
   """y = x @ w + b with a weight of 4 kB."""
   return parsed(
     "small (float[n,32] x) => (float[n,32] y) { [matmul] m = MatMul (x, w)  [add] y = Add (m, b) }",
@@ -33,12 +33,12 @@ def small_model(weight: np.ndarray = WEIGHT, opset: int = 17) -> onnx.ModelProto
   )
 
 
-def write(path: Path, model: onnx.ModelProto) -> Path:
+def write(path, model):
   path.write_bytes(model.SerializeToString())
   return path
 
 
-def external_model(folder: Path, **entries: str) -> Path:
+def external_model(folder, **entries):
   """A model whose weight lies in weights.bin, with its external_data entries overridden; None removes one."""
   (folder / "weights.bin").write_bytes(WEIGHT.tobytes())
   model = small_model()
@@ -50,7 +50,7 @@ def external_model(folder: Path, **entries: str) -> Path:
   return write(folder / "model.onnx", model)
 
 
-def refused(path: Path, *words: str) -> str:
+def refused(path, *words):
   with pytest.raises(OrtPluginError) as caught:
     storage.load_model(path)
   text = str(caught.value)

@@ -1,11 +1,10 @@
 """FusedSumTo's spec in Python: reference, decomposition, shape inference, errors; and its cases' comparison."""
 
 import numpy as np
-import onnx
 import pytest
-from node_cases import Array, assert_invalid, run_at_opset, typed
+from node_cases import assert_invalid, run_at_opset, typed
 from onnx import helper
-from sum_to_cases import BOTH, CASES, LERP_GRAD, Case, by_name, check, expect, model_of, node_of, summed
+from sum_to_cases import BOTH, CASES, LERP_GRAD, by_name, check, expect, model_of, node_of, summed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -17,7 +16,7 @@ from ortplugin.program import parse
 HALF = np.dtype(np.float16)
 
 
-def run_decomposed(text: str, inputs: list[Array], opset: int) -> list[Array]:
+def run_decomposed(text, inputs, opset):
   nodes = OPERATOR.decompose(node_of(text), opset)
   return run_at_opset(model_of(text, [each.shape for each in inputs], nodes), inputs, opset)
 
@@ -93,7 +92,7 @@ def test_shape_inference():
   assert [each.dtype for each in types] == [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.bool_)]
 
 
-def wrong(program: str, inputs: int = 1, outputs: int = 1) -> onnx.NodeProto:
+def wrong(program, inputs=1, outputs=1):
   names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
   return helper.make_node("FusedSumTo", *names, "gradient", domain=DOMAIN, program=program)
 
@@ -128,7 +127,7 @@ def test_an_axis_beyond_the_rank_is_named():
 # ---- the comparison: it must see what a wrong kernel would do
 
 
-def outputs(case: Case) -> list[Array]:
+def outputs(case):
   return [np.array(output) for output in expect(case).outputs]
 
 

@@ -34,7 +34,7 @@ def test_both_languages_read_the_same():
   assert sorted(_normal(line) for line in native) == sorted(lines)
 
 
-def _normal(line: str) -> str:
+def _normal(line):
   *words, last = line.split(" ")
   return " ".join([*words, repr(float(last))]) if re.fullmatch(r"[-\d.e+]+", last) and len(words) == 2 else line
 
@@ -80,7 +80,7 @@ def test_a_pass_and_its_engine_ask_the_same_lines():
     assert set(re.findall(r"\bfew_output_channels_[a-z0-9_]+", path.read_text())) & set(ENGINES.limits) == wanted
 
 
-def numbers_of(path: Path) -> list[str]:
+def numbers_of(path):
   """Each number beyond COUNTS that a module writes outside its docstrings, with its line."""
   found = []
   for node in ast.walk(ast.parse(path.read_text())):

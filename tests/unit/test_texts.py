@@ -3,9 +3,6 @@
 Protobuf reads them as bytes, against the field's type, and lets only a parser write them back.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import onnx
 import onnx.parser
 import pytest
@@ -24,7 +21,7 @@ GIVEN, DAMAGED = b"grosse Zahl", b"gro\xdfe Zahl\xff"  # of one length
 Place = tuple[tuple[str, int | None], ...]
 
 
-def model() -> onnx.ModelProto:
+def model():
   made = onnx.parser.parse_model(TEXT)
   graph = made.graph
   graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, ["N", 8]))
@@ -34,7 +31,7 @@ def model() -> onnx.ModelProto:
   return made
 
 
-def messages(message: Any, path: Place = ()) -> Iterator[tuple[Any, Place]]:
+def messages(message, path=()):
   yield message, path
   for field, value in message.ListFields():
     if field.message_type is not None:
@@ -42,9 +39,9 @@ def messages(message: Any, path: Place = ()) -> Iterator[tuple[Any, Place]]:
         yield from messages(each, (*path, (field.name, number)))
 
 
-def fields() -> dict[str, tuple[Place, str]]:
+def fields():
   """The fields for texts of every kind of message in the model, each once for where it stands."""
-  found: dict[str, tuple[Place, str]] = {}
+  found = {}
   for message, path in messages(model()):
     for field in message.DESCRIPTOR.fields:
       if field.type == field.TYPE_STRING:
@@ -52,8 +49,8 @@ def fields() -> dict[str, tuple[Place, str]]:
   return found
 
 
-def damaged(path: Place, name: str) -> bytes:
-  made: Any = model()
+def damaged(path, name):
+  made = model()
   target = made
   for field, number in path:
     target = getattr(target, field) if number is None else getattr(target, field)[number]
@@ -62,7 +59,7 @@ def damaged(path: Place, name: str) -> bytes:
     texts[:] = [GIVEN.decode(), *texts[1:]]
   else:
     setattr(target, name, GIVEN.decode())
-  data: bytes = made.SerializeToString()
+  data = made.SerializeToString()
   assert GIVEN in data
   return data.replace(GIVEN, DAMAGED)
 

@@ -1,7 +1,5 @@
 """Models of old opsets: what they become, that they compute the same in ONNX Runtime, and what is refused."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -18,11 +16,11 @@ KERNEL = "g (float[2,3,4,5] x, float[3,2,3,3] w) => (float[A,B,C,D] y) "
 ROWS = "g (float[2,8] x) => (float[A,B] y) "
 
 
-def parse(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
+def parse(text, opset, ir=8):
   return parsed(f"{text}", opset, ir, domains=["com.microsoft"])
 
 
-def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+def run(model, rng):
   given = {each.name for each in model.graph.initializer}
   feeds = {}
   for each in model.graph.input:
@@ -33,9 +31,7 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
   return computed(model, feeds)
 
 
-def assert_same(
-  original: onnx.ModelProto, upgraded: onnx.ModelProto, rng: np.random.Generator, **tolerances: float
-) -> None:
+def assert_same(original, upgraded, rng, **tolerances):
   """Both compute the same of the same random inputs; `tolerances`: others than usual."""
   state = rng.bit_generator.state
   expected = run(original, rng)

@@ -4,11 +4,9 @@ import os
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import parsed
@@ -24,7 +22,7 @@ SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 
 
-def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
+def passed(expected, actual, **tolerance):
   return compare("y", expected, actual, Tolerance(**tolerance)).passed
 
 
@@ -270,7 +268,7 @@ def test_a_loss_is_more_than_the_margin_and_the_spread(optimized, loses):
 # ---- inputs
 
 
-def model_of(inputs: str, nodes: str, outputs: str = "float[] y", **weights: Any) -> onnx.ModelProto:
+def model_of(inputs, nodes, outputs="float[] y", **weights):
   return parsed(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", weights=weights)
 
 
@@ -408,7 +406,7 @@ def test_candidates_differ():
 # ---- the user's inputs
 
 
-def two_inputs() -> onnx.ModelProto:
+def two_inputs():
   return model_of("float[n,3] x, int64[batch,seq] i", "y = Identity (x)")
 
 

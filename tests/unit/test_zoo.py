@@ -5,9 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -154,7 +152,7 @@ def test_the_exported_model_in_float32():
 # ---- processes
 
 
-def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], None]) -> None:
+def _pretend(job, setting, tell):
   """Measures nothing: what happens is in the name of the case."""
   if job.case == "right":
     tell({"stage": "times", "failing": ""})
@@ -178,7 +176,7 @@ def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], Non
     time.sleep(60)
 
 
-def _swept(*cases: str, **given: Any) -> dict[str, dict[str, Any]]:
+def _swept(*cases, **given):
   todo = [Job(case, "fp16", "dynamo") for case in cases]
   given = {"workers": 2, "limit": 20, "seconds": 300} | given
   rows = zoo.sweep(todo, Setting("cpu"), function=_pretend, **given)
@@ -273,7 +271,7 @@ def test_those_who_check_share_the_gpu(tmp_path):
 # ---- record and table
 
 
-def _row(case: str, precision: str = "fp16", exporter: str = "dynamo", **values: Any) -> dict[str, Any]:
+def _row(case, precision="fp16", exporter="dynamo", **values):
   errors = {"error_torch": 1e-3} if precision == "fp16" else {}
   row = {"case": case, "precision": precision, "exporter": exporter, **errors, "error_ort": 1e-3, "error": 1.5e-3,
          "before": 49, "after": 24, "differed": 0, "us": 100.0, "us_ort": 250.0}  # fmt: skip

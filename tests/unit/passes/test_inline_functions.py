@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, operators
 
 from ortplugin import optimize
@@ -27,7 +27,7 @@ square (x) => (y) { y = Mul(x, x) }
 """
 
 
-def model(nodes: str, functions: str, imports: str = '"" : 17, "local" : 1') -> ModelProto:
+def model(nodes, functions, imports='"" : 17, "local" : 1'):
   text = f"""<ir_version: 10, opset_import: [{imports}]>
     g (float[2,8] x, bool m) => (float[2,8] y) <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ {nodes} }}
     {functions}"""
@@ -191,7 +191,7 @@ def test_functions_that_can_be_skipped():
   assert "norm" in operators(optimized)
 
 
-def shared(calls: int, depth: int) -> ModelProto:
+def shared(calls, depth):
   """Functions f0 to f<depth>, each but the first calling the one before so many times."""
   functions = ['<domain: "local", opset_import: ["" : 17, "local" : 1]> f0 (x) => (y) { y = Neg(x) }']
   for number in range(1, depth + 1):

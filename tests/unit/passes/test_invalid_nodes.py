@@ -5,7 +5,6 @@ import random
 import warnings
 
 import numpy as np
-import onnx
 import pytest
 from layout_helpers import SAME, graph
 from onnx import AttributeProto, numpy_helper
@@ -49,11 +48,11 @@ TEXTS = {
 NUMBERS = (-(2**63), -9, -1, 0, 1, 2, 3, 7, 2**31, 2**62, 2**63 - 1)
 
 
-def nodes_of(made: onnx.ModelProto) -> list[onnx.NodeProto]:
+def nodes_of(made):
   return [node for node in made.graph.node if node.op_type != "Constant"]
 
 
-def mutate(made: onnx.ModelProto, pick: random.Random) -> None:
+def mutate(made, pick):
   """Changes one attribute, constant, input or shape to something that need not be valid."""
   lists = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INTS]
   single = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INT]

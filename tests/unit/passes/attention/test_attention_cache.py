@@ -2,7 +2,6 @@
 one."""
 
 import numpy as np
-import onnx
 import pytest
 from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
 from onnx_models import add_weights
@@ -33,16 +32,14 @@ PLAIN = ATTEND.replace("keys", "present_key").replace("values", "present_value")
 PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
 
 
-def built(
-  nodes: str, inputs: str = "float[2,3,96] x", rows: str = "7", present: str = PRESENT, heads: int = 4
-) -> onnx.ModelProto:
+def built(nodes, inputs="float[2,3,96] x", rows="7", present=PRESENT, heads=4):
   """A model whose cache is an input and an output."""
   past = f"float[2,{heads},{rows},8] past_key, float[2,{heads},{rows},8] past_value"
   text = graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
   return text
 
 
-def drawn(original: onnx.ModelProto, **lengths: int) -> onnx.NodeProto:
+def drawn(original, **lengths):
   """The node that has drawn in the cache; the outputs are the original's."""
   optimized, result = run_same(original, *PASSES, **lengths)
   assert "attention-cache" in [each.rewrite for each in result.changes]
@@ -87,7 +84,7 @@ SHARE = """two = {2}  many = {2,2,2,10,8}  all = {2,4,10,8}  ku = Unsqueeze(pres
   ve = Expand(vu, many)  values = Reshape(ve, all)  """
 
 
-def llama(nodes: str) -> onnx.ModelProto:
+def llama(nodes):
   """Products of one tensor, rotated, and two heads of K and V for four."""
   made = built(nodes, "float[2,3,16] x", present=PRESENT.replace("[2,4", "[2,2"), heads=2)
   for name, width in (("wq", 32), ("wk", 16), ("wv", 16)):
@@ -170,7 +167,7 @@ def test_a_cache_of_fixed_length(scatter):
   assert (list(node.input[1:3]), len(node.output)) == (["key", "value"], 1)
 
 
-def _places() -> np.ndarray:
+def _places():
   """Of rows 2 to 4 of each text and head."""
   return np.stack(np.meshgrid(range(2), range(4), range(2, 5), indexing="ij"), -1)
 

@@ -1,7 +1,6 @@
 """Operators that are attention already, against what ONNX Runtime computes of them."""
 
 import numpy as np
-import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, in_float, no_constants  # noqa: F401
 from onnx_models import add_weights
@@ -19,11 +18,11 @@ LAID = {f"{each}_layout": "b s (h d)" for each in "qkvy"}
 ROOT = round(8**-0.5, 5)
 
 
-def operator(node: str, inputs: str, y: str, opset: int = 23, contrib: bool = False) -> onnx.ModelProto:
+def operator(node, inputs, y, opset=23, contrib=False):
   return model(f"g ({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
 
 
-def fuse(original: onnx.ModelProto, **given: np.ndarray) -> tuple[list[str], onnx.NodeProto]:
+def fuse(original, **given):
   """The operators after the pass, and the fused node; outputs are equal."""
   optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
   assert_equal(original, optimized, {**feeds(original), **given})

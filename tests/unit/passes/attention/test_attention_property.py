@@ -1,7 +1,6 @@
 """Random views between projections and attention: whatever is read through, the result is the same."""
 
 import numpy as np
-import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, feeds, in_float, no_constants  # noqa: F401
 from hypothesis import HealthCheck, given, settings
@@ -20,25 +19,25 @@ pytestmark = pytest.mark.usefixtures("in_float")
 class Builder:
   """Collects nodes and inputs; every method returns a name."""
 
-  def __init__(self) -> None:
-    self.nodes: list[onnx.NodeProto] = []
-    self.inputs: dict[str, tuple[str, list[int]]] = {}
+  def __init__(self):
+    self.nodes = []
+    self.inputs = {}
 
-  def op(self, op: str, *inputs: str, **attributes: object) -> str:
+  def op(self, op, *inputs, **attributes):
     self.nodes.append(helper.make_node(op, list(inputs), [f"t{len(self.nodes)}"], **attributes))
     return f"t{len(self.nodes) - 1}"
 
-  def integers(self, *values: int) -> str:
+  def integers(self, *values):
     return self.op("Constant", value=helper.make_tensor("", TensorProto.INT64, [len(values)], values))
 
-  def input(self, shape: list[int]) -> str:
+  def input(self, shape):
     name = f"x{len(self.inputs)}"
     self.inputs[name] = "float", shape
     return name
 
 
 @st.composite
-def views(draw: st.DrawFn, build: Builder, sizes: dict[str, int], wanted: str) -> tuple[str, str]:
+def views(draw, build, sizes, wanted):
   """A tensor with the axes `wanted`, a view of an input whose axes are a random order of b, s, h, d and an index.
 
   Two axes that follow each other may be one in the input; heads may lie among others.
@@ -46,7 +45,7 @@ def views(draw: st.DrawFn, build: Builder, sizes: dict[str, int], wanted: str) -
   order = draw(st.permutations([*"bshd", *("i" if draw(st.booleans()) else "")]))
   more = draw(st.integers(0, 2)) if draw(st.booleans()) else None
   lengths = {**sizes, "i": 3, "h": sizes["h"] * (1 if more is None else 1 + more)}
-  groups: list[list[str]] = []
+  groups = []
   for name in order:
     if groups and draw(st.booleans()):
       groups[-1].append(name)
@@ -67,7 +66,7 @@ def views(draw: st.DrawFn, build: Builder, sizes: dict[str, int], wanted: str) -
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> onnx.ModelProto:
+def graphs(draw):
   """softmax(Q K^T) V of random views, the result in a random order."""
   b, heads, kv, rows, columns, head, value = (
     draw(st.sampled_from(choices)) for choices in ((1, 2, 3), (1, 2, 4), (0, 1), (1, 5), (1, 7), (1, 8), (1, 3))

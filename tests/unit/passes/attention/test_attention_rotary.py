@@ -50,7 +50,7 @@ GPT_J = (
 )
 
 
-def tables(*shape: int, doubled: str = "", dtype: str = "float32") -> dict[str, np.ndarray]:
+def tables(*shape, doubled="", dtype="float32"):
   """cos and sin, `doubled`: as halves or neighbours."""
   angles = np.random.default_rng(3).uniform(-4, 4, shape)
   if doubled:
@@ -75,12 +75,12 @@ class Form:
   attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def built(form: Form, dtype: str = "float") -> onnx.ModelProto:
+def built(form, dtype="float"):
   """Attention of 4 heads of 8, of 5 rows of 2 texts, whose q and k are rotated."""
   steps = ["{y} = Reshape({x}, by_head)", "{y} = Transpose<perm = [0,2,1,3]> ({x})"]
   steps.insert(("b s (h d)", "b s h d", "b h s d").index(form.at), form.nodes)
 
-  def heads(name: str, result: str) -> str:
+  def heads(name, result):
     """The steps one after the other."""
     values = [name, f"{name}4", f"{name}5", result]
     return " ".join(
@@ -104,7 +104,7 @@ def built(form: Form, dtype: str = "float") -> onnx.ModelProto:
   return made
 
 
-def node_of(optimized: onnx.ModelProto) -> tuple[onnx.NodeProto, dict[str, Any]]:
+def node_of(optimized):
   """The one attention and its attributes."""
   (node,) = (node for node in optimized.graph.node if node.op_type == "FusedAttention")
   return node, all_attributes(node)

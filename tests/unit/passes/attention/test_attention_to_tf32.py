@@ -17,7 +17,7 @@ HALVES = "float16[2,4,5,8] q, float16[2,4,8,5] k, float16[2,4,5,8] v"
 
 
 @pytest.fixture
-def pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def pays(monkeypatch):
   monkeypatch.setattr(fuse_attention, "TF32_PAYS", True)
 
 

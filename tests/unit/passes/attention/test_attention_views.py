@@ -1,6 +1,5 @@
 """Transposes beside a FusedAttention that 1x1 convolutions leave: read and written by rows, equal outputs."""
 
-import onnx
 import pytest
 from attention_helpers import attentions, attributes
 from pass_helpers import assert_same_outputs, model, operators, restore, run_pass
@@ -10,20 +9,20 @@ from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
 NODE = 'ortplugin.FusedAttention<qkv_dtype = "float", heads = 2, kv_heads = 2'
 
 
-def written(nodes: str, x: str, y: str) -> onnx.ModelProto:
+def written(nodes, x, y):
   original = model(f"g ({x}) => ({y}) {{ {nodes} }}")
   original.opset_import.add(domain="ortplugin", version=1)
   return original
 
 
-def rewritten(original: onnx.ModelProto) -> onnx.ModelProto:
+def rewritten(original):
   """After one change, with the outputs that it had."""
   optimized, _ = run_pass(original, ATTENTION_VIEWS, changes=1)
   assert_same_outputs(restore(original), optimized)
   return optimized
 
 
-def packed(order: str) -> str:
+def packed(order):
   return "".join(f', {name}_layout = "b ({order.format(at)} d) s"' for at, name in enumerate("qkv"))
 
 

@@ -39,7 +39,7 @@ NO_NAN = """p = Softmax<axis = -1> (masked)  bad = IsNaN(p)  zero = Constant<val
 MERGED = "b s (0/3 h d)", "b s (1/3 h d)", "b s (2/3 h d)"
 
 
-def layouts(q: str, k: str, v: str, y: str = "b s (h d)") -> dict[str, str]:
+def layouts(q, k, v, y="b s (h d)"):
   return {"q_layout": q, "k_layout": k, "v_layout": v, "y_layout": y}
 
 

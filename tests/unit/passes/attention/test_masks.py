@@ -22,7 +22,7 @@ LOWEST = "lowest = Constant<value = float {-3.4028235e38}> ()"
 TRIANGLE = np.tril(np.ones((5, 5), bool))
 
 
-def with_constant(values: np.ndarray, how: str = "masked = Add(s, m)") -> onnx.ModelProto:
+def with_constant(values, how="masked = Add(s, m)"):
   original = graph(f"{SCORES} {LOW} {how} {END}", QKV, Y)
   add_weights(original, m=values)
   return original

@@ -1,7 +1,5 @@
 """The projections of one attention as one product, and those that stay."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -27,7 +25,7 @@ MERGED = {"q_layout": "b s (h:0/12 d)", "k_layout": "b s (h:4/12 d)", "v_layout"
           "y_layout": "b s (h d)"}  # fmt: skip
 
 
-def with_weights(original: onnx.ModelProto, **shapes: Any) -> onnx.ModelProto:
+def with_weights(original, **shapes):
   """The model with random initializers of these shapes."""
   generator = seeded(original)
   for name, shape in shapes.items():

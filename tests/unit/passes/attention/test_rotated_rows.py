@@ -1,7 +1,6 @@
 """Class tokens in front of rows that are rotated."""
 
 import numpy as np
-import onnx
 import pytest
 from attention_helpers import attentions, graph, in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
@@ -28,7 +27,7 @@ APART = """{y}_lo = Slice({y}_r, zero, four, last)  {y}_hi = Slice({y}_r, four, 
 JOINED = "{y} = Concat<axis = 2> ({y}_f, {y}_s)  "
 
 
-def built(rotated: str = NEIGHBOURS + FULL, front: str = FRONT, joined: str = JOINED) -> onnx.ModelProto:
+def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   nodes = front + rotated + joined
   q, k = (nodes.replace("{x}", x).replace("{y}", y) for x, y in (("q", "rq"), ("k", "rk")))
   original = graph(f"""zero = {{0}} one = {{1}} two = {{2}} four = {{4}} end = {{9223372036854775807}} last = {{-1}}

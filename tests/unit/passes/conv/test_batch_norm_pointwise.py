@@ -12,10 +12,10 @@ VALUES = {"s": [0.5, -1, 2, 0.25], "b": [3, -0.5, 0, 1], "m": [0.75, -2, 20, 1],
 
 
 def graph(
-    dims: str = ",4,5,6", dtype: str = "float", attributes: str = "epsilon = 0.001", inputs: tuple[str, ...] = (),
-    parameters: str = "",
-) -> str:  # fmt: skip
-  def values(name: str) -> str:
+    dims=",4,5,6", dtype="float", attributes="epsilon = 0.001", inputs=(),
+    parameters=""
+):  # fmt: skip
+  def values(name):
     bits = np.array(VALUES[name], np.float16).view(np.uint16) if parameters == "float16" else VALUES[name]
     return ", ".join(map(str, bits))
 

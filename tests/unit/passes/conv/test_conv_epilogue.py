@@ -1,11 +1,9 @@
 """What becomes part of a FusedConv's program, and what must not."""
 
-import onnx
 import pytest
 from layout_helpers import FP16, SAME, VALUES, W
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, reasons, run_pass
 
-from ortplugin.passes.base import PassResult
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
@@ -13,19 +11,17 @@ from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 
 
-def graph(
-  nodes: str, constants: str = "", inputs: str = "", outputs: str = "", dtype: str = "float", out: str = "[N,4,5,6]"
-) -> str:
+def graph(nodes, constants="", inputs="", outputs="", dtype="float", out="[N,4,5,6]"):
   weight = (W if dtype == "float" else FP16) + (f", {constants}" if constants else "")
   return f"g ({dtype}[N,4,5,6] x{inputs}) => ({dtype}{out} y{outputs}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
-def fuse(original: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
+def fuse(original):
   before, _ = run_pass(original, FUSE_CONV)
   return run_pass(before, CONV_EPILOGUE)
 
 
-def statements(optimized: onnx.ModelProto) -> list[list[str]]:
+def statements(optimized):
   return [lines(each) for each in programs(optimized)]
 
 

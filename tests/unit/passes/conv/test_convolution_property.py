@@ -1,9 +1,6 @@
 """Random chains of convolutions and what is around them: whatever the passes make of them computes the same."""
 
-from typing import Any
-
 import numpy as np
-import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -22,20 +19,20 @@ KINDS = ("conv", "conv", "transposed", "norm", "norm", "arithmetic", "arithmetic
 class Chain:
   """Nodes and weights of a graph on values [N, 4, height, width]."""
 
-  def __init__(self, seed: int) -> None:
+  def __init__(self, seed):
     self.generator = np.random.default_rng(seed)
-    self.nodes: list[onnx.NodeProto] = []
-    self.weights: dict[str, np.ndarray] = {}
+    self.nodes = []
+    self.weights = {}
     self.values = [("x", (7, 6))]  # names and sizes
 
-  def constant(self, shape: tuple[int, ...], positive: bool = False, values: Any = None) -> str:
+  def constant(self, shape, positive=False, values=None):
     """A new initializer of numbers around 0, or between 0.5 and 1.5."""
     made = self.generator.uniform(0.5, 1.5, shape) if positive else self.generator.standard_normal(shape)
     name = f"c{len(self.weights)}"
     self.weights[name] = made.astype(np.float32) if values is None else np.asarray(values)
     return name
 
-  def add(self, op: str, inputs: list[str], size: tuple[int, int], **attributes: Any) -> None:
+  def add(self, op, inputs, size, **attributes):
     """A new value."""
     name = f"v{len(self.nodes)}"
     self.nodes.append(helper.make_node(op, inputs, [name], f"{op}_{name}", **attributes))
@@ -43,7 +40,7 @@ class Chain:
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> onnx.ModelProto:
+def chains(draw):
   """Up to twelve nodes, each reading one of the last two values; the last value and one other are outputs."""
   chain = Chain(draw(st.integers(0, 1000)))
   for _ in range(draw(st.integers(2, 12))):

@@ -1,7 +1,6 @@
 """What scales and shifts a convolution's channels and becomes part of its weights, and what must not."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import built
@@ -17,14 +16,14 @@ PARAMETERS = ", ".join(f"float[4] {name} = {values}" for name, values in (
 KERNEL = "{" + ", ".join(str(round(((7 * i) % 23 - 11) / 8, 3)) for i in range(24)) + "}"
 
 
-def graph(nodes: str, constants: str = PARAMETERS, weight: str = f"float[4,3,2,1] w = {KERNEL}", **parts: str) -> str:
+def graph(nodes, constants=PARAMETERS, weight=f"float[4,3,2,1] w = {KERNEL}", **parts):
   inputs, outputs = parts.get("inputs", ""), parts.get("outputs", "")
   x = parts.get("x", "float[N,3,6,5] x")
   comma = ", " if constants else ""
   return f"g ({x}{inputs}) => (float[A,4,B,C] y{outputs}) <{weight}{comma}{constants}> {{ {nodes} }}"
 
 
-def check(original: onnx.ModelProto, ops: list[str], precision: str = "") -> onnx.ModelProto:
+def check(original, ops, precision=""):
   optimized, result = run_same(original, FOLD_BATCH_NORM, into=ops, precision=precision)
   assert result.changes
   return optimized
@@ -122,7 +121,7 @@ def test_padding_is_fine_where_nothing_is_shifted():
   check(model(graph(nodes, constants, kernel, x="float[N,4,6,5] x")), ["Relu", "Conv"])
 
 
-def typed(dtype: str, weight: np.ndarray, variance: float) -> onnx.ModelProto:
+def typed(dtype, weight, variance):
   """Conv and BatchNormalization in another dtype."""
   kind = TensorProto.DataType.Value(dtype)
   numpy_dtype = helper.tensor_dtype_to_np_dtype(kind)

@@ -1,6 +1,5 @@
 """Pads that become a convolution's padding, and those that must not."""
 
-import onnx
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
@@ -9,12 +8,12 @@ from ortplugin.passes.conv.fold_pad import FOLD_PAD
 KERNEL = "{" + ", ".join(str((5 * i) % 11 - 5) for i in range(36)) + "}"
 
 
-def graph(nodes: str, constants: str = "", inputs: str = "", outputs: str = "") -> str:
+def graph(nodes, constants="", inputs="", outputs=""):
   weight = f"float[2,3,3,2] w = {KERNEL}" + (f", {constants}" if constants else "")
   return f"g (float[N,3,6,5] x{inputs}) => (float[A,B,C,D] y{outputs}) <{weight}> {{ {nodes} }}"
 
 
-def check(original: onnx.ModelProto, op: str, pads: list[int]) -> None:
+def check(original, op, pads):
   optimized, _ = run_same(original, FOLD_PAD, into=[op], changes=1)
   attributes = {each.name: each for each in optimized.graph.node[-1].attribute}
   assert list(attributes["pads"].ints) == pads
@@ -68,7 +67,7 @@ def test_average_pools(attributes, pads):
   check(model(graph(f"a = Pad(x, p)  y = AveragePool<{attributes}> (a)", PADS)), "AveragePool", pads)
 
 
-def pool(attributes: str) -> str:
+def pool(attributes):
   return graph(f"a = Pad(x, p)  y = AveragePool<kernel_shape = [4, 4]{attributes}> (a)", PADS)
 
 

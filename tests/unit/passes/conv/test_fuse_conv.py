@@ -14,16 +14,16 @@ DTYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "flo
 
 
 def conv(
-  spatial: int = 2,
-  dtype: str = "float",
-  opset: int = 17,
-  bias: bool = True,
-  weights: tuple[int, ...] = (),
-  bias_shape: tuple[int, ...] = (6,),
-  constant: tuple[str, ...] = ("w", "b"),
-  x_shape: tuple[int | str | None, ...] | None = None,
-  **attributes: object,
-) -> onnx.ModelProto:
+  spatial=2,
+  dtype="float",
+  opset=17,
+  bias=True,
+  weights=(),
+  bias_shape=(6,),
+  constant=("w", "b"),
+  x_shape=None,
+  **attributes,
+):
   """A model of one Conv: x [N, 4, 7, ..], w [6, 4 / group, 3, ..], b [6]; which of them are constant."""
   generator = np.random.default_rng(7)
   weights = weights or (6, 4 // int(str(attributes.get("group", 1))), *[3] * spatial)

@@ -15,7 +15,7 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 PROGRAM = "(float dz) => (float dz) {}"
 
 
-def graph(nodes: str, gradients: str = "dX dW dB", outputs: str = "", program: str = PROGRAM) -> onnx.ModelProto:
+def graph(nodes, gradients="dX dW dB", outputs="", program=PROGRAM):
   """X [N, 3, 6, 5], W [4, 3, 3, 3]; dy and y [N, 4, 6, 5]; the nodes make g, which ConvGrad reads."""
   shapes = {"dX": "N,3,6,5", "dW": "4,3,3,3", "dB": "4", "dZ": "N,4,6,5"}
   made = ", ".join(f"float[{shapes[name]}] {name}" for name in gradients.split())

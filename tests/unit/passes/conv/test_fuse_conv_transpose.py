@@ -1,7 +1,6 @@
 """ConvTranspose becomes FusedConvTranspose with its normalisation, bias and activation, and what must stay."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import all_attributes, built
@@ -14,15 +13,8 @@ NUMPY = {"float": np.float32, "float16": np.float16}
 
 
 def up(
-  after: tuple[str, ...] = (),
-  *,
-  dtype: str = "float",
-  weights: tuple[int, ...] = (4, 6, 3, 3),
-  bias_shape: tuple[int, ...] | None = (6,),
-  x_shape: tuple[int | str, ...] = ("N", 4, 5, 7),
-  opset: int = 17,
-  **attributes: object,
-) -> onnx.ModelProto:
+  after=(), *, dtype="float", weights=(4, 6, 3, 3), bias_shape=(6,), x_shape=("N", 4, 5, 7), opset=17, **attributes
+):
   """x [N, 4, 5, 7] -> ConvTranspose -> the operators `after` -> y."""
   rng = np.random.default_rng(3)
   kind = helper.np_dtype_to_tensor_dtype(np.dtype(NUMPY[dtype]))

@@ -1,6 +1,5 @@
 """Classifiers after convolutions with channels last."""
 
-import onnx
 import pytest
 from layout_helpers import constant, graph
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass
@@ -13,11 +12,11 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 POOLED = "a = GlobalAveragePool(c)  f = Flatten(a)  "
 
 
-def classifier(nodes: str, *constants: str, inputs: str = "", out: str = "[N,6]") -> onnx.ModelProto:
+def classifier(nodes, *constants, inputs="", out="[N,6]"):
   return model(graph(POOLED + nodes, ", ".join(constants), inputs, f"float{out} y"))
 
 
-def before(original: onnx.ModelProto) -> onnx.ModelProto:
+def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 

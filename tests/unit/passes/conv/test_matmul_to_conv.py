@@ -16,15 +16,13 @@ from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 LAST, FIRST = "Transpose<perm = [0, 2, 3, 1]>", "Transpose<perm = [0, 3, 1, 2]>"
 
 
-def graph(
-  nodes: str, constants: str = "", inputs: str = "", out: str = "[N,5,6,8]", perm: str = LAST
-) -> onnx.ModelProto:
+def graph(nodes, constants="", inputs="", out="[N,5,6,8]", perm=LAST):
   weights = ", ".join([constant("w", 4, 4, 3, 3), *([constants] if constants else [])])
   return model(f"""g (float[N,4,5,6] x{inputs}) => (float{out} y) <{weights}> {{
     c = Conv<pads = [1, 1, 1, 1]>(x, w)  t = {perm}(c)  {nodes} }}""")
 
 
-def before(original: onnx.ModelProto) -> onnx.ModelProto:
+def before(original):
   return run_pass(original, FUSE_CONV, FUSE_LAYER_NORM, CHANNELS_LAST_ALWAYS)[0]
 
 

@@ -1,9 +1,6 @@
 """Transposed convolutions of stride 1 that become convolutions."""
 
-from typing import Any
-
 import numpy as np
-import onnx
 import pytest
 from onnx import helper
 from onnx_models import all_attributes, annotated, built
@@ -19,14 +16,7 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 Dims = tuple[int | str, ...]
 
 
-def up(
-  x: Dims = (2, 16, 6, 5),
-  w: tuple[int, ...] = (16, 8, 3, 3),
-  dtype: str = "float16",
-  follows: bool = True,
-  constant: bool = True,
-  **attributes: Any,
-) -> onnx.ModelProto:
+def up(x=(2, 16, 6, 5), w=(16, 8, 3, 3), dtype="float16", follows=True, constant=True, **attributes):
   """x -> ConvTranspose with bias -> Relu, or without both."""
   rng = np.random.default_rng(5)
   kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
@@ -41,18 +31,18 @@ def up(
   return built(nodes, inputs, {"y": (kind, [None] * len(x))}, weights=weights)
 
 
-def before(original: onnx.ModelProto, last: bool = True) -> onnx.ModelProto:
+def before(original, last=True):
   steps = [FUSE_CONV, *([CHANNELS_LAST_ALWAYS] if last else []), CONV_EPILOGUE]
   return run_pass(original, *steps)[0]
 
 
-def attributes_of(model: onnx.ModelProto) -> dict[str, Any]:
+def attributes_of(model):
   (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
   return all_attributes(fused)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
   """Little work counts as much."""
   monkeypatch.setattr(turn_conv_transpose, "MUCH_WORK", 1)
 
@@ -203,7 +193,7 @@ def test_strides_and_tuned_ones_stay():
   assert_unchanged(tuned, [TURN_CONV_TRANSPOSE])
 
 
-def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
+def node_of(found):
   (fused,) = [node for node in found.graph.node if node.op_type == "FusedConvTranspose"]
   return fused
 

@@ -1,6 +1,5 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
-import onnx
 import pytest
 from layout_helpers import constant
 from onnx_models import all_attributes
@@ -14,16 +13,7 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 
 
-def graph(
-  attributes: str = "",
-  *,
-  x: str = "N,4,1,1",
-  y: str = "N,5,3,2",
-  weight: str = "",
-  after: str = "",
-  more: str = "",
-  bias: int = 5,
-) -> onnx.ModelProto:
+def graph(attributes="", *, x="N,4,1,1", y="N,5,3,2", weight="", after="", more="", bias=5):
   weight = weight or constant("w", 4, 5, 3, 2)
   inputs = "" if "= {" in weight else f", {weight}"
   constants = ", ".join(each for each in (constant("b", bias), "" if inputs else weight, more) if each)
@@ -31,7 +21,7 @@ def graph(
     {"c" if after else "y"} = ConvTranspose{attributes}(x, w, b)  {after} }}""")
 
 
-def before(original: onnx.ModelProto) -> onnx.ModelProto:
+def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, TRANSPOSE_VIEWS)[0]
 
 

@@ -8,9 +8,9 @@ from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
 
 
 def graph(
-    split: str = "{0, 2, 3, 4, 5}", perm: str = "[0, 2, 1, 3, 4]", joined: str = "{0, 6, 4, 5}", outputs: str = "",
-    out: str = "[N,6,4,5]",
-) -> str:  # fmt: skip
+    split="{0, 2, 3, 4, 5}", perm="[0, 2, 1, 3, 4]", joined="{0, 6, 4, 5}", outputs="",
+    out="[N,6,4,5]"
+):  # fmt: skip
   return f"""g (float[N,6,4,5] x) => (float{out} y{outputs}) <int64[5] s = {split}, int64[4] j = {joined}> {{
     a = Reshape(x, s)  b = Transpose<perm = {perm}>(a)  y = Reshape(b, j) }}"""
 

@@ -12,11 +12,11 @@ from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
 
 
-def attribute(node: onnx.NodeProto, name: str) -> object:
+def attribute(node, name):
   return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), None)
 
 
-def node_of(model: onnx.ModelProto, op: str) -> onnx.NodeProto:
+def node_of(model, op):
   return next(node for node in model.graph.node if node.op_type == op)
 
 
@@ -137,7 +137,7 @@ def test_float_that_a_cpu_is_fast_at(nodes):
   assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
 
 
-def half_original() -> onnx.ModelProto:
+def half_original():
   return model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"))
 
 
@@ -211,13 +211,13 @@ def test_opsets(opset, nodes, constants, expected):
   assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
 
-def between_one(nodes: str, constants: str) -> onnx.ModelProto:
+def between_one(nodes, constants):
   original = between(nodes, constants)
   original.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
   return original
 
 
-def split(constants: str) -> list[str]:
+def split(constants):
   """The constants of a list, which holds commas in braces and brackets."""
   found, depth = [""], 0
   for letter in constants:
@@ -229,7 +229,7 @@ def split(constants: str) -> list[str]:
   return found
 
 
-def tokens(text: str) -> list[str]:
+def tokens(text):
   return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()
 
 

@@ -13,7 +13,7 @@ from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 SCALES = "float[4] scales = {1, 1, 2, 1.5}"
 
 
-def graph(nodes: str, constants: str = SCALES, dtype: str = "float") -> str:
+def graph(nodes, constants=SCALES, dtype="float"):
   return f"g ({dtype}[N,4,6,8] x) => ({dtype}[A,B,C,D] y) <{constants}> {{ {nodes} }}"
 
 

@@ -1,6 +1,5 @@
 """image-input: the first convolution reads its image with channels first."""
 
-import onnx
 import pytest
 from onnx_models import all_attributes
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
@@ -10,7 +9,7 @@ from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 
 
-def network(channels: int = 3, extra: str = "", outputs: str = "", rank: int = 4) -> onnx.ModelProto:
+def network(channels=3, extra="", outputs="", rank=4):
   """A convolution of an image; `moved` puts its channels last, behind a Transpose."""
   sizes, kernel = ("9,8", "3,3") if rank == 4 else ("9", "3")
   values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(8 * channels * 3 ** (rank - 2)))
@@ -19,7 +18,7 @@ def network(channels: int = 3, extra: str = "", outputs: str = "", rank: int = 4
   return original
 
 
-def moved(original: onnx.ModelProto) -> onnx.ModelProto:
+def moved(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 

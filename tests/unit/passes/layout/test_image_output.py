@@ -3,7 +3,6 @@
 from math import prod
 
 import numpy as np
-import onnx
 import pytest
 from onnx import helper
 from onnx_models import add_weights, all_attributes, annotated, parsed
@@ -20,15 +19,7 @@ from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 
 
-def network(
-  filters: int = 3,
-  channels: int = 8,
-  attributes: str = UP,
-  extra: str = "",
-  outputs: str = "",
-  size: str = "5,4",
-  kernel: tuple[int, int] = (4, 4),
-) -> onnx.ModelProto:
+def network(filters=3, channels=8, attributes=UP, extra="", outputs="", size="5,4", kernel=(4, 4)):
   """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
   values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(channels * filters * prod(kernel)))
   return model(f"""g (float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
@@ -36,7 +27,7 @@ def network(
     {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
 
 
-def moved(original: onnx.ModelProto) -> onnx.ModelProto:
+def moved(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)[0]
 
 
@@ -103,7 +94,7 @@ def test_near_misses(words):
   assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
 
 
-def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
+def node_of(found):
   (node,) = (each for each in found.graph.node if each.op_type == "FusedConvTranspose")
   return node
 

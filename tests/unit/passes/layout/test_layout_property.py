@@ -18,35 +18,35 @@ Shape = tuple[int, ...]  # channels and one to three spatial dimensions
 class Network:
   """A network under construction, batch 2: nodes, constants, and the shape of each image."""
 
-  def __init__(self, data: st.DataObject) -> None:
+  def __init__(self, data):
     self.data = data
-    self.nodes: list[onnx.NodeProto] = []
-    self.constants: list[onnx.TensorProto] = []
+    self.nodes = []
+    self.constants = []
     self.spatial = data.draw(st.sampled_from([2, 2, 1, 3]))  # in rank 3 the permutations between layouts are one
-    self.images: dict[str, Shape] = {"x": (4, 5, 6, 3)[: self.spatial + 1]}
+    self.images = {"x": (4, 5, 6, 3)[: self.spatial + 1]}
     self.generator = np.random.default_rng(data.draw(st.integers(0, 99)))
 
-  def op(self, op: str, *inputs: str, shape: Shape | None = None, **attributes: object) -> str:
+  def op(self, op, *inputs, shape=None, **attributes):
     name = f"v{len(self.nodes)}"
     self.nodes.append(helper.make_node(op, list(inputs), [name], f"n{len(self.nodes)}", **attributes))
     if shape is not None:
       self.images[name] = shape
     return name
 
-  def constant(self, value: object, dtype: type = np.float32) -> str:
+  def constant(self, value, dtype=np.float32):
     name = f"c{len(self.constants)}"
     self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
     return name
 
-  def weights(self, *shape: int) -> str:
+  def weights(self, *shape):
     return self.constant(self.generator.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
 
-  def image(self, shape: Shape | None = None) -> str:
+  def image(self, shape=None):
     """One of the images, as a rule a late one."""
     names = [name for name, own in self.images.items() if shape in (None, own)]
     return self.data.draw(st.sampled_from(names[-3:]))
 
-  def model(self, opset: int) -> onnx.ModelProto:
+  def model(self, opset):
     read = {name for node in self.nodes for name in node.input}
     last = self.nodes[-1].output[0]
     outputs = sorted({last, *(name for name in self.images if name not in read and name != "x")})
@@ -59,7 +59,7 @@ class Network:
     return model
 
 
-def conv(n: Network) -> None:
+def conv(n):
   x = n.image()
   c, *pixels = n.images[x]
   groups = n.data.draw(st.sampled_from([g for g in (1, 2, c) if c % g == 0]))
@@ -71,22 +71,22 @@ def conv(n: Network) -> None:
   n.op("Conv", x, n.weights(rows, c // groups, *[kernel] * n.spatial), *bias, shape=shape, **attributes)
 
 
-def activation(n: Network) -> None:
+def activation(n):
   x = n.image()
   n.op(n.data.draw(st.sampled_from(["Relu", "Sigmoid", "Tanh", "Neg"])), x, shape=n.images[x])
 
 
-def swish(n: Network) -> None:
+def swish(n):
   x = n.image()
   n.op("Mul", n.op("Sigmoid", x), x, shape=n.images[x])
 
 
-def residual(n: Network) -> None:
+def residual(n):
   a = n.image()
   n.op("Add", a, n.image(n.images[a]), shape=n.images[a])
 
 
-def per_channel(n: Network) -> None:
+def per_channel(n):
   x = n.image()
   c, *pixels = n.images[x]
   ones = [1] * n.spatial
@@ -95,14 +95,14 @@ def per_channel(n: Network) -> None:
   n.op(n.data.draw(st.sampled_from(["Add", "Mul"])), *n.data.draw(st.permutations(operands)), shape=n.images[x])
 
 
-def concat(n: Network) -> None:
+def concat(n):
   a = n.image()
   c, *pixels = n.images[a]
   axis = n.data.draw(st.sampled_from([1, -1 - n.spatial]))
   n.op("Concat", a, a, n.image(n.images[a]), axis=axis, shape=(3 * c, *pixels))
 
 
-def squeeze_excite(n: Network) -> None:
+def squeeze_excite(n):
   x = n.image()
   c = n.images[x][0]
   ones = [1] * n.spatial
@@ -114,13 +114,13 @@ def squeeze_excite(n: Network) -> None:
   n.op("Mul", *n.data.draw(st.permutations([x, gate])), shape=n.images[x])
 
 
-def pool(n: Network) -> None:
+def pool(n):
   x = n.image()
   kind = n.data.draw(st.sampled_from(["MaxPool", "AveragePool"]))
   n.op(kind, x, kernel_shape=[3] * n.spatial, pads=[1] * 2 * n.spatial, shape=n.images[x])
 
 
-def channels_first_only(n: Network) -> None:
+def channels_first_only(n):
   x = n.image()
   if n.spatial == 2:  # which is all that ONNX Runtime's LRN takes
     n.op("LRN", x, size=3, shape=n.images[x])
@@ -128,7 +128,7 @@ def channels_first_only(n: Network) -> None:
     n.op("InstanceNormalization", x, *(n.weights(n.images[x][0]) for _ in range(2)), shape=n.images[x])
 
 
-def norm_with_channels_last(n: Network) -> None:
+def norm_with_channels_last(n):
   x = n.image()
   c = n.images[x][0]
   y = n.op("Softmax", n.op("Transpose", x, perm=[0, *range(2, n.spatial + 2), 1]), axis=-1)
@@ -136,7 +136,7 @@ def norm_with_channels_last(n: Network) -> None:
   n.op("Transpose", n.op("MatMul", y, n.weights(c, c)), perm=back, shape=n.images[x])
 
 
-def tokens(n: Network) -> None:
+def tokens(n):
   x = n.image()
   c, *pixels = n.images[x]
   flat = n.op("Reshape", x, n.constant([2, c, -1], np.int64))
@@ -144,19 +144,19 @@ def tokens(n: Network) -> None:
   n.op("Reshape", turned, n.constant([2, c, *pixels], np.int64), shape=(c, *pixels))
 
 
-def mean_of_channels(n: Network) -> None:
+def mean_of_channels(n):
   x = n.image()
   n.op("Sub", x, n.op("ReduceMean", x, axes=[1]), shape=n.images[x])
 
 
-def split(n: Network) -> None:
+def split(n):
   x = n.image()
   c, *pixels = n.images[x]
   start, end = n.constant([c // 2], np.int64), n.constant([c], np.int64)
   n.op("Slice", x, start, end, n.constant([1], np.int64), shape=(c - c // 2, *pixels))
 
 
-def norm(n: Network) -> None:
+def norm(n):
   x = n.image()
   c = n.images[x][0]
   parameters = [n.constant(n.generator.uniform(0.5, 1.5, c)) for _ in range(4)]

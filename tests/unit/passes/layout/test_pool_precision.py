@@ -1,7 +1,6 @@
 """Pools between Casts."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx_models import built
@@ -13,9 +12,7 @@ from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
-def model(
-  kind: str = "average", given: int = HALF, wanted: int = HALF, outputs: tuple[str, ...] = ("y",)
-) -> onnx.ModelProto:
+def model(kind="average", given=HALF, wanted=HALF, outputs=("y",)):
   """y = Cast(FusedPool(Cast(x))). `outputs`: y, and p, what the pool makes, or a, what it reads."""
   windows = {} if kind.startswith("global") else {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1]}
   nodes = [
@@ -40,7 +37,7 @@ def test_kinds(kind, rng):
   np.testing.assert_array_equal(before.astype(np.float16), after)
 
 
-def node_of(model: onnx.ModelProto) -> onnx.NodeProto:
+def node_of(model):
   return next(node for node in model.graph.node if node.op_type == "FusedPool")
 
 

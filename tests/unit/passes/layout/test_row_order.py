@@ -47,7 +47,7 @@ CASES = {
 }  # fmt: skip
 
 
-def graph(nodes: str, given: str, made: str, dtype: str = "float", more: str = "") -> object:
+def graph(nodes, given, made, dtype="float", more=""):
   original = model(f"g ({dtype}[{given}] x) => ({dtype}[{made}] y{more}) {{ {nodes} }}")
   for name, number in NUMBERS.items():
     if any(name in node.input for node in original.graph.node):

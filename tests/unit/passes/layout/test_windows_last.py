@@ -1,7 +1,6 @@
 """Windows that become an image before a convolution keep their channels last."""
 
 import numpy as np
-import onnx
 import pytest
 from layout_helpers import FP16
 from onnx import helper
@@ -19,9 +18,9 @@ CONV = "y = Conv<pads = [1, 1, 1, 1]>(r, w)"
 
 
 def graph(
-    nodes: str, x: str = "float16[2,2,3,3,2,4] x", y: str = "float16[2,4,6,6] y", image: tuple[int, ...] = (2, 4, 6, 6),
-    weights: str = FP16,
-) -> onnx.ModelProto:  # fmt: skip
+    nodes, x="float16[2,2,3,3,2,4] x", y="float16[2,4,6,6] y", image=(2, 4, 6, 6),
+    weights=FP16
+):  # fmt: skip
   original = model(f"g ({x}) => ({y}) <{weights}> {{ {nodes} }}", opset=19)
   add_weights(original, image=np.array(image, np.int64))
   return original

@@ -20,7 +20,7 @@ AFFINE = "g = Mul(r, gamma)  h = Add(g, beta)"
 GROUPS = 'n = LayerNormalization<axis=1, epsilon=0.01, axes="2 3", groups=2>(x)'
 
 
-def graph(*nodes: str, shape: str = "N,6,4,5", result: str | None = None, more: str = "") -> str:
+def graph(*nodes, shape="N,6,4,5", result=None, more=""):
   return f"g (float[{shape}] x{more}) => (float[{result or shape}] y) <{CONSTANTS}> {{ {' '.join(nodes)} }}"
 
 

@@ -1,7 +1,6 @@
 """L2 normalisation in float16, and what is not exactly that."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import numpy_helper
 from pass_helpers import assert_close, assert_unchanged, lines, model, programs, restore, run, run_pass
@@ -11,9 +10,7 @@ from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
 CLIPPED = "c = Clip(n, low)  y = Div(x, c)"
 
 
-def graph(
-  nodes: str = CLIPPED, low: float = 0.0, axes: str = "-1", dtype: str = "float16", x: str = "N,3,7,7"
-) -> onnx.ModelProto:
+def graph(nodes=CLIPPED, low=0.0, axes="-1", dtype="float16", x="N,3,7,7"):
   original = model(f"g ({dtype}[{x}] x) => ({dtype}[{x}] y) {{ n = ReduceL2<axes = [{axes}]>(x)  {nodes} }}")
   low_ = np.array(low, np.float16 if dtype == "float16" else np.float32)
   original.graph.initializer.append(numpy_helper.from_array(low_, "low"))

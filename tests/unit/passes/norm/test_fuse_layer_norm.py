@@ -19,7 +19,7 @@ VARIANCE = "square = Mul(d, d)  variance = ReduceMean<axes = [-1]> (square)"
 ROOT = "shifted = Add(variance, epsilon)  root = Sqrt(shifted)"
 
 
-def graph(*nodes: str, dtype: str = "float", result: str = "") -> str:
+def graph(*nodes, dtype="float", result=""):
   return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
 
 
@@ -28,9 +28,9 @@ DIV = "y = Div(d, root)"
 
 
 def form(
-  *more: str, opset: int = 17, epsilon: str = EPSILON, mean: str = MEAN, variance: str = VARIANCE, root: str = ROOT,
-  y: str = DIV,
-) -> tuple[int, list[str]]:  # fmt: skip
+  *more, opset=17, epsilon=EPSILON, mean=MEAN, variance=VARIANCE, root=ROOT,
+  y=DIV
+):  # fmt: skip
   """The opset and the nodes of a normalisation of which some are written in another way, and `more` before them."""
   return opset, [epsilon, *more, mean, variance, root, y]
 

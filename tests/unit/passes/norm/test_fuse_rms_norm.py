@@ -13,7 +13,7 @@ WIDE = "wide = Cast<to = 1> (x)  square = Pow(wide, two)  mean = ReduceMean<axes
 ROOT = "shifted = Add(mean, epsilon)  root = Sqrt(shifted)"
 
 
-def graph(*nodes: str, dtype: str = "float", result: str = "") -> str:
+def graph(*nodes, dtype="float", result=""):
   return f"g ({dtype}[N,M,8] x) => ({result or dtype}[N,M,8] y) {{ {' '.join(nodes)} }}"
 
 

@@ -1,7 +1,6 @@
 """What is after a norm and becomes part of it, and what must not."""
 
 import numpy as np
-import onnx
 import pytest
 from pass_helpers import assert_unchanged, lines, model, operators, programs, run_pass, run_same
 
@@ -23,15 +22,15 @@ AXES = "axes = Constant<value = int64[1] {-1}> ()  "  # an input from opset 18 o
 NORM_18 = AXES + NORM.replace("<axes = [-1]> (x)", "(x, axes)").replace("<axes = [-1]> (square)", "(square, axes)")
 
 
-def graph(nodes: str, inputs: str = "", outputs: str = "", y: str = "float[N,M,8] y") -> str:
+def graph(nodes, inputs="", outputs="", y="float[N,M,8] y"):
   return f"g (float[N,M,8] x, float[8] gamma, float[8] beta{inputs}) => ({y}{outputs}) {{ {NORM} {nodes} }}"
 
 
-def outputs_of_norm(optimized: onnx.ModelProto) -> list[str]:
+def outputs_of_norm(optimized):
   return next(list(node.output) for node in optimized.graph.node if node.op_type == "FusedLayerNorm")
 
 
-def check(text: str, ops: list[str], statements: list[str]) -> None:
+def check(text, ops, statements):
   run_same(model(text), *PASSES, into=ops, program=statements)
 
 
@@ -180,7 +179,7 @@ def test_numbers_of_every_shape_that_fits():
 # What must not fuse.
 
 
-def unchanged_epilogue(text: str, *fragments: str, **options: int) -> None:
+def unchanged_epilogue(text, *fragments, **options):
   fused, _ = run_pass(model(text, **options), FUSE_LAYER_NORM)
   assert_unchanged(fused, [NORM_EPILOGUE], *fragments)
 

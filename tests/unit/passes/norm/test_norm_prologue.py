@@ -22,12 +22,12 @@ NORM = "y = LayerNormalization(s, gamma)"
 TAIL = ["n = LayerNormalization(s)", "y = Mul(n, gamma)"]
 
 
-def graph(nodes: str, inputs: str = "", outputs: str = "") -> str:
+def graph(nodes, inputs="", outputs=""):
   declared = f"float[N,M,8] x, float[N,M,8] r, float[8] b, float[8] gamma{inputs}"
   return f"g ({declared}) => (float[N,M,8] y{outputs}) {{ {nodes} }}"
 
 
-def check(text: str, ops: list[str], statements: list[str], **options: int) -> None:
+def check(text, ops, statements, **options):
   run_same(model(text, **options), *PASSES, into=ops, program=statements)
 
 
@@ -209,7 +209,7 @@ def test_stop_after_one():
 # What must not fuse.
 
 
-def unchanged_prologue(text: str, *fragments: str, **options: int) -> None:
+def unchanged_prologue(text, *fragments, **options):
   fused, _ = run_pass(model(text, **options), FUSE_LAYER_NORM)
   assert_unchanged(fused, [NORM_PROLOGUE], *fragments)
 

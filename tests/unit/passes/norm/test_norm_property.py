@@ -1,7 +1,6 @@
 """Random small graphs around norms: whatever the passes make of them computes the same."""
 
 import numpy as np
-import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pass_helpers import assert_same_outputs, model, run_pass
@@ -34,7 +33,7 @@ RMS_NORM = """{o}_s = Pow({a}, two)  {o}_v = ReduceMean<axes = [-1]> ({o}_s)  {o
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> onnx.ModelProto:
+def graphs(draw):
   """A chain of up to 14 operators and norms on values of the shape [N,M,8], read at random, some of them outputs."""
   whole = ["x", "r"]  # values of the full shape
   any_shape = [*INPUTS, "two", "epsilon"]
@@ -96,7 +95,7 @@ def test_deterministic(original):
   assert first == second
 
 
-def _compare(original: onnx.ModelProto, optimized: onnx.ModelProto, seed: int) -> None:
+def _compare(original, optimized, seed):
   # Norms of norms amplify what differs in the last bit, and comparisons decide on it: a wide tolerance, which a
   # wrong operand, shape or order still exceeds by far.
   assert_same_outputs(original, optimized, rng=np.random.default_rng(seed), precision="float16")

@@ -1,7 +1,6 @@
 """any-to-sum: whether any or all elements are true, asked by a sum."""
 
 import numpy as np
-import onnx
 import pytest
 from pass_helpers import assert_unchanged, model, operators, programs, restore, run, run_pass, run_same
 
@@ -11,9 +10,7 @@ from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 DTYPES = {"int64": 7, "int32": 6, "uint8": 2, "float": 1}
 
 
-def graph(
-  reduction: str, to: int = 7, end: str = "y = Cast<to = 9>(r)", x: str = "3,4,5", y: str = "", outputs: str = ""
-) -> onnx.ModelProto:
+def graph(reduction, to=7, end="y = Cast<to = 9>(r)", x="3,4,5", y="", outputs=""):
   """Whether x [3,4,5] is infinite, as numbers of the dtype `to`, reduced."""
   original = model(f"""g (float[{x}] x) => (bool[{y or "Y"}] y{outputs}) {{ i = IsInf(x)  c = Cast<to = {to}>(i)
     r = {reduction}  {end} }}""")
@@ -22,7 +19,7 @@ def graph(
   return original
 
 
-def feeds(*infinite: int, rows: int = 3) -> dict[str, np.ndarray]:
+def feeds(*infinite, rows=3):
   x = np.ones((rows, 4, 5), np.float32)
   x.reshape(-1)[list(infinite)] = np.inf
   return {"x": x}

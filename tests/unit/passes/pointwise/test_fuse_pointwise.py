@@ -28,11 +28,11 @@ X = "float[N,M,8] x"
 Y = "float[N,M,8] y"
 
 
-def graph(nodes: str, inputs: str = X, outputs: str = Y) -> str:
+def graph(nodes, inputs=X, outputs=Y):
   return f"g ({inputs}) => ({outputs}) {{ {nodes} }}"
 
 
-def check(text: str, ops: list[str], *wanted: list[str], opset: int = 17, precision: str = "") -> onnx.ModelProto:
+def check(text, ops, *wanted, opset=17, precision=""):
   """The operators after the pass and the statements of each program; outputs are the same."""
   original = model(text, opset, ir=8 if opset < 20 else 10)
   optimized, _ = run_same(original, FUSE_POINTWISE, into=ops, precision=precision)
@@ -337,12 +337,12 @@ def test_the_limit_and_the_names():
 # ---- limits, large graphs
 
 
-def flat(nodes: str, inputs: list[str], outputs: list[str], shape: str = "[2,3]") -> onnx.ModelProto:
+def flat(nodes, inputs, outputs, shape="[2,3]"):
   given, made = (", ".join(f"float{shape} {name}" for name in names) for names in (inputs, outputs))
   return model(f"g ({given}) => ({made}) {{ {nodes} }}")
 
 
-def repeated(numbers: range, *nodes: str) -> str:
+def repeated(numbers, *nodes):
   """The nodes in turn, one set for each number i; j is the next number."""
   return " ".join(nodes[i % len(nodes)].format(i=i, j=i + 1) for i in numbers)
 
@@ -369,27 +369,27 @@ def test_many_outputs_are_cut():
   assert any("outputs, and the limit is 16" in each for each in reasons(result))
 
 
-def chain(count: int) -> onnx.ModelProto:
+def chain(count):
   return flat(repeated(range(count), "v{j} = Neg(v{i})", "v{j} = Abs(v{i})"), ["v0"], [f"v{count}"])
 
 
-def residual(count: int) -> onnx.ModelProto:
+def residual(count):
   """Blocks of Relu, Softmax, Mul and Add around a path that passes each by."""
   block = "a{i} = Relu(v{i})  b{i} = Softmax(a{i})  c{i} = Mul(b{i}, v0)  v{j} = Add(a{i}, c{i})"
   return flat(repeated(range(count // 4), block), ["v0"], [f"v{count // 4}"])
 
 
-def far(count: int) -> onnx.ModelProto:
+def far(count):
   """An early value that every block reads."""
   block = "a{i} = Softmax(v{i})  b{i} = Add(a{i}, early)  v{j} = Relu(b{i})"
   return flat("early = Tanh(v0) " + repeated(range(count // 3), block), ["v0"], [f"v{count // 3}"])
 
 
-def star(count: int) -> onnx.ModelProto:
+def star(count):
   return flat("h = Relu(v0) " + repeated(range(count), "y{i} = Neg(h)"), ["v0"], [f"y{i}" for i in range(count)])
 
 
-def ladder(count: int) -> onnx.ModelProto:
+def ladder(count):
   """Two rails with rungs in both directions."""
   block = "p{i} = Neg(a{i})  q{i} = Softmax(b{i})  a{j} = Add(p{i}, q{i})  b{j} = Mul(q{i}, p{i})"
   return flat(repeated(range(count // 4), block), ["a0", "b0"], [f"a{count // 4}", f"b{count // 4}"])
@@ -418,7 +418,7 @@ SHAPES = {"x": "[N,M,8]", "r": "[N,M,8]", "b": "[8]", "c": "[M,1]", "e": "[N,1,8
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> onnx.ModelProto:
+def graphs(draw):
   """Up to 25 operators on values of all shapes, read at random, some of them outputs, a Softmax here and there."""
   ranks = {name: shape for name, shape in SHAPES.items()}
   nodes = []

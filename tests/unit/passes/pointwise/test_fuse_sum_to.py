@@ -25,11 +25,11 @@ from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 GRADIENT = "a = Sub(one, w)  g = Mul(a, dout)"
 
 
-def graph(nodes: str, inputs: str, outputs: str, constants: str = "float one = {1}") -> str:
+def graph(nodes, inputs, outputs, constants="float one = {1}"):
   return f"g ({inputs}) => ({outputs}) <{constants}> {{ {nodes} }}"
 
 
-def check(text: str, ops: list[str], statements: list[str], opset: int = 17) -> onnx.ModelProto:
+def check(text, ops, statements, opset=17):
   optimized, _ = run_same(model(text, opset), FUSE_SUM_TO, into=ops, program=statements)
   return optimized
 
@@ -352,11 +352,11 @@ def test_a_shape_in_floats_stays():
 LERP = DATA / "lerp"  # made by models/export_lerp.py
 
 
-def lerp(x: np.ndarray, y: np.ndarray, w: np.ndarray | float) -> np.ndarray:
+def lerp(x, y, w):
   return np.asarray(x + w * (y - x), np.float32)
 
 
-def gradients(dout: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+def gradients(dout, w):
   return [(dout * (1 - w)).sum((1, 2, 3), keepdims=True), (dout * w).sum(0, keepdims=True)]
 
 

@@ -1,7 +1,6 @@
 """Scatters become ortplugin's with what is known of their indices; what the operators lack stays."""
 
 import re
-from typing import Any
 
 import numpy as np
 import onnx
@@ -24,7 +23,7 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
-def ours(model: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, Any]]]:
+def ours(model):
   """The type and attributes of every ortplugin node."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [
@@ -34,7 +33,7 @@ def ours(model: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, 
   ]
 
 
-def with_constants(original: onnx.ModelProto, **constants: Any) -> onnx.ModelProto:
+def with_constants(original, **constants):
   for name, values in constants.items():
     add_weights(original, **{name: np.asarray(values)})
   return original
@@ -60,7 +59,7 @@ def test_reductions(graph, reduction, since):
   assert ours(optimized)[0][1]["reduction"] == reduction.encode()
 
 
-def run_on(original: onnx.ModelProto, *fragments: str) -> None:
+def run_on(original, *fragments):
   """Like assert_unchanged, for models that onnx.checker refuses."""
   result = FUSE_SCATTER(annotated(original))
   assert not result.changes

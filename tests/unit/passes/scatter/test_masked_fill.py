@@ -1,7 +1,6 @@
 """x[mask] = v as the dynamo exporter writes it becomes a Where, where the mask surely has x's shape."""
 
 import numpy as np
-import onnx
 import pytest
 from pass_helpers import assert_unchanged, model, operators, random_feeds, restore, run, run_pass, run_same
 
@@ -14,10 +13,10 @@ PLACES = "places = NonZero(m)  i = Transpose<perm = [1, 0]> (places)"
 
 
 def fill(
-    x: str = "float[3,4]", mask: str = "bool[3,4]", value: str = "v = Constant<value = float {2.5}> ()",
-    updates: str = "w = Expand(v, count)  u = Reshape(w, m1)", places: str = PLACES, scatter: str = "ScatterND",
-    opset: int = 18,
-) -> onnx.ModelProto:  # fmt: skip
+    x="float[3,4]", mask="bool[3,4]", value="v = Constant<value = float {2.5}> ()",
+    updates="w = Expand(v, count)  u = Reshape(w, m1)", places=PLACES, scatter="ScatterND",
+    opset=18
+):  # fmt: skip
   return model(
     f"g ({x} x, {mask} m) => ({x} y) {{ {COUNT}  {value}  {places}  {updates}  y = {scatter}(x, i, u) }}", opset
   )

@@ -1,10 +1,7 @@
 """Random scatters, by tuples and along an axis, in chains, between Transposes and in parts of a tensor: whatever the
 passes make of them computes the same."""
 
-from typing import Any
-
 import numpy as np
-import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_models import add_weights
@@ -17,13 +14,13 @@ RANGES = st.tuples(st.integers(-5, 4), st.integers(1, 3), st.sampled_from([-2, -
 
 
 @st.composite
-def vector(draw: st.DrawFn, size: int) -> list[int]:
+def vector(draw, size):
   """Indices into an axis of this size, without one place twice: often a progression."""
   start, count, step = draw(RANGES)
   values = [start + step * i for i in range(count)]
   if draw(st.integers(0, 4)) == 0:
     values = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=3))
-  kept: dict[int, int] = {}
+  kept = {}
   for value in values:
     if -size <= value < size:
       kept.setdefault(value % size, value)
@@ -31,29 +28,29 @@ def vector(draw: st.DrawFn, size: int) -> list[int]:
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> onnx.ModelProto:
+def graphs(draw):
   """Up to four scatters in a row into a tensor of the shape of `sizes`."""
   sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
   rank = len(sizes)
   names = [f"D{axis}" if draw(st.booleans()) else str(size) for axis, size in enumerate(sizes)]
-  constants: dict[str, Any] = {}
-  nodes: list[str] = []
+  constants = {}
+  nodes = []
   value = "x"
 
-  def constant(array: Any) -> str:
+  def constant(array):
     name = f"c{len(constants)}"
     constants[name] = np.asarray(array)
     return name
 
-  def updates(shape: list[int]) -> str:
+  def updates(shape):
     return constant(draw(st.integers(0, 99)) + np.arange(np.prod(shape), dtype=np.float32).reshape(shape))
 
-  def node(text: str) -> str:
+  def node(text):
     name = f"v{len(nodes)}"
     nodes.append(f"{name} = {text}")
     return name
 
-  def scatter(data: str, shape: list[int]) -> str:
+  def scatter(data, shape):
     if draw(st.booleans()):
       depth = draw(st.integers(1, len(shape)))
       parts = [draw(vector(size)) for size in shape[:depth]]

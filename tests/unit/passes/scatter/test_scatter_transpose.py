@@ -1,7 +1,6 @@
 """Scatters between Transposes, as the dynamo exporter writes those on an inner axis."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx_models import add_weights, all_attributes
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
@@ -18,9 +17,9 @@ SCATTER = """{{ xt = Transpose<perm = {perm}> (x)  {updates}  yt = {scatter}(xt,
 
 
 def scatter(
-    indices: str, op: str = "ScatterND", perm: str = "[1, 0, 2]", back: str = "[1, 0, 2]", u: str = "float[3,2,5]",
-    updates: str = "ut = Transpose<perm = {perm}> (u)", values: list[list[int]] | None = None,
-) -> onnx.ModelProto:  # fmt: skip
+    indices, op="ScatterND", perm="[1, 0, 2]", back="[1, 0, 2]", u="float[3,2,5]",
+    updates="ut = Transpose<perm = {perm}> (u)", values=None
+):  # fmt: skip
   body = SCATTER.format(perm=perm, back=back, scatter=op, updates=updates.format(perm=perm))
   made = model(f"g (float[3,4,5] x{indices}, {u} u) => (float[3,4,5] y) {body}", 18)
   if values is not None:
@@ -28,7 +27,7 @@ def scatter(
   return made
 
 
-def attributes(model: onnx.ModelProto) -> dict[str, object]:
+def attributes(model):
   (node,) = [each for each in model.graph.node if each.domain == "ortplugin"]
   return all_attributes(node)
 

@@ -1,7 +1,5 @@
 """Scatters of slices, as exporters write them, and what only looks like one."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -24,21 +22,21 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
-def constant(name: str, values: Any, dtype: Any = np.int64) -> onnx.TensorProto:
+def constant(name, values, dtype=np.int64):
   return numpy_helper.from_array(np.array(values, dtype), name)
 
 
 def scatter(
-    indices: Any, data: str = "float[3,4,5]", updates: str = "float[1,4,5]", op: str = "ScatterND", opset: int = 17,
-    attributes: str = "", dtype: Any = np.int64,
-) -> onnx.ModelProto:  # fmt: skip
+    indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17,
+    attributes="", dtype=np.int64
+):  # fmt: skip
   """y = op(x, indices, u) with constant indices."""
   made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
   made.graph.initializer.append(constant("i", indices, dtype))
   return made
 
 
-def slices(model: onnx.ModelProto) -> list[tuple[list[int], list[int], list[int]]]:
+def slices(model):
   """axes, constant starts and steps of each UpdateSlice."""
   given = {each.name: numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
   found = []
@@ -146,7 +144,7 @@ def test_one_update_for_each_row_at_its_own_place_is_no_slice(first):
   assert operators(optimized)[-1] == "ScatterElements"
 
 
-def overridable(original: onnx.ModelProto, shape: list[int]) -> onnx.ModelProto:
+def overridable(original, shape):
   original.graph.input.append(onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, shape))
   return original
 

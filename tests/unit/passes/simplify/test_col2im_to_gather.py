@@ -1,15 +1,12 @@
 """Col2Im as Gathers."""
 
-import onnx
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER
 
 
-def graph(
-  x: str, image: str, block: str, attributes: str = "strides = [1, 1]", rank: int = 4, dtype: str = "float16"
-) -> onnx.ModelProto:
+def graph(x, image, block, attributes="strides = [1, 1]", rank=4, dtype="float16"):
   sizes = f"int64[{rank - 2}] i = {{{image}}}, int64[{rank - 2}] b = {{{block}}}"
   y = ",".join("VWXYZ"[:rank])
   return model(f"g ({dtype}[{x}] x) => ({dtype}[{y}] y) <{sizes}> {{ y = Col2Im<{attributes}>(x, i, b) }}", 18)

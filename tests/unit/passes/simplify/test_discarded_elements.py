@@ -1,7 +1,6 @@
 """Elements that nothing reads in the end."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import numpy_helper
 from pass_helpers import assert_unchanged, model, run_same
@@ -15,7 +14,7 @@ NEAR = np.array([[True, False, False], [True, True, False]])
 DISTANCE = np.arange(6).reshape(2, 3)
 
 
-def graph(nodes: str, near: np.ndarray = NEAR, logs: np.ndarray = LOGS, outputs: str = "") -> onnx.ModelProto:
+def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
   original = model(f"g (int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
   given = {"c": logs, "near": near, "far": ~near, "distance": DISTANCE, "most": np.array(2)}
   used = {name for node in original.graph.node for name in node.input}

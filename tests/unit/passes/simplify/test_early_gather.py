@@ -18,14 +18,12 @@ WEIGHTS = ", ".join([constant("w1", 8, 16), constant("w2", 16, 8), constant("b1"
                      ])  # fmt: skip
 
 
-def graph(
-  nodes: str, y: str = "float[N,8] y", x: str = "float[N,6,8] x", constants: str = "", opset: int = 18
-) -> onnx.ModelProto:
+def graph(nodes, y="float[N,8] y", x="float[N,6,8] x", constants="", opset=18):
   more = f", {constants}" if constants else ""
   return model(f"g ({x}) => ({y}) <{WEIGHTS}, {SCALARS}{more}> {{ {nodes} }}", opset)
 
 
-def moved(original: onnx.ModelProto, **dims: int) -> list[str]:
+def moved(original, **dims):
   optimized, result = run_same(original, FUSE_LAYER_NORM, EARLY_GATHER, **dims)
   assert any(change.rewrite == EARLY_GATHER.name for change in result.changes)
   return operators(optimized)

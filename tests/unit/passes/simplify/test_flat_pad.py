@@ -1,7 +1,6 @@
 """Pads on views of which the last two axes are padded."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import numpy_helper
 from pass_helpers import assert_unchanged, model, run_same
@@ -9,7 +8,7 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.simplify.flat_pad import FLAT_PAD
 
 
-def graph(x: str, pads: str, mode: str = "constant", before: str = "Relu", more: str = "") -> onnx.ModelProto:
+def graph(x, pads, mode="constant", before="Relu", more=""):
   original = model(f"""g (float[{x}] x) => (float[{",".join("ABCDE"[:x.count(",") + 1])}] y) {{
     a = {before}(x)  b = Pad<mode = "{mode}">(a, p{more})  y = Neg(b) }}""", 18)  # fmt: skip
   constants = {"p": np.array(pads.split(), np.int64), "seven": np.float32(-7), "axes": np.array([-2, 1])}

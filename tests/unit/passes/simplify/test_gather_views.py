@@ -1,7 +1,6 @@
 """Gathers of everything, in order, are views."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
@@ -9,7 +8,7 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 
 
-def graph(op: str, indices: object, x: str = "2,3,4", made: str = "A,B,C,D", dtype: str = "float") -> onnx.ModelProto:
+def graph(op, indices, x="2,3,4", made="A,B,C,D", dtype="float"):
   original = model(f"g ({dtype}[{x}] x) => ({dtype}[{made}] y) {{ y = {op}(x, i) }}")
   add_weights(original, i=np.asarray(indices, np.int64))
   return original

@@ -10,9 +10,9 @@ from ortplugin.passes.simplify.inline_if import INLINE_IF
 
 
 def conditional(
-    condition: str = "c = Constant<value = bool {1}> ()", then: str = "t = Neg(a)", other: str = "e = Abs(a)",
-    rest: str = "y = Exp(r)", inputs: str = "", outputs: str = "float[3,4] y",
-) -> onnx.ModelProto:  # fmt: skip
+    condition="c = Constant<value = bool {1}> ()", then="t = Neg(a)", other="e = Abs(a)",
+    rest="y = Exp(r)", inputs="", outputs="float[3,4] y"
+):  # fmt: skip
   return model(f"""g (float[3,4] x{inputs}) => ({outputs}) {{ {condition}  a = Sin(x)
         r = If (c) <then_branch = th () => (float[3,4] t) {{ {then} }},
                     else_branch = el () => (float[3,4] e) {{ {other} }}>  {rest} }}""")

@@ -1,7 +1,6 @@
 """Expands before pointwise operators."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
@@ -9,7 +8,7 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 
 
-def graph(nodes: str, inputs: str, shape: object = (2, 1, 3, 4), y: str = "float[2,5,3,4] y") -> onnx.ModelProto:
+def graph(nodes, inputs, shape=(2, 1, 3, 4), y="float[2,5,3,4] y"):
   original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", contrib="microsoft" in nodes)
   add_weights(original, s=np.asarray(shape, np.int64))
   return original

@@ -1,19 +1,16 @@
 """Concats of more inputs than ONNX Runtime's CUDA kernel takes as arguments."""
 
-import onnx
 import pytest
 from pass_helpers import model, run_pass, run_same
 
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT
 
 
-def widths(model: onnx.ModelProto) -> list[int]:
+def widths(model):
   return [len(node.input) for node in model.graph.node if node.op_type == "Concat"]
 
 
-def concat(
-  count: int, *, before: str = "", axis: int = 1, shape: str = "2,N,3", outputs: str = "float[2,M,3] y"
-) -> str:
+def concat(count, *, before="", axis=1, shape="2,N,3", outputs="float[2,M,3] y"):
   inputs = ", ".join(f"float[{shape}] x{i}" for i in range(count))
   names = ", ".join(f"x{i}" for i in range(count))
   return f"g ({inputs}) => ({outputs}) {{ {before} y = Concat<axis = {axis}>({names}) }}"

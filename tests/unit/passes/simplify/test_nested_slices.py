@@ -14,7 +14,7 @@ from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
 PASSES = (UPDATE_SLICE, NESTED_SLICES, DEAD_NODES)
 
 
-def nested(part: str, inner: str, outer: str, u: str, x: str = "float[4,6,5]", **constants: object) -> onnx.ModelProto:
+def nested(part, inner, outer, u, x="float[4,6,5]", **constants):
   made = model(f"g ({x} x, {u} u) => ({x} y) {{ {part}  {inner}  {outer} }}", 18)
   for name, values in constants.items():
     add_weights(made, **{name: np.array(values, np.int64)})

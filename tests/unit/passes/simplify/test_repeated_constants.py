@@ -1,7 +1,6 @@
 """Constants that repeat."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
@@ -13,13 +12,13 @@ ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
 ZEROS = np.array([[0.0], [-0.0]], np.float32)
 
 
-def graph(nodes: str, shape: str = "2,3,4", made: str = "2,3,4", **constants: np.ndarray) -> onnx.ModelProto:
+def graph(nodes, shape="2,3,4", made="2,3,4", **constants):
   original = model(f"g (float[{shape}] x) => (float[{made}] y) {{ {nodes} }}")
   add_weights(original, **constants)
   return original
 
 
-def shapes(optimized: onnx.ModelProto, index: int) -> list[list[int]]:
+def shapes(optimized, index):
   """Those of the constants that the nodes read at this place."""
   given = {each.name: list(each.dims) for each in optimized.graph.initializer}
   return [given[node.input[index]] for node in optimized.graph.node if node.input[index] in given]

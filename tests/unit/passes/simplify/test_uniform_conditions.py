@@ -1,7 +1,6 @@
 """And, Or and Where that a constant decides."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
@@ -11,9 +10,7 @@ from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
 TRUE, FALSE, MIXED = np.ones((1, 4), bool), np.zeros((3, 4), bool), np.arange(12).reshape(3, 4) > 5
 
 
-def graph(
-  node: str, dtype: str = "bool", shape: str = "3,4", made: str = "3,4", **constants: object
-) -> onnx.ModelProto:
+def graph(node, dtype="bool", shape="3,4", made="3,4", **constants):
   original = model(f"g ({dtype}[{shape}] x, {dtype}[3,4] z) => ({dtype}[{made}] y) {{ y = {node} }}")
   add_weights(original, **constants)
   return original
