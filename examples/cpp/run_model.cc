@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
     Check(ort->SessionGetOutputName(session, i, allocator, &output_names[i]));
   }
   Check(ort->Run(session, nullptr, input_names.data(), inputs.data(), input_count, output_names.data(), output_count,
-                 outputs.data()));
+      outputs.data()));
   for (size_t i = 0; i < output_count; ++i) Print(output_names[i], outputs[i]);
 
   for (OrtValue* value : inputs) ort->ReleaseValue(value);

@@ -15,9 +15,9 @@ DEVICE void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned 
 #define LOAD_MATRICES(name, form) \
   DEVICE void name(unsigned (&x)[4], const storage_t* from) { \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
-                 : "r"((unsigned)__cvta_generic_to_shared(from)) \
-                 : "memory"); \
+        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
+        : "r"((unsigned)__cvta_generic_to_shared(from)) \
+        : "memory"); \
   }
 LOAD_MATRICES(load_matrices, "")
 LOAD_MATRICES(load_transposed, ".trans")

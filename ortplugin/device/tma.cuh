@@ -65,8 +65,8 @@ DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, in
 // From shared memory to the box, as far as the tensor has it; a thread's stores are committed as groups.
 DEVICE void store_box(const TensorMap* to, int column, int row, int head, int batch, unsigned from) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(to),
-               "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
-               : "memory");
+      "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
+      : "memory");
 }
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until they have read shared memory.

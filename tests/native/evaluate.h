@@ -22,18 +22,12 @@ bool PutFloating(ortplugin::DType dtype, Number number, unsigned char* element) 
   };
   const auto rounded = [&] { return static_cast<float>(ortplugin::RoundTo(dtype, static_cast<double>(number))); };
   switch (dtype) {
-    case DType::kFloat16:
-      return put(ortplugin::FloatToHalf(rounded()));
-    case DType::kBFloat16:
-      return put(ortplugin::FloatToBFloat16(rounded()));
-    case DType::kFloat:
-      return put(static_cast<float>(number));
-    case DType::kDouble:
-      return put(static_cast<double>(number));
-    case DType::kBool:
-      return put(static_cast<uint8_t>(number != 0));
-    default:
-      return false;
+    case DType::kFloat16: return put(ortplugin::FloatToHalf(rounded()));
+    case DType::kBFloat16: return put(ortplugin::FloatToBFloat16(rounded()));
+    case DType::kFloat: return put(static_cast<float>(number));
+    case DType::kDouble: return put(static_cast<double>(number));
+    case DType::kBool: return put(static_cast<uint8_t>(number != 0));
+    default: return false;
   }
 }
 
@@ -46,23 +40,12 @@ bool GetFloating(ortplugin::DType dtype, const unsigned char* element, Number* n
     return as;
   };
   switch (dtype) {
-    case DType::kFloat16:
-      *number = static_cast<Number>(ortplugin::HalfToFloat(get(uint16_t())));
-      return true;
-    case DType::kBFloat16:
-      *number = static_cast<Number>(ortplugin::BFloat16ToFloat(get(uint16_t())));
-      return true;
-    case DType::kFloat:
-      *number = static_cast<Number>(get(float()));
-      return true;
-    case DType::kDouble:
-      *number = static_cast<Number>(get(double()));
-      return true;
-    case DType::kBool:
-      *number = static_cast<Number>(get(uint8_t()));
-      return true;
-    default:
-      return false;
+    case DType::kFloat16: *number = static_cast<Number>(ortplugin::HalfToFloat(get(uint16_t()))); return true;
+    case DType::kBFloat16: *number = static_cast<Number>(ortplugin::BFloat16ToFloat(get(uint16_t()))); return true;
+    case DType::kFloat: *number = static_cast<Number>(get(float())); return true;
+    case DType::kDouble: *number = static_cast<Number>(get(double())); return true;
+    case DType::kBool: *number = static_cast<Number>(get(uint8_t())); return true;
+    default: return false;
   }
 }
 
@@ -70,7 +53,7 @@ bool GetFloating(ortplugin::DType dtype, const unsigned char* element, Number* n
 // elements, each in memory of its very size, so that the address sanitizer sees every access beyond it.
 template <typename Number, typename Put, typename Get>
 std::vector<std::vector<Number>> Evaluate(const std::string& text, const std::vector<std::vector<Number>>& inputs,
-                                          size_t block, const Put& put, const Get& get) {
+    size_t block, const Put& put, const Get& get) {
   using namespace ortplugin;
   const Program program = Program::Parse(text);
   std::vector<uint32_t> all(program.statements().size());

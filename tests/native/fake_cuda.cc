@@ -57,17 +57,10 @@ DRIVER Result cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 
 DRIVER Result cuDeviceGetAttribute(int* value, Attribute which, int) {
   // By cuda.h's numbers, not by our names of them.
   const DeviceFacts& gpu = answers.gpu;
-  const std::map<int, int64_t> figures = {{1, gpu.threads_per_block},
-                                          {16, gpu.multiprocessors},
-                                          {38, gpu.l2_bytes},
-                                          {39, gpu.threads_per_multiprocessor},
-                                          {75, gpu.major},
-                                          {76, gpu.minor},
-                                          {81, gpu.shared_per_multiprocessor},
-                                          {82, gpu.registers_per_multiprocessor},
-                                          {97, gpu.shared_per_block},
-                                          {106, gpu.blocks_per_multiprocessor},
-                                          {111, gpu.reserved_shared_per_block}};
+  const std::map<int, int64_t> figures = {{1, gpu.threads_per_block}, {16, gpu.multiprocessors}, {38, gpu.l2_bytes},
+      {39, gpu.threads_per_multiprocessor}, {75, gpu.major}, {76, gpu.minor}, {81, gpu.shared_per_multiprocessor},
+      {82, gpu.registers_per_multiprocessor}, {97, gpu.shared_per_block}, {106, gpu.blocks_per_multiprocessor},
+      {111, gpu.reserved_shared_per_block}};
   const auto figure = figures.find(static_cast<int>(which));
   if (figure == figures.end()) return 1;
   *value = static_cast<int>(figure->second);
@@ -93,7 +86,7 @@ DRIVER Result cuGetErrorName(Result, const char** text) { return *text = "FAKE",
 DRIVER Result cuGetErrorString(Result, const char** text) { return *text = "a fake driver's error", 0; }
 
 DRIVER Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                             ortplugin::cuda::Stream, void** arguments, void**) {
+    ortplugin::cuda::Stream, void** arguments, void**) {
   if (answers.launch != 0) return answers.launch;
   ++stream.launches;
   if (!stream.is_capturing) return 0;
@@ -107,7 +100,7 @@ DRIVER Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, un
 DRIVER Result cuStreamIsCapturing(ortplugin::cuda::Stream, int* status) { return *status = stream.is_capturing, 0; }
 
 DRIVER Result cuStreamGetCaptureInfo_v3(ortplugin::cuda::Stream, int* status, uint64_t* id, Graph* graph,
-                                        const Node** last, const EdgeData** edges, size_t* count) {
+    const Node** last, const EdgeData** edges, size_t* count) {
   *status = stream.is_capturing ? kCaptureActive : 0;
   *id = stream.capture;
   *graph = nullptr;
@@ -117,8 +110,8 @@ DRIVER Result cuStreamGetCaptureInfo_v3(ortplugin::cuda::Stream, int* status, ui
   return 0;
 }
 
-DRIVER Result cuStreamUpdateCaptureDependencies_v2(ortplugin::cuda::Stream, Node* last, const EdgeData* edges,
-                                                   size_t count, unsigned flags) {
+DRIVER Result cuStreamUpdateCaptureDependencies_v2(
+    ortplugin::cuda::Stream, Node* last, const EdgeData* edges, size_t count, unsigned flags) {
   if (flags != kSetCaptureDependencies) return 1;
   stream.last.clear();
   for (size_t i = 0; i < count; ++i) stream.last.push_back(Of(last[i]));

@@ -13,8 +13,8 @@ int main() {
   for (const test::Gpu& gpu : test::kGpus) {
     const MeasuredGpu* const target = FindTarget(gpu.facts);
     if (target == nullptr) continue;
-    std::printf("%s %d.%d%s\n", target->name, target->major, target->minor,
-                target == &DefaultTarget() ? " default" : "");
+    std::printf(
+        "%s %d.%d%s\n", target->name, target->major, target->minor, target == &DefaultTarget() ? " default" : "");
 #define TARGET(...)
 #define LIMIT(Name, value, ...) \
   std::printf("%s %s %.17g\n", target->name, #Name, static_cast<double>(target->limits.Name));

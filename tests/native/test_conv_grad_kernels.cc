@@ -35,11 +35,11 @@ std::string Typed(std::string text, const std::string& dtype) {
 }
 
 WeightGrad Square(int64_t batch, int64_t channels, int64_t size, int64_t filters, int64_t kernel, int64_t stride,
-                  DType dtype = DType::kFloat, bool channels_last = false) {
+    DType dtype = DType::kFloat, bool channels_last = false) {
   const int64_t pad = (kernel - 1) / 2;
   WeightGrad grad{test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad,
-                                   (size + 2 * pad - kernel) / stride + 1),
-                  DType::kFloat, channels > 1, true};
+                      (size + 2 * pad - kernel) / stride + 1),
+      DType::kFloat, channels > 1, true};
   grad.channels_last = channels_last;
   return grad;
 }

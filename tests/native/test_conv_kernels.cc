@@ -32,7 +32,7 @@ struct Case {
 };
 
 Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
-                   int64_t kernel, int64_t stride) {
+    int64_t kernel, int64_t stride) {
   const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
   Contraction problem = test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.groups = group;
@@ -145,7 +145,7 @@ void TestShuffles(const std::string& architecture) {
     const cudnn::Problem products = GemmProblem(contraction);
     cudnn::Check(products);
     CHECK(ElementCount(products.w.dims) == ElementCount(shuffle.w) &&
-          ElementCount(products.y.dims) == ElementCount(shuffle.x));
+        ElementCount(products.y.dims) == ElementCount(shuffle.x));
     const EngineKernel kernel = PixelShuffleKernel(contraction);
     CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + contraction.program->results().size());
     test::Compiled compiled(kernel.source, architecture);
@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
     compiled.Check(text.str());
     CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());
     compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
-                         {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
+        {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
   }
   TestShuffles(architecture);
   for (const size_t bytes : {1, 2, 4, 8}) {

@@ -60,8 +60,8 @@ std::string MessageInChild(const char* path) {
 void TestOpening(const char* fake) {
   const std::string missing = MessageInChild("/no/such/libcudnn.so.9");
   CHECK_WITH(Contains(missing, "pip install nvidia-cudnn-cu13") && Contains(missing, "/no/such/libcudnn.so.9") &&
-                 Contains(missing, "ORTPLUGIN_CUDNN"),
-             missing);
+          Contains(missing, "ORTPLUGIN_CUDNN"),
+      missing);
   const std::string old = MessageInChild(fake);
   CHECK_WITH(Contains(old, "need cuDNN 9") && Contains(old, "cuDNN 8.9.7"), old);
 }
@@ -175,7 +175,7 @@ void TestProblems() {
          Epilogue(p, kBiasRelu, {{1, 6, 1, 1}});
          p->results[0] = cudnn::ChannelsLast({2, 6, 5, 1});
        },
-       "result is [2,6,5,1], expected [2,6,5,4]"},
+          "result is [2,6,5,1], expected [2,6,5,4]"},
       {[](Problem* p) { Epilogue(p, "(float c) => (float y) { y = Relu(c) }", {}); }, "first parameter is float"},
   };
   for (const Case& each : cases) {
@@ -189,7 +189,7 @@ void TestProblems() {
 // Which strided data gradients are done without their epilogue.
 void TestSlowGradients() {
   const auto is_slow = [](int64_t batch, int64_t channels, int64_t small, int64_t given, int64_t kernel,
-                          int64_t stride) {
+                           int64_t stride) {
     Problem problem;
     problem.direction = Direction::kDataGradient;
     problem.x = cudnn::ChannelsLast({batch, channels, small * stride, small * stride});
@@ -211,7 +211,7 @@ void TestSlowGradients() {
 
 // A data gradient, or a forward convolution, of float16 with channels last.
 Problem Layer(Direction direction, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
-              int64_t stride) {
+    int64_t stride) {
   Problem problem;
   problem.direction = direction;
   problem.dtype = DType::kFloat16;
@@ -261,9 +261,9 @@ void TestIdentities() {
     problem->w = cudnn::ChannelsLast({64, 32, 3, 3});
   });
   for (const Case& each : cases)
-    CHECK_WITH(cudnn::IsFasterWithIdentity(each.problem, FindTarget(test::H200())->limits,
-                                           test::H200().multiprocessors) == each.is_faster,
-               each.problem.ToString());
+    CHECK_WITH(cudnn::IsFasterWithIdentity(
+                   each.problem, FindTarget(test::H200())->limits, test::H200().multiprocessors) == each.is_faster,
+        each.problem.ToString());
 
   CHECK(cudnn::TakesIdentity(fast) && !cudnn::HasIdentity(fast));
   const Problem identity = cudnn::WithIdentity(fast);
@@ -293,7 +293,7 @@ void TestRotated() {
 
 void TestPlanTexts() {
   for (const char* text :
-       {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1", "engine=4;identity", "engine=4;k24=1;identity"}) {
+      {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1", "engine=4;identity", "engine=4;k24=1;identity"}) {
     const PlanText plan = PlanText::Parse(text);
     CHECK(plan.ToString() == text && plan.has_identity == Contains(text, "identity"));
   }
@@ -320,18 +320,14 @@ std::string Shown(const PointwiseGraph& graph) {
   std::string text;
   const auto show = [&](const PointwiseOperand& operand) {
     switch (operand.kind) {
-      case Kind::kConvolution:
-        return std::string("c");
-      case Kind::kParameter:
-        return "p" + std::to_string(operand.index);
+      case Kind::kConvolution: return std::string("c");
+      case Kind::kParameter: return "p" + std::to_string(operand.index);
       case Kind::kScalar: {
         std::string number = std::to_string(graph.scalars[operand.index]);
         return number.substr(0, number.find('.') + 3);
       }
-      case Kind::kNode:
-        return "#" + std::to_string(operand.index);
-      default:
-        return std::string();
+      case Kind::kNode: return "#" + std::to_string(operand.index);
+      default: return std::string();
     }
   };
   for (const PointwiseNode& node : graph.nodes) {
@@ -415,15 +411,15 @@ void TestPrograms() {
       {single, "y = Tanh(c)", "refused: Tanh with more than 17 bits"},
       {one, "y = ThresholdedRelu(c)", "refused: ThresholdedRelu"},
       {single, "h = Cast<to=float16>(c) w = Cast<to=float>(h) y = Relu(w)",
-       "refused: Cast to float16 of a value that is used further"},
+          "refused: Cast to float16 of a value that is used further"},
       {single, "i = Cast<to=int32>(c) y = Cast<to=float>(i)", "refused: Cast from float to int32"},
       {"(float16 c, bool m) => (float16 y)", "y = Where(m, c, 0)", "refused: an operand of dtype bool"},
       {"(float16 c) => (bool y)", "y = Greater(c, 0)", "refused: a result of dtype bool"},
       {"(float c) => (double y)", "d = Cast<to=double>(c) y = Exp(d)",
-       "refused: arithmetic in float64 after a convolution in fp32"},
+          "refused: arithmetic in float64 after a convolution in fp32"},
       {"(float c) => (double y)", "y = Cast<to=double>(c)", "refused: a result in float64 after a convolution in fp32"},
       {"(float16 c, float16 b) => (double y, float16 r)", "s = Add(c, b) y = Cast<to=double>(s) r = Relu(s)",
-       "refused: a result in float64 after a convolution in fp32"},
+          "refused: a result in float64 after a convolution in fp32"},
   };
   for (const Case& each : cases) {
     const std::string got = mapped(each.signature, each.body);

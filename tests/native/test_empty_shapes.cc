@@ -71,9 +71,9 @@ void TestSum(const Shape& full, size_t which, size_t axes) {
       const SumConfig config = ConfigureSums(sums, group, kGpu, aligned);
       const SumPieces pieces = CutSums(group, config, kGpu.multiprocessors);
       CHECK_WITH(config.kept_threads > 0 && config.summed_threads > 0 && !SumSource(sums, group, config).empty(), name);
-      CHECK_WITH(pieces.chunks == 1 && pieces.kept_blocks * config.kept_threads * (config.along ? 1 : config.vector) >=
-                                           group.kept_elements,
-                 name);
+      CHECK_WITH(pieces.chunks == 1 &&
+              pieces.kept_blocks * config.kept_threads * (config.along ? 1 : config.vector) >= group.kept_elements,
+          name);
       CHECK_WITH(SumNumbers(group, config, pieces).size() >= 7, name);
     }
   }
@@ -91,8 +91,8 @@ void TestPointwise() {
     for (size_t which = 0; which < size_t{1} << full.size(); ++which) {
       const PointwiseShape shape = FitPointwise(program, {full, Repeated(full, which)});
       const PointwiseConfig config = ConfigurePointwise(program, shape, kGpu, kMostVector);
-      CHECK_WITH(config.vector > 0 && config.tiles > 0 && !PointwiseSource(program, shape, config).empty(),
-                 ToString(full));
+      CHECK_WITH(
+          config.vector > 0 && config.tiles > 0 && !PointwiseSource(program, shape, config).empty(), ToString(full));
     }
 }
 

@@ -24,7 +24,7 @@ struct Case {
 };
 
 Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
-                   int64_t stride = 1, bool transposed = false) {
+    int64_t stride = 1, bool transposed = false) {
   const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
   return test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
 }

@@ -160,7 +160,7 @@ void CheckLanes() {
     std::vector<unsigned char> elements(512 * SizeOf(dtype));
     StoreLanes(dtype, lanes.data(), 512, elements.data());
     bool good = std::all_of(lanes.end() - static_cast<std::ptrdiff_t>(LaneSize(dtype)), lanes.end(),
-                            [](unsigned char byte) { return byte == 0xee; });
+        [](unsigned char byte) { return byte == 0xee; });
     for (size_t i = 0; i < 512; ++i) good &= GetElement(dtype, elements.data() + i * SizeOf(dtype)) == 1;
     CHECK_WITH(good, name);
   }
@@ -184,17 +184,12 @@ void CheckFlushing() {
 
 // ---- The operators
 
-const Numbers kAwkward = {
-    kNaN,   kInf,   -kInf,     0.0,        -0.0,       1e-45,  -1e-45, 1e-40,  -1e-40,  1.17549435e-38,
-    1e-30,  -1e-30, 1e-10,     -1e-10,     1e-5,       -1e-5,  0.1,    -0.1,   0.25,    -0.25,
-    0.3,    -0.3,   0.5,       -0.5,       0.70710678, 0.75,   -0.75,  0.9,    -0.9,    0.92,
-    1.0,    -1.0,   1.4142135, 1.5,        -1.5,       2.0,    -2.0,   2.5,    -2.5,    3.0,
-    -3.0,   3.5,    4.0,       -4.0,       5.0,        -5.0,   6.0,    -6.0,   9.0,     -9.0,
-    10.5,   -10.5,  14.0,      -14.0,      17.0,       -17.0,  20.0,   -20.0,  20.5,    50.0,
-    -50.0,  87.0,   -87.0,     88.7,       -88.7,      89.5,   -89.5,  103.0,  -103.0,  104.5,
-    -104.5, 127.5,  -128.0,    500.0,      -500.0,     710.0,  -746.0, 2048.0, 65504.0, -65504.0,
-    1e6,    -1e6,   8388607.5, -8388609.0, 16777215.0, 1e10,   -1e10,  1e20,   -1e20,   1e30,
-    -1e30,  3e38,   -3.4e38,   1e300,      -1e300,     5e-324, 1e-310};
+const Numbers kAwkward = {kNaN, kInf, -kInf, 0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1.17549435e-38, 1e-30, -1e-30,
+    1e-10, -1e-10, 1e-5, -1e-5, 0.1, -0.1, 0.25, -0.25, 0.3, -0.3, 0.5, -0.5, 0.70710678, 0.75, -0.75, 0.9, -0.9, 0.92,
+    1.0, -1.0, 1.4142135, 1.5, -1.5, 2.0, -2.0, 2.5, -2.5, 3.0, -3.0, 3.5, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 9.0, -9.0,
+    10.5, -10.5, 14.0, -14.0, 17.0, -17.0, 20.0, -20.0, 20.5, 50.0, -50.0, 87.0, -87.0, 88.7, -88.7, 89.5, -89.5, 103.0,
+    -103.0, 104.5, -104.5, 127.5, -128.0, 500.0, -500.0, 710.0, -746.0, 2048.0, 65504.0, -65504.0, 1e6, -1e6, 8388607.5,
+    -8388609.0, 16777215.0, 1e10, -1e10, 1e20, -1e20, 1e30, -1e30, 3e38, -3.4e38, 1e300, -1e300, 5e-324, 1e-310};
 
 // What an operator is: the exact result, how close it must come.
 struct Reference {
@@ -240,10 +235,11 @@ const std::vector<Reference>& Unary() {
       {"Floor(a)", X(std::floor(x))},
       {"Ceil(a)", X(std::ceil(x))},
       {"Round(a)", X(std::rint(x))},
-      {"Sign(a)", X(x > 0    ? 1
-                    : x < 0  ? -1
-                    : x != x ? x
-                             : 0)},
+      {"Sign(a)",
+          X(x > 0 ? 1
+                  : x < 0  ? -1
+                  : x != x ? x
+                           : 0)},
       {"Sin(a)", X(std::sin(x)), 2, LANE(Angle<0>(x))},
       {"Cos(a)", X(std::cos(x)), 2, LANE(Angle<1>(x))},
       {"Tan(a)", X(std::tan(x)), 2},
@@ -262,7 +258,7 @@ const std::vector<Reference>& Unary() {
       {"Softplus(a)", X(Softplus(x)), 2.5, LANE(lane::Softplus(x))},
       {"Softsign(a)", X(x / (1 + std::fabs(x))), 2},
       {"HardSwish(a)", X(x * MaxOf(0, MinOf(1, x / 6 + Real(0.5)))), 3, nullptr,
-       [](Real x, Real y) { return std::fabs(x * x / 6 / y); }},
+          [](Real x, Real y) { return std::fabs(x * x / 6 / y); }},
       {"Mish(a)", X(x * std::tanh(Softplus(x))), 4.3, LANE(lane::Mish(x))},
       {"LeakyRelu(a)", X(x < 0 ? Attribute(0.01f) * x : x), 0.5},
       {"LeakyRelu<alpha=-3>(a)", X(x < 0 ? -3 * x : x), 0.5},
@@ -272,24 +268,24 @@ const std::vector<Reference>& Unary() {
       {"Celu<alpha=2>(a)", X(MaxOf(0, x) + MinOf(0, 2 * std::expm1(x / 2))), 2},
       {"Celu<alpha=-0.5>(a)", X(MaxOf(0, x) + MinOf(0, Real(-0.5) * std::expm1(x / Real(-0.5)))), 2},
       {"Selu(a)", X(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))), 3,
-       LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f))},
+          LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f))},
       {"HardSigmoid(a)", X(MaxOf(0, MinOf(1, Attribute(0.2f) * x + Real(0.5)))), 1, nullptr,
-       [](Real x, Real y) { return std::fabs(x / y); }},
+          [](Real x, Real y) { return std::fabs(x / y); }},
       {"HardSigmoid<alpha=1, beta=0>(a)", X(MaxOf(0, MinOf(1, x)))},
       {"ThresholdedRelu(a)", X(x > 1 ? x : 0)},
       {"Shrink(a)", X(x < Real(-0.5) || x > Real(0.5) ? x : 0)},
       {"Shrink<bias=1, lambd=2>(a)",
-       X(x < -2  ? x + 1
-         : x > 2 ? x - 1
-                 : 0),
-       0.5},
+          X(x < -2        ? x + 1
+                  : x > 2 ? x - 1
+                          : 0),
+          0.5},
       {"Swish(a)", X(x * Sigmoid(x)), 3.8, LANE(lane::Swish(x, 1.0f))},
       {"Swish<alpha=-2>(a)", X(x * Sigmoid(-2 * x)), 3.5},
       {"QuickGelu(a)", X(x * Sigmoid(Attribute(1.702f) * x)), 3.5, LANE(lane::Swish(x, 1.702f)),
-       [](Real x, Real) { return std::fabs(Real(1.702) * x); }},
+          [](Real x, Real) { return std::fabs(Real(1.702) * x); }},
       {"Gelu(a)", X(x * std::erfc(-x / std::sqrt(Real(2))) / 2), 4, LANE(lane::Gelu(x))},
       {"Gelu<approximate=\"tanh\">(a)", X(x * Sigmoid(TanhArgument(x))), 3.5, LANE(lane::GeluTanh(x)),
-       [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }},
+          [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }},
       // With literals, in either place.
       {"Add(a, 1.5)", X(x + Real(1.5)), 0.5},
       {"Sub(-inf, a)", X(-static_cast<Real>(kInf) - x)},
@@ -397,7 +393,7 @@ void CheckReference(const Reference& reference, const char* name, const Numbers&
   const bool binary = reference.call.find('b', reference.call.find('(')) != std::string::npos;
   const std::string result = ResultOf(reference.call, name);
   const std::string text = std::string("(") + name + " a" + (binary ? std::string(", ") + name + " b" : "") + ") => (" +
-                           result + " y) { y = " + reference.call + " }";
+      result + " y) { y = " + reference.call + " }";
   const Numbers left = Rounded(dtype, a), right = Rounded(dtype, b);
   const Numbers got = Evaluate(text, binary ? std::vector<Numbers>{left, right} : std::vector<Numbers>{left}, block)[0];
   for (size_t i = 0; i < left.size(); ++i) {
@@ -407,8 +403,8 @@ void CheckReference(const Reference& reference, const char* name, const Numbers&
     if (dtype == DType::kDouble && reference.call == "Gelu(a)") ulps += std::fmin(2 * left[i] * left[i], 1e3);
     const Real extra = HasTail(reference.call) ? TailRoom(dtype, left[i]) : 0;
     CHECK_WITH(Close(DTypeOf(result), got[i], exact, std::fmin(ulps, Real(1e6)), extra),
-               std::string(name) + " " + reference.call + " of " + Text(left[i]) + ", " + Text(right[i]) + " is " +
-                   Text(got[i]) + ", not " + Text(static_cast<double>(exact)));
+        std::string(name) + " " + reference.call + " of " + Text(left[i]) + ", " + Text(right[i]) + " is " +
+            Text(got[i]) + ", not " + Text(static_cast<double>(exact)));
   }
 }
 
@@ -441,17 +437,17 @@ void CheckLogic() {
   const Numbers c = {0, 0, 1, 1, 0}, d = {0, 1, 0, 1, 1};
   CHECK(Evaluate("(bool c, bool d) => (bool a, bool o, bool x, bool n, bool m) { a = And(c, d) o = Or(c, d) "
                  "x = Xor(c, d) n = Not(c) m = Xor(c, 1) }",
-                 {c, d}) ==
-        std::vector<Numbers>({{0, 0, 0, 1, 0}, {0, 1, 1, 1, 1}, {0, 1, 1, 0, 1}, {1, 1, 0, 0, 1}, {1, 1, 0, 0, 1}}));
+            {c, d}) ==
+      std::vector<Numbers>({{0, 0, 0, 1, 0}, {0, 1, 1, 1, 1}, {0, 1, 1, 0, 1}, {1, 1, 0, 0, 1}, {1, 1, 0, 0, 1}}));
   for (const std::string dtype : kFloating) {
-    const Numbers y = Evaluate("(bool c, " + dtype + " a) => (" + dtype + " y) { y = Where(c, a, -0) }",
-                               {c, {1, kNaN, kNaN, kInf, 2}})[0];
+    const Numbers y = Evaluate(
+        "(bool c, " + dtype + " a) => (" + dtype + " y) { y = Where(c, a, -0) }", {c, {1, kNaN, kNaN, kInf, 2}})[0];
     CHECK(Same(y[0], -0.0) && Same(y[1], -0.0) && Same(y[2], kNaN) && y[3] == kInf && Same(y[4], -0.0));
     const Numbers clipped = Evaluate(
         "(" + dtype + " a, " + dtype + " low, " + dtype + " high) => (" + dtype + " y) { y = Clip(a, low, high) }",
         {{5, 5, kNaN, -5, 0}, {0, kNaN, 0, 2, 1}, {3, 6, 6, 1, kNaN}})[0];
     CHECK(clipped[0] == 3 && Same(clipped[1], kNaN) && Same(clipped[2], kNaN) && clipped[3] == 1 &&
-          Same(clipped[4], kNaN));
+        Same(clipped[4], kNaN));
   }
 }
 
@@ -462,7 +458,7 @@ void CheckRoundings() {
   CHECK(kept[0] > 0.000249 && kept[0] < 0.000251);
   const Numbers cut =
       Evaluate("(float16 a) => (float y) { b = Add(a, 1) r = Cast<to=float16>(b) c = Sub(r, 1) y = Cast<to=float>(c) }",
-               {{0.00025}})[0];
+          {{0.00025}})[0];
   CHECK(cut[0] == 0);
   // A literal has its dtype's value.
   CHECK(Evaluate("(float16 a) => (float y) { b = Mul(a, 0.1) y = Cast<to=float>(b) }", {{1}})[0][0] == 0.0999755859375);
@@ -503,13 +499,13 @@ void CheckDense(const Reference& reference) {
     for (size_t i = 0; i < count; ++i) {
       const float x = a[i];
       same &= BitCast<uint32_t>(y[i]) == BitCast<uint32_t>(reference.lane(x)) ||
-              (std::isnan(y[i]) && std::isnan(reference.lane(x)));
+          (std::isnan(y[i]) && std::isnan(reference.lane(x)));
       const Real expected = reference.exact(static_cast<Real>(x), 0, 0);
       if (std::isnan(expected) || std::isnan(y[i])) {
         special &= std::isnan(expected) == std::isnan(y[i]);
       } else if (std::isinf(y[i])) {
         special &= Same(static_cast<double>(static_cast<float>(expected)), static_cast<double>(y[i])) ||
-                   std::fabs(expected) > static_cast<Real>(3.4028234e38);
+            std::fabs(expected) > static_cast<Real>(3.4028234e38);
       } else {
         const Real difference = std::fabs(static_cast<Real>(y[i]) - expected);
         const Real extra = HasTail(call) ? TailRoom(DType::kFloat, static_cast<Real>(x)) : 0;
@@ -602,7 +598,7 @@ void CheckLevel() {
   const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   CHECK(ortplugin::X86Level() == (!has_avx2 ? 2 : has_avx512 ? 4 : 3));
 #endif
 }

@@ -26,11 +26,10 @@ __extension__ typedef __int128 Wide;
 
 static_assert(std::numeric_limits<Real>::digits >= 64, "the reference needs a long double of 64 bits");
 
-constexpr DType kIntegers[] = {DType::kInt8,  DType::kInt16,  DType::kInt32,  DType::kInt64,
-                               DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
-constexpr DType kAll[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble, DType::kBool,
-                          DType::kInt8,    DType::kInt16,    DType::kInt32, DType::kInt64,  DType::kUInt8,
-                          DType::kUInt16,  DType::kUInt32,   DType::kUInt64};
+constexpr DType kIntegers[] = {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64, DType::kUInt8, DType::kUInt16,
+    DType::kUInt32, DType::kUInt64};
+constexpr DType kAll[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble, DType::kBool, DType::kInt8,
+    DType::kInt16, DType::kInt32, DType::kInt64, DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
 
 int Bits(DType dtype) { return static_cast<int>(8 * SizeOf(dtype)); }
 Wide Lowest(DType dtype) { return IsSigned(dtype) ? -(Wide{1} << (Bits(dtype) - 1)) : Wide{0}; }
@@ -54,18 +53,12 @@ Real RoundTo(Real value, int digits, int least_exponent, Real largest) {
 // What the dtype makes of a value: Cast's definition.
 Real CastTo(DType dtype, Real value) {
   switch (dtype) {
-    case DType::kFloat16:
-      return RoundTo(value, 11, -14, 65504);
-    case DType::kBFloat16:
-      return RoundTo(value, 8, -126, std::ldexp(Real(255), 120));
-    case DType::kFloat:
-      return RoundTo(value, 24, -126, static_cast<Real>(std::numeric_limits<float>::max()));
-    case DType::kDouble:
-      return RoundTo(value, 53, -1022, static_cast<Real>(std::numeric_limits<double>::max()));
-    case DType::kBool:
-      return value != 0 ? 1 : 0;
-    default:
-      break;
+    case DType::kFloat16: return RoundTo(value, 11, -14, 65504);
+    case DType::kBFloat16: return RoundTo(value, 8, -126, std::ldexp(Real(255), 120));
+    case DType::kFloat: return RoundTo(value, 24, -126, static_cast<Real>(std::numeric_limits<float>::max()));
+    case DType::kDouble: return RoundTo(value, 53, -1022, static_cast<Real>(std::numeric_limits<double>::max()));
+    case DType::kBool: return value != 0 ? 1 : 0;
+    default: break;
   }
   if (std::isnan(value)) return 0;
   return std::fmin(std::fmax(std::trunc(value), static_cast<Real>(Lowest(dtype))), static_cast<Real>(Highest(dtype)));
@@ -149,9 +142,10 @@ const std::vector<Reference>& References() {
   static const std::vector<Reference> references = {
       {"Abs(a)", EXACT(a < 0 ? -a : a)},
       {"Neg(a)", EXACT(-a)},
-      {"Sign(a)", EXACT(a > 0   ? 1
-                        : a < 0 ? -1
-                                : 0)},
+      {"Sign(a)",
+          EXACT(a > 0     ? 1
+                  : a < 0 ? -1
+                          : 0)},
       {"Relu(a)", EXACT(a > 0 ? a : 0)},
       {"BitwiseNot(a)", EXACT(-a - 1)},
       {"Add(a, b)", EXACT(a + b)},
@@ -193,7 +187,7 @@ std::string ProgramOf(DType dtype, const std::string& call, DType result) {
   const std::string name = NameOf(dtype);
   const bool binary = call.find('b', call.find('(')) != std::string::npos;
   return "(" + name + " a" + (binary ? ", " + name + " b" : "") + ") => (" + NameOf(result) + " y) { y = " + call +
-         " }";
+      " }";
 }
 
 void CheckReference(DType dtype, const Reference& reference, const Reals& a, const Reals& b, size_t block) {
@@ -246,7 +240,7 @@ void CheckOperators() {
       // The vectors' tails.
       for (const size_t count : {size_t{1}, size_t{3}, size_t{511}}) {
         CheckReference(dtype, reference, Reals(values.begin(), values.begin() + few),
-                       Reals(values.rbegin(), values.rbegin() + few), count);
+            Reals(values.rbegin(), values.rbegin() + few), count);
       }
     }
     // Literals of all 64 bits.
@@ -298,8 +292,9 @@ void CheckPowers() {
         const Wide exact = Power(dtype, static_cast<Wide>(left[i]), static_cast<Wide>(exponents[i]));
         const Real expected = static_cast<Real>(exact);
         const Real room = std::fabs(expected) < std::ldexp(Real(1), 53) ? 0 : std::fabs(expected) * 16e-16L;
-        CHECK_WITH(std::fabs(got[i] - expected) <= room, text + " of " + Text(left[i]) + ", " + Text(exponents[i]) +
-                                                             " is " + Text(got[i]) + ", not " + Text(expected));
+        CHECK_WITH(std::fabs(got[i] - expected) <= room,
+            text + " of " + Text(left[i]) + ", " + Text(exponents[i]) + " is " + Text(got[i]) + ", not " +
+                Text(expected));
       }
     };
     compare("Pow(a, b)", right);
@@ -316,30 +311,10 @@ Reals ValuesOf(DType dtype) {
   if (IsInteger(dtype)) return Values(dtype);
   const Real infinity = std::numeric_limits<Real>::infinity();
   // The edges of the formats, and what lies next to the middle of two of their values.
-  Reals candidates = {std::numeric_limits<Real>::quiet_NaN(),
-                      infinity,
-                      -infinity,
-                      0,
-                      Real(-0.0),
-                      0.49999L,
-                      1e-30L,
-                      -1e-30L,
-                      1e30L,
-                      -1e30L,
-                      3.4e38L,
-                      1e300L,
-                      -1e300L,
-                      5e-324L,
-                      1e-45L,
-                      1e-40L,
-                      65519,
-                      65520,
-                      5.96e-8L,
-                      2.98e-8L,
-                      1.00390625L,
-                      1.00390625000001L,
-                      1 + std::ldexp(Real(1), -11) + std::ldexp(Real(1), -30),
-                      1 + std::ldexp(Real(1), -24) + std::ldexp(Real(1), -50)};
+  Reals candidates = {std::numeric_limits<Real>::quiet_NaN(), infinity, -infinity, 0, Real(-0.0), 0.49999L, 1e-30L,
+      -1e-30L, 1e30L, -1e30L, 3.4e38L, 1e300L, -1e300L, 5e-324L, 1e-45L, 1e-40L, 65519, 65520, 5.96e-8L, 2.98e-8L,
+      1.00390625L, 1.00390625000001L, 1 + std::ldexp(Real(1), -11) + std::ldexp(Real(1), -30),
+      1 + std::ldexp(Real(1), -24) + std::ldexp(Real(1), -50)};
   for (const DType integer : kIntegers) {
     for (const Real value : Values(integer)) {
       for (const Real off : {Real(0), Real(0.25), Real(0.5), Real(0.999)}) {
@@ -384,10 +359,9 @@ void CheckCasts() {
           if (IsInteger(to) && !IsFloating(from)) {
             expected = static_cast<Real>(Wrap(to, static_cast<Wide>(values[i])));
           }
-          const bool same =
-              std::isnan(expected)
-                  ? std::isnan(got[i])
-                  : got[i] == expected && (std::signbit(got[i]) == std::signbit(expected) || !IsFloating(to));
+          const bool same = std::isnan(expected)
+              ? std::isnan(got[i])
+              : got[i] == expected && (std::signbit(got[i]) == std::signbit(expected) || !IsFloating(to));
           CHECK_WITH(same, text + " of " + Text(values[i]) + " is " + Text(got[i]) + ", not " + Text(expected));
         }
       }

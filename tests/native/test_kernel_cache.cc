@@ -285,8 +285,8 @@ void EveryFieldCounts() {
   const KernelKey base{"source", "options", "sm_80", "nvrtc 12.9", "1.0"};
   Fill(base);
   InProcess([&] {
-    for (std::string KernelKey::* field : {&KernelKey::source, &KernelKey::options, &KernelKey::architecture,
-                                           &KernelKey::compiler, &KernelKey::plugin}) {
+    for (std::string KernelKey::* field :
+        {&KernelKey::source, &KernelKey::options, &KernelKey::architecture, &KernelKey::compiler, &KernelKey::plugin}) {
       for (const std::string& change : {base.*field + "1", std::string(), base.*field + std::string(1, '\0')}) {
         KernelKey other = base;
         other.*field = change;
@@ -517,7 +517,7 @@ void UsedWhileTheProcessEnds() {
     std::atexit([] {
       const bool good = *CachedKernel(
                             Key(), []() -> std::string { return "again"; }, nullptr) == CodeOf(Key()) &&
-                        *CachedKernel(Key("late"), [] { return std::string("late"); }, nullptr) == "late";
+          *CachedKernel(Key("late"), [] { return std::string("late"); }, nullptr) == "late";
       if (!good) _exit(1);
     });
     CHECK(Compiles(Key()));

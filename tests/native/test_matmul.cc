@@ -74,15 +74,8 @@ Shape Repeated(Shape shape, size_t which, bool shorter) {
 
 void TestViews() {
   int apart = 0;
-  for (const Shape& full : {Shape{3},
-                            {2, 3},
-                            {2, 3, 4},
-                            {2, 1, 3},
-                            {2, 3, 4, 2},
-                            {1, 2, 1, 3},
-                            {2, 3, 2, 3, 2},
-                            {2, 1, 3, 2, 2},
-                            {2, 3, 2, 3, 2, 2}}) {
+  for (const Shape& full : {Shape{3}, {2, 3}, {2, 3, 4}, {2, 1, 3}, {2, 3, 4, 2}, {1, 2, 1, 3}, {2, 3, 2, 3, 2},
+           {2, 1, 3, 2, 2}, {2, 3, 2, 3, 2, 2}}) {
     const size_t masks = size_t{1} << full.size();
     for (size_t one = 0; one < masks; ++one)
       for (size_t two = 0; two < masks; two += 1 + full.size() / 5)

@@ -64,12 +64,22 @@ std::string Wide(const std::string& dtype, int parameters, int results) {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   const std::pair<std::string, int> dtypes[] = {
-      {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int8", 1},  {"uint8", 1},
-      {"int16", 2},   {"uint16", 2},   {"int32", 4}, {"uint32", 4}, {"int64", 8}, {"uint64", 8},
+      {"float16", 2},
+      {"bfloat16", 2},
+      {"float", 4},
+      {"double", 8},
+      {"int8", 1},
+      {"uint8", 1},
+      {"int16", 2},
+      {"uint16", 2},
+      {"int32", 4},
+      {"uint32", 4},
+      {"int64", 8},
+      {"uint64", 8},
   };
   for (const auto& [dtype, size] : dtypes) {
-    const auto add = [&, type = dtype, vector = 16 / size](const std::string& name, const char* program,
-                                                           const std::vector<Shape>& inputs) {
+    const auto add = [&, type = dtype, vector = 16 / size](
+                         const std::string& name, const char* program, const std::vector<Shape>& inputs) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, ""});
     };
     add("unary", kUnary, {kLarge});
@@ -81,11 +91,11 @@ std::vector<Case> Cases() {
     add("outer", kBinary, {{32768, 1}, {4096}});
   }
   for (const auto& [dtype, size] :
-       std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
+      std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
     const int vector = 16 / size;
     const std::string across = size == 8 ? "" : "across";  // one double is an access that needs no neighbours
     const auto add = [&, type = dtype](const std::string& name, const char* program, const std::vector<Shape>& inputs,
-                                       int wanted, const std::string& modes, int most_vector = 16) {
+                         int wanted, const std::string& modes, int most_vector = 16) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, wanted, modes, most_vector});
     };
     add("lerp", kLerp, {{16, 102400}, {16, 102400}, {1}}, vector, "");

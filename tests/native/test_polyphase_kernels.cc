@@ -15,7 +15,7 @@ using namespace test;
 namespace {
 
 Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel = 3,
-                  int64_t stride = 2, int64_t pad = 1, int64_t dilation = 1) {
+    int64_t stride = 2, int64_t pad = 1, int64_t dilation = 1) {
   const int64_t out = (size - 1) * stride + (kernel - 1) * dilation + 1 - 2 * pad;
   Contraction problem = SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   for (Window& window : problem.windows) window.dilation = dilation;
@@ -23,7 +23,13 @@ Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, in
 }
 
 constexpr const char* kConfigs[] = {
-    "256 1 8 4", "128 2 8 4", "128 1 8 4", "64 1 8 4", "64 1 4 4", "64 1 4 5", "64 1 4 7",
+    "256 1 8 4",
+    "128 2 8 4",
+    "128 1 8 4",
+    "64 1 8 4",
+    "64 1 4 4",
+    "64 1 4 5",
+    "64 1 4 7",
 };
 
 std::vector<ConvCase> Cases() {
@@ -75,7 +81,7 @@ int main(int argc, char** argv) {
   // Much work for few filters is cuDNN's unless a program follows.
   const Contraction much = Layer(kHalf, 256, 28, 128, 128);
   CHECK(IsPolyphaseFast(relu, much, device) && !IsPolyphaseFast(program, much, device) &&
-        IsPolyphaseFast(program, known, device));
+      IsPolyphaseFast(program, known, device));
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256), device));
   const Refusals refusals(known, [&](const Contraction& other) { return FitsPolyphase(program, other, device); });
   refusals.Check("a plain one", [](Contraction* changed) { changed->transposed = false; });

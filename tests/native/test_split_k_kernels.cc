@@ -15,8 +15,8 @@ using namespace test;
 
 namespace {
 
-Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
-                  int64_t stride = 1) {
+Contraction Layer(
+    DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel, int64_t stride = 1) {
   const int64_t pad = kernel / 2, out = (size + 2 * pad - kernel) / stride + 1;
   Contraction problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.constant_weights = batch > 1;
@@ -78,9 +78,9 @@ int main(int argc, char** argv) {
               const cuda::LaunchShape launch = SplitKLaunch(problem, config);
               const int64_t k_tiles = kernel * kernel * ((channels * (size == 7 ? 4 : 2) + 127) / 128);
               CHECK_WITH(launch.shared_bytes <= device.shared_per_block && launch.blocks > 0 && launch.threads >= 128 &&
-                             launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
-                             config.split_k * (config.warps / 4) <= k_tiles,
-                         ToString(problem.result()));
+                      launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
+                      config.split_k * (config.warps / 4) <= k_tiles,
+                  ToString(problem.result()));
             }
 
   const auto is_fast = [&](const Contraction& problem) { return IsSplitKFast(program, problem, device); };

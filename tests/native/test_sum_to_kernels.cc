@@ -55,8 +55,8 @@ std::vector<Case> Cases() {
   for (const auto& [dtype, size] : std::vector<std::pair<std::string, int>>{
            {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int32", 4}, {"uint64", 8}}) {
     const auto add = [&, type = dtype](const std::string& name, const std::string& program,
-                                       const std::vector<Shape>& inputs, int vector, const std::string& modes,
-                                       size_t groups = 1, bool aligned = true) {
+                         const std::vector<Shape>& inputs, int vector, const std::string& modes, size_t groups = 1,
+                         bool aligned = true) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, modes, groups, aligned});
     };
     const int most = 16 / size;
@@ -92,10 +92,8 @@ std::vector<Case> Cases() {
 
 std::string Modes(const SumConfig& config, const SumPieces& pieces) {
   std::string modes;
-  for (const auto& [is, name] : {std::pair(config.along, "along"),
-                                 {config.wide, "wide"},
-                                 {config.stream, "stream"},
-                                 {pieces.chunks > 1, "chunks"}})
+  for (const auto& [is, name] : {std::pair(config.along, "along"), {config.wide, "wide"}, {config.stream, "stream"},
+           {pieces.chunks > 1, "chunks"}})
     if (is) modes += (modes.empty() ? "" : " ") + std::string(name);
   return modes;
 }
@@ -136,8 +134,8 @@ int main(int argc, char** argv) {
       // Every index has a piece, and no piece is empty but that of a sum of nothing.
       const int64_t summed = groups[g].summed_elements / (config.along ? config.vector : 1);
       CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < std::max<int64_t>(1, summed) &&
-                     pieces.chunk_size * pieces.chunks >= summed,
-                 text.str());
+              pieces.chunk_size * pieces.chunks >= summed,
+          text.str());
       compiled.CheckLaunch(gpu, "sum_to", threads);
       if (pieces.chunks > 1) compiled.CheckLaunch(gpu, "add_chunks", 256);
       // What is streamed and what is cut depends on the GPU: the cases say it of an H200.

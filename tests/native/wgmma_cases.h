@@ -62,8 +62,8 @@ inline ortplugin::Program ProgramOf(const ConvCase& conv_case) {
 // says which has.
 template <typename Check>
 void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
-                 bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&),
-                 const Check& check, int every = 3) {
+    bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&),
+    const Check& check, int every = 3) {
   for (const ConvCase& conv_case : cases) {
     const ortplugin::Program program = ProgramOf(conv_case);
     CHECK(fits(program, conv_case.problem, device) == device.has_wgmma());
@@ -77,9 +77,8 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::Devi
 // where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
 // prints it.
 inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, const std::string& source,
-                                 const char* kernel, const Contraction& problem,
-                                 const ortplugin::cuda::LaunchShape& launch, const std::string& config,
-                                 int min_blocks = 1) {
+    const char* kernel, const Contraction& problem, const ortplugin::cuda::LaunchShape& launch,
+    const std::string& config, int min_blocks = 1) {
   Compiled compiled(source, "sm_90a");
   std::ostringstream text;
   text << NameOf(problem.dtype()) << " " << problem.channels << " to " << ortplugin::ToString(problem.result()) << ": "

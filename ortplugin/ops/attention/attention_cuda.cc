@@ -51,7 +51,7 @@ class CudaAttention : public Kernel {
     if (std::all_of(outputs.begin(), outputs.end(), [](const Shape& shape) { return ElementCount(shape) == 0; }))
       return;
     variant.first = std::all_of(addresses.begin(), addresses.end(),
-                                [](const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; });
+        [](const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; });
     if (!variant.first) plan = plans_.Find(shapes, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);

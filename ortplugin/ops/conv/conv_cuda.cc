@@ -87,8 +87,8 @@ class CudaConv : public PlannedKernel<ConvPlan> {
     CheckInput(*node_.program, kConvInputs, input, type);
   }
 
-  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const ConvPlan* plan,
-                  std::vector<void*>* addresses) const override {
+  bool AddOutputs(
+      Run& run, const std::vector<Shape>& shapes, const ConvPlan* plan, std::vector<void*>* addresses) const override {
     const Shape shape = plan != nullptr ? plan->output : FitConv(node_.attributes, shapes[0], shapes[1]).output();
     for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, shape));
     return ElementCount(shape) > 0;
@@ -100,8 +100,8 @@ class CudaConv : public PlannedKernel<ConvPlan> {
     return planner_.Make(node_.Fit(shapes, variant.session_allows_tf32), variant.unaligned);
   }
 
-  void Launch(const ConvPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses,
-              char* scratch) const override {
+  void Launch(
+      const ConvPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
     plan.Run(device(), stream, addresses, scratch);
   }
 
@@ -118,10 +118,10 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
 
 std::string TransposeSource(size_t element_bytes) {
-  const char* element = element_bytes == 1   ? "unsigned char"
-                        : element_bytes == 2 ? "unsigned short"
-                        : element_bytes == 4 ? "unsigned"
-                                             : "unsigned long long";
+  const char* element = element_bytes == 1 ? "unsigned char"
+      : element_bytes == 2                 ? "unsigned short"
+      : element_bytes == 4                 ? "unsigned"
+                                           : "unsigned long long";
   return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kTransposeSource;
 }
 

@@ -19,7 +19,7 @@ DType InputType(const Program& program, size_t input) {
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceFacts& device, cuda::Stream stream,
-               void* from, void* to) {
+    void* from, void* to) {
   uint64_t rows = transposition.rows, columns = transposition.columns, count = transposition.count;
   void* parameters[] = {&from, &to, &rows, &columns, &count};
   cuda::Launch(device, transposition.kernel, transposition.launch, stream, parameters);
@@ -38,7 +38,7 @@ bool ConvPlanner::Prepare(const Contraction& contraction) const {
       algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*contraction.program).empty();
   cudnn::Version();  // throws where there is none
   cudnn::Prepare(device_, is_split ? ProblemWithoutEpilogue(contraction) : ProblemWithEpilogue(contraction),
-                 cudnn::kMostWorkspace, text);
+      cudnn::kMostWorkspace, text);
   return true;
 }
 
@@ -78,11 +78,11 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
     const int64_t pixels = ElementCount(plan->shape) / contraction.batch / contraction.filters;
     if (contraction.x_channels_first && !contraction.is_empty())
       AddTransposition(0, contraction.dtype(), contraction.channels,
-                       ElementCount(contraction.x()) / contraction.batch / contraction.channels,
-                       ElementCount(contraction.x()), plan.get());
+          ElementCount(contraction.x()) / contraction.batch / contraction.channels, ElementCount(contraction.x()),
+          plan.get());
     for (size_t r = 0; contraction.y_channels_first && r < contraction.program->results().size(); ++r)
       AddTransposition(shapes.size() + r, ResultType(*contraction.program, r), pixels, contraction.filters,
-                       ElementCount(plan->shape), plan.get());
+          ElementCount(plan->shape), plan.get());
   }
   for (const size_t tensor : unaligned) {
     if (tensor < plan->inputs)
@@ -100,7 +100,7 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
 bool ConvPlanner::IsShuffled(const Contraction& contraction) const {
   if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
   return FitsPixelShuffle(contraction) &&
-         (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(contraction, device_));
+      (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(contraction, device_));
 }
 
 // A GEMM and our kernel after it. Returns the reason why there is none, or nothing.
@@ -160,26 +160,25 @@ void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
 }
 
 // Transposes every matrix [rows, columns] of a tensor.
-void ConvPlanner::AddTransposition(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count,
-                                   ConvPlan* plan) const {
+void ConvPlanner::AddTransposition(
+    size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const {
   const size_t size = SizeOf(dtype);
   const cuda::Function kernel = cuda::Load(device_, TransposeSource(size), "transpose", cuda::Warn);
   constexpr int64_t kMostBlocks = 1 << 20, kThreads = 256;
   const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, DivideUp(count, kThreads))), kThreads};
   plan->transpositions.push_back({tensor, ScratchBytes(static_cast<size_t>(count) * size), kernel, launch,
-                                  static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
-                                  static_cast<uint64_t>(count)});
+      static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(count)});
 }
 
 // Once for each node.
 void ConvPlanner::WarnOfAlgorithm(const std::string& reason) const {
   if (warned_.exchange(true)) return;
   cuda::Warn("node '" + node_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
-             ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
+      ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
 }
 
-void ConvPlan::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given,
-                   char* scratch) const {
+void ConvPlan::Run(
+    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
   char* const workspace = scratch;
   if (convolution != nullptr) scratch += ScratchBytes(convolution->workspace_bytes());
   char* const value = scratch;
@@ -210,10 +209,10 @@ void ConvPlan::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const s
 }
 
 void ConvPlan::RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
-                        void* workspace, void* value) const {
+    void* workspace, void* value) const {
   const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
-  std::vector<const void*> operands(addresses.begin() + kConvInputs,
-                                    addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+  std::vector<const void*> operands(
+      addresses.begin() + kConvInputs, addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
   if (value_result) value = results[*value_result];
   cudnn::Arguments arguments{};
   arguments.inputs[0] = addresses[0];

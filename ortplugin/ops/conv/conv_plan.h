@@ -46,12 +46,12 @@ struct ConvPlan {
   size_t value_bytes = 0, scratch_bytes = 0;
 
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs; `scratch`: scratch_bytes.
-  void Run(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
-           char* scratch) const;
+  void Run(
+      const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 
  private:
   void RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
-                void* workspace, void* value) const;
+      void* workspace, void* value) const;
 };
 
 // Makes a node's plans. It warns once where its algorithm is not to be had.

@@ -52,8 +52,8 @@ class CudaConvGrad : public PlannedKernel<Plan> {
       Fail("input ", i, " is ", NameOfOrt(type), " but the node's program says ", NameOf(wanted));
   }
 
-  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const Plan* plan,
-                  std::vector<void*>* addresses) const override {
+  bool AddOutputs(
+      Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const override {
     const std::vector<Shape> results = OutputShapes(plan == nullptr ? FitGrad(node_, shapes) : plan->shape);
     for (size_t r = 0; r < results.size(); ++r) addresses->push_back(run.output(r, results[r]));
     return std::any_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) > 0; });
@@ -151,12 +151,12 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     }
     results.insert(results.end(), addresses.begin() + static_cast<std::ptrdiff_t>(next), addresses.end());
     const std::vector<const void*> parameters(addresses.begin() + static_cast<std::ptrdiff_t>(operands),
-                                              addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+        addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
     const void* const x = node_.has_x ? addresses[0] : nullptr;
     const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
     if (draws_in) {
-      RunWeightGrad(engine->plan, device(), stream, x, parameters, engine->stores_z ? results[0] : nullptr, dw, db,
-                    step);
+      RunWeightGrad(
+          engine->plan, device(), stream, x, parameters, engine->stores_z ? results[0] : nullptr, dw, db, step);
     } else if (plan.sums) {
       results.push_back(db);
       RunSums(*plan.sums, device(), stream, parameters, results, step);
@@ -165,7 +165,7 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     }
     if (engine && !draws_in)
       RunWeightGrad(engine->plan, device(), stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
-                    nullptr, step);
+          nullptr, step);
     if (plan.data) plan.data->Run(device(), stream, z, w, dx, step);
     if (plan.weight) plan.weight->Run(device(), stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
     plan.copies.CopyOutputs(device(), stream, inputs, given, addresses);

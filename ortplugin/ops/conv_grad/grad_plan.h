@@ -45,7 +45,7 @@ struct GradPart {
   size_t scratch_bytes() const;
   // Asynchronous, on ORT's stream. `first`, `second`: dZ and W for dX; the larger and the smaller tensor for dW.
   void Run(const cuda::DeviceFacts& device, cuda::Stream stream, const void* first, const void* second, void* result,
-           char* scratch) const;
+      char* scratch) const;
 };
 
 // Makes a node's parts. It warns once where an algorithm is not to be had.

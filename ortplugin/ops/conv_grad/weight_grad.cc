@@ -152,7 +152,7 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
       const int64_t met = wavefronts(32, 1, [&](int64_t i) {
         const int64_t column = i % lanes % columns, strip = strip_of(i);
         return column % channel_lanes * pitch + column / channel_lanes * s->tap_rows * row +
-               strip / full * grad.rows().stride * row + strip % full * s->strip * grad.columns().stride;
+            strip / full * grad.rows().stride * row + strip % full * s->strip * grad.columns().stride;
       });
       if (met < best) best = met, *s = option;
     }
@@ -215,9 +215,9 @@ bool IsExact(const Program& program) {
   if (result.kind == Value::Kind::kLiteral) return false;
   const Statement& maker = program.statements()[result.index];
   return maker.op == Op::kWhere && std::all_of(maker.operands.begin() + 1, maker.operands.end(), [&](ValueId operand) {
-           const Value& value = program.value(operand);
-           return value.kind == Value::Kind::kParameter || (value.kind == Value::Kind::kLiteral && value.literal == 0);
-         });
+    const Value& value = program.value(operand);
+    return value.kind == Value::Kind::kParameter || (value.kind == Value::Kind::kLiteral && value.literal == 0);
+  });
 }
 
 }  // namespace
@@ -241,8 +241,8 @@ bool FitsWeightGrad(const WeightGrad& grad) {
         window.size > kMostWide || window.pad_begin > kMostWide)
       return false;
   return grad.channels <= 512 && grad.filters <= 512 && grad.batch >= 1 && grad.batch < (1 << 24) &&
-         grad.batch * grad.channels * grad.rows().size * grad.columns().size < kMost &&
-         grad.batch * grad.filters * grad.rows().out * grad.columns().out < kMost;
+      grad.batch * grad.channels * grad.rows().size * grad.columns().size < kMost &&
+      grad.batch * grad.filters * grad.rows().out * grad.columns().out < kMost;
 }
 
 bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
@@ -255,11 +255,11 @@ bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
   if (std::max(grad.channels, grad.filters) <= limits.weight_grad_most_channels) return true;
   const bool is_sparse = taps == 1 || grad.rows().stride * grad.columns().stride > 1;
   return is_sparse && std::min(grad.channels, grad.filters) <= limits.weight_grad_most_channels &&
-         channel_pairs <= limits.weight_grad_most_pairs;
+      channel_pairs <= limits.weight_grad_most_pairs;
 }
 
-std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,
-                                                    const cuda::DeviceFacts& gpu) {
+std::optional<WeightGradConfig> ConfigureWeightGrad(
+    const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu) {
   constexpr int64_t kMostSums = 80;
   const int64_t bytes = OperandBytes(program) + (grad.stores_z ? 4 : 0);
   Config best{};
@@ -322,8 +322,8 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, cons
   return best;
 }
 
-std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
-                             const WeightGradConfig& config) {
+std::string WeightGradSource(
+    const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config) {
   const size_t inputs = program.parameters().size();
   const DType dtype = program.value(program.results()[0]).dtype;
   const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
@@ -347,22 +347,11 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
   define("CHANNELS_LAST", grad.channels_last);
   define("STORES_Z", grad.stores_z);
   define("HAS_BIAS", grad.makes_bias);
-  const std::pair<const char*, int> choices[] = {{"IMAGES", config.images},
-                                                 {"ROWS", config.rows},
-                                                 {"MAPS", config.maps},
-                                                 {"DEPTH", config.depth},
-                                                 {"TAP_ROWS", config.tap_rows},
-                                                 {"STRIP", config.strip},
-                                                 {"SEGMENT", config.segment},
-                                                 {"BLOCK_MAPS", config.block_maps},
-                                                 {"BLOCK_CHANNELS", config.block_channels},
-                                                 {"X_ROW", config.x_row},
-                                                 {"X_PITCH", config.x_pitch},
-                                                 {"Z_PITCH", config.z_pitch},
-                                                 {"VECTOR", config.vector},
-                                                 {"THREADS", config.threads},
-                                                 {"MIN_BLOCKS", config.min_blocks},
-                                                 {"ADDERS", config.adders}};
+  const std::pair<const char*, int> choices[] = {{"IMAGES", config.images}, {"ROWS", config.rows},
+      {"MAPS", config.maps}, {"DEPTH", config.depth}, {"TAP_ROWS", config.tap_rows}, {"STRIP", config.strip},
+      {"SEGMENT", config.segment}, {"BLOCK_MAPS", config.block_maps}, {"BLOCK_CHANNELS", config.block_channels},
+      {"X_ROW", config.x_row}, {"X_PITCH", config.x_pitch}, {"Z_PITCH", config.z_pitch}, {"VECTOR", config.vector},
+      {"THREADS", config.threads}, {"MIN_BLOCKS", config.min_blocks}, {"ADDERS", config.adders}};
   for (const auto& [name, value] : choices) define(name, value);
   define("BATCH", config.batch);
   text << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
@@ -393,7 +382,7 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
 }
 
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-                              const WeightGradConfig& config, const cuda::DeviceFacts& gpu) {
+    const WeightGradConfig& config, const cuda::DeviceFacts& gpu) {
   const std::string source = WeightGradSource(grad, program, axes, config);
   WeightGradPlan plan{};
   plan.multiply = cuda::Load(gpu, source, "weight_grad", cuda::Warn);
@@ -407,7 +396,7 @@ WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, co
 }
 
 void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
-                   const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch) {
+    const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch) {
   std::vector<uint64_t> arguments{reinterpret_cast<uintptr_t>(x)};
   for (const void* each : operands) arguments.push_back(reinterpret_cast<uintptr_t>(each));
   for (void* each : {z, dw, db, scratch}) arguments.push_back(reinterpret_cast<uintptr_t>(each));

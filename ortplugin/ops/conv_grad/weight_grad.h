@@ -44,10 +44,10 @@ bool FitsWeightGrad(const WeightGrad& grad);
 bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu);
 
 // Empty where no tile fits the memory of a block.
-std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,
-                                                    const cuda::DeviceFacts& gpu);
-std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
-                             const WeightGradConfig& config);
+std::optional<WeightGradConfig> ConfigureWeightGrad(
+    const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu);
+std::string WeightGradSource(
+    const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config);
 
 // Ready to launch. Every address must be a multiple of 16.
 struct WeightGradPlan {
@@ -57,9 +57,9 @@ struct WeightGradPlan {
   int64_t images, chunks;
 };
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-                              const WeightGradConfig& config, const cuda::DeviceFacts& gpu);
+    const WeightGradConfig& config, const cuda::DeviceFacts& gpu);
 // Asynchronous. `operands`: of the program. `z`, `db`: null where they are not made.
 void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
-                   const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);
+    const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);
 
 }  // namespace ortplugin

@@ -38,17 +38,13 @@ class CpuConvTranspose : public Kernel {
     const ConvAttributes& attributes = node_.attributes;
     if (wide_ == DType::kFloat)
       convolution_.emplace(info, "ConvTranspose", "", kOpset,
-                           std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
-                           std::vector<StandardOperator::Attribute>{
-                               {"auto_pad", std::string(kAutoPads[static_cast<size_t>(attributes.auto_pad)])},
-                               {"group", attributes.groups},
-                               {"kernel_shape", attributes.kernel_shape},
-                               {"strides", attributes.strides},
-                               {"dilations", attributes.dilations},
-                               {"pads", attributes.pads},
-                               {"output_padding", attributes.output_padding},
-                               {"output_shape", attributes.output_shape}},
-                           2, 1);
+          std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
+          std::vector<StandardOperator::Attribute>{
+              {"auto_pad", std::string(kAutoPads[static_cast<size_t>(attributes.auto_pad)])},
+              {"group", attributes.groups}, {"kernel_shape", attributes.kernel_shape}, {"strides", attributes.strides},
+              {"dilations", attributes.dilations}, {"pads", attributes.pads},
+              {"output_padding", attributes.output_padding}, {"output_shape", attributes.output_shape}},
+          2, 1);
     if (const std::optional<Tensor> w = info.constant_input(1)) {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
@@ -82,7 +78,7 @@ class CpuConvTranspose : public Kernel {
     Make(run, shape, axes, inputs, shapes[1], results);
     for (size_t r = 0; r < outputs.size(); ++r)
       Transpose(&run, results[r], outputs[r], shape.batch, count / shape.batch / shape.filters, shape.filters,
-                SizeOf(ResultType(r)));
+          SizeOf(ResultType(r)));
   }
 
  private:
@@ -90,7 +86,7 @@ class CpuConvTranspose : public Kernel {
 
   // Every result, in the node's layout.
   void Make(Run& run, const Contraction& shape, const Axes& axes, const std::vector<Tensor>& inputs,
-            const Shape& w_shape, const std::vector<void*>& outputs) const {
+      const Shape& w_shape, const std::vector<void*>& outputs) const {
     const int64_t count = ElementCount(shape.result());
 
     HostScratch::Buffer buffer(nullptr, {&scratch_});
@@ -105,8 +101,8 @@ class CpuConvTranspose : public Kernel {
   }
 
   // The transposed convolution's value, in the node's layout.
-  void Convolve(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const Shape& w_shape,
-                void* value) const {
+  void Convolve(
+      Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const Shape& w_shape, void* value) const {
     const int64_t count = ElementCount(shape.result());
     if (ElementCount(shape.x()) == 0) {  // an image without pixels
       std::memset(value, 0, static_cast<size_t>(count) * SizeOf(wide_));
@@ -126,12 +122,12 @@ class CpuConvTranspose : public Kernel {
         run.parallel_for(tasks, body);
       };
       DataGradient(shape.Reversed(), static_cast<const double*>(data.data()), static_cast<const double*>(filters),
-                   static_cast<double*>(made), parallel_for);
+          static_cast<double*>(made), parallel_for);
     } else {
       convolution_->Run(run,
-                        {{data.data(), ort::kFloat, shape.x_first()},
-                         {filters, ort::kFloat, last ? ChannelsFirst(w_shape) : w_shape}},
-                        {{made, ort::kFloat, shape.result_first()}});
+          {{data.data(), ort::kFloat, shape.x_first()},
+              {filters, ort::kFloat, last ? ChannelsFirst(w_shape) : w_shape}},
+          {{made, ort::kFloat, shape.result_first()}});
     }
     if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
   }

@@ -76,13 +76,13 @@ struct NormConfig {
 };
 
 // None where no block can hold a row, few blocks would hold long ones, or rows are not what is normalised.
-std::optional<NormConfig> ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape,
-                                             const cuda::DeviceFacts& gpu, bool aligned);
+std::optional<NormConfig> ConfigureLayerNorm(
+    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
 // The whole CUDA C++ of a variant, for tests as well as for launches.
 std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config);
 // What it begins with: the program's arithmetic and its operands, after `sizes`.
-std::string NormOperands(const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results,
-                         bool pass_l1);
+std::string NormOperands(
+    const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results, bool pass_l1);
 
 // One variant of norm_tiles.cu, for every shape.
 struct NormTiles {
@@ -95,8 +95,8 @@ struct NormTiles {
   int64_t blocks, moments_bytes;     // in all; of scratch memory
   bool stream_results;
 };
-NormTiles ConfigureNormTiles(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu,
-                             bool aligned);
+NormTiles ConfigureNormTiles(
+    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
 std::string NormTilesSource(const NormProgram& norm, const NormShape& shape, const NormTiles& config);
 
 }  // namespace ortplugin

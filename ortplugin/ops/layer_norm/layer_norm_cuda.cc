@@ -43,7 +43,7 @@ constexpr int kWideBytes = 8;  // of an access
 // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside rows
 // that are loaded ahead in accesses of 8 bytes it needs no room for them.
 int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, const cuda::DeviceFacts& gpu,
-              int access_bytes) {
+    int access_bytes) {
   const int spare = access_bytes < kWideBytes ? 5 * config.items : config.prefetch && access_bytes == 8 ? 0 : 20;
   const int threads = config.lanes * config.groups;
   const int registers = RegistersOfLane(norm, shape, config) + spare;
@@ -77,8 +77,8 @@ NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda:
   return found;
 }
 
-std::optional<NormConfig> ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape,
-                                             const cuda::DeviceFacts& gpu, bool aligned) {
+std::optional<NormConfig> ConfigureLayerNorm(
+    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
   if (shape.height > 1 || shape.groups > 1) return std::nullopt;
   if (shape.rows < gpu.multiprocessors / 2 && shape.width >= kLongRow) return std::nullopt;
   NormConfig best{};
@@ -140,8 +140,8 @@ std::optional<NormConfig> ConfigureLayerNorm(const NormProgram& norm, const Norm
   return best;
 }
 
-std::string NormOperands(const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results,
-                         bool pass_l1) {
+std::string NormOperands(
+    const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results, bool pass_l1) {
   const Program& program = norm.program;
   std::ostringstream text;
   char epsilon[64];
@@ -162,11 +162,11 @@ std::string NormOperands(const NormProgram& norm, const NormShape& shape, const 
   };
   const std::string s = "v" + std::to_string(norm.summed), n = "v" + std::to_string(norm.normalized);
   phase(norm.prologue_operands, norm.prologue,
-        "compute_t prologue(const PrologueRow& row, const PrologueShared& shared, int j, PrologueResults& results)");
+      "compute_t prologue(const PrologueRow& row, const PrologueShared& shared, int j, PrologueResults& results)");
   text << "  return " << s << ";\n}\n\n";
   phase(norm.epilogue_operands, norm.epilogue,
-        "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " +
-            n + ", EpilogueResults& results)");
+      "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " + n +
+          ", EpilogueResults& results)");
   text << "}\n\n";
   return text.str();
 }
@@ -264,7 +264,7 @@ class CudaLayerNorm : public Kernel {
     const NormShape& shape = plan->shape;
     if (shape.elements() >= int64_t{1} << 30 || shape.width >= int64_t{1} << 30)
       Fail("rows of ", std::max(shape.elements(), shape.width),
-           " elements are longer than the 2^30 that the kernel counts");
+          " elements are longer than the 2^30 that the kernel counts");
     plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, 0);
     if (const auto config = ConfigureLayerNorm(norm_, shape, device_, aligned)) {
       plan->first = cuda::Load(device_, LayerNormSource(norm_, shape, *config), "layer_norm", cuda::Warn);
@@ -283,7 +283,7 @@ class CudaLayerNorm : public Kernel {
       plan->first = cuda::Load(device_, source, tiles.one_read ? "norm_tiles" : "tile_moments", cuda::Warn);
       if (!tiles.one_read) plan->second = cuda::Load(device_, source, "normalize_tiles", cuda::Warn);
       plan->launch = {static_cast<unsigned>(tiles.blocks), static_cast<unsigned>(tiles.threads),
-                      static_cast<unsigned>(tiles.held_bytes)};
+          static_cast<unsigned>(tiles.held_bytes)};
       if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
         cuda::AllowShared(device_, plan->first, static_cast<unsigned>(tiles.held_bytes));
       plan->scratch_bytes = static_cast<size_t>(tiles.moments_bytes);

@@ -82,7 +82,7 @@ struct Piece {
 
 // s of the accesses at, at + THREADS, .. of which `count` are the block's. `stores`: results of the prologue too.
 DEVICE void load_batch(const Arguments& args, const SharedOperands& shared_operands, const Piece& piece, int at,
-                       int count, bool stores, compute_t (&s)[BATCH][VECTOR]) {
+    int count, bool stores, compute_t (&s)[BATCH][VECTOR]) {
   PrologueRow operands[BATCH];
 #pragma unroll
   for (int b = 0; b < BATCH; ++b)

@@ -46,8 +46,8 @@ struct PointwiseConfig {
 };
 
 // `most_vector`: the most elements, a power of two, of an access that every tensor's address is good for.
-PointwiseConfig ConfigurePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
-                                   int most_vector);
+PointwiseConfig ConfigurePointwise(
+    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
 std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseConfig& config);
 
 // A kernel for one combination of input shapes, ready to launch.
@@ -58,11 +58,11 @@ struct PointwisePlan {
 };
 
 // Compiles the kernel. `shape` has at least one element.
-PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
-                            int most_vector);
+PointwisePlan PlanPointwise(
+    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
 // Asynchronous. A result may lie where an input of the full shape and its dtype does.
 void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-                  const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
+    const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
 // The most elements, a power of two, of an access that an address is good for.
 int MostVector(const void* address, size_t size);
 constexpr int kMostVector = 16;

@@ -57,14 +57,11 @@ int Weight(Op op, bool is_double) {
     case Op::kWhere:
     case Op::kIsNaN:
     case Op::kIsInf:
-    case Op::kCast:
-      return 2;
-    case Op::kPow:
-      return is_double ? 500 : 120;
+    case Op::kCast: return 2;
+    case Op::kPow: return is_double ? 500 : 120;
     case Op::kSin:
     case Op::kCos:
-    case Op::kTan:
-      return is_double ? 300 : 120;
+    case Op::kTan: return is_double ? 300 : 120;
     case Op::kReciprocal:
     case Op::kSqrt:
     case Op::kExp:
@@ -93,8 +90,7 @@ int Weight(Op op, bool is_double) {
     case Op::kMod:
     case Op::kLayerNormalization:
     case Op::kRMSNormalization:
-    case Op::kSumTo:
-      break;
+    case Op::kSumTo: break;
   }
   return is_double ? 120 : 25;
 }
@@ -125,13 +121,13 @@ DType ResultType(const Program& program, size_t r) { return program.value(progra
 // Offsets of the tensors that are repeated: from the number of a vector, or of an element where vectors cross rows.
 IndexMap MapOf(const PointwiseShape& shape, const PointwiseConfig& config) {
   return IndexMap(config.across ? "element" : "index", shape.axes, config.across ? 1 : config.vector,
-                  RepeatedParameters(shape), config.wide);
+      RepeatedParameters(shape), config.wide);
 }
 
 }  // namespace
 
-PointwiseConfig ConfigurePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
-                                   int most_vector) {
+PointwiseConfig ConfigurePointwise(
+    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
   PointwiseConfig best{};
   int64_t widest = 0, narrowest = 8;  // bytes of an element of the tensors of the full shape
   int64_t written = 0, held = 0;      // bytes of an element: in memory, in registers
@@ -172,8 +168,9 @@ PointwiseConfig ConfigurePointwise(const Program& program, const PointwiseShape&
   best.threads = items > 1 || best.across ? kThreads / 2 : kThreads;
   const int64_t vectors = shape.count / vector;
   // A small problem is spread over the whole GPU instead.
-  while (items > 1 && (items * vector * held > kMostHeld || items * vector * weight > kMostCode / 2 ||
-                       vectors < items * best.threads * 4 * gpu.multiprocessors))
+  while (items > 1 &&
+      (items * vector * held > kMostHeld || items * vector * weight > kMostCode / 2 ||
+          vectors < items * best.threads * 4 * gpu.multiprocessors))
     items /= 2;
   best.items = static_cast<int>(items);
   best.tiles = std::max<int64_t>(1, DivideUp(vectors, best.threads * items));
@@ -181,7 +178,7 @@ PointwiseConfig ConfigurePointwise(const Program& program, const PointwiseShape&
   // Room for the index of the last tile's last vector.
   constexpr int64_t kNarrow = (int64_t{1} << 31) - 8 * kThreads * kMostVector;
   best.wide = (best.across || shape.axes.count() == 1 ? shape.count : vectors) >= kNarrow ||
-              MapOf(shape, best).largest_stride() > UINT32_MAX;
+      MapOf(shape, best).largest_stride() > UINT32_MAX;
   return best;
 }
 
@@ -268,8 +265,8 @@ int MostVector(const void* address, size_t size) {
   return std::max(1, static_cast<int>((number & (~number + 1)) / size));
 }
 
-PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
-                            int most_vector) {
+PointwisePlan PlanPointwise(
+    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
   const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, most_vector);
   PointwisePlan plan;
   plan.arguments.resize(program.parameters().size() + program.results().size());
@@ -280,7 +277,7 @@ PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape,
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
   if (plan.arguments.size() > kMostArguments)
     Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
-         " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
+        " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
   plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, config), "pointwise", cuda::Warn);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   plan.launch = {static_cast<unsigned>(std::min(config.tiles, kMostBlocks)), static_cast<unsigned>(config.threads)};
@@ -288,7 +285,7 @@ PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape,
 }
 
 void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-                  const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
+    const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
   std::vector<uint64_t> arguments = plan.arguments;
   for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i]);
   for (size_t r = 0; r < outputs.size(); ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);

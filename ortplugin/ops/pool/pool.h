@@ -152,9 +152,9 @@ struct ResizeConfig {
   int64_t count, blocks;  // count: of threads
 };
 ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-                             const cuda::DeviceFacts& gpu, int alignment);
-std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-                         const ResizeConfig& config);
+    const cuda::DeviceFacts& gpu, int alignment);
+std::string ResizeSource(
+    const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const ResizeConfig& config);
 std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConfig& config);
 
 std::unique_ptr<Kernel> CreateCpuResize(const NodeInfo& info);

@@ -277,7 +277,7 @@ class PoolSweep {
         std::fill_n(sums, count, Start());
         for (int64_t pixel = at; pixel < std::min(last, at + kSegment); ++pixel) {
           const T* x = LanesOf(dtype_, input_ + ((image * pixels + pixel) * shape_.inner + c) * size_,
-                               static_cast<size_t>(count), lanes.data());
+              static_cast<size_t>(count), lanes.data());
           loops_.strided(x, 1, sums, count);
         }
         for (int64_t i = 0; i < count; ++i) total[i] = Combine<is_max>(total[i], static_cast<Sum>(sums[i]));
@@ -317,14 +317,10 @@ class CpuPool : public Kernel {
     void* output = run.output(0, shape.output, SizeOf(*FromOrt(input.type)));
     if (ElementCount(shape.output) == 0) return;
     switch (*FromOrt(input.type)) {
-      case DType::kDouble:
-        return Pool<double>(run, shape, input, output);
-      case DType::kInt8:
-        return PoolSweep<int8_t, true>(shape, false, DType::kInt8, input.data, output).Compute(run);
-      case DType::kUInt8:
-        return PoolSweep<uint8_t, true>(shape, false, DType::kUInt8, input.data, output).Compute(run);
-      default:
-        return Pool<float>(run, shape, input, output);
+      case DType::kDouble: return Pool<double>(run, shape, input, output);
+      case DType::kInt8: return PoolSweep<int8_t, true>(shape, false, DType::kInt8, input.data, output).Compute(run);
+      case DType::kUInt8: return PoolSweep<uint8_t, true>(shape, false, DType::kUInt8, input.data, output).Compute(run);
+      default: return Pool<float>(run, shape, input, output);
     }
   }
 

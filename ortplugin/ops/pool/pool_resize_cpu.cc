@@ -62,14 +62,14 @@ class CpuResize : public Kernel {
       HostVector<double> memory;  // for lanes of either type
       const int64_t number = static_cast<int64_t>(task), first = number / segments * step;
       const int64_t first_out = number % segments * kSegment;
-      const std::vector<Place> segment =
-          segments > 1 ? Places(attributes_, last, first_out, std::min(last.out, first_out + kSegment))
-                       : std::vector<Place>();
+      const std::vector<Place> segment = segments > 1
+          ? Places(attributes_, last, first_out, std::min(last.out, first_out + kSegment))
+          : std::vector<Place>();
       const std::vector<Place>& places = segments > 1 ? segment : whole;
       for (int64_t row = first; row < std::min(rows, first + step); ++row) {
         const Line line{PlaceOf(attributes_, shape.axes[0], row / shape.axes[1].out % shape.axes[0].out),
-                        PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out),
-                        row / (shape.axes[1].out * shape.axes[0].out), places};
+            PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out), row / (shape.axes[1].out * shape.axes[0].out),
+            places};
         char* const y = output + static_cast<size_t>((row * last.out + first_out) * shape.inner) * SizeOf(dtype);
         const auto* const x = static_cast<const char*>(input.data);
         if (!attributes_.is_linear) {
@@ -100,12 +100,9 @@ class CpuResize : public Kernel {
     const auto width = static_cast<size_t>(shape.inner) * size;
     const char* const x = input + static_cast<size_t>(RowOf(shape, line, line.d.low, line.h.low)) * size;
     switch (width) {
-      case 1:
-        return Gather<uint8_t>(line.places, x, y);
-      case 2:
-        return Gather<uint16_t>(line.places, x, y);
-      case 4:
-        return Gather<uint32_t>(line.places, x, y);
+      case 1: return Gather<uint8_t>(line.places, x, y);
+      case 2: return Gather<uint16_t>(line.places, x, y);
+      case 4: return Gather<uint32_t>(line.places, x, y);
       default:
         for (const Place& place : line.places) {
           std::memcpy(y, x + static_cast<size_t>(place.low) * width, width);
@@ -125,8 +122,8 @@ class CpuResize : public Kernel {
   // An element that a place lies beside takes part even where its weight is 0, as in ONNX Runtime: NaN and infinity
   // times 0 are NaN. One that is beyond the edge is not there: `high` is `low`, which counts once.
   template <typename T>
-  static void Linear(const ResizeShape& shape, const Line& line, DType dtype, const char* input,
-                     HostVector<double>& memory, char* y) {
+  static void Linear(
+      const ResizeShape& shape, const Line& line, DType dtype, const char* input, HostVector<double>& memory, char* y) {
     const std::vector<Place>& places = line.places;
     const int64_t first_out = places.front().low, inner = shape.inner;  // places ascend
     const int64_t width = (places.back().high - first_out + 1) * inner;
@@ -149,8 +146,8 @@ class CpuResize : public Kernel {
       }
     T* to = made;
     for (const Place& place : places) {
-      const T *const low = blended + (place.low - first_out) * inner, *const high =
-                                                                          blended + (place.high - first_out) * inner;
+      const T *const low = blended + (place.low - first_out) * inner,
+                     *const high = blended + (place.high - first_out) * inner;
       const T weight = static_cast<T>(place.weight), rest = 1 - weight;
       if (inner == 1) {
         *to = low == high ? *low : rest * *low + weight * *high;

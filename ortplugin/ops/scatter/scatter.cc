@@ -63,10 +63,10 @@ ScatterAttributes ParseAttributes(ScatterKind kind, const Source& source) {
 }
 
 const char* NameOfInput(const ScatterAttributes& attributes, size_t input) {
-  return input == 0                               ? "data"
-         : input == attributes.updates()          ? "updates"
-         : attributes.kind == ScatterKind::kSlice ? "starts"
-                                                  : "indices";
+  return input == 0                            ? "data"
+      : input == attributes.updates()          ? "updates"
+      : attributes.kind == ScatterKind::kSlice ? "starts"
+                                               : "indices";
 }
 
 bool IsArithmetic(ort::ElementType type) {
@@ -82,10 +82,8 @@ bool IsArithmetic(ort::ElementType type) {
     case ort::kDouble:
     case ort::kUInt32:
     case ort::kUInt64:
-    case ort::kBFloat16:
-      return true;
-    default:
-      return false;
+    case ort::kBFloat16: return true;
+    default: return false;
   }
 }
 
@@ -108,8 +106,8 @@ std::vector<Term> MakeTerms(const Shape& sizes, const std::vector<int64_t>& stri
   }
   for (Term& term : terms)
     if (term.divisor * term.modulus == divisor) term.modulus = 0;
-  terms.erase(std::remove_if(terms.begin(), terms.end(), [](const Term& term) { return term.stride == 0; }),
-              terms.end());
+  terms.erase(
+      std::remove_if(terms.begin(), terms.end(), [](const Term& term) { return term.stride == 0; }), terms.end());
   return terms;
 }
 
@@ -141,7 +139,7 @@ void FitND(const Shape& indices, const Shape& updates, ScatterShape* fit) {
   const int64_t depth = indices.back();
   if (data.empty() || depth < 1 || depth > static_cast<int64_t>(data.size()))
     Fail("the indices' shape ", ToString(indices), " asks for indices of ", depth, " components into data of shape ",
-         ToString(data));
+        ToString(data));
   const auto count = static_cast<size_t>(depth);
   Shape wanted = Head(indices, indices.size() - 1);
   const Shape rest = Tail(data, count);
@@ -149,7 +147,7 @@ void FitND(const Shape& indices, const Shape& updates, ScatterShape* fit) {
   wanted.insert(wanted.end(), rest.begin(), rest.end());
   if (updates != wanted)
     Fail("updates has the shape ", ToString(updates), " but indices ", ToString(indices), " into data ", ToString(data),
-         " take ", ToString(wanted));
+        " take ", ToString(wanted));
   fit->width = ElementCount(rest);
   const Shape head = Head(data, count);
   fit->slots = ElementCount(head);
@@ -166,12 +164,12 @@ void FitElements(int64_t given_axis, const Shape& indices, const Shape& updates,
   if (axis < 0 || axis >= rank) Fail("axis ", given_axis, " is out of range for data of shape ", ToString(data));
   if (indices.size() != data.size() || updates.size() != data.size())
     Fail("data ", ToString(data), ", indices ", ToString(indices), " and updates ", ToString(updates),
-         " must have one rank");
+        " must have one rank");
   const auto along = static_cast<size_t>(axis);
   for (size_t i = 0; i < data.size(); ++i) {
     if (indices[i] != updates[i] && indices[i] != 1)
       Fail("indices of shape ", ToString(indices), " are not, and do not broadcast to, the updates' shape ",
-           ToString(updates));
+          ToString(updates));
     if (i != along && updates[i] > data[i])
       Fail("updates of shape ", ToString(updates), " are larger than data ", ToString(data), " on axis ", i);
   }
@@ -210,12 +208,12 @@ void FitSlice(const ScatterAttributes& attributes, const Shape& starts, const Sh
     if (updates[axis] > 0 &&
         (__builtin_mul_overflow(updates[axis] - 1, std::abs(attributes.steps[c]), &span) || span >= data[axis]))
       Fail("updates of shape ", ToString(updates), " with step ", attributes.steps[c], " reach beyond data ",
-           ToString(data), " on axis ", axis);
+          ToString(data), " on axis ", axis);
   }
   for (size_t i = 0; i < data.size(); ++i)
     if (component[i] == axes.size() && updates[i] != data[i] && updates[i] != 1)
       Fail("updates of shape ", ToString(updates), " must have data's size or 1 on axis ", i, ", which is not sliced; ",
-           "data is ", ToString(data));
+          "data is ", ToString(data));
   size_t outer = data.size();
   while (outer > 0 && component[outer - 1] == axes.size() && updates[outer - 1] == data[outer - 1]) --outer;
   fit->width = ElementCount(Tail(data, outer));
@@ -293,26 +291,20 @@ size_t ScatterBytes(ort::ElementType type) {
     case ort::kFloat8E4M3FN:
     case ort::kFloat8E4M3FNUZ:
     case ort::kFloat8E5M2:
-    case ort::kFloat8E5M2FNUZ:
-      return 1;
+    case ort::kFloat8E5M2FNUZ: return 1;
     case ort::kUInt16:
     case ort::kInt16:
     case ort::kFloat16:
-    case ort::kBFloat16:
-      return 2;
+    case ort::kBFloat16: return 2;
     case ort::kFloat:
     case ort::kInt32:
-    case ort::kUInt32:
-      return 4;
+    case ort::kUInt32: return 4;
     case ort::kInt64:
     case ort::kUInt64:
     case ort::kDouble:
-    case ort::kComplex64:
-      return 8;
-    case ort::kComplex128:
-      return 16;
-    default:
-      return 0;
+    case ort::kComplex64: return 8;
+    case ort::kComplex128: return 16;
+    default: return 0;
   }
 }
 
@@ -321,17 +313,17 @@ void CheckScatterTypes(const ScatterAttributes& attributes, const std::vector<or
   if (data != ort::kUndefined) {
     if (ScatterBytes(data) == 0)
       Fail("data is of dtype ", NameOfOrt(data),
-           ", whose elements are not whole bytes of fixed number; leave the node ", "to ONNX's own operator");
+          ", whose elements are not whole bytes of fixed number; leave the node ", "to ONNX's own operator");
     if (attributes.reduction != Reduction::kNone && !IsArithmetic(data))
       Fail("data is of dtype ", NameOfOrt(data), ", which has no reduction '",
-           kReductions[static_cast<int>(attributes.reduction)], "'");
+          kReductions[static_cast<int>(attributes.reduction)], "'");
     if (updates != ort::kUndefined && updates != data)
       Fail("updates is of dtype ", NameOfOrt(updates), " but data of ", NameOfOrt(data));
   }
   const bool may_be_int32 = attributes.kind == ScatterKind::kElements;
   if (indices != ort::kUndefined && indices != ort::kInt64 && !(may_be_int32 && indices == ort::kInt32))
     Fail(NameOfInput(attributes, attributes.indices()), " is of dtype ", NameOfOrt(indices), " but must be int64",
-         may_be_int32 ? " or int32" : "");
+        may_be_int32 ? " or int32" : "");
 }
 
 ScatterShape FitScatter(const ScatterAttributes& attributes, const std::vector<Shape>& inputs) {
@@ -342,15 +334,9 @@ ScatterShape FitScatter(const ScatterAttributes& attributes, const std::vector<S
   ElementCount(indices);
   ElementCount(updates);
   switch (attributes.kind) {
-    case ScatterKind::kND:
-      FitND(indices, updates, &fit);
-      break;
-    case ScatterKind::kElements:
-      FitElements(attributes.axis, indices, updates, &fit);
-      break;
-    case ScatterKind::kSlice:
-      FitSlice(attributes, indices, updates, &fit);
-      break;
+    case ScatterKind::kND: FitND(indices, updates, &fit); break;
+    case ScatterKind::kElements: FitElements(attributes.axis, indices, updates, &fit); break;
+    case ScatterKind::kSlice: FitSlice(attributes, indices, updates, &fit); break;
   }
   return fit;
 }

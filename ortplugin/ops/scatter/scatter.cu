@@ -58,7 +58,7 @@ DEVICE bool slot_of(const Arguments& args, count_t n, count_t& slot) {
     // Beyond 64 bits it wraps to a number that is out of range, too: there are fewer elements than 2^48.
     if (IS_SLICE && component.steps.stride != 0)
       i = (long long)((unsigned long long)i +
-                      (unsigned long long)coordinate(component.steps, n) * (unsigned long long)component.steps.stride);
+          (unsigned long long)coordinate(component.steps, n) * (unsigned long long)component.steps.stride);
     is_valid = is_valid && (unsigned long long)i < component.size;
     slot += (count_t)i * (count_t)component.stride;
   }
@@ -329,8 +329,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Argume
 #endif
 
 // Copies the elements of a tile that no unit covers.
-DEVICE void copy_rest(const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS],
-                      const unsigned (&hits)[CHUNKS]) {
+DEVICE void copy_rest(
+    const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS], const unsigned (&hits)[CHUNKS]) {
   const count_t width = (count_t)args.width;
   unsigned covered = 0;
 #pragma unroll

@@ -149,7 +149,7 @@ std::vector<int64_t> SumsOf(const std::vector<Term>& terms, int64_t units) {
 // `base` is null where it would hold zeros. False where an index is out of range.
 template <bool is_first, typename Index, typename At>
 ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int64_t* base, int64_t first_item,
-                                   int64_t count, int64_t size, int64_t stride, int64_t* slots) {
+    int64_t count, int64_t size, int64_t stride, int64_t* slots) {
   bool bad = false;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t given = indices[at(i)];
@@ -218,8 +218,8 @@ class Blocks {
     const std::vector<ScatterShape::Component>& all = fit_.components;
     // A stride known to be 1 spares a multiplication, which few instruction sets have for many numbers at once.
     bool good = all[0].stride == 1
-                    ? AddComponent<true>(from, at, base, first_item, count, all[0].size, 1, slots)
-                    : AddComponent<true>(from, at, base, first_item, count, all[0].size, all[0].stride, slots);
+        ? AddComponent<true>(from, at, base, first_item, count, all[0].size, 1, slots)
+        : AddComponent<true>(from, at, base, first_item, count, all[0].size, all[0].stride, slots);
     for (size_t c = 1; c < all.size(); ++c)
       good &= AddComponent<false>(from + c, at, nullptr, 0, count, all[c].size, all[c].stride, slots);
     return good;
@@ -249,8 +249,8 @@ template <typename Index>
       const int64_t size = fit.components[c].size, value = indices[offset];
       if (value >= -size && value < size) continue;
       Fail("the index ", value, " at ", PositionOf(offset, shape), " of indices is out of range: axis ",
-           first_axis + static_cast<int64_t>(c), " of data has size ", size, ", so that it must be from ", -size,
-           " to ", size - 1);
+          first_axis + static_cast<int64_t>(c), " of data has size ", size, ", so that it must be from ", -size, " to ",
+          size - 1);
     }
   }
   FailOnChange();
@@ -323,8 +323,8 @@ void CheckStarts(Work& work, const Shape& updates) {
     const int64_t start = starts[c] < 0 ? starts[c] + size : starts[c];
     if (start < lowest || start > highest)
       Fail("starts[", c, "] is ", starts[c], ", from where ", count, " elements at step ", step, " leave axis ", axis,
-           " of data, whose size is ", size, ": it must be from ", lowest, " to ", highest, " or from ", lowest - size,
-           " to ", highest - size);
+          " of data, whose size is ", size, ": it must be from ", lowest, " to ", highest, " or from ", lowest - size,
+          " to ", highest - size);
     work.starts.push_back(start);
   }
 }
@@ -388,16 +388,11 @@ void WriteSlice(Work& work) {
 
 void WriteSlice(Work& work) {
   switch (work.size) {
-    case 1:
-      return WriteSlice<1>(work);
-    case 2:
-      return WriteSlice<2>(work);
-    case 4:
-      return WriteSlice<4>(work);
-    case 8:
-      return WriteSlice<8>(work);
-    default:
-      return WriteSlice<16>(work);
+    case 1: return WriteSlice<1>(work);
+    case 2: return WriteSlice<2>(work);
+    case 4: return WriteSlice<4>(work);
+    case 8: return WriteSlice<8>(work);
+    default: return WriteSlice<16>(work);
   }
 }
 
@@ -452,24 +447,17 @@ void InOrder(Work& work, const Apply& apply) {
 template <typename T>
 void Assign(Work& work) {
   if (work.fit.width == 1) return BySlots<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
-  InOrder<T>(work, [](T* out, const T* update, int64_t count) {
-    std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T));
-  });
+  InOrder<T>(work,
+      [](T* out, const T* update, int64_t count) { std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T)); });
 }
 
 void Assign(Work& work) {
   switch (work.size) {
-    case 1:
-      return Assign<uint8_t>(work);
-    case 2:
-      return Assign<uint16_t>(work);
-    case 4:
-      return Assign<uint32_t>(work);
-    case 8:
-      return Assign<uint64_t>(work);
-    default:
-      struct Complex {
-        uint64_t parts[2];
+    case 1: return Assign<uint8_t>(work);
+    case 2: return Assign<uint16_t>(work);
+    case 4: return Assign<uint32_t>(work);
+    case 8: return Assign<uint64_t>(work);
+    default: struct Complex { uint64_t parts[2];
       };
       return Assign<Complex>(work);
   }
@@ -517,22 +505,21 @@ void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& 
   const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
   const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
   InParallel(work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size),
-             [&](int64_t first_item, int64_t last_item) {
-               typename Precise<T>::Type folded[kColumns];
-               for (int64_t item = first_item; item < last_item; ++item) {
-                 const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
-                 if (!links.IsFirst(first)) continue;
-                 const int64_t count = std::min(width - column, kColumns);
-                 T* to = out + slots[static_cast<size_t>(first)] * width + column;
-                 for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
-                 for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
-                   const T* update = updates + unit * width + column;
-                   for (int64_t j = 0; j < count; ++j)
-                     folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
-                 }
-                 for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
-               }
-             });
+      [&](int64_t first_item, int64_t last_item) {
+        typename Precise<T>::Type folded[kColumns];
+        for (int64_t item = first_item; item < last_item; ++item) {
+          const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
+          if (!links.IsFirst(first)) continue;
+          const int64_t count = std::min(width - column, kColumns);
+          T* to = out + slots[static_cast<size_t>(first)] * width + column;
+          for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
+          for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
+            const T* update = updates + unit * width + column;
+            for (int64_t j = 0; j < count; ++j) folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
+          }
+          for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
+        }
+      });
 }
 
 template <typename T, Reduction reduction>
@@ -564,45 +551,28 @@ void Reduce(Work& work) {
   // Modulo 2^bits a sum or product is the same for both kinds of integers.
   using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::common_type<T>>::type;
   switch (work.attributes.reduction) {
-    case Reduction::kAdd:
-      return Accumulate<Sum, Reduction::kAdd>(work);
-    case Reduction::kMul:
-      return Accumulate<Sum, Reduction::kMul>(work);
-    case Reduction::kMin:
-      return ReduceInOrder<T, Reduction::kMin>(work);  // exact, whatever is rounded when
-    default:
-      return ReduceInOrder<T, Reduction::kMax>(work);
+    case Reduction::kAdd: return Accumulate<Sum, Reduction::kAdd>(work);
+    case Reduction::kMul: return Accumulate<Sum, Reduction::kMul>(work);
+    case Reduction::kMin: return ReduceInOrder<T, Reduction::kMin>(work);  // exact, whatever is rounded when
+    default: return ReduceInOrder<T, Reduction::kMax>(work);
   }
 }
 
 void Reduce(Work& work) {
   switch (work.type) {
-    case ort::kFloat16:
-      return Reduce<Half>(work);
-    case ort::kBFloat16:
-      return Reduce<BFloat16>(work);
-    case ort::kFloat:
-      return Reduce<float>(work);
-    case ort::kDouble:
-      return Reduce<double>(work);
-    case ort::kInt8:
-      return Reduce<int8_t>(work);
-    case ort::kInt16:
-      return Reduce<int16_t>(work);
-    case ort::kInt32:
-      return Reduce<int32_t>(work);
-    case ort::kInt64:
-      return Reduce<int64_t>(work);
-    case ort::kUInt8:
-      return Reduce<uint8_t>(work);
-    case ort::kUInt16:
-      return Reduce<uint16_t>(work);
-    case ort::kUInt32:
-      return Reduce<uint32_t>(work);
-    case ort::kUInt64:
-      return Reduce<uint64_t>(work);
-    default:
-      Fail(NameOfOrt(work.type), " has no reduction");
+    case ort::kFloat16: return Reduce<Half>(work);
+    case ort::kBFloat16: return Reduce<BFloat16>(work);
+    case ort::kFloat: return Reduce<float>(work);
+    case ort::kDouble: return Reduce<double>(work);
+    case ort::kInt8: return Reduce<int8_t>(work);
+    case ort::kInt16: return Reduce<int16_t>(work);
+    case ort::kInt32: return Reduce<int32_t>(work);
+    case ort::kInt64: return Reduce<int64_t>(work);
+    case ort::kUInt8: return Reduce<uint8_t>(work);
+    case ort::kUInt16: return Reduce<uint16_t>(work);
+    case ort::kUInt32: return Reduce<uint32_t>(work);
+    case ort::kUInt64: return Reduce<uint64_t>(work);
+    default: Fail(NameOfOrt(work.type), " has no reduction");
   }
 }
 
@@ -618,7 +588,7 @@ class CpuScatter : public Kernel {
       inputs[i] = run.input(i);
       if (inputs[i].type != types_[i].type)
         Fail("input ", i, " is of dtype ", NameOfOrt(inputs[i].type), " but of ", NameOfOrt(types_[i].type),
-             " in the model");
+            " in the model");
       shapes[i] = std::move(inputs[i].shape);
     }
     const Tensor &data = inputs[0], &indices = inputs[attributes_.indices()], &updates = inputs[attributes_.updates()];
@@ -626,8 +596,8 @@ class CpuScatter : public Kernel {
     const bool is_slice = attributes_.kind == ScatterKind::kSlice,
                is_replacing = attributes_.reduction == Reduction::kNone;
     const ScatterShape fit = FitScatter(attributes_, shapes);
-    Work work{attributes_, run,     fit,     data.type, static_cast<int64_t>(ScatterBytes(data.type)),
-              indices,     nullptr, nullptr, {}};
+    Work work{
+        attributes_, run, fit, data.type, static_cast<int64_t>(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
     if (!fit.is_empty()) is_slice ? CheckStarts(work, update_shape) : CheckIndices(work, shapes[attributes_.indices()]);
 
     work.out = static_cast<char*>(run.output(0, fit.shape, ScatterBytes(data.type)));

@@ -52,14 +52,14 @@ void CheckAlgorithm(const ScatterAttributes& attributes, ort::ElementType type) 
   if (attributes.algorithm == ScatterAlgorithm::kParallel && !attributes.unique &&
       attributes.reduction != Reduction::kNone && !MayBeAtomic(attributes, type))
     Fail("algorithm 'parallel' can't combine ", NameOfOrt(type),
-         " in order; use 'sorting' or 'auto', or say unique=1 if no index occurs twice, or deterministic=0 if the last "
-         "bits may differ from run to run");
+        " in order; use 'sorting' or 'auto', or say unique=1 if no index occurs twice, or deterministic=0 if the last "
+        "bits may differ from run to run");
 }
 
 }  // namespace
 
-ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
-                            bool in_place) {
+ScatterChoice ChooseScatter(
+    const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place) {
   CheckAlgorithm(attributes, type);
   const ScatterChoice copy{ScatterForm::kCopy, !in_place, false, false, false};
   if (shape.is_empty()) return copy;
@@ -78,14 +78,10 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
   };
   const bool can_fuse = !in_place && shape.units <= kFusedUnits;
   switch (attributes.algorithm) {
-    case ScatterAlgorithm::kSequential:
-      return with(can_fuse ? ScatterForm::kFused : ScatterForm::kFew);
-    case ScatterAlgorithm::kParallel:
-      return with(ScatterForm::kWrite);
-    case ScatterAlgorithm::kSorting:
-      return with(ScatterForm::kSort);
-    case ScatterAlgorithm::kAuto:
-      break;
+    case ScatterAlgorithm::kSequential: return with(can_fuse ? ScatterForm::kFused : ScatterForm::kFew);
+    case ScatterAlgorithm::kParallel: return with(ScatterForm::kWrite);
+    case ScatterAlgorithm::kSorting: return with(ScatterForm::kSort);
+    case ScatterAlgorithm::kAuto: break;
   }
   if (can_fuse) return with(ScatterForm::kFused);
   if (attributes.unique) return with(ScatterForm::kWrite);
@@ -106,7 +102,7 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
 }
 
 ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
-                                  const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses) {
+    const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses) {
   const bool is_assignment = attributes.reduction == Reduction::kNone;
   const auto bytes = static_cast<int64_t>(ScatterBytes(type));
   const auto aligned = [&](uintptr_t address) {
@@ -137,9 +133,9 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   variant.narrow = shape.width == vector;
   variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
   variant.small = variant.single && is_assignment && shape.units <= kSmallUnits && shape.elements % vector == 0 &&
-                  shape.elements <= kThreads * vector;
+      shape.elements <= kThreads * vector;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
-                     shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
+      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
   variant.base_terms = shape.base.size();
   variant.index_terms = shape.index.size();
@@ -248,8 +244,8 @@ struct SortLayout {
 SortLayout LaySort(const ScatterShape& shape, bool wide) {
   if (shape.units >= int64_t{1} << 30)
     Fail(shape.units,
-         " updates are more than the 2^30 that can be sorted; say unique=1 if no index occurs twice, "
-         "deterministic=0 if any order will do, or split the updates");
+        " updates are more than the 2^30 that can be sorted; say unique=1 if no index occurs twice, "
+        "deterministic=0 if any order will do, or split the updates");
   SortLayout sort{};
   int key_bits = 1;
   while (key_bits < 63 && shape.slots >> key_bits != 0) ++key_bits;  // a key is at most `slots`
@@ -289,8 +285,8 @@ cuda::LaunchShape Blocks(int64_t count) {
   return {static_cast<unsigned>(std::max<int64_t>(1, count)), kThreads};
 }
 
-void LaunchSort(const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream stream, uint64_t* arguments,
-                char* scratch) {
+void LaunchSort(
+    const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream stream, uint64_t* arguments, char* scratch) {
   const SortLayout& sort = plan.sort;
   int passes = sort.passes, bits = sort.bits;
   char* counts = scratch;
@@ -305,8 +301,8 @@ void LaunchSort(const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream 
         scratch + 4 * (sort.published + static_cast<size_t>(pass) * static_cast<size_t>(sort.tiles) * kDigits);
     char* ticket = scratch + 4 * (sort.tickets + static_cast<size_t>(pass));
     int shift = pass * bits;
-    void* parameters[] = {arguments,    &keys,      &units,  &sorted_keys, &sorted_units,
-                          &pass_counts, &published, &ticket, &shift,       &bits};
+    void* parameters[] = {
+        arguments, &keys, &units, &sorted_keys, &sorted_units, &pass_counts, &published, &ticket, &shift, &bits};
     cuda::Launch(device, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
     keys = sorted_keys;
     units = sorted_units;
@@ -351,7 +347,7 @@ class CudaScatter : public Kernel {
     }
     if (plan->choice.form != ScatterForm::kCopy && (output == updates || output == indices))
       Fail("the output has the memory of ", output == updates ? "the updates" : "the indices",
-           ", which would be overwritten while they are read");
+          ", which would be overwritten while they are read");
     std::vector<uint64_t> arguments = plan->arguments, copy_arguments = plan->copy_arguments;
     for (std::vector<uint64_t>* block : {&arguments, &copy_arguments}) {
       (*block)[kData] = address(data);
@@ -360,7 +356,7 @@ class CudaScatter : public Kernel {
       (*block)[kOutput] = address(output);
     }
     scratch_.Lend(run, plan->scratch_bytes,
-                  [&](char* memory) { Launch(*plan, stream, arguments.data(), copy_arguments.data(), memory); });
+        [&](char* memory) { Launch(*plan, stream, arguments.data(), copy_arguments.data(), memory); });
   }
 
  private:
@@ -371,12 +367,12 @@ class CudaScatter : public Kernel {
     uintptr_t alignment[2];  // of data and output, of updates
     bool operator<(const Key& other) const {
       return std::tie(type, is_int32, in_place, alignment[0], alignment[1]) <
-             std::tie(other.type, other.is_int32, other.in_place, other.alignment[0], other.alignment[1]);
+          std::tie(other.type, other.is_int32, other.in_place, other.alignment[0], other.alignment[1]);
     }
   };
 
-  void Launch(const Plan& plan, cuda::Stream stream, uint64_t* arguments, uint64_t* copy_arguments,
-              char* scratch) const {
+  void Launch(
+      const Plan& plan, cuda::Stream stream, uint64_t* arguments, uint64_t* copy_arguments, char* scratch) const {
     void* memory = scratch;
     if (plan.copy != nullptr) {
       uint64_t words = plan.filled;
@@ -387,23 +383,20 @@ class CudaScatter : public Kernel {
     }
     void* parameters[] = {arguments, &memory};
     switch (plan.choice.form) {
-      case ScatterForm::kCopy:
-        return;
+      case ScatterForm::kCopy: return;
       case ScatterForm::kFused: {
         unsigned unit_blocks = plan.unit_launch.blocks;
         parameters[1] = &unit_blocks;
         return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
       }
-      case ScatterForm::kFew:
-        return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
+      case ScatterForm::kFew: return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kWrite:
         if (plan.choice.owned) {
           if (plan.filled == 0) cuda::Launch(device_, plan.second, plan.unit_launch, stream, parameters);
           cuda::Launch(device_, plan.third, plan.unit_launch, stream, parameters);
         }
         return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
-      case ScatterForm::kSort:
-        return LaunchSort(plan, device_, stream, arguments, scratch);
+      case ScatterForm::kSort: return LaunchSort(plan, device_, stream, arguments, scratch);
     }
   }
 
@@ -438,8 +431,7 @@ class CudaScatter : public Kernel {
     plan->unit_launch = Blocks(DivideUp(shape.units, kThreads));
     plan->launch = Blocks(DivideUp(accesses, kThreads));
     switch (plan->choice.form) {
-      case ScatterForm::kCopy:
-        break;
+      case ScatterForm::kCopy: break;
       case ScatterForm::kFused:
         plan->first = load("scatter_fused");
         plan->unit_launch.blocks =
@@ -466,8 +458,8 @@ class CudaScatter : public Kernel {
         if (plan->choice.owned) {
           if (shape.units >= int64_t{1} << 31)
             Fail(shape.units,
-                 " updates are more than the 2^31 among which the last can be found; say unique=1 if no "
-                 "index occurs twice, or split the updates");
+                " updates are more than the 2^31 among which the last can be found; say unique=1 if no "
+                "index occurs twice, or split the updates");
           plan->second = load("scatter_unclaim");
           plan->third = load("scatter_claim");
           plan->scratch_bytes = static_cast<size_t>(shape.slots) * 4;

@@ -29,8 +29,8 @@ struct ScatterChoice {
 //     and where these are no more than four for each unit they fetch their units, copying what has none;
 //   - sorting for floating sums and products, and where that table would be out of proportion.
 // Throws Error where the attributes ask for what would not be deterministic.
-ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
-                            bool in_place);
+ScatterChoice ChooseScatter(
+    const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place);
 
 // What the source of a kernel depends on.
 struct ScatterVariant {
@@ -53,7 +53,7 @@ struct ScatterAddresses {
 };
 
 ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
-                                  const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses);
+    const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses);
 std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType type, const ScatterVariant& variant);
 
 }  // namespace ortplugin

@@ -57,8 +57,8 @@ DEVICE unsigned sum_before(unsigned x, unsigned* slots) {
 constexpr int kWindow = 16;
 
 // Place of each key among its warp's of the same digit.
-DEVICE void rank_keys(unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS], unsigned short* counts,
-                      int shift, int bits) {
+DEVICE void rank_keys(
+    unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS], unsigned short* counts, int shift, int bits) {
   const unsigned lane = threadIdx.x % 32, digit_mask = (1u << bits) - 1;
 #pragma unroll
   for (int i = 0; i < SORT_ITEMS; ++i) {
@@ -81,7 +81,7 @@ DEVICE void rank_keys(unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[S
 // How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
 // nearest, until one has the count of all before it.
 DEVICE unsigned count_before(volatile const unsigned* published, unsigned* partial, unsigned tile, unsigned digit,
-                             unsigned group, unsigned groups, unsigned digit_mask) {
+    unsigned group, unsigned groups, unsigned digit_mask) {
   unsigned before = 0;
   bool is_known = tile == 0;
   for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
@@ -109,10 +109,9 @@ DEVICE unsigned count_before(volatile const unsigned* published, unsigned* parti
 
 // One pass by the digit from bit `shift` on. published: [tiles, DIGITS] and ticket: zero before. The first pass takes
 // keys and units from args.
-extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
-    sort_pass(const Arguments args, const count_t* keys, const unsigned* units, count_t* sorted_keys,
-              unsigned* sorted_units, const unsigned* counts, volatile unsigned* published, unsigned* ticket, int shift,
-              int bits) {
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1) sort_pass(const Arguments args, const count_t* keys,
+    const unsigned* units, count_t* sorted_keys, unsigned* sorted_units, const unsigned* counts,
+    volatile unsigned* published, unsigned* ticket, int shift, int bits) {
   grid_dependency_wait();
   __shared__ unsigned short warp_counts[SORT_WARPS][DIGITS];
   __shared__ count_t exchange[SORT_TILE];
@@ -195,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
 // Adds the units of `slot` from `next` on, up to AHEAD * 32 of them, in order and in every lane; returns how many there
 // were. The warp loads them side by side.
 template <int AHEAD>
-DEVICE int add_units(const Arguments& args, const count_t* keys, const unsigned* units, count_t slot, count_t next,
-                     Sums& sums) {
+DEVICE int add_units(
+    const Arguments& args, const count_t* keys, const unsigned* units, count_t slot, count_t next, Sums& sums) {
   const count_t lane = threadIdx.x % 32, total = (count_t)args.units;
   Pack ahead[AHEAD];
   int count = 0;
@@ -222,8 +221,8 @@ DEVICE int add_units(const Arguments& args, const count_t* keys, const unsigned*
 }
 
 // Each lane loads its unit; a slot's first then takes its neighbours' one after another.
-DEVICE void fold_narrow(const Arguments& args, const count_t* keys, const unsigned* units, count_t place, count_t slot,
-                        element_t* out) {
+DEVICE void fold_narrow(
+    const Arguments& args, const count_t* keys, const unsigned* units, count_t place, count_t slot, element_t* out) {
   const bool is_valid = slot < (count_t)args.slots;
   const int lane = threadIdx.x % 32;
   Pack pack;

@@ -14,7 +14,7 @@ namespace {
 void CheckRank(const SumProgram& sums, const SumProgram::Sum& sum, const Shape& shape) {
   if (sum.axes.back() >= static_cast<int64_t>(shape.size()))
     Fail("'", sums.program.value(sum.value).name, "' sums over axis ", sum.axes.back(),
-         ", but the inputs broadcast to the shape ", ToString(shape));
+        ", but the inputs broadcast to the shape ", ToString(shape));
 }
 
 bool IsSummed(const SumProgram::Sum& sum, size_t axis) {
@@ -94,8 +94,8 @@ void AddRun(const T* lanes, size_t count, bool to_one, uint64_t* totals) {
 // Adds the lanes of elements [first, first + count) of S to the totals that they belong to; `strides` lead to these,
 // the first of which has the number `base`.
 template <typename T, typename Totals>
-void AddLanes(const Axes& axes, const Shape& strides, int64_t first, const T* lanes, size_t count, int64_t base,
-              Totals* totals) {
+void AddLanes(
+    const Axes& axes, const Shape& strides, int64_t first, const T* lanes, size_t count, int64_t base, Totals* totals) {
   const size_t last = axes.count() - 1;
   if (last == 0) return AddRun(lanes, count, strides[0] == 0, totals + strides[0] * first - base);
   const bool to_one = strides[last] == 0;
@@ -106,7 +106,7 @@ void AddLanes(const Axes& axes, const Shape& strides, int64_t first, const T* la
 }
 
 void AddLanes(DType dtype, const Axes& axes, const Shape& strides, int64_t first, const void* lanes, size_t count,
-              int64_t base, Total* totals) {
+    int64_t base, Total* totals) {
   const auto floating = [&](auto type) {
     AddLanes(axes, strides, first, static_cast<const decltype(type)*>(lanes), count, base, &totals->floating);
   };
@@ -114,17 +114,12 @@ void AddLanes(DType dtype, const Axes& axes, const Shape& strides, int64_t first
     AddLanes(axes, strides, first, static_cast<const decltype(type)*>(lanes), count, base, &totals->integer);
   };
   switch (dtype) {
-    case DType::kDouble:
-      return floating(double{});
-    case DType::kInt32:
-      return integer(int32_t{});
-    case DType::kUInt32:
-      return integer(uint32_t{});
+    case DType::kDouble: return floating(double{});
+    case DType::kInt32: return integer(int32_t{});
+    case DType::kUInt32: return integer(uint32_t{});
     case DType::kInt64:
-    case DType::kUInt64:
-      return integer(uint64_t{});
-    default:
-      return floating(float{});
+    case DType::kUInt64: return integer(uint64_t{});
+    default: return floating(float{});
   }
 }
 
@@ -136,16 +131,12 @@ void TotalsToLanes(DType dtype, const Total* totals, size_t count, void* lanes) 
     for (size_t i = 0; i < count; ++i) to[i] = static_cast<std::decay_t<decltype(*to)>>(totals[i].integer);
   };
   switch (dtype) {
-    case DType::kDouble:
-      return floating(static_cast<double*>(lanes));
+    case DType::kDouble: return floating(static_cast<double*>(lanes));
     case DType::kInt32:
-    case DType::kUInt32:
-      return integer(static_cast<uint32_t*>(lanes));
+    case DType::kUInt32: return integer(static_cast<uint32_t*>(lanes));
     case DType::kInt64:
-    case DType::kUInt64:
-      return integer(static_cast<uint64_t*>(lanes));
-    default:
-      return floating(static_cast<float*>(lanes));
+    case DType::kUInt64: return integer(static_cast<uint64_t*>(lanes));
+    default: return floating(static_cast<float*>(lanes));
   }
 }
 
@@ -189,7 +180,7 @@ std::vector<uint32_t> Statements(const Program& program, const std::vector<bool>
 class SumSweep {
  public:
   SumSweep(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
-           const std::vector<char*>& outputs)
+      const std::vector<char*>& outputs)
       : sums_(sums),
         program_(sums.program),
         shape_(shape),
@@ -298,12 +289,12 @@ class SumSweep {
       for (int64_t repeat = 0; repeat < repeats_; ++repeat)
         for (int64_t at = stretch; at < std::min(last, stretch + kStretch); at += static_cast<int64_t>(kBlock))
           Block(repeat * inner_ + at, static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock))), workspace,
-                scratch, partials);
+              scratch, partials);
     for (Partial& partial : partials) partial.Fold();
   }
 
   void Block(int64_t first, size_t count, Evaluator::Workspace& workspace, void* scratch,
-             std::vector<Partial>& partials) const {
+      std::vector<Partial>& partials) const {
     for (size_t i = 0; i < operands_.size(); ++i)
       operands_[i].Load(first, count, program_.parameters()[i], workspace, scratch);
     const auto place = [&](size_t r) {
@@ -318,8 +309,8 @@ class SumSweep {
     }
     for (size_t s = 0; s < sums_.sums.size(); ++s) {
       const SumProgram::Sum& sum = sums_.sums[s];
-      partials[s].Add(program_.value(sum.value).dtype, shape_.axes, strides(s), first, workspace.lanes(sum.operand),
-                      count);
+      partials[s].Add(
+          program_.value(sum.value).dtype, shape_.axes, strides(s), first, workspace.lanes(sum.operand), count);
     }
   }
 
@@ -403,7 +394,7 @@ class CpuSumTo : public Kernel {
 }  // namespace
 
 void ComputeSums(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
-                 const std::vector<char*>& outputs, Run& run) {
+    const std::vector<char*>& outputs, Run& run) {
   if (shape.count > 0) {
     SumSweep(sums, shape, inputs, outputs).Compute(run);
     return;
@@ -424,7 +415,7 @@ SumProgram SumProgram::Parse(const std::string& text) {
     if (statement.op == Op::kSumTo) {
       if (sum_of[statement.operands[0]] >= 0)
         Fail("'", name(statement.result), "' computes with the sum '", name(statement.operands[0]),
-             "'; only a Cast that is a result may");
+            "'; only a Cast that is a result may");
       sum_of[statement.result] = static_cast<int>(sums.sums.size());
       sums.sums.push_back(
           {statement.operands[0], statement.result, statement.axes, statement.attributes[1] != 0, {}, {}});
@@ -436,7 +427,7 @@ SumProgram SumProgram::Parse(const std::string& text) {
       if (statement.op != Op::kCast || program.value(operand).kind != Value::Kind::kResult ||
           program.statements()[program.value(operand).index].op != Op::kSumTo)
         Fail("'", name(statement.result), "' computes with the sum '", name(operand),
-             "'; only a Cast that is a result may");
+            "'; only a Cast that is a result may");
       sum_of[statement.result] = sum_of[operand];
       sums.sums[static_cast<size_t>(sum_of[operand])].casts.push_back(index);
     }

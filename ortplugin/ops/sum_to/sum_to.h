@@ -51,7 +51,7 @@ std::vector<TensorType> CheckSums(const SumProgram& program, const NodeInfo& inf
 
 // On the CPU: the program's results, in order, into `outputs`.
 void ComputeSums(const SumProgram& program, const SumShape& shape, const std::vector<Tensor>& inputs,
-                 const std::vector<char*>& outputs, Run& run);
+    const std::vector<char*>& outputs, Run& run);
 
 std::unique_ptr<Kernel> CreateCudaSumTo(const NodeInfo& info);
 
@@ -105,10 +105,10 @@ struct SumPlan {
 };
 
 // Compiles the kernels. `aligned`: every tensor's address is a multiple of 16.
-SumPlan PlanSums(const SumProgram& program, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu,
-                 bool aligned);
+SumPlan PlanSums(
+    const SumProgram& program, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu, bool aligned);
 // Asynchronous. `scratch`: the plan's bytes, aligned to 16.
 void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-             const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch);
+    const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch);
 
 }  // namespace ortplugin

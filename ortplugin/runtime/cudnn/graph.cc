@@ -121,27 +121,14 @@ void Graph::AddConvolution() {
     size_t value;                                        // which of the tensors it computes
     int64_t inputs[3];                                   // their places in Arguments::inputs
   };
-  static constexpr Names kNames[] = {{abi::kConvolutionForward,
-                                      abi::kForwardAlpha,
-                                      abi::kForwardBeta,
-                                      abi::kForwardConvolution,
-                                      {abi::kForwardX, abi::kForwardW, abi::kForwardY},
-                                      2,
-                                      {0, 1, -1}},
-                                     {abi::kConvolutionDataGradient,
-                                      abi::kDataGradientAlpha,
-                                      abi::kDataGradientBeta,
-                                      abi::kDataGradientConvolution,
-                                      {abi::kDataGradientX, abi::kDataGradientW, abi::kDataGradientY},
-                                      0,
-                                      {-1, 1, 0}},
-                                     {abi::kConvolutionWeightGradient,
-                                      abi::kWeightGradientAlpha,
-                                      abi::kWeightGradientBeta,
-                                      abi::kWeightGradientConvolution,
-                                      {abi::kWeightGradientX, abi::kWeightGradientW, abi::kWeightGradientY},
-                                      1,
-                                      {0, -1, 1}}};
+  static constexpr Names kNames[] = {
+      {abi::kConvolutionForward, abi::kForwardAlpha, abi::kForwardBeta, abi::kForwardConvolution,
+          {abi::kForwardX, abi::kForwardW, abi::kForwardY}, 2, {0, 1, -1}},
+      {abi::kConvolutionDataGradient, abi::kDataGradientAlpha, abi::kDataGradientBeta, abi::kDataGradientConvolution,
+          {abi::kDataGradientX, abi::kDataGradientW, abi::kDataGradientY}, 0, {-1, 1, 0}},
+      {abi::kConvolutionWeightGradient, abi::kWeightGradientAlpha, abi::kWeightGradientBeta,
+          abi::kWeightGradientConvolution, {abi::kWeightGradientX, abi::kWeightGradientW, abi::kWeightGradientY}, 1,
+          {0, -1, 1}}};
   const Names& names = kNames[static_cast<size_t>(problem_.direction)];
   Descriptor operation(names.type);
   operation.SetDescriptor(names.attributes, attributes);
@@ -213,8 +200,8 @@ void Graph::AddPointwise(size_t index) {
     dims = value_dims;
     value = AddTensor(kFirstResult + node.result, problem_.results[static_cast<size_t>(node.result)], node.dtype);
   } else {
-    value = AddTensor(kFirstVirtual + 1 + static_cast<int64_t>(index), DenseLike(dims, problem_.results[0]), node.dtype,
-                      true);
+    value = AddTensor(
+        kFirstVirtual + 1 + static_cast<int64_t>(index), DenseLike(dims, problem_.results[0]), node.dtype, true);
   }
   made_[{Operand::Kind::kNode, static_cast<uint32_t>(index)}] = {value, dims};
 

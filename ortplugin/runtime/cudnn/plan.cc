@@ -44,23 +44,23 @@ const Fault kFaults[] = {
     // Of 12 plans for 17 to 8 channels, 5 x 5, in float16 with channels first, this one was off by up to 8 units in the
     // last place for 16% of the elements, all others by 0.51.
     {2, Direction::kDataGradient, [](const Problem& problem) { return SizeOf(problem.dtype) == 2; },
-     "it accumulates in less than fp32, as was measured"},
+        "it accumulates in less than fp32, as was measured"},
     // Of 16 or 4 to 4 channels, 3 wide, dW in fp32 from fp16 or bf16 is another tensor.
     {2, Direction::kWeightGradient, [](const Problem& problem) { return ResultType(problem) != problem.dtype; },
-     "its weight gradients in another dtype than their operands' are wrong, as was measured"},
+        "its weight gradients in another dtype than their operands' are wrong, as was measured"},
     // Of a depthwise convolution, 3 wide, of images 2 wide with one pad at the beginning, the first writes two pixels
     // for each channel, where there is one, and dX of the second is another tensor.
     {5, Direction::kForward, HasUnevenPads, kPadsBothSidesAlike},
     {6, Direction::kDataGradient, HasUnevenPads, kPadsBothSidesAlike},
     // Of two results in fp32 of operands in fp16, it does not write the one that is the convolution's own value.
     {7, Direction::kForward, HasWidenedValueAmongResults,
-     "it leaves the convolution's value in another dtype beside a second result unwritten, as was measured"},
+        "it leaves the convolution's value in another dtype beside a second result unwritten, as was measured"},
     // 3 groups of 4 channels, 1 x 1, in fp16 and bf16.
     {10, Direction::kForward, IsOnePixelInGroups, kReadsBehindGroups},
     {22, Direction::kForward, IsOnePixelInGroups, kReadsBehindGroups},
     // dW of 3 x 3 is not 0 where all products are.
     {17, Direction::kWeightGradient, [](const Problem&) { return true; },
-     "it transforms the images, as was measured: a NaN or infinity spreads to elements that do not see it"},
+        "it transforms the images, as was measured: a NaN or infinity spreads to elements that do not see it"},
 };
 
 struct Notes {
@@ -129,8 +129,8 @@ std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::He
       std::deque<Descriptor> choices;
       std::vector<abi::RawDescriptor> raw_choices;
       for (size_t k = 0; k < kMaxKnobs; ++k) raw_choices.push_back(choices.emplace_back(abi::kKnobChoice).raw());
-      const int64_t knobs = configuration.Get(abi::kConfigurationKnobChoices, abi::kTypeDescriptor,
-                                              static_cast<int64_t>(kMaxKnobs), raw_choices.data());
+      const int64_t knobs = configuration.Get(
+          abi::kConfigurationKnobChoices, abi::kTypeDescriptor, static_cast<int64_t>(kMaxKnobs), raw_choices.data());
       while (static_cast<int64_t>(choices.size()) > std::max<int64_t>(knobs, 0)) choices.pop_back();
       for (const Descriptor& choice : choices) {
         int type = 0;
@@ -252,8 +252,8 @@ constexpr abi::HeuristicMode kModes[] = {abi::kHeuristicA, abi::kHeuristicB, abi
 
 }  // namespace
 
-void ForEachCandidate(const Graph& graph, const Target& target,
-                      const std::function<bool(const PlanText&, bool)>& visit) {
+void ForEachCandidate(
+    const Graph& graph, const Target& target, const std::function<bool(const PlanText&, bool)>& visit) {
   std::set<std::string> seen;
   std::vector<Candidate> nondeterministic, reference;
   for (const abi::HeuristicMode mode : kModes) {
@@ -311,7 +311,7 @@ Found Search(const Target& target, const Problem& problem, size_t workspace_limi
       ++too_large;
       if (first.empty())
         first = "plan " + candidate.ToString() + " needs a workspace of " + std::to_string(plan->workspace_bytes()) +
-                " bytes, more than " + std::to_string(workspace_limit);
+            " bytes, more than " + std::to_string(workspace_limit);
     } catch (const std::runtime_error& error) {  // this plan can't be built, the next one may
       if (first.empty()) first = "plan " + candidate.ToString() + ": " + error.what();
     }
@@ -324,7 +324,7 @@ Found Search(const Target& target, const Problem& problem, size_t workspace_limi
   if (found.plan == nullptr)
     found.refusal = tried == 0 ? apart != nullptr ? apart : "cuDNN's heuristics propose no plan"
                                : "none of " + std::to_string(tried) + " plans can be used (" +
-                                     std::to_string(too_large) + " for their workspace); " + first;
+            std::to_string(too_large) + " for their workspace); " + first;
   return found;
 }
 

@@ -61,7 +61,7 @@ std::optional<Mode> DirectMode(Op op) {
 
 bool Commutes(Mode mode) {
   return mode == Mode::kAdd || mode == Mode::kMul || mode == Mode::kMin || mode == Mode::kMax || mode == Mode::kEqual ||
-         mode == Mode::kAnd || mode == Mode::kOr;
+      mode == Mode::kAnd || mode == Mode::kOr;
 }
 
 std::optional<double> LiteralOf(const Program& program, ValueId id) {
@@ -108,7 +108,7 @@ class Mapper {
 
  private:
   Operand AddNode(Mode mode, Operand x, Operand b = {}, Operand t = {},
-                  std::vector<std::pair<abi::Attribute, double>> attributes = {}, bool is_condition = false) {
+      std::vector<std::pair<abi::Attribute, double>> attributes = {}, bool is_condition = false) {
     // cuDNN broadcasts the second operand to the first more readily than the other way round.
     if (Commutes(mode) && (x.kind == Operand::Kind::kScalar || x.kind == Operand::Kind::kParameter) &&
         (b.kind == Operand::Kind::kConvolution || b.kind == Operand::Kind::kNode))
@@ -153,50 +153,39 @@ class Mapper {
       case Op::kWhere:
         // Condition first in a program; cuDNN's x is what is taken where it is true.
         return AddNode(Mode::kSelect, second(), operands_[statement.operands[2]], x);
-      case Op::kClip:
-        return MapClip(statement);
+      case Op::kClip: return MapClip(statement);
       case Op::kPow:
         // cuDNN's own power is NaN for every negative base.
         if (LiteralOf(program_, statement.operands[1]) == 2.0) return AddNode(Mode::kMul, x, x);
         if (LiteralOf(program_, statement.operands[1]) == 3.0) return AddNode(Mode::kMul, AddNode(Mode::kMul, x, x), x);
         throw Unsupported{"Pow with an exponent that is not 2 or 3"};
       case Op::kSwish:
-      case Op::kQuickGelu:
-        return AddNode(Mode::kSwish, x, {}, {}, {{abi::kSwishBeta, alpha}});
+      case Op::kQuickGelu: return AddNode(Mode::kSwish, x, {}, {}, {{abi::kSwishBeta, alpha}});
       case Op::kGelu:
         if (alpha == 0) return AddNode(Mode::kGelu, x);
         return AddNode(Mode::kGeluTanh, ExactEnoughForTanh(program_, x, statement.op));
-      case Op::kElu:
-        return AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}});
+      case Op::kElu: return AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}});
       case Op::kSelu:
-        return AddNode(Mode::kMul, AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}}),
-                       Number(statement.attributes[1]));
-      case Op::kSoftplus:
-        return Softplus(x);
+        return AddNode(
+            Mode::kMul, AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}}), Number(statement.attributes[1]));
+      case Op::kSoftplus: return Softplus(x);
       case Op::kMish:
         return AddNode(Mode::kMul, x, AddNode(Mode::kTanh, Softplus(ExactEnoughForTanh(program_, x, statement.op))));
-      case Op::kTanh:
-        return AddNode(Mode::kTanh, ExactEnoughForTanh(program_, x, statement.op));
-      case Op::kMin:
-        return MapExtreme(Mode::kMin, statement);
-      case Op::kMax:
-        return MapExtreme(Mode::kMax, statement);
+      case Op::kTanh: return AddNode(Mode::kTanh, ExactEnoughForTanh(program_, x, statement.op));
+      case Op::kMin: return MapExtreme(Mode::kMin, statement);
+      case Op::kMax: return MapExtreme(Mode::kMax, statement);
       case Op::kLeakyRelu:
         // cuDNN's is max(x, alpha x).
         if (!(alpha <= 1)) return PRelu(x, Number(alpha));
         return AddNode(Mode::kRelu, x, {}, {}, {{abi::kReluLowerClipSlope, alpha}});
-      case Op::kPRelu:
-        return PRelu(x, second());
+      case Op::kPRelu: return PRelu(x, second());
       case Op::kHardSigmoid: {
         const Operand line = Line(x, alpha, statement.attributes[1]);
         return KeepNaN(line, UpToOne(line));
       }
-      case Op::kHardSwish:
-        return AddNode(Mode::kMul, x, UpToOne(Line(x, 1.0 / 6.0, 0.5)));
-      case Op::kIsNaN:
-        return AddNode(Mode::kNotEqual, x, x, {}, {}, true);
-      default:
-        break;
+      case Op::kHardSwish: return AddNode(Mode::kMul, x, UpToOne(Line(x, 1.0 / 6.0, 0.5)));
+      case Op::kIsNaN: return AddNode(Mode::kNotEqual, x, x, {}, {}, true);
+      default: break;
     }
     const std::optional<Mode> mode = DirectMode(statement.op);
     if (!mode) throw Unsupported{NameOf(statement.op)};

@@ -64,7 +64,7 @@ std::string CompilerVersion();
 // A kernel of a source, loaded in the primary context of a device; compiled at most once for each source, architecture
 // and compiler. Modules stay loaded until the process ends. `warn` gets the kernel cache's complaints.
 Function Load(const DeviceFacts& device, const std::string& source, const char* kernel,
-              const std::function<void(const std::string&)>& warn);
+    const std::function<void(const std::string&)>& warn);
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads);
 

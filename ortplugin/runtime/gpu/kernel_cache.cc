@@ -311,7 +311,7 @@ void Store(int folder, const std::string& name, const std::string& key, const st
     clock_gettime(CLOCK_REALTIME, &now);
     std::string unique;
     for (const auto number : {static_cast<int64_t>(getpid()), static_cast<int64_t>(now.tv_sec),
-                              static_cast<int64_t>(now.tv_nsec), static_cast<int64_t>(counter++)}) {
+             static_cast<int64_t>(now.tv_nsec), static_cast<int64_t>(counter++)}) {
       AppendNumber(&unique, static_cast<uint64_t>(number));
     }
     temporary = std::string(kTemporary) + HashName(unique);
@@ -322,7 +322,7 @@ void Store(int folder, const std::string& name, const std::string& key, const st
 
   // The order matters: the bytes are on disk before the name is, so a crash leaves no whole name with half an entry.
   const bool done = WriteAll(file.number(), text) && fsync(file.number()) == 0 && file.Close() &&
-                    renameat(folder, temporary.c_str(), folder, name.c_str()) == 0;
+      renameat(folder, temporary.c_str(), folder, name.c_str()) == 0;
   if (!done) {
     const int error = errno;
     unlinkat(folder, temporary.c_str(), 0);
@@ -358,8 +358,7 @@ void WithFolder(const Folder& folder, const std::function<void(const std::string
   }
   if (!warn || TheProcess().warned.exchange(true)) return;
   try {
-    warn(
-        "The kernel cache can't use the folder " + folder.path + ": " + reason +
+    warn("The kernel cache can't use the folder " + folder.path + ": " + reason +
         ". Compiled kernels are kept in memory only. Set ORTPLUGIN_CACHE_DIR to a folder of your own, or to nothing to "
         "do without.");
   } catch (...) {  // A kernel is not lost because a log is.
@@ -367,7 +366,7 @@ void WithFolder(const Folder& folder, const std::function<void(const std::string
 }
 
 Code LoadOrCompile(const std::string& key, const std::function<std::string()>& compile,
-                   const std::function<void(const std::string&)>& warn) {
+    const std::function<void(const std::string&)>& warn) {
   const Folder folder = ChooseFolder();
   const std::string name = HashName(key);
   std::optional<std::string> code;
@@ -382,7 +381,7 @@ Code LoadOrCompile(const std::string& key, const std::function<std::string()>& c
 }  // namespace
 
 std::shared_ptr<const std::string> CachedKernel(const KernelKey& key, const std::function<std::string()>& compile,
-                                                const std::function<void(const std::string&)>& warn) {
+    const std::function<void(const std::string&)>& warn) {
   Process& process = TheProcess();
   const std::string text = KeyText(key);
   std::promise<Code> promise;

@@ -24,6 +24,6 @@ struct KernelKey {
 // belong to this user and be closed to others; an empty ORTPLUGIN_CACHE_DIR turns the disk off. Where the folder can't
 // be used, `warn` gets one message per process, naming folder and reason, and the cache lives in memory only.
 std::shared_ptr<const std::string> CachedKernel(const KernelKey& key, const std::function<std::string()>& compile,
-                                                const std::function<void(const std::string&)>& warn);
+    const std::function<void(const std::string&)>& warn);
 
 }  // namespace ortplugin

@@ -92,73 +92,45 @@ int64_t ElementCount(const Shape& shape) {
 
 std::optional<DType> FromOrt(ort::ElementType type) {
   switch (type) {
-    case ort::kFloat16:
-      return DType::kFloat16;
-    case ort::kBFloat16:
-      return DType::kBFloat16;
-    case ort::kFloat:
-      return DType::kFloat;
-    case ort::kDouble:
-      return DType::kDouble;
-    case ort::kBool:
-      return DType::kBool;
-    case ort::kInt8:
-      return DType::kInt8;
-    case ort::kInt16:
-      return DType::kInt16;
-    case ort::kInt32:
-      return DType::kInt32;
-    case ort::kInt64:
-      return DType::kInt64;
-    case ort::kUInt8:
-      return DType::kUInt8;
-    case ort::kUInt16:
-      return DType::kUInt16;
-    case ort::kUInt32:
-      return DType::kUInt32;
-    case ort::kUInt64:
-      return DType::kUInt64;
-    default:
-      return std::nullopt;
+    case ort::kFloat16: return DType::kFloat16;
+    case ort::kBFloat16: return DType::kBFloat16;
+    case ort::kFloat: return DType::kFloat;
+    case ort::kDouble: return DType::kDouble;
+    case ort::kBool: return DType::kBool;
+    case ort::kInt8: return DType::kInt8;
+    case ort::kInt16: return DType::kInt16;
+    case ort::kInt32: return DType::kInt32;
+    case ort::kInt64: return DType::kInt64;
+    case ort::kUInt8: return DType::kUInt8;
+    case ort::kUInt16: return DType::kUInt16;
+    case ort::kUInt32: return DType::kUInt32;
+    case ort::kUInt64: return DType::kUInt64;
+    default: return std::nullopt;
   }
 }
 
 ort::ElementType ToOrt(DType dtype) {
   switch (dtype) {
-    case DType::kFloat16:
-      return ort::kFloat16;
-    case DType::kBFloat16:
-      return ort::kBFloat16;
-    case DType::kFloat:
-      return ort::kFloat;
-    case DType::kDouble:
-      return ort::kDouble;
-    case DType::kBool:
-      return ort::kBool;
-    case DType::kInt8:
-      return ort::kInt8;
-    case DType::kInt16:
-      return ort::kInt16;
-    case DType::kInt32:
-      return ort::kInt32;
-    case DType::kInt64:
-      return ort::kInt64;
-    case DType::kUInt8:
-      return ort::kUInt8;
-    case DType::kUInt16:
-      return ort::kUInt16;
-    case DType::kUInt32:
-      return ort::kUInt32;
-    case DType::kUInt64:
-      return ort::kUInt64;
+    case DType::kFloat16: return ort::kFloat16;
+    case DType::kBFloat16: return ort::kBFloat16;
+    case DType::kFloat: return ort::kFloat;
+    case DType::kDouble: return ort::kDouble;
+    case DType::kBool: return ort::kBool;
+    case DType::kInt8: return ort::kInt8;
+    case DType::kInt16: return ort::kInt16;
+    case DType::kInt32: return ort::kInt32;
+    case DType::kInt64: return ort::kInt64;
+    case DType::kUInt8: return ort::kUInt8;
+    case DType::kUInt16: return ort::kUInt16;
+    case DType::kUInt32: return ort::kUInt32;
+    case DType::kUInt64: return ort::kUInt64;
   }
   return ort::kUndefined;
 }
 
 std::string NameOfOrt(ort::ElementType type) {
-  static constexpr const char* kNames[] = {"undefined", "float",  "uint8",     "int8",       "uint16",  "int16",
-                                           "int32",     "int64",  "string",    "bool",       "float16", "double",
-                                           "uint32",    "uint64", "complex64", "complex128", "bfloat16"};
+  static constexpr const char* kNames[] = {"undefined", "float", "uint8", "int8", "uint16", "int16", "int32", "int64",
+      "string", "bool", "float16", "double", "uint32", "uint64", "complex64", "complex128", "bfloat16"};
   const auto index = static_cast<size_t>(type);
   return index < std::size(kNames) ? kNames[index] : "ONNX element type " + std::to_string(type);
 }
@@ -183,8 +155,9 @@ size_t ShapeContext::input_count() const {
 
 TensorType ShapeContext::input(size_t index) const {
   ort::TensorInfo* info = nullptr;  // ORT keeps it
-  Check(api_, ort::ShapeInferContext_GetInputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_),
-                                                       index, &info));
+  Check(api_,
+      ort::ShapeInferContext_GetInputTypeShape(
+          api_, static_cast<const ort::ShapeInferContext*>(context_), index, &info));
   TensorType type = Describe(api_, info);
   // Inference is shown a tensor of unknown shape as a scalar, whose shape ORT says to know. Taken for one, it would
   // give the outputs a wrong rank, which ORT believes and kernels are then created with.
@@ -203,8 +176,8 @@ static const ort::OpAttr* FindAttribute(const ort::Api* api, ort::ShapeInferCont
 
 // Of an attribute with `count` elements of T; ORT is asked for the size first.
 template <typename T, typename Container>
-static Container ReadAttribute(const ort::Api* api, const ort::OpAttr* attribute, ort::OpAttrType type,
-                               const char* name) {
+static Container ReadAttribute(
+    const ort::Api* api, const ort::OpAttr* attribute, ort::OpAttrType type, const char* name) {
   size_t bytes = 0;
   ort::Status* too_small = ort::ReadOpAttr(api, attribute, type, static_cast<void*>(nullptr), size_t{0}, &bytes);
   if (too_small != nullptr) ort::ReleaseStatus(api, too_small);
@@ -282,8 +255,9 @@ void ShapeContext::set_output(size_t index, const TensorType& type) {
     }
     if (!symbols.empty()) Check(api_, ort::SetSymbolicDimensions(api_, info, symbols.data(), symbols.size()));
   }
-  Check(api_, ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_),
-                                                        index, static_cast<const ort::TensorInfo*>(info)));
+  Check(api_,
+      ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,
+          static_cast<const ort::TensorInfo*>(info)));
 }
 
 std::string NodeInfo::name() const {
@@ -406,12 +380,12 @@ static T NumberAttribute(const ort::Api* api, const ort::KernelInfo* info, const
 
 int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
   return NumberAttribute(api_, info_, name, absent,
-                         [&](int64_t* number) { return ort::KernelInfoGetAttribute_int64(api_, info_, name, number); });
+      [&](int64_t* number) { return ort::KernelInfoGetAttribute_int64(api_, info_, name, number); });
 }
 
 float NodeInfo::float_attribute(const char* name, float absent) const {
   return NumberAttribute(api_, info_, name, absent,
-                         [&](float* number) { return ort::KernelInfoGetAttribute_float(api_, info_, name, number); });
+      [&](float* number) { return ort::KernelInfoGetAttribute_float(api_, info_, name, number); });
 }
 
 // An attribute of several numbers, empty where it is absent. `get`: (numbers, count), as in the C interface.
@@ -499,8 +473,9 @@ void Run::parallel_for(size_t count, const std::function<void(size_t)>& body) {
     }
   };
   void (*function)(void*, size_t) = step;
-  Check(api_, ort::KernelContext_ParallelFor(api_, static_cast<const ort::KernelContext*>(context_), function, count,
-                                             size_t{0}, static_cast<void*>(&call)));
+  Check(api_,
+      ort::KernelContext_ParallelFor(api_, static_cast<const ort::KernelContext*>(context_), function, count, size_t{0},
+          static_cast<void*>(&call)));
   if (call.failure != nullptr) std::rethrow_exception(call.failure);
 }
 
@@ -513,8 +488,8 @@ void* Run::stream() const {
 bool Run::allows_tf32() const {
   constexpr int kVersion = 3, kUseTf32 = 10011;  // ORT_CUDA_RESOURCE_VERSION and use_tf32_t in cuda_resource.h
   void* word = nullptr;
-  if (ort::Status* const status = ort::KernelContext_GetResource(api_, static_cast<const ort::KernelContext*>(context_),
-                                                                 kVersion, kUseTf32, &word)) {
+  if (ort::Status* const status = ort::KernelContext_GetResource(
+          api_, static_cast<const ort::KernelContext*>(context_), kVersion, kUseTf32, &word)) {
     ort::ReleaseStatus(api_, status);
     return false;
   }
@@ -523,8 +498,9 @@ bool Run::allows_tf32() const {
 
 void* Run::scratch(const ort::MemoryInfo* memory, size_t bytes) {
   void* buffer = nullptr;
-  Check(api_, ort::KernelContext_GetScratchBuffer(api_, static_cast<const ort::KernelContext*>(context_), memory, bytes,
-                                                  &buffer));
+  Check(api_,
+      ort::KernelContext_GetScratchBuffer(
+          api_, static_cast<const ort::KernelContext*>(context_), memory, bytes, &buffer));
   if (buffer == nullptr) Fail("ONNX Runtime gave no scratch memory of ", bytes, " bytes");
   return buffer;
 }

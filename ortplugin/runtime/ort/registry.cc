@@ -169,13 +169,13 @@ extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* Regist
     api = base->GetApi(1);
     return Guard(api, "ortplugin", [&] {
       Fail("it needs ONNX Runtime ", ort::kMinimumRelease, " or later; this process has ", base->GetVersionString(),
-           ". Upgrade onnxruntime or onnxruntime-gpu");
+          ". Upgrade onnxruntime or onnxruntime-gpu");
     });
   }
   return Guard(api, "ortplugin", [&] {
     int registered = 0;
     Check(api,
-          ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
+        ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
     if (registered) return;
     // By its release: asked for an API that it lacks, ORT prints a complaint.
     int minor = 0;

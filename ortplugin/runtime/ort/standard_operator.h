@@ -36,8 +36,8 @@ class StandardOperator {
   // `version`: of the domain, ai.onnx where it is "", as a model would import it. Throws Error with ORT's message where
   // it has no such kernel. Lists that are empty are left out.
   StandardOperator(const NodeInfo& info, const std::string& name, const char* domain, int version,
-                   const std::vector<TypeConstraint>& types, const std::vector<Attribute>& attributes, size_t inputs,
-                   size_t outputs);
+      const std::vector<TypeConstraint>& types, const std::vector<Attribute>& attributes, size_t inputs,
+      size_t outputs);
   ~StandardOperator();
   StandardOperator(const StandardOperator&) = delete;
   StandardOperator& operator=(const StandardOperator&) = delete;

@@ -142,28 +142,17 @@ ORTPLUGIN_INLINE void RunCast(const Job& job) {
       return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return HalfToFloat(FloatToHalf(Narrow(x))); });
     case DType::kBFloat16:
       return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return BFloat16ToFloat(FloatToBFloat16(Narrow(x))); });
-    case DType::kFloat:
-      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return static_cast<float>(x); });
-    case DType::kDouble:
-      return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
-    case DType::kBool:
-      return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
-    case DType::kInt8:
-      return RunCastToInteger<int8_t, A>(job);
-    case DType::kInt16:
-      return RunCastToInteger<int16_t, A>(job);
-    case DType::kInt32:
-      return RunCastToInteger<int32_t, A>(job);
-    case DType::kInt64:
-      return RunCastToInteger<int64_t, A>(job);
-    case DType::kUInt8:
-      return RunCastToInteger<uint8_t, A>(job);
-    case DType::kUInt16:
-      return RunCastToInteger<uint16_t, A>(job);
-    case DType::kUInt32:
-      return RunCastToInteger<uint32_t, A>(job);
-    case DType::kUInt64:
-      return RunCastToInteger<uint64_t, A>(job);
+    case DType::kFloat: return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return static_cast<float>(x); });
+    case DType::kDouble: return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
+    case DType::kBool: return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+    case DType::kInt8: return RunCastToInteger<int8_t, A>(job);
+    case DType::kInt16: return RunCastToInteger<int16_t, A>(job);
+    case DType::kInt32: return RunCastToInteger<int32_t, A>(job);
+    case DType::kInt64: return RunCastToInteger<int64_t, A>(job);
+    case DType::kUInt8: return RunCastToInteger<uint8_t, A>(job);
+    case DType::kUInt16: return RunCastToInteger<uint16_t, A>(job);
+    case DType::kUInt32: return RunCastToInteger<uint32_t, A>(job);
+    case DType::kUInt64: return RunCastToInteger<uint64_t, A>(job);
   }
 }
 
@@ -177,78 +166,52 @@ ORTPLUGIN_INLINE void RunWhere(const Job& job) {
 template <typename T>
 ORTPLUGIN_INLINE void RunComparison(const Job& job) {
   switch (job.statement->op) {
-    case Op::kEqual:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
-    case Op::kLess:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
-    case Op::kLessOrEqual:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
-    case Op::kGreater:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
-    case Op::kGreaterOrEqual:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a >= b; });
-    default:
-      return;
+    case Op::kEqual: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
+    case Op::kLess: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
+    case Op::kLessOrEqual: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
+    case Op::kGreater: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
+    case Op::kGreaterOrEqual: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a >= b; });
+    default: return;
   }
 }
 
 ORTPLUGIN_INLINE void RunLogical(const Job& job) {
   switch (job.statement->op) {
-    case Op::kAnd:
-      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a & b; });
-    case Op::kOr:
-      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a | b; });
-    case Op::kXor:
-      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a ^ b; });
-    case Op::kNot:
-      return Map<Bool, Bool>(job, [](Bool a) ORTPLUGIN_LANE { return a ^ 1; });
-    case Op::kCast:
-      return RunCast<Bool>(job);
-    default:
-      return RunComparison<Bool>(job);
+    case Op::kAnd: return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kOr: return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kXor: return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kNot: return Map<Bool, Bool>(job, [](Bool a) ORTPLUGIN_LANE { return a ^ 1; });
+    case Op::kCast: return RunCast<Bool>(job);
+    default: return RunComparison<Bool>(job);
   }
 }
 
 template <typename T>
 ORTPLUGIN_INLINE void RunInteger(const Job& job) {
   switch (job.statement->op) {
-    case Op::kAbs:
-      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerAbs(x); });
-    case Op::kNeg:
-      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::WrappingNeg(x); });
-    case Op::kSign:
-      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerSign(x); });
-    case Op::kRelu:
-      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerMax(x, T(0)); });
-    case Op::kAdd:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingAdd(a, b); });
-    case Op::kSub:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingSub(a, b); });
-    case Op::kMul:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingMul(a, b); });
-    case Op::kDiv:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerDiv(a, b); });
+    case Op::kAbs: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerAbs(x); });
+    case Op::kNeg: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::WrappingNeg(x); });
+    case Op::kSign: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerSign(x); });
+    case Op::kRelu: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerMax(x, T(0)); });
+    case Op::kAdd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingAdd(a, b); });
+    case Op::kSub: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingSub(a, b); });
+    case Op::kMul: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingMul(a, b); });
+    case Op::kDiv: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerDiv(a, b); });
     case Op::kMod:
       if (job.statement->attributes[0] != 0)
         return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Remainder(a, b); });
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Modulo(a, b); });
     case Op::kPow:
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Saturate<T>(lane::PowerOfIntegers(a, b)); });
-    case Op::kMin:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMin(a, b); });
-    case Op::kMax:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMax(a, b); });
+    case Op::kMin: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMin(a, b); });
+    case Op::kMax: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMax(a, b); });
     case Op::kClip:
       return Map3<T, T>(
           job, [](T x, T low, T high) ORTPLUGIN_LANE { return lane::IntegerMin(lane::IntegerMax(x, low), high); });
-    case Op::kBitwiseAnd:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
-    case Op::kBitwiseOr:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
-    case Op::kBitwiseXor:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
-    case Op::kBitwiseNot:
-      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return ~x; });
+    case Op::kBitwiseAnd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kBitwiseOr: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kBitwiseXor: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kBitwiseNot: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return ~x; });
     case Op::kBitShift:
       if constexpr (std::is_unsigned_v<T>) {
         if (job.statement->attributes[0] != 0)
@@ -256,10 +219,8 @@ ORTPLUGIN_INLINE void RunInteger(const Job& job) {
         return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftLeft(a, b); });
       }
       return;
-    case Op::kCast:
-      return RunCast<T>(job);
-    default:
-      return RunComparison<T>(job);
+    case Op::kCast: return RunCast<T>(job);
+    default: return RunComparison<T>(job);
   }
 }
 
@@ -294,8 +255,7 @@ template <typename T>
 ORTPLUGIN_INLINE void RunFunction(const Job& job) {
   switch (job.statement->op) {
 #define ORTPLUGIN_UNARY(Name) \
-  case Op::k##Name: \
-    return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
+  case Op::k##Name: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
     ORTPLUGIN_UNARY(Abs)
     ORTPLUGIN_UNARY(Neg)
     ORTPLUGIN_UNARY(Reciprocal)
@@ -324,12 +284,9 @@ ORTPLUGIN_INLINE void RunFunction(const Job& job) {
     ORTPLUGIN_UNARY(HardSwish)
     ORTPLUGIN_UNARY(Mish)
 #undef ORTPLUGIN_UNARY
-    case Op::kSin:
-      return RunAngle<0, T>(job);
-    case Op::kCos:
-      return RunAngle<1, T>(job);
-    default:
-      return RunComparison<T>(job);
+    case Op::kSin: return RunAngle<0, T>(job);
+    case Op::kCos: return RunAngle<1, T>(job);
+    default: return RunComparison<T>(job);
   }
 }
 
@@ -339,23 +296,15 @@ ORTPLUGIN_INLINE void RunParametric(const Job& job) {
   const T p = static_cast<T>(job.statement->attributes[0]);
   const T q = static_cast<T>(job.statement->attributes[1]);
   switch (job.statement->op) {
-    case Op::kLeakyRelu:
-      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
-    case Op::kElu:
-      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
-    case Op::kCelu:
-      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Celu(x, p); });
-    case Op::kSelu:
-      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Selu(x, p, q); });
-    case Op::kHardSigmoid:
-      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::HardSigmoid(x, p, q); });
-    case Op::kThresholdedRelu:
-      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::ThresholdedRelu(x, p); });
-    case Op::kShrink:
-      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Shrink(x, p, q); });
+    case Op::kLeakyRelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
+    case Op::kElu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
+    case Op::kCelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Celu(x, p); });
+    case Op::kSelu: return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Selu(x, p, q); });
+    case Op::kHardSigmoid: return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::HardSigmoid(x, p, q); });
+    case Op::kThresholdedRelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::ThresholdedRelu(x, p); });
+    case Op::kShrink: return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Shrink(x, p, q); });
     case Op::kSwish:
-    case Op::kQuickGelu:
-      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Swish(x, p); });
+    case Op::kQuickGelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Swish(x, p); });
     case Op::kGelu:
       if (p != 0) return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::GeluTanh(x); });
       return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Gelu(x); });
@@ -363,86 +312,58 @@ ORTPLUGIN_INLINE void RunParametric(const Job& job) {
       const Bool negative = p != 0, positive = q != 0;
       return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
         return static_cast<Bool>((a == -lane::Infinity<T>()) & negative) |
-               static_cast<Bool>((a == lane::Infinity<T>()) & positive);
+            static_cast<Bool>((a == lane::Infinity<T>()) & positive);
       });
     }
-    default:
-      return RunFunction<T>(job);
+    default: return RunFunction<T>(job);
   }
 }
 
 template <typename T>
 ORTPLUGIN_INLINE void RunFloating(const Job& job) {
   switch (job.statement->op) {
-    case Op::kAdd:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
-    case Op::kSub:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a - b; });
-    case Op::kMul:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a * b; });
-    case Op::kDiv:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
-    case Op::kMod:
-      return RunFmod<T>(job);
+    case Op::kAdd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
+    case Op::kSub: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a - b; });
+    case Op::kMul: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a * b; });
+    case Op::kDiv: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
+    case Op::kMod: return RunFmod<T>(job);
     case Op::kPow:
       if (job.power == 2) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a; });
       if (job.power == 3) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a * a; });
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Pow(a, b); });
-    case Op::kMin:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Min(a, b); });
-    case Op::kMax:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Max(a, b); });
-    case Op::kPRelu:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::LeakyRelu(a, b); });
-    case Op::kClip:
-      return Map3<T, T>(job, [](T a, T b, T c) ORTPLUGIN_LANE { return lane::Clip(a, b, c); });
-    case Op::kIsNaN:
-      return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsNaN(a); });
-    case Op::kCast:
-      return RunCast<T>(job);
-    default:
-      return RunParametric<T>(job);
+    case Op::kMin: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Min(a, b); });
+    case Op::kMax: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Max(a, b); });
+    case Op::kPRelu: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::LeakyRelu(a, b); });
+    case Op::kClip: return Map3<T, T>(job, [](T a, T b, T c) ORTPLUGIN_LANE { return lane::Clip(a, b, c); });
+    case Op::kIsNaN: return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsNaN(a); });
+    case Op::kCast: return RunCast<T>(job);
+    default: return RunParametric<T>(job);
   }
 }
 
 ORTPLUGIN_INLINE void RunJob(const Job& job) {
   if (job.statement->op == Op::kWhere) {
     switch (LaneSize(job.to)) {
-      case 1:
-        return RunWhere<uint8_t>(job);
-      case 2:
-        return RunWhere<uint16_t>(job);
-      case 4:
-        return RunWhere<uint32_t>(job);
-      default:
-        return RunWhere<uint64_t>(job);
+      case 1: return RunWhere<uint8_t>(job);
+      case 2: return RunWhere<uint16_t>(job);
+      case 4: return RunWhere<uint32_t>(job);
+      default: return RunWhere<uint64_t>(job);
     }
   }
   switch (job.from) {
     case DType::kFloat16:
     case DType::kBFloat16:
-    case DType::kFloat:
-      return RunFloating<float>(job);
-    case DType::kDouble:
-      return RunFloating<double>(job);
-    case DType::kBool:
-      return RunLogical(job);
-    case DType::kInt8:
-      return RunInteger<int8_t>(job);
-    case DType::kInt16:
-      return RunInteger<int16_t>(job);
-    case DType::kInt32:
-      return RunInteger<int32_t>(job);
-    case DType::kInt64:
-      return RunInteger<int64_t>(job);
-    case DType::kUInt8:
-      return RunInteger<uint8_t>(job);
-    case DType::kUInt16:
-      return RunInteger<uint16_t>(job);
-    case DType::kUInt32:
-      return RunInteger<uint32_t>(job);
-    case DType::kUInt64:
-      return RunInteger<uint64_t>(job);
+    case DType::kFloat: return RunFloating<float>(job);
+    case DType::kDouble: return RunFloating<double>(job);
+    case DType::kBool: return RunLogical(job);
+    case DType::kInt8: return RunInteger<int8_t>(job);
+    case DType::kInt16: return RunInteger<int16_t>(job);
+    case DType::kInt32: return RunInteger<int32_t>(job);
+    case DType::kInt64: return RunInteger<int64_t>(job);
+    case DType::kUInt8: return RunInteger<uint8_t>(job);
+    case DType::kUInt16: return RunInteger<uint16_t>(job);
+    case DType::kUInt32: return RunInteger<uint32_t>(job);
+    case DType::kUInt64: return RunInteger<uint64_t>(job);
   }
 }
 
@@ -493,8 +414,8 @@ ORTPLUGIN_INLINE double SumOf(const void* lanes, size_t count) {
 template <typename T>
 ORTPLUGIN_INLINE double SquaresOf(const void* lanes, double mean, size_t count) {
   const T centre = static_cast<T>(mean);
-  return Reduce(static_cast<const T*>(lanes), count,
-                [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
+  return Reduce(
+      static_cast<const T*>(lanes), count, [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
 }
 
 template <typename T>
@@ -539,8 +460,8 @@ struct Functions {
   __VA_ARGS__ double Squares##Name(bool is_double, const void* lanes, double mean, size_t count) { \
     return is_double ? SquaresOf<double>(lanes, mean, count) : SquaresOf<float>(lanes, mean, count); \
   } \
-  __VA_ARGS__ void Normalize##Name(bool is_double, const void* lanes, double mean, double scale, size_t count, \
-                                   void* normalized) { \
+  __VA_ARGS__ void Normalize##Name( \
+      bool is_double, const void* lanes, double mean, double scale, size_t count, void* normalized) { \
     is_double ? NormalizeOf<double>(lanes, mean, scale, count, normalized) \
               : NormalizeOf<float>(lanes, mean, scale, count, normalized); \
   } \
@@ -606,14 +527,10 @@ void Fill(const void* lane, size_t count, void* lanes) {
 // One lane of `size` bytes, repeated.
 void FillWith(const void* lane, size_t size, size_t count, void* lanes) {
   switch (size) {
-    case 1:
-      return Fill<uint8_t>(lane, count, lanes);
-    case 2:
-      return Fill<uint16_t>(lane, count, lanes);
-    case 4:
-      return Fill<uint32_t>(lane, count, lanes);
-    default:
-      return Fill<uint64_t>(lane, count, lanes);
+    case 1: return Fill<uint8_t>(lane, count, lanes);
+    case 2: return Fill<uint16_t>(lane, count, lanes);
+    case 4: return Fill<uint32_t>(lane, count, lanes);
+    default: return Fill<uint64_t>(lane, count, lanes);
   }
 }
 

@@ -23,31 +23,28 @@ void Gather(const Axes& axes, const Shape& strides, const void* data, int64_t fi
 }
 
 void Gather(size_t size, const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count,
-            void* gathered) {
-  const auto gather = size == 1   ? Gather<uint8_t>
-                      : size == 2 ? Gather<uint16_t>
-                      : size == 4 ? Gather<uint32_t>
-                                  : Gather<uint64_t>;
+    void* gathered) {
+  const auto gather = size == 1 ? Gather<uint8_t>
+      : size == 2               ? Gather<uint16_t>
+      : size == 4               ? Gather<uint32_t>
+                                : Gather<uint64_t>;
   gather(axes, strides, data, first, count, gathered);
 }
 
 }  // namespace
 
-void BlockOperand::Load(int64_t first, size_t count, ValueId value, Evaluator::Workspace& workspace,
-                        void* scratch) const {
+void BlockOperand::Load(
+    int64_t first, size_t count, ValueId value, Evaluator::Workspace& workspace, void* scratch) const {
   const size_t size = SizeOf(dtype_);
   const auto* elements = static_cast<const char*>(data_);
   switch (kind_) {
-    case Kind::kScalar:
-      return;
-    case Kind::kBound:
-      return workspace.Bind(value, elements + static_cast<size_t>(first) * size);
+    case Kind::kScalar: return;
+    case Kind::kBound: return workspace.Bind(value, elements + static_cast<size_t>(first) * size);
     case Kind::kCopied:
       return LoadLanes(dtype_, elements + static_cast<size_t>(first) * size, count, workspace.lanes(value));
     case Kind::kPeriodic:
       return workspace.Bind(value, lanes_.data() + static_cast<size_t>(first % period_) * LaneSize(dtype_));
-    case Kind::kGathered:
-      break;
+    case Kind::kGathered: break;
   }
   if (IsLanes(dtype_)) return Gather(size, axes_, strides_, data_, first, count, workspace.lanes(value));
   if (!lanes_.empty())
@@ -60,9 +57,10 @@ void BlockOperand::Prepare() {
   int64_t elements = 1, suffix = 1;
   bool is_suffix = true;  // repeated over leading axes only
   for (size_t i = axes_.count(); i-- > 0;) {
-    is_suffix = is_suffix && (strides_[i] == suffix ||
-                              std::all_of(strides_.begin(), strides_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
-                                          [](int64_t stride) { return stride == 0; }));
+    is_suffix = is_suffix &&
+        (strides_[i] == suffix ||
+            std::all_of(strides_.begin(), strides_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                [](int64_t stride) { return stride == 0; }));
     if (strides_[i] != 0) elements *= axes_.sizes[i];
     suffix *= axes_.sizes[i];
   }

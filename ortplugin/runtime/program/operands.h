@@ -40,7 +40,7 @@ struct Access {
   // Row r is elements [r * width, (r + 1) * width): an ordinary tensor of the full shape.
   bool is_linear() const {
     return is_contiguous() && outer.size() == 1 && outer[0].divisor == 1 && outer[0].modulus == 0 &&
-           outer[0].stride == width;
+        outer[0].stride == width;
   }
   int64_t RowOffset(int64_t row) const {
     int64_t offset = 0;
@@ -160,8 +160,8 @@ struct ScalarOperand {
 };
 std::string EmitScalars(const std::vector<ScalarOperand>& operands, const char* load = "load");
 
-std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
-                         bool stream_results);
+std::string EmitOperands(
+    const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases, bool stream_results);
 
 // `const float v3 = ...;` for each parameter of a phase, from the variables `row`, `shared` and `j`.
 std::string EmitParameterValues(const Program& program, const std::vector<Access>& accesses, const Phase& phase);

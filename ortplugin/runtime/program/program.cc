@@ -78,20 +78,13 @@ constexpr Attribute RequiredWord(const char* name, const char* first, const char
 constexpr Takes TakesOf(std::string_view signature) {
   for (size_t i = 0; i < signature.size(); ++i) {
     switch (signature[i]) {
-      case 'F':
-        return Takes::kFloating;
-      case 'N':
-        return Takes::kNumber;
-      case 'I':
-        return Takes::kInteger;
-      case 'U':
-        return Takes::kUnsigned;
-      case 'S':
-        return Takes::kSummable;
-      case 'A':
-        return Takes::kAny;
-      default:
-        break;
+      case 'F': return Takes::kFloating;
+      case 'N': return Takes::kNumber;
+      case 'I': return Takes::kInteger;
+      case 'U': return Takes::kUnsigned;
+      case 'S': return Takes::kSummable;
+      case 'A': return Takes::kAny;
+      default: break;
     }
   }
   return Takes::kBool;
@@ -121,9 +114,9 @@ constexpr Row kOperators[] = {
 #undef CORE
 };
 
-static_assert(kOperators[static_cast<size_t>(Op::kSumTo)].is_core &&
-                  std::size(kOperators) == static_cast<size_t>(Op::kSumTo) + 1,
-              "the core operators stand last, and SumTo as the last of them");
+static_assert(
+    kOperators[static_cast<size_t>(Op::kSumTo)].is_core && std::size(kOperators) == static_cast<size_t>(Op::kSumTo) + 1,
+    "the core operators stand last, and SumTo as the last of them");
 
 const Row& RowOf(Op op) { return kOperators[static_cast<size_t>(op)]; }
 
@@ -218,7 +211,7 @@ class Lexer {
       token.type = Token::Type::kName;
       if (at_ - start > kMaxName) {
         FailAt(token, "found ", Quoted(text_.substr(start, at_ - start)), " of ", at_ - start,
-               " characters, expected a name of at most ", kMaxName);
+            " characters, expected a name of at most ", kMaxName);
       }
     } else if (IsDigit(c) || c == '-' || c == '+') {
       token.type = Token::Type::kNumber;
@@ -228,7 +221,7 @@ class Lexer {
       while (IsDigit(Peek()) || Peek() == ' ' || (IsLetter(Peek()) && Peek() != '_')) ++at_;
       if (Peek() != '"') {
         FailAt(token, "found ", Quoted(text_.substr(start, at_ - start + 1)),
-               ", expected letters, digits and spaces and a closing '\"'");
+            ", expected letters, digits and spaces and a closing '\"'");
       }
       ++at_;
       token.type = Token::Type::kString;
@@ -240,7 +233,7 @@ class Lexer {
       token.type = Token::Type::kSymbol;
     } else {
       FailAt(token, "found ", Quoted(text_.substr(at_, 1)),
-             ", expected a name, a number, a string or one of ( ) { } < > = ,");
+          ", expected a name, a number, a string or one of ( ) { } < > = ,");
     }
     token.text = text_.substr(start, at_ - start);
     return token;
@@ -335,7 +328,7 @@ uint64_t Integer(const Token& token, DType dtype) {
   const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
   if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
     FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
-           " in the place of ", row.name);
+        " in the place of ", row.name);
   }
   return negative ? 0 - magnitude : magnitude;
 }
@@ -354,32 +347,20 @@ const char* Example(const Attribute& attribute) {
 
 bool Fits(Takes takes, DType dtype) {
   switch (takes) {
-    case Takes::kFloating:
-      return IsFloating(dtype);
-    case Takes::kNumber:
-      return dtype != DType::kBool;
-    case Takes::kInteger:
-      return IsInteger(dtype);
-    case Takes::kUnsigned:
-      return IsInteger(dtype) && !IsSigned(dtype);
-    case Takes::kSummable:
-      return IsFloating(dtype) || (IsInteger(dtype) && SizeOf(dtype) >= 4);
-    case Takes::kBool:
-      return dtype == DType::kBool;
-    case Takes::kAny:
-      return true;
+    case Takes::kFloating: return IsFloating(dtype);
+    case Takes::kNumber: return dtype != DType::kBool;
+    case Takes::kInteger: return IsInteger(dtype);
+    case Takes::kUnsigned: return IsInteger(dtype) && !IsSigned(dtype);
+    case Takes::kSummable: return IsFloating(dtype) || (IsInteger(dtype) && SizeOf(dtype) >= 4);
+    case Takes::kBool: return dtype == DType::kBool;
+    case Takes::kAny: return true;
   }
   return false;
 }
 
 const char* TextOf(Takes takes) {
-  constexpr const char* kTexts[] = {"a floating dtype",
-                                    "a floating or an integer dtype",
-                                    "an integer dtype",
-                                    "an unsigned integer dtype",
-                                    "a floating dtype or an integer of 32 or 64 bits",
-                                    "bool",
-                                    "any dtype"};
+  constexpr const char* kTexts[] = {"a floating dtype", "a floating or an integer dtype", "an integer dtype",
+      "an unsigned integer dtype", "a floating dtype or an integer of 32 or 64 bits", "bool", "any dtype"};
   return kTexts[static_cast<size_t>(takes)];
 }
 
@@ -408,7 +389,7 @@ class TokenReader {
 
   bool IsNumber() const {
     return token_.type == Token::Type::kNumber ||
-           (token_.type == Token::Type::kName && (token_.text == "inf" || token_.text == "nan"));
+        (token_.type == Token::Type::kName && (token_.text == "inf" || token_.text == "nan"));
   }
 
   double NumberValue() const {
@@ -470,7 +451,7 @@ class AttributeReader : protected TokenReader {
         if (name.type != Token::Type::kName) Expected("an attribute's name");
         size_t index = 0;
         while (index < row.attributes.size() &&
-               (row.attributes[index].kind == Kind::kNone || name.text != row.attributes[index].name)) {
+            (row.attributes[index].kind == Kind::kNone || name.text != row.attributes[index].name)) {
           ++index;
         }
         if (index == row.attributes.size()) {
@@ -489,7 +470,7 @@ class AttributeReader : protected TokenReader {
       if (given[index] || row.attributes[index].kind == Kind::kNone) continue;
       if (row.attributes[index].required) {
         FailAt(op_token, "found ", row.name, " without the attribute '", row.attributes[index].name, "', expected ",
-               row.name, "<", row.attributes[index].name, "=", Example(row.attributes[index]), ">");
+            row.name, "<", row.attributes[index].name, "=", Example(row.attributes[index]), ">");
       }
       statement->attributes[index] = AttributeValue(row.attributes[index].preset);
     }
@@ -543,8 +524,7 @@ class AttributeReader : protected TokenReader {
         *target = row->dtype;
         break;
       }
-      case Kind::kNone:
-        break;
+      case Kind::kNone: break;
     }
     Advance();
   }
@@ -607,7 +587,7 @@ class Parser : AttributeReader {
     const auto [known, is_new] = ids_.emplace(name.text, id);
     if (!is_new) {
       FailAt(name, "found ", Describe(name), " again, expected a new name: it was assigned on line ",
-             tokens_[known->second].line);
+          tokens_[known->second].line);
     }
     parts_.values.push_back({kind, dtype, index, 0, std::string(name.text), 0});
     tokens_.push_back(name);
@@ -630,7 +610,7 @@ class Parser : AttributeReader {
     const auto known = ids_.find(declaration.name.text);
     if (known == ids_.end()) {
       FailAt(declaration.name, "found the result ", Describe(declaration.name),
-             ", which is never assigned, expected a statement that assigns it");
+          ", which is never assigned, expected a statement that assigns it");
     }
     for (const ValueId other : parts_.results) {
       if (other == known->second) {
@@ -640,7 +620,7 @@ class Parser : AttributeReader {
     const DType dtype = parts_.values[known->second].dtype;
     if (dtype != declaration.dtype) {
       FailAt(declaration.name, "found the result ", Describe(declaration.name), " declared ", NameOf(declaration.dtype),
-             ", expected ", NameOf(dtype), ", the dtype of its value");
+          ", expected ", NameOf(dtype), ", the dtype of its value");
     }
     used_[known->second] = true;
     parts_.results.push_back(known->second);
@@ -672,7 +652,7 @@ class Parser : AttributeReader {
         for (const Statement& statement : parts_.statements) {
           if (IsCore(statement.op) && (statement.op != Op::kSumTo || row.op != Op::kSumTo)) {
             FailAt(token_, "found ", Describe(token_), " after ", NameOf(statement.op),
-                   ", expected at most one core operator");
+                ", expected at most one core operator");
           }
         }
       }
@@ -696,7 +676,7 @@ class Parser : AttributeReader {
         const auto known = ids_.find(token_.text);
         if (known == ids_.end()) {
           FailAt(token_, "found ", Describe(token_),
-                 ", expected a parameter, the name of an earlier statement or a number");
+              ", expected a parameter, the name of an earlier statement or a number");
         }
         used_[known->second] = true;
         operands.push_back({token_, false, known->second});
@@ -709,7 +689,7 @@ class Parser : AttributeReader {
     }
     if (operands.size() != row.arity && IsSymbol(")")) {
       FailAt(token_, "found ", operands.size(), operands.size() == 1 ? " operand" : " operands", ", expected ",
-             row.arity, " for ", row.name);
+          row.arity, " for ", row.name);
     }
     if (!IsSymbol(")")) Expected("',' or ')'");
     Advance();
@@ -717,8 +697,8 @@ class Parser : AttributeReader {
   }
 
   // Checks the operands' dtypes, makes the literals, returns the result's dtype.
-  DType Types(const Row& row, const Token& op_token, const std::vector<Operand>& operands, DType target,
-              Statement* statement) {
+  DType Types(
+      const Row& row, const Token& op_token, const std::vector<Operand>& operands, DType target, Statement* statement) {
     size_t first = 0;  // of the operands that share one dtype
     if (row.op == Op::kWhere) {
       const Operand& condition = operands[0];
@@ -750,7 +730,7 @@ class Parser : AttributeReader {
       }
       if (parts_.values[operand.id].dtype != dtype) {
         FailAt(operand.token, "found ", DescribeOperand(operand), ", expected ", NameOf(dtype), " as ",
-               Quoted(giver->token.text), " is");
+            Quoted(giver->token.text), " is");
       }
       statement->operands.push_back(operand.id);
     }
@@ -835,14 +815,10 @@ bool IsCore(Op op) { return RowOf(op).is_core; }
 
 double RoundTo(DType dtype, double number) {
   switch (dtype) {
-    case DType::kFloat16:
-      return static_cast<double>(HalfToFloat(FloatToHalf(RoundToOdd(number))));
-    case DType::kBFloat16:
-      return static_cast<double>(BFloat16ToFloat(FloatToBFloat16(RoundToOdd(number))));
-    case DType::kFloat:
-      return static_cast<double>(static_cast<float>(number));
-    default:
-      return number;
+    case DType::kFloat16: return static_cast<double>(HalfToFloat(FloatToHalf(RoundToOdd(number))));
+    case DType::kBFloat16: return static_cast<double>(BFloat16ToFloat(FloatToBFloat16(RoundToOdd(number))));
+    case DType::kFloat: return static_cast<double>(static_cast<float>(number));
+    default: return number;
   }
 }
 
@@ -859,8 +835,8 @@ Program Program::Parse(std::string_view text) {
   return program;
 }
 
-std::vector<uint32_t> Program::Closure(const std::vector<ValueId>& targets,
-                                       const std::vector<ValueId>& available) const {
+std::vector<uint32_t> Program::Closure(
+    const std::vector<ValueId>& targets, const std::vector<ValueId>& available) const {
   std::vector<bool> needed(values_.size()), at_hand(values_.size());
   for (const ValueId id : available) at_hand.at(id) = true;
   for (const ValueId id : targets) needed.at(id) = true;
@@ -910,25 +886,19 @@ std::string Program::ToString() const {
       if (attribute.kind == Kind::kAxes ? statement.axes.empty() : !attribute.required && is_preset) continue;
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
-        case Kind::kWord:
-          attributes += std::string("\"") + attribute.words[static_cast<size_t>(value)] + "\"";
-          break;
+        case Kind::kWord: attributes += std::string("\"") + attribute.words[static_cast<size_t>(value)] + "\""; break;
         case Kind::kAxes:
           for (size_t axis = 0; axis < statement.axes.size(); ++axis) {
             attributes += (axis == 0 ? "\"" : " ") + std::to_string(statement.axes[axis]);
           }
           attributes += "\"";
           break;
-        case Kind::kDType:
-          attributes += NameOf(values_[statement.result].dtype);
-          break;
+        case Kind::kDType: attributes += NameOf(values_[statement.result].dtype); break;
         case Kind::kNumber:
         case Kind::kAxis:
         case Kind::kCount:
         case Kind::kFlag:
-        case Kind::kNone:
-          attributes += Shortest(static_cast<float>(value));
-          break;
+        case Kind::kNone: attributes += Shortest(static_cast<float>(value)); break;
       }
     }
     if (!attributes.empty()) text += attributes + ">";
@@ -974,8 +944,8 @@ static std::optional<std::pair<ValueId, double>> AsScaled(const Program& program
 
 // Gelu is often written with Erf: 1 + Erf(x / 1.414) of float16 is computed from x at once. What stands between is
 // emitted all the same; the compiler drops it where nothing else reads it. "" where the statement is not that.
-static std::string OnePlusErf(const Program& program, const std::vector<uint32_t>& statements,
-                              const Statement& statement) {
+static std::string OnePlusErf(
+    const Program& program, const std::vector<uint32_t>& statements, const Statement& statement) {
   if (statement.op != Op::kAdd || program.value(statement.result).dtype != DType::kFloat16) return "";
   for (const size_t i : {0, 1}) {
     const Value& one = program.value(statement.operands[1 - i]);
@@ -1032,7 +1002,7 @@ void CheckIsPointwise(const Program& program) {
   for (const Statement& statement : program.statements())
     if (IsCore(statement.op))
       Fail("the program's '", program.value(statement.result).name, "' is a ", NameOf(statement.op),
-           ", which is not pointwise: another fused operator has it");
+          ", which is not pointwise: another fused operator has it");
 }
 
 }  // namespace ortplugin

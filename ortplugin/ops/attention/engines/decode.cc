@@ -63,7 +63,7 @@ DecodeConfig ConfigureDecode(const AttentionProblem& problem, const cuda::Device
   DecodeConfig config{1, size <= 128 ? 8 : 4, size <= 128 ? 2 : 1, size <= 64 ? 2 : 1};
   // As many blocks as find a tile of keys for each of their warps, while multiprocessors are idle.
   while (config.cluster < 8 && config.cluster * config.warps * kKeys < problem.keys &&
-         2 * Blocks(problem, config) <= device.multiprocessors)
+      2 * Blocks(problem, config) <= device.multiprocessors)
     config.cluster *= 2;
   return config;
 }
@@ -76,8 +76,7 @@ std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cu
        << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
        << kClusterSource << kMmaSource << kAttentionRowsSource << kDecodeSource;
   const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
-                                 static_cast<unsigned>(32 * config.warps),
-                                 static_cast<unsigned>(SharedBytes(problem, config))};
+      static_cast<unsigned>(32 * config.warps), static_cast<unsigned>(SharedBytes(problem, config))};
   return EngineKernel{text.str(), "decode", launch, AttentionArguments(problem)};
 }
 

@@ -29,8 +29,8 @@ DEVICE void copy(storage_t* to, const storage_t* from, bool exists) {
   copy_async(to, from, exists);
 #elif COPY > 1 || IS_TF32
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-               "n"(COPY * 16 / OCTET), "r"(exists ? COPY * 16 / OCTET : 0)
-               : "memory");
+      "n"(COPY * 16 / OCTET), "r"(exists ? COPY * 16 / OCTET : 0)
+      : "memory");
 #else
   Vector<storage_t, 1> one;
   load_if(exists, one, from);
@@ -349,8 +349,8 @@ struct WarpTile {
 #pragma unroll
         for (int e = 0; e < V_PADDED / 16; ++e) {
           const float (&low)[4] = sums[m][2 * e], (&high)[4] = sums[m][2 * e + 1];
-          ((float4*)row)[e * 4 + lane % 4] = make_float4(low[half * 2] * scale, high[half * 2] * scale,
-                                                         low[half * 2 + 1] * scale, high[half * 2 + 1] * scale);
+          ((float4*)row)[e * 4 + lane % 4] = make_float4(
+              low[half * 2] * scale, high[half * 2] * scale, low[half * 2 + 1] * scale, high[half * 2 + 1] * scale);
         }
 #else
 #pragma unroll
@@ -390,8 +390,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   const auto copy_tile = [&](int key, int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     copy_rows<BLOCK_N, HEAD_SIZE, QK_PADDED>(to, k + key * a.k_view.row, a.k_view.row, seen.keys - key);
-    copy_rows<BLOCK_N, VALUE_SIZE, V_PADDED>(to + BLOCK_N * QK_PITCH, v + key * a.v_view.row, a.v_view.row,
-                                             seen.keys - key);
+    copy_rows<BLOCK_N, VALUE_SIZE, V_PADDED>(
+        to + BLOCK_N * QK_PITCH, v + key * a.v_view.row, a.v_view.row, seen.keys - key);
   };
 
   grid_dependency_wait();

@@ -107,7 +107,7 @@ DEVICE void copy_queries(const FlashArguments& g, const Shared& shared) {
 #pragma unroll
       for (int box = 0; box < QK_BOXES; ++box)
         copy_box(shared.q + at * Q_BYTES + box * (64 * 128), &g.q, box * 64, tile.row + i * 64, tile.head, tile.batch,
-                 shared.q_full(at));
+            shared.q_full(at));
     }
     ring.step();
   }
@@ -232,7 +232,7 @@ struct Rows {
         const unsigned at = to + j / 8 * (64 * 128) + (own + half * 8) * 128 + (j % 8 ^ lane / 4) * 16 + lane % 4 * 4;
         const int i = j * 4 + half * 2;
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pack(sums[i] * scale[half], sums[i + 1] * scale[half]))
-                     : "memory");
+            : "memory");
       }
     fence_async_proxy();
     sync_named(CONSUMERS + threadIdx.x / 128, 128);
@@ -254,15 +254,15 @@ DEVICE void issue_scores(float (&s)[TILE_N / 2], unsigned q, unsigned k) {
 #pragma unroll
   for (int d = 0; d < QK_PADDED; d += 16)
     multiply_keys(s, descriptor_at(q + d / 64 * (64 * 128) + d % 64 * 2),
-                  descriptor_at(k + d / 64 * (TILE_N * 128) + d % 64 * 2), d > 0);
+        descriptor_at(k + d / 64 * (TILE_N * 128) + d % 64 * 2), d > 0);
   commit_wgmma();
 }
 
 DEVICE void issue_values(float (&sums)[VALUE_SIZE / 2], const unsigned (&p)[TILE_N / 4], unsigned v) {
 #pragma unroll
   for (int n = 0; n < TILE_N; n += 16)
-    add_values(sums, p[n / 4], p[n / 4 + 1], p[n / 4 + 2], p[n / 4 + 3],
-               descriptor_mn_major_at(v + n * 128, TILE_N * 128));
+    add_values(
+        sums, p[n / 4], p[n / 4 + 1], p[n / 4 + 2], p[n / 4 + 3], descriptor_mn_major_at(v + n * 128, TILE_N * 128));
   commit_wgmma();
 }
 

@@ -17,8 +17,8 @@ struct FlashWgmmaConfig {
 bool FitsFlashWgmma(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
 FlashWgmmaConfig ConfigureFlashWgmma(const AttentionProblem& problem, const cuda::DeviceFacts& device);
 std::string FlashWgmmaSource(const AttentionProblem& problem, const FlashWgmmaConfig& config);
-cuda::LaunchShape FlashWgmmaLaunch(const AttentionProblem& problem, const FlashWgmmaConfig& config,
-                                   const cuda::DeviceFacts& device);
+cuda::LaunchShape FlashWgmmaLaunch(
+    const AttentionProblem& problem, const FlashWgmmaConfig& config, const cuda::DeviceFacts& device);
 std::optional<EngineKernel> MakeFlashWgmma(const AttentionProblem& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

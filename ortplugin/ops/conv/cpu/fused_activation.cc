@@ -37,9 +37,7 @@ bool TakeActivation(const Program& program, const Statement& statement, ValueId 
     return program.value(statement.operands[operand]).kind == Value::Kind::kLiteral;
   };
   switch (statement.op) {
-    case Op::kRelu:
-      fused->activation = "Relu";
-      return true;
+    case Op::kRelu: fused->activation = "Relu"; return true;
     case Op::kLeakyRelu:
       fused->activation = "LeakyRelu";
       fused->activation_params = {static_cast<float>(statement.attributes[0])};
@@ -50,8 +48,7 @@ bool TakeActivation(const Program& program, const Statement& statement, ValueId 
       fused->activation = "Clip";
       fused->activation_params = {literal(1), literal(2)};
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 
@@ -69,7 +66,7 @@ bool IsPerChannel(const Shape& shape, size_t spatial, bool channels_last, int64_
 }
 
 FusedActivation TakeFusedActivation(const Program& program, const std::vector<TensorType>& operands, size_t spatial,
-                                    bool channels_last, bool takes_sum, bool takes_activation) {
+    bool channels_last, bool takes_sum, bool takes_activation) {
   FusedActivation fused{std::nullopt, std::nullopt, "", {}, program};
   const ValueId value = program.parameters()[0];
   const DType dtype = program.value(value).dtype;

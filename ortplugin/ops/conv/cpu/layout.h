@@ -22,8 +22,8 @@ void Widen(Run* run, DType dtype, const void* from, void* to, int64_t count);
 class HostOperand {
  public:
   // `shape`: as the tensor lies, channels last where `channels_last` says so. Keeps `data` where nothing changes.
-  HostOperand(Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape,
-              bool channels_last);
+  HostOperand(
+      Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape, bool channels_last);
   const void* data() const { return data_; }
 
  private:

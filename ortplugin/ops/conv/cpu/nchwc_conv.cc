@@ -40,8 +40,8 @@ Tensor Floats(const void* data, const Shape& shape) { return {data, ort::kFloat,
 
 }  // namespace
 
-NchwcConv::NchwcConv(const NodeInfo& info, const ConvAttributes& attributes, const Shape& weights,
-                     const FusedActivation& taken)
+NchwcConv::NchwcConv(
+    const NodeInfo& info, const ConvAttributes& attributes, const Shape& weights, const FusedActivation& taken)
     : kept_(info),
       attributes_(attributes),
       shape_(weights),
@@ -63,9 +63,9 @@ bool NchwcConv::Pays(const Contraction& shape) {
   if (!is_direct && shape.channels % kReordered != 0) return false;
   // No more than a third of the work may be for channels that are not there.
   const double grown = static_cast<double>(RoundUp(shape.filters, block)) / static_cast<double>(shape.filters) *
-                       (is_direct || shape.groups > 1 ? 1.0
-                                                      : static_cast<double>(RoundUp(shape.channels, block)) /
-                                                            static_cast<double>(shape.channels));
+      (is_direct || shape.groups > 1
+              ? 1.0
+              : static_cast<double>(RoundUp(shape.channels, block)) / static_cast<double>(shape.channels));
   if (grown > 4.0 / 3) return false;
   if (shape.groups > 1) return true;
   // With channels last Conv has X and the result transposed, unless it is a GEMM.
@@ -79,7 +79,7 @@ bool NchwcConv::Pays(const Contraction& shape) {
 }
 
 void NchwcConv::Run(ortplugin::Run& run, const HostScratch& scratch, const Contraction& shape, const float* x,
-                    const float* weights, const float* bias, float* value) const {
+    const float* weights, const float* bias, float* value) const {
   const int64_t block = Block(run, kept_.info(), scratch);
   RunBlocks(run, scratch, Make(block, weights), shape, block, x, bias, value);
 }
@@ -93,18 +93,14 @@ const NchwcConv::Operators& NchwcConv::Make(int64_t block, const float* weights)
   const int64_t channels_last = attributes_.channels_last ? 1 : 0;
   const int64_t x_channels_last = attributes_.channels_last && !attributes_.x_channels_first ? 1 : 0;
   auto made = std::make_unique<Operators>();
-  made->into = std::make_unique<StandardOperator>(
-      info, "ReorderInput", kDomain, 1, types,
+  made->into = std::make_unique<StandardOperator>(info, "ReorderInput", kDomain, 1, types,
       std::vector<StandardOperator::Attribute>{{"channels_last", x_channels_last}}, 1, 1);
-  made->back = std::make_unique<StandardOperator>(
-      info, "ReorderOutput", kDomain, 1, types,
+  made->back = std::make_unique<StandardOperator>(info, "ReorderOutput", kDomain, 1, types,
       std::vector<StandardOperator::Attribute>{{"channels", shape_[0]}, {"channels_last", channels_last}}, 1, 1);
   std::vector<StandardOperator::Attribute> attributes{
       {"group", is_depthwise ? RoundUp(attributes_.groups, block) : int64_t{1}},
-      {"kernel_shape", Shape{shape_[2], shape_[3]}},
-      {"strides", attributes_.strides},
-      {"dilations", attributes_.dilations},
-      {"pads", attributes_.pads}};
+      {"kernel_shape", Shape{shape_[2], shape_[3]}}, {"strides", attributes_.strides},
+      {"dilations", attributes_.dilations}, {"pads", attributes_.pads}};
   if (!activation_.empty()) {
     attributes.push_back({"activation", activation_});
     attributes.push_back({"activation_params", activation_params_});
@@ -117,8 +113,7 @@ const NchwcConv::Operators& NchwcConv::Make(int64_t block, const float* weights)
 }
 
 void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators,
-                          const Contraction& shape, int64_t block, const float* x, const float* bias,
-                          float* value) const {
+    const Contraction& shape, int64_t block, const float* x, const float* bias, float* value) const {
   Shape into = shape.x_first(), made = shape.result_first();
   made[1] = RoundUp(made[1], block);
   HostScratch::Buffer blocks(nullptr, {&scratch});
@@ -129,8 +124,8 @@ void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const
   }
   const int64_t columns = shape.groups > 1 ? 1 : into[1];
   const Shape weights{made[1], columns, shape.windows[0].kernel, shape.windows[1].kernel};
-  std::vector<Tensor> given{Floats(blocks != nullptr ? blocks.get() : x, into),
-                            Floats(operators.weights.data(), weights)};
+  std::vector<Tensor> given{
+      Floats(blocks != nullptr ? blocks.get() : x, into), Floats(operators.weights.data(), weights)};
   std::vector<float> all;  // the bias of the channels that are not there too
   if (bias != nullptr) {
     all.assign(bias, bias + shape.filters);
@@ -155,8 +150,8 @@ int64_t NchwcConv::Block(ortplugin::Run& run, const NodeInfo& info, const HostSc
   int64_t block = 0;
   try {
     // Four channels become a block, the rest of which is zeros.
-    const StandardOperator into(info, "ReorderInput", kDomain, 1, {{"T", ort::kFloat}}, {{"channels_last", int64_t{0}}},
-                                1, 1);
+    const StandardOperator into(
+        info, "ReorderInput", kDomain, 1, {{"T", ort::kFloat}}, {{"channels_last", int64_t{0}}}, 1, 1);
     for (const int64_t size : {16, 8}) {
       constexpr float kUntouched = -1.0f;
       const std::vector<float> channels(kReordered, 1.0f);
@@ -181,7 +176,7 @@ int64_t NchwcConv::Block(ortplugin::Run& run, const NodeInfo& info, const HostSc
 
 // Whether the convolution of a small image of whole numbers is exact.
 bool NchwcConv::IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScratch& scratch, int64_t block,
-                        int64_t channels, int64_t groups) {
+    int64_t channels, int64_t groups) {
   constexpr int64_t kSize = 5, kTaps = 3;
   ConvAttributes attributes{};
   attributes.groups = groups;
@@ -209,7 +204,7 @@ bool NchwcConv::IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScr
           if (row < 0 || row >= kSize || column < 0 || column >= kSize) continue;
           const int64_t channel = groups > 1 ? m : c;
           sum += x[static_cast<size_t>((channel * kSize + row) * kSize + column)] *
-                 weights[static_cast<size_t>((m * shape[1] + c) * kTaps * kTaps + tap)];
+              weights[static_cast<size_t>((m * shape[1] + c) * kTaps * kTaps + tap)];
         }
       if (y[static_cast<size_t>(m * kSize * kSize + at)] != sum) return false;
     }

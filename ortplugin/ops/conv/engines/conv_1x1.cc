@@ -50,7 +50,7 @@ bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
 bool Complete(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, int most_warps,
-              int most_stages, Conv1x1Config* config) {
+    int most_stages, Conv1x1Config* config) {
   constexpr int64_t kBesides = 45;  // registers of a thread for addresses and the like
   const int64_t operands = config->tile_n / 16 * OperandRegisters(program, problem);
   const int64_t sums = config->tile_n / 2 + kBesides;
@@ -64,8 +64,8 @@ bool Complete(const Program& program, const Contraction& problem, const cuda::De
   return false;
 }
 
-int MostWarps(const Program& program, const Contraction& problem, const Conv1x1Config& config,
-              const cuda::DeviceFacts& device) {
+int MostWarps(
+    const Program& program, const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
   if (!config.dynamic_tiles) return 12;
   // Where results are most of what memory moves, eight are enough for it, and more make it slower.
   const int64_t bytes = 2 * Tiles(problem) * kTileM * (problem.channels + problem.filters);
@@ -75,8 +75,8 @@ int MostWarps(const Program& program, const Contraction& problem, const Conv1x1C
   return config.block_n == kLine || problem.channels < kLine ? 16 : 12;
 }
 
-std::optional<Conv1x1Config> Configure(const Program& program, const Contraction& problem,
-                                       const cuda::DeviceFacts& device) {
+std::optional<Conv1x1Config> Configure(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   // Found on an H200 among all that are possible, for 24 to 512 channels and filters: within 3% of the best on average.
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
   // few the copies of the weights count, and that there is work for all.
@@ -118,7 +118,7 @@ bool FitsConv1x1(const Program& program, const Contraction& problem, const cuda:
   if (!problem.transposed && problem.strides() != Shape{1, 1}) return false;
   if (problem.transposed &&
       (DivideUp(problem.rows().out, problem.rows().stride) != problem.rows().size ||
-       DivideUp(problem.columns().out, problem.columns().stride) != problem.columns().size || Patch(problem) > 16))
+          DivideUp(problem.columns().out, problem.columns().stride) != problem.columns().size || Patch(problem) > 16))
     return false;
   return Configure(program, problem, device).has_value();
 }
@@ -166,18 +166,18 @@ std::string Conv1x1Source(const Program& program, const Contraction& problem, co
   return text.str();
 }
 
-cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config,
-                                const cuda::DeviceFacts& device) {
+cuda::LaunchShape Conv1x1Launch(
+    const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
   const int64_t blocks_n = DivideUp(problem.filters, config.block_n);
   const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
   return {static_cast<unsigned>(std::min(Tiles(problem), most) * blocks_n), static_cast<unsigned>(config.warps * 32),
-          static_cast<unsigned>(SharedBytes(problem, config))};
+      static_cast<unsigned>(SharedBytes(problem, config))};
 }
 
 EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
   return {Conv1x1Source(program, problem, config), "conv_1x1", Conv1x1Launch(problem, config, device),
-          ConvArguments(program, problem)};
+      ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

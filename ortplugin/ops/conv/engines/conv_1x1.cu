@@ -142,7 +142,7 @@ DEVICE void multiply(float (&sums)[TILE_N / 2], const storage_t* left, const sto
 #pragma unroll
   for (int c = 0; c < TILE_K; c += 16)
     wgmma(sums, descriptor(left + c / 64 * TILE_M * 64 + c % 64), descriptor(right + c / 64 * BLOCK_N * 64 + c % 64),
-          c > 0 || adds);
+        c > 0 || adds);
 }
 
 DEVICE void load_operands(PixelOperands<8>& to, const Arguments& a, int rows, int p, int m) {
@@ -165,7 +165,7 @@ DEVICE void exchange(float (&values)[2][8], const float* sums, bool odd) {
 // The program's results of eight filters from `m` on: of a pixel, and of the others of its patch, which meet no pixel
 // of x.
 DEVICE void store_results(const Arguments& a, const TileOperands<8>& of_filters, const PixelOperands<8>& operands,
-                          const float (&values)[8], const Pixel& at, int m) {
+    const float (&values)[8], const Pixel& at, int m) {
   const int offset = at.offset() + m;
   Results<8> results;
 #pragma unroll
@@ -277,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
 #pragma unroll 1
       for (int n_tile = 0; n_tile < N_TILES; ++n_tile) {
         multiply(sums, left, weights + (k_tile * (TILE_K / 64) * BLOCK_N + n_tile * TILE_N) * 64,
-                 N_TILES == 1 && k_tile > 0);
+            N_TILES == 1 && k_tile > 0);
         const bool last = N_TILES > 1 || k_tile == K_TILES - 1;
         Epilogue epilogue(rows, tile, first + n_tile * TILE_N, thread);
         if (PREFETCH_OPERANDS && last) epilogue.prefetch(a);  // while the tensor cores work

@@ -20,8 +20,8 @@ bool FitsConv1x1(const Program& program, const Contraction& problem, const cuda:
 bool IsConv1x1Fast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config);
-cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config,
-                                const cuda::DeviceFacts& device);
+cuda::LaunchShape Conv1x1Launch(
+    const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device);
 
 EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 

@@ -68,7 +68,7 @@ struct Maps {
 // convolution that this one is the gradient of: [CHANNELS, OUTPUTS, taps backwards].
 DEVICE void load_weights(float* weights, const Arguments& a, const Maps& maps, int chunk) {
   const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)maps.group * OUTPUTS * CHANNELS * TAPS +
-                       maps.first * (ROTATED_FILTERS ? TAPS : CHANNELS * TAPS);
+      maps.first * (ROTATED_FILTERS ? TAPS : CHANNELS * TAPS);
   transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
       [&](int i) {
         const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
@@ -108,15 +108,15 @@ struct Tile {
 // A chunk of the pixels that a tile meets, zeros where there are none.
 DEVICE void load_pixels(float* to, const Arguments& a, const Tile& tile, int group, int chunk) {
   const storage_t* x = (const storage_t*)a.in[0] +
-                       ((unsigned long long)tile.first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
-                       chunk * CHUNK * (IMAGE_H * IMAGE_W);
+      ((unsigned long long)tile.first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
+      chunk * CHUNK * (IMAGE_H * IMAGE_W);
   transfer<CHUNK * IMAGES * IN_ROWS * IN_WIDTH, CHUNKS == 1 ? 10 : 6>(
       [&](int i) {
         const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
         const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
         const int h = tile.first_row * STRIDE_H + line - PAD_TOP, v = column - PAD_LEFT;
         const bool exists = h >= 0 && h < IMAGE_H && v >= 0 && v < IMAGE_W &&
-                            tile.first_image + which < (index_t)a.images && chunk * CHUNK + channel < CHANNELS;
+            tile.first_image + which < (index_t)a.images && chunk * CHUNK + channel < CHANNELS;
         const unsigned long long offset =
             (unsigned long long)(which * GROUPS * CHANNELS + channel) * (IMAGE_H * IMAGE_W) + h * IMAGE_W + v;
         return exists ? to_compute(x[offset]) : 0.0f;
@@ -155,7 +155,7 @@ DEVICE void accumulate(float (&sums)[MAPS][STRIP], const float* from, const floa
 // Applies the program to a tile's values in shared memory, in runs of neighbouring elements of y: an image's channels,
 // or a channel's rows.
 DEVICE void store_results(const Arguments& a, const float* values, const Tile& tile, const Maps& maps,
-                          const SharedOperands& shared_operands, const Scalars& scalars) {
+    const SharedOperands& shared_operands, const Scalars& scalars) {
   constexpr int kRun = IS_WHOLE ? BLOCK_MAPS * TILE_PIXELS : TILE_PIXELS;
   const int run = IS_WHOLE ? maps.count * TILE_PIXELS : min(ROWS, OUT_H - tile.first_row) * OUT_W;
   constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR, kAll = STAGED_SIZE / kRun * kSteps;
@@ -176,10 +176,10 @@ DEVICE void store_results(const Arguments& a, const float* values, const Tile& t
       const index_t image = tile.first_image + which;
       exists[k] = i < kAll && at < run && channel < OUTPUTS && image < (index_t)a.images;
       elements[k] = (image * (index_t)(GROUPS * OUTPUTS) + maps.group * OUTPUTS + channel) * (index_t)(OUT_H * OUT_W) +
-                    tile.first_row * OUT_W + at;
+          tile.first_row * OUT_W + at;
       if (exists[k])
         operands[k].load(a, shared_operands, elements[k] / VECTOR, maps.group * OUTPUTS + maps.first,
-                         [&](int j) { return in_block + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
+            [&](int j) { return in_block + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   const Scalars scalars(a);
   const index_t tiles = ((index_t)a.images + IMAGES - 1) / IMAGES * ROW_TILES;
   for (index_t number = blockIdx.x / (GROUPS * MAP_BLOCKS); number < tiles;
-       number += gridDim.x / (GROUPS * MAP_BLOCKS)) {
+      number += gridDim.x / (GROUPS * MAP_BLOCKS)) {
     const Tile tile(number);
     float sums[MAPS][STRIP];
 #pragma unroll

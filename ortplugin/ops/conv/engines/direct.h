@@ -37,14 +37,14 @@ bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu);
 std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector);
 std::string DirectSource(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 // The kernel's argument block: addresses of the node's inputs (X, W, operands) and outputs, still 0, then numbers.
-std::vector<uint64_t> DirectArguments(const Contraction& conv, const Program& program, const Axes& axes,
-                                      const DirectConfig& config);
+std::vector<uint64_t> DirectArguments(
+    const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu);
 
 // The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
 bool FitsDirect(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 bool IsDirectFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-std::optional<EngineKernel> MakeDirect(const Program& program, const Contraction& problem,
-                                       const cuda::DeviceFacts& device);
+std::optional<EngineKernel> MakeDirect(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

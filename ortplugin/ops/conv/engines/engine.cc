@@ -67,9 +67,8 @@ bool FitsEngines(const Program& program, const Contraction& problem) {
 std::string ConvPreamble(const Program& program, const Contraction& problem) {
   const std::vector<Operand> operands = Operands(program, problem);
   const size_t outputs = program.results().size();
-  const bool of_image = std::any_of(operands.begin(), operands.end(), [](const Operand& operand) {
-    return operand.strides[0] != 0 && !operand.is_of_pixel();
-  });
+  const bool of_image = std::any_of(operands.begin(), operands.end(),
+      [](const Operand& operand) { return operand.strides[0] != 0 && !operand.is_of_pixel(); });
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"

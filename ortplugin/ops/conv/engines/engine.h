@@ -37,8 +37,8 @@ struct Engine {
   // better by construction, which the line's reason says.
   bool (*beats_library)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   // Empty where no tile configuration fits the GPU's memory.
-  std::optional<EngineKernel> (*make)(const Program& program, const Contraction& problem,
-                                      const cuda::DeviceFacts& device);
+  std::optional<EngineKernel> (*make)(
+      const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   const char* reason;  // what it is for, why it stands where it stands, and why it is the fastest
 };
 
@@ -47,8 +47,8 @@ const std::vector<Engine>& EngineTable();
 // The kernel of the first engine of the table that fits this problem and is known to beat a library's. Where there is
 // none, nothing; or without `only_where_fast`, for those that time it, that of the most general engine that fits.
 // Nothing for other than two spatial dimensions.
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
-                                             const cuda::DeviceFacts& device, bool only_where_fast);
+std::optional<EngineKernel> FindEngineKernel(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, bool only_where_fast);
 
 // ---- What the engines share
 

@@ -61,7 +61,7 @@ int64_t Line(const Contraction& problem, const FewOutputChannelsConfig& config) 
 int64_t Tiles(const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   return problem.batch * DivideUp(sizes.patches_h, config.tile_h) *
-         DivideUp(problem.columns().out, (config.tile_w - sizes.cuts) * problem.columns().stride);
+      DivideUp(problem.columns().out, (config.tile_w - sizes.cuts) * problem.columns().stride);
 }
 
 // The most channels, a divisor of all, that fit.
@@ -119,8 +119,8 @@ bool FitsFewOutputChannels(const Program& program, const Contraction& problem, c
   return Complete(problem, &least);
 }
 
-FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const Contraction& problem,
-                                                   const cuda::DeviceFacts& device) {
+FewOutputChannelsConfig ConfigureFewOutputChannels(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   (void)program;
   const Sizes sizes = SizesOf(problem);
   // The form of tiles that takes the fewest instructions in all, on an H200 the fastest of those that were tried: 9.6
@@ -139,7 +139,7 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const
     if (option.tile_w == 1 + sizes.cuts || (option.tile_w < 16 && best.tile_h > 0)) break;
   }
   while (best.tile_h > 1 &&
-         Tiles(problem, best) < LimitsNear(device).few_output_channels_least_tiles * device.multiprocessors) {
+      Tiles(problem, best) < LimitsNear(device).few_output_channels_least_tiles * device.multiprocessors) {
     best.tile_h /= 2;
     Complete(problem, &best);
   }
@@ -152,8 +152,8 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const
   return best;
 }
 
-std::string FewOutputChannelsSource(const Program& program, const Contraction& problem,
-                                    const FewOutputChannelsConfig& config) {
+std::string FewOutputChannelsSource(
+    const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   const int64_t k_steps = DivideUp(sizes.taps_h * sizes.taps_w * (config.chunk / sizes.octet), 2);
   std::ostringstream text;
@@ -172,18 +172,18 @@ std::string FewOutputChannelsSource(const Program& program, const Contraction& p
   return text.str();
 }
 
-cuda::LaunchShape FewOutputChannelsLaunch(const Contraction& problem, const FewOutputChannelsConfig& config,
-                                          const cuda::DeviceFacts& device) {
+cuda::LaunchShape FewOutputChannelsLaunch(
+    const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
-          cuda::NextStarts::kAtTrigger};
+      cuda::NextStarts::kAtTrigger};
 }
 
-EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem,
-                                   const cuda::DeviceFacts& device) {
+EngineKernel MakeFewOutputChannels(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
   return {FewOutputChannelsSource(program, problem, config), "few_output_channels",
-          FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};
+      FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

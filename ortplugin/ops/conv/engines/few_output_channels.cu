@@ -60,7 +60,7 @@ struct Tile {
 // Where an octet of a chunk stands for the first patch, in elements of the part.
 DEVICE constexpr int place_of(int octet) {
   return (octet / (CHUNK / OCTET) / TAPS_W * PART_W + octet / (CHUNK / OCTET) % TAPS_W) * PITCH +
-         octet % (CHUNK / OCTET) * OCTET;
+      octet % (CHUNK / OCTET) * OCTET;
 }
 
 // The weight that channel `at` of an octet has in a column, in elements of w; -1 where there is none.
@@ -155,7 +155,7 @@ DEVICE void copy_weights(uint4* to, const storage_t* w, int warp, int lane) {
 // Adds the products of a chunk with all its weights. `at`: where each patch of the thread begins; `zeros`: what an
 // octet that does not exist meets.
 DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS],
-                       const uint2* right, const uint4* zeros, int lane) {
+    const uint2* right, const uint4* zeros, int lane) {
 #pragma unroll UNROLL
   for (int i = 0; i < K_STEPS; ++i) {
     const int place = place_of(2 * i), step = place_of(2 * i + 1) - place - 8;  // mostly 0: side by side
@@ -168,9 +168,9 @@ DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, c
       if (2 * i + 1 >= OCTETS && lane >= 16) from = (const storage_t*)zeros;
       unsigned left[4];
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
-                   : "r"((unsigned)__cvta_generic_to_shared(from))
-                   : "memory");
+          : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
+          : "r"((unsigned)__cvta_generic_to_shared(from))
+          : "memory");
 #pragma unroll
       for (int g = 0; g < GROUPS; ++g)
         asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
@@ -182,8 +182,8 @@ DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, c
 }
 #else
 // Adds the products of a chunk with all its weights that exist. `at`: where each patch of the thread begins.
-DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS],
-                       const float4* right) {
+DEVICE void accumulate(
+    float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS], const float4* right) {
 #pragma unroll
   for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
 #pragma unroll 1
@@ -202,8 +202,8 @@ DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, c
           for (int i = 0; i < 4; ++i) {
             const int phase = (g * 4 + i) / FILTERS;
             const bool exists = g * 4 + i < COLUMNS &&
-                                phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
-                                phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
+                phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
+                phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
               const float x = k == 0 ? left[p].x : k == 1 ? left[p].y : k == 2 ? left[p].z : left[p].w;
@@ -260,8 +260,9 @@ DEVICE void store_results(const Arguments& a, const float* shared_sums, const Ti
       apply(shared_operands, operands, 0, value, results, j);
     }
     const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : 0;
-    results.store(a, CHANNELS_FIRST ? ((tile.n * FILTERS + m) * OUT_H + y) * OUT_W + tile.x + first
-                                    : ((tile.n * OUT_H + y) * OUT_W + tile.x) * FILTERS + first);
+    results.store(a,
+        CHANNELS_FIRST ? ((tile.n * FILTERS + m) * OUT_H + y) * OUT_W + tile.x + first
+                       : ((tile.n * OUT_H + y) * OUT_W + tile.x) * FILTERS + first);
   }
 }
 

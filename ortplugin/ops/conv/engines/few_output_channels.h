@@ -16,12 +16,12 @@ struct FewOutputChannelsConfig {
 };
 
 bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
-FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const Contraction& problem,
-                                                   const cuda::DeviceFacts& device);
-std::string FewOutputChannelsSource(const Program& program, const Contraction& problem,
-                                    const FewOutputChannelsConfig& config);
-cuda::LaunchShape FewOutputChannelsLaunch(const Contraction& problem, const FewOutputChannelsConfig& config,
-                                          const cuda::DeviceFacts& device);
+FewOutputChannelsConfig ConfigureFewOutputChannels(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+std::string FewOutputChannelsSource(
+    const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config);
+cuda::LaunchShape FewOutputChannelsLaunch(
+    const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device);
 
 EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 

@@ -50,7 +50,7 @@ void Complete(const Contraction& problem, Tiling* t) {
   t->step_w = StepOf(columns);
   const int64_t move_w = columns.stride / t->step_w;
   t->pixels = ((t->tile_h - 1) * (rows.stride / t->step_h) + (rows.kernel - 1) * (rows.dilation / t->step_h) + 1) *
-              (t->tile_w + (columns.kernel - 1) * (columns.dilation / t->step_w) / move_w) * move_w;
+      (t->tile_w + (columns.kernel - 1) * (columns.dilation / t->step_w) / move_w) * move_w;
   t->w_rows = t->block_units * t->block_subs * t->columns * 8;
   t->octet = OctetOf(problem);
   t->x_vector = std::gcd(std::gcd(t->unit_channels, problem.channels), t->octet);
@@ -69,7 +69,7 @@ int64_t MergedOf(const Contraction& problem) {
   const auto cost = [&](int64_t merged) {
     const int64_t channels = merged * problem.group_channels(), filters = merged * problem.group_filters();
     return static_cast<double>(DivideUp(channels, OctetOf(problem)) * (8 * DivideUp(filters, 8) + 1)) /
-           static_cast<double>(merged);
+        static_cast<double>(merged);
   };
   int64_t best = 1;
   for (int64_t merged = 2; merged <= std::min<int64_t>(8, problem.groups); ++merged)
@@ -221,19 +221,19 @@ bool IsGroupedFast(const Program&, const Contraction& problem, const cuda::Devic
   if (IsRagged(problem)) return true;
   const MeasuredGpu* const target = FindTarget(device);
   return target != nullptr &&
-         std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
+      std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
 }
 
-std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem,
-                                        const cuda::DeviceFacts& device) {
+std::optional<EngineKernel> MakeGrouped(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const std::optional<Tiling> found = Configure(problem, device);
   if (!found) return std::nullopt;
   const Tiling& t = *found;
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define MMA_TYPE "
-       << (t.octet == 4                         ? "\"tf32\"\n#define MMA_K \"8\""
-           : problem.dtype() == DType::kFloat16 ? "\"f16\""
-                                                : "\"bf16\"")
+       << (t.octet == 4                                ? "\"tf32\"\n#define MMA_K \"8\""
+                  : problem.dtype() == DType::kFloat16 ? "\"f16\""
+                                                       : "\"bf16\"")
        << "\n#define MMA_HALF_K " << (t.octet == 4 ? "\"4\"" : "\"8\"") << "\n";
   const auto line = [](const char* name, int64_t value) {
     return "#define " + std::string(name) + " " + std::to_string(value) + "\n";
@@ -249,8 +249,8 @@ std::optional<EngineKernel> MakeGrouped(const Program& program, const Contractio
        << line("UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)) << kMmaSource << kGroupedSource;
   const int64_t most = std::max<int64_t>(1, t.min_blocks * device.multiprocessors / t.slices);
   const cuda::LaunchShape launch{static_cast<unsigned>(t.slices * std::min(t.tiles, most)),
-                                 static_cast<unsigned>(t.warps_m * t.warps_n * 32),
-                                 static_cast<unsigned>(t.shared_bytes), cuda::NextStarts::kAtTrigger};
+      static_cast<unsigned>(t.warps_m * t.warps_n * 32), static_cast<unsigned>(t.shared_bytes),
+      cuda::NextStarts::kAtTrigger};
   return EngineKernel{text.str(), "grouped", launch, ConvArguments(program, problem)};
 }
 

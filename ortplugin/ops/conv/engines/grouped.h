@@ -9,7 +9,7 @@ bool FitsGrouped(const Program& program, const Contraction& problem, const cuda:
 // Whether it is known to be faster than cuDNN.
 bool IsGroupedFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 // Nothing where no tile fits the GPU's shared memory.
-std::optional<EngineKernel> MakeGrouped(const Program& program, const Contraction& problem,
-                                        const cuda::DeviceFacts& device);
+std::optional<EngineKernel> MakeGrouped(
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -41,7 +41,7 @@ bool IsPixelShuffleFast(const Contraction& contraction, const cuda::DeviceFacts&
   const int64_t size = static_cast<int64_t>(SizeOf(contraction.dtype()));
   if (size != 2 || contraction.channels % 8 != 0 || contraction.filters % 8 != 0) return false;
   return !IsIdentity(*contraction.program) ||
-         ElementCount(contraction.result()) * size <= target->limits.pixel_shuffle_most_bytes;
+      ElementCount(contraction.result()) * size <= target->limits.pixel_shuffle_most_bytes;
 }
 
 cudnn::Problem GemmProblem(const Contraction& contraction) {
@@ -71,10 +71,9 @@ EngineKernel PixelShuffleKernel(const Contraction& contraction) {
        << "#define THREADS " << kThreads << "\n\n"
        << kPixelShuffleSource;
   const int64_t vectors = ElementCount(contraction.result()) / vector, each = kThreads * kParts;
-  return EngineKernel{text.str(),
-                      "pixel_shuffle",
-                      {static_cast<unsigned>(DivideUp(vectors, each)), static_cast<unsigned>(kThreads)},
-                      ConvArguments(*contraction.program, contraction)};
+  return EngineKernel{text.str(), "pixel_shuffle",
+      {static_cast<unsigned>(DivideUp(vectors, each)), static_cast<unsigned>(kThreads)},
+      ConvArguments(*contraction.program, contraction)};
 }
 
 }  // namespace ortplugin

@@ -24,7 +24,7 @@ struct Place {
     const int i = row / STRIDE_H, j = column / STRIDE_W, k = row % STRIDE_H, l = column % STRIDE_W;
     const bool is_product = exists && i < IMAGE_H && j < IMAGE_W && k < KERNEL_H && l < KERNEL_W;
     load_if(is_product, product,
-            p + (((n * IMAGE_H + i) * IMAGE_W + j) * (KERNEL_H * KERNEL_W) + k * KERNEL_W + l) * FILTERS + m);
+        p + (((n * IMAGE_H + i) * IMAGE_W + j) * (KERNEL_H * KERNEL_W) + k * KERNEL_W + l) * FILTERS + m);
   }
 };
 

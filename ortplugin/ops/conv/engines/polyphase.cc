@@ -63,10 +63,10 @@ std::string PairSource(const Program& program) {
     count += size;
   }
   return "#define RESULT_WORDS " + std::to_string(count) + "\nDEVICE unsigned& word_of(Results<2>& pair, int i) {\n" +
-         words.str() +
-         "  return pair.r0.words[0];\n}\n"
-         "DEVICE void join(Results<8>& all, const Results<2> (&pairs)[4]) {\n" +
-         joins.str() + "}\n";
+      words.str() +
+      "  return pair.r0.words[0];\n}\n"
+      "DEVICE void join(Results<8>& all, const Results<2> (&pairs)[4]) {\n" +
+      joins.str() + "}\n";
 }
 
 int64_t TileM(const PolyphaseConfig& config) { return 16 * config.warps * config.m_tiles; }
@@ -93,11 +93,10 @@ double Cost(const Contraction& problem, const PolyphaseConfig& config, const cud
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
   const double share = static_cast<double>(
       std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
-  const double step =
-      std::max(limits.polyphase_step + limits.polyphase_step_latency / (config.stages - 2),
-               share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
+  const double step = std::max(limits.polyphase_step + limits.polyphase_step_latency / (config.stages - 2),
+      share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
   const double tile = std::max(limits.polyphase_tile + limits.polyphase_tile_columns * columns * config.m_tiles,
-                               share * limits.polyphase_tile_area * rows * columns);
+      share * limits.polyphase_tile_area * rows * columns);
   std::vector<int64_t> steps;
   for (const Axis::Taps& down : Rows(problem).phases)
     for (const Axis::Taps& right : Columns(problem).phases)
@@ -128,8 +127,8 @@ bool FitsPolyphase(const Program& program, const Contraction& problem, const cud
   const int64_t rows = DivideUp(problem.rows().out, problem.rows().stride);
   const int64_t columns = DivideUp(problem.columns().out, problem.columns().stride);
   for (const int64_t each : {problem.rows().size, problem.columns().size, rows, columns, problem.rows().pad_begin,
-                             problem.columns().pad_begin, problem.rows().kernel * problem.rows().dilation,
-                             problem.columns().kernel * problem.columns().dilation})
+           problem.columns().pad_begin, problem.rows().kernel * problem.rows().dilation,
+           problem.columns().kernel * problem.columns().dilation})
     if (each >= kMost) return false;
   // Offsets of pixels of a phase, where X may end before it does, in bytes in 32 bits.
   const int64_t last = ((problem.batch - 1) * problem.rows().size + rows) * problem.columns().size + columns;
@@ -150,12 +149,16 @@ bool IsPolyphaseFast(const Program& program, const Contraction& problem, const c
 
 PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device) {
   constexpr PolyphaseConfig kConfigs[] = {
-      {256, 1, 8, 4, 1}, {128, 2, 8, 4, 1}, {128, 1, 8, 4, 1}, {64, 1, 8, 4, 2},
-      {64, 1, 4, 4, 3},  {64, 1, 4, 5, 2},  {64, 1, 4, 7, 1},
+      {256, 1, 8, 4, 1},
+      {128, 2, 8, 4, 1},
+      {128, 1, 8, 4, 1},
+      {64, 1, 8, 4, 2},
+      {64, 1, 4, 4, 3},
+      {64, 1, 4, 5, 2},
+      {64, 1, 4, 7, 1},
   };
-  return *std::min_element(std::begin(kConfigs), std::end(kConfigs), [&](const auto& one, const auto& other) {
-    return Cost(problem, one, device) < Cost(problem, other, device);
-  });
+  return *std::min_element(std::begin(kConfigs), std::end(kConfigs),
+      [&](const auto& one, const auto& other) { return Cost(problem, one, device) < Cost(problem, other, device); });
 }
 
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config) {
@@ -180,16 +183,16 @@ std::string PolyphaseSource(const Program& program, const Contraction& problem, 
   return text.str();
 }
 
-cuda::LaunchShape PolyphaseLaunch(const Contraction& problem, const PolyphaseConfig& config,
-                                  const cuda::DeviceFacts& device) {
+cuda::LaunchShape PolyphaseLaunch(
+    const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
   return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
-          static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
+      static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
 }
 
 EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const PolyphaseConfig config = ConfigurePolyphase(problem, device);
   return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
-          ConvArguments(program, problem)};
+      ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -93,8 +93,8 @@ DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], 
 }
 
 // Where the pixels of a tile that a thread copies are.
-DEVICE void find_pixels(unsigned (&from)[TILE_M * 8 / THREADS], unsigned (&places)[TILE_M * 8 / THREADS], int tile,
-                        int rows, int thread) {
+DEVICE void find_pixels(
+    unsigned (&from)[TILE_M * 8 / THREADS], unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
 #pragma unroll
   for (int i = 0; i < TILE_M * 8 / THREADS; ++i) {
     const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
@@ -115,7 +115,7 @@ DEVICE void mma_stage(float (&sums)[M_TILES][TILE_N / 2], unsigned pixels, unsig
 
 // Goes on to the next stage, tap and channels.
 DEVICE void advance(const Taps& down, const Taps& right, int& left, int& next_stage, int& next_right, int& next_down,
-                    int& channel_tile) {
+    int& channel_tile) {
   --left;
   if (++next_stage == STAGES) next_stage = 0;
   if (++next_right == right.count) {
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(cons
       for (int i = 0; i < kChannels; ++i) {
         const int k = i * (THREADS / kAcross);
         const bool exists = (CHANNELS % 64 == 0 || c + channel + k < CHANNELS) &&
-                            (FILTERS % TILE_N == 0 || first + octet * 8 < FILTERS);
+            (FILTERS % TILE_N == 0 || first + octet * 8 < FILTERS);
         copy_async(to_filters + stage + k * 128, filters + k * kChannel, exists);
       }
       advance(down, right, left, next_stage, next_right, next_down, channel_tile);

@@ -19,8 +19,8 @@ bool FitsPolyphase(const Program& program, const Contraction& problem, const cud
 bool IsPolyphaseFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device);
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config);
-cuda::LaunchShape PolyphaseLaunch(const Contraction& problem, const PolyphaseConfig& config,
-                                  const cuda::DeviceFacts& device);
+cuda::LaunchShape PolyphaseLaunch(
+    const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device);
 
 EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 

@@ -33,7 +33,7 @@ DEVICE void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stag
     const int row = i + thread / 8, m = first + row;
     const bool exists = m < FILTERS && c < CHANNELS;
     copy_async(to + swizzled_offset(row, octet, TILE_N),
-               exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
+        exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
   }
 }
 
@@ -58,7 +58,7 @@ struct Pixels {
       const int y = top[i] + down, at = left[i] + right;
       const bool exists = (unsigned)y < (unsigned)IMAGE_H && (unsigned)at < (unsigned)IMAGE_W && c < CHANNELS;
       copy_async(to + swizzled_offset(i * 16 + thread / 8, octet, TILE_M),
-                 exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
+          exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
     }
   }
 };
@@ -78,8 +78,8 @@ DEVICE void add_partial_sums(float (&values)[VECTOR], const float* partial_sums,
 }
 
 // Every block adds the sums of every SPLITth pixel: thread t of four has columns 2 t, 2 t + 1 of each eight.
-DEVICE void store_partial_sums(const float (&sums)[TILE_N / 2], float* partial_sums, int k_part, int first_row,
-                               int rows, int thread, int lane) {
+DEVICE void store_partial_sums(
+    const float (&sums)[TILE_N / 2], float* partial_sums, int k_part, int first_row, int rows, int thread, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread / 32 * 16 + lane / 4 + half * 8;
@@ -116,8 +116,8 @@ DEVICE void wait_stage(int warpgroup, storage_t* stage, int thread) {
   sync_warpgroup(warpgroup);
 }
 
-DEVICE void load_operands(const Arguments& a, TileOperands<VECTOR>& of_filters, PixelOperands<VECTOR>& of_pixel, int p,
-                          int m) {
+DEVICE void load_operands(
+    const Arguments& a, TileOperands<VECTOR>& of_filters, PixelOperands<VECTOR>& of_pixel, int p, int m) {
   of_filters.load(a, p / OUT, m);
   of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
 }

@@ -59,7 +59,7 @@ bool FitsStem(const Program& program, const Contraction& problem, const cuda::De
   const Sizes sizes = SizesOf(problem, 1, 8);
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
   return sizes.k_steps * FiltersOfWarp(problem) / 4 <= kMostWeights &&
-         SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
+      SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
 }
 
 bool IsStemFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -78,11 +78,13 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
   best.buffers = is_small ? 1 : 2;
   best.tile_h = is_small ? 4 : 2;
   best.parts = is_small && groups == 1 ? 2 : 1;
-  best.warps = groups * (is_small ? std::max(1, (groups == 1   ? 4
-                                                 : groups == 2 ? 8
-                                                               : 12) /
-                                                    groups)
-                                  : std::max(1, 4 / groups));
+  best.warps = groups *
+      (is_small ? std::max(1,
+                      (groups == 1          ? 4
+                              : groups == 2 ? 8
+                                            : 12) /
+                          groups)
+                : std::max(1, 4 / groups));
   best.min_blocks = is_small ? (best.warps > 8 ? 1 : best.warps > 4 ? 2 : 4) : 3;
   const int most_width = is_small && groups != 2 ? 64 : 128;
   const auto set_width = [&] {
@@ -140,13 +142,13 @@ std::string StemSource(const Program& program, const Contraction& problem, const
 cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
-          cuda::NextStarts::kAtTrigger};
+      cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const StemConfig config = ConfigureStem(program, problem, device);
   return {StemSource(program, problem, config), "stem", StemLaunch(problem, config, device),
-          ConvArguments(program, problem)};
+      ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

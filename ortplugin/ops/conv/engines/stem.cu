@@ -56,10 +56,9 @@ DEVICE constexpr int pair_of(int slot, int quarter) {
 // Which elements of it count.
 DEVICE constexpr unsigned mask_of(int slot, int quarter) {
   const int pair = pair_of(slot, quarter);
-  return line_of(slot, quarter) >= LINES || pair >= PAIRS
-             ? 0u
-             : (SPARE && pair == 0 ? 0xffff0000u : ~0u) &
-                   (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
+  return line_of(slot, quarter) >= LINES || pair >= PAIRS ? 0u
+                                                          : (SPARE && pair == 0 ? 0xffff0000u : ~0u) &
+          (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
 }
 DEVICE constexpr bool has_mask(int slot) {
   return (mask_of(slot, 0) & mask_of(slot, 1) & mask_of(slot, 2) & mask_of(slot, 3)) != ~0u;
@@ -69,7 +68,7 @@ DEVICE constexpr bool has_mask(int slot) {
 DEVICE constexpr int place_of(int slot, int quarter) {
   const int line = line_of(slot, quarter) < LINES ? line_of(slot, quarter) : 0;
   return (CHANNELS_FIRST ? line / KERNEL_H * IMAGE_ROWS + line % KERNEL_H : line) * LINE_PITCH + LEAD - SPARE +
-         pair_of(slot, quarter) * 2;
+      pair_of(slot, quarter) * 2;
 }
 
 struct Tile {
@@ -95,7 +94,7 @@ DEVICE void copy_image(storage_t* shared, const storage_t* image, const Tile& ti
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0));
     } else {
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(COPY == 8 ? 4 : 2 * COPY),
-                   "r"(exists ? 2 * COPY : 0));
+          "r"(exists ? 2 * COPY : 0));
     }
   }
   asm volatile("cp.async.commit_group;");
@@ -107,7 +106,7 @@ DEVICE void load_weights(uint4* shared_weights, const Arguments& a, int warp, in
   for (int i = warp; i < GROUPS * K_STEPS * (COLUMNS / 2); i += WARPS) {
     const int product = i / (COLUMNS / 2) % K_STEPS, group = i / (COLUMNS / 2) / K_STEPS;
     const storage_t* const w = (const storage_t*)a.in[1] +
-                               (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
+        (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
     unsigned pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -143,8 +142,8 @@ DEVICE void read_weights(unsigned (&weights)[K_STEPS][2 * COLUMNS], const uint4*
 }
 
 DEVICE void multiply(float (&sums)[PARTS][COLUMNS][4], const storage_t* const (&at)[PARTS][2],
-                     const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
-                     const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
+    const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
+    const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
 #pragma unroll
   for (int i = 0; i < K_STEPS; ++i) {
     unsigned left[PARTS][4];
@@ -225,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
           const int number = (part * PARTS + p) * 2 + h, octet = min(number, OCTETS - 1);
           const int in_y = octet / OCTETS_X, in_x = octet % OCTETS_X * 8 + row;
           at[p][h] = shared_image + buffer * kImage * 8 + in_y * (STRIDE_H * LINE_PITCH) + in_x * STEP +
-                     (PACKED ? 0 : quarter * 2);
+              (PACKED ? 0 : quarter * 2);
           y[p][h] = number < OCTETS ? tile.y + in_y : OUT_H;  // past the edge nothing is written
           x[p][h] = tile.x + in_x;
         }
