@@ -19,10 +19,7 @@ with float32. Writes results/attention.json.xz, where rows replace those of thei
 """
 
 import warnings
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -56,27 +53,27 @@ class Case:
   mask: str = ""
 
   @property
-  def lengths(self) -> tuple[int, int]:
+  def lengths(self):
     return self.queries, self.keys or self.queries
 
   @property
-  def groups(self) -> int:
+  def groups(self):
     return self.kv_heads or self.heads
 
-  def __str__(self) -> str:
+  def __str__(self):
     queries, keys = self.lengths
     sizes = [self.batch, self.heads, queries, *([keys] if keys != queries else []), self.head_size]
     words = [f"{self.groups} kv heads"] * (self.groups != self.heads) + ["causal"] * self.causal
     return ", ".join([self.name, " x ".join(map(str, sizes)), *words, *([self.mask] if self.mask else [])])
 
   @property
-  def flops(self) -> int:
+  def flops(self):
     """Multiplications and additions of both products, without the pairs that are not seen."""
     queries, keys = self.lengths
     pairs = sum(min(i + 1, keys) for i in range(queries)) if self.causal else queries * keys
     return 4 * self.batch * self.heads * self.head_size * pairs
 
-  def shapes(self) -> dict[str, tuple[int, ...]]:
+  def shapes(self):
     """Of the inputs, as they lie."""
     queries, keys = self.lengths
     shared = (self.batch, keys, self.groups * self.head_size)
@@ -86,18 +83,18 @@ class Case:
     return found
 
   @property
-  def steps(self) -> int:
+  def steps(self):
     """How many a long graph has."""
     size = 2 * sum(int(np.prod(shape)) for shape in self.shapes().values())
     return min(25, max(5, BYTES // size))
 
-  def draw(self) -> list[dict[str, Any]]:
+  def draw(self):
     """Random device arrays of each step."""
     import cupy
 
     cupy.random.seed(self.queries + self.head_size)
 
-    def tensor(name: str, shape: tuple[int, ...]) -> Any:
+    def tensor(name, shape):
       if name == "m" and self.mask == "padding":
         return cupy.ones(shape, np.bool_)
       return cupy.random.standard_normal(shape, np.float32).astype(np.float16)
@@ -106,7 +103,7 @@ class Case:
     cupy.cuda.Device().synchronize()
     return feeds
 
-  def model(self, count: int) -> bytes:
+  def model(self, count):
     """A model of `count` steps that share nothing."""
     shapes = self.shapes()
     rows = "b s (h d)"
@@ -127,17 +124,17 @@ class Case:
       outputs.append((f"y{step}", np.float16, shapes["q"]))
     return timing.model_of(nodes, inputs, outputs)
 
-  def by_head(self, tensors: dict[str, Any]) -> dict[str, Any]:
+  def by_head(self, tensors):
     """Views of Q, K and V as [batch, heads, rows, head size]."""
     return {name: each.unflatten(-1, (-1, self.head_size)).transpose(1, 2) if name in "qkv" else each
             for name, each in tensors.items()}  # fmt: skip
 
-  def torch_step(self, backend: str) -> Callable[..., Any]:
+  def torch_step(self, backend):
     """PyTorch's attention on one backend."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def step(**tensors: Any) -> Any:
+    def step(**tensors):
       views = self.by_head(tensors)
       with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):
         return torch.nn.functional.scaled_dot_product_attention(
@@ -147,7 +144,7 @@ class Case:
 
     return step
 
-  def expected(self, tensors: dict[str, Any]) -> Any:
+  def expected(self, tensors):
     """The output in float32, [batch, queries, heads, head size], a head at a time."""
     import torch
 
@@ -167,7 +164,7 @@ class Case:
     return torch.stack(heads, 2)
 
 
-def network_cases() -> Iterator[Case]:
+def network_cases():
   """The attention of transformers at the sizes of benchmarks/models.py."""
   for batch in (1, 8):
     yield Case("networks", "BERT-base", batch, 128, 12, 64, mask="padding")
@@ -185,7 +182,7 @@ def network_cases() -> Iterator[Case]:
   yield Case("networks", "Llama form, a step", 1, 1, 16, 64, keys=1025, kv_heads=4)
 
 
-def sweep_cases() -> Iterator[Case]:
+def sweep_cases():
   """About TOKENS tokens of about WIDTH numbers."""
   for head_size in HEAD_SIZES:
     for causal in (False, True):
@@ -197,13 +194,13 @@ def sweep_cases() -> Iterator[Case]:
 CASES = (*network_cases(), *sweep_cases())
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case):
   """One row: microseconds of each contender, and what failed."""
   import torch
 
   feeds = case.draw()
   tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-  contenders: dict[str, timing.Contender] = {}
+  contenders = {}
   results, failures = {}, {}
   makers = {backend: lambda backend=backend: timing.torch_steps(case.torch_step(backend), tensors)
             for backend in BACKENDS}  # fmt: skip
@@ -232,9 +229,9 @@ def measure(case: Case) -> dict[str, Any]:
   return {**row, "failures": failures} if failures else row
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """Both tables of the record, in Markdown."""
-  lines: list[str] = []
+  lines = []
   for name in dict.fromkeys(case.table for case in CASES):
     rows = [row for row in record["rows"] if row["table"] == name]
     if not rows:
@@ -254,11 +251,11 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   import torch
 
   order = [str(case) for case in CASES]
-  rows: list[Any] = []
+  rows = []
   for case in CASES:
     if case.table not in args.only:
       continue

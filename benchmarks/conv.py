@@ -20,9 +20,7 @@ convolution on the CPU. Writes results/conv.json.xz; --readme fills the tables i
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -60,24 +58,24 @@ class Case:
   count: int = 1  # how often it is in the network
 
   @property
-  def pad(self) -> int:
+  def pad(self):
     return (self.kernel - 1) // 2
 
   @property
-  def out(self) -> int:
+  def out(self):
     return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
 
   @property
-  def channels_last(self) -> bool:
+  def channels_last(self):
     return self.dtype == "float16"
 
-  def image(self, channels: int, size: int) -> tuple[int, ...]:
+  def image(self, channels, size):
     """The shape of an activation, as it lies in memory."""
     if self.channels_last:
       return (self.batch, size, size, channels)
     return (self.batch, channels, size, size)
 
-  def draw(self, steps: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+  def draw(self, steps):
     """Random device arrays x and z, and host arrays w and b, of each step."""
     import cupy
 
@@ -99,7 +97,7 @@ class Case:
     cupy.cuda.Device().synchronize()
     return feeds, weights
 
-  def model(self, count: int, weights: Sequence[dict[str, Any]], *, algorithm: str | None) -> bytes:
+  def model(self, count, weights, *, algorithm):
     """A model of `count` steps that share nothing. `algorithm` None: ONNX's own operators."""
     dtype = timing.DTYPES[self.dtype]
     program, operands = EPILOGUES[self.epilogue]
@@ -142,7 +140,7 @@ class Case:
       nodes.insert(len(nodes) - bool(operands), helper.make_node("Conv", names, [result], f"conv{step}", **window))
     return timing.model_of(nodes, inputs, outputs, constants)
 
-  def expect(self, feed: dict[str, Any], weights: dict[str, Any]) -> Any:
+  def expect(self, feed, weights):
     """The result of a step in float32, from the CPU, as it would lie on the device."""
     import cupy
     import onnxruntime
@@ -169,7 +167,7 @@ class Case:
       y = y / (1 + np.exp(-y))
     return y
 
-  def check(self, name: str, result: Any, expected: Any) -> None:
+  def check(self, name, result, expected):
     """Ends the program where a result is off by more than roundings to its dtype explain; TF32 would be."""
     import cupy
 
@@ -182,11 +180,11 @@ class Case:
       raise SystemExit(f"{self.name}, {self.epilogue}: {name} is off by {error:.1e}")
 
 
-def resnet50(table: str, batch: int) -> list[Case]:
+def resnet50(table, batch):
   """The 53 convolutions, those that are equal once, with what follows them."""
-  found: dict[Case, int] = {}
+  found = {}
 
-  def add(channels: int, size: int, filters: int, kernel: int, stride: int, epilogue: str) -> None:
+  def add(channels, size, filters, kernel, stride, epilogue):
     name = f"{channels}x{size}x{size} to {filters}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
     case = Case(table, name, "float16", batch, channels, size, filters, kernel, stride, epilogue)
     found[case] = found.get(case, 0) + 1
@@ -206,7 +204,7 @@ def resnet50(table: str, batch: int) -> list[Case]:
   return [replace(case, count=count) for case, count in found.items()]
 
 
-def cases() -> list[Case]:
+def cases():
   """Every row of the tables."""
   made = []
   for batch in (100, 1000):
@@ -248,7 +246,7 @@ def cases() -> list[Case]:
   return made
 
 
-def torch_step(case: Case) -> Callable[..., Any]:
+def torch_step(case):
   """What PyTorch does for the case."""
   import torch
   from torch.nn import functional
@@ -256,7 +254,7 @@ def torch_step(case: Case) -> Callable[..., Any]:
   torch.backends.cudnn.benchmark = True
   torch.backends.cudnn.allow_tf32 = False
 
-  def step(x: Any, w: Any, b: Any, z: Any = None) -> Any:
+  def step(x, w, b, z=None):
     y = functional.conv2d(x, w, b if case.epilogue else None, case.stride, case.pad, 1, case.group)
     if z is not None:
       y = y + z
@@ -271,9 +269,7 @@ def torch_step(case: Case) -> Callable[..., Any]:
   return step
 
 
-def torch_tensors(
-  case: Case, feeds: Sequence[dict[str, Any]], weights: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def torch_tensors(case, feeds, weights):
   """The same arrays as PyTorch takes them: channels first by name, in memory as ours."""
   import torch
 
@@ -288,14 +284,14 @@ def torch_tensors(
   return made
 
 
-def measure(case: Case, tuned: int) -> dict[str, Any]:
+def measure(case, tuned):
   """One row: microseconds of each contender. `tuned`: how many algorithms are tried for the last column."""
   feeds, weights = case.draw(STEPS)
   bare = replace(case, epilogue="")
   bare_feeds = [{"x": feed["x"]} for feed in feeds]
   contenders, checks = {}, []
 
-  def ours(name: str, measured: Case, algorithm: str | None) -> None:
+  def ours(name, measured, algorithm):
     given = feeds if measured is case else bare_feeds
     contenders[name], result = timing.session_steps(
       lambda count: measured.model(count, weights, algorithm=algorithm),
@@ -354,13 +350,13 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
   return row
 
 
-def cudnn_version() -> str:
+def cudnn_version():
   """ "cuDNN 9.19.0", of the library that the session has loaded."""
   number = ctypes.CDLL("libcudnn.so.9").cudnnGetVersion()
   return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def measure_table(name: str, tuned: int, commit: str) -> dict[str, Any]:
+def measure_table(name, tuned, commit):
   """The rows of a table, and where they were measured."""
 
   rows = []
@@ -396,9 +392,9 @@ COLUMNS = {
 }
 
 
-def kinds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def kinds(rows):
   """A row for the convolutions of each kernel, stride and program, with the time of all of them."""
-  found: dict[tuple[str, str], dict[str, Any]] = {}
+  found = {}
   for row in rows:
     kernel = row["case"].rpartition(", ")[2]
     kind = {"case": kernel, "epilogue": row["epilogue"], "count": 0, "microseconds": Counter()}
@@ -408,7 +404,7 @@ def kinds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
   return list(found.values())
 
 
-def table(record: dict[str, Any], name: str, summed: bool = False) -> str:
+def table(record, name, summed=False):
   """One table of the record, in Markdown. `summed`: of a whole network by kinds."""
   rows = record.get(name, {}).get("rows")
   if not rows:
@@ -434,7 +430,7 @@ def table(record: dict[str, Any], name: str, summed: bool = False) -> str:
   return "\n".join(lines)
 
 
-def main() -> None:
+def main():
   tables = list(COLUMNS)
   options = {
     "--only": {"nargs": "+", "default": tables, "choices": tables, "help": "tables"},
@@ -442,7 +438,7 @@ def main() -> None:
   }
   args = timing.arguments(__doc__, options)
   path = args.source or args.out / "conv.json.xz"
-  record: dict[str, Any] = timing.read(path) if path.exists() else {}
+  record = timing.read(path) if path.exists() else {}
   for name in () if args.source else args.only:
     record[name] = measure_table(name, args.tuned, args.commit)
     timing.write("conv", record, args.out, columns=True)

@@ -27,11 +27,8 @@ results.
 import itertools
 import math
 import statistics
-from argparse import Namespace
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -63,31 +60,31 @@ class Case:
   stride: int
 
   @property
-  def name(self) -> str:
+  def name(self):
     stride = f" / {self.stride}" if self.stride > 1 else ""
     return f"{self.given} to {self.channels}x{self.size}x{self.size}, {self.kernel}x{self.kernel}{stride}"
 
   @property
-  def pad(self) -> int:
+  def pad(self):
     return self.kernel // 2
 
   @property
-  def small(self) -> int:
+  def small(self):
     return (self.size + 2 * self.pad - self.kernel) // self.stride + 1
 
   @property
-  def steps(self) -> int:
+  def steps(self):
     """So many that caches hold no step's tensors until the next, and memory is enough."""
     return 9 if self.batch < 64 else 5
 
-  def weights(self) -> dict[str, Any]:
+  def weights(self):
     """Host arrays w and b of the first step, as ONNX has them."""
     rng = np.random.default_rng(self.channels + self.size)
     scale = 1 / math.sqrt(self.given * self.kernel**2 / self.stride**2)
     w = rng.standard_normal((self.given, self.channels, self.kernel, self.kernel), np.float32) * scale
     return {"w": w.astype(np.float16), "b": rng.standard_normal(self.channels, np.float32).astype(np.float16)}
 
-  def feeds(self) -> list[dict[str, Any]]:
+  def feeds(self):
     """Device arrays x of each step."""
     import cupy
 
@@ -98,7 +95,7 @@ class Case:
     cupy.cuda.Device().synchronize()
     return feeds
 
-  def tensors(self, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  def tensors(self, feeds):
     """PyTorch's x (those of the feeds), w and b of each step, channels last."""
     import torch
 
@@ -110,22 +107,22 @@ class Case:
       tensors.append({"x": x, "w": moved, "b": torch.from_numpy(weights["b"]).cuda()})
     return tensors
 
-  def alone(self, x: Any, w: Any, b: Any) -> Any:
+  def alone(self, x, w, b):
     """PyTorch's transposed convolution; b is not added."""
     from torch.nn import functional
 
     return functional.conv_transpose2d(x, w, None, self.stride, self.pad, self.stride - 1)
 
-  def followed(self, x: Any, w: Any, b: Any) -> Any:
+  def followed(self, x, w, b):
     """Relu of PyTorch's transposed convolution with bias."""
     from torch.nn import functional
 
     return functional.relu(functional.conv_transpose2d(x, w, b, self.stride, self.pad, self.stride - 1))
 
-  def value(self, name: str, size: int, channels: int) -> timing.Value:
+  def value(self, name, size, channels):
     return name, np.float16, (self.batch, size, size, channels)
 
-  def optimized(self, weights: dict[str, Any], *, fused: bool) -> tuple[onnx.NodeProto, dict[str, Any]]:
+  def optimized(self, weights, *, fused):
     """What the optimizer makes of the layer: one node, which reads x and makes y, and its constants."""
     import ortplugin
 
@@ -141,7 +138,7 @@ class Case:
     (node,) = result.graph.node
     return node, {each.name: numpy_helper.to_array(each) for each in result.graph.initializer}
 
-  def steps_model(self, count: int, node: onnx.NodeProto, constants: dict[str, Any], algorithm: str) -> bytes:
+  def steps_model(self, count, node, constants, algorithm):
     """A model of `count` steps that share nothing. Constants of the later ones are the first's, moved along."""
     nodes, inputs, outputs, initializers = [], [], [], {}
     for step in range(count):
@@ -160,15 +157,15 @@ class Case:
     return timing.model_of(nodes, inputs, outputs, initializers)
 
 
-def variants(case: Case, node: onnx.NodeProto, constants: dict[str, Any]) -> list[str]:
+def variants(case, node, constants):
   """The algorithms that --tune would time for the node, the first of each kind before the second ones."""
-  kinds: dict[str, list[str]] = {}
+  kinds = {}
   for algorithm in timing.algorithms(case.steps_model(1, node, constants, "auto")):
     kinds.setdefault(algorithm.partition(":")[0], []).append(algorithm)
   return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
 
 
-def ratios(case: Case, algorithm: str, place: int) -> list[float]:
+def ratios(case, algorithm, place):
   """Our time over PyTorch's in each round, alone, with all tensors in other places than before."""
   import cupy
   import torch
@@ -178,7 +175,7 @@ def ratios(case: Case, algorithm: str, place: int) -> list[float]:
   feeds = case.feeds()
   node, constants = case.optimized(case.weights(), fused=False)
 
-  def model(count: int) -> bytes:
+  def model(count):
     return case.steps_model(count, node, constants, algorithm)
 
   contenders = {
@@ -190,7 +187,7 @@ def ratios(case: Case, algorithm: str, place: int) -> list[float]:
   return [ours / theirs for ours, theirs in zip(rounds["ours"], rounds["torch"], strict=True)]
 
 
-def release() -> None:
+def release():
   """Gives memory back to the GPU."""
   import torch
 
@@ -198,7 +195,7 @@ def release() -> None:
   torch.cuda.empty_cache()
 
 
-def measure(case: Case, tuned: int) -> dict[str, Any]:
+def measure(case, tuned):
   """One row. `tuned`: how many algorithms are tried."""
   row = measure_contenders(case, tuned)
   release()
@@ -211,7 +208,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
   return row
 
 
-def measure_contenders(case: Case, tuned: int) -> dict[str, Any]:
+def measure_contenders(case, tuned):
   """One row, microseconds of each contender in one place. `tuned`: how many algorithms are tried."""
   import torch
 
@@ -226,7 +223,7 @@ def measure_contenders(case: Case, tuned: int) -> dict[str, Any]:
   expected = {"bare": case.alone(**first)}
   expected["fused"] = torch.relu(expected["bare"] + first["b"][:, None, None])
 
-  def error_of(name: str, result: Any) -> float:
+  def error_of(name, result):
     """The greatest error, as a share of the greatest value."""
     found = torch.from_dlpack(result)
     found = (found if name.startswith("torch") else found.permute(0, 3, 1, 2)).float()
@@ -237,7 +234,7 @@ def measure_contenders(case: Case, tuned: int) -> dict[str, Any]:
   for name in ("bare", "fused"):
     node, constants = case.optimized(weights, fused=name == "fused")
 
-    def model(count: int, algorithm: str, node: Any = node, constants: Any = constants) -> bytes:
+    def model(count, algorithm, node=node, constants=constants):
       return case.steps_model(count, node, constants, algorithm)
 
     took = {}
@@ -254,7 +251,7 @@ def measure_contenders(case: Case, tuned: int) -> dict[str, Any]:
           lambda count, algorithm=algorithm, model=model: model(count, algorithm), feeds, plugin=True
         )
 
-  def gradient(x: Any, w: Any, b: Any) -> Any:
+  def gradient(x, w, b):
     two = [case.stride] * 2, [case.pad] * 2, [1, 1]
     return torch.ops.aten.convolution_backward(
         x, blank, w, None, *two, False, [0, 0], 1, [True, False, False]
@@ -282,7 +279,7 @@ COLUMNS = {
 }
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The rows of the record, in Markdown."""
   columns = {key: COLUMNS[key] for key in COLUMNS if all(key in row["microseconds"] for row in record["rows"])}
   compares = all("quartiles" in row for row in record["rows"])
@@ -295,11 +292,11 @@ def table(record: dict[str, Any]) -> str:
       cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
     lines.append(f"| {row['batch']} | {row['case']} | {' | '.join(cells)} |")
 
-  def mean(ours: str, theirs: str) -> float:
+  def mean(ours, theirs):
     ratios = [math.log(row["microseconds"][theirs] / row["microseconds"][ours]) for row in record["rows"]]
     return math.exp(sum(ratios) / len(ratios))
 
-  def compared(ours: str, theirs: str) -> str:
+  def compared(ours, theirs):
     tuned = f" ({mean(f'{ours} tuned', theirs):.2f} tuned)" if f"{ours} tuned" in columns else ""
     return f"{mean(ours, theirs):.2f}{tuned}"
 
@@ -316,14 +313,14 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join([*lines, "", footer])
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   cases = [Case(batch, *LAYERS[layer]) for batch in args.batch for layer in args.layers]
   if args.tuned:
     # cuDNN compiles what it lists, and keeps it for the process: all cores at once here, one by one below.
     with ThreadPoolExecutor() as pool:
       list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
                                   for fused in (False, True)], cases))  # fmt: skip
-  rows: list[dict[str, Any]] = []
+  rows = []
   order = {Case(1, *layer).name: number for number, layer in enumerate(LAYERS)}
   for case in cases:
     rows.append(row := measure(case, args.tuned))

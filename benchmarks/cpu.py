@@ -6,13 +6,9 @@ Both run as `ortplugin.session` makes them, in turn, on one thread and on two; m
 Needs torch and transformers.
 """
 
-import argparse
 import io
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 
@@ -23,7 +19,7 @@ RUNS = 25
 THREADS = (1, 2)
 
 
-def network(name: str) -> tuple[Any, dict[str, Any]]:
+def network(name):
   """The module and its inputs."""
   import torch
   import transformers as t
@@ -32,7 +28,7 @@ def network(name: str) -> tuple[Any, dict[str, Any]]:
   tokens = torch.randint(0, 1000, (1, 128))
   text = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
   mini = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-  made: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+  made = {
     "ResNet-50": (lambda: t.ResNetForImageClassification(t.ResNetConfig()), image),
     "MobileNet-v2": (lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config()), image),
     "ConvNeXt-tiny": (lambda: t.ConvNextForImageClassification(t.ConvNextConfig()), image),
@@ -56,7 +52,7 @@ NETWORKS = ("ResNet-50", "MobileNet-v2", "ConvNeXt-tiny", "RegNet-Y-4GF", "Effic
             "MiniLM, 128 tokens", "BERT-base, 128 tokens")  # fmt: skip
 
 
-def exported(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def exported(name):
   """The network as TorchScript's exporter writes it, and inputs."""
   import torch
 
@@ -65,11 +61,11 @@ def exported(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
   class First(torch.nn.Module):
     """Its first output."""
 
-    def __init__(self) -> None:
+    def __init__(self):
       super().__init__()
       self.module = module
 
-    def forward(self, *given: Any) -> Any:
+    def forward(self, *given):
       return self.module(**dict(zip(inputs, given, strict=True)), return_dict=True)[0]
 
   file = io.BytesIO()
@@ -77,11 +73,11 @@ def exported(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
   return onnx.load_from_string(file.getvalue()), {key: value.numpy() for key, value in inputs.items()}
 
 
-def row_of(name: str) -> dict[str, Any]:
+def row_of(name):
   """What is measured of a network."""
   model, feeds = exported(name)
   optimized, _ = ortplugin.optimize(model)
-  row: dict[str, Any] = {"case": name, "before": len(model.graph.node), "after": len(optimized.graph.node)}
+  row = {"case": name, "before": len(model.graph.node), "after": len(optimized.graph.node)}
   for threads in THREADS:
     options = [onnxruntime.SessionOptions() for _ in range(2)]
     for each in options:
@@ -90,8 +86,8 @@ def row_of(name: str) -> dict[str, Any]:
       each.add_session_config_entry("session.force_spinning_stop", "1")
     original = onnxruntime.InferenceSession(model.SerializeToString(), options[0], ["CPUExecutionProvider"])
     ours = ortplugin.session(optimized.SerializeToString(), ["cpu"], session_options=options[1])
-    times: dict[str, list[float]] = {"original": [], "ours": []}
-    found: dict[str, np.ndarray] = {}
+    times = {"original": [], "ours": []}
+    found = {}
     for _ in range(RUNS):
       for key, session in (("original", original), ("ours", ours)):
         begun = time.perf_counter()
@@ -102,14 +98,14 @@ def row_of(name: str) -> dict[str, Any]:
   return row
 
 
-def measure(args: argparse.Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure(args, record):
   """A row for each network."""
   for name in args.networks:
     record["rows"].append(row_of(name))
     yield str(record["rows"][-1])
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """One line for each network."""
   lines = ["| network | nodes | one thread: original | ours | times | two threads: original | ours | times | error |",
            "|---|---:|" + "---:|" * 7]  # fmt: skip

@@ -11,10 +11,6 @@ the same run. Writes results/layer_norm.json.xz; --readme fills the table in doc
     python benchmarks/layer_norm.py --from benchmarks/results/layer_norm.json.xz --readme    no measuring
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 from onnx import helper
 
@@ -39,7 +35,7 @@ COLUMNS = {
 }
 
 
-def chain(width: int, length: int, *, fused: bool) -> bytes:
+def chain(width, length, *, fused):
   """A model that applies the operation `length` times to x: float16 [ROWS, width]."""
   nodes = []
   value = "x"
@@ -59,7 +55,7 @@ def chain(width: int, length: int, *, fused: bool) -> bytes:
   return timing.model_of(nodes, [("x", np.float16, [ROWS, width]), *vectors], [("y", np.float16, [ROWS, width])])
 
 
-def check(width: int, feeds: dict[str, Any], steps: dict[str, Any]) -> dict[str, float]:
+def check(width, feeds, steps):
   """Largest difference of each contender's single step from float64, in units of the output's largest value."""
   import cupy
 
@@ -76,7 +72,7 @@ def check(width: int, feeds: dict[str, Any], steps: dict[str, Any]) -> dict[str,
   return errors
 
 
-def measure(width: int) -> dict[str, Any]:
+def measure(width):
   """One row of the table: microseconds of each contender and its error."""
   import cupy
 
@@ -102,7 +98,7 @@ def measure(width: int) -> dict[str, Any]:
   if torch is not None:
     tensors = {name: torch.from_dlpack(array) for name, array in feeds.items()}
 
-    def eager(x: Any) -> Any:
+    def eager(x):
       s = x + tensors["b0"] + tensors["b1"]
       return torch.nn.functional.layer_norm(s, (width,), tensors["gamma"], tensors["beta"], EPSILON)
 
@@ -117,7 +113,7 @@ def measure(width: int) -> dict[str, Any]:
   return {"width": width, "microseconds": timing.microseconds(contenders), "error": errors}
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table."""
   last = ("/ copy", timing.to_copy)
   lines = timing.table(record, COLUMNS, "| H", "|---:|", lambda row: f"| {row['width']}", last)
@@ -125,7 +121,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   for width in args.widths:
     record["rows"].append(measure(width))
     yield f"H={width}: {timing.shown(record['rows'][-1])}"

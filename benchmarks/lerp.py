@@ -14,8 +14,7 @@ run. Writes results/lerp.json.xz; --readme fills the table in docs/benchmarks.md
 """
 
 import math
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,22 +51,22 @@ class Case:
   keepdims: int = 1
 
   @property
-  def shape(self) -> Shape:
+  def shape(self):
     return tuple(np.broadcast_shapes(*self.shapes.values()))
 
-  def result_shape(self, result: str) -> Shape:
+  def result_shape(self, result):
     if not any(name == result and op == "ReduceSum" for name, op, _ in self.nodes):
       return self.shape
     kept = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
     return tuple(kept if self.keepdims else (size for axis, size in enumerate(kept) if axis not in self.axes))
 
   @property
-  def bytes(self) -> int:
+  def bytes(self):
     """What has to be moved at least."""
     shapes = [*self.shapes.values(), *map(self.result_shape, self.results)]
     return sum(map(math.prod, shapes)) * np.dtype(timing.DTYPES[self.dtype]).itemsize
 
-  def program(self) -> str:
+  def program(self):
     parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
     results = ", ".join(f"{self.dtype} {name}" for name in self.results)
     axes = " ".join(map(str, self.axes))
@@ -75,7 +74,7 @@ class Case:
     body = "\n".join(f"  {name} = {op.replace('ReduceSum', sums)}({', '.join(e)})" for name, op, e in self.nodes)
     return f"({parameters}) => ({results}) {{\n{body}\n}}"
 
-  def model(self, count: int, *, fused: bool) -> bytes:
+  def model(self, count, *, fused):
     """A model of `count` steps that share nothing."""
     dtype = timing.DTYPES[self.dtype]
     nodes, inputs, outputs = [], [], []
@@ -109,11 +108,11 @@ SUMMED: tuple[Node, ...] = (
 )
 
 
-def gradients(dout: Any, w: Any) -> tuple[Any, ...]:
+def gradients(dout, w):
   return dout * (1 - w), dout * w
 
 
-def cases() -> list[Case]:
+def cases():
   """Every row of the table."""
   made = []
   for dtype, x, y, w in (
@@ -130,7 +129,7 @@ def cases() -> list[Case]:
       made.append(Case(f"lerp {shape}, gradients", dtype, given, GRADIENTS, ("dx", "dy"), gradients))
       continue
 
-    def summed(dout: Any, w: Any) -> tuple[Any, ...]:
+    def summed(dout, w):
       dx, dy = gradients(dout, w)
       return dx.sum((1, 2, 3), keepdims=True), dy
 
@@ -146,16 +145,16 @@ def cases() -> list[Case]:
     ("the middle of 64x256x1024", "float", (64, 256, 1024), (1,)),
     ("all of 16777216", "float", (16777216,), (0,)),
   ):
-    nodes: tuple[Node, ...] = (("db", "ReduceSum", ("dout",)),)
+    nodes = (("db", "ReduceSum", ("dout",)),)
 
-    def total(dout: Any, axes: tuple[int, ...] = axes) -> tuple[Any, ...]:
+    def total(dout, axes=axes):
       return (dout.sum(axes),)
 
     made.append(Case(name, dtype, {"dout": shape}, nodes, ("db",), total, axes, 0))
   return made
 
 
-def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]]) -> dict[str, float]:
+def check(case, feed, results):
   """Largest difference of each contender's first step from float64, in units of the dtype's roundoff times the size
   of what is added up (a sum's terms by their absolute values)."""
   import cupy
@@ -176,11 +175,11 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]])
   return errors
 
 
-def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
+def in_torch(case):
   """The case's step, given PyTorch."""
 
-  def make(torch: Any) -> Callable[..., Any]:
-    def eager(**feed: Any) -> Any:
+  def make(torch):
+    def eager(**feed):
       return (torch.lerp(feed["x"], feed["y"], feed["w"]),) if "x" in feed else case.formula(**feed)
 
     return eager
@@ -188,7 +187,7 @@ def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
   return make
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case):
   """One row of the table: microseconds of each contender and its error."""
   import cupy
 
@@ -198,7 +197,7 @@ def measure(case: Case) -> dict[str, Any]:
   numpy = timing.DTYPES[case.dtype]
   drawn = np.float64 if case.dtype == "double" else np.float32
 
-  def fresh(name: str, shape: Shape) -> Any:
+  def fresh(name, shape):
     draw = cupy.random.random_sample if name == "w" else cupy.random.standard_normal
     return draw(shape, drawn).astype(numpy)
 
@@ -233,7 +232,7 @@ def measure(case: Case) -> dict[str, Any]:
   return row
 
 
-def copy_rate() -> float | None:
+def copy_rate():
   """Bytes read and written in a microsecond by a device copy of 256 MiB; None without PyTorch."""
   try:
     import torch
@@ -244,12 +243,12 @@ def copy_rate() -> float | None:
   return (2 << 28) / timing.microseconds({"copy": contender}, STEPS, ROUNDS)["copy"]
 
 
-def bound(row: dict[str, Any], rate: float | None) -> str:
+def bound(row, rate):
   """What a row may take: 1.15 times its bytes at the copy's rate, and a launch."""
   return "" if rate is None else f"; may take {1.15 * row['bytes'] / rate + LAUNCH:.1f}"
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table."""
   rate = record["copy_rate"]
   least = ("bytes at the copy's rate", lambda row: "" if rate is None else f"{row['bytes'] / rate:.1f}")
@@ -259,7 +258,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   record["copy_rate"] = copy_rate()
   for case in cases():
     if not args.only or any(case.name.startswith(word) for word in args.only):

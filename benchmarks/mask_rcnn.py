@@ -15,11 +15,9 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto
 
 import ortplugin
 import timing
@@ -30,14 +28,14 @@ PROFILED_RUNS = 4
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "UpdateSlice")
 
 
-def scatters(model: ModelProto) -> dict[str, int]:
+def scatters(model):
   """How many scatters of each domain the model has, bodies of control flow included."""
   found = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model)
                   if node.op_type in SCATTERS)  # fmt: skip
   return dict(sorted(found.items()))
 
 
-def session_of(model: bytes, profile: str = "") -> Any:
+def session_of(model, profile=""):
   """A session on the GPU; `profile` is where the profiler writes."""
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 3
@@ -47,21 +45,21 @@ def session_of(model: bytes, profile: str = "") -> Any:
   return ortplugin.session(model, providers=["cuda"], session_options=options)
 
 
-def milliseconds_by_operator(model: bytes, feeds: dict[str, Any]) -> dict[str, float]:
+def milliseconds_by_operator(model, feeds):
   """Time of each operator of the main graph in one run, from ONNX Runtime's profiler; host time, kernels included."""
   with tempfile.TemporaryDirectory() as folder:
     session = session_of(model, str(Path(folder) / "profile"))
     for _ in range(PROFILED_RUNS):
       ortplugin.run(session, feeds)
     events = json.loads(Path(session.end_profiling()).read_text())
-  total: Counter[str] = Counter()
+  total = Counter()
   for event in events:
     if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
       total[event["args"]["op_name"]] += event["dur"]
   return {name: round(value / 1e3 / PROFILED_RUNS, 3) for name, value in total.most_common(12)}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
   """Measures and writes the record."""
   parser = argparse.ArgumentParser(description="Mask R-CNN: exported against optimized.")
   parser.add_argument("model", type=Path)
@@ -79,8 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
   shape = [dimension.dim_value for dimension in image.type.tensor_type.shape.dim]
   feeds = {image.name: cupy.asarray(np.random.default_rng(0).random(shape, dtype=np.float32))}
 
-  results: dict[str, dict[str, Any]] = {}
-  times: dict[str, list[float]] = {name: [] for name in models}
+  results = {}
+  times = {name: [] for name in models}
   sessions = {name: session_of(model) for name, model in models.items()}
   for name, session in sessions.items():
     results[name] = {key: cupy.asnumpy(value) for key, value in ortplugin.run(session, feeds).items()}

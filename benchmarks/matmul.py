@@ -19,11 +19,8 @@ results/matmul.json.xz, where rows replace earlier ones of their case; --readme 
     python benchmarks/matmul.py --only sweep --rows 1 1024 --weights 3072x768 --epilogues none "bias, Gelu"
 """
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -66,26 +63,26 @@ class Case:
   epilogue: str
   dtype: str = "float16"
 
-  def __str__(self) -> str:
+  def __str__(self):
     dtype = "" if self.dtype == "float16" else f"{self.dtype}, "
     return f"{self.name}{', ' if self.name else ''}{self.m} x {self.k} x {self.n}, {dtype}{self.epilogue}"
 
   @property
-  def numpy(self) -> Any:
+  def numpy(self):
     return np.dtype(np.float16 if self.dtype == "float16" else np.float32)
 
   @property
-  def operands(self) -> str:
+  def operands(self):
     return EPILOGUES[self.epilogue][1]
 
   @property
-  def steps(self) -> int:
+  def steps(self):
     """How many a long graph has."""
     size = self.numpy.itemsize
     weights, rest = size * self.n * self.k, size * self.m * (self.k + 2 * self.n)
     return min(25, max(4, min(WEIGHT_BYTES // weights, BYTES // (weights + rest))))
 
-  def draw(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+  def draw(self):
     """Random device arrays x and z, and host arrays w, [N, K], and b, of each step."""
     import cupy
 
@@ -103,7 +100,7 @@ class Case:
     cupy.cuda.Device().synchronize()
     return feeds, weights
 
-  def model(self, count: int, weights: list[dict[str, Any]], algorithm: str = "auto") -> bytes:
+  def model(self, count, weights, algorithm="auto"):
     """A model of `count` steps that share nothing."""
     nodes, inputs, outputs, constants = [], [], [], {}
     program = EPILOGUES[self.epilogue][0].replace("float16", self.dtype)
@@ -122,25 +119,25 @@ class Case:
       )
     return timing.model_of(nodes, inputs, outputs, constants)
 
-  def torch_steps(self) -> dict[str, Callable[..., Any]]:
+  def torch_steps(self):
     """What PyTorch does for the case, by column; each takes the tensors x, w, b and, if it is there, z."""
     import torch
     from torch.nn import functional
 
-    def one_by_one(x: Any, w: Any, b: Any, z: Any = None) -> Any:
+    def one_by_one(x, w, b, z=None):
       y = functional.linear(x, w, b if "b" in self.operands else None)
       if "Gelu" in self.epilogue:
         y = functional.gelu(y)
       return y if z is None else y + z
 
-    found: dict[str, Callable[..., Any]] = {"torch": one_by_one}
+    found = {"torch": one_by_one}
     if self.epilogue == "bias, Gelu":  # by tanh, which cuBLASLt computes
       found["lt"] = lambda x, w, b: torch._addmm_activation(b, x, w.T, use_gelu=True)
     elif self.epilogue == "residual":
       found["lt"] = lambda x, w, b, z: torch.addmm(z, x, w.T)
     return found
 
-  def expected(self, x: Any, w: Any, b: Any, z: Any = None) -> Any:
+  def expected(self, x, w, b, z=None):
     """The output in float64."""
     import torch
 
@@ -152,10 +149,10 @@ class Case:
     return y if z is None else y + z
 
 
-def network_cases() -> Iterator[Case]:
+def network_cases():
   """The products of transformers at the sizes of benchmarks/models.py, Q, K and V's as one where a network has it."""
 
-  def block(name: str, m: int, width: int, inner: int, *, merged: bool, after: str = "bias, Gelu") -> Iterator[Case]:
+  def block(name, m, width, inner, *, merged, after="bias, Gelu"):
     residual = "bias, residual" if "bias" in after else "residual"
     first = 3 * width if merged else width
     yield Case("networks", name, m, first, width, "bias" if "bias" in after else "none")
@@ -182,7 +179,7 @@ def network_cases() -> Iterator[Case]:
     yield Case("networks", f"{name}, head", m, 32000, 1024, "none")
 
 
-def sweep_cases(rows: list[int], weights: list[str], epilogues: list[str]) -> Iterator[Case]:
+def sweep_cases(rows, weights, epilogues):
   """Every M by every weight, given as NxK, by every epilogue."""
   for weight in weights:
     n, k = map(int, weight.split("x"))
@@ -191,7 +188,7 @@ def sweep_cases(rows: list[int], weights: list[str], epilogues: list[str]) -> It
         yield Case("sweep", "", m, n, k, epilogue)
 
 
-def measure(case: Case, tuned: int) -> dict[str, Any]:
+def measure(case, tuned):
   """One row: microseconds of each contender, and what failed. `tuned`: how many algorithms are tried."""
   import torch
 
@@ -205,7 +202,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
   bare = replace(case, epilogue="none")
   only_x = [{"x": feed["x"]} for feed in feeds]
   without_z = [{name: each for name, each in feed.items() if name != "z"} for feed in tensors]
-  makers: dict[str, Callable[[], tuple[timing.Contender, Any]]] = {
+  makers = {
     "torch bare": partial(timing.torch_steps, bare.torch_steps()["torch"], without_z),
     "bare": partial(timing.session_steps, lambda count: bare.model(count, weights), only_x, plugin=True),
   }
@@ -216,7 +213,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
   for each in timing.algorithms(case.model(1, weights))[:tuned] if tuned else ():
     model = partial(case.model, weights=weights, algorithm=each)
     makers[f"tuned {each}"] = partial(timing.session_steps, model, given, plugin=True)
-  contenders: dict[str, timing.Contender] = {}
+  contenders = {}
   results, failures = {}, {}
   for name, make in makers.items():
     try:
@@ -235,7 +232,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
   return {**row, **best_of(times), **({"failures": failures} if failures else {})}
 
 
-def best_of(times: dict[str, float]) -> dict[str, Any]:
+def best_of(times):
   """A row's times, with the fastest algorithm instead of all, and that algorithm."""
   named = {name: time for name, time in times.items() if not name.startswith("tuned ")}
   tried = {name.removeprefix("tuned "): time for name, time in times.items() if name not in named}
@@ -245,9 +242,9 @@ def best_of(times: dict[str, float]) -> dict[str, Any]:
   return {"microseconds": {**named, "tuned": tried[fastest]}, "algorithm": fastest}
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """Both tables of the record, in Markdown."""
-  lines: list[str] = []
+  lines = []
   for name in ("networks", "sweep"):
     rows = [row for row in record["rows"] if row["table"] == name]
     columns = [each for each in COLUMNS if any(each in row["microseconds"] for row in rows)]
@@ -270,12 +267,12 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   import torch
 
   cases = [case for case in network_cases() if "networks" in args.only]
   cases += [case for case in sweep_cases(args.rows, args.weights, args.epilogues) if "sweep" in args.only]
-  rows: list[Any] = []
+  rows = []
   for case in dict.fromkeys(replace(each, dtype=args.dtype) for each in cases):
     rows.append(measure(case, args.tuned))
     timing.free_memory()

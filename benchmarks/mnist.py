@@ -10,10 +10,7 @@ are compared. Writes results/mnist.json.xz; --readme fills the table in docs/ben
 """
 
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,17 +24,17 @@ STEPS = 9  # of a long chain: the same step, one after another
 ROUNDS = 15
 
 
-def chains(stream: Any, replay: Callable[[], Any]) -> timing.Contender:
+def chains(stream, replay):
   """One replay of the step, and STEPS of them, by the GPU's clock."""
 
-  def long() -> None:
+  def long():
     for _ in range(STEPS):
       replay()
 
   return timing.Contender(timing._on_the_gpu(stream, replay), timing._on_the_gpu(stream, long))
 
 
-def ours(batch: int, feeds: dict[str, Any], bias_gradients: bool) -> tuple[timing.Contender, dict[str, Any]]:
+def ours(batch, feeds, bias_gradients):
   """The optimized step in a session, and what it computes."""
   import cupy
   import onnxruntime
@@ -73,7 +70,7 @@ def ours(batch: int, feeds: dict[str, Any], bias_gradients: bool) -> tuple[timin
   return chains(stream, lambda: session.run_with_iobinding(binding, runs)), results
 
 
-def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
+def torchs(feeds):
   """PyTorch's eager step, captured, and what its first run computes."""
   import cupy
   import torch
@@ -85,7 +82,7 @@ def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
   image, label = (torch.from_dlpack(feeds[name]) for name in ("image", "label"))
   parameters = {name: torch.from_dlpack(feeds[name]).clone().requires_grad_() for name in mnist_training.PARAMETERS}
 
-  def step() -> tuple[Any, list[Any]]:
+  def step():
     x = image
     for i in range(3):
       x = functional.conv2d(x, parameters[f"conv{i}.weight"], parameters[f"conv{i}.bias"], padding=1)
@@ -94,7 +91,7 @@ def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
     loss = functional.cross_entropy(logits, label)
     return loss, torch.autograd.grad(loss, list(parameters.values()))
 
-  def update() -> Any:
+  def update():
     loss, gradients = step()
     with torch.no_grad():
       for parameter, gradient in zip(parameters.values(), gradients, strict=True):
@@ -116,14 +113,14 @@ def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
       kept = update()
 
-  def replay(_kept: Any = kept) -> None:
+  def replay(_kept=kept):
     with torch.cuda.stream(stream):
       graph.replay()
 
   return chains(cupy.cuda.ExternalStream(stream.cuda_stream), replay), results
 
 
-def measure(batch: int) -> dict[str, Any]:
+def measure(batch):
   """One row: microseconds of each contender."""
   import cupy
 
@@ -145,7 +142,7 @@ def measure(batch: int) -> dict[str, Any]:
   return {"batch": batch, "microseconds": timing.microseconds(contenders, STEPS, ROUNDS)}
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The rows of the record, in Markdown."""
   lines = [
     "| batch | torch, eager operators | **ours** | ours without biases' gradients | of which biases |",
@@ -161,7 +158,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join([*lines, "", footer])
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   for batch in BATCHES:
     record["rows"].append(measure(batch))
     yield f"batch {batch}: {timing.shown(record['rows'][-1])}"

@@ -34,9 +34,8 @@ import statistics
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ class Case:
   dtype: str = "fp16"
 
   @classmethod
-  def parse(cls, text: str, dtype: str = "fp16") -> Case:
+  def parse(cls, text, dtype="fp16"):
     """'bert_base:8x128' or 'bert_base:8x128:bf16'; `dtype`: what is meant without one."""
     name, _, rest = text.partition(":")
     sizes, _, given = rest.partition(":")
@@ -104,18 +103,18 @@ class Case:
     return cls(name, tuple(map(int, numbers)), given or dtype)
 
   @property
-  def network(self) -> networks.Network:
+  def network(self):
     return NETWORKS[self.name]
 
   @property
-  def group(self) -> str:
+  def group(self):
     return "transformers" if self.name in transformers.NETWORKS else "models"
 
-  def __str__(self) -> str:
+  def __str__(self):
     sizes = "x".join(map(str, self.sizes))
     return f"{self.name}:{sizes}" + ("" if self.dtype == "fp16" else f":{self.dtype}")
 
-  def title(self, exporter: str) -> str:
+  def title(self, exporter):
     """What a table calls it. `exporter`: the one that wrote it."""
     sizes = "x".join(map(str, self.sizes))
     parts = [self.network.title, sizes if len(self.sizes) > 1 else f"batch {sizes}"]
@@ -123,9 +122,9 @@ class Case:
     return ", ".join(parts + ([f"by {exporter}"] if exporter != self.network.exporter else []))
 
 
-def grouped(text: str, dtype: str) -> dict[str, list[Case]]:
+def grouped(text, dtype):
   """The cases of a list such as 'transformers,resnet50:8', by group."""
-  found: dict[str, list[Case]] = {}
+  found = {}
   for each in filter(None, text.split(",")):
     for case in (Case.parse(one, dtype) for one in GROUPS.get(each, (each,))):
       found.setdefault(case.group, []).append(case)
@@ -136,15 +135,15 @@ def grouped(text: str, dtype: str) -> dict[str, list[Case]]:
 
 
 def session_replay(
-  model: bytes,
-  inputs: Tensors,
-  like: Sequence[Any],
-  stream: Any,
+  model,
+  inputs,
+  like,
+  stream,
   *,
-  library: str | None,
-  graph: bool = True,
-  nhwc: bool = False,
-) -> tuple[Replay, list[Any]]:
+  library,
+  graph=True,
+  nhwc=False,
+):
   """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
 
   `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register.
@@ -164,7 +163,7 @@ def session_replay(
   session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
   binding = session.io_binding()
 
-  def bind(bound: Callable[..., None], value: Any, tensor: Any) -> None:
+  def bind(bound, value, tensor):
     element = element_type(value.type)
     assert element is not None
     bound(value.name, "cuda", gpu, element[0], list(tensor.shape), tensor.data_ptr())
@@ -185,7 +184,7 @@ def session_replay(
   return lambda _kept=inputs: session.run_with_iobinding(binding, run_options), results
 
 
-def torch_replay(model: Any, inputs: Tensors, stream: Any, *, channels_last: bool) -> tuple[Replay, list[Any]]:
+def torch_replay(model, inputs, stream, *, channels_last):
   """A function that replays the compiled module's CUDA graph on the stream, and the tensors of its outputs."""
   import torch
 
@@ -204,26 +203,26 @@ def torch_replay(model: Any, inputs: Tensors, stream: Any, *, channels_last: boo
     with torch.cuda.graph(graph, stream=outer):
       results = outputs_of(compiled(*given))
 
-  def replay(_kept: Any = (given, compiled)) -> None:
+  def replay(_kept=(given, compiled)):
     with torch.cuda.stream(outer):
       graph.replay()
 
   return replay, results
 
 
-def outputs_of(found: Any) -> list[Any]:
+def outputs_of(found):
   """What a module returns, as a list of tensors."""
   return list(found) if isinstance(found, tuple) else [found]
 
 
-def gpu_microseconds(replays: Mapping[str, Replay], stream: Any, rounds: int = ROUNDS) -> dict[str, float]:
+def gpu_microseconds(replays, stream, rounds=ROUNDS):
   """The GPU's time of one replay of each contender: medians of rounds in which they take turns."""
   import cupy
 
   wait = cupy.RawKernel(timing._WAIT, "wait")
   start, end = cupy.cuda.Event(), cupy.cuda.Event()
 
-  def once(replay: Replay) -> float:
+  def once(replay):
     with stream:
       wait((1,), (1,), (np.int64(WAIT_CYCLES),))
       start.record()
@@ -233,7 +232,7 @@ def gpu_microseconds(replays: Mapping[str, Replay], stream: Any, rounds: int = R
       end.synchronize()
     return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / REPLAYS
 
-  times: dict[str, list[float]] = {name: [] for name in replays}
+  times = {name: [] for name in replays}
   for number in range(rounds + 2):
     for name, replay in replays.items():
       took = once(replay)
@@ -242,7 +241,7 @@ def gpu_microseconds(replays: Mapping[str, Replay], stream: Any, rounds: int = R
   return {name: statistics.median(values) for name, values in times.items()}
 
 
-def host_microseconds(replay: Replay, stream: Any) -> float:
+def host_microseconds(replay, stream):
   """The host's time of one run that is waited for."""
   took = []
   for _ in range(50):
@@ -256,7 +255,7 @@ def host_microseconds(replay: Replay, stream: Any) -> float:
 # ---- one row
 
 
-def operators(model: onnx.ModelProto) -> dict[str, int]:
+def operators(model):
   """Nodes by type, those of other domains than the standard one with theirs."""
   return dict(Counter(f"{n.domain}::{n.op_type}".removeprefix("::") for n in walk_nodes(model)).most_common())
 
@@ -275,19 +274,19 @@ class Subject:
   expected: list[Any]
   exporter: str
 
-  def error(self, results: Sequence[Any]) -> float:
+  def error(self, results):
     """The largest difference from what is expected, over the magnitude of each output."""
     pairs = zip(results, self.expected, strict=True)
     return max(float((found.float() - wanted).abs().max() / wanted.abs().max()) for found, wanted in pairs)
 
-  def on_host(self) -> tuple[dict[str, Any], dict[str, Any]]:
+  def on_host(self):
     """Inputs and expected outputs as NumPy's arrays by name."""
     feeds = {name: host(each) for name, each in self.inputs.items()}
     names = [output.name for output in self.model.graph.output]
     return feeds, {name: host(each) for name, each in zip(names, self.expected, strict=True)}
 
 
-def host(tensor: Any) -> Any:
+def host(tensor):
   """A tensor as NumPy's array, for which bfloat16 is a dtype of ml_dtypes."""
   import torch
 
@@ -298,7 +297,7 @@ def host(tensor: Any) -> Any:
   return tensor.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
 
 
-def prepare(case: Case) -> Subject:
+def prepare(case):
   """The case on the GPU, exported by the first exporter that can."""
   import torch
 
@@ -318,7 +317,7 @@ def prepare(case: Case) -> Subject:
   return Subject(module, model, inputs, eager, expected, exporter)
 
 
-def exported(module: Any, inputs: Tensors, first: str) -> tuple[onnx.ModelProto, str]:
+def exported(module, inputs, first):
   """The module as ONNX, and the exporter that wrote it: the other one where the first fails."""
   failures = []
   for exporter in (first, *(each for each in EXPORTERS if each != first)):
@@ -333,9 +332,7 @@ def exported(module: Any, inputs: Tensors, first: str) -> tuple[onnx.ModelProto,
   raise RuntimeError("; ".join(failures))
 
 
-def optimized_variants(
-  subject: Subject, *, tune: bool, seconds: dict[str, float]
-) -> tuple[dict[str, onnx.ModelProto], Any]:
+def optimized_variants(subject, *, tune, seconds):
   """The optimized models by column, and the report of the first."""
   begun = time.perf_counter()
   ours, report = ortplugin.optimize(subject.model)
@@ -349,13 +346,11 @@ def optimized_variants(
   return variants, report
 
 
-def contenders(
-  case: Case, subject: Subject, models: Mapping[str, tuple[bytes, str]], stream: Any, *, compiled: bool
-) -> dict[str, Callable[[], tuple[Replay, list[Any]]]]:
+def contenders(case, subject, models, stream, *, compiled):
   """What makes the replay of each column but the first. `models`: of ours, with the library that runs it."""
   original = subject.model.SerializeToString()
 
-  def session(model: bytes, library: str | None = None, **given: bool) -> Callable[[], tuple[Replay, list[Any]]]:
+  def session(model, library=None, **given):
     return lambda: session_replay(model, subject.inputs, subject.expected, stream, library=library, **given)
 
   makers = {"nchw": session(original), "nhwc": session(original, nhwc=True)}
@@ -366,20 +361,18 @@ def contenders(
   return makers
 
 
-def measure(
-  case: Case, *, compiled: bool, tune: bool, profile: Path | None, against: Mapping[str, str]
-) -> dict[str, Any]:
+def measure(case, *, compiled, tune, profile, against):
   """All contenders of one model: microseconds and errors. `against`: column to the path of another libortplugin.so,
   which runs the same optimized model."""
   import cupy
   import torch
 
   subject = prepare(case)
-  seconds: dict[str, float] = {}
-  failures: dict[str, str] = {}
+  seconds = {}
+  failures = {}
 
   @contextlib.contextmanager
-  def attempt(column: str) -> Iterator[None]:
+  def attempt(column):
     """One that does not run must not hide the others."""
     begun = time.perf_counter()
     try:
@@ -397,12 +390,12 @@ def measure(
   }
   stream = cupy.cuda.Stream(non_blocking=True)
   torch.cuda.synchronize()
-  replays: dict[str, Replay] = {}
-  results: dict[str, list[Any]] = {"torch": subject.eager}
+  replays = {}
+  results = {"torch": subject.eager}
   for column, make in contenders(case, subject, models, stream, compiled=compiled).items():
     with attempt(column):
       replays[column], results[column] = make()
-  times: dict[str, float] = {}
+  times = {}
   with attempt("default"):
     original = subject.model.SerializeToString()
     default, _ = session_replay(original, subject.inputs, subject.expected, stream, library=None, graph=False)
@@ -439,7 +432,7 @@ def measure(
   }
 
 
-def write_profile(model: bytes, subject: Subject, path: Path) -> None:
+def write_profile(model, subject, path):
   """What each node of the optimized model costs: kernel times of the CUDA graph's kernels, by CUPTI through PyTorch.
 
   Kernels of one run without a graph, in order, with the GPU's microseconds of each (the median of several runs).
@@ -478,19 +471,19 @@ def write_profile(model: bytes, subject: Subject, path: Path) -> None:
   path.write_text(json.dumps({"kernels": rows, "sum": round(total, 1), "nodes": nodes}, indent=0) + "\n")
 
 
-def _text(node: onnx.NodeProto, name: str) -> str:
+def _text(node, name):
   return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
 
 
 # ---- the record
 
 
-def best(times: Mapping[str, float], *columns: str) -> float | None:
+def best(times, *columns):
   """The smallest of these columns that were measured."""
   return min((times[column] for column in columns if column in times), default=None)
 
 
-def titles(record: Mapping[str, Any]) -> list[str]:
+def titles(record):
   """What the table calls its rows."""
   found = []
   for row in record["rows"]:
@@ -499,7 +492,7 @@ def titles(record: Mapping[str, Any]) -> list[str]:
   return found
 
 
-def table(record: Mapping[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table."""
   is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
   lines = [
@@ -513,10 +506,10 @@ def table(record: Mapping[str, Any]) -> str:
     ort, torch = best(times, "nchw", "nhwc"), best(times, "compile", "compile_last")
     ours = best(times, "ours", "tuned")
 
-    def cell(value: float | None) -> str:
+    def cell(value):
       return "" if value is None else f"{value:.0f}"
 
-    def ratio(value: float | None, ours: float | None = ours) -> str:
+    def ratio(value, ours=ours):
       return "" if value is None or ours is None else f"{value / ours:.2f}"
 
     cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")),
@@ -528,7 +521,7 @@ def table(record: Mapping[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def headline(records: Mapping[str, Mapping[str, Any]]) -> str:
+def headline(records):
   """A few networks of both groups, float16 but where a row says otherwise, as a Markdown table."""
   lines = ["| network | ORT | torch.compile | **ortplugin** | times ORT | times torch.compile |",
            "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
@@ -547,17 +540,17 @@ def headline(records: Mapping[str, Mapping[str, Any]]) -> str:
   return "\n".join([*lines, "", f"Microseconds; {versions}; {said}. By `python benchmarks/models.py`."])
 
 
-def replay_cells(graph: Mapping[str, Any]) -> list[str]:
+def replay_cells(graph):
   """The errors of a plain run and of the worst replay, and how many replays differ from others of their input."""
   if "refused" in graph:
     return ["", "", "not captured"]
   return [f"{graph['error_plain']:.1e}", f"{graph['error']:.1e}", f"{graph['differed']} of {graph['replays']}"]
 
 
-def measure_group(group: str, cases: Sequence[Case], args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_group(group, cases, args, record):
   """Adds the cases to the group's rows, one by one, and yields what to print of each."""
   against = dict(each.split("=", 1) for each in args.against)
-  rows: list[Mapping[str, Any]] = []
+  rows = []
   for case in cases:
     begun = time.perf_counter()
     row = measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile, against=against)
@@ -569,9 +562,9 @@ def measure_group(group: str, cases: Sequence[Case], args: Namespace, record: di
     yield f"{case} ({time.perf_counter() - begun:.0f} s): {timing.shown(row)}; {errors}"
 
 
-def main() -> None:
+def main():
   args = timing.arguments(__doc__, OPTIONS)
-  records: dict[str, dict[str, Any]] = {}
+  records = {}
   if args.source:
     record = timing.read(args.source)
     records[Case.parse(record["rows"][0]["case"]).group] = record

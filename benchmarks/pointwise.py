@@ -14,10 +14,8 @@ that nothing is found in a cache. Checks every output against float64 in the sam
 """
 
 import math
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -56,21 +54,21 @@ class Case:
   length: int  # operators, for the table
 
   @property
-  def shape(self) -> tuple[int, ...]:
+  def shape(self):
     return tuple(np.broadcast_shapes(*self.shapes.values()))
 
   @property
-  def bytes(self) -> int:
+  def bytes(self):
     """What has to be moved at least."""
     sizes = [math.prod(shape) for shape in self.shapes.values()]
     return (sum(sizes) + math.prod(self.shape)) * np.dtype(timing.DTYPES[self.dtype]).itemsize
 
-  def program(self) -> str:
+  def program(self):
     parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
     body = "\n".join(f"  {name} = {op}({', '.join(map(str, each))})" for name, op, each in self.statements)
     return f"({parameters}) => ({self.dtype} y) {{\n{body}\n}}"
 
-  def model(self, count: int, *, fused: bool) -> bytes:
+  def model(self, count, *, fused):
     """A model of `count` steps that share nothing."""
     dtype = timing.DTYPES[self.dtype]
     nodes, inputs, outputs, constants = [], [], [], {}
@@ -96,15 +94,15 @@ class Case:
         nodes.append(helper.make_node(op, given, [f"y{step}" if name == "y" else f"{name}_{step}"]))
     return timing.model_of(nodes, inputs, outputs, constants)
 
-  def evaluate(self, functions: dict[str, Callable[..., Any]], feed: dict[str, Any]) -> Any:
+  def evaluate(self, functions, feed):
     values = dict(feed)
     for name, op, operands in self.statements:
       values[name] = functions[op](*(values[x] if isinstance(x, str) else x for x in operands))
     return values["y"]
 
 
-def chain(length: int) -> tuple[Statement, ...]:
-  statements: list[Statement] = []
+def chain(length):
+  statements = []
   value = "x"
   for number in range(length):
     op, beside = TURN[number % len(TURN)]
@@ -114,7 +112,7 @@ def chain(length: int) -> tuple[Statement, ...]:
   return tuple(statements)
 
 
-def cases() -> list[Case]:
+def cases():
   """Every row of the table."""
   made = []
   for dtype, rows in (("float16", 8192), ("float", 4096)):
@@ -131,21 +129,21 @@ def cases() -> list[Case]:
   return made
 
 
-def functions_of(library: Any) -> dict[str, Callable[..., Any]]:
+def functions_of(library):
   """The operators in CuPy or PyTorch."""
   if library.__name__ == "torch":
     sigmoid = library.sigmoid
 
-    def minimum(a: Any, b: Any) -> Any:
+    def minimum(a, b):
       return library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b)
 
     relu = library.relu
   else:
 
-    def relu(a: Any) -> Any:
+    def relu(a):
       return library.maximum(a, 0)
 
-    def sigmoid(a: Any) -> Any:
+    def sigmoid(a):
       return 1 / (1 + library.exp(-a))
 
     minimum = library.minimum
@@ -160,7 +158,7 @@ def functions_of(library: Any) -> dict[str, Callable[..., Any]]:
   }
 
 
-def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str, float]:
+def check(case, feed, results):
   """Largest difference of each contender's first step from float64, in units of the output's largest value."""
   import cupy
 
@@ -178,17 +176,17 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str
   return errors
 
 
-def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
+def in_torch(case):
   """The case's step, given PyTorch."""
 
-  def make(torch: Any) -> Callable[..., Any]:
+  def make(torch):
     ops = functions_of(torch)
     return lambda **feed: case.evaluate(ops, feed)
 
   return make
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case):
   """One row of the table: microseconds of each contender and its error."""
   import cupy
 
@@ -226,7 +224,7 @@ def measure(case: Case) -> dict[str, Any]:
   return row
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table, of chains the shortest and the longest."""
   ends = (LENGTHS[0], LENGTHS[-1])
   shown = [row for row in record["rows"] if row["operators"] in ends or row["case"].startswith("SiLU")]
@@ -238,7 +236,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   for case in cases():
     if not args.only or case.name in args.only:
       record["rows"].append(measure(case))

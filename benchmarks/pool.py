@@ -11,13 +11,10 @@ so do all contenders here. Checks the outputs against float64 in the same run. W
 """
 
 import math
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import helper
 
 import timing
@@ -45,20 +42,20 @@ class Case:
   dtype: str = "float16"
   nchw: bool = False
 
-  def shape(self, nchw: bool) -> tuple[int, ...]:
+  def shape(self, nchw):
     n, h, w, c = self.sizes
     return (n, c, h, w) if nchw else (n, h, w, c)
 
-  def node(self, nchw: bool) -> onnx.NodeProto:
+  def node(self, nchw):
     layout = "NCHW" if nchw else "NHWC"
     return helper.make_node(self.op, ["x"], ["y"], "node", domain=DOMAIN, layout=layout, **self.given)
 
-  def reference(self, x: Any) -> Any:
+  def reference(self, x):
     operator = find(DOMAIN, self.op)
     assert operator is not None
     return operator.reference(self.node(self.nchw), [x.astype(np.float64)])[0]
 
-  def model(self, count: int, *, fused: bool) -> bytes:
+  def model(self, count, *, fused):
     """A model of `count` steps that share nothing: ours, or ONNX's with channels first."""
     operator, dtype = find(DOMAIN, self.op), timing.DTYPES[self.dtype]
     assert operator is not None
@@ -75,7 +72,7 @@ class Case:
       outputs.append((f"y{step}", dtype, None))
     return timing.model_of(nodes, inputs, outputs, opset=19)
 
-  def torch_step(self) -> Callable[..., Any]:
+  def torch_step(self):
     from torch.nn import functional
 
     kind = self.given.get("kind", "resize")
@@ -120,7 +117,7 @@ CASES = (
 )
 
 
-def check(case: Case, x: Any, results: dict[str, Any]) -> None:
+def check(case, x, results):
   """Raises SystemExit where a result is off by more than its dtype's rounding and the arithmetic's."""
   import cupy
 
@@ -135,7 +132,7 @@ def check(case: Case, x: Any, results: dict[str, Any]) -> None:
       raise SystemExit(f"{case.name} {case.sizes}: {name} is off by {error:.1e}")
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case):
   """One row of the table: microseconds of each contender."""
   import cupy
 
@@ -171,7 +168,7 @@ def measure(case: Case) -> dict[str, Any]:
   return row
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table."""
   lines = timing.table(
       record, COLUMNS, "| operator | N, H, W, C", "|---|---|",
@@ -181,7 +178,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   for case in CASES:
     record["rows"].append(measure(case))
     yield f"{case.name}: {timing.shown(record['rows'][-1])}"

@@ -13,10 +13,6 @@ the rounding that their order may cost. Writes results/scatter.json.xz; --readme
     python benchmarks/scatter.py --from benchmarks/results/scatter.json.xz --readme    no measuring
 """
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import numpy as np
 import onnx
 from onnx import helper
@@ -36,9 +32,7 @@ COLUMNS = {
 }
 
 
-def chain(
-  op: str, shapes: dict[str, Any], dtype: str, length: int, *, own: bool, in_place: bool, **given: Any
-) -> bytes:
+def chain(op, shapes, dtype, length, *, own, in_place, **given):
   """A model that scatters the same updates `length` times, each into the result of the one before.
 
   Out of place every result is an output of the model, so that none may be written over. In place the model gives
@@ -60,7 +54,7 @@ def chain(
   return timing.model_of(nodes, [(name, each, shapes[name]) for name, each in dtypes.items()], outputs, opset=18)
 
 
-def sessions(op: str, feeds: dict[str, Any], *, own: bool = True, in_place: bool, **given: Any) -> timing.Contender:
+def sessions(op, feeds, *, own=True, in_place, **given):
   """The chains as ONNX Runtime sessions with CUDA graphs."""
   shapes = {name: list(array.shape) for name, array in feeds.items()}
   dtype = str(feeds["data"].dtype)
@@ -70,7 +64,7 @@ def sessions(op: str, feeds: dict[str, Any], *, own: bool = True, in_place: bool
   return timing.session_chain(models, feeds, plugin=own)
 
 
-def once(op: str, feeds: dict[str, Any], length: int = 1, **given: Any) -> Any:
+def once(op, feeds, length=1, **given):
   """The last result of a chain of the plugin's; of three the second is made in place."""
   import ortplugin
 
@@ -81,23 +75,23 @@ def once(op: str, feeds: dict[str, Any], length: int = 1, **given: Any) -> Any:
   return ortplugin.run(session, feeds)[f"y{length - 1}"]
 
 
-def kept(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def kept(step):
   """The step with every result kept, as the outputs of the models are: nobody writes into memory just read."""
   results = []
 
-  def keeping(x: Any) -> Any:
+  def keeping(x):
     results.append(step(x))
     return results[-1]
 
   return keeping
 
 
-def require(good: Any, what: str) -> None:
+def require(good, what):
   if not bool(good):
     raise SystemExit(f"{what}: wrong result")
 
 
-def measure_rows(shape: tuple[int, ...], k: int, op: str) -> dict[str, Any]:
+def measure_rows(shape, k, op):
   """One row of the first table, in microseconds."""
   import cupy
   import torch
@@ -140,7 +134,7 @@ def measure_rows(shape: tuple[int, ...], k: int, op: str) -> dict[str, Any]:
 # ---- a million updates
 
 
-def torch_forms(reduction: str, i: Any, v: Any) -> dict[str, Callable[[Any], Any]]:
+def torch_forms(reduction, i, v):
   """PyTorch's ways to do it in place; all of them deterministic under use_deterministic_algorithms."""
   if reduction == "none":
     return {
@@ -155,7 +149,7 @@ def torch_forms(reduction: str, i: Any, v: Any) -> dict[str, Callable[[Any], Any
   }
 
 
-def cupy_forms(reduction: str, unique: bool, i: Any, v: Any) -> dict[str, tuple[Callable[[Any], Any], bool]]:
+def cupy_forms(reduction, unique, i, v):
   """CuPy's ways, each with whether a CUDA graph can hold it.
 
   a[i] = v and scatter_add are deterministic only without duplicates. With them: the last of each index found by an
@@ -164,11 +158,11 @@ def cupy_forms(reduction: str, unique: bool, i: Any, v: Any) -> dict[str, tuple[
   import cupy
   import cupyx
 
-  def assign(y: Any) -> Any:
+  def assign(y):
     y[i] = v
     return y
 
-  def add(y: Any) -> Any:
+  def add(y):
     cupyx.scatter_add(y, i, v)
     return y
 
@@ -176,24 +170,24 @@ def cupy_forms(reduction: str, unique: bool, i: Any, v: Any) -> dict[str, tuple[
     return {"cupy a[i] = v": (assign, True)} if reduction == "none" else {"cupy scatter_add": (add, True)}
   numbers = cupy.arange(len(i), dtype=np.int32)
 
-  def last_by_maximum(y: Any) -> Any:
+  def last_by_maximum(y):
     owner = cupy.full(len(y), -1, np.int32)
     cupyx.scatter_max(owner, i, numbers)
     cupy.copyto(y, v[cupy.maximum(owner, 0)], where=owner >= 0)
     return y
 
-  def runs() -> Any:
+  def runs():
     order = cupy.argsort(i, kind="stable")
     ordered = i[order]
     return order, ordered, cupy.concatenate([cupy.ones(1, bool), ordered[1:] != ordered[:-1]])
 
-  def last_by_sorting(y: Any) -> Any:
+  def last_by_sorting(y):
     order, ordered, starts = runs()
     ends = cupy.concatenate([starts[1:], cupy.ones(1, bool)])
     y[ordered[ends]] = v[order[ends]]
     return y
 
-  def add_by_sorting(y: Any) -> Any:
+  def add_by_sorting(y):
     order, ordered, starts = runs()
     first = cupy.flatnonzero(starts)
     y[ordered[first]] += cupy.add.reduceat(v[order].astype(np.float32), first).astype(v.dtype)
@@ -204,7 +198,7 @@ def cupy_forms(reduction: str, unique: bool, i: Any, v: Any) -> dict[str, tuple[
   return {"cupy sort": (add_by_sorting, False)}
 
 
-def measure_million(dtype: str, reduction: str, unique: bool) -> dict[str, Any]:
+def measure_million(dtype, reduction, unique):
   """One row of the second table, in microseconds; every form in place."""
   import cupy
   import torch
@@ -224,10 +218,10 @@ def measure_million(dtype: str, reduction: str, unique: bool) -> dict[str, Any]:
     expected[places] = updates
   feeds = {"data": cupy.asarray(data), "indices": cupy.asarray(places[:, None]), "updates": cupy.asarray(updates)}
   i, v = cupy.asarray(places), feeds["updates"]
-  given: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
+  given = {} if reduction == "none" else {"reduction": reduction}
   wanted = cupy.asarray(expected)
 
-  def check(result: Any, what: str) -> None:
+  def check(result, what):
     if reduction == "none" or what == "ortplugin":
       require((result == wanted).all(), f"{what}, {where}")
     else:
@@ -254,7 +248,7 @@ def measure_million(dtype: str, reduction: str, unique: bool) -> dict[str, Any]:
 # ---- record
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as two Markdown tables."""
   lines = [
     "| data, k | " + " | ".join(COLUMNS.values()) + " | / copy |",
@@ -281,7 +275,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   import onnxruntime
 
   onnxruntime.set_default_logger_severity(3)  # its own ScatterND warns at every run

@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -49,15 +49,15 @@ class Contender:
   long: Callable[[], Any]
 
 
-def microseconds(contenders: Mapping[str, Contender], length: int = LENGTH, rounds: int = ROUNDS) -> dict[str, float]:
+def microseconds(contenders, length=LENGTH, rounds=ROUNDS):
   """Median time of one step of each contender, in microseconds. `length`: steps of the long chains."""
   return {name: statistics.median(times) for name, times in by_round(contenders, length, rounds).items()}
 
 
-def by_round(contenders: Mapping[str, Contender], length: int, rounds: int) -> dict[str, list[float]]:
+def by_round(contenders, length, rounds):
   """Microseconds of one step of each contender in each round."""
 
-  def once(replay: Callable[[], Any]) -> float:
+  def once(replay):
     start = time.perf_counter()
     took = replay()
     return took if isinstance(took, float) else (time.perf_counter() - start) * 1e6
@@ -66,7 +66,7 @@ def by_round(contenders: Mapping[str, Contender], length: int, rounds: int) -> d
     for _ in range(3):
       contender.short()
       contender.long()
-  slopes: dict[str, list[float]] = {name: [] for name in contenders}
+  slopes = {name: [] for name in contenders}
   for number in range(rounds):
     for name in random.Random(number).sample(list(contenders), len(contenders)):
       contender = contenders[name]
@@ -76,7 +76,7 @@ def by_round(contenders: Mapping[str, Contender], length: int, rounds: int) -> d
   return slopes
 
 
-def environment(commit: str, *, on_gpu: bool = True) -> dict[str, str]:
+def environment(commit, *, on_gpu=True):
   """GPU (or CPU), driver and versions, for the record that goes with the figures."""
   import onnxruntime
 
@@ -94,7 +94,7 @@ def environment(commit: str, *, on_gpu: bool = True) -> dict[str, str]:
   return {**record, "torch": torch.__version__}
 
 
-def _gpu() -> dict[str, str]:
+def _gpu():
   import cupy
 
   properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -107,19 +107,19 @@ def _gpu() -> dict[str, str]:
   }
 
 
-def _cpu() -> dict[str, str]:
+def _cpu():
   names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
   return {"gpu": f"{len(names)} cores of {names[0] if names else platform.machine()}"}
 
 
-def _output(*command: str) -> str:
+def _output(*command):
   try:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
   except (OSError, subprocess.CalledProcessError):
     return "unknown"
 
 
-def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, columns: bool = False) -> Path:
+def write(name, record, folder=RESULTS, *, columns=False):
   """Writes `<folder>/<name>.json.xz`, numbers with six digits, what holds no other object in one line.
 
   `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
@@ -137,17 +137,17 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, colum
   return path
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path):
   """The record that `write` wrote, or the records that it wrote by name."""
-  record: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
+  record = json.loads(lzma.decompress(path.read_bytes()))
   return {name: _in_rows(each) for name, each in record.items()} if _is_several(record) else _in_rows(record)
 
 
-def _is_several(record: Mapping[str, Any]) -> bool:
+def _is_several(record):
   return all(isinstance(each, Mapping) and "rows" in each for each in record.values())
 
 
-def _in_columns(record: Mapping[str, Any]) -> dict[str, Any]:
+def _in_columns(record):
   """Null where a row lacks a column, the rarest of which come last and are left out there.
 
   What a column's objects list under much the same names are columns, too: "microseconds/ours".
@@ -160,20 +160,20 @@ def _in_columns(record: Mapping[str, Any]) -> dict[str, Any]:
   last = [max(names.index(name) for name in row) for row in given]
   texts = {name: found for name in names if (found := _repeated(given, name))}
 
-  def value(row: Mapping[str, Any], name: str) -> Any:
+  def value(row, name):
     return texts[name].index(row[name]) if name in row and name in texts else row.get(name)
 
   rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(given, last, strict=True)]
   return {**record, "columns": names, "texts": texts, "rows": rows}
 
 
-def _in_rows(record: dict[str, Any]) -> dict[str, Any]:
+def _in_rows(record):
   """The inverse of _in_columns."""
   names, texts = record.pop("columns", None), record.pop("texts", {})
   if names is not None:
     given, record["rows"] = record["rows"], []
     for values in given:
-      row: dict[str, Any] = {}
+      row = {}
       for name, value in zip(names, values, strict=False):
         *path, last = name.split("/")
         if value is not None:
@@ -185,7 +185,7 @@ def _in_rows(record: dict[str, Any]) -> dict[str, Any]:
   return record
 
 
-def _nested(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+def _nested(rows):
   """The columns whose values are all objects, of which most list most of the names that any of them lists."""
   found = set()
   for name in {name: None for row in rows for name in row}:
@@ -196,23 +196,21 @@ def _nested(rows: Sequence[Mapping[str, Any]]) -> set[str]:
   return found
 
 
-def _flat(row: Mapping[str, Any], nested: set[str]) -> dict[str, Any]:
-  flat: dict[str, Any] = {}
+def _flat(row, nested):
+  flat = {}
   for name, value in row.items():
     flat |= {f"{name}/{key}": each for key, each in value.items()} if name in nested else {name: value}
   return flat
 
 
-def _repeated(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+def _repeated(rows, name):
   """The distinct values of a column of texts, where it has each twice on average; else none."""
   values = [row[name] for row in rows if name in row]
   distinct = list(dict.fromkeys(map(str, values)))
   return distinct if all(isinstance(each, str) for each in values) and 2 * len(distinct) <= len(values) else []
 
 
-def merged(
-  rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str], *keys: str
-) -> list[Mapping[str, Any]]:
+def merged(rows, earlier, environment, *keys):
   """`rows`, and those of an earlier run of the same GPU and versions whose values at `keys` no row has.
 
   What stays of another commit says so: its row has "commit".
@@ -231,9 +229,9 @@ def merged(
   return list(known.values())
 
 
-def older(rows: Iterable[Mapping[str, Any]], titles: Iterable[str]) -> str:
+def older(rows, titles):
   """For a table's footer: which of the rows are of other commits."""
-  commits: dict[str, list[str]] = {}
+  commits = {}
   for row, title in zip(rows, titles, strict=True):
     commits.setdefault(row.get("commit", ""), []).append(title)
   note = ""
@@ -244,7 +242,7 @@ def older(rows: Iterable[Mapping[str, Any]], titles: Iterable[str]) -> str:
   return note
 
 
-def _shortened(value: Any) -> Any:
+def _shortened(value):
   """Numbers with six digits, whole ones without a point."""
   if isinstance(value, float):
     short = float(f"{value:.6g}")
@@ -254,13 +252,13 @@ def _shortened(value: Any) -> Any:
   return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _whole(number: str) -> str:
+def _whole(number):
   """A number far below 1 as a whole one and its power of ten, which takes fewer characters: 303e-6."""
   _, digits, exponent = Decimal(number).normalize().as_tuple()
   return f"{''.join(map(str, digits))}e{exponent}"
 
 
-def fill_readme(name: str, table: str) -> None:
+def fill_readme(name, table):
   """Replaces what stands between `<!-- benchmark:NAME -->` and `<!-- /benchmark -->` in README.md or BENCHMARKS."""
   opening, closing = f"<!-- benchmark:{name} -->", "<!-- /benchmark -->"
   for path in (README, BENCHMARKS):
@@ -274,7 +272,7 @@ def fill_readme(name: str, table: str) -> None:
 Options = Mapping[str, Mapping[str, Any]]  # "--flag": what add_argument takes
 
 
-def arguments(doc: str | None, options: Options) -> argparse.Namespace:
+def arguments(doc, options):
   """A benchmark's command line: its own options and those of all; `source` is what --from names, or None."""
   parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
   for flag, given in options.items():
@@ -287,14 +285,14 @@ def arguments(doc: str | None, options: Options) -> argparse.Namespace:
 
 
 def run(
-  name: str,
-  doc: str | None,
-  measure: Callable[[argparse.Namespace, dict[str, Any]], Iterable[str]],
-  table: Callable[[dict[str, Any]], str],
-  options: Options | None = None,
+  name,
+  doc,
+  measure,
+  table,
+  options=None,
   *,
-  on_gpu: bool = True,
-) -> None:
+  on_gpu=True,
+):
   """A benchmark as a program: measures, or reads an earlier record, and prints the table.
 
   `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
@@ -313,12 +311,12 @@ def run(
     fill_readme(name, table(record))
 
 
-def shown(row: Mapping[str, Any]) -> str:
+def shown(row):
   """A row's times: 'ours 5.7, torch 46.2'."""
   return ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
 
 
-def footer(name: str, unit: str, where: Mapping[str, str], note: str = "", libraries: str = "onnxruntime torch") -> str:
+def footer(name, unit, where, note="", libraries="onnxruntime torch"):
   """The line below a benchmark's table: its unit, where and with which versions it was measured, and how."""
   titles = {"cudnn": "", "onnxruntime": "ONNX Runtime ", "torch": "PyTorch ", "cupy": "CuPy "}
   versions = [titles[each] + where[each] for each in libraries.split() if each in where]
@@ -331,15 +329,13 @@ Last = tuple[str, Callable[[Any], str]]
 """A column behind the times: its title, and its cell for a row."""
 
 
-def to_copy(row: Any) -> str:
+def to_copy(row):
   """The time over that of a copy."""
   times = row["microseconds"]
   return f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
 
 
-def table(
-  record: Any, columns: Mapping[str, str], head: str, rule: str, name: Callable[[Any], str], last: Last | None = None
-) -> list[str]:
+def table(record, columns, head, rule, name, last=None):
   """A Markdown table of the record's microseconds, those of `columns` that were measured; its lines.
 
   `head`, `rule` and `name` begin the lines, each up to its first time: "| tensors", "|---|" and what names a row.
@@ -354,7 +350,7 @@ def table(
   return [shown[0], rule + "---:|" * (len(lines[0]) - 1), *shown[1:]]
 
 
-def free_memory() -> None:
+def free_memory():
   """Gives the GPU back what no array of CuPy holds any more."""
   import cupy
 
@@ -362,18 +358,18 @@ def free_memory() -> None:
   cupy.get_default_memory_pool().free_all_blocks()
 
 
-def chained(step: Callable[[Any], Any], x: Any, length: int) -> Any:
+def chained(step, x, length):
   """`step` applied so many times."""
   for _ in range(length):
     x = step(x)
   return x
 
 
-def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
+def torch_chain(step, x):
   """A CUDA graph of `step` applied again and again, captured by PyTorch."""
   import torch
 
-  def capture(length: int) -> Callable[[], None]:
+  def capture(length):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
       for _ in range(3):
@@ -383,7 +379,7 @@ def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
       with torch.cuda.graph(graph, stream=stream):
         kept = chained(step, x, length)
 
-    def replay(_kept: Any = kept) -> None:
+    def replay(_kept=kept):
       graph.replay()
       torch.cuda.synchronize()
 
@@ -392,14 +388,14 @@ def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
   return Contender(capture(1), capture(LENGTH))
 
 
-def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
+def cupy_chain(step, x, *, graph):
   """CuPy's `step` again and again, captured as a CUDA graph where `graph`; else launched from Python each time."""
   import cupy
 
-  def prepare(length: int) -> Callable[[], None]:
+  def prepare(length):
     stream = cupy.cuda.Stream(non_blocking=True)
 
-    def replay() -> None:
+    def replay():
       with stream:
         chained(step, x, length)
       stream.synchronize()
@@ -413,7 +409,7 @@ def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
       kept = chained(step, x, length)
       captured = stream.end_capture()
 
-    def launch(_kept: Any = kept) -> None:
+    def launch(_kept=kept):
       captured.launch(stream)
       stream.synchronize()
 
@@ -426,15 +422,15 @@ Value = tuple[str, Any, Sequence[int] | None]  # name, NumPy's dtype, shape
 
 
 def model_of(
-  nodes: Iterable[onnx.NodeProto],
-  inputs: Iterable[Value],
-  outputs: Iterable[Value],
-  constants: Mapping[str, np.ndarray] | None = None,
-  opset: int = 17,
-) -> bytes:
+  nodes,
+  inputs,
+  outputs,
+  constants=None,
+  opset=17,
+):
   """A model of ONNX's nodes and ours; `constants` are its initializers."""
 
-  def infos(values: Iterable[Value]) -> list[onnx.ValueInfoProto]:
+  def infos(values):
     return [
       helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
       for name, dtype, shape in values
@@ -443,11 +439,11 @@ def model_of(
   tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
   graph = helper.make_graph(list(nodes), "steps", infos(inputs), infos(outputs), tensors)
   opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ortplugin", 1)]
-  made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+  made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
   return made.SerializeToString()
 
 
-def algorithms(model: bytes) -> list[str]:
+def algorithms(model):
   """Those that --tune would time for the model's first node."""
   from ortplugin.graph.shapes import TensorType
   from ortplugin.ops import find
@@ -465,14 +461,14 @@ def algorithms(model: bytes) -> list[str]:
   return [str(each["algorithm"]) for each in listed]
 
 
-def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plugin: bool) -> Contender:
+def session_chain(models, feeds, *, plugin):
   """ONNX Runtime sessions with CUDA graphs; `models` maps a chain's length to the model, of one output and dtype."""
   import cupy
   import onnxruntime
 
   import ortplugin
 
-  def replay_of(length: int) -> Callable[[], Any]:
+  def replay_of(length):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if plugin:
@@ -502,14 +498,14 @@ _WAIT = """extern "C" __global__ void wait(long long cycles) {
 _WAIT_CYCLES = 1_000_000  # half a millisecond
 
 
-def _on_the_gpu(stream: Any, replay: Callable[[], Any]) -> Callable[[], float]:
+def _on_the_gpu(stream, replay):
   """A function that replays on a CuPy stream and returns the GPU's microseconds."""
   import cupy
 
   wait = cupy.RawKernel(_WAIT, "wait")
   start, end = cupy.cuda.Event(), cupy.cuda.Event()
 
-  def timed() -> float:
+  def timed():
     with stream:
       wait((1,), (1,), (np.int64(_WAIT_CYCLES),))
       start.record()
@@ -521,9 +517,7 @@ def _on_the_gpu(stream: Any, replay: Callable[[], Any]) -> Callable[[], float]:
   return timed
 
 
-def torch_contenders(
-  make: Callable[[Any], Callable[..., Any]], feeds: Sequence[Mapping[str, Any]], copied: str
-) -> list[tuple[str, Callable[..., Any], list[dict[str, Any]]]]:
+def torch_contenders(make, feeds, copied):
   """PyTorch's eager mode, `torch.compile` and a copy: name, step and tensors of each; none where it is not installed.
 
   `make`: gives the step for PyTorch, which takes the feeds' CuPy arrays as tensors by name. `copied`: the name of the
@@ -544,7 +538,7 @@ def torch_contenders(
   ]
 
 
-def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) -> tuple[Contender, Any]:
+def torch_steps(step, feeds):
   """CUDA graphs of `step(**feed)` for the first feed and for all, each on tensors of its own; and the first result.
 
   What a step reads, no other has touched, so it comes from memory and not from a cache.
@@ -552,7 +546,7 @@ def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) ->
   import cupy
   import torch
 
-  def capture(count: int) -> tuple[Callable[[], float], Any]:
+  def capture(count):
     with torch.cuda.stream(stream):
       for _ in range(3):
         step(**feeds[0])
@@ -561,7 +555,7 @@ def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) ->
       with torch.cuda.graph(graph, stream=stream):
         kept = [step(**feed) for feed in feeds[:count]]
 
-    def replay(_kept: Any = kept) -> None:
+    def replay(_kept=kept):
       with torch.cuda.stream(stream):
         graph.replay()
 
@@ -575,13 +569,13 @@ def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) ->
 
 
 def session_replay(
-  model: bytes,
-  feeds: Sequence[Mapping[str, Any]],
+  model,
+  feeds,
   *,
-  plugin: bool,
-  provider_options: Mapping[str, str] | None = None,
-  stream: Any = None,
-) -> tuple[Callable[[], float], Any]:
+  plugin,
+  provider_options=None,
+  stream=None,
+):
   """A function that replays a session's CUDA graph and returns the GPU's microseconds, and the model's first output.
 
   `model` has an input `<name><step>` for each array of each feed.
@@ -617,14 +611,14 @@ def session_replay(
 
 
 def replayed_outputs(
-  model: bytes,
-  feeds: Mapping[str, np.ndarray],
-  expected: Mapping[str, np.ndarray] | None = None,
+  model,
+  feeds,
+  expected=None,
   *,
-  plugin: bool,
-  provider_options: Mapping[str, str] | None = None,
-  replays: int = 100,
-) -> dict[str, Any]:
+  plugin,
+  provider_options=None,
+  replays=100,
+):
   """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/check/replays.py).
 
   Args:
@@ -649,7 +643,7 @@ def replayed_outputs(
   from ortplugin.check.inputs import shifted
   from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
 
-  def make(given: Mapping[str, str]) -> Any:
+  def make(given):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if plugin:
@@ -664,7 +658,7 @@ def replayed_outputs(
     return {"refused": str(error)}
   judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
   names = list(found.plain[0])
-  record: dict[str, Any] = {
+  record = {
     "replays": found.count,
     "differed": max((found.differing(name) for name in names if name not in found.unsteady), default=0),
     "plain_error": max(
@@ -683,7 +677,7 @@ def replayed_outputs(
   return record
 
 
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+def relative_error(found, expected):
   """The largest difference over the largest magnitude; infinite where only one of the two is finite."""
   found, expected = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
   if not (np.isfinite(found) == np.isfinite(expected)).all():
@@ -695,17 +689,17 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def session_steps(
-  model: Callable[[int], bytes],
-  feeds: Sequence[Mapping[str, Any]],
+  model,
+  feeds,
   *,
-  plugin: bool,
-  provider_options: Mapping[str, str] | None = None,
-) -> tuple[Contender, Any]:
+  plugin,
+  provider_options=None,
+):
   """As torch_steps, in ONNX Runtime; `model(count)` has inputs `<name><step>` and outputs, first that of step 0."""
   import cupy
 
   stream = cupy.cuda.Stream(non_blocking=True)
-  given: dict[str, Any] = {"plugin": plugin, "provider_options": provider_options, "stream": stream}
+  given = {"plugin": plugin, "provider_options": provider_options, "stream": stream}
   short, first = session_replay(model(1), feeds[:1], **given)
   long, _ = session_replay(model(len(feeds)), feeds, **given)
   return Contender(short, long), first

@@ -8,13 +8,9 @@ results/transpose.json.xz.
     python benchmarks/transpose.py --from benchmarks/results/transpose.json.xz    no measuring
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import onnx
 from onnx import helper
 
 import timing
@@ -41,7 +37,7 @@ class Case:
   part: int | None = None
   dtype: str = "float16"
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     starts, ends = [0] * len(self.shape), [TO_THE_END] * len(self.shape)
     if self.part is not None:
       starts[2], ends[2] = self.part, self.part + 1
@@ -49,7 +45,7 @@ class Case:
       "FusedTranspose", ["x"], ["y"], "node", domain=DOMAIN, perm=self.perm, starts=starts, ends=ends
     )
 
-  def model(self, count: int, *, fused: bool) -> bytes:
+  def model(self, count, *, fused):
     """A model of `count` steps that share nothing: ours, or ONNX's."""
     nodes, inputs, outputs = [], [], []
     for step in range(count):
@@ -63,7 +59,7 @@ class Case:
       outputs.append((f"y{step}", timing.DTYPES[self.dtype], None))
     return timing.model_of(nodes, inputs, outputs, opset=19)
 
-  def of_torch(self, x: Any) -> Any:
+  def of_torch(self, x):
     window = x if self.part is None else x[:, :, self.part : self.part + 1]
     return window.permute(self.perm).contiguous()
 
@@ -88,7 +84,7 @@ CASES = (
 )
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case):
   """One row of the table: microseconds of each contender. Raises SystemExit where a result is wrong."""
   import cupy
   import torch
@@ -118,7 +114,7 @@ def measure(case: Case) -> dict[str, Any]:
   return row
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table."""
   lines = timing.table(
       record, COLUMNS, "| transpose | shape | perm", "|---|---|---|",
@@ -129,7 +125,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   for case in CASES:
     record["rows"].append(measure(case))
     yield f"{case.name}: {timing.shown(record['rows'][-1])}"

@@ -38,9 +38,8 @@ import signal
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ Row = dict[str, Any]
 Measure = Callable[[Job, Setting, Callable[[Mapping[str, Any]], None]], None]
 
 
-def jobs(names: str = "", exporter: str = "", precision: str = "", size: str = "", part: str = "1/1") -> list[Job]:
+def jobs(names="", exporter="", precision="", size="", part="1/1"):
   """The rows to measure, in their order. `names`: parts of names, comma between them; `part`: 'NUMBER/PARTS'."""
   wanted = [each for each in names.split(",") if each]
   number, _, parts = part.partition("/")
@@ -93,7 +92,7 @@ def jobs(names: str = "", exporter: str = "", precision: str = "", size: str = "
 # ---- workers
 
 
-def work(connection: Any, setting: Setting, log: str, function: Measure) -> None:
+def work(connection, setting, log, function):
   """A worker: measures the jobs that come through the connection, until None does."""
   output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
   for stream in (1, 2):  # exporters talk
@@ -107,9 +106,9 @@ def work(connection: Any, setting: Setting, log: str, function: Measure) -> None
   while (job := connection.recv()) is not None:
     os.ftruncate(output, 0)
     connection.send({"stage": "start"})
-    told: dict[str, Any] = {}
+    told = {}
 
-    def tell(values: Mapping[str, Any], told: dict[str, Any] = told) -> None:
+    def tell(values, told=told):
       told.update(values)
       connection.send(values)
 
@@ -117,12 +116,12 @@ def work(connection: Any, setting: Setting, log: str, function: Measure) -> None
     connection.send(DONE if usable(setting) and not failed(told) else LAST)
 
 
-def failed(row: Mapping[str, Any]) -> bool:
+def failed(row):
   """Whether a session failed while the row was measured: a capture that ends so may leave CUDA in any state."""
   return bool({"uncaptured", "ort_uncaptured"} & row.keys()) or verdict(row) in ("fails", AGAIN)
 
 
-def usable(setting: Setting) -> bool:
+def usable(setting):
   """Whether this process can go on: the GPU works, and its memory is not too much. Frees what it holds there."""
   if int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
     return False
@@ -152,7 +151,7 @@ class Worker:
   begun: float = 0.0
   again: bool = False  # whether the last row is worth a second measurement
 
-  def start(self, job: Job) -> None:
+  def start(self, job):
     """Gives the job to the process, a new one if there is none."""
     if self.process is None or not self.process.is_alive():
       self.close()
@@ -167,7 +166,7 @@ class Worker:
     with contextlib.suppress(OSError):  # a process that has just died is found out in `poll`
       self.connection.send(job)
 
-  def poll(self, limit: float) -> Row | None:
+  def poll(self, limit):
     """The row, if it is done, its process has died, or it has taken longer than `limit` seconds."""
     try:
       while self.connection.poll():
@@ -190,7 +189,7 @@ class Worker:
       return self._end(f"'{self.row.get('stage', 'start')}' was not done after {limit:.0f} s")
     return None
 
-  def _end(self, problem: str) -> Row:
+  def _end(self, problem):
     if problem:
       found = self.row.get("failing", "not run")
       if not found:
@@ -203,13 +202,13 @@ class Worker:
     self.job, self.row = None, {}
     return row
 
-  def kill(self) -> None:
+  def kill(self):
     """Ends the process at once."""
     if self.process is not None and self.process.is_alive():
       self.process.kill()
       self.process.join()
 
-  def close(self) -> None:
+  def close(self):
     """Ends the process, and the connection with it."""
     self.kill()
     if self.connection is not None:
@@ -217,7 +216,7 @@ class Worker:
     self.process = self.connection = None
 
 
-def _exit(code: int | None) -> str:
+def _exit(code):
   if code is not None and code < 0:
     with contextlib.suppress(ValueError):
       return signal.Signals(-code).name
@@ -225,15 +224,15 @@ def _exit(code: int | None) -> str:
 
 
 def sweep(
-  todo: Sequence[Job],
-  setting: Setting,
+  todo,
+  setting,
   *,
-  workers: int,
-  limit: float,
-  seconds: float,
-  gpus: int = 1,
-  function: Measure = measure,
-) -> Iterator[Row]:
+  workers,
+  limit,
+  seconds,
+  gpus=1,
+  function=measure,
+):
   """The rows, as they are done, those that are measured again last. After `seconds` what is not done is left out, and
   what waits to be measured again.
 
@@ -257,7 +256,7 @@ def sweep(
       locks.mkdir(exist_ok=True)
       own = replace(setting, gpu=gpu, locks=locks if setting.on_gpu else None)
       crew.append(Worker(own, function, Path(folder) / f"{number}.log"))
-    firsts: dict[Job, Row] = {}
+    firsts = {}
     try:
       while time.monotonic() < end:
         idle = [worker for worker in crew if worker.job is None]
@@ -289,12 +288,12 @@ def sweep(
         worker.close()
 
 
-def job_of(row: Mapping[str, Any]) -> Job:
+def job_of(row):
   """The job of which this is the row."""
   return Job(row["case"], row["precision"], row["exporter"])
 
 
-def first_try(first: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
+def first_try(first, row):
   """What a row keeps of its first measurement: its reason, where the second went another way."""
   same = verdict(first) == verdict(row) or verdict(first) == AGAIN
   return {} if same else {"first": f"{verdict(first)}: {first.get('why', '')}"}
@@ -303,11 +302,11 @@ def first_try(first: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
 # ---- the record
 
 
-def compact(row: Mapping[str, Any]) -> Row:
+def compact(row):
   """The row with times of four digits, other numbers of two and the beginning of reasons, without how long it took
   and that it is right."""
 
-  def short(key: str, value: Any) -> Any:
+  def short(key, value):
     if isinstance(value, float):
       return float(f"{value:.4g}" if key.startswith("us") else f"{value:.2g}")
     return value[: LONGEST_REASON + 1] if key in REASONS else value  # one more, so that the table says it is cut
@@ -317,17 +316,17 @@ def compact(row: Mapping[str, Any]) -> Row:
   }
 
 
-def verdict(row: Mapping[str, Any]) -> str:
+def verdict(row):
   """A row's verdict; a right one's is left out of the record."""
   return str(row.get("verdict", RIGHT))
 
 
-def in_order(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def in_order(rows):
   """The rows of networks that are still in the list, in its order."""
   places = {name: number for number, name in enumerate(zoo_networks.CASES)}
   shown = {(row["case"], row["precision"]) for row in rows if row["exporter"] == "dynamo" and "error" in row}
 
-  def slim(row: Mapping[str, Any]) -> Mapping[str, Any]:
+  def slim(row):
     """Without the errors of others where the table shows those of the same network by the other exporter."""
     if row["exporter"] == "dynamo" or verdict(row) != RIGHT or (row["case"], row["precision"]) not in shown:
       return row
@@ -337,7 +336,7 @@ def in_order(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
   return sorted(kept, key=lambda row: (places[row["case"]], row["exporter"], row["precision"]))
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(row):
   """A row, to print when it is done."""
   errors = ", ".join(
       f"{name} {row[key]:.1e}" for name, key in (("ours", "error"), ("ORT", "error_ort"), ("torch", "error_torch"),
@@ -358,12 +357,12 @@ def line(row: Mapping[str, Any]) -> str:
 # ---- the table
 
 
-def table(record: Mapping[str, Any], most: int | None = None) -> str:
+def table(record, most=None):
   """One line for each network, wrong ones first, and below it what was not measured and why.
 
   `most`: of the right ones, so many that gain least, and most, in each precision, and so many names for a reason.
   """
-  cases: dict[str, list[Mapping[str, Any]]] = {}
+  cases = {}
   for row in in_order(record["rows"]):
     cases.setdefault(row["case"], []).append(row)
   measured = {name: rows for name, rows in cases.items() if any("error" in row for row in rows)}
@@ -394,10 +393,10 @@ def table(record: Mapping[str, Any], most: int | None = None) -> str:
   return "\n".join(lines)
 
 
-def _case_line(name: str, rows: Sequence[Mapping[str, Any]], *, bold: bool) -> str:
+def _case_line(name, rows, *, bold):
   by_key = {(row["exporter"], row["precision"]): row for row in rows}
 
-  def row_of(precision: str) -> Mapping[str, Any]:
+  def row_of(precision):
     """The row of the dynamo exporter, or the other's where that has none."""
     both = [by_key.get((exporter, precision), {}) for exporter in ("dynamo", "torchscript")]
     return next((row for row in both if "error" in row), {})
@@ -421,11 +420,11 @@ def _case_line(name: str, rows: Sequence[Mapping[str, Any]], *, bold: bool) -> s
   return f"| {emphasis}{name}{emphasis} | " + " | ".join(cells) + " |"
 
 
-def _scientific(value: float | None) -> str:
+def _scientific(value):
   return "" if value is None else f"{value:.1e}"
 
 
-def _time(row: Mapping[str, Any], key: str) -> str:
+def _time(row, key):
   """A time; with a star where it is not that of a CUDA graph."""
   if key not in row:
     return ""
@@ -434,7 +433,7 @@ def _time(row: Mapping[str, Any], key: str) -> str:
   return f"{best:.0f}" + "*" * (why in row)
 
 
-def _least_and_most(cases: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], most: int) -> list[str]:
+def _least_and_most(cases, names, most):
   """Those of the names that gain least and most in any precision, in their order."""
   found = set()
   for precision in ("fp16", "fp32"):
@@ -449,16 +448,16 @@ def _least_and_most(cases: Mapping[str, Sequence[Mapping[str, Any]]], names: Seq
   return [name for name in names if name in found]
 
 
-def _gain(row: Mapping[str, Any]) -> float | None:
+def _gain(row):
   """ONNX Runtime's time over ours, where both have CUDA graphs."""
   if not {"us", "us_ort"} <= row.keys() or {"uncaptured", "ort_uncaptured"} & row.keys():
     return None
   return float(min(row["us_ort"], row.get("us_nhwc", row["us_ort"])) / row["us"])
 
 
-def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
+def _gains(rows):
   """The geometric means of what is gained."""
-  ratios: dict[tuple[str, str], list[float]] = {}
+  ratios = {}
   for row in rows:
     if (gain := _gain(row)) is not None:
       ratios.setdefault(("ONNX Runtime's", row["precision"]), []).append(gain)
@@ -473,15 +472,15 @@ def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
   return f" Time over ours, geometric means: {', '.join(texts)}. *: without a CUDA graph."
 
 
-def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None = None) -> list[str]:
+def _problems(cases, most=None):
   """What is not right or was not captured, by reason: the same reason once, wrong ones first and bold.
 
   `most`: so many networks of a reason, whatever its numbers are, and none of those that were not measured, but all of
   those that are wrong.
   """
-  places: dict[tuple[str, str], list[str]] = {}
+  places = {}
   for name, rows in cases.items():
-    reasons: dict[tuple[str, str], list[str]] = {}
+    reasons = {}
     for row in rows:
       which = f"{row['precision']} {row['exporter']}"
       if verdict(row) != RIGHT:
@@ -527,12 +526,12 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None
   return lines
 
 
-def _escaped(text: str) -> str:
+def _escaped(text):
   """The text as Markdown shows it unchanged."""
   return f"`{text.replace('`', chr(39))}`" if text else "no reason"
 
 
-def _older(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _older(cases):
   commits = Counter(row["commit"] for rows in cases.values() for row in rows if "commit" in row)
   return "".join(f"; {count} rows at commit {commit[:12]}" for commit, count in commits.items())
 
@@ -540,7 +539,7 @@ def _older(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 # ---- the program
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   """Measures what the arguments say; after each row the record is whole."""
   setting = Setting(args.provider, nhwc=args.nhwc, compiled=args.compile)
   todo = jobs(args.cases, args.exporter, args.precision, args.size, args.part)
@@ -548,7 +547,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
   if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
     known = timing.merged([], earlier, record["environment"], *KEYS)
     todo = chosen(todo, known, missing=args.missing, bad=args.bad)
-  rows: list[Mapping[str, Any]] = []
+  rows = []
   begun = time.monotonic()
   for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds, gpus=args.gpus):
     told = f"[{len(rows) + 1} of {len(todo)}, {time.monotonic() - begun:.0f} s] {line(row)}"
@@ -563,13 +562,13 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     yield told
 
 
-def chosen(todo: Sequence[Job], known: Sequence[Mapping[str, Any]], *, missing: bool, bad: bool) -> list[Job]:
+def chosen(todo, known, *, missing, bad):
   """The jobs whose row is wrong or fails, if `bad`; if `missing`, those that the known rows lack at this commit.
 
   Those that they lack at every commit come first, and what was not right before what was.
   """
   there = {tuple(row[key] for key in KEYS): row for row in known}
-  found: list[tuple[int, Job]] = []
+  found = []
   for job in todo:
     row = there.get((job.case, job.precision, job.exporter))
     is_bad = row is not None and verdict(row) in BAD
@@ -579,7 +578,7 @@ def chosen(todo: Sequence[Job], known: Sequence[Mapping[str, Any]], *, missing: 
   return [job for _, job in sorted(found, key=lambda each: each[0])]
 
 
-def merge(paths: Sequence[Path]) -> dict[str, Any]:
+def merge(paths):
   """One record of several: a row of a later file replaces an earlier file's."""
   record = timing.read(paths[0])
   for path in paths[1:]:
@@ -591,8 +590,8 @@ def merge(paths: Sequence[Path]) -> dict[str, Any]:
   return record
 
 
-def main() -> None:
-  options: dict[str, dict[str, Any]] = {
+def main():
+  options = {
     "--cases": {"default": "", "help": "parts of names, comma between them"},
     "--exporter": {"default": "", "choices": ("", "dynamo", "torchscript")},
     "--precision": {"default": "", "choices": ("", "fp16", "fp32")},
@@ -616,7 +615,7 @@ def main() -> None:
     timing.write("zoo", merge(args.merge), args.out, columns=True)
     args.source = args.out / "zoo.json.xz"
   if args.provider == "cpu":
-    record: dict[str, Any] = {"rows": []}
+    record = {"rows": []}
     for text in measure_all(args, record):
       print(text, flush=True)
     counts = Counter(verdict(row) for row in record["rows"])

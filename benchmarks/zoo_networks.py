@@ -8,7 +8,7 @@ hide errors: parameters that are all the same, as those of norms, scales that be
 weights so small that a bias is all that is left; batch norms get the statistics of random inputs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -129,13 +129,13 @@ halonet26t@256*1       botnet26t_256@256
 SIZES = {"small": (96, 4), "usual": (224, 8)}
 
 
-def _images(library: str, table: str) -> Iterator[Case]:
+def _images(library, table):
   for line in table.split("\n"):
     for kind, text in zip(SIZES, line.split(), strict=False):
       yield image_case(library, kind, text)
 
 
-def image_case(library: str, kind: str, text: str) -> Case:
+def image_case(library, kind, text):
   """'resnet50@224*8' as a case; the tables above say what may be left out."""
   plain, _, batch_text = text.partition("*")
   plain, _, size_text = plain.partition("@")
@@ -152,10 +152,10 @@ def image_case(library: str, kind: str, text: str) -> Case:
 VIDEO = ("r3d_18", "r2plus1d_18", "mvit_v1_b", "swin3d_t")
 
 
-def _torchvision(name: str, size: int) -> Any:
+def _torchvision(name, size):
   import torchvision
 
-  given: dict[str, Any] = {"weights": None}
+  given = {"weights": None}
   if name in ("googlenet", "inception_v3"):
     given |= {"aux_logits": False, "init_weights": False}
   if name.startswith(("fcn", "deeplab", "lraspp", "retinanet")):
@@ -172,7 +172,7 @@ def _torchvision(name: str, size: int) -> Any:
   return model
 
 
-def _timm(name: str, size: int) -> Any:
+def _timm(name, size):
   import timm
 
   if not timm.is_model(name):
@@ -180,7 +180,7 @@ def _timm(name: str, size: int) -> Any:
   return timm.create_model(name, pretrained=False, **({"img_size": size} if size else {}))
 
 
-def picked(model: Any, pick: Callable[[Any], Any], *more: Any, **given: Any) -> Any:
+def picked(model, pick, *more, **given):
   """A module that calls `model` with its inputs and `given`, and returns `pick` of the result.
 
   `more`: other modules that `pick` uses.
@@ -188,12 +188,12 @@ def picked(model: Any, pick: Callable[[Any], Any], *more: Any, **given: Any) -> 
   import torch
 
   class Picked(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
       super().__init__()
       self.model = model
       self.more = torch.nn.ModuleList(more)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
       return pick(self.model(*inputs, **given))
 
   return Picked()
@@ -275,7 +275,7 @@ _DECODER_LENGTH = {"small": (1, 40), "usual": (1, 256)}
 _ENCODER_ONLY = ("bart-encoder", "whisper-encoder")
 
 
-def _hugging_face() -> Iterator[Case]:
+def _hugging_face():
   for name, (model, takes, small, usual) in TRANSFORMERS.items():
     for kind, config in zip(SIZES, (small, usual), strict=True):
       inputs = _inputs(takes, kind, config, model)
@@ -283,7 +283,7 @@ def _hugging_face() -> Iterator[Case]:
       yield Case(f"{name} ({kind})", "transformers", kind, build, inputs, scaled=not name.startswith("t5"))
 
 
-def _inputs(takes: str, kind: str, config: dict[str, Any], model: str) -> tuple[Input, ...]:
+def _inputs(takes, kind, config, model):
   batch, length = (_LENGTH if takes == _MASKED else _DECODER_LENGTH)[kind]
   tokens = Input((batch, min(length, config.get("max_position_embeddings", length))), 500)
   if takes in (_MASKED, _TOKENS, _CAUSAL):
@@ -299,7 +299,7 @@ def _inputs(takes: str, kind: str, config: dict[str, Any], model: str) -> tuple[
   }[takes]
 
 
-def _transformers(name: str, model: str, config: dict[str, Any], takes: str) -> Any:
+def _transformers(name, model, config, takes):
   import transformers
 
   made = getattr(transformers, model, None)
@@ -313,14 +313,14 @@ def _transformers(name: str, model: str, config: dict[str, Any], takes: str) -> 
   more = {"use_cache": False} if takes == _CAUSAL or name == "bloom" else {}
 
   class Network(type(picked(network, _first))):  # type: ignore[misc]
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
       given = dict(zip(names, inputs, strict=True)) if names else {}
       return _first(self.model(*(() if names else inputs), **given, **more))
 
   return Network()
 
 
-def _first(found: Any) -> Any:
+def _first(found):
   for key in ("logits", "predicted_depth", "last_hidden_state"):
     if getattr(found, key, None) is not None:
       return getattr(found, key)
@@ -335,7 +335,7 @@ CASES: dict[str, Case] = {
 # ---- weights and inputs
 
 
-def inputs_of(case: Case, variant: int, device: str, batch: int | None = None) -> tuple[Any, ...]:
+def inputs_of(case, variant, device, batch=None):
   """Random tensors, floating ones in float32; the same ones for the same variant."""
   import torch
 
@@ -355,7 +355,7 @@ def inputs_of(case: Case, variant: int, device: str, batch: int | None = None) -
   return tuple(made)
 
 
-def network(case: Case, device: str) -> Any:
+def network(case, device):
   """The network in float32 for inference on the device. The same weights in every run on one kind of device."""
   import torch
 
@@ -366,7 +366,7 @@ def network(case: Case, device: str) -> Any:
   return model.eval()
 
 
-def spell_out_attention(model: Any) -> None:
+def spell_out_attention(model):
   """Makes a model of transformers compute attention by products and a softmax, where it can.
 
   In float16 the TorchScript exporter writes scaled_dot_product_attention with a scale, as these models call it, as
@@ -377,7 +377,7 @@ def spell_out_attention(model: Any) -> None:
       module.set_attn_implementation("eager")
 
 
-def settle(model: Any, inputs: Callable[[], tuple[Any, ...]], *, scaled: bool = True) -> None:
+def settle(model, inputs, *, scaled=True):
   """Gives the module parameters and statistics of which none is trivial and with which activations keep their scale.
 
   Args:

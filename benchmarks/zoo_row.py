@@ -22,7 +22,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Setting:
   compiled: bool = False
 
   @property
-  def on_gpu(self) -> bool:
+  def on_gpu(self):
     return self.device == "cuda"
 
 
@@ -85,13 +85,13 @@ class Gate:
   a process that dies are gone.
   """
 
-  def __init__(self, folder: Path | None) -> None:
+  def __init__(self, folder):
     self._files = (
       None if folder is None else [os.open(folder / name, os.O_RDWR | os.O_CREAT) for name in ("turn", "gpu")]
     )
 
   @contextlib.contextmanager
-  def _locked(self, operation: int) -> Iterator[None]:
+  def _locked(self, operation):
     if self._files is None:
       yield
       return
@@ -106,17 +106,17 @@ class Gate:
     finally:
       fcntl.flock(gpu, fcntl.LOCK_UN)
 
-  def shared(self) -> contextlib.AbstractContextManager[None]:
+  def shared(self):
     return self._locked(fcntl.LOCK_SH)
 
-  def alone(self) -> contextlib.AbstractContextManager[None]:
+  def alone(self):
     return self._locked(fcntl.LOCK_EX)
 
 
 class StopError(Exception):
   """The row ends here, with a reason and a verdict; without one, it is judged by what was found."""
 
-  def __init__(self, verdict: str, why: str) -> None:
+  def __init__(self, verdict, why):
     super().__init__(why)
     self.verdict = verdict
 
@@ -124,12 +124,12 @@ class StopError(Exception):
 # ---- judgement
 
 
-def allowed(yardstick: float, precision: str) -> float:
+def allowed(yardstick, precision):
   """The largest error that is right."""
   return FACTOR * yardstick + FLOORS[precision]
 
 
-def judge(row: Mapping[str, Any]) -> tuple[str, str]:
+def judge(row):
   """(verdict, reason) of a row by its numbers: 'right', 'wrong', 'fails' or 'not judged'."""
   precision = row["precision"]
   if "error" not in row:
@@ -157,7 +157,7 @@ def judge(row: Mapping[str, Any]) -> tuple[str, str]:
   return "right", ""
 
 
-def degenerate(outputs: Sequence[Any]) -> str:
+def degenerate(outputs):
   """Why these float32 outputs of one network for its inputs tell nothing; '' if they do."""
   first, second = outputs[0], outputs[1]
   if not all(bool(each.isfinite().all()) for each in outputs):
@@ -170,7 +170,7 @@ def degenerate(outputs: Sequence[Any]) -> str:
   return ""
 
 
-def error_of(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
+def error_of(outputs, expected):
   """The largest difference over the largest magnitude, over all inputs; infinite where a NaN is new."""
   worst = 0.0
   for found, wanted in zip(outputs, expected, strict=True):
@@ -184,12 +184,12 @@ def error_of(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
 # ---- export, sessions
 
 
-def export(model: Any, inputs: tuple[Any, ...], exporter: str) -> onnx.ModelProto:
+def export(model, inputs, exporter):
   """The module as one of PyTorch's exporters writes it, for inputs of these shapes and dtypes."""
   import torch
 
   names = {"input_names": [f"x{number}" for number in range(len(inputs))], "output_names": ["y"]}
-  given: dict[str, Any] = {"opset_version": OPSETS[exporter], **names}
+  given = {"opset_version": OPSETS[exporter], **names}
   with warnings.catch_warnings(), torch.no_grad():
     warnings.simplefilter("ignore")
     if exporter == "dynamo":
@@ -201,15 +201,15 @@ def export(model: Any, inputs: tuple[Any, ...], exporter: str) -> onnx.ModelProt
     return onnx.load_from_string(buffer.getvalue())
 
 
-def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+def in_float32(model):
   """The model with all that is float16 in it, weights, inputs, outputs and casts, in float32."""
   half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
-  def widen_tensor(tensor: onnx.TensorProto) -> None:
+  def widen_tensor(tensor):
     if tensor.data_type == half:
       tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
 
-  def widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+  def widen_nodes(nodes):
     for node in nodes:
       for attribute in node.attribute:
         if attribute.HasField("t"):
@@ -219,7 +219,7 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
         elif attribute.name in ("to", "dtype") and attribute.i == half:
           attribute.i = single
 
-  def widen_graph(graph: onnx.GraphProto) -> None:
+  def widen_graph(graph):
     for tensor in graph.initializer:
       widen_tensor(tensor)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -235,14 +235,14 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
   return wide
 
 
-def nodes(model: onnx.ModelProto) -> int:
+def nodes(model):
   """Nodes but for constants, those of bodies and local functions included."""
   from ortplugin.graph.messages import walk_nodes
 
   return sum(node.op_type != "Constant" for node in walk_nodes(model))
 
 
-def make_session(model: bytes, setting: Setting, *, plugin: bool, **provider: str) -> Any:
+def make_session(model, setting, *, plugin, **provider):
   """A silent session on the device; `provider`: options of ONNX Runtime's CUDA provider."""
   import ortplugin
   from ortplugin.session import CPU, CUDA, onnxruntime
@@ -264,8 +264,8 @@ def make_session(model: bytes, setting: Setting, *, plugin: bool, **provider: st
 class Runner:
   """A session with inputs and the output in buffers of its own on the GPU, on one stream."""
 
-  def __init__(self, model: bytes, setting: Setting, stream: Any, like: Sequence[Any], shape: Sequence[int],
-               *, plugin: bool, **provider: str) -> None:  # fmt: skip
+  def __init__(self, model, setting, stream, like, shape,
+               *, plugin, **provider):  # fmt: skip
     import torch
 
     from ortplugin.session import element_type, onnxruntime
@@ -288,13 +288,13 @@ class Runner:
     self._options = onnxruntime().RunOptions()
     self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
-  def put(self, inputs: Sequence[Any]) -> None:
+  def put(self, inputs):
     """Queues copies of the inputs into their buffers; fills the output with NaN. The stream must be current."""
     for buffer, given in zip(self.inputs.values(), inputs, strict=True):
       buffer.copy_(given)
     self.output.fill_(float("nan"))
 
-  def queue(self) -> None:
+  def queue(self):
     """Queues a run on the stream, without waiting for it.
 
     What such runs keep on the host is freed by the next one that waits. It must not be left to the session's end:
@@ -302,12 +302,12 @@ class Runner:
     """
     self.session.run_with_iobinding(self._binding, self._options)
 
-  def run(self) -> None:
+  def run(self):
     """Runs and waits."""
     self.session.run_with_iobinding(self._binding)
     self.stream.synchronize()
 
-  def outputs(self, variants: Sequence[Sequence[Any]]) -> list[Any]:
+  def outputs(self, variants):
     """The output for each of the inputs, waited for."""
     import torch
 
@@ -321,7 +321,7 @@ class Runner:
     return found
 
 
-def run_on_cpu(model: bytes, setting: Setting, variants: Sequence[Sequence[Any]], *, plugin: bool) -> list[Any]:
+def run_on_cpu(model, setting, variants, *, plugin):
   """The output for each of the inputs, of a session on the CPU."""
   import torch
 
@@ -337,7 +337,7 @@ def run_on_cpu(model: bytes, setting: Setting, variants: Sequence[Sequence[Any]]
 # ---- replays
 
 
-def _strangers(device: str) -> list[Callable[[], Any]]:
+def _strangers(device):
   """Kernels of others, to run between replays."""
   import torch
 
@@ -357,7 +357,7 @@ def _strangers(device: str) -> list[Callable[[], Any]]:
   ]
 
 
-def replays(runner: Runner, variants: Sequence[Sequence[Any]], firsts: Sequence[Any]) -> tuple[int, float]:
+def replays(runner, variants, firsts):
   """(How many of REPLAYS queued replays differ in a bit from the first of their input, by how much at most)."""
   import torch
 
@@ -382,18 +382,18 @@ def replays(runner: Runner, variants: Sequence[Sequence[Any]], firsts: Sequence[
   return differed, (float(worst.nan_to_num(float("inf")).max()) / scale if differed else 0.0)
 
 
-def same_bits(first: Sequence[Any], second: Sequence[Any]) -> bool:
+def same_bits(first, second):
   return all(a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes() for a, b in zip(first, second, strict=True))
 
 
-def gpu_microseconds(queues: Mapping[str, Callable[[], Any]], stream: Any) -> dict[str, float]:
+def gpu_microseconds(queues, stream):
   """The GPU's time of one run of each contender: the shortest of rounds in which they take turns.
 
   Sessions of other processes are made meanwhile, and their work can only add to a round.
   """
   import torch
 
-  def once(queue: Callable[[], Any], count: int) -> float:
+  def once(queue, count):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.cuda.stream(stream):
       torch.cuda._sleep(WAIT_CYCLES)
@@ -405,7 +405,7 @@ def gpu_microseconds(queues: Mapping[str, Callable[[], Any]], stream: Any) -> di
     return float(start.elapsed_time(end)) * 1e3 / count
 
   counts = {name: max(2, min(MOST_TIMED, int(ROUND_MICROSECONDS / once(queue, 2)))) for name, queue in queues.items()}
-  times: dict[str, list[float]] = {name: [] for name in queues}
+  times = {name: [] for name in queues}
   for number in range(MOST_ROUNDS):
     for name, queue in queues.items():
       times[name].append(once(queue, counts[name]))
@@ -414,12 +414,12 @@ def gpu_microseconds(queues: Mapping[str, Callable[[], Any]], stream: Any) -> di
   return {name: min(values) for name, values in times.items()}
 
 
-def is_steady(times: Sequence[float]) -> bool:
+def is_steady(times):
   """Whether half of the rounds took about as long as the shortest."""
   return sum(each <= STEADY * min(times) for each in times) * 2 >= len(times)
 
 
-def end_capture(stream: Any) -> None:
+def end_capture(stream):
   """Gives up a capture that a failed run has left open on the stream; nothing where there is none."""
   with contextlib.suppress(OSError):
     ctypes.CDLL("libcuda.so.1").cuStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(ctypes.c_void_p()))
@@ -428,7 +428,7 @@ def end_capture(stream: Any) -> None:
 # ---- the row
 
 
-def brief(error: BaseException) -> str:
+def brief(error):
   """An error's type and the line of its message that says most, cut."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   while error.__cause__ is not None and type(error).__name__ in ("ConversionError", "TorchExportError"):
@@ -440,11 +440,11 @@ def brief(error: BaseException) -> str:
   return f"{type(error).__name__}: {text}"[:400]
 
 
-def measure(job: Job, setting: Setting, tell: Tell) -> None:
+def measure(job, setting, tell):
   """Measures a row; all it finds goes to `tell`, its verdict last."""
-  found: dict[str, Any] = {"precision": job.precision}
+  found = {"precision": job.precision}
 
-  def report(values: Mapping[str, Any]) -> None:
+  def report(values):
     found.update(values)
     tell(values)
 
@@ -462,7 +462,7 @@ def measure(job: Job, setting: Setting, tell: Tell) -> None:
 
 
 @contextlib.contextmanager
-def stage(name: str, report: Tell, verdict: str) -> Iterator[None]:
+def stage(name, report, verdict):
   """A part of the row; what fails in it ends the row with this verdict."""
   report({"stage": name, "failing": verdict})
   try:
@@ -473,11 +473,11 @@ def stage(name: str, report: Tell, verdict: str) -> Iterator[None]:
     raise StopError(AGAIN if lacks_memory(error) else verdict, f"{name}: {brief(error)}") from error
 
 
-def lacks_memory(error: BaseException) -> bool:
+def lacks_memory(error):
   return any(each in str(error).lower() for each in ("out of memory", "failed to allocate", "alloc_failed"))
 
 
-def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell) -> None:
+def _measure(job, setting, found, report):
   import torch
 
   gate = Gate(setting.locks)
@@ -520,7 +520,7 @@ def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell)
   torch.cuda.empty_cache()  # for the processes beside this one
   session = _Sessions(setting, torch.cuda.Stream(), variants, expected)
   timed = _compare_on_gpu(model, session, gate, found, report, exact={} if half else {"use_tf32": "0"})
-  queues: dict[str, Callable[[], Any]] = {name: each.queue for name, each in timed.items()}
+  queues = {name: each.queue for name, each in timed.items()}
   if compiled is not None:
     with stage("torch.compile", report, ""):
       queues["us_compile"] = compile_queue(compiled, variants[0], session.stream)
@@ -530,11 +530,11 @@ def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell)
       each.run()
 
 
-def _widened(inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _widened(inputs):
   return tuple(x.float() if x.is_floating_point() else x for x in inputs)
 
 
-def _optimized(model: onnx.ModelProto, report: Tell) -> bytes:
+def _optimized(model, report):
   import ortplugin
 
   with stage("optimize", report, "fails"):
@@ -543,9 +543,7 @@ def _optimized(model: onnx.ModelProto, report: Tell) -> bytes:
     return optimized.SerializeToString()
 
 
-def _compare_on_cpu(
-  model: onnx.ModelProto, setting: Setting, variants: Sequence[Any], expected: Sequence[Any], report: Tell
-) -> None:
+def _compare_on_cpu(model, setting, variants, expected, report):
   with stage("original", report, "not run"):
     outputs = run_on_cpu(model.SerializeToString(), setting, variants, plugin=False)
     report({"error_ort": error_of(outputs, expected)})
@@ -563,14 +561,14 @@ class _Sessions:
   variants: Sequence[Any]
   expected: Sequence[Any]
 
-  def make(self, model: bytes, *, plugin: bool, **provider: str) -> Runner:
+  def make(self, model, *, plugin, **provider):
     like, shape = self.variants[0], self.expected[0].shape
     return Runner(model, self.setting, self.stream, like, shape, plugin=plugin, **provider)
 
-  def outputs(self, model: bytes, *, plugin: bool, **provider: str) -> list[Any]:
+  def outputs(self, model, *, plugin, **provider):
     return self.make(model, plugin=plugin, **provider).outputs(self.variants)
 
-  def captured(self, model: bytes, *, plugin: bool, **provider: str) -> tuple[Runner, list[Any], str]:
+  def captured(self, model, *, plugin, **provider):
     """(A session with a CUDA graph, its first outputs, ''), or (one without, its first outputs, why)."""
     import torch
 
@@ -588,9 +586,9 @@ class _Sessions:
 
 
 def _compare_on_gpu(
-    model: onnx.ModelProto, session: _Sessions, gate: Gate, found: Mapping[str, Any], report: Tell,
-    exact: Mapping[str, str],
-) -> dict[str, Runner]:  # fmt: skip
+    model, session, gate, found, report,
+    exact,
+):  # fmt: skip
   """Compares everything; returns what is to be timed. `exact`: options that keep float32 products exact."""
   variants, expected = session.variants, session.expected
   original = model.SerializeToString()
@@ -638,7 +636,7 @@ def _compare_on_gpu(
     if exact:
       report({"error_tf32_ort": error_of(firsts, expected)})
     timed = {"us": ours, "us_ort": theirs}
-    options: dict[str, dict[str, str]] = {"us": _graph(found.get("uncaptured")), "us_ort": _graph(why)}
+    options = {"us": _graph(found.get("uncaptured")), "us_ort": _graph(why)}
     if session.setting.nhwc:
       timed["us_nhwc"], _, why = session.captured(original, plugin=False, prefer_nhwc="1")
       options["us_nhwc"] = {"prefer_nhwc": "1", **_graph(why)}
@@ -651,7 +649,7 @@ def _compare_on_gpu(
 
 
 @contextlib.contextmanager
-def allowed_tf32() -> Iterator[None]:
+def allowed_tf32():
   """Allows PyTorch TF32 in float32 products and convolutions."""
   import torch
 
@@ -666,12 +664,12 @@ def allowed_tf32() -> Iterator[None]:
       each.allow_tf32 = value
 
 
-def _graph(why: Any) -> dict[str, str]:
+def _graph(why):
   """The option that captures a graph, unless there is a reason why that failed."""
   return {} if why else {"enable_cuda_graph": "1"}
 
 
-def compile_queue(model: Any, inputs: Sequence[Any], stream: Any) -> Callable[[], None]:
+def compile_queue(model, inputs, stream):
   """A function that replays the compiled module's CUDA graph on the stream."""
   import torch
 
@@ -685,7 +683,7 @@ def compile_queue(model: Any, inputs: Sequence[Any], stream: Any) -> Callable[[]
     with torch.cuda.graph(graph, stream=stream):
       result = compiled(*inputs)
 
-  def queue(_kept: Any = (compiled, inputs, result)) -> None:
+  def queue(_kept=(compiled, inputs, result)):
     with torch.cuda.stream(stream):
       graph.replay()
 

@@ -6,13 +6,12 @@ Weights come from a function of their PyTorch name, so that the same builder ser
 (models/minilm.py) and random ones (`build_bert_base`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
@@ -36,7 +35,7 @@ class BertConfig:
   layer_norm_eps: float = 1e-12
 
   @property
-  def norms(self) -> int:
+  def norms(self):
     """Layer norms in the encoder: one after the embeddings, two in each layer."""
     return 1 + 2 * self.num_hidden_layers
 
@@ -44,29 +43,29 @@ class BertConfig:
 class GraphBuilder:
   """Collects nodes and initializers; every method returns the name of the value it made."""
 
-  def __init__(self, dtype: np.dtype[Any]) -> None:
+  def __init__(self, dtype):
     self.dtype = dtype
-    self.onnx_dtype: int = helper.np_dtype_to_tensor_dtype(dtype)
-    self.nodes: list[onnx.NodeProto] = []
-    self.initializers: dict[str, TensorProto] = {}
+    self.onnx_dtype = helper.np_dtype_to_tensor_dtype(dtype)
+    self.nodes = []
+    self.initializers = {}
 
-  def op(self, op_type: str, name: str, *inputs: str, **attributes: Any) -> str:
+  def op(self, op_type, name, *inputs, **attributes):
     """One node; its only output is named after it."""
     output = f"{name}_output_0"
     self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, **attributes))
     return output
 
-  def weight(self, name: str, values: Array) -> str:
+  def weight(self, name, values):
     """A parameter, in the model's dtype."""
     self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(values, dtype=self.dtype), name)
     return name
 
-  def integers(self, name: str, values: Iterable[int] | int) -> str:
+  def integers(self, name, values):
     """An int64 constant: a scalar for a number, else a vector."""
     self.initializers[name] = numpy_helper.from_array(np.asarray(values, dtype=np.int64), name)
     return name
 
-  def scalar(self, name: str, value: float) -> str:
+  def scalar(self, name, value):
     """A constant of shape [], in the model's dtype."""
     return self.weight(name, np.asarray(value))
 
@@ -74,18 +73,18 @@ class GraphBuilder:
 class BertBuilder(GraphBuilder):
   """Writes the parts of an encoder. x has shape [batch, sequence, hidden_size] throughout."""
 
-  def __init__(self, config: BertConfig, weights: Weights, dtype: np.dtype[Any]) -> None:
+  def __init__(self, config, weights, dtype):
     super().__init__(dtype)
     self.config, self.weights = config, weights
 
-  def dense(self, scope: str, x: str, inputs: int, outputs: int) -> str:
+  def dense(self, scope, x, inputs, outputs):
     """x @ W.T + b, with W of shape [outputs, inputs] as PyTorch stores it."""
     name = scope.strip("/").replace("/", ".")
     weight = self.weight(f"{name}.weight", self.weights(f"{name}.weight", (outputs, inputs)).T)
     bias = self.weight(f"{name}.bias", self.weights(f"{name}.bias", (outputs,)))
     return self.op("Add", f"{scope}/Add", bias, self.op("MatMul", f"{scope}/MatMul", x, weight))
 
-  def layer_norm(self, scope: str, x: str) -> str:
+  def layer_norm(self, scope, x):
     """LayerNormalization over the last axis, with scale and bias."""
     name = scope.strip("/").replace("/", ".")
     size = (self.config.hidden_size,)
@@ -94,17 +93,17 @@ class BertBuilder(GraphBuilder):
     epsilon = self.config.layer_norm_eps
     return self.op("LayerNormalization", f"{scope}/LayerNormalization", x, gamma, beta, axis=-1, epsilon=epsilon)
 
-  def gelu(self, scope: str, x: str) -> str:
+  def gelu(self, scope, x):
     """x * (1 + erf(x / sqrt(2))) / 2"""
     erf = self.op("Erf", f"{scope}/Erf", self.op("Div", f"{scope}/Div", x, self.scalar("sqrt_2", 2**0.5)))
     one_plus = self.op("Add", f"{scope}/Add", erf, self.scalar("one", 1.0))
     return self.op("Mul", f"{scope}/Mul_1", self.op("Mul", f"{scope}/Mul", x, one_plus), self.scalar("half", 0.5))
 
-  def embeddings(self) -> str:
+  def embeddings(self):
     """The normalised sum of word, token type and position embeddings."""
     config, scope = self.config, "/embeddings"
 
-    def table(kind: str, rows: int, indices: str) -> str:
+    def table(kind, rows, indices):
       name = f"embeddings.{kind}_embeddings.weight"
       values = self.weight(name, self.weights(name, (rows, config.hidden_size)))
       return self.op("Gather", f"{scope}/{kind}_embeddings/Gather", values, indices)
@@ -120,7 +119,7 @@ class BertBuilder(GraphBuilder):
     total = self.op("Add", f"{scope}/Add_1", total, table("position", config.max_position_embeddings, positions))
     return self.layer_norm(f"{scope}/LayerNorm", total)
 
-  def attention_bias(self) -> str:
+  def attention_bias(self):
     """[batch, 1, 1, sequence]: 0 where a token may be attended to, the dtype's lowest number where not."""
     mask = self.op("Unsqueeze", "/Unsqueeze", "attention_mask", self.integers("mask_axes", [1, 2]))
     mask = self.op("Cast", "/Cast", mask, to=self.onnx_dtype)
@@ -128,13 +127,13 @@ class BertBuilder(GraphBuilder):
     away = self.op("Sub", "/Sub", self.scalar("one", 1.0), mask)
     return self.op("Mul", "/Mul", away, self.scalar("lowest", lowest))
 
-  def attention(self, scope: str, x: str, bias: str) -> str:
+  def attention(self, scope, x, bias):
     """Self-attention before its output projection: softmax(q @ k.T / sqrt(head size) + bias) @ v."""
     config = self.config
     hidden, heads = config.hidden_size, config.num_attention_heads
     split = self.integers("split_heads", [0, 0, heads, hidden // heads])
 
-    def heads_of(part: str, permutation: list[int]) -> str:
+    def heads_of(part, permutation):
       values = self.op("Reshape", f"{scope}/{part}/Reshape", self.dense(f"{scope}/{part}", x, hidden, hidden), split)
       return self.op("Transpose", f"{scope}/{part}/Transpose", values, perm=permutation)
 
@@ -147,7 +146,7 @@ class BertBuilder(GraphBuilder):
     context = self.op("Transpose", f"{scope}/Transpose", context, perm=[0, 2, 1, 3])
     return self.op("Reshape", f"{scope}/Reshape", context, self.integers("join_heads", [0, 0, hidden]))
 
-  def layer(self, scope: str, x: str, bias: str) -> str:
+  def layer(self, scope, x, bias):
     """Attention and feed-forward block, each followed by its residual Add and layer norm."""
     hidden, inner = self.config.hidden_size, self.config.intermediate_size
     context = self.attention(f"{scope}/attention/self", x, bias)
@@ -159,14 +158,14 @@ class BertBuilder(GraphBuilder):
     residual = self.op("Add", f"{output}/Add", self.dense(f"{output}/dense", inside, inner, hidden), x)
     return self.layer_norm(f"{output}/LayerNorm", residual)
 
-  def encoder(self) -> str:
+  def encoder(self):
     """The last hidden state."""
     x, bias = self.embeddings(), self.attention_bias()
     for index in range(self.config.num_hidden_layers):
       x = self.layer(f"/encoder/layer/{index}", x, bias)
     return x
 
-  def sentence_embedding(self, x: str) -> str:
+  def sentence_embedding(self, x):
     """The mean of x over the tokens that are not masked, scaled to length 1: [batch, hidden_size]."""
     last, tokens = self.integers("last_axis", [-1]), self.integers("sequence_axis", [1])
     mask = self.op("Cast", "/pooling/Cast", "attention_mask", to=self.onnx_dtype)
@@ -180,9 +179,7 @@ class BertBuilder(GraphBuilder):
     return self.op("Div", "/normalize/Div", mean, length)
 
 
-def build_bert(
-  config: BertConfig, weights: Weights, dtype: DTypeLike = np.float32, embed: bool = False
-) -> onnx.ModelProto:
+def build_bert(config, weights, dtype=np.float32, embed=False):
   """An encoder with int64 inputs input_ids, attention_mask and token_type_ids, each [batch, sequence].
 
   Its output is ``last_hidden_state`` [batch, sequence, hidden_size]; with `embed` it is ``sentence_embedding``
@@ -210,11 +207,11 @@ def build_bert(
   return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="ortplugin models")
 
 
-def random_weights(seed: int) -> Weights:
+def random_weights(seed):
   """Weights as BERT is initialised (standard deviation 0.02), but with norms and biases away from 1 and 0."""
   generator = np.random.default_rng(seed)
 
-  def weights(name: str, shape: tuple[int, ...]) -> Array:
+  def weights(name, shape):
     noise = generator.standard_normal(shape, dtype=np.float32)
     if "LayerNorm" in name:
       return 0.1 * noise + (1 if name.endswith("weight") else 0)
@@ -223,6 +220,6 @@ def random_weights(seed: int) -> Weights:
   return weights
 
 
-def build_bert_base(dtype: DTypeLike = np.float32, seed: int = 0) -> onnx.ModelProto:
+def build_bert_base(dtype=np.float32, seed=0):
   """BERT-base (12 layers, 768 wide, 25 layer norms) with random weights; 440 MB in fp32."""
   return build_bert(BertConfig(), random_weights(seed), dtype)

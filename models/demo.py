@@ -15,7 +15,6 @@ Exits with 1 if anything disagrees.
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,38 +62,38 @@ class Comparison:
   optimized_ms: float
 
   @property
-  def max_difference(self) -> float:
+  def max_difference(self):
     """The largest absolute difference of two values of the same place."""
     return float(np.abs(self.original - self.optimized).max())
 
   @property
-  def min_cosine(self) -> float:
+  def min_cosine(self):
     """The smallest cosine between a sentence's two embeddings."""
     return float((self.original * self.optimized).sum(axis=1).min())
 
   @property
-  def same_classes(self) -> bool:
+  def same_classes(self):
     """Whether class scores are equal within MAX_SCORE_DIFFERENCE and each row has the same best one."""
     same_best = np.array_equal(self.original.argmax(axis=1), self.optimized.argmax(axis=1))
     return self.max_difference <= MAX_SCORE_DIFFERENCE * float(np.abs(self.original).max()) and same_best
 
   @property
-  def agrees(self) -> bool:
+  def agrees(self):
     """Whether embeddings are equal within MAX_DIFFERENCE and nearest neighbours the same."""
     same_neighbours = np.array_equal(nearest(self.original), nearest(self.optimized))
     return self.max_difference <= MAX_DIFFERENCE and same_neighbours  # False for NaN
 
 
-def nearest(embeddings: Array) -> Array:
+def nearest(embeddings):
   """For each row of length 1 the index of the other row with the largest dot product."""
   similarity = embeddings @ embeddings.T
   np.fill_diagonal(similarity, -np.inf)
   return np.asarray(similarity.argmax(axis=1))
 
 
-def median_ms(runs: int, *functions: Callable[[], object]) -> list[float]:
+def median_ms(runs, *functions):
   """Median time of each function in milliseconds. They take turns, so that a busy machine slows all alike."""
-  times: list[list[float]] = [[] for _ in functions]
+  times = [[] for _ in functions]
   for _ in range(runs):
     for function, own in zip(functions, times, strict=True):
       start = time.perf_counter()
@@ -103,7 +102,7 @@ def median_ms(runs: int, *functions: Callable[[], object]) -> list[float]:
   return [float(np.median(own)) for own in times]
 
 
-def providers() -> list[str]:
+def providers():
   """The providers to run on: CPU, and CUDA where this ONNX Runtime can start it."""
   names = ["CPUExecutionProvider"]
   if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and Path("/dev/nvidiactl").exists():
@@ -111,7 +110,7 @@ def providers() -> list[str]:
   return names
 
 
-def compare(original: Path, optimized: Path, provider: str, feeds: dict[str, Array], runs: int) -> Comparison:
+def compare(original, optimized, provider, feeds, runs):
   """Runs and times both models on one provider."""
   options = [onnxruntime.SessionOptions() for _ in range(2)]
   for each in options:
@@ -123,20 +122,20 @@ def compare(original: Path, optimized: Path, provider: str, feeds: dict[str, Arr
   return Comparison(provider, first, second, *times)
 
 
-def fused(path: Path, operator: str) -> int:
+def fused(path, operator):
   """Nodes of one of ortplugin's operators in a model file."""
   nodes = onnx.load(path, load_external_data=False).graph.node
   return sum(node.domain == "ortplugin" and node.op_type == operator for node in nodes)
 
 
-def optimize(original: Path, optimized: Path) -> int:
+def optimize(original, optimized):
   """Runs the command line tool, whose report goes to the terminal; its exit status."""
   arguments = [str(original), "-o", str(optimized)]
   print(f"\n$ optimize-model {' '.join(arguments)}", flush=True)
   return optimize_model(arguments)
 
 
-def show_neighbours(console: Console, comparison: Comparison) -> None:
+def show_neighbours(console, comparison):
   """Prints each sentence with the number of its nearest neighbour, and their cosine, under both models."""
   table = Table("", "sentence", "nearest, original", "nearest, optimized", title="Nearest neighbours")
   both = [(e, nearest(e)) for e in (comparison.original, comparison.optimized)]
@@ -146,7 +145,7 @@ def show_neighbours(console: Console, comparison: Comparison) -> None:
   console.print(table)
 
 
-def show_agreement(console: Console, comparisons: list[Comparison], measure: str, values: list[str]) -> None:
+def show_agreement(console, comparisons, measure, values):
   """Prints differences, one more measure of agreement, and times, a row for each provider."""
   table = Table("provider", "max difference", measure, "original ms", "optimized ms", title="Original and optimized")
   for c, value in zip(comparisons, values, strict=True):
@@ -155,7 +154,7 @@ def show_agreement(console: Console, comparisons: list[Comparison], measure: str
   console.print(table)
 
 
-def transformer(console: Console, folder: Path, runs: int) -> bool:
+def transformer(console, folder, runs):
   """The sentence-embedding model; whether original and optimized agree."""
   original, optimized = folder / "minilm.onnx", folder / "minilm.fast.onnx"
   onnx.save(minilm.build(), original)
@@ -179,7 +178,7 @@ def transformer(console: Console, folder: Path, runs: int) -> bool:
   return True
 
 
-def convolutional(console: Console, folder: Path, runs: int) -> bool:
+def convolutional(console, folder, runs):
   """ResNet-50; whether original and optimized agree."""
   original, optimized = folder / "resnet50.onnx", folder / "resnet50.fast.onnx"
   model = light.randomized("resnet50", logits=True)
@@ -206,7 +205,7 @@ def convolutional(console: Console, folder: Path, runs: int) -> bool:
   return True
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
   """Runs the demo; 0 if everything agrees."""
   parser = argparse.ArgumentParser(description="Optimizes two models and compares them with the originals.")
   parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where the models are written")

@@ -26,7 +26,7 @@ OPSET = 17  # of the TorchScript exporter
 class Lerp(torch.nn.Module):
   """With a tensor for a weight."""
 
-  def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+  def forward(self, x, y, w):
     """x + w (y - x)."""
     return torch.lerp(x, y, w)
 
@@ -34,11 +34,11 @@ class Lerp(torch.nn.Module):
 class ScalarLerp(torch.nn.Module):
   """With a number for a weight."""
 
-  def __init__(self, weight: float) -> None:
+  def __init__(self, weight):
     super().__init__()
     self.weight = weight
 
-  def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+  def forward(self, x, y):
     """x + weight (y - x)."""
     return torch.lerp(x, y, self.weight)
 
@@ -46,7 +46,7 @@ class ScalarLerp(torch.nn.Module):
 class Gradients(torch.nn.Module):
   """Of x: [4, 1, 1, 1] and y: [1, 3, 6, 8]."""
 
-  def forward(self, dout: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+  def forward(self, dout, w):
     """dx and dy, each summed to its shape."""
     return (dout * (1 - w)).sum((1, 2, 3), keepdim=True), (dout * w).sum(0).reshape(1, 3, 6, 8)
 
@@ -60,7 +60,7 @@ MODULES: dict[str, tuple[torch.nn.Module, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def export(module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], dynamo: bool) -> onnx.ModelProto:
+def export(module, shapes, dynamo):
   """The module as a model, stripped."""
   inputs = tuple(torch.randn(shape) for shape in shapes)
   with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def export(module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], dynamo:
   return model
 
 
-def main() -> None:
+def main():
   """Writes every file."""
   folder = Path(tempfile.mkdtemp(prefix="ortplugin-models-"))
   unpack(folder)

@@ -29,10 +29,9 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # configurations are built here; nothing is downloaded
 
@@ -54,11 +53,11 @@ VOCAB = 48  # token ids in every language model
 class OneOutput(nn.Module):
   """A transformers model as a function of positional tensors that returns one of its outputs."""
 
-  def __init__(self, model: nn.Module, input_names: tuple[str, ...], index: int, options: dict[str, Any]) -> None:
+  def __init__(self, model, input_names, index, options):
     super().__init__()
     self.model, self.input_names, self.index, self.options = model, input_names, index, options
 
-  def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+  def forward(self, *tensors):
     """The chosen output."""
     result = self.model(**dict(zip(self.input_names, tensors, strict=True)), return_dict=False, **self.options)
     return result[self.index]
@@ -67,13 +66,13 @@ class OneOutput(nn.Module):
 class ResidualRMS(nn.Module):
   """x + MLP(RMSNorm(x)), ``depth`` times, with torch.nn.RMSNorm: the exporter keeps it whole at opset 23."""
 
-  def __init__(self, width: int = 24, depth: int = 2) -> None:
+  def __init__(self, width=24, depth=2):
     super().__init__()
     self.norms = nn.ModuleList(nn.RMSNorm(width, eps=1e-5) for _ in range(depth + 1))
     self.up = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(depth))
     self.down = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(depth))
 
-  def forward(self, x: torch.Tensor) -> torch.Tensor:
+  def forward(self, x):
     """x and the result have shape [batch, sequence, width]."""
     for norm, up, down in zip(self.norms, self.up, self.down, strict=False):
       x = x + down(nn.functional.gelu(up(norm(x))))
@@ -95,12 +94,12 @@ class Architecture:
   scatters: dict[str, int] = field(default_factory=dict)
 
 
-def wrap(model: nn.Module, *input_names: str, index: int = 0, **options: Any) -> nn.Module:
+def wrap(model, *input_names, index=0, **options):
   """Output `index` of a transformers model as a function of these inputs."""
   return OneOutput(model, input_names, index, options)
 
 
-def bert() -> nn.Module:
+def bert():
   """Layer norms after the residual Adds; 5 of them."""
   config = transformers.BertConfig(
       vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
@@ -110,7 +109,7 @@ def bert() -> nn.Module:
   return wrap(model, "input_ids", "attention_mask", "token_type_ids")
 
 
-def gpt2() -> nn.Module:
+def gpt2():
   """Layer norms before attention and MLP, causal mask; 5 of them."""
   config = transformers.GPT2Config(
       vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_inner=32, n_positions=32, attn_implementation="eager",
@@ -119,7 +118,7 @@ def gpt2() -> nn.Module:
   return wrap(transformers.GPT2Model(config), "input_ids", "attention_mask", use_cache=False)
 
 
-def vit() -> nn.Module:
+def vit():
   """Patch embedding and layer norms in front; 5 of them."""
   config = transformers.ViTConfig(
       hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8,
@@ -128,7 +127,7 @@ def vit() -> nn.Module:
   return wrap(transformers.ViTModel(config, add_pooling_layer=False), "pixel_values")
 
 
-def swin() -> nn.Module:
+def swin():
   """Shifted windows, and layer norms on merged patches; 9 of them."""
   config = transformers.SwinConfig(
       image_size=32, patch_size=4, embed_dim=8, depths=[2, 1], num_heads=[1, 2], window_size=4, mlp_ratio=2.0,
@@ -137,7 +136,7 @@ def swin() -> nn.Module:
   return wrap(transformers.SwinModel(config, add_pooling_layer=False), "pixel_values")
 
 
-def convnext() -> nn.Module:
+def convnext():
   """Layer norms over channels, between Transposes in the stem and between stages; 6 of them."""
   config = transformers.ConvNextConfig(
     num_channels=3, patch_size=4, num_stages=2, hidden_sizes=[8, 16], depths=[1, 2], image_size=32
@@ -145,7 +144,7 @@ def convnext() -> nn.Module:
   return wrap(transformers.ConvNextModel(config), "pixel_values", index=1)  # pooled: its norm is used
 
 
-def t5_encoder() -> nn.Module:
+def t5_encoder():
   """RMS norms, no biases, relative position bias; 5 of them."""
   config = transformers.T5Config(
       vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
@@ -154,7 +153,7 @@ def t5_encoder() -> nn.Module:
   return wrap(transformers.T5EncoderModel(config), "input_ids", "attention_mask")
 
 
-def mobilenet() -> nn.Module:
+def mobilenet():
   """MobileNet-v3: HardSwish, squeeze and excitation by HardSigmoid, residuals; no norm that is left."""
   from torchvision.models import mobilenetv3
 
@@ -163,7 +162,7 @@ def mobilenet() -> nn.Module:
   return mobilenetv3.MobileNetV3(rows, last_channel=16, num_classes=5)
 
 
-def efficientnet() -> nn.Module:
+def efficientnet():
   """EfficientNet: Silu, squeeze and excitation by Sigmoid, residuals; no norm that is left."""
   from torchvision.models import efficientnet as models
 
@@ -171,7 +170,7 @@ def efficientnet() -> nn.Module:
   return models.EfficientNet(rows, dropout=0.0, num_classes=5, last_channel=16)
 
 
-def llama() -> nn.Module:
+def llama():
   """RMS norms with Casts to fp32, rotary embeddings, grouped heads; 5 of them."""
   config = transformers.LlamaConfig(
       vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -265,7 +264,7 @@ class Case:
   dynamic: bool = False
 
   @property
-  def name(self) -> str:
+  def name(self):
     """The file name without suffix: architecture, exporter, and what differs from the defaults."""
     parts = [self.architecture, self.exporter]
     if self.opset is not None:
@@ -328,7 +327,7 @@ TORCH_DTYPES = {"float": torch.float32, "float16": torch.float16, "int64": torch
 TOLERANCES = {"float": (1e-4, 1e-5), "float16": (1e-2, 2e-2)}
 
 
-def randomize(model: nn.Module) -> None:
+def randomize(model):
   """Gives every parameter a random value. Norms keep weights near 1, but unlike each other: a rewrite that drops
   or swaps a weight or a bias must show in the outputs. All are numbers of bfloat16, which make the archive a third
   smaller."""
@@ -345,7 +344,7 @@ def randomize(model: nn.Module) -> None:
         parameter.copy_(values.bfloat16())
 
 
-def is_norm(module: nn.Module) -> str | None:
+def is_norm(module):
   """'layer' or 'rms' for a norm module, else None."""
   if isinstance(module, nn.LayerNorm):
     return "layer"
@@ -354,12 +353,12 @@ def is_norm(module: nn.Module) -> str | None:
   return None
 
 
-def count_norms(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[dict[str, int], torch.Tensor]:
+def count_norms(model, inputs):
   """Runs the model; returns how often layer and RMS norms ran, and its output."""
   counts = {"layer": 0, "rms": 0}
 
-  def counted(kind: str) -> Callable[..., None]:
-    def hook(*_: Any) -> None:
+  def counted(kind):
+    def hook(*_):
       counts[kind] += 1
 
     return hook
@@ -372,7 +371,7 @@ def count_norms(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[dic
   return counts, output
 
 
-def make_inputs(architecture: Architecture, dtype: str) -> tuple[torch.Tensor, ...]:
+def make_inputs(architecture, dtype):
   """Random tensors in the order of the architecture's inputs."""
   tensors = []
   for name, (kind, shape, high) in architecture.inputs.items():
@@ -388,11 +387,11 @@ def make_inputs(architecture: Architecture, dtype: str) -> tuple[torch.Tensor, .
   return tuple(tensors)
 
 
-def export(case: Case, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
+def export(case, model, inputs):
   """The model as the exporter writes it."""
   architecture = ARCHITECTURES[case.architecture]
   names = list(architecture.inputs)
-  options: dict[str, Any] = {"input_names": names, "output_names": ["output"], "opset_version": case.opset}
+  options = {"input_names": names, "output_names": ["output"], "opset_version": case.opset}
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
     warnings.simplefilter("ignore")
     path = Path(folder) / "model.onnx"
@@ -409,7 +408,7 @@ def export(case: Case, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> on
     return onnx.load(path)
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(graph):
   """Every node of a graph and of the bodies in its attributes."""
   for node in graph.node:
     yield node
@@ -418,7 +417,7 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield from all_nodes(body)
 
 
-def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def make(case):
   """Builds, exports and checks one case; returns the model and its entry in expected.json."""
   architecture = ARCHITECTURES[case.architecture]
   torch.manual_seed(SEED)
@@ -459,7 +458,7 @@ def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
   return proto, entry
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
   """Writes the chosen models and expected.json."""
   parser = argparse.ArgumentParser(description="Writes the small exported models in tests/data.")
   parser.add_argument("--only", default="", help="only the cases whose name contains this text")
@@ -473,7 +472,7 @@ def main(arguments: list[str] | None = None) -> int:
   folder = Path(tempfile.mkdtemp(prefix="ortplugin-models-"))
   unpack(folder)
   expected_path = folder / "expected.json"
-  expected: dict[str, Any] = json.loads(expected_path.read_text()) if expected_path.exists() else {}
+  expected = json.loads(expected_path.read_text()) if expected_path.exists() else {}
   for case in cases:
     proto, entry = make(case)
     data = proto.SerializeToString(deterministic=True)

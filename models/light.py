@@ -15,12 +15,12 @@ NAMES = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet5
          "zfnet512")  # fmt: skip
 
 
-def path(name: str) -> Path:
+def path(name):
   """Where the installed onnx package has the model."""
   return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
 
 
-def randomized(name: str, seed: int = 0, logits: bool = False) -> onnx.ModelProto:
+def randomized(name, seed=0, logits=False):
   """The model with random weights in place of the constants.
 
   Weights of convolutions and matrix products are normal with a variance of 1 or 2 / (inputs of one output), so
@@ -57,7 +57,7 @@ def randomized(name: str, seed: int = 0, logits: bool = False) -> onnx.ModelProt
   return model
 
 
-def _positive(model: onnx.ModelProto) -> set[str]:
+def _positive(model):
   """The names of what scales: of a BatchNormalization's scale and variance, and of what a Mul reads unsqueezed."""
   makers = {node.output[0]: node for node in model.graph.node}
   found = {node.input[i] for node in model.graph.node if node.op_type == "BatchNormalization" for i in (1, 4)}

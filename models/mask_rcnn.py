@@ -23,7 +23,7 @@ OPSET = 17
 DETECTIONS = 100
 
 
-def export(path: Path, size: int = 800, seed: int = 0) -> None:
+def export(path, size=800, seed=0):
   """Writes the model: input image, float [3, size, size] in 0 .. 1; outputs boxes, labels, scores and masks.
 
   boxes is float [n, 4], labels int64 [n], scores float [n] and masks float [n, 1, size, size], n at most 100.
@@ -45,7 +45,7 @@ def export(path: Path, size: int = 800, seed: int = 0) -> None:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
   """Writes the model where the command says."""
   parser = argparse.ArgumentParser(description="Exports torchvision's Mask R-CNN with random weights.")
   parser.add_argument("path", type=Path)

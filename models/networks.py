@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 SEED = 20240701
@@ -42,10 +41,10 @@ class Network:
   settle: Callable[[Any], None] | None = None
 
 
-def images(shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], Tensors]:
+def images(shape):
   """Inputs of a network of images of this shape."""
 
-  def make(sizes: tuple[int, ...]) -> Tensors:
+  def make(sizes):
     import torch
 
     return {"image": torch.randn(*sizes, *shape)}
@@ -53,8 +52,8 @@ def images(shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], Tensors]:
   return make
 
 
-def _torchvision(name: str) -> Callable[[], Any]:
-  def build() -> Any:
+def _torchvision(name):
+  def build():
     import torchvision
 
     return torchvision.models.get_model(name, weights=None)
@@ -62,29 +61,29 @@ def _torchvision(name: str) -> Callable[[], Any]:
   return build
 
 
-def _fcn() -> Any:
+def _fcn():
   import torch
   import torchvision
 
   class Mask(torch.nn.Module):
     """The model's main output instead of its dictionary."""
 
-    def __init__(self) -> None:
+    def __init__(self):
       super().__init__()
       self.model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None)
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, image):
       return self.model(image)["out"]
 
   return Mask()
 
 
-def _generator() -> Any:
+def _generator():
   """DCGAN's generator of 64 x 64 images: Radford, Metz and Chintala, 2016, figure 1, with 64 features."""
   from torch import nn
 
   widths = (100, 512, 256, 128, 64, 3)
-  layers: list[Any] = []
+  layers = []
   for index, (inputs, outputs) in enumerate(pairwise(widths)):
     first, last = index == 0, index == len(widths) - 2
     stride, padding = (1, 0) if first else (2, 1)
@@ -93,7 +92,7 @@ def _generator() -> Any:
   return nn.Sequential(*layers)
 
 
-def _unet(*, transposed: bool = False) -> Any:
+def _unet(*, transposed=False):
   """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms and padded convolutions.
 
   `transposed`: its decoder has the paper's up-convolutions of 2x2, which halve the channels; else nearest upsampling.
@@ -103,14 +102,14 @@ def _unet(*, transposed: bool = False) -> Any:
 
   widths = (32, 64, 128, 256, 512)
 
-  def stage(inputs: int, outputs: int) -> Any:
-    layers: list[Any] = []
+  def stage(inputs, outputs):
+    layers = []
     for channels in (inputs, outputs):
       layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
     return nn.Sequential(*layers)
 
   class UNet(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
       super().__init__()
       self.down = nn.ModuleList(stage(*pair) for pair in pairwise((3, *widths)))
       pairs = list(pairwise(widths))
@@ -122,7 +121,7 @@ def _unet(*, transposed: bool = False) -> Any:
       self.pool = nn.MaxPool2d(2)
       self.head = nn.Conv2d(widths[0], 2, 1)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
       skips = []
       for number, stage in enumerate(self.down):
         x = stage(self.pool(x) if number else x)
@@ -134,7 +133,7 @@ def _unet(*, transposed: bool = False) -> Any:
   return UNet()
 
 
-def _image(title: str, build: Callable[[], Any], shape: tuple[int, ...] = (3, 224, 224)) -> Network:
+def _image(title, build, shape=(3, 224, 224)):
   return Network(title, build, images(shape))
 
 
@@ -151,7 +150,7 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def module(network: Network, device: str = "cpu") -> Any:
+def module(network, device="cpu"):
   """The network in float32, for inference, on the device. The same weights in every run on one device."""
   import torch
 
@@ -181,7 +180,7 @@ def module(network: Network, device: str = "cpu") -> Any:
   return model.eval()
 
 
-def draw(network: Network, sizes: tuple[int, ...], device: str = "cpu", dtype: Any = None) -> Tensors:
+def draw(network, sizes, device="cpu", dtype=None):
   """Random inputs on the device, floating ones in the dtype."""
   import torch
 
@@ -190,13 +189,13 @@ def draw(network: Network, sizes: tuple[int, ...], device: str = "cpu", dtype: A
   return {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
 
 
-def export(model: Any, inputs: Tensors, path: Path, exporter: str) -> None:
+def export(model, inputs, path, exporter):
   """Writes the module to `path` with one of PyTorch's exporters, for inputs of these names, shapes and dtypes."""
   import torch
 
   with warnings.catch_warnings(), torch.no_grad():
     warnings.simplefilter("ignore")
-    given: dict[str, Any] = {"input_names": list(inputs), "opset_version": OPSETS[exporter]}
+    given = {"input_names": list(inputs), "opset_version": OPSETS[exporter]}
     if exporter == "dynamo":
       given |= {"external_data": False, "verbose": False}
     torch.onnx.export(model, tuple(inputs.values()), path, dynamo=exporter == "dynamo", **given)

@@ -8,9 +8,7 @@ import io
 import math
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +20,7 @@ from ortplugin.graph.messages import walk_tensors
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.bz2"
 
 
-def unpack(folder: Path, source: Path = ARCHIVE) -> None:
+def unpack(folder, source=ARCHIVE):
   """Writes every file to `folder`, "lerp/<name>.onnx" into its own."""
   with tarfile.open(source) as archive:
     for member in archive:
@@ -33,7 +31,7 @@ def unpack(folder: Path, source: Path = ARCHIVE) -> None:
       path.write_bytes(_whole(data.read()) if path.suffix == ".onnx" else data.read())
 
 
-def pack(folder: Path, target: Path = ARCHIVE) -> None:
+def pack(folder, target=ARCHIVE):
   """Makes the archive of all models in `folder`, and of the JSON that says of each what there is to know."""
   raw = io.BytesIO()
   with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -45,7 +43,7 @@ def pack(folder: Path, target: Path = ARCHIVE) -> None:
   target.write_bytes(bz2.compress(raw.getvalue()))  # 5% smaller than xz
 
 
-def strip(message: Any) -> None:
+def strip(message):
   """Empties every doc_string and metadata_props in a protobuf message, however deep."""
   for name in ("doc_string", "metadata_props"):
     if name in message.DESCRIPTOR.fields_by_name:
@@ -60,7 +58,7 @@ def strip(message: Any) -> None:
 WEIGHTS = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
 
 
-def shorten_weights(proto: onnx.ModelProto) -> None:
+def shorten_weights(proto):
   """For a smaller archive: weights in float32 and float16 become made ones of about the same mean and deviation."""
   for tensor, _ in walk_tensors(proto):
     if not _may_be_made(tensor) or _is_made(tensor):
@@ -76,7 +74,7 @@ def shorten_weights(proto: onnx.ModelProto) -> None:
       tensor.CopyFrom(onnx.numpy_helper.from_array(_made(tensor, short), tensor.name))
 
 
-def _made(tensor: onnx.TensorProto, ends: np.ndarray) -> np.ndarray:
+def _made(tensor, ends):
   """The tensor's weights, between two numbers, which come first, as its name and shape give them.
 
   SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
@@ -92,7 +90,7 @@ def _made(tensor: onnx.TensorProto, ends: np.ndarray) -> np.ndarray:
   return values.reshape(shape)
 
 
-def _short(data: bytes) -> bytes:
+def _short(data):
   """A model as it stands in an archive."""
   proto = onnx.ModelProto.FromString(data)
   _change_weights(proto, _empty)  # by their names
@@ -100,37 +98,37 @@ def _short(data: bytes) -> bytes:
   return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _whole(data: bytes) -> bytes:
+def _whole(data):
   proto = onnx.ModelProto.FromString(data)
   unpack_names(proto)
   _change_weights(proto, _fill)
   return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _change_weights(proto: onnx.ModelProto, change: Callable[[onnx.TensorProto], None]) -> None:
+def _change_weights(proto, change):
   for tensor, _ in walk_tensors(proto):
     if _may_be_made(tensor):
       change(tensor)
 
 
-def _may_be_made(tensor: onnx.TensorProto) -> bool:
+def _may_be_made(tensor):
   return tensor.data_type in WEIGHTS and math.prod(tensor.dims) >= 8  # fewer are factors and limits
 
 
-def _ends(tensor: onnx.TensorProto) -> np.ndarray:
+def _ends(tensor):
   return np.frombuffer(tensor.raw_data, WEIGHTS[tensor.data_type])[:2]
 
 
-def _is_made(tensor: onnx.TensorProto) -> bool:
+def _is_made(tensor):
   return len(_ends(tensor)) == 2 and tensor.raw_data == _made(tensor, _ends(tensor)).tobytes()
 
 
-def _empty(tensor: onnx.TensorProto) -> None:
+def _empty(tensor):
   """Leaves the two numbers between which made weights lie."""
   if _is_made(tensor):
     tensor.raw_data = _ends(tensor).tobytes()
 
 
-def _fill(tensor: onnx.TensorProto) -> None:
+def _fill(tensor):
   if len(tensor.raw_data) == _ends(tensor).nbytes > 0:
     tensor.raw_data = _made(tensor, _ends(tensor)).tobytes()

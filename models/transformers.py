@@ -5,9 +5,7 @@ biases, and tables that begin at zero are random, so that no parameter is trivia
 scaled_dot_product_attention. Nothing is downloaded. Needs PyTorch, and torchvision or transformers.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from models.networks import Network, images
 
@@ -16,13 +14,13 @@ LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12
          "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
 
 
-def _torchvision(name: str, **given: Any) -> Any:
+def _torchvision(name, **given):
   import torchvision
 
   return torchvision.models.get_model(name, weights=None, **given)
 
 
-def _hugging_face(name: str, takes: tuple[str, ...], part: str = "", /, **config: Any) -> Any:
+def _hugging_face(name, takes, part="", /, **config):
   """A module from the inputs `takes` to the first output of the model; `part`: to that of its encoder."""
   import torch
   import transformers
@@ -32,17 +30,17 @@ def _hugging_face(name: str, takes: tuple[str, ...], part: str = "", /, **config
   more = {"use_cache": False} if "CausalLM" in name or "LMHead" in name else {}
 
   class First(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
       super().__init__()
       self.model = getattr(whole, part) if part else whole
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
       return self.model(**dict(zip(takes, inputs, strict=True)), **more)[0]
 
   return First()
 
 
-def _decoder(name: str, **config: Any) -> Any:
+def _decoder(name, **config):
   """A step of decoding: (tokens, keys and values of each layer) to (logits, the same with those of the tokens)."""
   import torch
   import transformers
@@ -50,11 +48,11 @@ def _decoder(name: str, **config: Any) -> Any:
   kind = getattr(transformers, name)
 
   class Step(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
       super().__init__()
       self.model = kind(kind.config_class(**config, attn_implementation="sdpa"))
 
-    def forward(self, tokens: Any, *past: Any) -> tuple[Any, ...]:
+    def forward(self, tokens, *past):
       cache = transformers.DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
       logits = self.model(tokens, past_key_values=cache, use_cache=True)[0]
       return (logits, *(each for layer in cache.layers for each in (layer.keys, layer.values)))
@@ -65,7 +63,7 @@ def _decoder(name: str, **config: Any) -> Any:
 # ---- inputs
 
 
-def _tokens(vocabulary: int, sizes: tuple[int, ...], *, mask: bool = False) -> dict[str, Any]:
+def _tokens(vocabulary, sizes, *, mask=False):
   """Token numbers of shape [batch, length]; a mask that leaves no token out."""
   import torch
 
@@ -73,7 +71,7 @@ def _tokens(vocabulary: int, sizes: tuple[int, ...], *, mask: bool = False) -> d
   return {**tokens, "attention_mask": torch.ones(sizes, dtype=torch.int64)} if mask else tokens
 
 
-def _step(vocabulary: int, layers: int, heads: int, head_size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+def _step(vocabulary, layers, heads, head_size, sizes):
   """One token of each sequence and the cache, of which each tensor is [batch, heads, length, head size]."""
   import torch
 
@@ -83,7 +81,7 @@ def _step(vocabulary: int, layers: int, heads: int, head_size: int, sizes: tuple
   return {"input_ids": torch.randint(3, vocabulary, (batch, 1)), **past}
 
 
-def _sound(sizes: tuple[int, ...]) -> dict[str, Any]:
+def _sound(sizes):
   """Half a minute of a spectrogram."""
   import torch
 
@@ -93,7 +91,7 @@ def _sound(sizes: tuple[int, ...]) -> dict[str, Any]:
 # ---- table
 
 
-def settle(model: Any) -> None:
+def settle(model):
   """Makes random what is the same number throughout: scales and shifts of norms, biases, heads and tables."""
   import torch
 
@@ -107,13 +105,11 @@ def settle(model: Any) -> None:
       parameter += (0.05 if parameter.ndim == 1 else 0.02) * torch.randn_like(parameter)
 
 
-def _text(
-  title: str, build: Callable[[], Any], inputs: Callable[[tuple[int, ...]], Any], sizes: str = "BATCHxLENGTH"
-) -> Network:
+def _text(title, build, inputs, sizes="BATCHxLENGTH"):
   return Network(title, build, inputs, sizes, channels_last=False, exporter="dynamo", settle=settle)
 
 
-def _image(title: str, name: str) -> Network:
+def _image(title, name):
   return Network(title, partial(_torchvision, name), images((3, 224, 224)), exporter="dynamo", settle=settle)
 
 

@@ -12,7 +12,6 @@ import argparse
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -28,7 +27,7 @@ EXPORTERS = ("dynamo", "torchscript")
 SEED = 20240701
 
 
-def export(name: str, exporter: str, path: Path, size: int = 224) -> None:
+def export(name, exporter, path, size=224):
   """Writes the model `name` of MODELS to `path`, as the exporter makes it."""
   import torch
   import torchvision
@@ -54,7 +53,7 @@ def export(name: str, exporter: str, path: Path, size: int = 224) -> None:
       torch.onnx.export(model, inputs, path, dynamo=False, opset_version=17, **names)
 
 
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def nodes_of(graph):
   """Every node that is no Constant, bodies included."""
   for node in graph.node:
     if node.op_type != "Constant":
@@ -64,7 +63,7 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield from nodes_of(attribute.g)
 
 
-def pointwise_left(model: onnx.ModelProto) -> list[str]:
+def pointwise_left(model):
   """The pointwise operators outside fused ones, as 'name (operator)', those with a pointwise neighbour marked."""
   from ortplugin.graph.convert import import_model
   from ortplugin.graph.facts import scopes
@@ -81,7 +80,7 @@ def pointwise_left(model: onnx.ModelProto) -> list[str]:
   return left
 
 
-def count(path: Path) -> None:
+def count(path):
   """Prints one line: operators before and after, fused ones, pointwise ones left."""
   import ortplugin
 
@@ -104,7 +103,7 @@ def count(path: Path) -> None:
     print(f"    {each}: {next(said, 'no reason given')}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
   """Writes or counts models."""
   parser = argparse.ArgumentParser(description="Exports torchvision's models and counts what is fused in them.")
   parser.add_argument("--out", type=Path, help="the folder to write to")

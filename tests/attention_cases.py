@@ -5,13 +5,11 @@ from the float64 reference. `check` compares; its docstring derives the toleranc
 """
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import onnx
-from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Declared, Shape, compare, model_with, named
+from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Declared, Shape, compare, model_with, named
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -64,17 +62,17 @@ class Case:
   hidden: float = -np.inf
 
   @property
-  def layouts(self) -> list[str]:
+  def layouts(self):
     """The texts of the four layouts."""
     _, heads, kv_heads, *_ = self.sizes
     return [text.format(h=heads, hk=heads + kv_heads, t=heads + 2 * kv_heads) for text in LAYOUTS[self.layout]]
 
   @property
-  def is_packed(self) -> bool:
+  def is_packed(self):
     return self.layout.startswith("packed")
 
   @property
-  def shapes(self) -> tuple[Shape, ...]:
+  def shapes(self):
     """Those of the node's inputs."""
     batch, heads, kv_heads, queries, keys, head_size, value_size = self.sizes
     made = []
@@ -96,18 +94,18 @@ class Case:
     return tuple(made)
 
   @property
-  def names(self) -> list[str]:
+  def names(self):
     tables = ["cos", "sin"] if self.tables else []
     past = [] if self.past is None else ["past_key", "past_value"]
     return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else []), *tables, *past]
 
   @property
-  def outputs(self) -> list[str]:
+  def outputs(self):
     return ["y"] if self.past is None else ["y", "present_key", "present_value"]
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-    made: dict[str, Array] = {}
+    made = {}
     for name, shape in zip(self.names, self.shapes, strict=True):
       if name == "mask":
         made[name] = self._mask(rng, shape)
@@ -121,7 +119,7 @@ class Case:
         made[name] = np.asarray(numbers, np.float64).astype(NUMPY_DTYPES[self.dtype])
     return [made[name] for name in self.names]
 
-  def _mask(self, rng: np.random.Generator, shape: Shape) -> Array:
+  def _mask(self, rng, shape):
     """Half of it is seen; every fifth row of keys is masked whole."""
     assert self.mask is not None
     seen = rng.random(shape) < 0.5
@@ -131,12 +129,12 @@ class Case:
       return np.asarray(seen)
     return np.asarray(np.where(seen, rng.standard_normal(shape), self.hidden)).astype(NUMPY_DTYPES[self.mask[0]])
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     return dict(zip(self.names, self.inputs(), strict=True))
 
-  def node(self, name: str = "attention") -> onnx.NodeProto:
+  def node(self, name="attention"):
     _, heads, kv_heads, *_ = self.sizes
-    given: Attributes = {"qkv_dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
+    given = {"qkv_dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
     if self.mask:
       given["mask_dtype"] = self.mask[0]
     if self.tables and self.tables[0] != self.dtype:
@@ -145,13 +143,11 @@ class Case:
     given.update({key: text for key, text in words.items() if text != "b h s d"})
     return helper.make_node("FusedAttention", self.names, self.outputs, name, domain=DOMAIN, **given)
 
-  def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
+  def model(self, shapes=None):
     """A model of this one node, with the case's shapes or those given. The output's shape is left to inference."""
     return self.model_of([self.node()], shapes)
 
-  def model_of(
-    self, nodes: Sequence[onnx.NodeProto], shapes: Sequence[Declared] | None = None, opset: int = OPSET
-  ) -> bytes:
+  def model_of(self, nodes, shapes=None, opset=OPSET):
     """A model of nodes that read the case's inputs and write y."""
     declared = dict(zip(self.names, self.shapes if shapes is None else shapes, strict=True))
     dtypes = {"mask": self.mask[0]} if self.mask else {}
@@ -162,17 +158,17 @@ class Case:
 
 
 def case_of(
-  name: str,
-  dtype: str,
-  sizes: Sequence[int],
-  layout: str = "standard",
-  mask: tuple[str, Shape] | None = None,
-  values: str = "normal",
-  tables: tuple[str, Shape] | None = None,
-  past: int | None = None,
-  hidden: float = -np.inf,
-  **attributes: Any,
-) -> Case:
+  name,
+  dtype,
+  sizes,
+  layout="standard",
+  mask=None,
+  values="normal",
+  tables=None,
+  past=None,
+  hidden=-np.inf,
+  **attributes,
+):
   """A case with softmax's usual scale, 1 / sqrt(head size). `sizes`: without kv_heads and value size, as heads."""
   batch, heads, *rest = sizes
   if len(rest) == 3:
@@ -186,9 +182,7 @@ def case_of(
 # ---- comparison
 
 
-def check(
-  case: Case, found: Sequence[Array], unit: float | None = None, inputs: Sequence[Array] | None = None
-) -> float:
+def check(case, found, unit=None, inputs=None):
   """Compares the outputs with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, so are the masks of NaN. Otherwise
@@ -240,9 +234,7 @@ def check(
   return compare(case.name, found[0], wanted[0], wide, laid_out(slack, attention.y))
 
 
-def _check_present(
-  case: Case, found: Sequence[Array], wanted: Sequence[Array], inputs: Sequence[Array], c: float
-) -> None:
+def _check_present(case, found, wanted, inputs, c):
   """Compares what is present, if anything is."""
   attention = attributes_of(case.node())
   assert len(found) == len(wanted) == (0 if attention.past is None else 2)
@@ -267,7 +259,7 @@ CAUSAL = {
 }
 
 
-def _sizes() -> list[Case]:
+def _sizes():
   """Keys and heads of awkward sizes."""
   made = []
   for number, (queries, keys) in enumerate(
@@ -281,7 +273,7 @@ def _sizes() -> list[Case]:
   return made
 
 
-def _layouts() -> list[Case]:
+def _layouts():
   made = []
   for name in LAYOUTS:
     for dtype in FLOATING:
@@ -292,7 +284,7 @@ def _layouts() -> list[Case]:
   return made
 
 
-def _masks() -> list[Case]:
+def _masks():
   sizes, full = (2, 4, 2, 20, 70, 16, 16), (2, 4, 20, 70)
   shapes = {"all": full, "of keys": (2, 1, 1, 70), "of queries and keys": (20, 70), "of queries": (1, 4, 20, 1),
             "of the batch": (2, 1, 1, 1), "of heads": (4, 1, 70), "a number": ()}  # fmt: skip
@@ -314,7 +306,7 @@ def _masks() -> list[Case]:
   return made
 
 
-def _causal() -> list[Case]:
+def _causal():
   made = []
   for name, given in CAUSAL.items():
     for number, (queries, keys) in enumerate(((70, 70), (20, 90), (90, 20), (1, 100), (100, 1))):
@@ -326,7 +318,7 @@ def _causal() -> list[Case]:
   return list({case.name: case for case in made}.values())
 
 
-def _values() -> list[Case]:
+def _values():
   made = []
   for dtype in FLOATING:
     for values in ("special rows", "denormal", "negative zero"):
@@ -344,7 +336,7 @@ def _values() -> list[Case]:
   return made
 
 
-def _empty() -> list[Case]:
+def _empty():
   made = []
   for dtype in ("float16", "float"):
     for layout in ("standard", "merged", "channels first"):
@@ -364,7 +356,7 @@ ROTATED = (
 )  # fmt: skip
 
 
-def _rotary() -> list[Case]:
+def _rotary():
   """Tables of each form and dtype; heads that are rotated whole or in part, by pairs in chunks of 8, 4, 2 and 1."""
   made = []
   for rotary in ("half", "interleaved"):
@@ -390,7 +382,7 @@ def _rotary() -> list[Case]:
   return list({case.name: case for case in made}.values())
 
 
-def _past() -> list[Case]:
+def _past():
   """Of a cache of some rows: few queries and many, heads that share keys, rotated in both ways, masks and windows."""
   made = []
   of = ((0, 3, 4), (1, 1, 1), (7, 1, 4), (7, 17, 1), (100, 3, 4), (1024, 1, 1), (1024, 3, 4), (1024, 17, 4),
@@ -430,7 +422,7 @@ def _past() -> list[Case]:
 CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past())
 
 
-def _large(name: str, dtype: str, *sizes_and_layout: Any, **given: Any) -> Case:
+def _large(name, dtype, *sizes_and_layout, **given):
   return case_of(f"large: {name}, {dtype}", dtype, *sizes_and_layout, **given)
 
 
@@ -474,7 +466,7 @@ GROWING: list[Declared] = [
 ]  # fmt: skip
 
 
-def growing(past: int, rows: int) -> Case:
+def growing(past, rows):
   """A run of it with so many rows of past and of queries."""
   return case_of(f"growing, {past} and {rows}", "float16", (2, 4, 2, rows, past + rows, 16, 16), "merged", past=past,
                  tables=("float", (rows, 8)), rotary="half", rotary_dtype="float", causal="lower_right")  # fmt: skip

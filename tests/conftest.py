@@ -11,10 +11,8 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 @cache
-def why_no_gpu() -> str | None:
+def why_no_gpu():
   """What is missing for the tests in gpu/, or None if they can run."""
   try:
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -49,12 +47,12 @@ def why_no_gpu() -> str | None:
   return None
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
   parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
   parser.addoption("--poison", action="store_true", help="give CUDA sessions memory that is NaN until it is written")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
   reason = why_no_gpu()
   if reason and config.getoption("--require-gpu"):
     raise pytest.UsageError(f"--require-gpu: {reason}")
@@ -62,18 +60,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["ORTPLUGIN_POISON"] = "1"  # gpu/device.py reads it, and processes that tests start do
 
 
-def pytest_report_header() -> str:
+def pytest_report_header():
   reason = why_no_gpu()
   return f"GPU tests: skipped, because {reason}" if reason else "GPU tests: run"
 
 
-def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+def pytest_make_parametrize_id(val, argname):
   """Cases have names."""
   return str(getattr(val, "name", "")) or None if argname == "case" else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
   if sample.SAMPLING:
     thin = {item.nodeid: marker.args[0] for item in items if (marker := item.get_closest_marker("one_in"))}
     taken = sample.taken({item.nodeid: thin.get(item.nodeid, 1) for item in items})
@@ -88,24 +86,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
+def pytest_testnodedown(node):
   """What a worker of pytest-xdist left out: each collects all."""
   node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter, config):
   if sample.SAMPLING:
     terminalreporter.write_line(f"ORTPLUGIN_SAMPLE: {config.stash.get(LEFT_OUT, 0)} cases are left to make test-all")
 
 
 @pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+def rng(request):
   """A generator seeded by the test's name and parameters: the same numbers in every run and order."""
   return np.random.default_rng(zlib.crc32(request.node.name.encode()))
 
 
 @pytest.fixture(scope="session")
-def library() -> Path:
+def library():
   """The path of libortplugin.so. A test that needs it fails without it."""
   import ortplugin
 
@@ -113,19 +111,19 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="session")
-def exported() -> dict[str, dict[str, Any]]:
+def exported():
   """The entries of expected.json by model name."""
-  entries: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
+  entries = json.loads((DATA / "expected.json").read_text())
   return entries
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(capsys):
   """Runs optimize-model: (exit status, stdout, stderr)."""
 
   from ortplugin.cli import main
 
-  def call(*arguments: object) -> tuple[int, str, str]:
+  def call(*arguments):
     capsys.readouterr()
     status = main([str(argument) for argument in arguments])
     captured = capsys.readouterr()

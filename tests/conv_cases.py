@@ -7,17 +7,15 @@ reference. `check` compares; `expect` says by how much a convolution may be off.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
 import pointwise_cases
 from node_cases import (
   UNIT_ROUNDOFF,
   VALUES,
-  Array,
   Expectation,
   ProductCase,
   Shape,
@@ -56,11 +54,11 @@ class Case(ProductCase):
   exact: tuple[str, ...] = ()
 
   @property
-  def names(self) -> list[str]:
+  def names(self):
     """The inputs' names."""
     return ["X", "W", *(parameter.name for parameter in self.program.parameters[1:])]
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     """X, W and the operands."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     x, w, *operands = self.shapes
@@ -70,17 +68,17 @@ class Case(ProductCase):
     return arrays + [made_array(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
 
   @property
-  def constants(self) -> tuple[str, ...]:
+  def constants(self):
     return ("W",) if self.constant else ()
 
-  def node(self, name: str = "convolution") -> onnx.NodeProto:
+  def node(self, name="convolution"):
     program = self.program
     outputs = [output_name(program, result) for result in program.results]
     return helper.make_node(
       OPERATOR.name, self.names, outputs, name, domain=OPERATOR.domain, program=self.text, **self.attributes
     )
 
-  def with_layout(self, layout: str) -> Case:
+  def with_layout(self, layout):
     """The same in the other layout, of a case in NCHW."""
     if layout == "NCHW":
       return self
@@ -91,14 +89,14 @@ class Case(ProductCase):
     attributes = {"kernel_shape": list(w[2:]), **self.attributes, "layout": layout}
     return replace(self, name=f"{self.name}, {layout}", shapes=(last(x), last(w), *moved), attributes=attributes)
 
-  def with_image_first(self) -> Case:
+  def with_image_first(self):
     """The same with the layout NHWC, but for X, which stays as it is."""
     moved = self.with_layout("NHWC")
     attributes = {**moved.attributes, "input_layout": "NCHW"}
     return replace(moved, name=f"{moved.name} but X", shapes=(self.shapes[0], *moved.shapes[1:]), attributes=attributes)
 
 
-def made_array(rng: np.random.Generator, dtype: str, shape: Shape, values: str, scale: float = 1.0) -> Array:
+def made_array(rng, dtype, shape, values, scale=1.0):
   if dtype == "bool":
     return np.asarray(rng.random(shape) < 0.5)
   if dtype in INTEGERS:
@@ -118,7 +116,7 @@ def made_array(rng: np.random.Generator, dtype: str, shape: Shape, values: str, 
 UNITS = 8.0
 
 
-def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+def expect(case, inputs=None, unit=None):
   """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's.
 
   A convolution's value may be off by
@@ -137,9 +135,7 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   return expect_of(case, value, size, int(np.prod(w.shape)) // max(1, w.shape[0]), operands, unit)
 
 
-def expect_of(
-  case: Any, value: Array, size: Array, products: int, operands: Sequence[Array], unit: float | None = None
-) -> Expectation:
+def expect_of(case, value, size, products, operands, unit=None):
   """`expect` of any product: its value, the sum of its terms' sizes, and how many they are."""
   program = case.program
   arrays = [value, *operands]
@@ -160,7 +156,7 @@ def expect_of(
   return Expectation(expected.wide, expected.outputs, slack)
 
 
-def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
+def check(case, outputs, expected=None):
   """Compares a kernel's outputs with the reference, as pointwise_cases.check does, with the slack of `expect`."""
   expected = expect(case) if expected is None else expected
   check_results(case, outputs, expected)
@@ -218,7 +214,7 @@ BESIDE = {
 }
 
 
-def operand_shape(name: str, result: Shape) -> Shape:
+def operand_shape(name, result):
   """The shape of an operand of EPILOGUES, with channels first."""
   batch, channels, *sizes = result
   ones = (1,) * len(sizes)
@@ -226,7 +222,7 @@ def operand_shape(name: str, result: Shape) -> Shape:
   return result if name == "m" else shapes[name.rstrip("2")]
 
 
-def made(name: str, epilogue: str, dtype: str, x: Shape, w: Shape, values: str = "normal", **attributes: Any) -> Case:
+def made(name, epilogue, dtype, x, w, values="normal", **attributes):
   """A case in NCHW; `name` ends with what tells it from others."""
   bare = Case(name, typed(BARE, dtype), (x, w), attributes)
   result = OPERATOR.infer_shapes(bare.node(), [pointwise_type(x), pointwise_type(w)])[0].shape
@@ -237,7 +233,7 @@ def made(name: str, epilogue: str, dtype: str, x: Shape, w: Shape, values: str =
   return replace(bare, text=text, shapes=(x, w, *operands), values=values)
 
 
-def pointwise_type(shape: Shape) -> Any:
+def pointwise_type(shape):
   """A type of this shape whose dtype is left open."""
   from ortplugin.ops import TensorType
 
@@ -304,7 +300,7 @@ GEOMETRIES: dict[str, Geometry] = {
 }
 
 
-def _cases() -> list[Case]:
+def _cases():
   cases = [
     made(f"{name}, {dtype}", RESIDUAL_RELU, dtype, x, w, **attributes)
     for name, (x, w, attributes) in GEOMETRIES.items()

@@ -4,17 +4,15 @@ A case is a geometry, a program and a dtype. `check` compares; its docstring der
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
-from node_cases import UNIT_ROUNDOFF, Array, ProductCase, Shape, compare, named, normal_inputs, typed
+from node_cases import UNIT_ROUNDOFF, ProductCase, Shape, compare, named, normal_inputs, typed
 from onnx import helper
 
 from ortplugin.ops.conv_grad import OPERATOR
-from ortplugin.ops.conv_grad.gradient import Gradient, gradient_of
+from ortplugin.ops.conv_grad.gradient import gradient_of
 from ortplugin.program import FLOATING
 
 
@@ -33,13 +31,13 @@ class Geometry:
   group: int = 1
   rest: Shape = ()
 
-  def attributes(self) -> dict[str, Any]:
+  def attributes(self):
     """Those that are not defaults."""
     given = {"strides": self.strides, "dilations": self.dilations, "pads": self.pads}
-    named: dict[str, Any] = {name: list(value) for name, value in given.items() if value}
+    named = {name: list(value) for name, value in given.items() if value}
     return {**named, "kernel_shape": list(self.kernel), **({"group": self.group} if self.group > 1 else {})}
 
-  def shapes(self, transposed: bool) -> tuple[Shape, Shape, Shape]:
+  def shapes(self, transposed):
     """X, W and S, channels first."""
     rank = len(self.size)
     strides, dilations, rest = self.strides or (1,) * rank, self.dilations or (1,) * rank, self.rest or (0,) * rank
@@ -56,7 +54,7 @@ class Geometry:
     return (self.batch, self.channels, *self.size), w, (self.batch, self.filters, *made)
 
 
-def last(shape: Shape) -> Shape:
+def last(shape):
   """Channels last."""
   return (shape[0], *shape[2:], shape[1])
 
@@ -76,11 +74,11 @@ class Case(ProductCase):
   extra: dict[str, Shape] = field(default_factory=dict, hash=False)
 
   @property
-  def gradient(self) -> Gradient:
+  def gradient(self):
     return gradient_of(self.node())
 
   @property
-  def shapes(self) -> tuple[Shape, ...]:
+  def shapes(self):
     """Those of the inputs."""
     x, w, whole = self.geometry.shapes(self.transposed)
     if self.layout == "NHWC":
@@ -90,32 +88,32 @@ class Case(ProductCase):
     return (*(named[name] for name in self.operands.split()), *parameters)
 
   @property
-  def names(self) -> list[str]:
+  def names(self):
     """Those of the inputs."""
     return [*self.operands.split(), *(each.name for each in self.program.parameters)]
 
   @property
-  def dtypes(self) -> list[str]:
+  def dtypes(self):
     """Those of the inputs."""
     program = self.program
     return [program.results[0].dtype] * len(self.operands.split()) + [each.dtype for each in program.parameters]
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     return normal_inputs(self.name, self.shapes, self.dtypes)
 
-  def outputs(self) -> list[str]:
+  def outputs(self):
     """Their names."""
     return [*self.gradients.split(), *(f"{each.name}_out" for each in self.program.results[1:])]
 
   @property
-  def results(self) -> list[tuple[str, str]]:
+  def results(self):
     first, *others = self.program.results
     weight = self.attributes.get("weight_dtype", first.dtype)
     given = {"dW": weight, "dB": weight}
     dtypes = [given.get(name, first.dtype) for name in self.gradients.split()] + [each.dtype for each in others]
     return list(zip(self.outputs(), dtypes, strict=True))
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     attributes = {**self.geometry.attributes(), **self.attributes}
     return helper.make_node(
         OPERATOR.name, self.names, self.outputs(), "gradient", domain=OPERATOR.domain, program=self.text,
@@ -132,7 +130,7 @@ UNITS = 4.0
 EXACT = ("Greater", "Where", "Cast", "Mul", "Neg")  # statements that round at most once, from operands that do not
 
 
-def check(case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None, unit: float = 0) -> None:
+def check(case, outputs, inputs=None, unit=0):
   """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, and
@@ -161,7 +159,7 @@ def check(case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None =
     compare(f"{case.name}: {name}", got, wanted, exact, units * compute * size)
 
 
-def sizes_of(case: Case, arrays: Sequence[Array]) -> list[Array]:
+def sizes_of(case, arrays):
   """For each output the sum of its terms' sizes: the same gradients of absolute values."""
   dtype = case.program.results[0].dtype
   dz_case = replace(case, gradients="dZ", operands="")
@@ -206,7 +204,7 @@ GEOMETRIES: dict[str, Geometry] = {
 }  # fmt: skip
 
 
-def _grid() -> list[Case]:
+def _grid():
   programs = (BARE, RELU)
   return [
       Case(f"{name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry,
@@ -218,7 +216,7 @@ def _grid() -> list[Case]:
   ]  # fmt: skip
 
 
-def _others() -> list[Case]:
+def _others():
   some, strided = GEOMETRIES["3x3"], GEOMETRIES["strided with a rest"]
   cases = []
   for dtype in FLOATING:

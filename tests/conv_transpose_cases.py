@@ -1,15 +1,12 @@
 """The cases on which FusedConvTranspose must equal its reference, on every provider, and how they are compared."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
 from node_cases import (
   UNIT_ROUNDOFF,
-  Array,
   ProductCase,
   Shape,
   compare,
@@ -42,9 +39,9 @@ class Case(ProductCase):
   constant_weights: bool = False
 
   @property
-  def shapes(self) -> tuple[Shape, ...]:
+  def shapes(self):
     """Those of the inputs, in the node's layout."""
-    given: list[Shape] = [self.laid(self.x), self.laid(self.w)]
+    given = [self.laid(self.x), self.laid(self.w)]
     for shape in self.operands:
       if shape is None:
         known = [self.laid(self.x), self.laid(self.w), *[None] * len(self.operands)]
@@ -56,30 +53,30 @@ class Case(ProductCase):
       given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
     return tuple(given)
 
-  def laid(self, shape: Shape) -> Shape:
+  def laid(self, shape):
     return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
 
-  def unlaid(self, shape: Shape) -> Shape:
+  def unlaid(self, shape):
     return shape if self.layout == "NCHW" else (shape[0], shape[-1], *shape[1:-1])
 
   @property
-  def is_turned(self) -> bool:
+  def is_turned(self):
     """Whether the outputs have another layout than the node."""
     return "output_layout" in self.attributes
 
   @property
-  def names(self) -> list[str]:
+  def names(self):
     """Those of the inputs."""
     return ["X", "W", *(each.name for each in self.program.parameters[1:])]
 
   @property
-  def constants(self) -> tuple[str, ...]:
+  def constants(self):
     return ("W",) if self.constant_weights else ()
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     return normal_inputs(self.name, self.shapes, self.dtypes)
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     attributes = {"kernel_shape": list(self.w[2:]), **self.attributes}
     program = self.program
     return helper.make_node(
@@ -95,9 +92,7 @@ UNITS = 4.0  # as in conv_grad_cases.py
 SLOPE = 4.0  # what an activation may multiply an error by
 
 
-def check(
-  case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None, unit: float = 0, split: bool = False
-) -> None:
+def check(case, outputs, inputs=None, unit=0, split=False):
   """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, and |got - wanted| <= u |wanted| + smallest / 2 + SLOPE (UNITS + sqrt(n)) c size, where
@@ -167,7 +162,7 @@ GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def _grid() -> list[Case]:
+def _grid():
   cases = []
   for number, (name, (x, w, attributes)) in enumerate(GEOMETRIES.items()):
     filters = w[1] * attributes.get("group", 1)
@@ -180,7 +175,7 @@ def _grid() -> list[Case]:
   return cases
 
 
-def _others() -> list[Case]:
+def _others():
   x, w, attributes = GEOMETRIES["strided"]
   cases = []
   for dtype in FLOATING:
@@ -198,7 +193,7 @@ def _others() -> list[Case]:
   return cases
 
 
-def _turned() -> list[Case]:
+def _turned():
   """The layout NHWC, but the outputs have their channels first."""
   cases = []
   first = {"output_layout": "NCHW"}

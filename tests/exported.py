@@ -16,7 +16,7 @@ _architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
 
 
 @cache
-def architectures() -> Path:
+def architectures():
   """A folder with the models of models/architectures and architectures.json, unpacked when first asked for."""
   unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.bz2"))
   return Path(_architectures.name)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from fake_gpu import Binding, CapturingSession
@@ -18,23 +16,23 @@ from ortplugin.session import CUDA, element_type, run_on_host
 class Array:
   """An array on the device, which NumPy functions must not take for one of theirs."""
 
-  def __init__(self, array: Any) -> None:
+  def __init__(self, array):
     self.array = array
     self.device = SimpleNamespace(id=0)
     self.data = SimpleNamespace(ptr=array.ctypes.data)
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name):
     return getattr(self.array, name)
 
-  def copy(self) -> Array:
+  def copy(self):
     return Array(self.array.copy())
 
 
 class FakeCupy:
   """The module. `log`: (what, shape) of each copy between host and device, in order; `waits`: for the stream."""
 
-  def __init__(self) -> None:
-    self.log: list[tuple[str, tuple[int, ...]]] = []
+  def __init__(self):
+    self.log = []
     self.waits = itertools.count()
     stream = SimpleNamespace(synchronize=lambda: next(self.waits))
     self.cuda = SimpleNamespace(
@@ -47,13 +45,13 @@ class FakeCupy:
     class ndarray(Array):  # noqa: N801, CuPy's name
       """cupy.ndarray(shape, dtype, memory)."""
 
-      def __init__(self, shape: Any, dtype: Any, memory: Any) -> None:
+      def __init__(self, shape, dtype, memory):
         address, size, self.owner = memory
         held = (ctypes.c_char * size).from_address(address)
         super().__init__(np.frombuffer(held, dtype).reshape(shape))
 
       @classmethod
-      def wrap(cls, array: Any) -> Any:
+      def wrap(cls, array):
         made = cls.__new__(cls)
         Array.__init__(made, array)
         return made
@@ -64,31 +62,31 @@ class FakeCupy:
     self.ascontiguousarray = lambda array: ndarray.wrap(np.ascontiguousarray(array.array))
     self.from_dlpack = lambda tensor: ndarray.wrap(tensor.array)
 
-  def asarray(self, array: Any) -> Any:
+  def asarray(self, array):
     assert isinstance(array, np.ndarray)
     self.log.append(("upload", array.shape))
     return self.ndarray.wrap(array.copy())
 
-  def asnumpy(self, array: Any) -> Any:
+  def asnumpy(self, array):
     self.log.append(("download", array.shape))
     return array.array.copy()
 
-  def copyto(self, target: Any, source: Any) -> None:
+  def copyto(self, target, source):
     target.array[...] = source.array
 
 
 class _Binding(Binding):
   """Takes inputs and outputs on the host, too."""
 
-  def __init__(self, bound: dict[str, str]) -> None:
+  def __init__(self, bound):
     super().__init__(0)
     self.bound = bound
 
-  def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
+  def bind_output(self, name, device, number=0, *rest):
     self.bound[name] = device
     self.outputs[name] = rest or None
 
-  def bind_cpu_input(self, name: str, array: Any) -> None:
+  def bind_cpu_input(self, name, array):
     assert isinstance(array, np.ndarray)
     self.inputs[name] = array
 
@@ -100,32 +98,32 @@ class DeviceSession(CapturingSession):
   the binding of each run in `runs`.
   """
 
-  def __init__(self, session: Any, on_host: Collection[str], graph: bool) -> None:
+  def __init__(self, session, on_host, graph):
     super().__init__(session, {"enable_cuda_graph": "1", "user_compute_stream": "1", "device_id": "0"})
     self.on_host, self.graph = on_host, graph
-    self.kept: dict[str, dict[str, Any]] = {}
-    self.bound: dict[str, str] = {}
-    self.runs: list[tuple[str, Binding]] = []
+    self.kept = {}
+    self.bound = {}
+    self.runs = []
 
-  def get_providers(self) -> list[str]:
+  def get_providers(self):
     return [CUDA, "CPUExecutionProvider"]
 
-  def get_provider_options(self) -> dict[str, dict[str, str]]:
+  def get_provider_options(self):
     return {CUDA: {"device_id": "0", "enable_cuda_graph": str(int(self.graph))}}
 
-  def get_input_memory_infos(self) -> list[Any]:
+  def get_input_memory_infos(self):
     return self._infos(self.get_inputs())
 
-  def get_output_memory_infos(self) -> list[Any]:
+  def get_output_memory_infos(self):
     return self._infos(self.get_outputs())
 
-  def _infos(self, values: list[Any]) -> list[Any]:
+  def _infos(self, values):
     return [SimpleNamespace(name="Cpu" if each.name in self.on_host else "Cuda") for each in values]
 
-  def io_binding(self) -> _Binding:
+  def io_binding(self):
     return _Binding(self.bound)
 
-  def run_with_iobinding(self, binding: Binding, options: Any = None) -> None:
+  def run_with_iobinding(self, binding, options=None):
     graph = "-1" if options is None else options.get_run_config_entry("gpu_graph_id")
     self.runs.append((graph, binding))
     feeds = {name: self._read(name, bound) for name, bound in binding.inputs.items()}
@@ -134,7 +132,7 @@ class DeviceSession(CapturingSession):
     outputs = run_on_host(self.session, feeds, list(binding.outputs))
     self._answer(binding, outputs)
 
-  def _read(self, name: str, bound: Any) -> Any:
+  def _read(self, name, bound):
     if isinstance(bound, np.ndarray):
       return bound
     dtypes = {each.name: element_type(each.type)[1] for each in self.session.get_inputs()}  # type: ignore[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,42 +19,42 @@ Spoil = Callable[[int, Arrays, Arrays], Arrays]
 class FakeGpu(Gpu):
   """Addresses are those of host memory; what is queued happens at once. `busy`: whether streams ever hold work."""
 
-  def __init__(self, ordinal: int = 0, memory: int = 2**30, busy: bool = True) -> None:
+  def __init__(self, ordinal=0, memory=2**30, busy=True):
     super().__init__(ordinal)
     self.left, self.busy = memory, busy
-    self.held: dict[int, Any] = {}
-    self.log: list[str] = []
+    self.held = {}
+    self.log = []
     self.captures_given_up = 0
     self.is_open = False
 
-  def __enter__(self) -> FakeGpu:
+  def __enter__(self):
     self.is_open = True
     return self
 
-  def __exit__(self, *rest: Any) -> None:
+  def __exit__(self, *rest):
     self.is_open = False
 
-  def stream(self) -> int:
+  def stream(self):
     self._streams.append(len(self._streams) + 1)
     return self._streams[-1]
 
-  def synchronize(self, stream: int) -> None:
+  def synchronize(self, stream):
     assert stream in self._streams
     self.log.append("wait")
 
-  def is_busy(self, stream: int) -> bool:
+  def is_busy(self, stream):
     return self.busy
 
-  def give_up_capture(self, stream: int) -> None:
+  def give_up_capture(self, stream):
     self.captures_given_up += 1
 
-  def check(self) -> None:
+  def check(self):
     pass
 
-  def free_bytes(self) -> int:
+  def free_bytes(self):
     return self.left
 
-  def allocate(self, size: int) -> int:
+  def allocate(self, size):
     if size > self.left:
       raise CudaError("cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
     self.left -= size
@@ -62,64 +62,64 @@ class FakeGpu(Gpu):
     self.held[ctypes.addressof(memory)] = memory
     return ctypes.addressof(memory)
 
-  def release(self, address: int) -> None:
+  def release(self, address):
     self.left += len(self.held.pop(address))
 
-  def upload(self, address: int, array: np.ndarray) -> None:
+  def upload(self, address, array):
     ctypes.memmove(address, array.ctypes.data, array.nbytes)
 
-  def download(self, address: int, size: int) -> np.ndarray:
+  def download(self, address, size):
     return np.frombuffer(ctypes.string_at(address, size), np.uint8).copy()
 
-  def copy(self, target: int, source: int, size: int, stream: int) -> None:
+  def copy(self, target, source, size, stream):
     ctypes.memmove(target, source, size)
     self.log.append("copy")
 
-  def fill(self, address: int, byte: int, size: int, stream: int) -> None:
+  def fill(self, address, byte, size, stream):
     ctypes.memset(address, byte, size)
     self.log.append("fill")
 
-  def disturb(self, stream: int, blocks: int, microseconds: float) -> None:
+  def disturb(self, stream, blocks, microseconds):
     self.log.append("disturb")
 
 
 class Value:
   """An output that the session allocated."""
 
-  def __init__(self, array: np.ndarray) -> None:
+  def __init__(self, array):
     self.array = np.ascontiguousarray(array).reshape(array.shape)
 
-  def shape(self) -> list[int]:
+  def shape(self):
     return list(self.array.shape)
 
-  def data_ptr(self) -> int:
+  def data_ptr(self):
     return int(self.array.ctypes.data)
 
-  def numpy(self) -> np.ndarray:
+  def numpy(self):
     return self.array.copy()
 
 
 class Binding:
   """What is bound: name to (element, shape, address), and for outputs also None."""
 
-  def __init__(self, device_id: int) -> None:
+  def __init__(self, device_id):
     self.device_id = device_id
-    self.inputs: dict[str, Any] = {}
-    self.outputs: dict[str, Any] = {}
-    self.devices: dict[str, str] = {}
-    self.found: list[Value] = []
+    self.inputs = {}
+    self.outputs = {}
+    self.devices = {}
+    self.found = []
 
-  def bind_input(self, name: str, device: str, number: int, *rest: Any) -> None:
+  def bind_input(self, name, device, number, *rest):
     assert (device, number) == ("cuda", self.device_id)
     self.inputs[name] = rest
 
-  def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
+  def bind_output(self, name, device, number=0, *rest):
     assert (device, number) in (("cuda", self.device_id), ("cpu", 0))
     assert device == "cuda" or not rest
     self.devices[name] = device
     self.outputs[name] = rest or None
 
-  def get_outputs(self) -> list[Value]:
+  def get_outputs(self):
     return self.found
 
 
@@ -134,23 +134,21 @@ class CapturingSession:
       gpu: whose log tells of runs.
   """
 
-  def __init__(
-    self, session: Any, options: Mapping[str, str], spoil: Spoil | None = None, refuse: str = "", gpu: Any = None
-  ) -> None:
+  def __init__(self, session, options, spoil=None, refuse="", gpu=None):
     assert options["enable_cuda_graph"] == "1"
     assert int(options["user_compute_stream"]) > 0
     self.session, self.spoil, self.refuse, self.gpu = session, spoil, refuse, gpu
     self.device_id = int(options["device_id"])
-    self.captured: dict[str, Binding] = {}
+    self.captured = {}
     self.replays = -2  # the first one is captured, the second one timed
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name):
     return getattr(self.session, name)
 
-  def io_binding(self) -> Binding:
+  def io_binding(self):
     return Binding(self.device_id)
 
-  def run_with_iobinding(self, binding: Binding, options: Any) -> None:
+  def run_with_iobinding(self, binding, options):
     graph = options.get_run_config_entry("gpu_graph_id")
     if graph != "-1":
       if self.refuse and graph not in self.captured:
@@ -170,7 +168,7 @@ class CapturingSession:
         self.gpu.log.append("replay")
     self._answer(binding, outputs)
 
-  def _answer(self, binding: Binding, outputs: Arrays) -> None:
+  def _answer(self, binding, outputs):
     binding.found = [Value(array) for array in outputs.values()]
     for bound, value in zip(binding.outputs.values(), binding.found, strict=True):
       if bound is not None:

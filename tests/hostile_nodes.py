@@ -14,13 +14,12 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-import onnx
 import sample
 from onnx import AttributeProto, TensorProto, helper
 from onnx_models import built
@@ -42,7 +41,7 @@ class Input:
   value: float = 1
   declared: Shape | None = None  # in the model, where it is another one than at the run
 
-  def array(self) -> Any:
+  def array(self):
     if self.dtype == "string":
       return np.full(self.shape, "text", object)
     return np.full(self.shape, self.value).astype(helper.tensor_dtype_to_np_dtype(_type(self.dtype)))
@@ -61,14 +60,14 @@ class Node:
   mode: Mode = "known"
   called: str = NODE
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     names = ["" if each is None else f"x{i}" for i, each in enumerate(self.inputs)]
     outputs = [f"y{i}" for i in range(len(self.outputs))]
     made = helper.make_node(self.op, names, outputs, self.called, domain="ortplugin")
     made.attribute.extend(_attribute(name, value) for name, value in self.attributes.items())
     return made
 
-  def model(self) -> bytes:
+  def model(self):
     given = [(f"x{i}", each) for i, each in enumerate(self.inputs) if each is not None]
     inputs, weights = {}, {}
     for name, each in given:
@@ -79,17 +78,17 @@ class Node:
     outputs = {f"y{i}": (each, None) for i, each in enumerate(self.outputs)}
     return built([self.node()], inputs, outputs, 18, 9, domains=["ortplugin"], weights=weights).SerializeToString()
 
-  def feeds(self) -> dict[str, Any]:
+  def feeds(self):
     if self.mode == "constant":
       return {f"x{i}": x.array() for i, x in enumerate(self.inputs) if x is not None and x.declared is not None}
     return {f"x{i}": each.array() for i, each in enumerate(self.inputs) if each is not None}
 
 
-def _type(dtype: str) -> int:
+def _type(dtype):
   return TensorProto.DataType.Value(dtype.upper())
 
 
-def _attribute(name: str, value: Any) -> AttributeProto:
+def _attribute(name, value):
   """The attribute; an empty list is one of integers."""
   if isinstance(value, list) and not value:
     return AttributeProto(name=name, type=AttributeProto.INTS)
@@ -99,7 +98,7 @@ def _attribute(name: str, value: Any) -> AttributeProto:
 # ---- seeds
 
 
-def _floats(*shapes: Shape, dtype: str = "float") -> tuple[Input, ...]:
+def _floats(*shapes, dtype="float"):
   return tuple(Input(dtype, shape) for shape in shapes)
 
 
@@ -118,11 +117,11 @@ ATTENTION = {"heads": 4, "kv_heads": 2, "scale": 0.5, "softcap": 20.0, "causal":
 SCATTER = {"reduction": "add", "algorithm": "auto", "unique": 0, "deterministic": 1}
 
 
-def _bias(dtype: str) -> str:
+def _bias(dtype):
   return f"({dtype} c, {dtype} b) => ({dtype} y) {{ y = Add(c, b) }}"
 
 
-def seeds() -> list[Node]:
+def seeds():
   """Nodes that run, of every operator, layout and way that its CPU kernel has."""
   first, last = {"layout": "NCHW"}, {"layout": "NHWC"}
   index = Input("int64", (3, 1), 0)
@@ -235,9 +234,9 @@ TEXTS: tuple[Any, ...] = ("", "?", b"\xff\xfe\x80", "auto\0", "\x1b[2Jred", "a" 
 NUMBERS: tuple[Any, ...] = (-1, 0, 2, 3, *HUGE, "text", 1.5, [1], [])
 
 
-def _wrong_lists(right: Sequence[Any]) -> Iterator[list[Any] | Any]:
+def _wrong_lists(right):
   is_float = isinstance(right[0], float) if right else False
-  bad: Sequence[Any] = (
+  bad = (
     (-1.0, 0.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), 100000.0) if is_float else (-1, 0, 2, 5, 32768, *HUGE)
   )
   yield []
@@ -255,7 +254,7 @@ def _wrong_lists(right: Sequence[Any]) -> Iterator[list[Any] | Any]:
       yield [value if i == place else each for i, each in enumerate(right)]
 
 
-def _wrong_programs(right: str) -> Iterator[Any]:
+def _wrong_programs(right):
   yield from TEXTS
   yield right.replace("=>", "=> (")
   yield right.replace("float", "int32").replace("int3216", "int16")
@@ -270,8 +269,8 @@ def _wrong_programs(right: str) -> Iterator[Any]:
         yield head + key + number + tail[min(i for i, c in enumerate(tail) if c in ',>"') :]
 
 
-def _wrong_attributes(seed: Node) -> Iterator[Node]:
-  def with_value(name: str, value: Any, what: str) -> Node:
+def _wrong_attributes(seed):
+  def with_value(name, value, what):
     return replace(seed, name=f"{seed.name}: {name} {what}", attributes={**seed.attributes, name: value}, wrong=name)
 
   for name, right in seed.attributes.items():
@@ -291,7 +290,7 @@ def _wrong_attributes(seed: Node) -> Iterator[Node]:
 DTYPES = ("float", "float16", "double", "bfloat16", "int32", "int64", "uint8", "bool", "string", "complex64")
 
 
-def _wrong_shapes(right: Shape) -> Iterator[Shape]:
+def _wrong_shapes(right):
   yield from ((), (1,), (0,), right[:-1], (*right, 1), (1, *right), (1,) * 8, (1,) * 64, (1,) * len(right))
   yield (0,) * len(right)
   for axis, size in enumerate(right):
@@ -307,8 +306,8 @@ def _wrong_shapes(right: Shape) -> Iterator[Shape]:
         yield tuple(nothing)
 
 
-def _wrong_inputs(seed: Node) -> Iterator[Node]:
-  def with_input(number: int, value: Input | None, what: str) -> Node:
+def _wrong_inputs(seed):
+  def with_input(number, value, what):
     inputs = tuple(value if i == number else each for i, each in enumerate(seed.inputs))
     return replace(seed, name=f"{seed.name}: input {number} {what}", inputs=inputs, wrong=f"input {number}")
 
@@ -342,7 +341,7 @@ def _wrong_inputs(seed: Node) -> Iterator[Node]:
     yield replace(seed, name=f"{seed.name}: a name that is {mode}", called=called, outputs=(*seed.outputs, "float"))
 
 
-def _large() -> Iterator[Node]:
+def _large():
   """Results that no machine has, made of small inputs."""
   by_name = {seed.name: seed for seed in seeds()}
   wide = (Input("float", (2**20, 1)), Input("float", (1, 2**20)))
@@ -359,7 +358,7 @@ def _large() -> Iterator[Node]:
 
 
 @cache
-def nodes() -> tuple[Node, ...]:
+def nodes():
   """All or a sample: the seeds, which run, then each wrong node, with shapes in the model, without, and constant."""
   made = list(seeds())
   for each in _large():
@@ -370,7 +369,7 @@ def nodes() -> tuple[Node, ...]:
       if seed.op != "FusedResize" and not sample.is_taken(f"{seed.op} {each.name}", 12):
         continue
       # Of attributes it matters little whether shapes are known, so it is one or the other.
-      modes: Sequence[Mode] = (MODES[number % 2],)
+      modes = (MODES[number % 2],)
       if each.wrong.startswith("input "):
         modes = (MODES[number % 2], "constant")
       if any(x is not None and x.declared is not None for x in each.inputs):
@@ -382,7 +381,7 @@ def nodes() -> tuple[Node, ...]:
 # ---- a process
 
 
-def _spec(node: Node) -> list[list[int | None]] | str:
+def _spec(node):
   """The outputs' shapes as the operator's specification has them, or why it refuses the node."""
   from ortplugin.errors import ModelError
   from ortplugin.ops import TensorType, find
@@ -398,7 +397,7 @@ def _spec(node: Node) -> list[list[int | None]] | str:
     return f"refused: {error}"
 
 
-def _use(node: Node, options: Any) -> dict[str, Any]:
+def _use(node, options):
   import onnxruntime
 
   try:
@@ -411,7 +410,7 @@ def _use(node: Node, options: Any) -> dict[str, Any]:
   return {"shapes": [list(each.shape) for each in found], "spec": _spec(node)}
 
 
-def main(numbers: Iterable[int]) -> None:
+def main(numbers):
   import onnxruntime
 
   import ortplugin

@@ -1,14 +1,11 @@
 """Whether JSON data fit the report's schema: the keywords that it uses, and an error for any other."""
 
-from collections.abc import Iterator
-from typing import Any
-
 from ortplugin.report.schema import SCHEMA
 
 _TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 
 
-def faults(data: Any, schema: dict[str, Any] = SCHEMA, path: str = "report") -> Iterator[str]:
+def faults(data, schema=SCHEMA, path="report"):
   """What does not fit, each with its place."""
   unknown = schema.keys() - {"$schema", "title", "anyOf", "enum", "type", "items", "required", "properties"}
   assert unknown <= {"additionalProperties"}

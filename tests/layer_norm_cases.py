@@ -5,11 +5,10 @@ float64 reference. `check` compares; its docstring derives the tolerance.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, named, typed
+from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProgramCase, Shape, check_results, named, typed
 
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm, with_groups
@@ -23,7 +22,7 @@ class Case(ProgramCase):
   operator = OPERATOR
   node_name = "norm"
 
-  def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+  def _numbers(self, rng, number, shape):
     return VALUES[self.values](rng, shape) if number == 0 else rng.standard_normal(shape)
 
 
@@ -38,7 +37,7 @@ node_of, model_of = Case.node_of, Case.model_of
 ROUNDINGS = 32.0
 
 
-def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+def expect(case, inputs=None, unit=None):
   """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
@@ -58,7 +57,7 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   (shape, axes), epsilon = with_groups(core, s.shape), core.number("epsilon")
   order = [*(axis for axis in range(len(shape)) if axis not in axes), *axes]  # rows of what is normalised
 
-  def rows_of(array: Array) -> Array:
+  def rows_of(array):
     moved = array.reshape(shape).transpose(order)
     rows = math.prod(moved.shape[: len(shape) - len(axes)])
     return moved.reshape(rows, -1) if s.size else moved.reshape(rows, 0)
@@ -77,12 +76,12 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   return Expectation(wide, outputs, slack)
 
 
-def _largest(rows: Array) -> Array:
+def _largest(rows):
   """The largest finite number of each row, [rows, 1]; 0 in rows that have none."""
   return np.where(np.isfinite(rows), rows, 0).max(axis=1, keepdims=True, initial=0)
 
 
-def _conditioning(s: Array, op: str, epsilon: float) -> Array:
+def _conditioning(s, op, epsilon):
   """By how much normalisation magnifies an error relative to the largest element: max|s| / sqrt(v + epsilon)."""
   if s.shape[1] == 0:
     return np.zeros((s.shape[0], 1))
@@ -92,7 +91,7 @@ def _conditioning(s: Array, op: str, epsilon: float) -> Array:
   return np.where(np.isfinite(condition), condition, 0)
 
 
-def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> float:
+def check(case, outputs, expected=None):
   """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools. Otherwise
@@ -274,7 +273,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
 }
 
 
-def _programs() -> list[Case]:
+def _programs():
   cases = []
   for name, (text, shapes) in PROGRAMS.items():
     # 256 is reached in whole accesses; rows of 1023 and of 33 begin at every alignment.
@@ -289,7 +288,7 @@ def _programs() -> list[Case]:
   return cases
 
 
-def _widths() -> list[Case]:
+def _widths():
   cases = []
   for width in (1, 3, 7, 33, 128, 384, 768, 1023, 5140, 5142, 20480, 40961, 100000):
     rows = 37 if width <= 1023 else 5
@@ -304,7 +303,7 @@ def _widths() -> list[Case]:
 LONG = 1 << 21
 
 
-def _shapes() -> list[Case]:
+def _shapes():
   inner = "(T x, T b, T gamma) => (T y) { s = Mul(x, b) n = LayerNormalization<axis=-2>(s) y = Mul(n, gamma) }"
   holes = "(T x, T b) => (T y) { s = Mul(x, b) y = RMSNormalization<axis=-3>(s) }"
   masked = """(T x, bool m, T b, T gamma) => (T y) {
@@ -313,7 +312,7 @@ def _shapes() -> list[Case]:
       w = Where(m, n, b)
       y = Mul(w, gamma)
     }"""
-  rows: list[tuple[str, str, tuple[Shape, ...]]] = [
+  rows = [
     ("one row", BARE, ((1, 1, 1023),)),
     ("awkward", BARE, ((3, 7, 256),)),
     ("a column", BARE, ((5, 1),)),
@@ -352,7 +351,7 @@ def _shapes() -> list[Case]:
   return cases
 
 
-def _values() -> list[Case]:
+def _values():
   exact_sum = ("s",)
   shape = (8, 515)
   cases = []
@@ -404,9 +403,9 @@ GROUPS_WITH_EVERYTHING = """(T x, T r, T t, bool m, T gamma) => (T y, T s) {
 RMS_GROUPS = '(T x, T gamma) => (T y) { n = RMSNormalization<axes="1 3">(x) y = Mul(n, gamma) }'
 
 
-def _axes() -> list[Case]:
+def _axes():
   """Norms over other axes than the last ones; [outer, height, groups, run] where nothing else is said."""
-  shapes: list[Shape] = [
+  shapes = [
     (2, 49, 32, 8), (2, 200, 32, 10), (1, 5000, 4, 16), (3, 64, 7, 3), (2, 33, 97, 1), (1, 37, 2, 1001), (4, 1, 3, 5),
     (2, 5, 1, 24), (5, 3, 3, 2), (2, 9, 3, 4096), (300, 7, 5, 4), (1, 16, 16, 1), (0, 3, 2, 4),
     (2, 0, 2, 4), (2, 3, 0, 4), (1, 1, 1, 1),
@@ -421,7 +420,7 @@ def _axes() -> list[Case]:
         everything = (shape, shape, (n, 1, g, r), (n, 1, 1, 1), (g, r))
         cases.append(Case(f"{name}, everything", typed(GROUPS_WITH_EVERYTHING, dtype), everything))
         cases.append(Case(f"{name}, RMS", typed(RMS_GROUPS, dtype), (shape, (g, r))))
-  rows: list[tuple[str, str, tuple[Shape, ...]]] = [
+  rows = [
     ("channels of NCHW", "1", ((2, 24, 7, 9), (24, 1, 1), (24, 1, 1))),
     ("channels of NCHW, many", "1", ((2, 24, 64, 8), (24, 1, 1), (1, 1, 1))),
     ("channels first", "2 3", ((3, 8, 4, 40), (8, 4, 1), (8, 4, 1))),

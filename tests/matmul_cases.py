@@ -5,16 +5,13 @@ reference, the slack from conv_cases.py: a product is a convolution of one eleme
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx
 from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, expect_of, made_array
 from node_cases import (
-  Array,
-  Expectation,
   ProductCase,
   Shape,
   check_results,
@@ -47,10 +44,10 @@ class Case(ProductCase):
   attributes: Mapping[str, Any] = field(default_factory=dict)
 
   @property
-  def names(self) -> list[str]:
+  def names(self):
     return ["A", "B", *(each.name for each in self.program.parameters[1:])]
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     a, b, *operands = self.shapes
     value, *others = self.program.parameters
@@ -59,10 +56,10 @@ class Case(ProductCase):
     return arrays + [made_array(rng, p.dtype, each, "normal") for p, each in zip(others, operands, strict=True)]
 
   @property
-  def constants(self) -> tuple[str, ...]:
+  def constants(self):
     return ("B",) if self.constant else ()
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     program = self.program
     outputs = [output_name(program, result) for result in program.results]
     return helper.make_node(
@@ -71,7 +68,7 @@ class Case(ProductCase):
     )  # fmt: skip
 
 
-def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+def expect(case, inputs=None, unit=None):
   """What `check` compares with; `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   a, b, *operands = case.inputs() if inputs is None else inputs
   sizes = [np.nan_to_num(np.abs(each.astype(np.float64)), posinf=0) for each in (a, b)]
@@ -79,12 +76,12 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   return expect_of(case, value, size, a.shape[-1], operands, unit)
 
 
-def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
+def check(case, outputs, expected=None):
   """Compares a kernel's outputs with the reference."""
   check_results(case, outputs, expect(case) if expected is None else expected)
 
 
-def made(name: str, text: str, dtype: str, a: Shape, n: int, operands: Mapping[str, Shape] = {}, **more: Any) -> Case:
+def made(name, text, dtype, a, n, operands=None, **more):
   """A case of B [K, n]. An operand that is not given is [n] if it is called b, one number as "one", else whole."""
   result = (*a[:-1], n)
   usual = {"b": (n,), "one": (1,), "s": (*a[:1], *(1,) * (len(a) - 2), n), "p": (*a[1:-1], 1)}
@@ -92,11 +89,11 @@ def made(name: str, text: str, dtype: str, a: Shape, n: int, operands: Mapping[s
     usual |= {"s": (n,), "p": (1,)}
   text = typed(text, dtype)
   others = [parameter.name for parameter in parse(text).parameters[1:]]
-  dims = [operands.get(each, result if each == "m" else usual.get(each.rstrip("2"), result)) for each in others]
+  dims = [(operands or {}).get(each, result if each == "m" else usual.get(each.rstrip("2"), result)) for each in others]
   return Case(name, text, (a, (a[-1], n), *dims), **more)
 
 
-def transposed(case: Case) -> Case:
+def transposed(case):
   """The same with B as [N, K]."""
   a, b, *operands = case.shapes
   return replace(case, name=f"{case.name}, trans_b", shapes=(a, b[::-1], *operands), trans_b=True)
@@ -132,7 +129,7 @@ INSIDE: dict[str, tuple[Shape, int, Shape, Shape]] = {
 }
 
 
-def _cases() -> list[Case]:
+def _cases():
   cases = [
     made(f"{name}, {dtype}", RESIDUAL_RELU, dtype, a, n) for name, (a, n) in GEOMETRIES.items() for dtype in FLOATING
   ]

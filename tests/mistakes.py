@@ -1,14 +1,11 @@
 """What the command line owes a user who made a mistake: one line, and every file as it was."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 
 Mistake = tuple[list[str], int, str]  # arguments with {bert} and {tmp}, exit status, words of the message
 
 
-def check_mistake(mistake: Mistake, bert: Path, folder: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+def check_mistake(mistake, bert, folder, run):
   """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz."""
   arguments, expected, words = mistake
   (folder / "empty.onnx").touch()

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from onnx_models import all_attributes, built, computed
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import Operator, find
-from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, Parameter, Program, parse
+from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, parse
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -33,14 +33,14 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float": 2.0**-149, "dou
 
 
 def model_with(
-  nodes: Iterable[onnx.NodeProto],
-  inputs: Iterable[tuple[str, str, Declared]],
-  outputs: Iterable[tuple[str, str]],
-  constants: Sequence[tuple[str, Array]] = (),
+  nodes,
+  inputs,
+  outputs,
+  constants=(),
   *,
-  opset: int = OPSET,
-  ir_version: int = 9,
-) -> bytes:
+  opset=OPSET,
+  ir_version=9,
+):
   """A model of `nodes`. Inputs are given by name, dtype and shape; outputs leave their shape to inference."""
   given = {name: (dtype, shape) for name, dtype, shape in inputs}
   results = {name: (dtype, None) for name, dtype in outputs}
@@ -48,13 +48,13 @@ def model_with(
   return model.SerializeToString()
 
 
-def identity_model(kind: int, opset: int) -> bytes:
+def identity_model(kind, opset):
   """y = x, of two open dimensions and an element type of TensorProto."""
   node, of = helper.make_node("Identity", ["x"], ["y"]), (kind, ["n", "m"])
   return built([node], {"x": of}, {"y": of}, opset, 10 if opset >= 21 else 8).SerializeToString()
 
 
-def changed(node: onnx.NodeProto, changes: Mapping[str, Any]) -> onnx.NodeProto:
+def changed(node, changes):
   """The node with other attributes, of which None leaves one out, "inputs" and "outputs"."""
   values = {"inputs": node.input, "outputs": node.output, **all_attributes(node), **changes}
   names = values.pop("inputs"), values.pop("outputs")
@@ -62,7 +62,7 @@ def changed(node: onnx.NodeProto, changes: Mapping[str, Any]) -> onnx.NodeProto:
   return helper.make_node(node.op_type, *names, node.name, domain=node.domain, **kept)
 
 
-def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
+def assert_invalid(node, reason):
   """The decomposition refuses the node with its name, its operator and the reason."""
   operator = find(node.domain, node.op_type)
   assert operator is not None
@@ -72,28 +72,28 @@ def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
   assert reason in str(caught.value)
 
 
-def output_name(program: Program, result: Parameter) -> str:
+def output_name(program, result):
   """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
   return f"{result.name}_out" if result in program.parameters else result.name
 
 
-def results_of(program: Program) -> list[tuple[str, str]]:
+def results_of(program):
   """Name and dtype of each result of a program, as outputs of its node."""
   return [(output_name(program, result), result.dtype) for result in program.results]
 
 
-def named(cases: Sequence[Any]) -> dict[str, Any]:
+def named(cases):
   """The cases by their names, of which each is one case's."""
   found = {case.name: case for case in cases}
   assert len(found) == len(cases), "two cases have one name"
   return found
 
 
-def typed(text: str, dtype: str) -> str:
+def typed(text, dtype):
   return re.sub(r"\bT\b", dtype, text)
 
 
-def normal_inputs(name: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Array]:
+def normal_inputs(name, shapes, dtypes):
   """Standard normal numbers for each shape and dtype, the same whenever the case has this name."""
   rng = np.random.default_rng(zlib.crc32(name.encode()))
   return [
@@ -102,7 +102,7 @@ def normal_inputs(name: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> 
   ]
 
 
-def run_at_opset(model: bytes, inputs: Iterable[Array], opset: int) -> list[Array]:
+def run_at_opset(model, inputs, opset):
   """The outputs in ONNX Runtime of a model of standard operators, declared to be of this opset."""
   made = onnx.load_model_from_string(model)
   del made.opset_import[:]
@@ -130,16 +130,16 @@ class ProgramCase:
   exact: tuple[str, ...] = ()
 
   @property
-  def program(self) -> Program:
+  def program(self):
     return parse(self.text)
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     """One array for each parameter, in order."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     given = zip(self.program.parameters, self.shapes, strict=True)
     return [self._made(rng, number, each.dtype, shape) for number, (each, shape) in enumerate(given)]
 
-  def _made(self, rng: np.random.Generator, number: int, dtype: str, shape: Shape) -> Array:
+  def _made(self, rng, number, dtype, shape):
     numpy = NUMPY_DTYPES[dtype]
     if dtype == "bool":
       return np.asarray(rng.random(shape) < 0.5)
@@ -150,23 +150,23 @@ class ProgramCase:
     with np.errstate(over="ignore"):
       return np.asarray(self._numbers(rng, number, shape), np.float64).astype(numpy)
 
-  def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+  def _numbers(self, rng, number, shape):
     """What stands in the floating parameter of that number."""
     return VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     """The inputs by name."""
     return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     return self.node_of(self.text)
 
-  def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
+  def model(self, shapes=None):
     """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
     return self.model_of(self.text, self.shapes if shapes is None else shapes)
 
   @classmethod
-  def node_of(cls, text: str, name: str | None = None) -> onnx.NodeProto:
+  def node_of(cls, text, name=None):
     """A node that reads and writes values named as in the program."""
     program = parse(text)
     names = [parameter.name for parameter in program.parameters]
@@ -174,7 +174,7 @@ class ProgramCase:
     return helper.make_node(cls.operator.name, names, outputs, name or cls.node_name, domain=DOMAIN, program=text)
 
   @classmethod
-  def model_of(cls, text: str, shapes: Sequence[Declared], nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
+  def model_of(cls, text, shapes, nodes=None):
     """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's own."""
     program = parse(text)
     inputs = [(each.name, each.dtype, shape) for each, shape in zip(program.parameters, shapes, strict=True)]
@@ -191,33 +191,31 @@ class ProductCase:
   node: Any
 
   @property
-  def program(self) -> Program:
+  def program(self):
     return parse(self.text)
 
   @property
-  def dtypes(self) -> list[str]:
+  def dtypes(self):
     """Those of the inputs: two of the product, and the operands'."""
     value, *others = self.program.parameters
     return [value.dtype, value.dtype, *(each.dtype for each in others)]
 
   @property
-  def constants(self) -> tuple[str, ...]:
+  def constants(self):
     """Names of the inputs that are constants of the model."""
     return ()
 
   @property
-  def results(self) -> list[tuple[str, str]]:
+  def results(self):
     """Name and dtype of each output."""
     return results_of(self.program)
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     """What a run is given, by name."""
     given = dict(zip(self.names, self.inputs(), strict=True))
     return {name: array for name, array in given.items() if name not in self.constants}
 
-  def model(
-    self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = OPSET
-  ) -> bytes:
+  def model(self, shapes=None, nodes=None, opset=OPSET):
     """A model of this one node (or of `nodes`), with the case's shapes or those given.
 
     Outputs leave their shape to inference.
@@ -244,7 +242,7 @@ class Expectation:
   slack: list[Array]
 
 
-def check_results(case: Any, outputs: Sequence[Array], expected: Expectation) -> float:
+def check_results(case, outputs, expected):
   """Compares the results of a case's program, as `compare` does; returns the largest part of the slack used.
 
   The unit roundoff of a result is twice that of a coarser dtype that the program casts to, where one of two
@@ -264,9 +262,7 @@ def check_results(case: Any, outputs: Sequence[Array], expected: Expectation) ->
   return used
 
 
-def compare(
-  where: str, got: Array, wanted: Array, wide: Array, slack: Array, unit: float | None = None, *, exact: bool = False
-) -> float:
+def compare(where, got, wanted, wide, slack, unit=None, *, exact=False):
   """Compares one output with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers, and the
@@ -303,62 +299,62 @@ def compare(
     return max(0.0, float(np.where(slack > 0, (error - rounding) / slack, 0).max()))
 
 
-def same_kind(where: str, got: Array, wanted: Array) -> None:
+def same_kind(where, got, wanted):
   assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
   assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
 
 
-def steps(count: int) -> Callable[[Array], Array]:
+def steps(count):
   """One element moved by so many of the dtype's steps."""
 
-  def change(y: Array) -> Array:
+  def change(y):
     y.reshape(-1).view(f"i{y.itemsize}")[5] += count
     return y
 
   return change
 
 
-def bits(array: Array) -> Array:
+def bits(array):
   """The elements as unsigned integers."""
   return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
 
-def _first(mask: Array) -> list[int]:
+def _first(mask):
   return [int(i) for i in np.argwhere(mask)[0]]
 
 
 # ---- values
 
 
-def _normal(rng: np.random.Generator, shape: Shape) -> Array:
+def _normal(rng, shape):
   return rng.standard_normal(shape) * 2 + 0.5
 
 
-def _constant_rows(rng: np.random.Generator, shape: Shape) -> Array:
+def _constant_rows(rng, shape):
   """Variance 0: what is left is sqrt(epsilon)."""
   return np.broadcast_to(rng.standard_normal((*shape[:-1], 1)), shape)
 
 
-def _ones(rng: np.random.Generator, shape: Shape) -> Array:
+def _ones(rng, shape):
   return np.ones(shape)
 
 
-def _offset(rng: np.random.Generator, shape: Shape) -> Array:
+def _offset(rng, shape):
   """Mean 1000 and deviation 1: E[x^2] - E[x]^2 loses every digit in float32."""
   return 1000 + rng.standard_normal(shape)
 
 
-def _large(rng: np.random.Generator, shape: Shape) -> Array:
+def _large(rng, shape):
   """From 300 to 60000 with both signs: squares and sums overflow float16 (ORT 29034)."""
   return np.exp(rng.uniform(np.log(300), np.log(60000), shape)) * rng.choice([-1.0, 1.0], shape)
 
 
-def _large_positive(rng: np.random.Generator, shape: Shape) -> Array:
+def _large_positive(rng, shape):
   """All near 60000: already the sum of two overflows float16."""
   return rng.uniform(30000, 60000, shape)
 
 
-def _special_rows(rng: np.random.Generator, shape: Shape) -> Array:
+def _special_rows(rng, shape):
   """One NaN, +Inf, -Inf, or both infinities in every other row; the rows between must not notice."""
   x = rng.standard_normal(shape)
   rows = x.reshape(-1, shape[-1])
@@ -370,20 +366,20 @@ def _special_rows(rng: np.random.Generator, shape: Shape) -> Array:
   return x
 
 
-def _denormal(rng: np.random.Generator, shape: Shape) -> Array:
+def _denormal(rng, shape):
   """Denormals of float16 (and of float, scaled): flushed to zero, the rows would be constant."""
   return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-24
 
 
-def _denormal_float(rng: np.random.Generator, shape: Shape) -> Array:
+def _denormal_float(rng, shape):
   return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-149
 
 
-def _negative_zero(rng: np.random.Generator, shape: Shape) -> Array:
+def _negative_zero(rng, shape):
   return np.where(rng.random(shape) < 0.5, -0.0, 0.0)
 
 
-def _spike(rng: np.random.Generator, shape: Shape) -> Array:
+def _spike(rng, shape):
   """Zeros but for one element of each row: the largest x_hat that a width allows, sqrt(width - 1)."""
   x = np.zeros(shape)
   rows = x.reshape(-1, shape[-1])

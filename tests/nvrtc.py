@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.metadata
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +14,7 @@ class CompileError(Exception):
   """NVRTC refused; the message is its log, followed by the numbered source."""
 
 
-def library_path() -> Path:
+def library_path():
   """libnvrtc of the installed package. Raises importlib.metadata.PackageNotFoundError without it."""
   package = importlib.metadata.distribution("nvidia-cuda-nvrtc")
   paths = [Path(str(package.locate_file(file))) for file in package.files or ()]
@@ -24,26 +23,26 @@ def library_path() -> Path:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def library():
   """The library, loaded."""
   nvrtc = ctypes.CDLL(str(library_path()))
   nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
   return nvrtc
 
 
-def version() -> tuple[int, int]:
+def version():
   """NVRTC's (major, minor)."""
   major, minor = ctypes.c_int(), ctypes.c_int()
   _check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
   return major.value, minor.value
 
 
-def compile_cuda(source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
+def compile_cuda(source, architecture, options=()):
   """The cubin of `source` for a real architecture such as "sm_90". Raises CompileError with the log."""
   return compile_with_log(source, architecture, options)[0]
 
 
-def compile_with_log(source: str, architecture: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
+def compile_with_log(source, architecture, options=()):
   """As compile_cuda, with NVRTC's log: warnings, and what options such as --ptxas-options=-v make it say."""
   nvrtc = library()
   program = ctypes.c_void_p()
@@ -68,12 +67,12 @@ def compile_with_log(source: str, architecture: str, options: Sequence[str] = ()
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _name(status: int) -> str:
+def _name(status):
   name = library().nvrtcGetErrorString(status)
   return str(name.decode()) if name else f"NVRTC status {status}"
 
 
-def _check(status: int) -> None:
+def _check(status):
   if status != 0:
     raise CompileError(_name(status))
 

@@ -1,11 +1,9 @@
 """Models for the tests, whose inputs, outputs and nodes are given in ONNX's textual syntax."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx.parser
-import onnx_graphsurgeon as gs
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
@@ -13,9 +11,7 @@ from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
 
 
-def parsed(
-  graph: str, opset: int = 17, ir: int = 8, *, domains: Iterable[str] = (), weights: Mapping[str, Any] | None = None
-) -> onnx.ModelProto:
+def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
   """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'.
 
   `domains` are those in use besides ONNX's own, each in its version 1; `weights` are arrays for more initializers.
@@ -26,7 +22,7 @@ def parsed(
   return model
 
 
-def add_weights(model: onnx.ModelProto, /, **weights: Any) -> None:
+def add_weights(model, /, **weights):
   """Arrays for more initializers, by name."""
   model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items())
 
@@ -35,17 +31,15 @@ Values = Mapping[str, tuple[int | str, Sequence[int | str | None] | None]]
 """Dtype, as TensorProto or text names it, and shape by name."""
 
 
-def infos(values: Values) -> list[onnx.ValueInfoProto]:
-  def info(name: str, dtype: int | str, shape: Sequence[int | str | None] | None) -> onnx.ValueInfoProto:
+def infos(values):
+  def info(name, dtype, shape):
     kind = dtype if isinstance(dtype, int) else TensorProto.DataType.Value(dtype.upper())
     return helper.make_tensor_value_info(name, kind, shape)
 
   return [info(name, *each) for name, each in values.items()]
 
 
-def built(
-  nodes: Iterable[onnx.NodeProto], inputs: str | Values, outputs: str | Values, *versions: int, **options: Any
-) -> onnx.ModelProto:
+def built(nodes, inputs, outputs, *versions, **options):
   """A model of nodes: `inputs` and `outputs` are as in 'float[N,4] x, int64 i', or by name; the rest as of `parsed`."""
   texts = [each if isinstance(each, str) else "" for each in (inputs, outputs)]
   model = parsed("g ({}) => ({}) {{}}".format(*texts), *versions, **options)
@@ -55,19 +49,19 @@ def built(
   return model
 
 
-def all_attributes(node: onnx.NodeProto) -> dict[str, Any]:
+def all_attributes(node):
   """The node's attributes by name."""
   return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
-def annotated(model: onnx.ModelProto) -> gs.Graph:
+def annotated(model):
   """The model's graph with the dtypes and shapes that inference finds."""
   graph = import_model(model)
   annotate(graph)
   return graph
 
 
-def computed(model: onnx.ModelProto | bytes, feeds: Mapping[str, Any]) -> list[Any]:
+def computed(model, feeds):
   """The outputs in ONNX Runtime on the CPU, without the library."""
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4

@@ -7,7 +7,7 @@ which needs the library, is asked in ort/test_program_operators.py.
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +39,9 @@ ROOT = Path(__file__).resolve().parents[1]
 OPSETS = (MINIMUM_OPSET, 13, 17, 18, 20, onnx.defs.onnx_opset_version())
 
 
-def example(spec: OperatorSpec, dtype: str) -> Program:
+def example(spec, dtype):
   """A program of the operator alone on values of one dtype, the attributes given that must be."""
-  given: dict[str, float | str] = {"fmod": 1.0} if spec.name == "Mod" and dtype in FLOATING else {}
+  given = {"fmod": 1.0} if spec.name == "Mod" and dtype in FLOATING else {}
   for name, default in spec.attributes:
     if default is None:
       given[name] = {"TargetDType": "double", "Axes": "0"}.get(ATTRIBUTES[name].kind) or ATTRIBUTES[name].given[0]
@@ -51,12 +51,12 @@ def example(spec: OperatorSpec, dtype: str) -> Program:
   return Program(parameters, (result,), (Statement("y", spec.name, names, tuple(given.items())),))
 
 
-def dtypes_of(spec: OperatorSpec) -> tuple[str, ...]:
+def dtypes_of(spec):
   """The dtypes that its operands may have."""
   return spec.types if "T" in spec.operands else ("bool",)
 
 
-def has_reference(spec: OperatorSpec) -> bool:
+def has_reference(spec):
   """Whether the reference evaluates it in every dtype."""
   for dtype in dtypes_of(spec):
     program = example(spec, dtype)
@@ -68,7 +68,7 @@ def has_reference(spec: OperatorSpec) -> bool:
   return True
 
 
-def has_decomposition(spec: OperatorSpec) -> bool:
+def has_decomposition(spec):
   """Whether it becomes operators that the standard has, in every dtype; of integers, at the latest opset at least."""
   for dtype in dtypes_of(spec):
     program = example(spec, dtype)
@@ -85,7 +85,7 @@ def has_decomposition(spec: OperatorSpec) -> bool:
   return True
 
 
-def check_decomposition(program: Program, opset: int) -> None:
+def check_decomposition(program, opset):
   """Raises what ONNX's checkers raise of a node that the standard lacks, or has in other dtypes."""
   names = [each.name for each in program.parameters]
   inputs = {each.name: (each.dtype, [3]) for each in program.parameters}
@@ -95,30 +95,30 @@ def check_decomposition(program: Program, opset: int) -> None:
   onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
-def text_of(path: str) -> str:
+def text_of(path):
   """A file of the checkout: an installed package has no C++."""
   return (ROOT / path).read_text(encoding="utf-8")
 
 
-def has_cuda(spec: OperatorSpec) -> bool:
+def has_cuda(spec):
   """Whether the function that EmitCuda calls is defined; test_pointwise_cuda.py compiles it in every type."""
   name = f"{spec.name}Float" if spec.result == "C" else spec.name
   definition = rf"DEVICE \w+ op_{name}\(|^OP_\w+\({name}, "
   return re.search(definition, text_of("ortplugin/device/pointwise.cuh"), re.MULTILINE) is not None
 
 
-def has_case(path: str) -> Callable[[OperatorSpec], bool]:
+def has_case(path):
   """Whether a switch over Op has a case of it."""
   return lambda spec: f"case Op::k{spec.name}:" in text_of(path)
 
 
-def has_native_case(spec: OperatorSpec) -> bool:
+def has_native_case(spec):
   """Whether the evaluator's native tests, which count units in the last place, name it."""
   tests = text_of("tests/native/test_evaluator.cc") + text_of("tests/native/test_evaluator_integers.cc")
   return re.search(rf"[\" ]{spec.name}[<(]", tests) is not None
 
 
-def has_parity_case(spec: OperatorSpec) -> bool:
+def has_parity_case(spec):
   """Whether a case on which every provider must equal the reference has it, in every dtype that it takes."""
   return {*dtypes_of(spec)} <= _PARITY.get(spec.name, set())
 
@@ -135,7 +135,7 @@ _DOCS_TYPES = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "A": D
 _DOCS_LETTERS = {"T": "T", "bool": "B", "attribute's": "C"}
 
 
-def docs_rows() -> Iterator[tuple[OperatorSpec, str]]:
+def docs_rows():
   """The operators as the table of docs/programs.md has them, each with the text of its attributes."""
   table = text_of(DOCS).split("## Operators\n", 1)[1].split("|---|---|---|\n", 1)[1].split("\n\n", 1)[0]
   for line in table.splitlines():
@@ -147,7 +147,7 @@ def docs_rows() -> Iterator[tuple[OperatorSpec, str]]:
       yield OperatorSpec(name, "".join(letters), (), _DOCS_TYPES[types], core), attributes
 
 
-def is_in_docs(spec: OperatorSpec) -> bool:
+def is_in_docs(spec):
   """Whether the table of docs/programs.md says the same; a default may be cut short by an ellipsis."""
   bare = OperatorSpec(spec.name, spec.signature, (), spec.types, spec.core)
   said = [text for row, text in docs_rows() if row == bare]
@@ -160,7 +160,7 @@ def is_in_docs(spec: OperatorSpec) -> bool:
   )
 
 
-def _is_number(text: str, number: float) -> bool:
+def _is_number(text, number):
   return repr(number).startswith(text[:-1]) if text.endswith("…") else float(text) == number
 
 
@@ -183,7 +183,7 @@ PLACES: dict[str, Callable[[OperatorSpec], bool]] = {
 }
 
 
-def missing() -> list[str]:
+def missing():
   """What the operators lack: "Mish lacks the cost: ...". The places of POINTWISE_PLACES are no core operator's."""
   return [
     f"{spec.name} lacks {place}"

@@ -4,16 +4,15 @@ A case is a program, the shapes of its inputs and what stands in them. Inputs co
 float64 reference. `check` compares; its docstring derives the tolerance.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, named, typed
+from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, Shape, check_results, named, typed
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.ops.pointwise.reference import pointwise
-from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, Program
+from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Case(ProgramCase):
   operator = OPERATOR
   node_name = "pointwise"
 
-  def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+  def _numbers(self, rng, number, shape):
     """A row of VALUES, or "special": among several hundred elements every pair of these numbers meets."""
     if self.values == "special":
       return np.asarray(rng.choice([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.0], shape))
@@ -43,7 +42,7 @@ UNITS = 8.0
 ACTIVATIONS = ("Gelu", "QuickGelu", "Swish", "Mish", "HardSwish", "HardSigmoid", "Elu", "Celu", "Selu", "Softplus")
 
 
-def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+def expect(case, inputs=None, unit=None):
   """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
@@ -73,7 +72,7 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   return Expectation(wide, outputs, slack)
 
 
-def _recompute(program: Program, first: int, values: dict[str, Array]) -> None:
+def _recompute(program, first, values):
   """Computes again, from statement `first` on, what depends on a value that was changed."""
   changed = {program.statements[first - 1].name}
   for statement in program.statements[first:]:
@@ -85,11 +84,11 @@ def _recompute(program: Program, first: int, values: dict[str, Array]) -> None:
     values[statement.name] = pointwise_reference.evaluate(statement, operands)
 
 
-def _kept_as(dtype: str) -> np.dtype[np.generic]:
+def _kept_as(dtype):
   return np.dtype(np.float64) if dtype in FLOATING else NUMPY_DTYPES[dtype]
 
 
-def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
+def check(case, outputs, expected=None):
   """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
@@ -190,7 +189,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
 }
 
 
-def _programs() -> list[Case]:
+def _programs():
   return [
     Case(f"{name}, {dtype}", typed(text, dtype), shapes)
     for name, (text, shapes) in PROGRAMS.items()
@@ -224,7 +223,7 @@ OTHERS = """(T x, T y, bool b) => (T a, T n, T s, T r, T m, T p, T w, T k, bool 
 }"""
 
 
-def _integers() -> list[Case]:
+def _integers():
   cases = []
   for dtype in INTEGERS:
     for values in ("normal", "whole range"):
@@ -253,7 +252,7 @@ _UNARY = """Neg Abs Sign Floor Ceil Round Relu Sqrt Exp Sin Cos Tan Atan Sinh Co
 UNARY = _UNARY.split()
 
 
-def _functions() -> list[Case]:
+def _functions():
   cases = []
   for dtype in FLOATING:
     for number, first in enumerate(range(0, len(UNARY), 8)):
@@ -286,7 +285,7 @@ SPECIAL_OTHERS = (
 )
 
 
-def _special() -> list[Case]:
+def _special():
   texts = []
   for first in range(0, len(SPECIAL_UNARY), 8):
     names = SPECIAL_UNARY[first : first + 8]
@@ -301,7 +300,7 @@ def _special() -> list[Case]:
   ]
 
 
-def _values() -> list[Case]:
+def _values():
   cases = []
   shape = (8, 515)
   exact = "(T x, T r) => (T s, T n, T a, T m, T c) { s = Add(x, r) n = Neg(x) a = Abs(r) m = Max(x, r) c = Min(x, r) }"
@@ -330,7 +329,7 @@ def _values() -> list[Case]:
   return cases
 
 
-def _limits() -> list[Case]:
+def _limits():
   cases = []
   for dtype in ("float16", "float", "double"):
     names = [f"p{i}" for i in range(32)]
@@ -348,7 +347,7 @@ def _limits() -> list[Case]:
   return cases
 
 
-def _sizes() -> list[Case]:
+def _sizes():
   return [
     Case(f"{count} elements, {dtype}", typed(SUM_RELU, dtype), ((count,), (count,)))
     for count in (1, 3, 7, 8, 9, 31, 33, 255, 1023, 4097, 65537)

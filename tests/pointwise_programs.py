@@ -5,7 +5,6 @@ The ONNX graph of a program is written here operator by operator, not by the opt
 float16 and bfloat16 in float and rounds where a Cast says so, as a fused operator does.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -30,8 +28,6 @@ from ortplugin.program import (
   ONNX_DTYPES,
   OPERATORS,
   UNSIGNED,
-  Operand,
-  OperatorSpec,
   Parameter,
   Program,
   Statement,
@@ -57,7 +53,7 @@ _NUMBERS = st.integers(0, 119)
 _OPERATORS = st.sampled_from((*POINTWISE, *COMMON * 5))
 
 
-def pick(draw: st.DrawFn, choices: Sequence[T]) -> T:
+def pick(draw, choices):
   """One of a few choices; building a strategy for each of them takes longer than all the rest."""
   return choices[draw(_NUMBERS) % len(choices)]
 
@@ -72,7 +68,7 @@ class Example:
   seed: int
   copied: bool  # the inputs are values that the graph makes, whose memory the operator may be given for its outputs
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     """One array for each parameter."""
     rng = np.random.default_rng(self.seed)
     return [
@@ -80,12 +76,12 @@ class Example:
       for parameter, shape, style in zip(self.program.parameters, self.shapes, self.styles, strict=True)
     ]
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     """The inputs by name."""
     return {p.name: array for p, array in zip(self.program.parameters, self.inputs(), strict=True)}
 
 
-def made(rng: np.random.Generator, dtype: str, shape: Shape, style: str) -> Array:
+def made(rng, dtype, shape, style):
   """near: about 0; positive; whole: whole numbers, of an integer dtype all of its range; special: NaN, inf, ends."""
   numpy = NUMPY_DTYPES[dtype]
   if dtype == "bool":
@@ -107,7 +103,7 @@ def made(rng: np.random.Generator, dtype: str, shape: Shape, style: str) -> Arra
 
 
 @st.composite
-def shapes_of(draw: st.DrawFn, count: int) -> tuple[Shape, ...]:
+def shapes_of(draw, count):
   """Shapes that broadcast: of one whole shape, some with axes of length 1, some without the first axes."""
   whole = pick(draw, [(), (1,), (7,), (64,), (3, 5), (2, 33), (4, 1, 6), (2, 3, 4), (1, 130), (2, 1, 3, 5),
                       (3, 2, 2, 8), (0, 3), (2, 2, 1, 2, 9), (2, 4111)])  # fmt: skip
@@ -122,21 +118,21 @@ def shapes_of(draw: st.DrawFn, count: int) -> tuple[Shape, ...]:
 class _Pool:
   """The values at hand, by dtype, while a program is drawn."""
 
-  def __init__(self, draw: st.DrawFn, parameters: Sequence[Parameter]) -> None:
+  def __init__(self, draw, parameters):
     self.draw = draw
     self.dtypes = {parameter.name: parameter.dtype for parameter in parameters}
-    self.statements: list[Statement] = []
+    self.statements = []
 
-  def names_of(self, dtypes: Sequence[str]) -> list[str]:
+  def names_of(self, dtypes):
     return [name for name, dtype in self.dtypes.items() if dtype in dtypes]
 
-  def add(self, op: str, operands: Sequence[Operand], attributes: Mapping[str, Any], dtype: str) -> str:
+  def add(self, op, operands, attributes, dtype):
     name = f"v{len(self.statements)}"
     self.statements.append(Statement(name, op, tuple(operands), tuple(attributes.items())))
     self.dtypes[name] = dtype
     return name
 
-  def value(self, dtypes: Sequence[str]) -> str:
+  def value(self, dtypes):
     """A value of one of the dtypes, by a Cast if there is none; the later ones are likelier."""
     found = self.names_of(dtypes)
     if not found:
@@ -144,7 +140,7 @@ class _Pool:
       return self.add("Cast", [pick(self.draw, list(self.dtypes))], {"to": to}, to)
     return pick(self.draw, [*found, *found[-3:]])
 
-  def literal(self, dtype: str) -> float | int:
+  def literal(self, dtype):
     if dtype in FLOATING:
       return pick(self.draw, FLOAT_LITERALS)
     if dtype == "bool":
@@ -152,7 +148,7 @@ class _Pool:
     low, high = integer_range(dtype)
     return pick(self.draw, [n for n in (low, -3, -1, 0, 1, 2, 3, 7, high) if low <= n <= high])
 
-  def statement(self) -> None:
+  def statement(self):
     spec = OPERATORS[self.draw(_OPERATORS)]
     bound = ""
     giver = ""
@@ -162,7 +158,7 @@ class _Pool:
     at = spec.operands.index("T") if giver else 0
     if giver and spec.operands.count("T") > 1 and pick(self.draw, (False, True)):
       at = len(spec.operands) - 1
-    operands: list[Operand] = []
+    operands = []
     for index, letter in enumerate(spec.operands):
       if letter == "B":
         operands.append(self.value(["bool"]))
@@ -176,8 +172,8 @@ class _Pool:
     result = {"T": bound, "B": "bool", "C": str(attributes.get("to"))}[spec.result]
     self.add(spec.name, operands, attributes, result)
 
-  def attributes(self, spec: OperatorSpec, dtype: str) -> dict[str, Any]:
-    drawn: dict[str, Any] = {}
+  def attributes(self, spec, dtype):
+    drawn = {}
     for name, default in spec.attributes:
       if name == "to":
         drawn[name] = pick(self.draw, DTYPES)
@@ -195,7 +191,7 @@ class _Pool:
 
 
 @st.composite
-def examples(draw: st.DrawFn) -> Example:
+def examples(draw):
   """1 to 6 parameters of a few dtypes, 1 to 12 statements, and as results what nothing uses and some of the rest."""
   palette = [pick(draw, DTYPES) for _ in range(1 + pick(draw, range(3)))]
   count = 1 + pick(draw, range(6))
@@ -228,7 +224,7 @@ FLAGS = ("fmod", "detect_negative", "detect_positive")
 
 
 @cache
-def runs(op: str, dtype: str, attributes: tuple[tuple[str, Any], ...]) -> bool:
+def runs(op, dtype, attributes):
   """Whether ONNX Runtime's CPU provider has the operator for the dtype."""
   letters = OPERATORS[op].operands
   kinds = [TensorProto.BOOL if letter == "B" else ONNX_DTYPES[dtype] for letter in letters]
@@ -245,12 +241,12 @@ def runs(op: str, dtype: str, attributes: tuple[tuple[str, Any], ...]) -> bool:
   return True
 
 
-def model_of(graph: onnx.GraphProto, opset: int = OPSET) -> bytes:
+def model_of(graph, opset=OPSET):
   imports = [helper.make_opsetid("", opset), helper.make_opsetid("ortplugin", 1)]
   return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
 
 
-def session_of(graph: onnx.GraphProto, options: onnxruntime.SessionOptions | None = None, opset: int = OPSET) -> Any:
+def session_of(graph, options=None, opset=OPSET):
   """A session on the CPU with ONNX Runtime's own optimizations off."""
   options = options or onnxruntime.SessionOptions()
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -262,32 +258,32 @@ def session_of(graph: onnx.GraphProto, options: onnxruntime.SessionOptions | Non
 class _Graph:
   """A program as ONNX's own operators. Values of the 16-bit floating dtypes are float here."""
 
-  def __init__(self, example: Example) -> None:
+  def __init__(self, example):
     self.program = example.program
-    self.nodes: list[onnx.NodeProto] = []
-    self.initializers: list[onnx.TensorProto] = []
-    self.names: dict[str, str] = {}
-    self.shapes: dict[str, Shape] = {}
+    self.nodes = []
+    self.initializers = []
+    self.names = {}
+    self.shapes = {}
     for parameter, shape in zip(self.program.parameters, example.shapes, strict=True):
       name = parameter.name
       self.names[name] = name if computed(parameter.dtype) == parameter.dtype else self.cast(name, "float")
       self.shapes[name] = shape
     self.complete = all([self.add(statement) for statement in self.program.statements])
 
-  def op(self, op: str, *inputs: str, **attributes: Any) -> str:
+  def op(self, op, *inputs, **attributes):
     output = f"{op}_{len(self.nodes)}"
     self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
     return output
 
-  def cast(self, name: str, to: str) -> str:
+  def cast(self, name, to):
     return self.op("Cast", name, to=ONNX_DTYPES[to])
 
-  def constant(self, value: Any, dtype: str) -> str:
+  def constant(self, value, dtype):
     name = f"constant_{len(self.initializers)}"
     self.initializers.append(numpy_helper.from_array(np.asarray(value, NUMPY_DTYPES[dtype]), name))
     return name
 
-  def add(self, statement: Statement) -> bool:
+  def add(self, statement):
     """Adds the statement; False if ONNX Runtime has nothing for it, and then its value is not there."""
     dtype = self.program.operand_dtype(statement)
     if any(name not in self.names for name in statement.names):
@@ -307,7 +303,7 @@ class _Graph:
     self.shapes[statement.name] = np.broadcast_shapes(*shapes)
     return True
 
-  def value(self, statement: Statement, dtype: str, operands: list[str]) -> str | None:
+  def value(self, statement, dtype, operands):
     op = statement.op
     x = operands[0]
     if op == "Cast":
@@ -342,7 +338,7 @@ class _Graph:
     }
     return self.supported(op, dtype, operands, attributes)
 
-  def supported(self, op: str, dtype: str, operands: Sequence[str], attributes: Mapping[str, Any]) -> str | None:
+  def supported(self, op, dtype, operands, attributes):
     """The operator, if need be on another dtype whose result has the same low bits."""
     spec = OPERATORS[op]
     if (op, dtype) in IMPRECISE:
@@ -369,12 +365,12 @@ class _Graph:
     return None
 
 
-def computed(dtype: str) -> str:
+def computed(dtype):
   """The dtype that a value of this one is computed in."""
   return "float" if dtype in ("float16", "bfloat16") else dtype
 
 
-def fused_graph(example: Example, instead: Sequence[onnx.NodeProto] = ()) -> onnx.GraphProto:
+def fused_graph(example, instead=()):
   """The program as one FusedPointwise, or the nodes given; the output of the result `y` is `out_y`."""
   program = example.program
   names = [parameter.name for parameter in program.parameters]
@@ -395,7 +391,7 @@ def fused_graph(example: Example, instead: Sequence[onnx.NodeProto] = ()) -> onn
   return helper.make_graph(nodes, "g", inputs, outputs)
 
 
-def onnx_results(example: Example) -> dict[str, Array]:
+def onnx_results(example):
   """What ONNX Runtime's own operators give: by name, the results that they can compute, before the last rounding."""
   graph = _Graph(example)
   program = example.program
@@ -440,9 +436,9 @@ class Estimate:
   given: bool = False  # a parameter or a literal: the sign of a zero is certain
 
 
-def estimates(program: Program, inputs: Sequence[Array]) -> dict[str, Estimate]:
+def estimates(program, inputs):
   """Every value of the program in float64 (integers exactly), and how far off arithmetic in its dtype may be."""
-  found: dict[str, Estimate] = {}
+  found = {}
   for parameter, array in zip(program.parameters, inputs, strict=True):
     found[parameter.name] = _given(array, parameter.dtype)
   with np.errstate(all="ignore"):
@@ -456,13 +452,13 @@ def estimates(program: Program, inputs: Sequence[Array]) -> dict[str, Estimate]:
   return found
 
 
-def _given(array: Array, dtype: str) -> Estimate:
+def _given(array, dtype):
   value = array.astype(np.float64) if dtype in FLOATING else array
   none = np.zeros(value.shape, bool)
   return Estimate(value, np.zeros(value.shape), none, none, given=True)
 
 
-def _estimate(statement: Statement, dtype: str, result: str, operands: Sequence[Estimate]) -> Estimate:
+def _estimate(statement, dtype, result, operands):
   op = statement.op
   value = evaluate(statement, [each.value for each in operands])
   unknown = np.zeros(value.shape, bool)
@@ -519,7 +515,7 @@ def _estimate(statement: Statement, dtype: str, result: str, operands: Sequence[
   return Estimate(value, error, unknown, left_open)
 
 
-def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], value: Array) -> Array:
+def _left_open(statement, dtype, operands, value):
   """Where ONNX does not define the result."""
   op = statement.op
   x = operands[0].value
@@ -549,13 +545,13 @@ def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], v
   return np.zeros(value.shape, bool)
 
 
-def bounds(estimate: Estimate, dtype: str) -> tuple[Array, Array]:
+def bounds(estimate, dtype):
   """The least and the greatest value of a floating dtype that a result may have, in float64."""
   low, high = (rounded(estimate.value + sign * estimate.error, dtype).astype(np.float64) for sign in (-1, 1))
   return low, high
 
 
-def compare_fused(found: Array, wanted: Estimate, dtype: str, shape: tuple[int, ...]) -> None:
+def compare_fused(found, wanted, dtype, shape):
   """Against the reference, every element that is certain."""
   assert found.dtype == NUMPY_DTYPES[dtype]
   assert found.shape == shape
@@ -568,7 +564,7 @@ def compare_fused(found: Array, wanted: Estimate, dtype: str, shape: tuple[int, 
   within(found.astype(np.float64)[known], low, high)
 
 
-def compare_onnx(found: Array, wanted: Estimate, dtype: str) -> None:
+def compare_onnx(found, wanted, dtype):
   """ONNX Runtime's against the reference, every element that is certain and defined by ONNX."""
   shape = np.broadcast_shapes(found.shape, wanted.value.shape)
   known = ~np.broadcast_to(wanted.unknown | wanted.left_open, shape)
@@ -579,7 +575,7 @@ def compare_onnx(found: Array, wanted: Estimate, dtype: str) -> None:
     within(found.astype(np.float64), value - error, value + error)
 
 
-def within(found: Array, low: Array, high: Array) -> None:
+def within(found, low, high):
   np.testing.assert_array_equal(np.isnan(found), np.isnan(low))
   outside = ~((low <= found) & (found <= high)) & ~np.isnan(found)
   assert not outside.any(), f"{found[outside][:3]} instead of {low[outside][:3]} to {high[outside][:3]}"

@@ -13,10 +13,10 @@ LEAST = 256
 
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
-def _allocate(size: int) -> int | None:
+def _allocate(size):
   runtime, taken = cupy.cuda.runtime, max(size, LEAST)
   try:
-    address: int = runtime.malloc(taken)
+    address = runtime.malloc(taken)
     runtime.memset(address, BYTE, taken)
     runtime.deviceSynchronize()
   except runtime.CUDARuntimeError:
@@ -25,13 +25,13 @@ def _allocate(size: int) -> int | None:
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _free(address: int | None) -> None:
+def _free(address):
   if address is not None:
     cupy.cuda.runtime.deviceSynchronize()
     cupy.cuda.runtime.free(address)
 
 
-def provider_options() -> dict[str, str]:
+def provider_options():
   """Options of the CUDA provider that make it take such memory. Nothing can be captured in a CUDA graph with them."""
   cupy.cuda.Device().use()
   functions = {"gpu_external_alloc": _allocate, "gpu_external_free": _free}

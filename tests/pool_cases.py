@@ -6,13 +6,11 @@ float64 reference. `check` compares; its docstring derives the tolerance.
 
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
-from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Array, Shape, compare, model_with, named, same_kind
+from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named, same_kind
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -34,16 +32,16 @@ class Case:
   values: str = "normal"
 
   @property
-  def shapes(self) -> tuple[Shape, ...]:
+  def shapes(self):
     return (self.shape,)
 
   @property
-  def is_exact(self) -> bool:
+  def is_exact(self):
     """Whether a result is an element of the input."""
     given = dict(self.attributes)
     return given.get("kind", "").endswith("max") or (self.op == "FusedResize" and given.get("mode") != "linear")
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     numpy = NUMPY_DTYPES[self.dtype]
     if self.dtype not in FLOATING:
@@ -52,24 +50,24 @@ class Case:
     with np.errstate(over="ignore"):
       return [np.asarray(VALUES[self.values](rng, self.shape), np.float64).astype(numpy)]
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     return {"x": self.inputs()[0]}
 
-  def node(self, name: str = "image") -> onnx.NodeProto:
+  def node(self, name="image"):
     return helper.make_node(self.op, ["x"], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
-  def model(self, shape: Sequence[int | str | None] | str | None = "its own") -> bytes:
+  def model(self, shape="its own"):
     """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
     return self.model_of([self.node()], self.shape if shape == "its own" else shape)
 
-  def model_of(self, nodes: Sequence[onnx.NodeProto], shape: Any = None, opset: int = OPSET) -> bytes:
+  def model_of(self, nodes, shape=None, opset=OPSET):
     """A model of nodes that read x and write y."""
     return model_with(nodes, [("x", self.dtype, shape)], [("y", self.dtype)], opset=opset)
 
-  def reference(self, x: Array, rounded: bool = True) -> Array:
+  def reference(self, x, rounded=True):
     operator = find(DOMAIN, self.op)
     assert operator is not None
-    made: list[Array] = operator.reference(self.node(), [x], rounded)  # type: ignore[call-arg]
+    made = operator.reference(self.node(), [x], rounded)  # type: ignore[call-arg]
     return made[0]
 
 
@@ -80,7 +78,7 @@ class Case:
 UNITS = 6.0
 
 
-def check(case: Case, output: Array, unit: float | None = None, x: Array | None = None) -> None:
+def check(case, output, unit=None, x=None):
   """Compares a kernel's output with the reference; AssertionError says where they differ.
 
   Shape and dtype are equal, so are the masks of NaN and the signed infinities. Maxima and nearest elements are equal,
@@ -136,15 +134,15 @@ SHORT = ("ResNet's stem", "odd halves, rounded up", "dilated over nothing", "a p
 CHANNELS = (3, 8, 40, 12)
 
 
-def frozen(attributes: Attributes) -> tuple[tuple[str, Any], ...]:
+def frozen(attributes):
   return tuple(attributes.items())
 
 
-def in_layout(layout: str, batch: int, channels: int, spatial: Shape) -> Shape:
+def in_layout(layout, batch, channels, spatial):
   return (batch, *spatial, channels) if layout == "NHWC" else (batch, channels, *spatial)
 
 
-def _windows() -> list[Case]:
+def _windows():
   made = []
   for number, (name, (window, spatial)) in enumerate(WINDOWS.items()):
     dtypes = (*FLOATING, "int8", "uint8") if name in SHORT else ("float16", "float")
@@ -161,7 +159,7 @@ def _windows() -> list[Case]:
   return made
 
 
-def _global() -> list[Case]:
+def _global():
   return [
     Case(
       f"{kind} of {'x'.join(map(str, spatial))}x{channels}, {layout}, {dtype}",
@@ -183,7 +181,7 @@ def _global() -> list[Case]:
   ]
 
 
-def _values() -> list[Case]:
+def _values():
   window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
   return [
     Case(f"{values}, {kind}, {layout}, {dtype}", "FusedPool", dtype, in_layout(layout, 2, 16, (12, 11)),
@@ -195,7 +193,7 @@ def _values() -> list[Case]:
   ]  # fmt: skip
 
 
-def _empty() -> list[Case]:
+def _empty():
   window = {"kernel_shape": [2, 2], "strides": [2, 2]}
   made = []
   for layout in ("NCHW", "NHWC"):
@@ -254,7 +252,7 @@ RESIZES: tuple[tuple[Shape, tuple[float, ...] | tuple[int, ...]], ...] = (
 )
 
 
-def _resize() -> list[Case]:
+def _resize():
   made = []
   for coordinates in COORDINATES:
     for mode in ("linear", *NEAREST_MODES):
@@ -264,7 +262,7 @@ def _resize() -> list[Case]:
             continue
           all_dtypes = FLOATING if mode == "linear" else (*FLOATING, "int8", "uint8", "int32")
           dtypes = all_dtypes if (coordinates, number) == ("half_pixel", 1) else ("float16", "float")
-          words: Attributes = {"mode": "linear"} if mode == "linear" else {"nearest_mode": mode}
+          words = {"mode": "linear"} if mode == "linear" else {"nearest_mode": mode}
           name = "scales" if isinstance(target[0], float) else "sizes"
           given = {**words, "coordinate_transformation_mode": coordinates, name: target, "layout": layout}
           dtype = dtypes[number % 2]
@@ -291,7 +289,7 @@ def _resize() -> list[Case]:
   return made
 
 
-def _empty_resize() -> list[Case]:
+def _empty_resize():
   made = []
   for name, scales, spatial in (
     ("of no rows", (2.0, 1.5), (0, 6)),

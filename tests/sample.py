@@ -10,7 +10,6 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
 
 SAMPLING = os.environ.get("ORTPLUGIN_SAMPLE") == "1"
 FEW = 24  # cases of a test that is not large
@@ -20,19 +19,19 @@ WORDS = re.compile(
 )
 
 
-def examples(count: int) -> int:
+def examples(count):
   """How many of its examples a test tries."""
   return max(10, count // 5) if SAMPLING else count
 
 
-def is_taken(name: str, every: int) -> bool:
+def is_taken(name, every):
   """Whether the one of this name is among the one in `every` that a sample has."""
   return not SAMPLING or zlib.crc32(name.encode()) % every == 0
 
 
-def taken(every: Mapping[str, int]) -> set[str]:
+def taken(every):
   """The sample of tests that are named as pytest does, "path::test[case]", each with the n of `one_in(n)`, or 1."""
-  families: defaultdict[str, list[str]] = defaultdict(list)
+  families = defaultdict(list)
   for name in every:
     families[name.partition("[")[0]].append(name)
   # No test is without a case.
@@ -40,9 +39,9 @@ def taken(every: Mapping[str, int]) -> set[str]:
   return {name for family in thin for name in (family if len(family) <= FEW else _turns(family))}
 
 
-def _turns(family: list[str]) -> list[str]:
+def _turns(family):
   """One of the cases that have all but such words in common."""
-  groups: defaultdict[str, list[str]] = defaultdict(list)
+  groups = defaultdict(list)
   for name in family:
     groups[WORDS.sub("", name)].append(name)
   return [sorted(group)[zlib.crc32(common.encode()) % len(group)] for common, group in groups.items()]

@@ -9,14 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
-from node_cases import OPSET, UNIT_ROUNDOFF, Array, Declared, Shape, bits, model_with, named, same_kind
+from node_cases import OPSET, UNIT_ROUNDOFF, Shape, bits, model_with, named, same_kind
 from onnx import TensorProto, helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -70,23 +68,23 @@ class Case:
   values: str = "bits"
   index_dtype: str = "int64"
 
-  def attribute(self, name: str, absent: Any) -> Any:
+  def attribute(self, name, absent):
     return dict(self.attributes).get(name, absent)
 
   @property
-  def reduction(self) -> str:
+  def reduction(self):
     return str(self.attribute("reduction", "none"))
 
   @property
-  def dtypes(self) -> tuple[str, ...]:
+  def dtypes(self):
     """Of the node's inputs, in order."""
     kinds = {"data": self.dtype, "updates": self.dtype, "indices": self.index_dtype, "starts": self.index_dtype}
     return tuple(kinds[name] for name in INPUTS[self.op])
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     """One array for each input of the node, in order."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-    arrays: list[Array] = []
+    arrays = []
     for name, shape in zip(INPUTS[self.op], self.shapes, strict=True):
       if name == "starts":
         arrays.append(np.array(self.indices, np.int64).reshape(shape))
@@ -96,7 +94,7 @@ class Case:
         arrays.append(VALUES[self.values](rng, shape, ONNX_DTYPES[self.dtype][1]))
     return arrays
 
-  def _indices(self, rng: np.random.Generator, shape: Shape) -> Array:
+  def _indices(self, rng, shape):
     assert isinstance(self.indices, str)
     data = self.shapes[0]
     if self.op == "ScatterND":
@@ -114,21 +112,19 @@ class Case:
       made = np.moveaxis(moved, -1, axis)
     return np.ascontiguousarray(made).reshape(shape).astype(ONNX_DTYPES[self.index_dtype][1])
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     """The inputs by name."""
     return dict(zip(INPUTS[self.op], self.inputs(), strict=True))
 
-  def node(self, name: str = "scatter") -> onnx.NodeProto:
+  def node(self, name="scatter"):
     """The node, which writes 'y'."""
     return helper.make_node(self.op, INPUTS[self.op], ["y"], name, domain=DOMAIN, **dict(self.attributes))
 
-  def with_attributes(self, **attributes: Any) -> Case:
+  def with_attributes(self, **attributes):
     """The same inputs with other attributes besides its own."""
     return replace(self, attributes=tuple({**dict(self.attributes), **attributes}.items()))
 
-  def model(
-    self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = OPSET
-  ) -> bytes:
+  def model(self, shapes=None, nodes=None, opset=OPSET):
     """A model of this one node, or of `nodes` in its place, with the case's shapes or those given.
 
     The output leaves its shape to inference.
@@ -141,13 +137,13 @@ class Case:
 # ---- comparison
 
 
-def expect(case: Case, inputs: Sequence[Array] | None = None, skip_invalid: bool = False) -> Array:
+def expect(case, inputs=None, skip_invalid=False):
   """The reference's output. `skip_invalid`: as on a GPU, where updates out of range are left out."""
   arrays = case.inputs() if inputs is None else list(inputs)
   return reference(case.node(), arrays, skip_invalid=skip_invalid)[0]
 
 
-def check(case: Case, output: Array, expected: Array | None = None) -> None:
+def check(case, output, expected=None):
   """Compares a kernel's output with the reference; AssertionError says where they differ.
 
   Shape, dtype and bits are equal; only where a sum or product is NaN, any NaN will do.
@@ -163,7 +159,7 @@ def check(case: Case, output: Array, expected: Array | None = None) -> None:
   )
 
 
-def check_any_order(case: Case, output: Array, inputs: Sequence[Array] | None = None) -> None:
+def check_any_order(case, output, inputs=None):
   """Compares the floating sums of a kernel that may take them in any order (deterministic = 0).
 
   n terms summed in any order with a unit roundoff c differ from the exact sum by at most n c sum|terms|, to first
@@ -189,7 +185,7 @@ def check_any_order(case: Case, output: Array, inputs: Sequence[Array] | None = 
 # ---- values
 
 
-def _bits(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
+def _bits(rng, shape, dtype):
   """Random bytes; bools are 0 and 1."""
   if dtype == np.dtype(np.bool_):
     return np.asarray(rng.random(shape) < 0.5)
@@ -197,37 +193,37 @@ def _bits(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array
   return raw.view(dtype).reshape(shape)
 
 
-def _spread(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
+def _spread(rng, shape, dtype):
   """Both signs and four orders of magnitude: a sum in another order, or rounded in between, has other bits."""
   return np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 2, shape)).astype(dtype)
 
 
-def _near_one(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
+def _near_one(rng, shape, dtype):
   """Products of many stay finite."""
   return np.asarray(rng.uniform(0.8, 1.25, shape) * rng.choice([-1.0, 1.0], shape)).astype(dtype)
 
 
-def _special(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
+def _special(rng, shape, dtype):
   return np.asarray(rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 6e-8], shape)).astype(dtype)
 
 
-def _zeros(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any]) -> Array:
+def _zeros(rng, shape, dtype):
   return np.asarray(rng.choice([0.0, -0.0], shape)).astype(dtype)
 
 
 VALUES = {"bits": _bits, "spread": _spread, "near one": _near_one, "special": _special, "zeros": _zeros}
 
 
-def _mixed(rng: np.random.Generator, count: int, limits: Array) -> Array:
+def _mixed(rng, count, limits):
   """Any valid index, negative ones and duplicates included: [count, len(limits)]."""
   return rng.integers(-limits, limits, (count, len(limits))) if limits.size and limits.all() else _none(count, limits)
 
 
-def _positive(rng: np.random.Generator, count: int, limits: Array) -> Array:
+def _positive(rng, count, limits):
   return rng.integers(0, limits, (count, len(limits))) if limits.size and limits.all() else _none(count, limits)
 
 
-def _unique(rng: np.random.Generator, count: int, limits: Array) -> Array:
+def _unique(rng, count, limits):
   """No index twice, in any order; half of them negative."""
   total = math.prod(int(limit) for limit in limits)
   flat = rng.permutation(total)[:count]
@@ -235,25 +231,25 @@ def _unique(rng: np.random.Generator, count: int, limits: Array) -> Array:
   return np.where(rng.random(rows.shape) < 0.5, rows, rows - limits)
 
 
-def _few(rng: np.random.Generator, count: int, limits: Array) -> Array:
+def _few(rng, count, limits):
   """At most three different indices: many duplicates."""
   return _mixed(rng, 3, limits)[rng.integers(0, 3, count)]
 
 
-def _one(rng: np.random.Generator, count: int, limits: Array) -> Array:
+def _one(rng, count, limits):
   """The same index every time, now counted from the front and now from the end."""
   front = np.broadcast_to(rng.integers(0, limits), (count, len(limits)))
   return np.where(rng.random((count, 1)) < 0.5, front, front - limits)
 
 
-def _ends(rng: np.random.Generator, count: int, limits: Array) -> Array:
+def _ends(rng, count, limits):
   """The first and the last valid index, written in both ways."""
   return rng.choice(np.array([0, 1, 2, 3]), (count, len(limits))).choose(
     [np.zeros_like(limits), limits - 1, -limits, -np.ones_like(limits)]
   )
 
 
-def _none(count: int, limits: Array) -> Array:
+def _none(count, limits):
   return np.zeros((count, len(limits)), np.int64)
 
 
@@ -263,25 +259,23 @@ INDICES = {"mixed": _mixed, "positive": _positive, "unique": _unique, "few": _fe
 # ---- cases
 
 
-def nd(
-  name: str, data: Shape, indices: Shape, dtype: str = "float", kind: str = "mixed", values: str = "bits", **given: Any
-) -> Case:
+def nd(name, data, indices, dtype="float", kind="mixed", values="bits", **given):
   """A ScatterND; updates have the shape that follows."""
   updates = (*indices[:-1], *data[indices[-1] :])
   return Case(f"nd {name}, {dtype}", "ScatterND", dtype, (data, indices, updates), kind, tuple(given.items()), values)
 
 
 def elements(
-  name: str,
-  data: Shape,
-  updates: Shape,
-  dtype: str = "float",
-  kind: str = "mixed",
-  values: str = "bits",
-  indices: Shape | None = None,
-  index_dtype: str = "int64",
-  **given: Any,
-) -> Case:
+  name,
+  data,
+  updates,
+  dtype="float",
+  kind="mixed",
+  values="bits",
+  indices=None,
+  index_dtype="int64",
+  **given,
+):
   """A ScatterElements; indices have updates' shape unless they broadcast to it."""
   shapes = (data, updates if indices is None else indices, updates)
   return Case(
@@ -290,21 +284,21 @@ def elements(
 
 
 def window(
-  name: str,
-  data: Shape,
-  updates: Shape,
-  starts: tuple[int, ...],
-  dtype: str = "float",
-  scalar: bool = False,
-  **given: Any,
-) -> Case:
+  name,
+  data,
+  updates,
+  starts,
+  dtype="float",
+  scalar=False,
+  **given,
+):
   """An UpdateSlice; `scalar`: its only start has no dimension."""
   shapes = (data, updates, () if scalar else (len(starts),))
   return Case(f"slice {name}, {dtype}", "UpdateSlice", dtype, shapes, starts, tuple(given.items()))
 
 
-def _nd_cases() -> list[Case]:
-  rows: list[tuple[str, Shape, Shape, str]] = [
+def _nd_cases():
+  rows = [
     # name, data, indices, kind of indices
     ("one row", (10, 7, 5), (1, 1), "mixed"),
     ("one element", (256,), (1, 1), "mixed"),
@@ -349,8 +343,8 @@ def _nd_cases() -> list[Case]:
   return cases
 
 
-def _elements_cases() -> list[Case]:
-  rows: list[tuple[str, Shape, Shape, int]] = [
+def _elements_cases():
+  rows = [
     # name, data, updates, axis
     ("one", (10,), (1,), 0),
     ("a line", (50,), (20,), 0),
@@ -380,7 +374,7 @@ def _elements_cases() -> list[Case]:
   ]
   for kind in ("unique", "few", "one", "ends", "positive"):
     cases.append(elements(f"{kind} indices", (23, 9), (19, 9), "float", kind))
-  broadcast: list[tuple[str, Shape, Shape, Shape, int]] = [
+  broadcast = [
     # name, data, updates, indices, axis
     ("one index for a row", (10, 33), (4, 33), (4, 1), 0),
     ("one index for all", (10, 33), (1, 33), (1, 1), 0),
@@ -405,7 +399,7 @@ def _elements_cases() -> list[Case]:
   return cases
 
 
-def _reduction_cases() -> list[Case]:
+def _reduction_cases():
   cases = []
   for reduction, dtype in itertools.product(("add", "mul", "min", "max"), ARITHMETIC):
     values = {"add": "spread", "mul": "near one"}.get(reduction, "spread") if dtype in FLOATING else "bits"
@@ -425,7 +419,7 @@ def _reduction_cases() -> list[Case]:
   return cases
 
 
-def _reduction_shapes(dtype: str, reduction: str) -> list[tuple[str, Case]]:
+def _reduction_shapes(dtype, reduction):
   r = {"values": "spread", "reduction": reduction}
   return [
     ("wide", nd(f"{reduction}", (4, 70001), (3, 1), dtype, "few", **r)),
@@ -444,7 +438,7 @@ def _reduction_shapes(dtype: str, reduction: str) -> list[tuple[str, Case]]:
   ]
 
 
-def _slice_cases() -> list[Case]:
+def _slice_cases():
   cases = []
   for dtype in ("float16", "float"):
     cases += [

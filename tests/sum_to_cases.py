@@ -4,11 +4,10 @@ A case is a program, the shapes of its inputs and what stands in them.
 `check` compares; its docstring derives the tolerance.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, named, typed
+from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, Shape, check_results, named, typed
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.sum_to import OPERATOR, axes_of, sum_of
@@ -34,7 +33,7 @@ node_of, model_of = Case.node_of, Case.model_of
 UNITS = 4.0
 
 
-def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+def expect(case, inputs=None, unit=None):
   """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   floating = set(program.dtypes.values()) & set(FLOATING)
@@ -58,7 +57,7 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
   return Expectation(sum_to(program, arrays, rounded=False), sum_to(program, arrays), slack)
 
 
-def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
+def check(case, outputs, expected=None):
   """Compares a kernel's outputs with the reference as pointwise_cases.check does, but for the slack: UNITS c size.
 
   c is the unit roundoff of the arithmetic, `size` the largest of the values that the result is made of, for a sum
@@ -72,7 +71,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
 # T stands for the dtype at hand.
 
 
-def summed(axes: str, keepdims: int = 1) -> str:
+def summed(axes, keepdims=1):
   """The plain sum of one tensor."""
   return f'(T x) => (T y) {{ y = SumTo<axes="{axes}", keepdims={keepdims}>(x) }}'
 
@@ -156,7 +155,7 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
 }
 
 
-def _programs() -> list[Case]:
+def _programs():
   return [
     Case(f"{name}, {dtype}", typed(text, dtype), shapes)
     for name, (text, shapes) in PROGRAMS.items()
@@ -164,7 +163,7 @@ def _programs() -> list[Case]:
   ]
 
 
-def _integers() -> list[Case]:
+def _integers():
   return [
     Case(f"{name}, {dtype}, {values}", typed(summed(axes), dtype), (shape,), values)
     for dtype in SUMS
@@ -178,7 +177,7 @@ def _integers() -> list[Case]:
   ]
 
 
-def _values() -> list[Case]:
+def _values():
   return [
     Case(f"{values}, {name}, {dtype}", typed(summed(axes), dtype), (shape,), values)
     for dtype in FLOATING

@@ -1,10 +1,7 @@
 """A program with foreign text at every place: what the two parsers, the optimizer's and the library's, must refuse."""
 
 import re
-from collections.abc import Iterator
 from itertools import product
-
-import numpy as np
 
 # Every kind of token that there is: dtypes, names, numbers, flags, words and attributes' dtypes.
 PROGRAM = """(float x, uint8 u) => (float y, uint8 z, bool i) {
@@ -27,7 +24,7 @@ PAYLOADS = [
 ]  # fmt: skip
 
 
-def tampered(every: int = 1) -> Iterator[str]:
+def tampered(every=1):
   """The program with each payload behind each token and in its place; of these texts one in `every`."""
   for number, (token, payload) in enumerate(product(TOKENS, PAYLOADS)):
     behind = f"{PROGRAM[: token.end()]} {payload} {PROGRAM[token.end() :]}"
@@ -36,7 +33,7 @@ def tampered(every: int = 1) -> Iterator[str]:
       yield from (text for text in (behind, instead) if text != PROGRAM)
 
 
-def mangled(text: str, rng: np.random.Generator) -> str:
+def mangled(text, rng):
   """The text with characters changed, dropped or doubled at one to three places."""
   made = list(text)
   for _ in range(int(rng.integers(1, 4))):

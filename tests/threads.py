@@ -1,15 +1,14 @@
 """Many threads at the same thing at once."""
 
 import threading
-from collections.abc import Callable
 
 
-def in_threads(count: int, work: Callable[[int], None]) -> None:
+def in_threads(count, work):
   """Runs work(number) on threads that start together; raises what one of them raised."""
   start = threading.Barrier(count)
-  errors: list[BaseException] = []
+  errors = []
 
-  def body(number: int) -> None:
+  def body(number):
     start.wait()
     try:
       work(number)

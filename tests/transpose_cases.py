@@ -4,13 +4,10 @@ Inputs are random bits from a seed: NaNs of every payload among the floats.
 """
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import onnx
-from node_cases import Array, Shape, bits, model_with, same_kind
+from node_cases import Shape, bits, model_with, same_kind
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -32,29 +29,29 @@ class Case:
   ends: Ints = ()
 
   @property
-  def shapes(self) -> tuple[Shape, ...]:
+  def shapes(self):
     return (self.shape,)
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
     numpy = np.dtype(NUMPY_DTYPES[self.dtype])
     drawn = rng.integers(0, 2 if numpy == np.bool_ else 256, (*self.shape, numpy.itemsize), dtype=np.uint8)
     return [drawn.view(numpy).reshape(self.shape)]
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     return {"x": self.inputs()[0]}
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     window = {"starts": self.starts, "ends": self.ends} if self.starts else {}
     return helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, perm=self.perm, **window)
 
-  def model(self, shape: Sequence[int | str | None] | str | None = "its own") -> bytes:
+  def model(self, shape="its own"):
     """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
-    declared: Any = self.shape if shape == "its own" else shape
+    declared = self.shape if shape == "its own" else shape
     return model_with([self.node()], [("x", self.dtype, declared)], [("y", self.dtype)])
 
 
-def check(case: Case, output: Array, x: Array | None = None) -> None:
+def check(case, output, x=None):
   """AssertionError where the output is not the reference, in every bit."""
   (wanted,) = reference(case.node(), case.inputs() if x is None else [x])
   same_kind(case.name, output, wanted)
@@ -114,7 +111,7 @@ CASES += [Case(f"odd, of {dtype}", dtype, *ORDERS["odd"]) for dtype in (*FLOATIN
 by_name = {case.name: case for case in CASES}
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed):
   """Of up to seven axes in any order, half of them cut at random."""
   rng = np.random.default_rng(seed)
   rank = int(rng.integers(1, 8))

@@ -7,11 +7,10 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -29,14 +28,14 @@ SEED = 20240701
 Feeds = Mapping[str, np.ndarray]
 
 
-def finished(proto: onnx.ModelProto) -> onnx.ModelProto:
+def finished(proto):
   """The model without doc strings and metadata, where exporters store paths; checked."""
   strip(proto)
   onnx.checker.check_model(proto, full_check=True)
   return proto
 
 
-def shorten(proto: onnx.ModelProto) -> None:
+def shorten(proto):
   """For a smaller archive: short weights, short names, and of a model whose inputs have no open lengths no shapes of
   values, which follow from those. A second time changes nothing."""
   dims = (dim for each in proto.graph.input for dim in each.type.tensor_type.shape.dim)
@@ -46,7 +45,7 @@ def shorten(proto: onnx.ModelProto) -> None:
   shorten_weights(proto)  # by their names
 
 
-def check(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, Sequence[np.ndarray]]], what: str) -> None:
+def check(proto, runs, what):
   """Raises AssertionError where ONNX Runtime gives other values than the library that the model comes from."""
   session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
   names = {each.name for each in session.get_inputs()}
@@ -57,7 +56,7 @@ def check(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, Sequence[np.ndarra
       np.testing.assert_allclose(got, value, rtol=1e-3, atol=1e-4 * scale, err_msg=what)
 
 
-def check_first(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, np.ndarray]]) -> None:
+def check_first(proto, runs):
   """`check` of the first output only, whatever its shape; labels must be the same."""
   session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
   for feeds, wanted in runs:
@@ -66,9 +65,9 @@ def check_first(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, np.ndarray]]
 
 
 def entry(
-    architecture: str, exporter: str, proto: onnx.ModelProto, runs: Sequence[Feeds], packages: Sequence[str],
-    high: Mapping[str, int] | None = None, **more: Any,
-) -> dict[str, Any]:  # fmt: skip
+    architecture, exporter, proto, runs, packages,
+    high=None, **more,
+):  # fmt: skip
   """What architectures.json says of a model. `runs`: its inputs, once for each of the shapes to run."""
   known = {each.name for each in proto.graph.input}
   inputs = {
@@ -90,7 +89,7 @@ def entry(
   }
 
 
-def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set[str], exporters: set[str]) -> None:
+def write(made, known, exporters):
   """Adds the models to the archive, in place of their former ones, and removes those of `exporters` not `known`."""
   with _opened() as (folder, versions, entries):
     for model, (proto, said) in made.items():
@@ -104,7 +103,7 @@ def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set
       del entries[each]
 
 
-def prune() -> None:
+def prune():
   """Removes PyTorch's models, largest first, whose passes, near misses and operators all are other files' as well."""
   with _opened() as (folder, _, entries):
     features = {name: _features(folder / f"{name}.onnx") for name in entries}
@@ -118,7 +117,7 @@ def prune() -> None:
         counts.subtract(features[name])
 
 
-def _features(path: Path) -> set[str]:
+def _features(path):
   """What the optimizer meets and makes in a model, as it is and in float16."""
   found = {node.op_type for node in walk_nodes(onnx.load(path))}
   for precision in (None, "fp16"):
@@ -130,7 +129,7 @@ def _features(path: Path) -> set[str]:
 
 
 @contextmanager
-def _opened() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+def _opened():
   """The files of the archive in a folder, and what is said of exporters and models; packed again at the end."""
   with tempfile.TemporaryDirectory(prefix="ortplugin-models-") as name:
     folder = Path(name)
@@ -144,7 +143,7 @@ def _opened() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
   print(f"{len(said['models'])} models, {FILES.stat().st_size} bytes")
 
 
-def _lines(part: Mapping[str, Any]) -> str:
+def _lines(part):
   """An object as JSON, with a line for each of its keys."""
   lines = (f"{json.dumps(each)}: {json.dumps(part[each], separators=(',', ':'))}" for each in sorted(part))
   return "{\n" + ",\n".join(lines) + "\n}"

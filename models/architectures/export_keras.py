@@ -8,7 +8,6 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import onnx
 import tensorflow as tf
 import tf2onnx
 from tensorflow import keras
@@ -20,19 +19,19 @@ IMAGE, SERIES, TOKENS = (16, 16, 3), (10, 4), (9,)
 WORDS = 20
 
 
-def gelu(x: Any) -> Any:
+def gelu(x):
   """By a tanh: tf2onnx does not write the exact one's Erfc."""
   return keras.activations.gelu(x, approximate=True)
 
 
-def dense(x: Any) -> Any:
+def dense(x):
   """Layers of several activations, a batch norm, a softmax."""
   x = layers.BatchNormalization()(layers.Dense(12, gelu)(x))
   x = layers.Dense(8, "selu")(layers.Dense(12, "elu")(x))
   return layers.Dense(4, "softmax")(x)
 
 
-def conv(x: Any) -> Any:
+def conv(x):
   """Convolutions, batch norms, pools of both kinds."""
   x = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
   x = layers.MaxPooling2D(3, 2, "same")(layers.ReLU()(layers.BatchNormalization()(x)))
@@ -40,7 +39,7 @@ def conv(x: Any) -> Any:
   return layers.Dense(4)(layers.Flatten()(x))
 
 
-def separable(x: Any) -> Any:
+def separable(x):
   """MobileNet's and Xception's blocks: depthwise, pointwise, an expanded one with a residual."""
   x = layers.SeparableConv2D(8, 3, 2, "same", activation="relu6")(layers.ZeroPadding2D(1)(x))
   y = layers.DepthwiseConv2D(3, padding="same", activation="hard_silu")(layers.Conv2D(16, 1)(x))
@@ -49,7 +48,7 @@ def separable(x: Any) -> Any:
   return layers.Dense(3)(layers.GlobalMaxPooling2D()(layers.Add()([x, layers.Multiply()([y, gate])])))
 
 
-def unet(x: Any) -> Any:
+def unet(x):
   """Down, and up by a transposed convolution and by resizing, concatenated."""
   one = layers.Conv2D(8, 3, padding="same", activation="relu")(x)
   two = layers.Conv2D(12, 3, 2, "same", activation=layers.LeakyReLU(0.1))(one)
@@ -59,18 +58,18 @@ def unet(x: Any) -> Any:
   return layers.Conv2D(2, 1, activation="sigmoid")(layers.Concatenate()([one, up]))
 
 
-def lstm(x: Any) -> Any:
+def lstm(x):
   """A recurrent layer in both directions, then one more."""
   return layers.Dense(3)(layers.LSTM(5)(layers.Bidirectional(layers.LSTM(4, return_sequences=True))(x)))
 
 
-def gru(x: Any) -> Any:
+def gru(x):
   """Causal convolutions before a recurrent layer."""
   x = layers.Conv1D(6, 3, padding="causal", dilation_rate=2, activation="relu")(x)
   return layers.TimeDistributed(layers.Dense(2))(layers.GRU(5, return_sequences=True, reset_after=True)(x))
 
 
-def transformer(x: Any) -> Any:
+def transformer(x):
   """A transformer's block on embedded words and places."""
   x = layers.Embedding(WORDS, 8)(x) + layers.Embedding(TOKENS[0], 8)(keras.ops.cumsum(keras.ops.ones_like(x), 1) - 1)
   x = layers.LayerNormalization(epsilon=1e-6)(x + layers.MultiHeadAttention(2, 4)(x, x))
@@ -78,14 +77,14 @@ def transformer(x: Any) -> Any:
   return layers.Dense(3, "softmax")(layers.GlobalAveragePooling1D()(x))
 
 
-def norms(x: Any) -> Any:
+def norms(x):
   """Norms of groups and units, with a PReLU."""
   x = layers.GroupNormalization(2)(layers.Conv2D(8, 5, 2)(x))
   x = layers.PReLU(shared_axes=[1, 2])(layers.Conv2D(8, 3, padding="same")(x))
   return layers.UnitNormalization()(layers.Flatten()(layers.Cropping2D(1)(x)))
 
 
-def video(x: Any) -> Any:
+def video(x):
   """Convolutions in three dimensions."""
   x = layers.MaxPooling3D(2)(layers.Conv3D(6, 3, padding="same", activation="relu")(x))
   return layers.Dense(3)(layers.GlobalAveragePooling3D()(x))
@@ -105,7 +104,7 @@ BUILDERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 OPSETS = (15, 17, 18)
 
 
-def randomize(model: Any, rng: np.random.Generator) -> None:
+def randomize(model, rng):
   """Random weights with few bits; variances and scales of norms near one."""
   for weight in model.weights:
     noise = rng.standard_normal(weight.shape).astype(np.float32)
@@ -117,7 +116,7 @@ def randomize(model: Any, rng: np.random.Generator) -> None:
     weight.assign(np.ldexp(np.round(mantissa * 4) / 4, exponent))
 
 
-def make(number: int, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def make(number, name):
   """The model, of which the batch is open, and what is said of it."""
   build, shape = BUILDERS[name]
   rng = np.random.default_rng(archive.SEED)
@@ -127,7 +126,7 @@ def make(number: int, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
   randomize(model, rng)
 
   @tf.function(input_signature=[tf.TensorSpec((None, *shape), dtype, name="x")])
-  def function(x: Any) -> Any:
+  def function(x):
     return model(x, training=False)
 
   proto, _ = tf2onnx.convert.from_function(
@@ -143,7 +142,7 @@ def make(number: int, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
   return proto, said | {"dynamic": True, "chooses": False}
 
 
-def main() -> int:
+def main():
   """Writes them all."""
   made = {f"keras_{name}": make(number, name) for number, name in enumerate(BUILDERS)}
   archive.write(made, set(made), {"tf2onnx"})

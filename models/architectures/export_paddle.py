@@ -7,7 +7,6 @@ group norms, and fails at the scale_factor of interpolate: none of them is used 
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,13 +21,13 @@ from models.architectures import archive
 class Convolutions(nn.Layer):
   """A residual block with squeeze and excitation, pools, and hard activations."""
 
-  def __init__(self) -> None:
+  def __init__(self):
     super().__init__()
     self.stem, self.norm = nn.Conv2D(3, 8, 3, 2, 1, bias_attr=False), nn.BatchNorm2D(8)
     self.depthwise, self.gate = nn.Conv2D(8, 8, 3, padding=1, groups=8), nn.Conv2D(8, 8, 1)
     self.out = nn.Linear(8, 4)
 
-  def forward(self, image: Any) -> Any:
+  def forward(self, image):
     """Logits."""
     x = functional.hardswish(self.norm(self.stem(image)))
     y = functional.relu6(self.depthwise(functional.max_pool2d(x, 3, 1, 1)))
@@ -39,12 +38,12 @@ class Convolutions(nn.Layer):
 class Segmentation(nn.Layer):
   """Down, then up by a transposed convolution and by resizing."""
 
-  def __init__(self) -> None:
+  def __init__(self):
     super().__init__()
     self.one, self.two = nn.Conv2D(3, 8, 3, padding=1), nn.Conv2D(8, 12, 3, 2, 1)
     self.up, self.norm, self.out = nn.Conv2DTranspose(12, 8, 2, 2), nn.BatchNorm2D(8), nn.Conv2D(16, 2, 1)
 
-  def forward(self, image: Any) -> Any:
+  def forward(self, image):
     """Probabilities at twice the size."""
     one = functional.relu(self.one(image))
     two = functional.silu(self.norm(self.up(functional.gelu(self.two(one)))))
@@ -55,13 +54,13 @@ class Segmentation(nn.Layer):
 class Attention(nn.Layer):
   """Words through a transformer's layer."""
 
-  def __init__(self) -> None:
+  def __init__(self):
     super().__init__()
     self.embed = nn.Embedding(20, 8)
     self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu")
     self.out = nn.Linear(8, 3)
 
-  def forward(self, tokens: Any) -> Any:
+  def forward(self, tokens):
     """Logits of the mean."""
     return self.out(self.layer(self.embed(tokens)).mean(1))
 
@@ -69,12 +68,12 @@ class Attention(nn.Layer):
 class Recurrent(nn.Layer):
   """A recurrent layer in both directions, as text recognition ends with."""
 
-  def __init__(self) -> None:
+  def __init__(self):
     super().__init__()
     self.stem, self.recurrent = nn.Conv1D(3, 6, 3, padding=1), nn.LSTM(6, 5, direction="bidirect")
     self.out = nn.Linear(10, 4)
 
-  def forward(self, sound: Any) -> Any:
+  def forward(self, sound):
     """Probabilities at each step."""
     x = functional.relu(self.stem(sound)).transpose([0, 2, 1])
     return functional.softmax(self.out(self.recurrent(x)[0]), -1)
@@ -89,7 +88,7 @@ NETWORKS: dict[str, tuple[type[nn.Layer], tuple[int, ...], int]] = {
 }
 
 
-def randomize(model: nn.Layer, rng: np.random.Generator) -> None:
+def randomize(model, rng):
   """Random weights with few bits; variances and scales of norms near one."""
   for name, value in model.state_dict().items():
     noise = rng.standard_normal(value.shape).astype(np.float32)
@@ -101,7 +100,7 @@ def randomize(model: nn.Layer, rng: np.random.Generator) -> None:
     value.set_value(np.ldexp(np.round(mantissa * 4) / 4, exponent))
 
 
-def make(name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def make(name):
   """The model, of which the batch is open, and what is said of it."""
   build, shape, high = NETWORKS[name]
   rng = np.random.default_rng(archive.SEED)
@@ -124,7 +123,7 @@ def make(name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
   return proto, said | {"dynamic": True, "chooses": False}
 
 
-def main() -> int:
+def main():
   """Writes them all."""
   made = {f"paddle_{name}": make(name) for name in NETWORKS}
   archive.write(made, set(made), {"paddle2onnx"})

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 from skl2onnx import to_onnx
 from sklearn import (
   cluster,
@@ -67,7 +66,7 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def make(name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def make(name):
   """The fitted pipeline, of which the number of rows is open, and what is said of it."""
   rng = np.random.default_rng(archive.SEED)
   values = rng.standard_normal((ROWS, FEATURES)).astype(np.float32)
@@ -84,7 +83,7 @@ def make(name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
   return proto, said | {"dynamic": True, "chooses": True}
 
 
-def main() -> int:
+def main():
   """Writes them all."""
   made = {f"sklearn_{name}": make(name) for name in BUILDERS}
   archive.write(made, set(made), {"skl2onnx"})

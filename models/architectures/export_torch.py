@@ -10,10 +10,8 @@ import tempfile
 import traceback
 import warnings
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # configurations are built here; nothing is downloaded
 
@@ -38,12 +36,12 @@ class Case:
   dynamic: bool
 
   @property
-  def name(self) -> str:
+  def name(self):
     """The file's name without suffix."""
     return f"{self.network}_{self.exporter}" + "_dynamic" * self.dynamic
 
 
-def cases() -> Iterator[Case]:
+def cases():
   """Each network by each exporter that writes it; one of its files has open axes where an exporter can do that.
 
   Opsets, and which exporter leaves axes open, follow from the name alone: the other networks don't matter.
@@ -57,7 +55,7 @@ def cases() -> Iterator[Case]:
       yield Case(name, exporter, opset, exporter == turn)
 
 
-def make_inputs(network: Network, second: bool) -> tuple[torch.Tensor, ...]:
+def make_inputs(network, second):
   """Random tensors; with `second` of the other sizes."""
   made = []
   for name, each in network.inputs.items():
@@ -69,11 +67,11 @@ def make_inputs(network: Network, second: bool) -> tuple[torch.Tensor, ...]:
   return tuple(made)
 
 
-def export(case: Case, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
+def export(case, model, inputs):
   """The model as the exporter writes it."""
   network = NETWORKS[case.network]
   names = list(network.inputs)
-  options: dict[str, Any] = {"input_names": names, "opset_version": case.opset}
+  options = {"input_names": names, "opset_version": case.opset}
   with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), \
           contextlib.redirect_stdout(io.StringIO()):  # fmt: skip
     warnings.simplefilter("ignore")
@@ -92,7 +90,7 @@ def export(case: Case, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...])
     return onnx.load(path)
 
 
-def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def make(case):
   """Builds, exports and checks one case; returns the model and what is said of it."""
   network = NETWORKS[case.network]
   torch.manual_seed(archive.SEED)
@@ -114,7 +112,7 @@ def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
   )  # fmt: skip
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
   """Writes the chosen models; says of each that fails why, and writes the others."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--only", default="", help="only the files whose name contains this text")

@@ -8,7 +8,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-import torch
 from torch import nn
 
 from models.architectures.networks import Network, image
@@ -37,7 +36,7 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
 SPELLED_OUT = ("Beit", "Eva")
 
 
-def timm_network(module: str, name: str, arguments: dict[str, Any]) -> nn.Module:
+def timm_network(module, name, arguments):
   """A network of timm with five classes. Neither exporter writes torch's own attention in every rank."""
   import_module("timm.layers").set_fused_attn(name not in SPELLED_OUT)
   found = import_module(f"timm.models.{module}")
@@ -47,20 +46,20 @@ def timm_network(module: str, name: str, arguments: dict[str, Any]) -> nn.Module
   return getattr(found, name)(**arguments, num_classes=5)
 
 
-def timm_configured(module: str, name: str, config: str, **arguments: Any) -> nn.Module:
+def timm_configured(module, name, config, **arguments):
   """A network of timm that takes its structure as an object of class `config`."""
   found = import_module(f"timm.models.{module}")
   given = {"img_size": arguments.pop("img_size")} if "img_size" in arguments else {}
   return getattr(found, name)(getattr(found, config)(**arguments), num_classes=5, **given)
 
 
-def nfnet() -> nn.Module:
+def nfnet():
   """Standardised weights, no norms; squeeze and excitation."""
   return timm_configured("nfnet", "NormFreeNet", "NfCfg", depths=(1, 1), channels=(8, 16), stem_chs=8, group_size=4,
                          attn_layer="se", attn_kwargs={"rd_ratio": 0.5}, num_features=16)  # fmt: skip
 
 
-def coatnet() -> nn.Module:
+def coatnet():
   """Blocks of convolutions, then of attention with relative positions."""
   from timm.models.maxxvit import MaxxVitConvCfg, MaxxVitTransformerCfg
 
@@ -70,7 +69,7 @@ def coatnet() -> nn.Module:
   )  # fmt: skip
 
 
-def byob(*blocks: dict[str, Any], **arguments: Any) -> nn.Module:
+def byob(*blocks, **arguments):
   """A network of timm's blocks."""
   from timm.models.byobnet import ByoBlockCfg
 
@@ -78,7 +77,7 @@ def byob(*blocks: dict[str, Any], **arguments: Any) -> nn.Module:
   return timm_configured("byobnet", "ByobNet", "ByoModelCfg", blocks=made, stem_chs=8, **arguments)
 
 
-def halonet() -> nn.Module:
+def halonet():
   """Attention over neighbourhoods of blocks."""
   attention = {"block_size": 4, "halo_size": 1, "num_heads": 2}
   return byob({"type": "bottle", "c": 8, "s": 1}, {"type": "self_attn", "c": 16, "s": 1}, stem_pool="",
@@ -88,19 +87,19 @@ def halonet() -> nn.Module:
 class Branches(nn.Module):
   """What HRNet's branches come to."""
 
-  def __init__(self, config: dict[str, Any]) -> None:
+  def __init__(self, config):
     super().__init__()
     self.body = import_module("timm.models.hrnet").HighResolutionNet(config, head="")
 
-  def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+  def forward(self, image):
     """A tensor for each resolution."""
     return tuple(self.body.forward_features(image))
 
 
-def hrnet() -> nn.Module:
+def hrnet():
   """Branches of several resolutions that add each other's resized values."""
 
-  def stage(block: str, *channels: int) -> dict[str, Any]:
+  def stage(block, *channels):
     return {"num_modules": 1, "num_branches": len(channels), "num_blocks": (1,) * len(channels),
             "num_channels": channels, "block_type": block, "fuse_method": "SUM"}  # fmt: skip
 
@@ -109,7 +108,7 @@ def hrnet() -> nn.Module:
   return Branches(config)
 
 
-def regnet() -> nn.Module:
+def regnet():
   """Grouped convolutions with squeeze and excitation."""
   from torchvision.models.regnet import BlockParams, RegNet
 
@@ -117,14 +116,14 @@ def regnet() -> nn.Module:
   return RegNet(params, num_classes=5, stem_width=8)
 
 
-def shufflenet() -> nn.Module:
+def shufflenet():
   """Halves of channels that change places."""
   from torchvision.models import ShuffleNetV2
 
   return ShuffleNetV2([2, 1, 1], [8, 8, 16, 16, 16], num_classes=5)
 
 
-def googlenet() -> nn.Module:
+def googlenet():
   """Branches of several filters, one of them behind a pool, concatenated."""
   from torchvision.models.googlenet import BasicConv2d, Inception
 

@@ -1,11 +1,8 @@
 """Networks of transformers on text, sound, images and pairs of them, each of its smallest useful configuration."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import transformers
-from torch import nn
 
 from models.architectures.networks import Input, Network, Picked
 
@@ -29,13 +26,13 @@ PAIR = {**MASKED, "decoder_input_ids": Input((2, 5), VOCAB, {0: 3, 1: 7})}
 PIXELS = {"pixel_values": Input((2, 3, 16, 16), sizes={0: 3})}
 
 
-def first(found: Any) -> Any:
+def first(found):
   """The first output."""
   return found[0]
 
 
-def network(model: str, names: tuple[str, ...], pick: Callable[[Any], Any], given: dict[str, Any],
-            config: dict[str, Any]) -> nn.Module:  # fmt: skip
+def network(model, names, pick, given,
+            config):  # fmt: skip
   """A model of transformers as a function of tensors with these names; attention is spelled out."""
   made = getattr(transformers, model)
   settings = made.config_class(**config)
@@ -46,8 +43,8 @@ def network(model: str, names: tuple[str, ...], pick: Callable[[Any], Any], give
   return Picked(made(settings), names, pick, {"return_dict": False, **given})
 
 
-def entry(model: str, inputs: dict[str, Input], config: dict[str, Any], *, pick: Callable[[Any], Any] = first,
-          given: dict[str, Any] | None = None, **more: Any) -> Network:  # fmt: skip
+def entry(model, inputs, config, *, pick=first,
+          given=None, **more):  # fmt: skip
   """A line of the table."""
   return Network(partial(network, model, tuple(inputs), pick, given or {}, config), inputs, **more)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,14 +32,14 @@ class Network:
   opset: int = 0  # the lowest that TorchScript writes it in
 
 
-def image(size: int | tuple[int, int] = 32, other: tuple[int, int] | None = None, batch: int = 2) -> dict[str, Input]:
+def image(size=32, other=None, batch=2):
   """One input of three channels; height and width can be open where there is an `other`."""
   height, width = (size, size) if isinstance(size, int) else size
   sizes = {0: 3} if other is None else {0: 3, 2: other[0], 3: other[1]}
   return {"image": Input((batch, 3, height, width), sizes=sizes)}
 
 
-def randomize(model: nn.Module) -> None:
+def randomize(model):
   """Gives every parameter, and the statistics of batch norms, random values with which activations keep their scale.
 
   No value is trivial: a rewrite that drops or swaps one must show in the outputs. They have two significant bits,
@@ -66,7 +65,7 @@ def randomize(model: nn.Module) -> None:
         module.running_var.copy_(coarse(0.5 + torch.rand_like(module.running_var)))
 
 
-def coarse(values: torch.Tensor) -> torch.Tensor:
+def coarse(values):
   """The values with two significant bits."""
   mantissa, exponent = torch.frexp(values)
   return torch.ldexp(torch.round(mantissa * 4) / 4, exponent)
@@ -75,10 +74,10 @@ def coarse(values: torch.Tensor) -> torch.Tensor:
 class Picked(nn.Module):
   """Calls a module with tensors by name, and returns what `pick` makes of the result."""
 
-  def __init__(self, model: nn.Module, names: tuple[str, ...], pick: Callable[[Any], Any], given: dict[str, Any]):
+  def __init__(self, model, names, pick, given):
     super().__init__()
     self.model, self.names, self.pick, self.given = model, names, pick, given
 
-  def forward(self, *tensors: torch.Tensor) -> Any:
+  def forward(self, *tensors):
     """What was picked: a tensor, or a tuple of them."""
     return self.pick(self.model(**dict(zip(self.names, tensors, strict=True)), **self.given))

@@ -21,17 +21,15 @@ struct Epilogue {
   TileOperands<VECTOR> of_filters[AHEAD];
 
   // Chunks are counted over the 64 rows of the first MMA, then over those of the next one.
-  __device__ __forceinline__ int row_of(int chunk, int item) const {
+  DEVICE int row_of(int chunk, int item) const {
     return row + chunk / CHUNKS * 64 + (item * 32 + threadIdx.x % 32) / VECTORS;
   }
-  __device__ __forceinline__ int column_of(int chunk) const {
-    return first + chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR;
-  }
+  DEVICE int column_of(int chunk) const { return first + chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR; }
   // The last chunk of a tile may be narrower.
-  __device__ __forceinline__ bool has_column(int chunk, int m) const {
+  DEVICE bool has_column(int chunk, int m) const {
     return m < FILTERS && (TILE_N % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_N);
   }
-  __device__ __forceinline__ void load(int chunk) {
+  DEVICE void load(int chunk) {
     const int m = column_of(chunk);
     if (!has_column(chunk, m)) return;
     if (!OF_IMAGE) of_filters[chunk % AHEAD].load(a, 0, m);
@@ -42,7 +40,7 @@ struct Epilogue {
         operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
     }
   }
-  __device__ __forceinline__ void run(const float (&sums)[M_TILES][TILE_N / 2]) {
+  DEVICE void run(const float (&sums)[M_TILES][TILE_N / 2]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int chunk = 0; chunk < M_TILES * CHUNKS; ++chunk) {

@@ -1,7 +1,6 @@
 """Makes the examples importable, and a tiny model for them."""
 
 import sys
-from pathlib import Path
 
 import onnx
 import onnx.parser
@@ -14,7 +13,7 @@ sys.path.append(str(EXAMPLES))
 
 
 @pytest.fixture(scope="session")
-def model(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(library, tmp_path_factory):
   optimized, _ = ortplugin.optimize(onnx.parser.parse_model(MODEL))
   assert any(node.domain == "ortplugin" for node in optimized.graph.node)
   path = tmp_path_factory.mktemp("model") / "fast.onnx"

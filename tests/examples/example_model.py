@@ -1,7 +1,6 @@
 """A tiny model of images, and its outputs."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ MODEL = """<ir_version: 10, opset_import: ["" : 18]>
     last = Constant <value_ints = [1]> ()  top = ReduceMax <keepdims = 0> (mean, last) }"""
 
 
-def check(outputs: Any, images: Any) -> None:
+def check(outputs, images):
   mean = np.tanh(images.astype(np.float64) * np.array([1, 0.5, 2])[:, None, None] - 3).mean((2, 3))
   np.testing.assert_allclose(outputs["mean"], mean, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(outputs["top"], mean.max(1), rtol=1e-5, atol=1e-6)

@@ -2,16 +2,15 @@
 
 import ast
 import json
-from typing import Any
 
 from example_model import EXAMPLES
 
 NOTEBOOK = EXAMPLES / "report.ipynb"
 
 
-def values(cells: list[str]) -> list[Any]:
+def values(cells):
   """What each cell's last line is."""
-  names: dict[str, Any] = {}
+  names = {}
   found = []
   for cell in cells:
     *statements, last = ast.parse(cell).body

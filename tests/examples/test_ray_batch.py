@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import example_model
@@ -37,7 +36,7 @@ ray_batch.main(sys.argv[1:])
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
   """Four files of five row groups; the ids in no order."""
   folder = tmp_path_factory.mktemp("ray") / "source"
   for number, ids in enumerate(np.random.default_rng(1).permutation(ROWS).reshape(4, -1)):
@@ -49,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+def cluster():
   """It outlives a killed run."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("PYTHONPATH", f"{Path(ortplugin.__file__).parent.parent}:{example_model.EXAMPLES}")
@@ -60,7 +59,7 @@ def cluster() -> Iterator[None]:
       yield
 
 
-def check(target: Path) -> None:
+def check(target):
   """Each row once, with its values, and nothing beside."""
   files = [path for path in target.rglob("*") if path.is_file()]
   assert len(files) == BLOCKS
@@ -71,7 +70,7 @@ def check(target: Path) -> None:
   example_model.check({"mean": mean, "top": table["top"].to_numpy()}, IMAGES[ids])
 
 
-def wait(until: Callable[[], bool]) -> None:
+def wait(until):
   limit = time.monotonic() + 30
   while not until():
     assert time.monotonic() < limit

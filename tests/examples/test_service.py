@@ -2,10 +2,7 @@
 
 import importlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ for needed in ("fastapi", "httpx2"):
 
 
 @pytest.fixture(scope="module")
-def post(model: Path) -> Callable[[Any], Any]:
+def post(model):
   from fastapi.testclient import TestClient
 
   with pytest.MonkeyPatch.context() as patch:

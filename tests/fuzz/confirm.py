@@ -15,12 +15,9 @@ the CPU; "unrepeated" where the optimized model is right each time.
 
 import contextlib
 import gc
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import onnx
 
 import ortplugin
 from ortplugin.check.compare import compare
@@ -30,9 +27,8 @@ from ortplugin.graph.messages import walk_nodes
 from . import lethal
 from .evaluate import OURS
 from .generate import Case
-from .judge import Judge, Tell, Verdict, optimize, status
-from .providers import Provider
-from .reference import Finding, Outputs, Reference, references_of
+from .judge import Judge, Verdict, optimize, status
+from .reference import Finding, Outputs, references_of
 
 ROUNDS, PASSES = 3, 2
 ORIGINAL = "the original "  # begins each reason that it is at fault, and the stage in which it runs
@@ -58,24 +54,24 @@ class _Runs:
   captured: bool
 
 
-def is_doubtful(finding: Finding) -> bool:
+def is_doubtful(finding):
   """Whether the GPU has a part in it."""
   in_optimizer = finding.kind in ("crash", "hang") and "optimize" in finding.message
   return finding.kind not in ("exception", "again", "restore") and not in_optimizer
 
 
-def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
+def confirm(judge, case, finding):
   """The verdict on a case that a first run on the judge's provider found something in."""
   judge.tell("original")
   gc.collect()  # of the first run's sessions
   references = references_of(case)
   model = _of_onnx_runtime(case.model)
-  provider: Provider | None = judge.provider
+  provider = judge.provider
   skipped = False  # whether the original is not captured
   while provider is not None:
     plain = provider.plain()
     here = Judge(provider)  # silent: whatever dies, does so in the stage that is told here
-    faults: dict[str, str] = {}
+    faults = {}
     if model is not None:
       judge.tell(f"{ORIGINAL}{provider.where}")
       try:
@@ -105,14 +101,14 @@ def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
 
 
 def _optimized(
-  judge: Judge,
-  tell: Tell,
-  case: Case,
-  references: Sequence[Reference],
-  finding: Finding,
-  faults: dict[str, str],
-  captured: bool,
-) -> Verdict | None:
+  judge,
+  tell,
+  case,
+  references,
+  finding,
+  faults,
+  captured,
+):
   """The verdict on its runs; None if they should be `captured` and are not."""
   right = [name for name in references[0].names if name not in faults]
   by_values = finding.kind in ("values", "form")
@@ -148,9 +144,7 @@ def _optimized(
   return Verdict("unrepeated", f"{first}, and then right in {count} runs {judge.provider.where}")
 
 
-def _fails_alike(
-  provider: Provider, case: Case, model: onnx.ModelProto, references: Sequence[Reference], finding: Finding
-) -> bool:
+def _fails_alike(provider, case, model, references, finding):
   """Whether the original fails as the finding says: a node that ONNX Runtime's optimizations would have removed.
 
   Such as its Softmax in double, which on CUDA has the precision of float32, unless an Add before it is a part of it.
@@ -165,7 +159,7 @@ def _fails_alike(
   return any(finding.message.startswith(f"'{name}': ") for name in faults)
 
 
-def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def _of_onnx_runtime(model):
   """The original without operators of ours, whose faults are findings wherever they are; None if some stay."""
   if not _has_ours(model):
     return model
@@ -176,11 +170,11 @@ def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:
   return None if _has_ours(restored) else restored
 
 
-def _has_ours(model: onnx.ModelProto) -> bool:
+def _has_ours(model):
   return any(node.domain == OURS for node in walk_nodes(model))
 
 
-def _runs(provider: Provider, model: onnx.ModelProto, references: Sequence[Reference]) -> _Runs:
+def _runs(provider, model, references):
   result = _Runs([[] for _ in references], True)
   for _ in range(ROUNDS):
     session = provider.session(model, False)
@@ -194,31 +188,29 @@ def _runs(provider: Provider, model: onnx.ModelProto, references: Sequence[Refer
   return result
 
 
-def _other_numbers(feeds: dict[str, Any], number: int) -> dict[str, Any]:
+def _other_numbers(feeds, number):
   """Feeds with other floats, within the range of theirs and in other places: those may be computed from them."""
 
-  def other(array: Any) -> Any:
+  def other(array):
     factor = array.dtype.type(1 / (number + 2))
     return np.asarray(np.roll(array, number + 1) * factor, array.dtype)
 
   return {name: other(array) if _is_floating(array) else array for name, array in feeds.items()}
 
 
-def _is_floating(array: Any) -> bool:
+def _is_floating(array):
   return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or "float" in array.dtype.name)
 
 
-def _faults(
-  judge: Judge, case: Case, model: onnx.ModelProto, references: Sequence[Reference], runs: _Runs
-) -> dict[str, str]:
+def _faults(judge, case, model, references, runs):
   """What is wrong with the original's outputs, by name."""
-  found: dict[str, str] = {}
+  found = {}
   for reference in references:
     reference.others = []  # nothing that it gave explains what it gives
   for name in references[0].names:
     right = steady = True
     for reference, outputs in zip(references, runs.outputs, strict=True):
-      distinct: list[Outputs] = []
+      distinct = []
       for got in outputs:
         if not any(_same(got[name], each[name]) for each in distinct):
           distinct.append(got)
@@ -229,19 +221,19 @@ def _faults(
   return found
 
 
-def _same(first: Any, second: Any) -> bool:
+def _same(first, second):
   if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.dtype.kind != "O":
     return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
   return bool(compare("", first, second).passed)
 
 
-def _learn(references: Sequence[Reference], runs: _Runs, faults: dict[str, str]) -> None:
+def _learn(references, runs, faults):
   """What the original gives there, where that is right, is one way to compute it."""
   for reference, outputs in zip(references, runs.outputs, strict=True):
     reference.others = [{name: array for name, array in outputs[0].items() if name not in faults}]
 
 
-def _learn_narrow(provider: Provider, references: Sequence[Reference]) -> None:
+def _learn_narrow(provider, references):
   """So is what the original gives in the precision asked for: ONNX Runtime's Conv in three dimensions and 16 bits may
   lose an infinity."""
   for reference in references:

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from .generate import Case
-from .judge import Verdict
 from .worker import Worker
 
 # What waits to be mended: a variant's case and why.
@@ -33,7 +32,7 @@ Feeds = dict[str, Any]
 
 
 @lru_cache(maxsize=1)
-def originals() -> tuple[tuple[str, onnx.ModelProto, Feeds], ...]:
+def originals():
   """(name, model, feeds) of each case, in the order of their names."""
   from onnx.backend.test.loader import load_model_tests
 
@@ -52,19 +51,19 @@ def originals() -> tuple[tuple[str, onnx.ModelProto, Feeds], ...]:
   return tuple((name, *found[name]) for name in sorted(found))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
   if isinstance(value, TensorProto):  # of dtypes that NumPy lacks
     return numpy_helper.to_array(value)
   return value if isinstance(value, (list, dict)) or value is None else np.asarray(value)
 
 
-def _inputs(model: onnx.ModelProto) -> list[str]:
+def _inputs(model):
   given = {each.name for each in model.graph.initializer}
   return [each.name for each in model.graph.input if each.name not in given]
 
 
-def _stored(model: onnx.ModelProto, folder: Path) -> list[Any]:
-  result: list[Any] = []
+def _stored(model, folder):
+  result = []
   types = {each.name: each.type.WhichOneof("value") for each in model.graph.input}
   for index, name in enumerate(_inputs(model)):
     data = (folder / f"input_{index}.pb").read_bytes()
@@ -78,12 +77,12 @@ def _stored(model: onnx.ModelProto, folder: Path) -> list[Any]:
 # ---- variants
 
 
-def as_it_is(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProto, Feeds]:
+def as_it_is(model, feeds):
   """The case."""
   return model, feeds
 
 
-def with_constants(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProto, Feeds]:
+def with_constants(model, feeds):
   """Tensors that are inputs as initializers."""
   kept = []
   for value in model.graph.input:
@@ -98,13 +97,13 @@ def with_constants(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProt
   return model, {name: array for name, array in feeds.items() if name in names}
 
 
-def _tensor(name: str, array: np.ndarray[Any, Any]) -> TensorProto:
+def _tensor(name, array):
   if array.dtype.kind in "OUST":
     return helper.make_tensor(name, TensorProto.STRING, array.shape, [str(each) for each in array.reshape(-1)])
   return numpy_helper.from_array(array, name)
 
 
-def with_open_dims(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProto, Feeds]:
+def with_open_dims(model, feeds):
   """No dimension of an input or output is known."""
   for value in [*model.graph.input, *model.graph.output]:
     if value.type.HasField("tensor_type"):
@@ -114,12 +113,12 @@ def with_open_dims(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProt
   return model, feeds
 
 
-def sandwiched(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProto, Feeds]:
+def sandwiched(model, feeds):
   """Floats go through Transposes and Casts on their way in and out."""
   graph, feeds = model.graph, dict(feeds)
   inner = list(graph.node)
-  before: list[onnx.NodeProto] = []
-  after: list[onnx.NodeProto] = []
+  before = []
+  after = []
   for value in graph.input:
     array = feeds.get(value.name)
     if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64, np.float16) or array.ndim < 2:
@@ -152,7 +151,7 @@ def sandwiched(model: onnx.ModelProto, feeds: Feeds) -> tuple[onnx.ModelProto, F
   return model, feeds
 
 
-def _casts(name: str, made: str, element: int) -> list[onnx.NodeProto]:
+def _casts(name, made, element):
   wide = TensorProto.FLOAT if element == TensorProto.DOUBLE else TensorProto.DOUBLE
   if element == TensorProto.DOUBLE:
     return [helper.make_node("Identity", [name], [made])]  # float would round it
@@ -162,7 +161,7 @@ def _casts(name: str, made: str, element: int) -> list[onnx.NodeProto]:
   ]
 
 
-def _keep(field: Any, kept: Sequence[Any]) -> None:
+def _keep(field, kept):
   copies = [type(each).FromString(each.SerializeToString()) for each in kept]
   del field[:]
   field.extend(copies)
@@ -177,7 +176,7 @@ VARIANTS: dict[str, Callable[[onnx.ModelProto, Feeds], tuple[onnx.ModelProto, Fe
 LAYOUTS = ("auto", "nhwc")
 
 
-def cases(variant: str, part: int = 0, parts: int = 1) -> Iterator[tuple[str, Case]]:
+def cases(variant, part=0, parts=1):
   """The cases of a variant with their names, each with one of the layouts; of `parts` parts one."""
   for number, (name, original, feeds) in enumerate(originals()):
     if number % parts != part:
@@ -189,7 +188,7 @@ def cases(variant: str, part: int = 0, parts: int = 1) -> Iterator[tuple[str, Ca
     yield name, Case(number, "fp32", made, None, frozenset(), [given], options, ("restore", "again"))
 
 
-def wrong(variant: str, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
+def wrong(variant, verdicts):
   """The findings, but for those that are known."""
   return {
     name: each
@@ -198,12 +197,12 @@ def wrong(variant: str, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
   }
 
 
-def judge_all(cases: Iterator[tuple[str, Case]], jobs: int = 2) -> dict[str, Verdict]:
+def judge_all(cases, jobs=2):
   """The verdicts by name, in `jobs` processes."""
-  verdicts: dict[str, Verdict] = {}
+  verdicts = {}
   lock = threading.Lock()
 
-  def work() -> None:
+  def work():
     worker = Worker()
     try:
       while True:
@@ -221,7 +220,7 @@ def judge_all(cases: Iterator[tuple[str, Case]], jobs: int = 2) -> dict[str, Ver
   return verdicts
 
 
-def main() -> int:
+def main():
   """The command line; the exit status is 1 if there is a finding."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")

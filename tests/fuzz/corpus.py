@@ -11,7 +11,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,18 +18,17 @@ import onnx.parser
 import onnx.printer
 from onnx import helper
 
-from .evaluate import Array, to_onnx
+from .evaluate import to_onnx
 from .generate import Case
 from .graph import HALVES
 from .narrow import narrow_model
-from .reference import Finding
 
 USUAL = {"dtype": "fp32", "kept": [], "checks": [], "dead": False}  # what a header leaves out
 FOLDER = Path(__file__).resolve().parent / "corpus"
 PACKED = FOLDER / "earlier.json.bz2"
 
 
-def to_text(case: Case, finding: Finding) -> str:
+def to_text(case, finding):
   """The case with what is wrong with it."""
   header = {
     "kind": finding.kind,
@@ -52,16 +50,16 @@ def to_text(case: Case, finding: Finding) -> str:
   return "\n".join([*lines, _short(onnx.printer.to_text(case.oracle))]) + "\n"
 
 
-def _short(text: str) -> str:
+def _short(text):
   """A model's text without empty names, types of attributes that their values show, and indentation."""
   text = re.sub(r'(?<=[\w"]): (ints|strings) = \[(?!\])', " = [", text.replace('[""] ', ""))
   return re.sub(r'(?m)^ +|(?<=[\w"]): (?:int|string)(?= = )', "", text)
 
 
-def from_text(text: str) -> Case:
+def from_text(text):
   """The case of a text that `to_text` made, or that was written by hand in the same form."""
-  header: dict[str, Any] = {**USUAL}
-  feeds: dict[int, dict[str, Array]] = {}
+  header = {**USUAL}
+  feeds = {}
   lines = text.splitlines()
   for line in lines:
     if not line.startswith("# "):
@@ -89,38 +87,38 @@ def from_text(text: str) -> Case:
   )
 
 
-def _plain(array: Array) -> dict[str, Any]:
+def _plain(array):
   data = array.reshape(-1).tolist()
   if array.dtype in (np.float16, np.float32):  # as few digits as tell it from its neighbours
     data = [float(str(each)) for each in array.reshape(-1)]
   return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
-def _array(plain: dict[str, Any]) -> Array:
+def _array(plain):
   dtype = helper.tensor_dtype_to_np_dtype(to_onnx(np.dtype(plain["dtype"])))
   return np.asarray(plain["data"], dtype).reshape(plain["shape"])
 
 
-def corpus() -> dict[str, str]:
+def corpus():
   """The texts by name."""
-  packed: dict[str, str] = json.loads(bz2.decompress(PACKED.read_bytes()))
+  packed = json.loads(bz2.decompress(PACKED.read_bytes()))
   return packed | {path.stem: path.read_text() for path in FOLDER.glob("*.txt")}
 
 
-def pack() -> None:
+def pack():
   """Moves the texts of the folder into the packed ones."""
   PACKED.write_bytes(bz2.compress(json.dumps(dict(sorted(corpus().items())), indent=0).encode()))
   for path in FOLDER.glob("*.txt"):
     path.unlink()
 
 
-def open_faults() -> dict[str, str]:
+def open_faults():
   """The corpus's cases that fail still, by name, with the reason; a line of open.txt each: 'name: reason'."""
   lines = (FOLDER.parent / "open.txt").read_text().splitlines()
   return {name: reason for name, _, reason in (line.partition(": ") for line in lines if line)}
 
 
-def known() -> str:
+def known():
   """A regular expression of findings that wait to be mended: known.txt has one on each line; '#' begins a remark."""
   lines = (line.partition("  #")[0].strip() for line in (FOLDER.parent / "known.txt").read_text().splitlines())
   return "|".join(f"(?:{line})" for line in lines if line and not line.startswith("#"))

@@ -1,19 +1,16 @@
 """The form in which a model is judged where ONNX leaves NaN open, or ONNX Runtime differs from ONNX on it or on -0."""
 
-from collections.abc import Iterable, Iterator
-
-import onnx
 from onnx import helper
 
 from . import maxima, resizes, selections
 from .emulate import respelled
 
 
-def definite(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def definite(model):
   """The model in that form; None if nothing in it is open."""
   lengths = resizes.constant_lengths(model)
 
-  def spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterable[onnx.NodeProto] | None:
+  def spell(node, dtype, name):
     return (
       maxima.propagating(node, dtype, name)
       or resizes.in_two_dimensions(node, name, lengths)
@@ -24,12 +21,12 @@ def definite(model: onnx.ModelProto) -> onnx.ModelProto | None:
   return respelled(model, spell)
 
 
-def _of_nan(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+def _of_nan(node, dtype, name):
   """The nodes in place of a Sign of floats: x - x where x is 0 or NaN, of which Sign makes 0 in fp16 (1.32)."""
   return _spelled(node, name) if node.op_type == "Sign" and dtype in maxima.FLOATS else None
 
 
-def _spelled(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _spelled(node, name):
   x = node.input[0]
   yield helper.make_node("Neg", [x], [f"{name}/negated"])
   yield helper.make_node("Less", [x, f"{name}/negated"], [f"{name}/below"])

@@ -18,7 +18,6 @@ is itself.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator
 
 import onnx
 from onnx import TensorProto, helper
@@ -29,22 +28,22 @@ from .emulate import respelled, spelled
 from .evaluate import CONTRIB
 
 
-def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+def in_double(model):
   """The model with these operators in double throughout; the model itself if it has none of them in double."""
   if not any(_is_rough(node) for node in walk_nodes(model)):
     return model
   return respelled(model, _spell) or model
 
 
-def through_double(model: onnx.ModelProto) -> onnx.ModelProto | None:
+def through_double(model):
   """The model with float32 nodes of small values computed in double; None if it has none."""
   return respelled(model, _widen)
 
 
-def in_float(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto:
+def in_float(model, operators):
   """The model with the double nodes of some operators computed in float32, as ONNX Runtime has no others of them."""
 
-  def narrow(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+  def narrow(node, dtype, name):
     if dtype != TensorProto.DOUBLE or node.op_type not in operators:
       return None
     return _in_casts(node, name, lambda same, _: iter([same]), TensorProto.FLOAT)
@@ -52,16 +51,14 @@ def in_float(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelPr
   return respelled(model, narrow) or model
 
 
-def _widen(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+def _widen(node, dtype, name):
   spell = _SMALL.get((node.domain, node.op_type))
   if dtype != TensorProto.FLOAT or spell is None:
     return None
   return _in_casts(node, name, spell)
 
 
-def _in_casts(
-  node: onnx.NodeProto, name: str, spell: Callable[..., Iterator[onnx.NodeProto]], dtype: int = TensorProto.DOUBLE
-) -> Iterator[onnx.NodeProto]:
+def _in_casts(node, name, spell, dtype=TensorProto.DOUBLE):
   """What `spell` makes of the node in `dtype`; around it, its inputs and its output have the other dtype."""
   wide = onnx.NodeProto()
   wide.CopyFrom(node)
@@ -75,23 +72,23 @@ def _in_casts(
   yield helper.make_node("Cast", [wide.output[0]], [node.output[0]], to=back)
 
 
-def _is_rough(node: onnx.NodeProto) -> bool:
+def _is_rough(node):
   if node.op_type == "Gelu" and node.domain == "":
     return any(each.name == "approximate" and each.s == b"tanh" for each in node.attribute)
   return (node.domain, node.op_type) in _ROUGH or (node.domain, node.op_type) == (CONTRIB, "FastGelu")
 
 
-def _spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+def _spell(node, dtype, name):
   if dtype != TensorProto.DOUBLE or not _is_rough(node):
     return None
   return _ROUGH.get((node.domain, node.op_type), _gelu)(node, name)
 
 
-def _constant(name: str, value: float) -> onnx.NodeProto:
+def _constant(name, value):
   return helper.make_node("Constant", [], [name], value=helper.make_tensor("value", TensorProto.DOUBLE, [], [value]))
 
 
-def _shrink(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _shrink(node, name):
   given = {each.name: each.f for each in node.attribute}
   lambd = given.get("lambd", 0.5)
   for which, value in (("bias", given.get("bias", 0.0)), ("low", -lambd), ("high", lambd)):
@@ -103,7 +100,7 @@ def _shrink(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   )  # fmt: skip
 
 
-def _hard_swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _hard_swish(node, name):
   yield from spelled(
     """six = Constant<value = double {6}>()  half = Constant<value = double {0.5}>()
     zero = Constant<value = double {0}>()  one = Constant<value = double {1}>()
@@ -112,7 +109,7 @@ def _hard_swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   )  # fmt: skip
 
 
-def _sigmoid(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _sigmoid(node, name):
   yield from spelled(_LOGISTIC, name, x=node.input[0], y=node.output[0])
 
 
@@ -121,7 +118,7 @@ _LOGISTIC = """unit = Constant<value = double {1}>()  negated = Neg(x)  exp = Ex
   divisor = Add(unit, exp)  y = Div(unit, divisor)"""
 
 
-def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _swish(node, name):
   """Of ONNX with alpha 1, and QuickGelu with alpha 1.702, where they don't say."""
   usual = 1.0 if node.op_type == "Swish" else helper.make_attribute("alpha", 1.702).f
   yield _constant(f"{name}/alpha", next((each.f for each in node.attribute if each.name == "alpha"), usual))
@@ -130,7 +127,7 @@ def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   yield from spelled("y = Mul(x, gate)", name, x=node.input[0], y=node.output[0])
 
 
-def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _elu(node, name):
   """gamma (max(x, 0) + alpha (e^(min(x, 0) / scale) - 1)), by operators that every opset has in double; the scale is
   alpha in a Celu and 1 in an Elu and a Selu"""
   values = {"alpha": 1.0, "gamma": 1.0} if node.op_type != "Selu" else {"alpha": 1.67326319, "gamma": 1.05070102}
@@ -146,14 +143,14 @@ def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   )  # fmt: skip
 
 
-def _with_bias(node: onnx.NodeProto, name: str) -> tuple[str, list[onnx.NodeProto]]:
+def _with_bias(node, name):
   """The value that a Gelu is of, and what adds the bias to it, if there is one."""
   if len(node.input) < 2 or not node.input[1]:
     return node.input[0], []
   return f"{name}/x", [helper.make_node("Add", node.input[:2], [f"{name}/x"])]
 
 
-def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _gelu(node, name):
   x, before = _with_bias(node, name)
   yield from before
   yield _constant(f"{name}/root", math.sqrt(2 / math.pi))
@@ -172,7 +169,7 @@ _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.186288
          -1.26551223)  # fmt: skip
 
 
-def _exact_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _exact_gelu(node, name):
   """x Phi(x), of the input and a bias if there is one. ONNX Runtime has no Erf of double."""
   x, before = _with_bias(node, name)
   yield from before
@@ -194,7 +191,7 @@ def _exact_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
   )  # fmt: skip
 
 
-def _either_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _either_gelu(node, name):
   yield from (_gelu if _is_rough(node) else _exact_gelu)(node, name)
 
 

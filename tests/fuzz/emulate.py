@@ -3,7 +3,7 @@
 Each value is rounded to bfloat16 where the model says so; our own operators run as they are.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import onnx
 import onnx.parser
@@ -20,7 +20,7 @@ _BF16, _FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 _RUN = ("Cast", "Constant", "Identity", "If", "Loop", "Scan")  # as they are
 
 
-def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
+def emulated(model):
   """A model that computes the same on the CPU. UnfitError where a value's dtype is unknown."""
   result = onnx.ModelProto()
   result.CopyFrom(model)
@@ -32,10 +32,10 @@ def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
   return result
 
 
-def value_types(model: onnx.ModelProto) -> dict[str, int]:
+def value_types(model):
   """The element types by name, as far as they can be inferred; the model gets those inside of bodies."""
   types = _own_types(model.graph)
-  told: dict[str, int] = {}
+  told = {}
   opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
   while True:
     model.graph.value_info.extend(helper.make_tensor_value_info(*each, None) for each in told.items())
@@ -51,9 +51,9 @@ def value_types(model: onnx.ModelProto) -> dict[str, int]:
     types |= told
 
 
-def _told(graph: onnx.GraphProto, types: Mapping[str, int], opset: int) -> dict[str, int]:
+def _told(graph, types, opset):
   """The element types, where they are missing, of what operators make of which onnx infers nothing."""
-  found: dict[str, int] = {}
+  found = {}
   for node in graph.node:
     if all(name in types for name in node.output if name):
       continue
@@ -79,7 +79,7 @@ The first value is the first input, of Where the second: its first is the condit
 """
 
 
-def spelled(text: str, name: str, **given: str) -> list[onnx.NodeProto]:
+def spelled(text, name, **given):
   """Nodes in ONNX's textual syntax, whose values are called `name`/value, but for those that are given a name."""
   nodes = list(onnx.parser.parse_graph(f"g () => () {{ {text} }}").node)
   for node in nodes:
@@ -88,7 +88,7 @@ def spelled(text: str, name: str, **given: str) -> list[onnx.NodeProto]:
   return nodes
 
 
-def respelled(model: onnx.ModelProto, spell: Spell) -> onnx.ModelProto | None:
+def respelled(model, spell):
   """The model with nodes spelled in another way, those in bodies and local functions too; None where `spell` leaves
   each."""
   result = inlined(model)
@@ -96,7 +96,7 @@ def respelled(model: onnx.ModelProto, spell: Spell) -> onnx.ModelProto | None:
   return result if _respell(result.graph, types, spell) else None
 
 
-def _respell(graph: onnx.GraphProto, types: dict[str, int], spell: Spell) -> bool:
+def _respell(graph, types, spell):
   changed, made = False, []
   for number, node in enumerate(graph.node):
     for attribute in node.attribute:
@@ -112,14 +112,14 @@ def _respell(graph: onnx.GraphProto, types: dict[str, int], spell: Spell) -> boo
   return changed
 
 
-def _own_types(graph: onnx.GraphProto) -> dict[str, int]:
+def _own_types(graph):
   types = {each.name: each.type.tensor_type.elem_type for each in [*graph.input, *graph.output, *graph.value_info]
            if each.type.HasField("tensor_type")}  # fmt: skip
   return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
 
-def _graph(graph: onnx.GraphProto, types: dict[str, int]) -> None:
-  made: list[onnx.NodeProto] = []
+def _graph(graph, types):
+  made = []
   for number, node in enumerate(graph.node):
     if node.domain == OURS or node.op_type in _RUN:
       for attribute in node.attribute:

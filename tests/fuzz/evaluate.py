@@ -1,7 +1,6 @@
 """Nodes and models in ONNX Runtime on the CPU, with its own optimizations off and one thread."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -27,12 +26,12 @@ class UnfitError(Exception):
   """A node that ONNX Runtime refuses, or whose values a graph has no use for."""
 
 
-def to_onnx(dtype: np.dtype[Any]) -> int:
+def to_onnx(dtype):
   """The element type of a NumPy dtype."""
   return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def make_session(model: bytes, plugin: bool = True, optimize: bool = False, providers: Any = None) -> Any:
+def make_session(model, plugin=True, optimize=False, providers=None):
   """A silent session. `optimize`: with ONNX Runtime's own optimizations."""
   options = onnxruntime.SessionOptions()
   levels = onnxruntime.GraphOptimizationLevel
@@ -45,7 +44,7 @@ def make_session(model: bytes, plugin: bool = True, optimize: bool = False, prov
   return onnxruntime.InferenceSession(model, options, providers=providers or ["CPUExecutionProvider"])
 
 
-def run(session: Any, feeds: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
+def run(session, feeds, names=None):
   """The outputs by name. Feeds that the session does not take are left out."""
   taken = {each.name for each in [*session.get_inputs(), *session.get_overridable_initializers()]}
   wanted = [each.name for each in session.get_outputs()] if names is None else list(names)
@@ -55,19 +54,19 @@ def run(session: Any, feeds: Mapping[str, Any], names: Sequence[str] | None = No
 class Evaluator:
   """Runs single nodes, with a cache of sessions: the nodes of random graphs repeat."""
 
-  def __init__(self, size: int = 3000) -> None:
+  def __init__(self, size=3000):
     self._size = size
-    self._sessions: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+    self._sessions = OrderedDict()
 
   def node(
     self,
-    op: str,
-    domain: str,
-    inputs: Sequence[Array | None],
-    outputs: int,
-    attributes: Mapping[str, Any],
-    opset: int,
-  ) -> list[Array]:
+    op,
+    domain,
+    inputs,
+    outputs,
+    attributes,
+    opset,
+  ):
     """The outputs of one node. UnfitError with ONNX Runtime's message if it can't be made or run."""
     if words := lethal.of_node(op, inputs):
       raise UnfitError(words)
@@ -88,29 +87,29 @@ class Evaluator:
 
   def nodes(
     self,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Mapping[str, Array],
-    outputs: Sequence[str],
-    opset: int,
-    functions: Sequence[onnx.FunctionProto] = (),
-  ) -> list[Array]:
+    nodes,
+    inputs,
+    outputs,
+    opset,
+    functions=(),
+  ):
     """The values `outputs` that a few nodes make of `inputs`."""
     types = {name: _type_of(each) for name, each in inputs.items()}
     return _run(_session_of(nodes, types, outputs, opset, functions), dict(inputs), list(outputs))
 
 
-def _type_of(array: Array) -> tuple[int, tuple[int | None, ...]]:
+def _type_of(array):
   """The element type, and the shape of vectors: Resize takes a vector of unknown length for an empty one."""
   return to_onnx(array.dtype), tuple(array.shape) if array.ndim == 1 else (None,) * array.ndim
 
 
 def _session_of(
-  nodes: Sequence[onnx.NodeProto],
-  types: Mapping[str, tuple[int, tuple[int | None, ...]] | None],
-  outputs: Sequence[str],
-  opset: int,
-  functions: Sequence[onnx.FunctionProto] = (),
-) -> Any:
+  nodes,
+  types,
+  outputs,
+  opset,
+  functions=(),
+):
   given = [helper.make_tensor_value_info(name, each[0], each[1]) for name, each in types.items() if each and name]
   wanted = [onnx.ValueInfoProto(name=name) for name in outputs]
   graph = helper.make_graph(list(nodes), "one", given, wanted)
@@ -122,19 +121,19 @@ def _session_of(
     raise UnfitError(str(error)) from error
 
 
-def _run(session: Any, feeds: dict[str, Array], outputs: list[str]) -> list[Array]:
+def _run(session, feeds, outputs):
   try:
     return [np.asarray(each) for each in session.run(outputs, feeds)]
   except Exception as error:  # as above
     raise UnfitError(str(error)) from error
 
 
-def imports(opset: int) -> list[onnx.OperatorSetIdProto]:
+def imports(opset):
   """What every random model imports."""
   return [helper.make_opsetid("", opset), *(helper.make_opsetid(name, 1) for name in (CONTRIB, OURS, FUNCTIONS))]
 
 
-def ir_version(opset: int) -> int:
+def ir_version(opset):
   """The IR version of the time of an opset, at least 4 so that initializers need not be inputs."""
   return max(4, min(13, onnx.IR_VERSION, _IR.get(opset, 4)))
 

@@ -31,7 +31,7 @@ from .providers import LostError, Provider
 from .worker import main
 
 
-def talk() -> None:
+def talk():
   """ONNX Runtime's default logger gets an error: there is no such core."""
   options = onnxruntime.SessionOptions()
   options.intra_op_num_threads, options.log_severity_level = 2, 4
@@ -53,7 +53,7 @@ class Faulty(Provider):
 
   is_cpu = False
 
-  def __init__(self, faults: str, optimize: bool = True) -> None:
+  def __init__(self, faults, optimize=True):
     self.name = faults
     self._text = faults.split(",")
     self._optimize = optimize
@@ -61,16 +61,16 @@ class Faulty(Provider):
     self._runs = 0
     self.where = "under a graph" if self._graph else "on the stand-in"
 
-  def plain(self) -> Provider | None:
+  def plain(self):
     """The same without a graph."""
     without = ",".join(each for each in self._text if each != "graph")
     return Faulty(without, self._optimize) if self._graph else None
 
-  def unoptimized(self) -> Provider | None:
+  def unoptimized(self):
     """The same without ONNX Runtime's own optimizations."""
     return Faulty(",".join(self._text), optimize=False) if self._optimize else None
 
-  def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
+  def session(self, model, optimize):
     """A session with the faults of the model."""
     nodes = list(walk_nodes(model))
     known = {node.op_type for node in nodes} | {node.domain for node in nodes}
@@ -85,7 +85,7 @@ class Faulty(Provider):
     kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(others)]
     return _Session(super().session(model, False), kept, captured)
 
-  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+  def run(self, session, feeds):
     """The outputs, with what is wrong with them."""
     self._runs += 1
     self.captured = session.captured

@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -111,7 +110,7 @@ _CONSTANTS = {
 
 
 @cache
-def models() -> dict[str, bytes]:
+def models():
   """The files that are altered, by name."""
   import numpy as np
   from exported import DATA
@@ -136,7 +135,7 @@ WORDS = """
 STRINGS = ["", " ", "\x1b[2J", "a\nb", "x" * 300, "\x00", "\u202e", "größe", "/etc/passwd", "../../x", *WORDS.split()]
 
 
-def altered(seed: int, number: int) -> tuple[str, bytes, list[str]]:
+def altered(seed, number):
   """The case: the name of the model, the altered file, and options of the command."""
   rng = random.Random(f"{seed}/{number}")
   name = rng.choice(sorted(models()))
@@ -155,7 +154,7 @@ def altered(seed: int, number: int) -> tuple[str, bytes, list[str]]:
   return name, data, options
 
 
-def _alter_bytes(data: bytes, rng: random.Random) -> bytes:
+def _alter_bytes(data, rng):
   kind = rng.choice(("flip", "flip", "set", "cut", "drop", "repeat", "insert"))
   work = bytearray(data)
   at = rng.randrange(len(work) or 1)
@@ -184,12 +183,12 @@ class _Field:
   descriptor: Any
 
   @property
-  def is_repeated(self) -> bool:
+  def is_repeated(self):
     value = getattr(self.owner, self.descriptor.name)
     return hasattr(value, "append") or hasattr(value, "extend")
 
 
-def _messages(message: Any) -> Iterator[Any]:
+def _messages(message):
   yield message
   for descriptor, value in message.ListFields():
     if descriptor.message_type is None:
@@ -198,9 +197,9 @@ def _messages(message: Any) -> Iterator[Any]:
       yield from _messages(each)
 
 
-def _alter_message(model: onnx.ModelProto, rng: random.Random) -> None:
+def _alter_message(model, rng):
   """Changes one field of one message: any kind of message as likely as another, then any of that kind."""
-  kinds: dict[str, list[Any]] = {}
+  kinds = {}
   for message in _messages(model):
     kinds.setdefault(message.DESCRIPTOR.name, []).append(message)
   kind = rng.choice(sorted(kinds))
@@ -223,7 +222,7 @@ def _alter_message(model: onnx.ModelProto, rng: random.Random) -> None:
     _assign(owner, field.descriptor, _value(getattr(owner, field.descriptor.name), kinds, rng))
 
 
-def _alter_repeated(field: _Field, kinds: dict[str, list[Any]], rng: random.Random) -> None:
+def _alter_repeated(field, kinds, rng):
   values = getattr(field.owner, field.descriptor.name)
   action = rng.choice(("change", "change", "remove", "repeat", "swap", "clear", "add"))
   is_message = field.descriptor.message_type is not None
@@ -262,12 +261,12 @@ def _alter_repeated(field: _Field, kinds: dict[str, list[Any]], rng: random.Rand
     values.extend(rest[at + 1 :])
 
 
-def _copy(source: Any, target: Any) -> None:
+def _copy(source, target):
   """A message may be copied into one that it contains: a copy of it is taken first."""
   target.CopyFrom(type(source).FromString(source.SerializePartialToString()))
 
 
-def _value(old: Any, kinds: dict[str, list[Any]], rng: random.Random) -> Any:
+def _value(old, kinds, rng):
   if isinstance(old, bool | int):
     return rng.choice([*NUMBERS, int(old) + 1, int(old) - 1, int(old) * 2])
   if isinstance(old, float):
@@ -281,7 +280,7 @@ def _value(old: Any, kinds: dict[str, list[Any]], rng: random.Random) -> Any:
   return rng.choice([*NUMBERS, *FLOATS, *STRINGS])
 
 
-def _assign(owner: Any, descriptor: Any, value: Any) -> None:
+def _assign(owner, descriptor, value):
   for candidate in _candidates(value):
     try:
       setattr(owner, descriptor.name, candidate)
@@ -290,7 +289,7 @@ def _assign(owner: Any, descriptor: Any, value: Any) -> None:
       continue
 
 
-def _append(values: Any, value: Any, descriptor: Any) -> None:
+def _append(values, value, descriptor):
   for candidate in _candidates(value):
     try:
       values.append(candidate)
@@ -299,7 +298,7 @@ def _append(values: Any, value: Any, descriptor: Any) -> None:
       continue
 
 
-def _candidates(value: Any) -> list[Any]:
+def _candidates(value):
   """The value in the types that a field may have; protobuf takes one of them."""
   number = value if isinstance(value, int) else 1
   return [value, number & 0x7FFFFFFF, float(number), str(value), str(value).encode()]
@@ -318,7 +317,7 @@ class Outcome:
   resident: int  # bytes, beyond what the process had used that it was forked from
 
 
-def run_case(data: bytes, options: list[str], folder: Path) -> Outcome:
+def run_case(data, options, folder):
   """Runs the command on the file in a child; the model's file and its output stay in `folder`."""
   source, target, errors = folder / "in.onnx", folder / "out.onnx", folder / "errors.txt"
   source.write_bytes(data)
@@ -346,7 +345,7 @@ _REFUSAL = re.compile(r"optimize-model: [^\n]+\n")
 _INVALID = 77  # the child's exit status where the output can't be read back
 
 
-def _failure(status: int, text: str, resident: int) -> str:
+def _failure(status, text, resident):
   code = os.waitstatus_to_exitcode(status)
   if code < 0:
     return f"killed by {signal.Signals(-code).name}: {text[-2000:]}"
@@ -365,7 +364,7 @@ def _failure(status: int, text: str, resident: int) -> str:
   return ""
 
 
-def _child(source: Path, target: Path, errors: Path, options: list[str]) -> None:
+def _child(source, target, errors, options):
   """Does it and exits: never returns."""
   code = 70
   faulthandler.disable()
@@ -392,12 +391,10 @@ def _child(source: Path, target: Path, errors: Path, options: list[str]) -> None
     os._exit(code)
 
 
-def run(
-  seed: int, numbers: range, out: Path | None = None, tell: Callable[[str], None] = lambda _: None
-) -> dict[int, tuple[str, Outcome]]:
+def run(seed, numbers, out=None, tell=lambda _: None):
   """Runs the cases; returns (name of the model, outcome) by number. What fails is written to `out`."""
 
-  found: dict[int, tuple[str, Outcome]] = {}
+  found = {}
   with tempfile.TemporaryDirectory(prefix="ortplugin-fuzz-") as folder:
     for number in numbers:
       name, data, options = altered(seed, number)
@@ -416,7 +413,7 @@ def run(
   return found
 
 
-def main() -> int:
+def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--count", type=int, default=5000)
   parser.add_argument("--seed", type=int, default=0)

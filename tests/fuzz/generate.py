@@ -1,7 +1,6 @@
 """`make_case(seed)`: a random model with what it is fed and the options that it is optimized with."""
 
 import random
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +9,11 @@ import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
 from . import naming
-from .evaluate import Array, Evaluator, imports, ir_version, to_onnx
-from .graph import HALVES, Graph, Style, UnfitError, Value
+from .evaluate import Array, imports, ir_version, to_onnx
+from .graph import HALVES, Graph, Style, UnfitError
 from .narrow import narrow_feeds, narrow_model, walk
 from .recipes import GLUE, MOTIFS
 from .recipes.networks import new_image
-from .recipes.table import Recipe
 
 OPSETS = [7, 8, 9, 10, *[11, 12, 13] * 2, *[14, 15, 16], *[17] * 4, *[18] * 3, 19, 20, 21, 22, 23, 24, 25]
 VARYING = ("NonZero", "Compress", "Unique", "Loop", "Range", "TopK", "SequenceAt")  # their values decide shapes
@@ -41,23 +39,23 @@ class Case:
   dead: bool = False
 
   @property
-  def oracle(self) -> onnx.ModelProto:
+  def oracle(self):
     """The model that decides."""
     return self.model if self.wide is None else self.wide
 
-  def narrowed(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+  def narrowed(self, feeds):
     """Feeds of the oracle as the model takes them."""
     return dict(feeds) if self.wide is None else narrow_feeds(feeds, self.dtype, self.kept)
 
 
-def style_of(rng: random.Random) -> Style:
+def style_of(rng):
   """What a graph has in common."""
   dtype = rng.choices(["fp32", "fp16", "fp64", "bf16"], [62, 22, 6, 10])[0]
   opset = rng.choice(OPSETS if dtype != "bf16" else [each for each in OPSETS if each >= 13])
   return Style(opset, dtype, rng.random() < 0.1, rng.choice([4, 6, 9, 16]))
 
 
-def make_case(seed: int, evaluator: Evaluator) -> Case:
+def make_case(seed, evaluator):
   """The case of a seed, always the same one."""
   rng = random.Random(seed)
   graph = Graph(style_of(rng), rng, np.random.default_rng(seed), evaluator)
@@ -65,7 +63,7 @@ def make_case(seed: int, evaluator: Evaluator) -> Case:
   return _finish(graph, seed)
 
 
-def _grow(g: Graph) -> None:
+def _grow(g):
   if g.chance(0.55):
     new_image(g, g.choice([4, 4, 4, 3, 5]))
   while len(g.values) < g.choice([1, 2, 3]):
@@ -78,7 +76,7 @@ def _grow(g: Graph) -> None:
     if len(g.nodes) >= size:
       break
     table = motifs if g.chance(share) else GLUE
-    recipe: Recipe = g.rng.choices([each for _, each in table], [weight for weight, _ in table])[0]
+    recipe = g.rng.choices([each for _, each in table], [weight for weight, _ in table])[0]
     mark = g.mark()
     try:
       recipe(g)
@@ -87,7 +85,7 @@ def _grow(g: Graph) -> None:
         g.rollback(mark)
 
 
-def _finish(g: Graph, seed: int) -> Case:
+def _finish(g, seed):
   computed = [name for node in g.nodes if node.op_type != "Constant" for name in node.output]
   if not computed:
     try:
@@ -119,7 +117,7 @@ def _finish(g: Graph, seed: int) -> Case:
   return Case(seed, g.style.dtype, narrow, model if half else None, kept, feeds, options, checks)
 
 
-def _outputs(g: Graph, made: list[Value]) -> list[Value]:
+def _outputs(g, made):
   read = {name for node in g.nodes for name in reads(node)}
   sinks = [value for value in made if value.name not in read]
   chosen = g.rng.sample(sinks, min(len(sinks), g.choice([1, 2, 4, 9])))
@@ -130,7 +128,7 @@ def _outputs(g: Graph, made: list[Value]) -> list[Value]:
   return list(dict.fromkeys(chosen))
 
 
-def reads(node: onnx.NodeProto) -> Iterable[str]:
+def reads(node):
   """The names that a node reads, in its bodies too."""
   yield from (name for name in node.input if name)
   for attribute in node.attribute:
@@ -141,7 +139,7 @@ def reads(node: onnx.NodeProto) -> Iterable[str]:
         yield from (each.name for each in body.output)
 
 
-def _prune(g: Graph, needed: set[str]) -> None:
+def _prune(g, needed):
   kept = []
   for node in reversed(g.nodes):
     if needed & set(node.output):
@@ -150,7 +148,7 @@ def _prune(g: Graph, needed: set[str]) -> None:
   g.nodes[:] = kept[::-1]
 
 
-def _overridable(g: Graph) -> dict[str, Array]:
+def _overridable(g):
   """Initializers that are inputs too, with what a caller may give instead."""
   share = g.choice([0.0, 0.0, 0.0, 0.1, 1.0])
   read = {name for node in g.nodes for name in reads(node)}
@@ -158,13 +156,13 @@ def _overridable(g: Graph) -> dict[str, Array]:
   return {name: g.numbers(g.constants[name].shape) for name in floats if g.chance(share)}
 
 
-def _symbols(g: Graph) -> dict[tuple[str, int], str]:
+def _symbols(g):
   """Open dimensions: (input, axis) to a name, which is '' where it has none."""
   mode = g.choice(["none", "none", "none", "batch", "some", "all"])
   if mode == "none":
     return {}
-  found: dict[tuple[str, int], str] = {}
-  by_size: dict[int, list[str]] = {}
+  found = {}
+  by_size = {}
   words = iter(["N", "batch", "seq", "height", "width", "M", "s0", "s1", "s2", *(f"d{n}" for n in range(99))])
   for name, array in g.inputs.items():
     for axis, size in enumerate(array.shape):
@@ -181,16 +179,16 @@ def _symbols(g: Graph) -> dict[tuple[str, int], str]:
 
 
 def _model(
-  g: Graph,
-  names: dict[str, str],
-  outputs: list[Value],
-  symbols: dict[tuple[str, int], str],
-  overridable: Mapping[str, Array],
-  values: Mapping[str, Value],
-) -> onnx.ModelProto:
+  g,
+  names,
+  outputs,
+  symbols,
+  overridable,
+  values,
+):
   read = {name for node in g.nodes for name in reads(node)} | {names[each.name] for each in outputs}
 
-  def info(name: str, array: Array, is_input: bool) -> onnx.ValueInfoProto:
+  def info(name, array, is_input):
     shape = [symbols.get((name, axis), size) if is_input else size for axis, size in enumerate(array.shape)]
     return helper.make_tensor_value_info(names[name], to_onnx(array.dtype), [each or None if isinstance(each, str)
                                          else each for each in shape])  # fmt: skip
@@ -234,13 +232,13 @@ def _model(
   return model
 
 
-def _has_open_rank(node: onnx.NodeProto) -> bool:
+def _has_open_rank(node):
   """Whether it is a Squeeze of whatever lengths are 1."""
   axes = [*node.input[1:], *(each.name for each in node.attribute)]
   return node.op_type == "Squeeze" and not any(axes)
 
 
-def _open_bodies(node: onnx.NodeProto) -> None:
+def _open_bodies(node):
   """Takes the lengths from what bodies declare: they are those of the first feed alone."""
   for attribute in node.attribute:
     for info in (*attribute.g.input, *attribute.g.output):
@@ -248,7 +246,7 @@ def _open_bodies(node: onnx.NodeProto) -> None:
         dim.ClearField("dim_value")
 
 
-def drop_imports(model: onnx.ModelProto) -> None:
+def drop_imports(model):
   """Leaves only the domains that are used."""
   used = {node.domain for graph in walk(model.graph) for node in graph.node} | {""}
   kept = [each for each in model.opset_import if each.domain in used]
@@ -256,7 +254,7 @@ def drop_imports(model: onnx.ModelProto) -> None:
   model.opset_import.extend(kept)
 
 
-def _feeds(g: Graph, symbols: dict[tuple[str, int], str], overridable: Mapping[str, Array]) -> list[dict[str, Array]]:
+def _feeds(g, symbols, overridable):
   """What the model runs on: the values that it was made with, other values and sizes."""
   result = [dict(g.inputs)]
   if g.chance(0.5):
@@ -279,10 +277,10 @@ def _feeds(g: Graph, symbols: dict[tuple[str, int], str], overridable: Mapping[s
   return result
 
 
-def _options(g: Graph, feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Any]:
+def _options(g, feeds, model):
   from ortplugin.optimizer import PIPELINE
 
-  options: dict[str, Any] = {"layout": g.choice(["auto", "auto", "nhwc", "nhwc", "nchw"])}
+  options = {"layout": g.choice(["auto", "auto", "nhwc", "nhwc", "nchw"])}
   names = [step.name for step in PIPELINE]
   if g.chance(0.5):  # in the form for a GPU, which a CPU runs as well
     options["providers"] = ["cuda"]

@@ -1,9 +1,7 @@
 """A random graph under construction: every value is computed as soon as its node is there, so shapes are known."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,12 +30,12 @@ class Style:
   largest: int  # dimension
 
   @property
-  def main(self) -> np.dtype[Any]:
+  def main(self):
     """The dtype of most values while the graph is made."""
     return DOUBLE if self.dtype == "fp64" else FLOAT
 
   @property
-  def other(self) -> np.dtype[Any]:
+  def other(self):
     """Another floating dtype that some have."""
     return FLOAT if self.dtype == "fp64" else DOUBLE
 
@@ -51,22 +49,22 @@ class Value:
   source: str
 
   @property
-  def shape(self) -> tuple[int, ...]:
+  def shape(self):
     """Its sizes."""
     return tuple(self.array.shape)
 
   @property
-  def rank(self) -> int:
+  def rank(self):
     """The number of its dimensions."""
     return int(self.array.ndim)
 
   @property
-  def dtype(self) -> np.dtype[Any]:
+  def dtype(self):
     """Its dtype."""
     return self.array.dtype
 
   @property
-  def is_float(self) -> bool:
+  def is_float(self):
     """Whether it is floating."""
     return self.dtype.kind == "f"
 
@@ -90,26 +88,26 @@ class Graph:
   _number: int = 0
 
   @property
-  def opset(self) -> int:
+  def opset(self):
     """The version of the standard domain."""
     return self.style.opset
 
   # ---- chances
 
-  def chance(self, share: float) -> bool:
+  def chance(self, share):
     """True in this share of the cases."""
     return self.rng.random() < share
 
-  def choice(self, options: Iterable[Any]) -> Any:
+  def choice(self, options):
     """One of them."""
     return self.rng.choice(list(options))
 
-  def fresh(self, prefix: str = "v") -> str:
+  def fresh(self, prefix="v"):
     """A name that nothing has. The last step gives all values other names."""
     self._number += 1
     return f"{prefix}{self._number}"
 
-  def dim(self) -> int:
+  def dim(self):
     """A size, small and often 1; rarely 0."""
     if self.chance(0.02):
       return 0
@@ -117,7 +115,7 @@ class Graph:
 
   # ---- leaves
 
-  def rounded(self, array: Array) -> Array:
+  def rounded(self, array):
     """The numbers as the graph's dtype can hold them."""
     half = HALVES.get(self.style.dtype)
     if array.dtype == self.style.main and half is not None:
@@ -127,7 +125,7 @@ class Graph:
       return np.asarray(array.astype(FLOAT).astype(DOUBLE))
     return array
 
-  def numbers(self, shape: Sequence[int], scale: float = 1.0, dtype: np.dtype[Any] | None = None) -> Array:
+  def numbers(self, shape, scale=1.0, dtype=None):
     """Normal numbers, or integers and booleans."""
     dtype = self.style.main if dtype is None else dtype
     if dtype.kind == "b":
@@ -145,7 +143,7 @@ class Graph:
       made = made + 3
     return self.rounded(np.asarray(made, dtype))
 
-  def input(self, array: Array) -> Value:
+  def input(self, array):
     """A new input of the graph."""
     name = self.fresh("x")
     if self.style.special and array.dtype.kind == "f" and array.size:
@@ -155,7 +153,7 @@ class Graph:
     self.inputs[name] = array
     return self.add(name, array, "input")
 
-  def constant(self, array: Any, dtype: Any = None) -> Value:
+  def constant(self, array, dtype=None):
     """A constant: an initializer, or a Constant node in one of its forms."""
     array = np.asarray(array, dtype)
     if self.style.dtype in HALVES and array.dtype.kind == "f":
@@ -172,15 +170,15 @@ class Graph:
       self.nodes.append(helper.make_node("Constant", [], [name], **self._constant_form(array)))
     return self.add(name, array, "constant", listed=False)
 
-  def kept_constant(self, array: Any) -> Value:
+  def kept_constant(self, array):
     """A float32 constant of which the operator takes no other dtype."""
     name = self.fresh("k")
     self.constants[name] = np.asarray(array, FLOAT)
     self.kept.add(name)
     return self.add(name, self.constants[name], "constant", listed=False)
 
-  def _constant_form(self, array: Array) -> dict[str, Any]:
-    forms: list[dict[str, Any]] = [{"value": numpy_helper.from_array(array)}]
+  def _constant_form(self, array):
+    forms = [{"value": numpy_helper.from_array(array)}]
     if self.opset >= 12 and array.dtype == FLOAT and self.style.dtype not in HALVES:
       if array.ndim == 0:
         forms.append({"value_float": float(array)})
@@ -193,17 +191,17 @@ class Graph:
         forms.append({"value_ints": [int(each) for each in array]})
     return dict(self.choice(forms))
 
-  def weights(self, *shape: int) -> Value:
+  def weights(self, *shape):
     """Constant floats, scaled so that a sum over all but the first axis is of the order of one."""
     scale = 1 / max(1.0, float(np.sqrt(np.prod(shape[1:])))) if len(shape) > 1 else 1.0
     array = self.numbers(shape, scale)
     return self.input(array) if self.chance(0.04) else self.constant(array)
 
-  def ints(self, values: Iterable[int]) -> Value:
+  def ints(self, values):
     """A constant vector of int64."""
     return self.constant(np.asarray(list(values), INT))
 
-  def scalar(self, value: float, like: Value | None = None) -> Value:
+  def scalar(self, value, like=None):
     """A constant of one element, in one of the ranks in which exporters write it."""
     dtype = self.style.main if like is None else like.dtype
     shape = self.choice([(), (), (), (1,), (1, 1)]) if like is None or like.rank >= 2 else ()
@@ -211,7 +209,7 @@ class Graph:
 
   # ---- values
 
-  def add(self, name: str, array: Array, source: str, listed: bool = True) -> Value:
+  def add(self, name, array, source, listed=True):
     """Makes a value known."""
     value = Value(name, array, source)
     if listed:
@@ -220,12 +218,12 @@ class Graph:
 
   def pick(
     self,
-    kind: str = "main",
-    ranks: Iterable[int] | None = None,
-    where: Callable[[Value], bool] = lambda value: True,
-  ) -> Value:
+    kind="main",
+    ranks=None,
+    where=lambda value: True,
+  ):
     """A value, as a rule a late one. `kind`: main, float, int, index (int64), bool, number or any."""
-    tests: dict[str, Callable[[Value], bool]] = {
+    tests = {
       "main": lambda value: value.dtype == self.style.main,
       "float": lambda value: value.is_float,
       "int": lambda value: value.dtype.kind in "iu",
@@ -241,7 +239,7 @@ class Graph:
     recent = fits[-4:] if self.chance(0.7) else fits
     return self.rng.choice(recent)
 
-  def fitting(self, shape: Sequence[int], dtype: np.dtype[Any] | None = None) -> Value:
+  def fitting(self, shape, dtype=None):
     """An operand that broadcasts to the shape: a value, a constant or an input."""
     dtype = self.style.main if dtype is None else dtype
     if self.chance(0.55):
@@ -252,7 +250,7 @@ class Graph:
     array = self.numbers(own, dtype=dtype)
     return self.input(array) if self.chance(0.25) else self.constant(array)
 
-  def broadcast_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+  def broadcast_shape(self, shape):
     """A shape that broadcasts to this one."""
     kind = self.rng.random()
     own = list(shape)
@@ -268,7 +266,7 @@ class Graph:
 
   # ---- nodes
 
-  def op(self, op: str, *inputs: Value | None, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
+  def op(self, op, *inputs, outputs=1, domain="", **attributes):
     """Adds a node and returns its value, or a list of them. UnfitError where it or its values do not do."""
     attributes = {name: value for name, value in attributes.items() if value is not None}
     given = list(inputs)
@@ -289,11 +287,11 @@ class Graph:
 
   def block(
     self,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[Value],
-    outputs: Sequence[str],
-    functions: Sequence[onnx.FunctionProto] = (),
-  ) -> list[Value]:
+    nodes,
+    inputs,
+    outputs,
+    functions=(),
+  ):
     """Adds nodes that were made elsewhere, and makes values of `outputs`."""
     given = {each.name: each.array for each in inputs}
     arrays = self.evaluator.nodes(nodes, given, outputs, self.opset, functions)
@@ -302,7 +300,7 @@ class Graph:
     self.functions += [each for each in functions if all(each.name != own.name for own in self.functions)]
     return [self.add(name, array, "node") for name, array in zip(outputs, arrays, strict=True)]
 
-  def _check_dtypes(self, op: str, domain: str, inputs: Sequence[Value | None]) -> None:
+  def _check_dtypes(self, op, domain, inputs):
     """Whether a graph that will be narrowed may have this node: the schema must allow the narrow dtype."""
     half = self.style.dtype
     if half not in HALVES or domain == OURS:
@@ -316,7 +314,7 @@ class Graph:
                    for each in inputs]):  # fmt: skip
       raise UnfitError(f"{op} has no {half} at opset {self.opset}")
 
-  def _check(self, arrays: Sequence[Array]) -> None:
+  def _check(self, arrays):
     for array in arrays:
       if array.size > MOST_ELEMENTS or array.ndim > 8:
         raise UnfitError("too large")
@@ -328,11 +326,11 @@ class Graph:
       if np.abs(array[finite]).max() > LARGEST[self.style.dtype]:
         raise UnfitError("its values are large")
 
-  def mark(self) -> tuple[int, int, int]:
+  def mark(self):
     """Where the graph stands, for `rollback`."""
     return len(self.nodes), len(self.values), len(self.functions)
 
-  def rollback(self, mark: tuple[int, int, int]) -> None:
+  def rollback(self, mark):
     """Takes back nodes and values since `mark`; inputs and constants that nothing reads go at the end."""
     del self.nodes[mark[0] :], self.functions[mark[2] :]
     kept = {name for node in self.nodes for name in node.output}
@@ -340,7 +338,7 @@ class Graph:
     self.values[mark[1] :] = [value for value in late if value.name not in kept]
 
 
-def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+def broadcasts(shape, to):
   """Whether a shape broadcasts to another, which stays as it is."""
   return len(shape) <= len(to) and all(
     a in (b, 1) for a, b in zip(reversed(list(shape)), reversed(list(to)), strict=False)
@@ -350,7 +348,7 @@ def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 _ALLOWED: dict[tuple[str, int, str, tuple[bool, ...]], bool] = {}
 
 
-def allows(op: str, opset: int, dtype: str, main: Sequence[bool]) -> bool:
+def allows(op, opset, dtype, main):
   """Whether the operator takes a dtype for the inputs marked in `main`; without any, for its outputs."""
   key = (op, opset, dtype, tuple(main))
   if key not in _ALLOWED:
@@ -358,14 +356,14 @@ def allows(op: str, opset: int, dtype: str, main: Sequence[bool]) -> bool:
   return _ALLOWED[key]
 
 
-def _find(op: str, opset: int, dtype: str, main: Sequence[bool]) -> bool:
+def _find(op, opset, dtype, main):
   try:
     schema = defs.get_schema(op, opset, "")
   except defs.SchemaError:
     return False
   constraints = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
 
-  def has(formal: Any) -> bool:
+  def has(formal):
     return dtype in constraints.get(formal.type_str, {formal.type_str})
 
   formals = list(schema.inputs)
@@ -377,7 +375,7 @@ def _find(op: str, opset: int, dtype: str, main: Sequence[bool]) -> bool:
   )
 
 
-def outputs_of(nodes: Iterable[onnx.NodeProto]) -> Mapping[str, onnx.NodeProto]:
+def outputs_of(nodes):
   """Value name to the node that makes it."""
   return {name: node for node in nodes for name in node.output if name}
 

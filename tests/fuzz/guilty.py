@@ -6,13 +6,10 @@ from dataclasses import replace
 from ortplugin.model.upgrade import opset
 from ortplugin.ops.decompose import MINIMUM_OPSET
 
-from .generate import Case
 from .judge import optimize
-from .reference import Finding
-from .worker import Worker
 
 
-def find_guilty(case: Case, finding: Finding, worker: Worker) -> str:
+def find_guilty(case, finding, worker):
   """The name of the pass; '' if the finding does not depend on how many changes are made, or is in the process."""
   named = re.search(r"the pass '([\w-]+)'", finding.message)
   if named:
@@ -20,7 +17,7 @@ def find_guilty(case: Case, finding: Finding, worker: Worker) -> str:
   if finding.guilty or finding.kind in ("again",):
     return finding.guilty
 
-  def fails(limit: int) -> bool:
+  def fails(limit):
     found = worker.ask(replace(case, options={**case.options, "limit": limit})).finding
     return found is not None and found.kind == finding.kind
 

@@ -3,9 +3,6 @@
 A wrong one need not show in outputs: it takes a pass that relies on it.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import onnx
 
@@ -15,7 +12,7 @@ from ortplugin.model.annotate import annotate
 from ortplugin.model.upgrade import upgrade
 
 
-def contradiction(model: onnx.ModelProto, values: Mapping[str, Any]) -> str:
+def contradiction(model, values):
   """What is believed of a value that is not so; "" if nothing is. `values`: of one run, inputs included."""
   bare = onnx.ModelProto()
   bare.CopyFrom(model)
@@ -29,7 +26,7 @@ def contradiction(model: onnx.ModelProto, values: Mapping[str, Any]) -> str:
   except ModelError:
     return ""
   annotate(graph)
-  lengths: dict[str, int] = {}
+  lengths = {}
   for tensor in [*graph.inputs, *(tensor for node in graph.nodes for tensor in node.outputs)]:
     value = values.get(tensor.name)
     if tensor.shape is None or not isinstance(value, np.ndarray):

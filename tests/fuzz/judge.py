@@ -1,9 +1,8 @@
 """One case: the original and the optimized model run, and what is wrong with the latter."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import onnx
 
@@ -15,7 +14,6 @@ from . import lethal
 from .definite import definite
 from .emulate import emulated
 from .evaluate import OURS, UnfitError, make_session, run
-from .generate import Case
 from .inferred import contradiction
 from .left_open import (
   has_convolution,
@@ -51,11 +49,11 @@ class Verdict:
 class Judge:
   """Judges cases on a provider. `tell` hears what is under way, for the case that the process dies."""
 
-  def __init__(self, provider: Provider | None = None, tell: Tell = lambda _: None) -> None:
+  def __init__(self, provider=None, tell=lambda _: None):
     self.provider = provider or Provider()
     self.tell = tell
 
-  def judge(self, case: Case) -> Verdict:
+  def judge(self, case):
     """The verdict on a case, without looking for the guilty pass."""
     self.tell("original")
     if not self.provider.is_cpu and any(node.op_type.startswith("Random") for node in walk_nodes(case.model)):
@@ -85,9 +83,7 @@ class Judge:
       return Verdict("unfit", one_line(error), rewrites=rewrites)
     return Verdict("finding" if found else "same", finding=found, rewrites=rewrites, captured=captured)
 
-  def _compare_modes(
-    self, case: Case, references: Sequence[Reference], made: onnx.ModelProto
-  ) -> tuple[Finding | None, bool]:
+  def _compare_modes(self, case, references, made):
     """The first finding in any of the provider's modes, and whether the last of them ran under a CUDA graph."""
     captured = False
     for mode in self.provider.modes():
@@ -100,7 +96,7 @@ class Judge:
         return replace(found, mode=mode.name), captured
     return None, captured
 
-  def _compare(self, case: Case, references: Sequence[Reference], made: onnx.ModelProto) -> Finding | None:
+  def _compare(self, case, references, made):
     ort = "ort" in case.checks and self.provider.is_cpu
     if ort:
       self.tell("the original under ONNX Runtime's own optimizations")  # if it dies of it, that is known
@@ -146,7 +142,7 @@ class Judge:
         return problem
     return None
 
-  def _is_misplanned(self, reference: Reference, made: onnx.ModelProto) -> bool:
+  def _is_misplanned(self, reference, made):
     """Whether it fails by ONNX Runtime's own shapes: also without those that the model says."""
     bare = onnx.ModelProto()
     bare.CopyFrom(made)
@@ -157,19 +153,19 @@ class Judge:
       return REUSED in str(error)
     return False
 
-  def _differs(self, case: Case, reference: Reference, made: onnx.ModelProto) -> bool:
+  def _differs(self, case, reference, made):
     session = self.provider.session(made, False)
     return self.problem(case, reference, made, self.provider.run(session, reference.feeds_of(made))) is not None
 
   def problem(
     self,
-    case: Case,
-    reference: Reference,
-    made: onnx.ModelProto,
-    got: Mapping[str, Any],
-    names: Sequence[str] | None = None,
-    restored: bool = False,
-  ) -> Finding | None:
+    case,
+    reference,
+    made,
+    got,
+    names=None,
+    restored=False,
+  ):
     """What is wrong with the outputs, but for what ONNX leaves open and ONNX Runtime does in several ways.
 
     `names`: those to look at; None: all. `restored`: `made` is an optimized model's standard form.
@@ -197,12 +193,12 @@ class Judge:
 
   def _defined_problem(
     self,
-    case: Case,
-    reference: Reference,
-    made: onnx.ModelProto,
-    got: Mapping[str, Any],
-    names: Sequence[str] | None,
-  ) -> Finding | None:
+    case,
+    reference,
+    made,
+    got,
+    names,
+  ):
     """The problem but for what becomes of infinities and NaN that left_open.py says to be open."""
     wanted = reference.wanted
     if not is_special(case.oracle, reference.feeds, wanted):
@@ -219,7 +215,7 @@ class Judge:
       found = without_specials(found, tamed.wanted)
     return tamed.problem(found, names)
 
-  def _check(self, case: Case, references: Sequence[Reference], made: onnx.ModelProto) -> Finding | None:
+  def _check(self, case, references, made):
     """What else a case asks for: a second run changes nothing; the restored model gives the same; shapes are so."""
     if "again" in case.checks and case.options.keys() <= {"layout", "skip", "providers"}:
       self.tell("again")
@@ -252,7 +248,7 @@ class Judge:
         return Finding("restore", problem.message)
     return None
 
-  def _is_of_casts(self, case: Case, reference: Reference, restored: bool = False) -> bool:
+  def _is_of_casts(self, case, reference, restored=False):
     """Whether the model is right where its inputs have the precision asked for: on the CPU ONNX Runtime computes
     fp16 in float32 and leaves out a Cast to it before one back, so that some of its readers see x not rounded."""
     if not self.provider.is_cpu or case.options.get("precision") not in HALVES or "precision_io" in case.options:
@@ -268,17 +264,17 @@ class Judge:
     return self.problem(narrow, same, model, got) is None
 
 
-def _has_open_scores(case: Case, reference: Reference, made: onnx.ModelProto, restored: bool) -> bool:
+def _has_open_scores(case, reference, made, restored):
   masked = has_masked_attention(optimize(case)[0] if restored else made)
   return masked and has_spoilt_scores(case.oracle, all_values(case.oracle, reference.feeds))
 
 
-def status(error: Exception | str) -> str:
+def status(error):
   """What failed, whatever the node's name."""
   return re.sub(r"Name:'[^']*'", "", one_line(error))
 
 
-def _status_by_default(case: Case, reference: Reference) -> str:
+def _status_by_default(case, reference):
   """How the original fails with ONNX Runtime's own optimizations; "" if it does not."""
   model = emulated(case.model) if case.dtype == "bf16" else case.model
   try:
@@ -288,6 +284,6 @@ def _status_by_default(case: Case, reference: Reference) -> str:
   return ""
 
 
-def optimize(case: Case, **more: Any) -> tuple[onnx.ModelProto, Any]:
+def optimize(case, **more):
   """`ortplugin.optimize` with the case's options."""
   return ortplugin.optimize(case.model, **{**case.options, **more})

@@ -8,11 +8,7 @@ an operator behind the convolution may have made it finite, and outputs on finit
 attention, on the CPU as well: kernels select by bools and add numbers, whichever of the two the model did.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 import numpy as np
-import onnx
 from onnx import numpy_helper
 
 from ortplugin.graph.messages import walk_nodes
@@ -23,12 +19,12 @@ PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad", "FusedMatMul")  # on cuDNN
 
 
-def has_convolution(model: onnx.ModelProto) -> bool:
+def has_convolution(model):
   """Whether a convolution of ours is in the model."""
   return any(node.domain == OURS and node.op_type in CONVOLUTIONS for node in walk_nodes(model))
 
 
-def has_masked_attention(model: onnx.ModelProto) -> bool:
+def has_masked_attention(model):
   """Whether a FusedAttention of the model has a mask."""
   return any(
     node.op_type == "FusedAttention" and any(each.name == "mask_dtype" for each in node.attribute)
@@ -36,11 +32,11 @@ def has_masked_attention(model: onnx.ModelProto) -> bool:
   )
 
 
-def has_spoilt_scores(model: onnx.ModelProto, values: Mapping[str, Any]) -> bool:
+def has_spoilt_scores(model, values):
   """Whether a Softmax of the outermost graph is computed from a product with elements that are infinite or NaN."""
   producers = {name: node for node in model.graph.node for name in node.output}
   left = [node for node in model.graph.node if node.op_type == "Softmax"]
-  seen: set[int] = set()
+  seen = set()
   while left:
     node = left.pop()
     if id(node) in seen:
@@ -54,7 +50,7 @@ def has_spoilt_scores(model: onnx.ModelProto, values: Mapping[str, Any]) -> bool
   return False
 
 
-def is_special(model: onnx.ModelProto, *values: Mapping[str, Any]) -> bool:
+def is_special(model, *values):
   """Whether a constant of the model or one of the values is infinite or NaN."""
   constants = [numpy_helper.to_array(each) for each in model.graph.initializer]
   for node in walk_nodes(model):
@@ -64,7 +60,7 @@ def is_special(model: onnx.ModelProto, *values: Mapping[str, Any]) -> bool:
   )
 
 
-def without_specials(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def without_specials(got, wanted):
   """`got`, where either of the two is infinite or NaN with what is wanted instead."""
   found = dict(got)
   for name, array in got.items():
@@ -75,7 +71,7 @@ def without_specials(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[
   return found
 
 
-def without_infinities(feeds: Mapping[str, Any]) -> dict[str, Any]:
+def without_infinities(feeds):
   """`feeds` with 1 for each element that is infinite or NaN."""
   return {
     name: np.where(_finite(array), array, np.ones((), array.dtype)) if list(_floating([array])) else array
@@ -83,10 +79,10 @@ def without_infinities(feeds: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _floating(values: Iterable[Any]) -> Iterable[np.ndarray[Any, Any]]:
+def _floating(values):
   """Those that are arrays of floats; those of bfloat16 have a kind of their own."""
   return (each for each in values if isinstance(each, np.ndarray) and each.dtype.kind in "fV")
 
 
-def _finite(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _finite(array):
   return np.isfinite(array.astype(np.float64))

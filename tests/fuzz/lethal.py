@@ -21,8 +21,6 @@ shorter and broadcast: [1] of [2].
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -38,7 +36,7 @@ _FAULTS = {
 }
 
 
-def of_node(op: str, inputs: Sequence[Any]) -> str:
+def of_node(op, inputs):
   """Why ONNX Runtime dies of a node with these inputs; "" if it is not known to."""
   if op not in _FAULTS or not inputs or not isinstance(inputs[0], np.ndarray):
     return ""
@@ -47,7 +45,7 @@ def of_node(op: str, inputs: Sequence[Any]) -> str:
   return _words(op) if taken and 0 in _fatal(op, x.shape) else ""
 
 
-def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
+def of_model(model, feeds):
   """Why it may die of a model with these feeds: what one of the operators takes is empty, or may be: some feed is."""
   if all(np.size(each) for each in feeds.values()):
     return ""
@@ -61,7 +59,7 @@ def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
   return ""
 
 
-def _fatal(op: str, shape: Sequence[int | None]) -> Sequence[int | None]:
+def _fatal(op, shape):
   """The lengths of the first input of which none may be 0."""
   return {
     "GRU": shape,
@@ -72,11 +70,11 @@ def _fatal(op: str, shape: Sequence[int | None]) -> Sequence[int | None]:
   }[op]
 
 
-def _words(op: str) -> str:
+def _words(op):
   return f"ONNX Runtime dies of {_FAULTS[op]}"
 
 
-def _shapes(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, list[int | None]]:
+def _shapes(model, feeds):
   """Of the outermost graph's values, as far as they follow from those of the feeds."""
   made = onnx.ModelProto()
   made.CopyFrom(model)
@@ -98,7 +96,7 @@ def _shapes(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, list[
   }
 
 
-def of_scale(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> bool:
+def of_scale(model, feeds):
   """Whether a LayerNormalization reads beyond its scale or bias on CUDA."""
   nodes = [node for node in model.graph.node if (node.domain, node.op_type) == ("", "LayerNormalization")]
   shapes = _shapes(model, feeds) if nodes else {}
@@ -111,7 +109,7 @@ def of_scale(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> bool:
   return False
 
 
-def of_rotation(model: onnx.ModelProto) -> bool:
+def of_rotation(model):
   """Whether ONNX Runtime's own optimizations may die of a model that was cast to fp16."""
   nodes = list(walk_nodes(model))
   casts = any(_casts_to_half(node) for node in nodes)
@@ -120,14 +118,14 @@ def of_rotation(model: onnx.ModelProto) -> bool:
   return casts and rotates and any(node.op_type == "MatMul" for node in nodes)
 
 
-def of_cubic(model: onnx.ModelProto) -> bool:
+def of_cubic(model):
   """Whether ONNX Runtime's own optimizations may draw a Transpose through a cubic Resize, whose run fails then."""
   nodes = list(walk_nodes(model))
   cubic = any(node.op_type == "Resize" and any(each.s == b"cubic" for each in node.attribute) for node in nodes)
   return cubic and any(node.op_type == "Transpose" for node in nodes)
 
 
-def of_crop(model: onnx.ModelProto) -> bool:
+def of_crop(model):
   """Whether ONNX Runtime's own optimizations may draw a Transpose into a CenterCropPad, whose run fails then."""
   nodes = list(walk_nodes(model))
   pads = (node for node in nodes if node.op_type == "CenterCropPad")
@@ -135,14 +133,14 @@ def of_crop(model: onnx.ModelProto) -> bool:
   return crops and any(node.op_type == "Transpose" for node in nodes)
 
 
-def _casts_to_half(node: onnx.NodeProto) -> bool:
+def _casts_to_half(node):
   """Whether it is a Cast to fp16, or has one in its program."""
   if node.op_type == "Cast":
     return bool(node.attribute[0].i == onnx.TensorProto.FLOAT16)
   return any(each.name == "program" and b"Cast<to=float16>" in each.s for each in node.attribute)
 
 
-def of_conv(model: onnx.ModelProto, message: str) -> bool:
+def of_conv(model, message):
   """Whether a run on a GPU failed by ONNX Runtime's own Conv or ConvTranspose in three dimensions: in 16 bits they may
   fail to make their plan ("Integer overflow", CUDNN_FE 7) or its workspace, also of shapes that they do in float32."""
   failed = re.search(r"while running (Conv|ConvTranspose) node", message)
@@ -151,6 +149,6 @@ def of_conv(model: onnx.ModelProto, message: str) -> bool:
   )
 
 
-def _is_flat(node: onnx.NodeProto) -> bool:
+def _is_flat(node):
   """Whether it is a convolution in one or two dimensions, as its kernel_shape says."""
   return any(each.name == "kernel_shape" and len(each.ints) < 3 for each in node.attribute)

@@ -19,8 +19,6 @@ row is NaN:
     y = Hardmax(x) * s / s,     s = Softmax(0 / (1 where x is a number, else 0)), which has the axes of Hardmax
 """
 
-from collections.abc import Iterator
-
 import onnx
 from onnx import TensorProto
 
@@ -32,14 +30,14 @@ SCATTERS = ("ScatterND", "ScatterElements")
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
-def propagating(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+def propagating(node, dtype, name):
   """The nodes in place of one whose maximum of NaN is open; None for any other, and where the dtype is unknown."""
   if dtype in FLOATS and node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
     return _hardmax(node, dtype, name)
   return _spelled(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
 
 
-def _hardmax(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+def _hardmax(node, dtype, name):
   yield from spelled(_LIMITS, name)
   yield from _number(node.input[0], name, name)
   yield from spelled("nothing = Div(zero, one)", name)
@@ -52,7 +50,7 @@ def _hardmax(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeP
   yield from _times_unit(node, dtype, name)
 
 
-def _is_open(node: onnx.NodeProto) -> bool:
+def _is_open(node):
   if node.domain not in ("", "ai.onnx"):
     return False
   if node.op_type in POOLS:
@@ -61,7 +59,7 @@ def _is_open(node: onnx.NodeProto) -> bool:
   return node.op_type in SCATTERS and reductions in ([b"max"], [b"min"])
 
 
-def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+def _spelled(node, dtype, name):
   """The nodes in place of one."""
   yield from spelled(_LIMITS, name)
   marks = list(node.input)
@@ -89,7 +87,7 @@ def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeP
 _LIMITS = "zero = Constant<value = float {0}>()  unit = Constant<value = float {1}>()"
 
 
-def _number(source: str, at: str, name: str) -> Iterator[onnx.NodeProto]:
+def _number(source, at, name):
   """`at`/one: 1 where the source is a number, else 0. Greater, Less and Or are in every opset, IsNaN from 9 on."""
   yield from spelled(
     """wide = Cast<to = 1>(x)  above = Greater(wide, zero)  below = Less(wide, unit)  number = Or(above, below)
@@ -98,7 +96,7 @@ def _number(source: str, at: str, name: str) -> Iterator[onnx.NodeProto]:
   )  # fmt: skip
 
 
-def _times_unit(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+def _times_unit(node, dtype, name):
   """The node's value: `name`/bare times `name`/none / `name`/none, which is 1 or NaN."""
   text = f"factor = Div(none, none)  narrow = Cast<to = {dtype}>(factor)  y = Mul(bare, narrow)"
   yield from spelled(text, name, y=node.output[0])

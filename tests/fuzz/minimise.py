@@ -27,12 +27,12 @@ Probe = Callable[[Case], "Finding | None"]
 class Minimiser:
   """`probe`: what is wrong with a case. `seconds`: after that the smallest case so far is the result."""
 
-  def __init__(self, probe: Probe, seconds: float = 90) -> None:
+  def __init__(self, probe, seconds=90):
     self._probe = probe
     self._seconds = seconds
     self._end = 0.0
 
-  def minimise(self, case: Case, finding: Finding) -> tuple[Case, Finding]:
+  def minimise(self, case, finding):
     """The smallest case found, and what is wrong with it."""
     self._end = time.monotonic() + self._seconds
     self._signature = signature(finding)
@@ -48,7 +48,7 @@ class Minimiser:
 
   # ---- the steps
 
-  def _try(self, case: Case | None) -> bool:
+  def _try(self, case):
     """Takes the case if it is a finding of the same kind."""
     if case is None or time.monotonic() > self._end:
       return False
@@ -59,16 +59,16 @@ class Minimiser:
     return True
 
   @property
-  def _case(self) -> Case:
+  def _case(self):
     return self._best[0]
 
-  def _feeds(self) -> None:
+  def _feeds(self):
     for feeds in self._case.feeds:
       if len(self._case.feeds) > 1 and self._try(replace(self._case, feeds=[feeds])):
         return
     self._try(replace(self._case, feeds=self._case.feeds[:1]))
 
-  def _options(self) -> None:
+  def _options(self):
     case = self._case
     self._try(replace(case, checks=()))
     for name in list(self._case.options):
@@ -76,7 +76,7 @@ class Minimiser:
       kept = {key: value for key, value in self._case.options.items() if key not in gone}
       self._try(replace(self._case, options=kept))
 
-  def _last_node(self) -> None:
+  def _last_node(self):
     """The earliest value that shows it as the only output."""
     case = self._case
     values = values_of(case)
@@ -91,7 +91,7 @@ class Minimiser:
         if shown is not None and self._try(with_outputs(self._case, [name], values)):
           return
 
-  def _cut(self) -> None:
+  def _cut(self):
     """Runs of nodes become inputs."""
     length = max(1, len(self._case.oracle.graph.node) // 2)
     while length:
@@ -101,20 +101,20 @@ class Minimiser:
           at += length
       length //= 2
 
-  def _bypass(self) -> None:
+  def _bypass(self):
     """A node that keeps dtype and shape gives way to one of its inputs."""
     at = 0
     while at < len(self._case.oracle.graph.node):
       if not any(self._try(each) for each in bypassed(self._case, at)):
         at += 1
 
-  def _sizes(self) -> None:
+  def _sizes(self):
     for size in sorted(sizes_of(self._case), reverse=True):
       for smaller in dict.fromkeys((1, 2, size // 2, size - 1)):
         if smaller < size and any(self._try(resized(self._case, size, smaller, how)) for how in range(3)):
           break
 
-  def _plain(self) -> None:
+  def _plain(self):
     """Short numbers, plain names."""
     for tensor in self._case.oracle.graph.initializer:
       self._try(ones(self._case, tensor.name))
@@ -123,7 +123,7 @@ class Minimiser:
         break
     self._try(renamed(self._case))
 
-  def _passes(self) -> None:
+  def _passes(self):
     """As few passes as do it."""
     from ortplugin.optimizer import PIPELINE
 
@@ -145,7 +145,7 @@ _NAMES = re.compile(
 )
 
 
-def signature(finding: Finding) -> str:
+def signature(finding):
   """What two findings of one fault have in common: the kind, and the words of an error without names and numbers."""
   if finding.kind in ("values", "form"):
     return finding.kind

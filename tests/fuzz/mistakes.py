@@ -12,12 +12,9 @@ import importlib.util
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ MISTAKES = (
 )  # fmt: skip
 
 
-def source_of(module: str) -> Path:
+def source_of(module):
   """The file of a module of ortplugin, which is not imported for that."""
   package = importlib.util.find_spec("ortplugin")
   assert package is not None
@@ -117,7 +114,7 @@ def source_of(module: str) -> Path:
   return next(file for file in files if file.is_file())
 
 
-def plant(name: str) -> None:
+def plant(name):
   """Lets later imports of the module have the mistake."""
   mistake = next(each for each in MISTAKES if each.name == name)
   if mistake.module in sys.modules:
@@ -131,29 +128,29 @@ def plant(name: str) -> None:
 class _Finder:
   """Finds one module, whose source is a text."""
 
-  def __init__(self, module: str, text: str) -> None:
+  def __init__(self, module, text):
     self._module, self._text = module, text
 
-  def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+  def find_spec(self, name, path=None, target=None):
     """The module's spec; None for any other."""
     return importlib.machinery.ModuleSpec(name, self) if name == self._module else None  # type: ignore[arg-type]
 
-  def create_module(self, spec: object) -> None:
+  def create_module(self, spec):
     """As usual."""
 
-  def exec_module(self, module: ModuleType) -> None:
+  def exec_module(self, module):
     """Runs the text."""
     exec(compile(self._text, f"<{self._module} with a mistake>", "exec"), vars(module))
 
 
-def graphs_needed(name: str, graphs: int, jobs: int, first: int = 0) -> tuple[int, str] | None:
+def graphs_needed(name, graphs, jobs, first=0):
   """(how many graphs it took to find the mistake, as what); None if `graphs` were not enough."""
   from .worker import Worker
 
-  found: list[tuple[int, str]] = []
+  found = []
   seeds, lock = iter(range(first, first + graphs)), threading.Lock()
 
-  def work() -> None:
+  def work():
     worker, clean = Worker(mistake=name), Worker()
     try:
       while not found:
@@ -177,7 +174,7 @@ def graphs_needed(name: str, graphs: int, jobs: int, first: int = 0) -> tuple[in
   return min(found, default=None)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
   """The command line; the exit status is 1 where a mistake is not found."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--graphs", type=int, default=20_000, help="the most for each (default 20000)")

@@ -1,17 +1,12 @@
 """Names of values and nodes as converters write them: unique, missing, equal, colliding with what passes make."""
 
-from collections.abc import Iterator, Sequence
-
-import onnx
 from onnx import AttributeProto
-
-from .graph import Graph
 
 SUFFIXES = ("", "_nhwc", "/Transpose", "_before", "_after", "_parts", "/Reshape", "_float16", "_bfloat16", "/Cast",
             "_1", "_2", "/parts", "_row", "_updated", "/Gather", "_nhwc_1")  # fmt: skip
 
 
-def value_names(g: Graph, count: int) -> Iterator[str]:
+def value_names(g, count):
   """Unique names in one of several styles."""
   style = g.choice(["plain", "plain", "torch", "number", "clash", "odd"])
   if style == "plain":
@@ -28,7 +23,7 @@ def value_names(g: Graph, count: int) -> Iterator[str]:
     yield from (odd[index] if index < len(odd) else f"{odd[index % len(odd)]}{index}" for index in range(count))
 
 
-def rename(g: Graph, outputs: Sequence[str]) -> dict[str, str]:
+def rename(g, outputs):
   """Gives values and nodes other names, in place; returns the values' names by what they were."""
   order = [*g.inputs, *g.constants, *(name for node in g.nodes for name in node.output)]
   order += [name for name in outputs if name not in order]
@@ -40,7 +35,7 @@ def rename(g: Graph, outputs: Sequence[str]) -> dict[str, str]:
   return names
 
 
-def _rename_values(node: onnx.NodeProto, names: dict[str, str]) -> None:
+def _rename_values(node, names):
   for field in (node.input, node.output):
     for index, name in enumerate(field):
       field[index] = names.get(name, name)
@@ -52,7 +47,7 @@ def _rename_values(node: onnx.NodeProto, names: dict[str, str]) -> None:
         each.name = names.get(each.name, each.name)
 
 
-def _name_nodes(g: Graph) -> None:
+def _name_nodes(g):
   """Node names, which ONNX Runtime wants to be unique where there are any."""
   style = g.choice(["unique", "unique", "output", "output", "empty", "operator", "others", "mixed"])
   made = [node.output[0] for node in g.nodes]

@@ -1,8 +1,5 @@
 """A graph of float32 and double as one of fp16 or bf16 and float32, whose oracle it is, or as one of double alone."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
-
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
@@ -15,18 +12,18 @@ ELEMENTS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 _TYPED = ("to", "dtype")
 
 
-def narrow_model(model: onnx.ModelProto, dtype: str, kept: Collection[str]) -> onnx.ModelProto:
+def narrow_model(model, dtype, kept):
   """The model with `dtype` (fp16, bf16) for float32 and float32 for double; `kept`: initializers that stay."""
   to = {TensorProto.FLOAT: ELEMENTS[dtype], TensorProto.DOUBLE: TensorProto.FLOAT}
   return _converted(model, to, lambda array: narrow_array(array, dtype), kept)
 
 
-def widen_model(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+def widen_model(model, kept):
   """The model with double for float32; `kept`: initializers that stay. It need not run: some operators have none."""
   return _converted(with_tensors(model), {TensorProto.FLOAT: TensorProto.DOUBLE}, _in_double, kept)
 
 
-def with_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
+def with_tensors(model):
   """The model with a tensor in each Constant that holds floats, so that it is converted."""
   result = onnx.ModelProto()
   result.CopyFrom(model)
@@ -38,21 +35,21 @@ def with_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
   return result
 
 
-def widen_feeds(feeds: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:
+def widen_feeds(feeds, kept):
   """The feeds of the model in double."""
   return {name: array if name in kept else _in_double(array) for name, array in feeds.items()}
 
 
-def _in_double(array: Any) -> Any:
+def _in_double(array):
   return array.astype(DOUBLE) if array.dtype == FLOAT else array
 
 
-def narrow_feeds(feeds: Mapping[str, Any], dtype: str, kept: Collection[str]) -> dict[str, Any]:
+def narrow_feeds(feeds, dtype, kept):
   """The feeds of the narrow model."""
   return {name: array if name in kept else narrow_array(array, dtype) for name, array in feeds.items()}
 
 
-def narrow_array(array: Any, dtype: str) -> Any:
+def narrow_array(array, dtype):
   """An array as the narrow model has it."""
   if array.dtype == FLOAT:
     with np.errstate(over="ignore"):
@@ -60,9 +57,7 @@ def narrow_array(array: Any, dtype: str) -> Any:
   return array.astype(FLOAT) if array.dtype == DOUBLE else array
 
 
-def _converted(
-  model: onnx.ModelProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]
-) -> onnx.ModelProto:
+def _converted(model, to, convert, kept):
   result = onnx.ModelProto()
   result.CopyFrom(model)
   _graph(result.graph, to, convert, kept)
@@ -72,7 +67,7 @@ def _converted(
   return result
 
 
-def _graph(graph: onnx.GraphProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]) -> None:
+def _graph(graph, to, convert, kept):
   for value in [*graph.input, *graph.output, *graph.value_info]:
     if value.name not in kept and value.type.HasField("tensor_type"):
       tensor = value.type.tensor_type
@@ -84,7 +79,7 @@ def _graph(graph: onnx.GraphProto, to: dict[int, int], convert: Callable[[Any], 
     _node(node, to, convert)
 
 
-def _node(node: onnx.NodeProto, to: dict[int, int], convert: Callable[[Any], Any]) -> None:
+def _node(node, to, convert):
   for attribute in node.attribute:
     if attribute.type == AttributeProto.GRAPH:
       _graph(attribute.g, to, convert, ())
@@ -94,13 +89,13 @@ def _node(node: onnx.NodeProto, to: dict[int, int], convert: Callable[[Any], Any
       attribute.i = to.get(attribute.i, attribute.i)
 
 
-def _tensor(tensor: TensorProto, convert: Callable[[Any], Any]) -> None:
+def _tensor(tensor, convert):
   if tensor.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE):
     name = tensor.name
     tensor.CopyFrom(numpy_helper.from_array(convert(numpy_helper.to_array(tensor)), name))
 
 
-def walk(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
+def walk(graph):
   """The graph and the bodies in it."""
   yield graph
   for node in graph.node:

@@ -20,9 +20,6 @@ of the largest. Nor does it make numbers equal that are computed in double of na
 some runs move what is narrow alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
@@ -30,7 +27,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from ortplugin.graph.messages import walk_nodes
 
 from .emulate import spelled
-from .evaluate import Array, make_session, run
+from .evaluate import make_session, run
 from .graph import DOUBLE, FLOAT
 
 TOLERANCE = {"float64": 1e-8, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -53,7 +50,7 @@ _SUMS = (
 )
 
 
-def quick(wanted: Array, got: Array, dtype: str) -> str:
+def quick(wanted, got, dtype):
   """Why the output does not agree at once; '' if it does. `dtype`: the name of the coarsest that it went through."""
   if wanted.shape != got.shape:
     return f"shape {list(got.shape)} for {list(wanted.shape)}"
@@ -65,12 +62,12 @@ def quick(wanted: Array, got: Array, dtype: str) -> str:
   return _first(want, have, bad) if bad.any() else ""
 
 
-def is_floating(array: Array) -> bool:
+def is_floating(array):
   """Whether it holds floats."""
   return array.dtype.kind == "f" or "float" in array.dtype.name
 
 
-def _bound(want: Array, dtype: str) -> Array:
+def _bound(want, dtype):
   finite = np.isfinite(want)
   magnitude = np.where(finite, np.abs(want), 0)
   usual = magnitude[magnitude < 1e30]
@@ -78,12 +75,12 @@ def _bound(want: Array, dtype: str) -> Array:
   return np.asarray(TOLERANCE[dtype] * (magnitude + scale))
 
 
-def _first(want: Array, have: Array, bad: Array) -> str:
+def _first(want, have, bad):
   at = tuple(int(i) for i in np.argwhere(bad)[0])
   return f"{int(bad.sum())} of {bad.size} differ, first at {list(at)}: {have[at]:.6g} for {want[at]:.6g}"
 
 
-def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
+def explained(candidates, got, dtype):
   """Why the candidates, of which the first is wanted, do not explain the output; '' if they do."""
   shapes = {each.shape for each in [*candidates, got]}
   if len(shapes) > 1:
@@ -103,7 +100,7 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
   return "" if good.all() else _first(candidates[0].astype(np.float64), have, ~good)
 
 
-def is_beside_pole(candidates: Sequence[Array], got: Array, dtype: str) -> bool:
+def is_beside_pole(candidates, got, dtype):
   """Whether some of what the candidates do not explain may be beside a pole, which more of them would show."""
   if not is_floating(got) or any(each.shape != got.shape for each in candidates):
     return False
@@ -112,13 +109,13 @@ def is_beside_pole(candidates: Sequence[Array], got: Array, dtype: str) -> bool:
   return bool((wide & ~_good(candidates, got.astype(np.float64), dtype)).any())
 
 
-def _sizes(candidates: Sequence[Array]) -> tuple[Array, Array, Array]:
+def _sizes(candidates):
   """The magnitudes of finite values, the least and the largest value."""
   all_of = np.stack([each.astype(np.float64) for each in candidates])
   return np.where(np.isfinite(all_of), np.abs(all_of), 0), all_of.min(axis=0), all_of.max(axis=0)
 
 
-def _good(candidates: Sequence[Array], have: Array, dtype: str) -> Array:
+def _good(candidates, have, dtype):
   """Which elements of an output the candidates explain."""
   all_of = np.stack([each.astype(np.float64) for each in candidates])
   want = all_of[0]
@@ -139,7 +136,7 @@ def _good(candidates: Sequence[Array], have: Array, dtype: str) -> Array:
   return good
 
 
-def is_discontinuous(model: onnx.ModelProto) -> bool:
+def is_discontinuous(model):
   """Whether a node may turn a difference however small into a large one; a Cast does to integers and truth values."""
   return any(
     node.op_type in _DISCONTINUOUS or (node.op_type == "Cast" and node.attribute[0].i not in _FLOATING)
@@ -148,13 +145,13 @@ def is_discontinuous(model: onnx.ModelProto) -> bool:
 
 
 def trials(
-  model: onnx.ModelProto,
-  feeds: Mapping[str, Any],
-  dtype: str,
-  names: Sequence[str],
-  seed: int,
-  numbers: range = range(TRIALS),
-) -> list[dict[str, Any]]:
+  model,
+  feeds,
+  dtype,
+  names,
+  seed,
+  numbers=range(TRIALS),
+):
   """The outputs of the model in runs in which each value is off by a little; {} for those that fail.
 
   `dtype`: the name of the narrow one that float32 stands for, else "float32".
@@ -175,7 +172,7 @@ def trials(
   return found
 
 
-def all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Array]:
+def all_values(model, feeds):
   """Each value that nodes of the outermost graph make."""
   whole = onnx.ModelProto()
   whole.CopyFrom(model)
@@ -187,7 +184,7 @@ def all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Ar
   return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
-def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any], halves: bool = False) -> str:
+def is_undefined(model, feeds, halves=False):
   """What in the original has no defined value; '' if nothing is known to. `halves`: float32 stands for float16.
 
   ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
@@ -224,16 +221,16 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any], halves: bool 
 
 
 def _noisy(
-  model: onnx.ModelProto,
-  feeds: Mapping[str, Any],
-  values: Mapping[str, Array],
-  dtype: str,
-  rounds: bool,
-  size: float,
-  rng: np.random.Generator,
-  cancels: bool,
-  narrow_alone: bool,
-) -> tuple[onnx.ModelProto, dict[str, Any]]:
+  model,
+  feeds,
+  values,
+  dtype,
+  rounds,
+  size,
+  rng,
+  cancels,
+  narrow_alone,
+):
   result = onnx.ModelProto()
   result.CopyFrom(model)
   graph = result.graph
@@ -243,7 +240,7 @@ def _noisy(
   number = iter(range(10**9))
   opset = next((each.version for each in model.opset_import if not each.domain), 0)
 
-  def noise(source: str, target: str, array: Array, is_sum: bool = False) -> None:
+  def noise(source, target, array, is_sum=False):
     name = f"noise/{next(number)}"
     unit = UNIT[dtype] if array.dtype == FLOAT else UNIT["float32"] if dtype in ELEMENT else UNIT["float64"]
     moves = size if array.dtype == FLOAT or not narrow_alone else 0.0
@@ -299,7 +296,7 @@ def _noisy(
   return result, given
 
 
-def _random(source: str, name: str, opset: int, seed: float, dtype: np.dtype[Any]) -> list[onnx.NodeProto]:
+def _random(source, name, opset, seed, dtype):
   """Nodes that make `name`/random of numbers from -1 to 1, of the shape of `source` and of its dtype.
 
   ONNX Runtime (1.31) has no RandomUniformLike of opset 22: from there on the numbers are sines of large steps.
@@ -316,9 +313,7 @@ def _random(source: str, name: str, opset: int, seed: float, dtype: np.dtype[Any
   )  # fmt: skip
 
 
-def _move_weights(
-  graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], dtype: str, noise: Callable[..., None]
-) -> None:
+def _move_weights(graph, nodes, dtype, noise):
   """Rounds and moves the initializers that only data is computed from and that a conversion to `dtype` rounds."""
   narrow = helper.tensor_dtype_to_np_dtype(ELEMENT[dtype])
   lists = {name for node in nodes if node.op_type in ("Resize", "Upsample", "Pad", "Clip") for name in node.input[1:]}
@@ -334,7 +329,7 @@ def _move_weights(
       noise(tensor.name, own, values)
 
 
-def _is_exact(node: onnx.NodeProto) -> bool:
+def _is_exact(node):
   """Whether the node's values are no result of rounding: constants, and what only moves values."""
   moves = ("Constant", "ConstantOfShape", "Range", "EyeLike", "OneHot", "Identity", "Reshape", "Transpose", "Floor",
            "Ceil", "Round", "Sign")  # fmt: skip

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import onnx
-
 import ortplugin
 
 from .doubles import in_double
@@ -35,26 +33,26 @@ class Provider:
   where = "on the CPU"
   captured = False  # whether the last run was that of a CUDA graph
 
-  def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
+  def session(self, model, optimize):
     """A session of a model. UnfitError where this provider can't have one for a reason of its own."""
     form = in_double(model)
     if form is not model:
       make_session(emulated(model).SerializeToString(), optimize=optimize)
     return make_session(emulated(form).SerializeToString(), optimize=optimize)
 
-  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+  def run(self, session, feeds):
     """The outputs by name, as NumPy arrays."""
     return run(session, feeds)
 
-  def modes(self) -> tuple[Provider, ...]:
+  def modes(self):
     """In which of them a case is judged, one after the other."""
     return (self,)
 
-  def plain(self) -> Provider | None:
+  def plain(self):
     """The same without a CUDA graph; None if this one has none."""
     return None
 
-  def unoptimized(self) -> Provider | None:
+  def unoptimized(self):
     """The same without ONNX Runtime's own graph optimizations; None if this one has none."""
     return None
 
@@ -69,7 +67,7 @@ class Cuda(Provider):
 
   is_cpu = False
 
-  def __init__(self, graph: bool = False, optimize: bool = True, strict: bool = False, poisoned: bool = False) -> None:
+  def __init__(self, graph=False, optimize=True, strict=False, poisoned=False):
     self.graph = graph
     self.optimize = optimize
     self.strict = strict
@@ -77,15 +75,15 @@ class Cuda(Provider):
     self.name = "cuda-graph" if graph else "cuda-poison" if poisoned else "cuda"
     self.where = "under a CUDA graph" if graph else "on CUDA" + " with poisoned memory" * poisoned
 
-  def plain(self) -> Provider | None:
+  def plain(self):
     """The same without a CUDA graph; None if this one has none."""
     return Cuda(optimize=self.optimize) if self.graph else None
 
-  def unoptimized(self) -> Provider | None:
+  def unoptimized(self):
     """The same without ONNX Runtime's own graph optimizations; None if this one has none."""
     return Cuda(self.graph, optimize=False, poisoned=self.poisoned) if self.optimize else None
 
-  def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
+  def session(self, model, optimize):
     """A session on the GPU, silent, with the model, for one without a graph."""
     form = in_double(model)
     data = form.SerializeToString()
@@ -100,14 +98,14 @@ class Cuda(Provider):
           raise NotCapturedError from error
     return self._plain(data)
 
-  def _plain(self, data: bytes) -> _Session:
+  def _plain(self, data):
     try:
       return _Session(data, _cuda_session(data, False, self.optimize, self.poisoned), False)
     except Exception as error:  # ONNX Runtime's own classes have no common base
       _check_gpu(error)
       raise
 
-  def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+  def run(self, session, feeds):
     """The outputs on the host; under a graph those of a second run, which replays what the first captured."""
     self.captured = session.graph
     try:
@@ -141,12 +139,12 @@ class Both(Provider):
   is_cpu = False
   where = "on CUDA"
 
-  def modes(self) -> tuple[Provider, ...]:
+  def modes(self):
     """In which of them a case is judged, one after the other."""
     return Cuda(), Cuda(graph=True, strict=True)
 
 
-def provider_of(name: str) -> Provider:
+def provider_of(name):
   """The provider of one of NAMES."""
   made = {
     "cpu": Provider,
@@ -170,13 +168,13 @@ LOST = ("illegal memory access", "cudaErrorIllegalAddress", "unspecified launch 
         "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA error 700", "CUDA failure 700")  # fmt: skip
 
 
-def _check_gpu(error: Exception) -> None:
+def _check_gpu(error):
   """Raises LostError if no later call could succeed; whoever asked sees a crash, and starts another process."""
   if any(words in str(error) for words in LOST):
     raise LostError(str(error)) from error
 
 
-def _cuda_session(model: bytes, graph: bool, optimize: bool, poisoned: bool = False) -> Any:
+def _cuda_session(model, graph, optimize, poisoned=False):
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
@@ -194,7 +192,7 @@ def _cuda_session(model: bytes, graph: bool, optimize: bool, poisoned: bool = Fa
   return ortplugin.session(model, [("cuda", settings)], cuda_graph=graph, session_options=options)
 
 
-def _on_gpu(session: Any, feeds: dict[str, Any], times: int) -> dict[str, Any]:
+def _on_gpu(session, feeds, times):
   import cupy
 
   taken = {each.name for each in [*session.get_inputs(), *session.get_overridable_initializers()]}

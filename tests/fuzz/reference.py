@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from . import lethal, oracle, zeros
 from .doubles import in_double, in_float, through_double
 from .emulate import emulated
 from .evaluate import UnfitError, make_session, run
-from .generate import Case
 from .graph import HALVES
 from .narrow import narrow_feeds, narrow_model, widen_feeds, widen_model, with_tensors
 
@@ -36,7 +34,7 @@ class Finding:
   mode: str = ""
 
 
-def references_of(case: Case) -> list[Reference]:
+def references_of(case):
   """One for each of the case's feeds, of those after the first only where the original runs on them.
 
   Raises what ONNX Runtime raises where the original does not run on the first.
@@ -60,19 +58,19 @@ class Reference:
   `others`: outputs of other runs of it that are known to be right; some may be missing.
   """
 
-  def __init__(self, case: Case, feeds: Mapping[str, Any]) -> None:
+  def __init__(self, case, feeds):
     self.case = case
     self.feeds = feeds
-    self.others: list[Outputs] = []
+    self.others = []
     self.names = [each.name for each in case.model.graph.output]
-    self._wanted: Outputs | None = None
+    self._wanted = None
     self._oracle = in_double(case.oracle)
-    self._ways: list[Outputs] | None = None
-    self._trials: list[Outputs] | None = None
-    self._more_trials: list[Outputs] | None = None
+    self._ways = None
+    self._trials = None
+    self._more_trials = None
 
   @property
-  def wanted(self) -> Outputs:
+  def wanted(self):
     """The oracle's outputs."""
     if self._wanted is None:
       if words := lethal.of_model(self.case.oracle, self.feeds):
@@ -82,18 +80,18 @@ class Reference:
       self._wanted = run(make_session(self._oracle.SerializeToString()), self.feeds, self.names)
     return self._wanted
 
-  def narrow(self) -> Outputs:
+  def narrow(self):
     """The outputs of the model itself where the oracle is another."""
     model = emulated(self.case.model) if self.case.dtype == "bf16" else self.case.model
     return run(make_session(model.SerializeToString()), self.case.narrowed(self.feeds), self.names)
 
-  def feeds_of(self, made: onnx.ModelProto) -> dict[str, Any]:
+  def feeds_of(self, made):
     """The feeds in the dtypes that the optimized model takes."""
     from ortplugin.check.inputs import as_wanted
 
     return as_wanted(self.case.narrowed(self.feeds), made)
 
-  def problem(self, got: Mapping[str, Any], names: Sequence[str] | None = None) -> Finding | None:
+  def problem(self, got, names=None):
     """What is wrong with an optimized model's outputs, or with those of some names."""
     dtypes = {each.name: each.type.tensor_type.elem_type for each in self.case.model.graph.output}
     for name in self.names if names is None else names:
@@ -114,33 +112,33 @@ class Reference:
         return Finding(kind, f"'{name}': {message}")
     return None
 
-  def _dtype(self, wanted: Any, have: Any) -> str:
+  def _dtype(self, wanted, have):
     """The name of the coarsest dtype that the output went through."""
     through = [oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", self.case.dtype)]]
     through += [each.dtype.name for each in (wanted, have) if each.dtype.name in oracle.TOLERANCE]
     return max(through, key=lambda name: oracle.TOLERANCE[name])
 
   @property
-  def is_half(self) -> bool:
+  def is_half(self):
     """Whether float32 of the oracle is float16 in the case, or is to become so."""
     return "fp16" in (self.case.dtype, self.case.options.get("precision"))
 
-  def trials(self) -> list[Outputs]:
+  def trials(self):
     """The oracle's outputs where every value is off by a little; {} where it does not run then."""
     if self._trials is None:
       self._trials = self._run_trials(range(oracle.TRIALS))
     return self._trials
 
-  def _run_trials(self, numbers: range) -> list[Outputs]:
+  def _run_trials(self, numbers):
     unit = max((oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", "fp64")]),
                key=lambda each: oracle.UNIT[each])  # fmt: skip
     return oracle.trials(self._oracle, self.feeds, "float32" if unit == "float64" else unit,
                          self.names, self.case.seed, numbers)  # fmt: skip
 
-  def _in_dtype(self) -> list[Outputs]:
+  def _in_dtype(self):
     return [] if self.case.wide is None else [self.narrow()]
 
-  def in_precision(self, execute: Callable[[onnx.ModelProto, Outputs], Outputs]) -> list[Outputs]:
+  def in_precision(self, execute):
     """The original in the dtype that it is converted to, spelled by us: what rounding decides is decided alike."""
     precision = self.case.options.get("precision")
     if self.case.dtype != "fp32" or precision not in HALVES:
@@ -149,25 +147,25 @@ class Reference:
     found = execute(model, narrow_feeds(self.feeds, precision, self.case.kept))
     return [{name: np.asarray(array, self.wanted[name].dtype) for name, array in found.items()}]
 
-  def _in_precision(self) -> list[Outputs]:
+  def _in_precision(self):
     return self.in_precision(
       lambda model, feeds: run(make_session(emulated(model).SerializeToString()), feeds, self.names)
     )
 
-  def _in_double(self) -> list[Outputs]:
+  def _in_double(self):
     form = through_double(self._oracle)
     return [] if form is None else [run(make_session(form.SerializeToString()), self.feeds, self.names)]
 
-  def _signed(self) -> list[Outputs]:
+  def _signed(self):
     forms = [zeros.signed(self._oracle, negative) for negative in (False, True)]
     return [run(make_session(each.SerializeToString()), self.feeds, self.names) for each in forms if each]
 
-  def _widened(self) -> list[Outputs]:
+  def _widened(self):
     """In double throughout: a sum that is 0, say, and then no truth value, need not be 0 in float32."""
     if self.case.dtype == "fp64":
       return []
     model = widen_model(self._oracle, self.case.kept)
-    lacking: set[str] = set()  # operators of which ONNX Runtime has none in double
+    lacking = set()  # operators of which ONNX Runtime has none in double
     while True:
       try:
         session = make_session(in_float(model, lacking).SerializeToString())
@@ -178,7 +176,7 @@ class Reference:
           raise
         lacking.add(found[1])
 
-  def _fails(self, name: str, have: Any, dtype: str) -> bool:
+  def _fails(self, name, have, dtype):
     if self._ways is None:
       self._ways = []
       for other in (self._in_dtype, self._in_precision, self._in_double, self._signed, self._widened):

@@ -5,8 +5,6 @@ infinity there makes a NaN. FusedResize leaves it out, as ONNX's definition does
 judged as a Resize of [N, C, 1, W], whose rows have nothing below them; where the node names the axis, of [N, C, W, 1].
 """
 
-from collections.abc import Iterator, Mapping
-
 import onnx
 from onnx import numpy_helper
 
@@ -17,7 +15,7 @@ from .emulate import spelled
 ONE_DIMENSION = 3  # scales or sizes of [N, C, W]
 
 
-def constant_lengths(model: onnx.ModelProto) -> dict[str, int]:
+def constant_lengths(model):
   """The number of elements of each constant, by name."""
   lengths = {each.name: numpy_helper.to_array(each).size for each in model.graph.initializer}
   for node in walk_nodes(model):
@@ -28,7 +26,7 @@ def constant_lengths(model: onnx.ModelProto) -> dict[str, int]:
   return lengths
 
 
-def in_two_dimensions(node: onnx.NodeProto, name: str, lengths: Mapping[str, int]) -> Iterator[onnx.NodeProto] | None:
+def in_two_dimensions(node, name, lengths):
   """The nodes in place of a linear Resize of three scales or sizes; None for any other node."""
   attributes = {each.name: each for each in node.attribute}
   if node.domain not in ("", "ai.onnx") or node.op_type not in ("Resize", "Upsample"):
@@ -42,7 +40,7 @@ def in_two_dimensions(node: onnx.NodeProto, name: str, lengths: Mapping[str, int
   return _spelled(node, name, used) if used or old else None
 
 
-def _spelled(node: onnx.NodeProto, name: str, used: list[int]) -> Iterator[onnx.NodeProto]:
+def _spelled(node, name, used):
   made = onnx.NodeProto()
   made.CopyFrom(node)
   yield from spelled(
@@ -67,7 +65,7 @@ def _spelled(node: onnx.NodeProto, name: str, used: list[int]) -> Iterator[onnx.
   yield from spelled("result = Reshape(y, row)", name, result=node.output[0])
 
 
-def _beside_an_axis(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+def _beside_an_axis(node, name):
   """The node on a tensor with one more axis of length 1, the last."""
   made = onnx.NodeProto()
   made.CopyFrom(node)

@@ -15,11 +15,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 from ortplugin.session import resolve_provider
 
@@ -51,21 +49,21 @@ class Result:
   captured: int = 0
 
   @property
-  def graphs(self) -> int:
+  def graphs(self):
     """How many cases there were."""
     return self.counts.total()
 
 
 def fuzz(
-  seeds: Iterator[int],
-  jobs: int = 2,
-  provider: str = "cpu",
-  minimise: float = 90,
-  found: Callable[[int, Case, Finding], object] = lambda seed, case, finding: None,
-  stop: Callable[[Result], bool] = lambda result: False,
-  ignore: str = "",
-  result: Result | None = None,
-) -> Result:
+  seeds,
+  jobs=2,
+  provider="cpu",
+  minimise=90,
+  found=lambda seed, case, finding: None,
+  stop=lambda result: False,
+  ignore="",
+  result=None,
+):
   """Judges the cases of the seeds in `jobs` processes.
 
   Args:
@@ -82,7 +80,7 @@ def fuzz(
     resolve_provider("cuda")  # raises where there is none
   result, lock, start = result or Result(), threading.Lock(), time.monotonic()
 
-  def work() -> None:
+  def work():
     worker = Worker(provider, 60 if provider == "cpu" else 120)  # kernels are compiled at first
     try:
       while True:
@@ -128,7 +126,7 @@ def fuzz(
 _making = threading.Lock()
 
 
-def shrink(seed: int, finding: Finding, worker: Worker, seconds: float) -> tuple[Case, Finding]:
+def shrink(seed, finding, worker, seconds):
   """The seed's case made small, and the pass to blame."""
   with _making:
     case = make_case(seed, Evaluator())
@@ -145,13 +143,13 @@ def shrink(seed: int, finding: Finding, worker: Worker, seconds: float) -> tuple
   return case, finding
 
 
-def parse_seeds(text: str) -> range:
+def parse_seeds(text):
   """'3' or '0:1000'."""
   first, _, last = text.partition(":")
   return range(int(first), int(last)) if last else range(int(first), int(first) + 1)
 
 
-def main() -> int:
+def main():
   """The command line."""
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="one, or first:last (default 0:1000)")
@@ -164,7 +162,7 @@ def main() -> int:
   parser.add_argument("--reasons", action="store_true", help="why cases were unfit or refused")
   arguments = parser.parse_args()
 
-  def show(seed: int, case: Case, finding: Finding) -> None:
+  def show(seed, case, finding):
     text = to_text(case, finding)
     print(f"\n---- seed {seed}: {finding.kind}, guilty: {finding.guilty or '?'}\n{text}", flush=True)
     if arguments.save is not None:
@@ -177,7 +175,7 @@ def main() -> int:
   late = lambda _: time.monotonic() > end  # noqa: E731
   result, start = Result(), time.monotonic()
 
-  def terminate(*_: object) -> NoReturn:
+  def terminate(*_):
     """A case that hangs must not cost what is known of the others."""
     result.seconds = time.monotonic() - start
     summarize(result, arguments.provider, arguments.reasons)
@@ -191,7 +189,7 @@ def main() -> int:
   return 1 if result.findings or result.counts["broken"] else 0
 
 
-def summarize(result: Result, provider: str, reasons: bool) -> None:
+def summarize(result, provider, reasons):
   """Prints how many cases were what; why they were unfit or refused, where asked to."""
   always = ("broken", "unrepeated", f"unfit: {ALONE}", f"unfit: {ORIGINAL}", f"unfit: {BY_OPTIMIZATIONS}")
   for reason, count in result.reasons.most_common():

@@ -7,22 +7,20 @@ Behind a division that is an infinity of the wrong sign. So a model is judged in
                                              and above its reciprocal
 """
 
-from collections.abc import Iterator
-
 import onnx
 
 from .emulate import spelled
 from .maxima import FLOATS
 
 
-def with_signs(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+def with_signs(node, dtype, name):
   """The nodes in place of a Where of floats; None for any other node."""
   if node.op_type != "Where" or node.domain not in ("", "ai.onnx") or dtype not in FLOATS:
     return None
   return _spelled(node, dtype, name)
 
 
-def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+def _spelled(node, dtype, name):
   condition, *values = node.input
   yield from spelled("otherwise = Not(c)", name, c=condition)
   for index, (value, chosen) in enumerate(zip(values, (condition, f"{name}/otherwise"), strict=True)):

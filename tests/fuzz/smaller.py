@@ -1,20 +1,18 @@
 """Smaller cases than a case: what a minimiser tries."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, helper, numpy_helper
 
-from .evaluate import Array, make_session, run, to_onnx
-from .generate import Case, drop_imports, reads
+from .evaluate import make_session, run, to_onnx
+from .generate import drop_imports, reads
 from .graph import HALVES
 from .narrow import narrow_model
 
 
-def rebuilt(case: Case, model: onnx.ModelProto, feeds: list[dict[str, Any]]) -> Case:
+def rebuilt(case, model, feeds):
   """A case of another oracle's model: what nothing reads goes."""
   graph = model.graph
   wanted = {each.name for each in graph.output}
@@ -48,13 +46,13 @@ def rebuilt(case: Case, model: onnx.ModelProto, feeds: list[dict[str, Any]]) -> 
   return replace(case, model=narrow, wide=model if half else None, feeds=feeds, options=options)
 
 
-def copy(case: Case) -> onnx.ModelProto:
+def copy(case):
   result = onnx.ModelProto()
   result.CopyFrom(case.oracle)
   return result
 
 
-def values_of(case: Case, feeds: dict[str, Array] | None = None) -> dict[str, Array] | None:
+def values_of(case, feeds=None):
   """Each value of the outermost graph, for one of the feeds; None where they can't be had."""
   model = copy(case)
   known = {each.name for each in model.graph.output}
@@ -68,7 +66,7 @@ def values_of(case: Case, feeds: dict[str, Array] | None = None) -> dict[str, Ar
   return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
-def with_outputs(case: Case, names: list[str], values: dict[str, Array]) -> Case:
+def with_outputs(case, names, values):
   model = copy(case)
   known = {each.name: each for each in case.oracle.graph.output}
   del model.graph.output[:]
@@ -81,7 +79,7 @@ def with_outputs(case: Case, names: list[str], values: dict[str, Array]) -> Case
   return rebuilt(case, model, case.feeds)
 
 
-def without(case: Case, span: range) -> Case | None:
+def without(case, span):
   """The case with the values of some nodes given from outside."""
   nodes = list(case.oracle.graph.node)
   gone = [nodes[index] for index in span if index < len(nodes)]
@@ -112,7 +110,7 @@ def without(case: Case, span: range) -> Case | None:
   return rebuilt(case, model, feeds)
 
 
-def bypassed(case: Case, at: int) -> Iterator[Case]:
+def bypassed(case, at):
   values = values_of(case)
   node = case.oracle.graph.node[at]
   if values is None or len([name for name in node.output if name]) != 1:
@@ -132,7 +130,7 @@ def bypassed(case: Case, at: int) -> Iterator[Case]:
     yield rebuilt(case, model, case.feeds)
 
 
-def replace_reads(node: onnx.NodeProto, old: str, new: str) -> None:
+def replace_reads(node, old, new):
   for index, name in enumerate(node.input):
     if name == old:
       node.input[index] = new
@@ -144,15 +142,15 @@ def replace_reads(node: onnx.NodeProto, old: str, new: str) -> None:
         each.name = new if each.name == old else each.name
 
 
-def sizes_of(case: Case) -> set[int]:
+def sizes_of(case):
   found = {size for feeds in case.feeds for array in feeds.values() for size in array.shape}
   return {size for size in found | {s for t in case.oracle.graph.initializer for s in t.dims} if size > 1}
 
 
-def resized(case: Case, size: int, smaller: int, how: int) -> Case | None:
+def resized(case, size, smaller, how):
   """Each axis of this size gets a smaller one. `how`: 0 numbers too, 1 attributes as well, 2 shapes alone."""
 
-  def array(values: Array) -> Array:
+  def array(values):
     for axis, length in enumerate(values.shape):
       if length == size:
         values = np.take(values, range(smaller), axis)
@@ -183,7 +181,7 @@ def resized(case: Case, size: int, smaller: int, how: int) -> Case | None:
   return result
 
 
-def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+def tensors(graph):
   yield from graph.initializer
   for node in graph.node:
     for attribute in node.attribute:
@@ -191,7 +189,7 @@ def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
         yield attribute.t
 
 
-def ones(case: Case, name: str) -> Case | None:
+def ones(case, name):
   model = copy(case)
   for tensor in model.graph.initializer:
     array = numpy_helper.to_array(tensor)
@@ -201,8 +199,8 @@ def ones(case: Case, name: str) -> Case | None:
   return None
 
 
-def rounded(case: Case, digits: int) -> Case:
-  def array(values: Array) -> Array:
+def rounded(case, digits):
+  def array(values):
     return np.round(values, digits) + 0.0 if values.dtype.kind == "f" else values
 
   model = copy(case)
@@ -211,7 +209,7 @@ def rounded(case: Case, digits: int) -> Case:
   return rebuilt(case, model, [{name: array(each) for name, each in given.items()} for given in case.feeds])
 
 
-def renamed(case: Case) -> Case | None:
+def renamed(case):
   """The case with short names; none where bodies or functions have names of their own."""
   model = copy(case)
   if any(each.type == AttributeProto.GRAPH for node in model.graph.node for each in node.attribute):

@@ -9,15 +9,12 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from .confirm import BY_OPTIMIZATIONS, ORIGINAL, Doubt, is_doubtful
-from .generate import Case
 from .judge import Verdict
-from .providers import LostError, Provider, provider_of
+from .providers import LostError, provider_of
 from .reference import Finding
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -28,7 +25,7 @@ ALONE = "ONNX Runtime alone"
 BEFORE = ("start", "generate", "original")  # stages in which only ONNX Runtime works
 
 
-def _write(stream: BinaryIO, thing: Any) -> None:
+def _write(stream, thing):
   data = pickle.dumps(thing)
   stream.write(struct.pack("<Q", len(data)) + data)
   stream.flush()
@@ -41,18 +38,16 @@ LIVING: set[subprocess.Popen[bytes]] = set()
 class Worker:
   """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
 
-  def __init__(
-    self, provider: str = "cpu", seconds: float = 60, mistake: str = "", module: str = "fuzz.worker"
-  ) -> None:
+  def __init__(self, provider="cpu", seconds=60, mistake="", module="fuzz.worker"):
     self.provider = provider
     self.mistake = mistake
     self.seconds = seconds
     self.module = module
-    self.spent: Counter[str] = Counter()  # seconds by stage
-    self._process: subprocess.Popen[bytes] | None = None
+    self.spent = Counter()  # seconds by stage
+    self._process = None
     self._tasks = 0
 
-  def ask(self, task: int | Case) -> Verdict:
+  def ask(self, task):
     """The verdict on a seed or a case. On a GPU a finding is one that the original does not give, too."""
     verdict = self._ask(task)
     if self.provider == "cpu" or verdict.finding is None or not is_doubtful(verdict.finding):
@@ -63,7 +58,7 @@ class Worker:
       again = Verdict("unfit", BY_OPTIMIZATIONS)
     return replace(again, rewrites=verdict.rewrites, captured=verdict.captured)
 
-  def _ask(self, task: int | Case | Doubt) -> Verdict:
+  def _ask(self, task):
     if self._process is None or self._tasks >= RENEW:
       self.close()
       self._start()
@@ -94,7 +89,7 @@ class Worker:
       what = f"the process died with status {status}"
       return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'{words}"))
 
-  def close(self) -> None:
+  def close(self):
     """Ends the process."""
     if self._process is not None:
       self._process.kill()
@@ -105,7 +100,7 @@ class Worker:
           pipe.close()
       self._process = None
 
-  def _start(self) -> None:
+  def _start(self):
     module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else [self.module]
     command = [sys.executable, "-m", *module, self.provider]
     self._process = subprocess.Popen(
@@ -114,11 +109,11 @@ class Worker:
     LIVING.add(self._process)
     self._tasks = 0
 
-  def _read(self, end: float) -> Any:
+  def _read(self, end):
     size = struct.unpack("<Q", self._bytes(8, end))[0]
     return pickle.loads(self._bytes(size, end))
 
-  def _bytes(self, count: int, end: float) -> bytes:
+  def _bytes(self, count, end):
     assert self._process is not None
     assert self._process.stdout is not None
     pipe, data = self._process.stdout, b""
@@ -133,19 +128,19 @@ class Worker:
     return data
 
 
-def _unfit(stage: str, what: str) -> Verdict | None:
+def _unfit(stage, what):
   if stage.startswith(ORIGINAL):
     return Verdict("unfit", f"{stage}: {what}")
   return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
 
 
-def environment() -> dict[str, str]:
+def environment():
   """This process's, with its search path, so that both use the same ortplugin."""
   paths = [str(TESTS), *(path for path in sys.path if path)]
   return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def main(make_provider: Callable[[str], Provider] = provider_of) -> None:
+def main(make_provider=provider_of):
   """Answers tasks until the pipe is closed."""
   out = os.fdopen(os.dup(1), "wb", buffering=0)
   os.dup2(2, 1)  # what libraries print is no answer

@@ -6,8 +6,6 @@ Behind a division it is that of an infinity. `signed` is a model in which each s
 is one of two ways to compute it.
 """
 
-from collections.abc import Iterator
-
 import onnx
 
 from .emulate import respelled, spelled
@@ -19,17 +17,17 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
-def signed(model: onnx.ModelProto, negative: bool) -> onnx.ModelProto | None:
+def signed(model, negative):
   """The model in which what is 0 of maxima and minima is -0, or +0; None if it has none."""
 
-  def spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+  def spell(node, dtype, name):
     is_open = node.op_type in MAXIMA + ACTIVATIONS and node.domain in ("", "ai.onnx") and dtype in FLOATS
     return _spelled(node, dtype, name, negative) if is_open else None
 
   return respelled(model, spell)
 
 
-def _spelled(node: onnx.NodeProto, dtype: int, name: str, negative: bool) -> Iterator[onnx.NodeProto]:
+def _spelled(node, dtype, name, negative):
   """y + 0 is +0 for both zeros; -(-y + 0) is -0."""
   bare = onnx.NodeProto()
   bare.CopyFrom(node)

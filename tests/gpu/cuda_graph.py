@@ -2,10 +2,8 @@
 
 import ctypes
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "ortplugin"
 KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
@@ -34,12 +32,12 @@ class _KernelParams(ctypes.Structure):
               ("extra", ctypes.c_void_p), ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p)]  # fmt: skip
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call(name, *arguments):
   status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
   assert status == 0, f"{name} failed: {status}"
 
 
-def captured(stream: Any, run: Callable[[], object]) -> list[Edge]:
+def captured(stream, run):
   """The edges of the graph that `run` makes of its work on a CuPy stream."""
   pointer, graph, count = ctypes.c_void_p(stream.ptr), ctypes.c_void_p(), ctypes.c_size_t()
   _call("cuStreamBeginCapture_v2", pointer, RELAXED)
@@ -58,7 +56,7 @@ def captured(stream: Any, run: Callable[[], object]) -> list[Edge]:
   return edges
 
 
-def _name(node: int) -> str:
+def _name(node):
   kind, name, params = ctypes.c_int(), ctypes.c_char_p(), _KernelParams()
   _call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
   if kind.value != KERNEL:
@@ -71,7 +69,7 @@ def _name(node: int) -> str:
   return (name.value or b"").decode()
 
 
-def our_kernels() -> set[str]:
+def our_kernels():
   """The names of this library's kernels, as its sources have them."""
   attribute = re.compile(r"__(?:launch_bounds|cluster_dims)__\((?:[^()]|\([^()]*\))*\)|IN_CLUSTERS|^#.*$", re.M)
   sources = [attribute.sub("", path.read_text()) for path in PACKAGE.rglob("*.cu")]

@@ -1,22 +1,19 @@
 """Sessions whose CUDA graphs go wrong on purpose, on a real GPU, for the tests of what looks for that."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 
 
 class Binding:
   """An IOBinding that remembers where outputs go."""
 
-  def __init__(self, binding: Any) -> None:
+  def __init__(self, binding):
     self.binding = binding
-    self.outputs: dict[str, tuple[int, list[int], int]] = {}  # element, shape, address
+    self.outputs = {}  # element, shape, address
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name):
     return getattr(self.binding, name)
 
-  def bind_output(self, name: str, device: str, number: int, *rest: Any) -> None:
+  def bind_output(self, name, device, number, *rest):
     self.binding.bind_output(name, device, number, *rest)
     if rest:
       self.outputs[name] = rest
@@ -32,20 +29,20 @@ class Faulty:
       options: those of the CUDA provider.
   """
 
-  def __init__(self, session: Any, fault: str, options: Mapping[str, str]) -> None:
+  def __init__(self, session, fault, options):
     import cupy
 
     self.session, self.fault, self.cupy = session, fault, cupy
     self.stream = cupy.cuda.ExternalStream(int(options["user_compute_stream"]), int(options["device_id"]))
     self.replays = 0
 
-  def __getattr__(self, name: str) -> Any:
+  def __getattr__(self, name):
     return getattr(self.session, name)
 
-  def io_binding(self) -> Binding:
+  def io_binding(self):
     return Binding(self.session.io_binding())
 
-  def run_with_iobinding(self, binding: Binding, options: Any) -> None:
+  def run_with_iobinding(self, binding, options):
     replayed = options.get_run_config_entry("gpu_graph_id") != "-1"
     self.replays += replayed
     # The first one captures; replays that are multiples of 7 go wrong.
@@ -64,12 +61,10 @@ class Faulty:
           cupy.ndarray((1,), np.float32, cupy.cuda.MemoryPointer(memory, 0))[...] += np.float32(100)
 
 
-def planting(
-  make: Callable[..., Any], fault: str, is_guilty: Callable[..., bool] = lambda *given: True
-) -> Callable[..., Any]:
+def planting(make, fault, is_guilty=lambda *given: True):
   """judge.make_session that makes faulty sessions of the models that `is_guilty` of its arguments."""
 
-  def planted(side: Any, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
+  def planted(side, provider, tf32=False, options=None):
     session = make(side, provider, tf32, options)
     if "enable_cuda_graph" not in (options or {}) or not is_guilty(side):
       return session

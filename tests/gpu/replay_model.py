@@ -23,7 +23,7 @@ from ortplugin.session import CUDA
 REPLAYS = 6
 
 
-def main(path: str) -> None:
+def main(path):
   """Exits with a message where a replay differs; raises what a capture that fails raises."""
   model, report = ortplugin.optimize(path)
   case = generate(model, CANDIDATES[0])

@@ -1,12 +1,11 @@
 """What a session owes on a GPU whatever its operator computes: the same under CUDA graphs, on a stream of the caller's
 and in many threads; and new shapes are refused while a graph is captured."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,13 +29,13 @@ class Trial:
   check: Callable[[list[Array]], object] = lambda found: None
   like: Sequence[Array] = ()
 
-  def arrays(self, session: Any) -> tuple[list[Any], list[Any]]:
+  def arrays(self, session):
     """The session's inputs on the device, and zeros for its outputs."""
     inputs = [cupy.asarray(self.feeds[value.name]) for value in session.get_inputs()]
     return inputs, [cupy.zeros(array.shape, array.dtype) for array in self.like]
 
 
-def trial(case: Any, check: Callable[[Any, list[Array]], object]) -> Trial:
+def trial(case, check):
   """The run of an operator's test case, which `check(case, outputs)` compares with its reference."""
   node = case.node()
   operator = find(node.domain, node.op_type)
@@ -44,7 +43,7 @@ def trial(case: Any, check: Callable[[Any, list[Array]], object]) -> Trial:
   return Trial(case.feeds(), partial(check, case), operator.reference(node, case.inputs()))
 
 
-def variants(case: Any, *constant: int) -> Sequence[Mapping[str, Any]]:
+def variants(case, *constant):
   """What --tune is offered for an operator's test case, of whose inputs those of these numbers are constant."""
   node, inputs = case.node(), case.inputs()
   operator = find(node.domain, node.op_type)
@@ -53,7 +52,7 @@ def variants(case: Any, *constant: int) -> Sequence[Mapping[str, Any]]:
   return operator.device_variants(node, types, [number in constant for number in range(len(inputs))])
 
 
-def check_all(ways: Iterable[Any], attempt: Callable[[Any], object]) -> None:
+def check_all(ways, attempt):
   """Tries all ways, as algorithms, and fails with those whose results are wrong."""
   wrong = []
   for each in ways:
@@ -64,7 +63,7 @@ def check_all(ways: Iterable[Any], attempt: Callable[[Any], object]) -> None:
   assert not wrong
 
 
-def check_repeats(case: Any, times: int = 3, between: Callable[[int], object] = lambda number: None) -> None:
+def check_repeats(case, times=3, between=lambda number: None):
   """Runs of a test case give the same bits, whatever `between` does before each, in another session too."""
   session = make(case.model())
   first = run(session, case)
@@ -75,11 +74,11 @@ def check_repeats(case: Any, times: int = 3, between: Callable[[int], object] = 
 
 
 def check_addresses(
-  case: Any,
-  check: Callable[[list[Array]], object],
-  offsets: Iterable[tuple[Sequence[int], Sequence[int]]],
-  like: Sequence[Array] | None = None,
-) -> None:
+  case,
+  check,
+  offsets,
+  like=None,
+):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes.
 
   `offsets`: for each run those of the inputs and of the outputs in elements, from the first on and again. `like`:
@@ -94,9 +93,7 @@ def check_addresses(
     check([cupy.asnumpy(array) for array in outputs])
 
 
-def permuted(
-  case: Any, check: Callable[[Any, list[Array], list[Array]], object] = lambda *compared: None
-) -> list[Trial]:
+def permuted(case, check=lambda *compared: None):
   """Runs of a test case on its own values in other orders; `check(case, outputs, inputs)` compares."""
   rng = np.random.default_rng(0)
   trials = []
@@ -107,7 +104,7 @@ def permuted(
   return trials
 
 
-def check_graph(model: bytes, trials: Iterable[Trial]) -> None:
+def check_graph(model, trials):
   """A CUDA graph, captured once and then replayed on other values, gives the same bits as a session without one."""
   plain, graph = make(model), ortplugin.session(model, [("cuda", {"use_tf32": "0"})], cuda_graph=True)
   for each in trials:
@@ -116,11 +113,11 @@ def check_graph(model: bytes, trials: Iterable[Trial]) -> None:
     assert same_bits(host(ortplugin.run(graph, each.feeds)), wanted)
 
 
-def check_threads(model: bytes, trial_of: Callable[[int], Trial], threads: int = 8) -> None:
+def check_threads(model, trial_of, threads=8):
   """Threads run one session, each with a trial of its own, new to the session, and get the same bits in each run."""
   session = make(model)
 
-  def work(number: int) -> None:
+  def work(number):
     each = trial_of(number)
     feeds = {name: cupy.asarray(array) for name, array in each.feeds.items()}
     first = host(ortplugin.run(session, feeds))
@@ -131,14 +128,14 @@ def check_threads(model: bytes, trial_of: Callable[[int], Trial], threads: int =
   in_threads(threads, work)
 
 
-def session_on(stream: Any, model: bytes) -> tuple[Any, Any]:
+def session_on(stream, model):
   """A session that works on a CuPy stream, and options of runs that do not wait for it."""
   options = onnxruntime().RunOptions()
   options.add_run_config_entry("disable_synchronize_execution_providers", "1")
   return make(model, user_compute_stream=str(stream.ptr)), options
 
 
-def check_stream(model: bytes, each: Trial) -> None:
+def check_stream(model, each):
   """On a stream given to ONNX Runtime, the kernel comes after what the stream already holds."""
   stream = cupy.cuda.Stream(non_blocking=True)
   session, options = session_on(stream, model)
@@ -155,7 +152,7 @@ def check_stream(model: bytes, each: Trial) -> None:
   each.check([cupy.asnumpy(array) for array in outputs])
 
 
-def check_capture(captured: Callable[[], tuple[bytes, Trial, Trial]], node: str) -> None:
+def check_capture(captured, node):
   """While a CUDA graph is captured a shape that is new to the session is refused; the session runs on afterwards.
 
   `captured`: a test module's function, which a process of its own calls; a model and two runs of different shapes.
@@ -169,7 +166,7 @@ def check_capture(captured: Callable[[], tuple[bytes, Trial, Trial]], node: str)
   assert done.stdout.endswith("runs\n")
 
 
-def run_captured(model: bytes, first: Trial, later: Trial) -> None:
+def run_captured(model, first, later):
   """Runs `first`, then `later` in a capture, and prints that one's error; then both again, and prints 'runs'."""
   stream = cupy.cuda.Stream(non_blocking=True)
   session, options = session_on(stream, model)

@@ -4,7 +4,6 @@ kinds of programs, in one, two and three dimensions; infinite elements reach no 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,11 +36,11 @@ MANY: list[tuple[tuple[int, ...], int]] = [
 ]
 
 
-def conv_of(x: tuple[int, ...], filters: int, dtype: str, program: str = BARE, constant: bool = True) -> Conv:
+def conv_of(x, filters, dtype, program=BARE, constant=True):
   return own(Conv(program, dtype, "NCHW", x, filters, (1,) * (len(x) - 2), constant=constant, attributes={}))
 
 
-def check(x: tuple[int, ...], filters: int, dtype: str) -> None:
+def check(x, filters, dtype):
   conv = conv_of(x, filters, dtype)
   conv.run()
   for number, program in enumerate((RELU, SCALED, SEVERAL, WIDENED, SPLIT)):
@@ -50,12 +49,12 @@ def check(x: tuple[int, ...], filters: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "float"])
 @pytest.mark.parametrize(("x", "filters"), FEW)
-def test_few_channels(library: Path, x: tuple[int, ...], filters: int, dtype: str) -> None:
+def test_few_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.fixture
-def _hopper() -> None:
+def _hopper():
   if cupy.cuda.Device().compute_capability != "90":
     pytest.skip("its instructions are Hopper's")
 
@@ -63,13 +62,13 @@ def _hopper() -> None:
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("x", "filters"), MANY)
-def test_many_channels(library: Path, x: tuple[int, ...], filters: int, dtype: str) -> None:
+def test_many_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
-def test_infinite_elements_and_addresses(library: Path, x: tuple[int, ...], filters: int) -> None:
+def test_infinite_elements_and_addresses(library, x, filters):
   conv = conv_of(x, filters, "float16", constant=False)
   for value in (np.inf, np.nan):
     check_infinite_everywhere(conv, value)

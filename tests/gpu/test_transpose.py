@@ -8,7 +8,7 @@ import pytest
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
 from gpu.device import make, need_memory, run, run_bound
-from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_stream, check_threads, trial
+from gpu.sessions import check_addresses, check_capture, check_graph, check_stream, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
 
@@ -45,18 +45,18 @@ CHOSEN = (
 )
 
 
-def checked(case: Case) -> Trial:
+def checked(case):
   return trial(case, lambda case, found: check(case, *found))
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   (y,) = run(make(case.model()), case)
   check(case, y)
 
 
 @pytest.mark.parametrize("first", range(0, 240, 24))
-def test_random_orders_and_windows(first: int) -> None:
+def test_random_orders_and_windows(first):
   for seed in range(first, first + 24):
     case = random_case(seed)
     (y,) = run(make(case.model()), case)
@@ -64,23 +64,23 @@ def test_random_orders_and_windows(first: int) -> None:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_tensors_may_start_anywhere(name: str) -> None:
+def test_tensors_may_start_anywhere(name):
   case = by_name[name]
   check_addresses(case, lambda found: check(case, *found), (((i,), (j,)) for i in range(3) for j in range(3)))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_cuda_graph_gives_the_same_bits(name: str) -> None:
+def test_a_cuda_graph_gives_the_same_bits(name):
   case = by_name[name]
   check_graph(case.model(), [checked(replace(case, name=f"{name}, replay {i}")) for i in range(3)])
 
 
-def test_a_stream_of_the_callers() -> None:
+def test_a_stream_of_the_callers():
   case = replace(LARGE[0], dtype="int32")  # the copy adds a zero, after which NaN and subnormals differ
   check_stream(case.model(), checked(case))
 
 
-def sized(batch: int, length: int) -> Case:
+def sized(batch, length):
   """A window of open lengths."""
   return Case(f"sized {batch} {length}", "float16", (batch, length, 24), (0, 2, 1), (0, 1, 0), (TO, TO, TO))
 
@@ -88,7 +88,7 @@ def sized(batch: int, length: int) -> Case:
 OPEN = sized(0, 0).model(("n", "m", 24))
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   session = make(OPEN)
   for batch, length in ((1, 5), (2, 1000), (0, 7), (3, 1), (64, 197), (1, 5)):
     case = sized(batch, length)
@@ -96,15 +96,15 @@ def test_shapes_may_change_from_run_to_run() -> None:
     check(case, y)
 
 
-def captured() -> tuple[bytes, Trial, Trial]:
+def captured():
   return OPEN, checked(sized(2, 30)), checked(sized(2, 500))
 
 
-def test_new_shapes_under_capture_are_refused() -> None:
+def test_new_shapes_under_capture_are_refused():
   check_capture(captured, "moved")
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   check_threads(OPEN, lambda number: checked(sized(4, 112) if number % 2 else sized(3 + number, 50 + number)))
 
 
@@ -116,7 +116,7 @@ def test_many_threads_run_one_session() -> None:
     ((65537, 3, 32769), (2, 0, 1)),
   ],
 )
-def test_more_than_two_to_the_31_elements(shape: tuple[int, ...], perm: tuple[int, ...]) -> None:
+def test_more_than_two_to_the_31_elements(shape, perm):
   need_memory(26)
   x = cupy.empty(shape, np.uint8)
   flat = x.reshape(-1)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conv_transpose_cases import Case, check
+from conv_transpose_cases import check
 
 import ortplugin
 from gpu.device import at_offset, host, make, run_bound
@@ -15,7 +15,7 @@ cupy = pytest.importorskip("cupy")
 MAXIMA = "(T c) => (T r, T a, T i, T l) { r = Relu(c) a = Max(c, 0.5) i = Min(0.5, c) l = Clip(c, -1, 1) }"
 
 
-def check_infinite_pixels(case: Case) -> None:
+def check_infinite_pixels(case):
   """Infinities and NaN in X reach exactly those results that depend on them. The case's weights are an input."""
   arrays = case.inputs()
   for place, value in ((7, np.inf), (arrays[0].size // 2, -np.inf), (arrays[0].size - 2, np.nan)):
@@ -30,7 +30,7 @@ def check_infinite_pixels(case: Case) -> None:
   np.testing.assert_allclose(found[finite].astype(np.float64), wanted[finite].astype(np.float64), rtol=2e-2, atol=2e-2)
 
 
-def check_transposed_maxima_of_nan(case: Case) -> None:
+def check_transposed_maxima_of_nan(case):
   """With a NaN in X all results are NaN exactly where the reference's are. The case's weights are an input."""
   arrays = case.inputs()
   arrays[0].reshape(-1)[7] = np.nan
@@ -41,7 +41,7 @@ def check_transposed_maxima_of_nan(case: Case) -> None:
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
 
 
-def check_anywhere(case: Case, *, split: bool = False) -> None:
+def check_anywhere(case, *, split=False):
   """Tensors may begin at any element. The case's weights are an input; `split`: see conv_transpose_cases.check."""
   session, arrays = make(case.model()), case.inputs()
   wanted = OPERATOR.reference(case.node(), arrays)

@@ -62,8 +62,8 @@ int main(int argc, char** argv) {
          << config.read << " write " << config.write << " axes " << config.axes << " wide " << config.wide
          << " threads " << config.threads << " blocks " << config.blocks << " shared " << config.shared_bytes;
     CHECK_WITH(config.is_tiled == each.is_tiled && config.unit == each.unit && config.read == each.read &&
-                   config.write == each.write && config.axes == each.axes && config.wide == each.wide,
-               text.str());
+            config.write == each.write && config.axes == each.axes && config.wide == each.wide,
+        text.str());
     if (!test::IsTaken(architecture, each.name)) continue;
     test::Compiled compiled(TransposeSource(config), architecture);
     compiled.Check(text.str());

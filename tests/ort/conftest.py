@@ -1,10 +1,8 @@
 """All tests of this folder need the library."""
 
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def needs_library(library: Path) -> None:
+def needs_library(library):
   """Fails without it."""

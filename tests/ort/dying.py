@@ -5,12 +5,10 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 import onnx
 
-from ortplugin.check.judge import Judge, Question, Side, Step
-from ortplugin.check.replays import Replayed
+from ortplugin.check.judge import Judge, Step
 from ortplugin.errors import UsageError
 from ortplugin.report import GRAPH
 
@@ -18,7 +16,7 @@ from ortplugin.report import GRAPH
 class Dying(Judge):
   """What a node is named decides: its name is the fault of the model, when its session is made or run."""
 
-  def _make(self, side: Side, provider: str, tf32: bool = False, **options: str) -> Any:
+  def _make(self, side, provider, tf32=False, **options):
     names = {node.name for node in onnx.load(side.path).graph.node}
     if "segmentation" in names:
       ctypes.string_at(0)
@@ -41,7 +39,7 @@ class Dying(Judge):
 
 
 class DyingInTiming(Judge):
-  def _time(self, *arguments: Any) -> Any:
+  def _time(self, *arguments):
     self._tell(Step("timing on CPU", is_timing=True))
     os.abort()
 
@@ -49,14 +47,14 @@ class DyingInTiming(Judge):
 class DyingInGraphs(Judge):
   """A GPU that is not there: replays of the original kill the process, those of the optimized model are refused."""
 
-  def verify(self, provider: str, side: Side, timed: bool) -> Any:
+  def verify(self, provider, side, timed):
     result = super().verify(provider, side, timed)
     return self._verify_graphs(result, side)
 
-  def _reference(self, provider: str) -> Any:
+  def _reference(self, provider):
     return super()._reference("CPUExecutionProvider")
 
-  def _replay(self, side: Side, tf32: bool = False) -> tuple[list[Replayed], str]:
+  def _replay(self, side, tf32=False):
     if side == self._question.original:
       self._tell(Step("replaying the original in a CUDA graph", of_original=True, mode=GRAPH))
       os.abort()
@@ -66,13 +64,13 @@ class DyingInGraphs(Judge):
 class Lost(Judge):
   """After a comparison that failed its process is useless."""
 
-  def _check_gpu(self, provider: str) -> None:
+  def _check_gpu(self, provider):
     self.is_lost = True
 
-  def number(self) -> int:
+  def number(self):
     return os.getpid()
 
 
 class Refused:
-  def __init__(self, question: Question, tell: Any) -> None:
+  def __init__(self, question, tell):
     raise UsageError("this is not for you")

@@ -14,7 +14,7 @@ import gc
 import json
 import resource
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations, cycle
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from node_cases import Array, model_with
+from node_cases import model_with
 from onnx import helper
 from onnx_models import built
 from threads import in_threads
@@ -92,7 +92,7 @@ CASES = {
 
 
 @cache
-def cases() -> list[Any]:
+def cases():
   """The cases, of every operator."""
   found = []
   for module, names in CASES.items():
@@ -102,13 +102,13 @@ def cases() -> list[Any]:
 
 
 @cache
-def model() -> bytes:
+def model():
   """One model of all the cases, side by side."""
   models = (onnx.ModelProto.FromString(case.model()) for case in cases())
   return _beside(onnx.compose.add_prefix(each, f"{number}/") for number, each in enumerate(models))
 
 
-def _beside(models: Iterable[onnx.ModelProto]) -> bytes:
+def _beside(models):
   """A model of the nodes of all, whose names differ."""
   whole, *others = models
   for one in others:
@@ -117,7 +117,7 @@ def _beside(models: Iterable[onnx.ModelProto]) -> bytes:
   return whole.SerializeToString()
 
 
-def feeds(thread: int = 0) -> dict[str, Array]:
+def feeds(thread=0):
   """What a run is given. `thread`: a number of a thread, which has floats of its own."""
   rng = np.random.default_rng(thread)
   given = {}
@@ -128,11 +128,11 @@ def feeds(thread: int = 0) -> dict[str, Array]:
   return given
 
 
-def make(made: bytes, threads: int = 1) -> onnxruntime.InferenceSession:
+def make(made, threads=1):
   return onnxruntime.InferenceSession(made, options(threads), providers=CPU_ONLY)
 
 
-def bits(session: onnxruntime.InferenceSession, given: Mapping[str, Array]) -> list[bytes]:
+def bits(session, given):
   """The outputs' bytes."""
   return [output.tobytes() for output in session.run(None, dict(given))]
 
@@ -140,7 +140,7 @@ def bits(session: onnxruntime.InferenceSession, given: Mapping[str, Array]) -> l
 # ---- what is to be refused
 
 
-def failing() -> tuple[bytes, list[dict[str, Array]]]:
+def failing():
   """A model, and feeds that its operators refuse: an index that lies outside, shapes that do not fit."""
   text = "(float c, float b) => (float y) { y = Add(c, b) }"
   nodes = [
@@ -151,14 +151,14 @@ def failing() -> tuple[bytes, list[dict[str, Array]]]:
   inputs = "float[?,?,?,?] x, float[?,?,?,?] u, float[?,?,?,?] w, float[?,?,?] b, int64[?,?] i"
   made = built(nodes, inputs, "float[] z", 18, 9, domains=[DOMAIN])
 
-  def given(index: int, channels: int, bias: int) -> dict[str, Array]:
+  def given(index, channels, bias):
     x, w = np.ones((2, 3, 5, 5), "float32"), np.ones((4, channels, 3, 3), "float32")
     return {"x": x, "u": x[:1], "w": w, "b": np.ones((bias, 1, 1), "float32"), "i": np.array([[index]])}
 
   return made.SerializeToString(), [given(2, 3, 4), given(0, 2, 4), given(0, 3, 5)]
 
 
-def refused_models() -> list[bytes]:
+def refused_models():
   """Models whose sessions can't be made for one node behind all the others: its program, dtype or attribute."""
   texts = ("", "(float x) => (float y) { y = Relu(z) }", "(int32 x) => (int32 y) { y = Exp(x) }")
   nodes = [
@@ -192,7 +192,7 @@ class _Counts(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 
 
-def memory() -> tuple[int, int]:
+def memory():
   """(resident, allocated): the pages that the process holds, and what of its heap is in use, in bytes.
 
   The second counts each allocation of C++, and of Python with PYTHONMALLOC=malloc. Pages come and go by many at a
@@ -207,7 +207,7 @@ def memory() -> tuple[int, int]:
 PARTS = 10
 
 
-def growth(work: Callable[[], object], times: int, leak: int) -> dict[str, float]:
+def growth(work, times, leak):
   """What the process holds more after the work was done so many times, behind a quarter as many to warm up.
 
   `allocated`: in bytes a time, the median slope between any two of PARTS + 1 marks (Theil and Sen's estimator). A
@@ -217,7 +217,7 @@ def growth(work: Callable[[], object], times: int, leak: int) -> dict[str, float
   _libc.mallinfo2.restype = _Counts
   _libc.malloc.restype = ctypes.c_void_p
 
-  def repeat(count: int) -> tuple[int, int]:
+  def repeat(count):
     for _ in range(count):
       work()
       if leak:
@@ -230,7 +230,7 @@ def growth(work: Callable[[], object], times: int, leak: int) -> dict[str, float
   return {"resident": int(marks[-1, 0] - marks[0, 0]), "allocated": float(np.median(slopes))}
 
 
-def raises(work: Callable[[], object]) -> None:
+def raises(work):
   try:
     work()
   except Exception:  # ONNX Runtime's own classes have no common base
@@ -241,51 +241,51 @@ def raises(work: Callable[[], object]) -> None:
 # ---- modes
 
 
-def runs(times: int, leak: int = 0) -> dict[str, Any]:
+def runs(times, leak=0):
   session, given = make(model()), feeds()
   wanted, different = bits(session, given), 0
 
-  def work() -> None:
+  def work():
     nonlocal different
     different += bits(session, given) != wanted
 
   return {**growth(work, times, leak), "different": different}
 
 
-def failed(times: int, leak: int = 0) -> dict[str, Any]:
+def failed(times, leak=0):
   made, refused = failing()
   session = make(made)
 
-  def work() -> None:
+  def work():
     for given in refused:
       raises(lambda: session.run(None, given))  # noqa: B023, which is called at once
 
   return growth(work, times, leak)
 
 
-def sessions(times: int, leak: int = 0) -> dict[str, Any]:
+def sessions(times, leak=0):
   given, wanted = feeds(), bits(make(model()), feeds())
   different = 0
 
-  def work() -> None:
+  def work():
     nonlocal different
     different += bits(make(model()), given) != wanted
 
   return {**growth(work, times, leak), "different": different}
 
 
-def refused(times: int, leak: int = 0) -> dict[str, Any]:
+def refused(times, leak=0):
   made = cycle(refused_models())
   return growth(lambda: raises(lambda: make(next(made))), times, leak)
 
 
-def threads(count: int, times: int) -> dict[str, Any]:
+def threads(count, times):
   given = [feeds(number) for number in range(count)]
   alone, shared = make(model()), make(model(), 2)
   wanted = [bits(alone, each) for each in given]
   different = [0] * count
 
-  def work(number: int) -> None:
+  def work(number):
     for _ in range(times):
       different[number] += bits(shared, given[number]) != wanted[number]
 

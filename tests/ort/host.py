@@ -1,14 +1,11 @@
 """Sessions on the CPU provider, for the tests of every operator."""
 
-from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from node_cases import OPSET, UNIT_ROUNDOFF, Array, ProgramCase, bits
+from node_cases import OPSET, UNIT_ROUNDOFF, bits
 
 import ortplugin
 from ortplugin.check.verify import Verifier
@@ -17,7 +14,7 @@ from ortplugin.session import element_type
 CPU_ONLY = ["CPUExecutionProvider"]
 
 
-def options(threads: int = 0) -> onnxruntime.SessionOptions:
+def options(threads=0):
   """Registered, and quiet where an error is wanted. `threads`: 0 is as many as there are cores."""
   made = onnxruntime.SessionOptions()
   made.log_severity_level = 4
@@ -26,20 +23,20 @@ def options(threads: int = 0) -> onnxruntime.SessionOptions:
   return made
 
 
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
+def make(model, threads=0):
   return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
 
 
-def plain(model: bytes) -> onnxruntime.InferenceSession:
+def plain(model):
   """Without the library."""
   return onnxruntime.InferenceSession(model, providers=CPU_ONLY)
 
 
-def run(session: Any, case: Any) -> list[Array]:
+def run(session, case):
   return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
-def run_decomposed(case: ProgramCase) -> tuple[list[Array], float]:
+def run_decomposed(case):
   """The outputs of a case's decomposition without the library, and the unit roundoff of its coarsest dtype."""
   model = case.model_of(case.text, case.shapes, case.operator.decompose(case.node(), OPSET))
   dtypes = set(case.program.dtypes.values())
@@ -47,7 +44,7 @@ def run_decomposed(case: ProgramCase) -> tuple[list[Array], float]:
   return run(plain(model), case), unit
 
 
-def assert_refused(wrong: Any, operator: str) -> None:
+def assert_refused(wrong, operator):
   """`wrong`: has a `model`, the shapes to run it on (`fed`; None: the session is not made), and the message's words.
 
   The message names the node, whose name is "culprit", and its operator.
@@ -66,12 +63,12 @@ def assert_refused(wrong: Any, operator: str) -> None:
   assert operator in message
 
 
-def assert_same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> None:
+def assert_same_bits(got, wanted):
   for each, other in zip(got, wanted, strict=True):
     assert (bits(each) == bits(other)).all()
 
 
-def assert_inferred(output: Any, wanted: Sequence[int | str | None], dtype: str) -> None:
+def assert_inferred(output, wanted, dtype):
   """A session's output has the dtype and shape; None in it is a dimension that nothing names, which gets a new name."""
   assert len(output.shape) == len(wanted)
   for found, size in zip(output.shape, wanted, strict=True):
@@ -79,7 +76,7 @@ def assert_inferred(output: Any, wanted: Sequence[int | str | None], dtype: str)
   assert element_type(output.type) == element_type(f"tensor({dtype})")
 
 
-def on_any_threads(case: Any) -> list[Array]:
+def on_any_threads(case):
   """The outputs, which have the same bits however many threads work on a run."""
   first, *others = (run(make(case.model(), threads), case) for threads in (1, 2, 5))
   for other in others:
@@ -87,12 +84,12 @@ def on_any_threads(case: Any) -> list[Array]:
   return first
 
 
-def assert_threads_change_nothing(case: Any, threads: int) -> None:
+def assert_threads_change_nothing(case, threads):
   """However many threads work on one run, it gives the same bits."""
   assert_same_bits(run(make(case.model(), threads), case), run(make(case.model()), case))
 
 
-def assert_runs_repeat(session: Any, case: Any, check: Callable[[Any, list[Array]], None], times: int = 10) -> None:
+def assert_runs_repeat(session, case, check, times=10):
   """The right outputs, and the same bits in each of so many more runs."""
   first = run(session, case)
   check(case, first)
@@ -100,7 +97,7 @@ def assert_runs_repeat(session: Any, case: Any, check: Callable[[Any, list[Array
     assert_same_bits(run(session, case), first)
 
 
-def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+def verify(original, optimized):
   """Equal outputs on the CPU provider, without timing."""
   with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
     (result,) = verifier.verify(optimized)
@@ -108,7 +105,7 @@ def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
   assert result.passed, result
 
 
-def assert_runs_or_names_the_node(model: bytes, feeds: dict[str, Array]) -> None:
+def assert_runs_or_names_the_node(model, feeds):
   """A session runs it, or ONNX Runtime's message names the node, whose name is "culprit"."""
   message = "culprit"
   try:

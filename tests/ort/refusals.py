@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +42,13 @@ for line in sys.stdin:
 
 
 def culprit(
-  operator: str,
-  shapes: Sequence[Any],
-  attributes: Mapping[str, Any],
-  dtypes: Sequence[int] = (),
-  outputs: Sequence[str] = ("y",),
-  inputs: Sequence[str] | None = None,
-) -> bytes:
+  operator,
+  shapes,
+  attributes,
+  dtypes=(),
+  outputs=("y",),
+  inputs=None,
+):
   """A model of one node named "culprit".
 
   Its inputs p0, p1, ... are the node's unless other ones are given, and float unless dtypes are. An attribute that is
@@ -77,23 +77,21 @@ class Wrong:
   fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
   inputs: tuple[str, ...] | None = None  # of the node; p0, p1, ... where left out
 
-  def model(self) -> bytes:
+  def model(self):
     attributes = {"program": self.text, **self.attributes}
     return culprit(self.operator, self.shapes, attributes, self.dtypes, self.outputs, self.inputs)
 
 
-def wrong_programs(
-  operator: str, usual: str | None = None, usual_shapes: Sequence[Any] = ((2, 3),)
-) -> Callable[..., Wrong]:
+def wrong_programs(operator, usual=None, usual_shapes=((2, 3),)):
   """Makes a Wrong of this operator from its words, program and shapes, where other ones than usual are wrong."""
 
-  def wrong(words: str, text: Any = usual, shapes: Any = usual_shapes, dtypes: Any = (), **more: Any) -> Wrong:
+  def wrong(words, text=usual, shapes=usual_shapes, dtypes=(), **more):
     return Wrong(operator, words, text=text, shapes=shapes, dtypes=dtypes, **more)
 
   return wrong
 
 
-def wrong_epilogues(wrong: Callable[..., Wrong]) -> dict[str, Wrong]:
+def wrong_epilogues(wrong):
   """What every product of two floats refuses of the program that follows it. `wrong`: a Wrong with three inputs."""
   half, single = TensorProto.FLOAT16, TensorProto.FLOAT
   norm = "(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
@@ -114,7 +112,7 @@ def wrong_epilogues(wrong: Callable[..., Wrong]) -> dict[str, Wrong]:
   }
 
 
-def with_attributes(model: bytes, changes: Mapping[str, Any]) -> bytes:
+def with_attributes(model, changes):
   """The model, in whose only node attributes have other values; None leaves one out."""
   made = onnx.load_model_from_string(model)
   (node,) = made.graph.node
@@ -125,9 +123,9 @@ def with_attributes(model: bytes, changes: Mapping[str, Any]) -> bytes:
   return made.SerializeToString()
 
 
-def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dict[str, tuple[str, str]]:
+def refusals_of(wrong):
   """(stage, message) of each model by name; it runs on the feeds, unless they are None."""
-  found: dict[str, tuple[str, str]] = {}
+  found = {}
   while left := [name for name in wrong if name not in found]:
     lines = [json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left]
     done = python(TRY_EACH, "\n".join(lines))
@@ -138,7 +136,7 @@ def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dic
   return found
 
 
-def assert_refused_in_time(refusal: tuple[str, str], *, at_load: bool, words: str, operator: str) -> None:
+def assert_refused_in_time(refusal, *, at_load, words, operator):
   """The message names the node, whose name is "culprit", and its operator, and has the words."""
   stage, message = refusal
   assert stage != "began", "the process ended"
@@ -149,7 +147,7 @@ def assert_refused_in_time(refusal: tuple[str, str], *, at_load: bool, words: st
   assert operator in message
 
 
-def python(code: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def python(code, stdin="", env=None):
   """Runs Python code in a process of its own that imports what this one does."""
   start = f"import sys; sys.path[:] = {sys.path!r}\n"
   return subprocess.run(

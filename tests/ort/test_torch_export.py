@@ -2,8 +2,6 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -19,7 +17,7 @@ pytest.importorskip("onnxscript")
 functional = torch.nn.functional
 
 
-def check(function: Callable[..., Any], args: Sequence[Any], expected: Counter[str], tolerance: float = 1e-4) -> Any:
+def check(function, args, expected, tolerance=1e-4):
   """Exports, counts our operators, compares with PyTorch before and after the optimizer."""
   wanted = function(*[each.detach().requires_grad_(each.is_floating_point()) for each in args])
   model = torch_export.export(function, args)

@@ -1,11 +1,8 @@
 """FusedTranspose in ONNX Runtime on the CPU: its reference, what its decomposition gives, shapes, threads, refusals."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from node_cases import OPSET, Array, bits, model_with
+from node_cases import OPSET, bits, model_with
 from onnx import helper
 from onnx_models import parsed
 from threads import in_threads
@@ -19,13 +16,13 @@ from ortplugin.optimizer import select_passes
 from ortplugin.optimizer.loop import run_passes
 
 
-def run(session: Any, case: Case) -> Array:
+def run(session, case):
   (y,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
   return y
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -34,20 +31,20 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 60, 12))
-def test_random_orders_and_windows(library: Path, first: int) -> None:
+def test_random_orders_and_windows(library, first):
   for seed in range(first, first + 12):
     case = random_case(seed)
     check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
-def test_the_decomposition_gives_the_same(library: Path, name: str) -> None:
+def test_the_decomposition_gives_the_same(library, name):
   case = by_name[name]
   model = model_with(decompose(case.node(), OPSET), [("x", case.dtype, case.shape)], [("y", case.dtype)])
   check(case, run(plain(model), case))
 
 
-def test_attention_as_exporters_write_it(library: Path, rng: np.random.Generator) -> None:
+def test_attention_as_exporters_write_it(library, rng):
   """Of coat: Q, K and V, and V without its class token; the same outputs with and without the pass."""
   graph = """g (float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
     <int64[5] heads = {0, 50, 3, 4, 8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
@@ -66,7 +63,7 @@ def test_attention_as_exporters_write_it(library: Path, rng: np.random.Generator
     np.testing.assert_array_equal(got, each)
 
 
-def test_unknown_lengths(library: Path) -> None:
+def test_unknown_lengths(library):
   """Of an axis that is copied whole the name stays; the window follows the lengths of each run."""
   case = Case("open", "float", (), (2, 0, 1), (0, 1, -3), (TO, TO, TO))
   session = make(case.model(("n", "m", "k")))
@@ -76,7 +73,7 @@ def test_unknown_lengths(library: Path) -> None:
     check(each, run(session, each))
 
 
-def test_large_tensors_on_many_threads(library: Path) -> None:
+def test_large_tensors_on_many_threads(library):
   cases = [Case(f"large {perm}", "float16", (4, 300, 7, 96), perm) for perm in ((0, 2, 1, 3), (0, 3, 1, 2))]
   for case in cases:
     one = run(make(case.model(), 1), case)
@@ -84,7 +81,7 @@ def test_large_tensors_on_many_threads(library: Path) -> None:
     session = make(case.model(), 4)
     wanted = bits(one)
 
-    def again(number: int, case: Case = case, session: Any = session, wanted: Array = wanted) -> None:
+    def again(number, case=case, session=session, wanted=wanted):
       assert (bits(run(session, case)) == wanted).all()
 
     in_threads(4, again)
@@ -101,10 +98,10 @@ def test_large_tensors_on_many_threads(library: Path) -> None:
     ({"perm": list(range(17))}, (1,) * 17, "'perm' has 17 numbers; there must be 1 to 16"),
   ],
 )
-def test_what_is_refused(library: Path, attributes: dict[str, Any], shape: tuple[int, ...], words: str) -> None:
+def test_what_is_refused(library, attributes, shape, words):
   node = helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, **attributes)
 
-  def attempt() -> None:
+  def attempt():
     session = make(model_with([node], [("x", "float", None)], [("y", "float")]))
     session.run(None, {"x": np.zeros(shape, np.float32)})
 

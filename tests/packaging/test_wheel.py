@@ -21,13 +21,13 @@ GLIBC = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2"}
 LOADER = re.compile(r"ld-linux.*\.so\.\d")
 
 
-def readelf(library: Path, *options: str) -> str:
+def readelf(library, *options):
   environment = {**os.environ, "LC_ALL": "C"}
   command = ["readelf", "--wide", *options, str(library)]
   return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
-def symbols(library: Path) -> tuple[set[str], set[str]]:
+def symbols(library):
   """The dynamic symbols that the library has for others, and those that it asks for."""
   rows = [line.split() for line in readelf(library, "--dyn-syms").splitlines()]
   named = [(row[6], row[7].split("@")[0]) for row in rows if len(row) >= 8 and row[0].rstrip(":").isdigit()]
@@ -35,19 +35,19 @@ def symbols(library: Path) -> tuple[set[str], set[str]]:
   return given, {name for section, name in named if section == "UND"}
 
 
-def needed(library: Path) -> set[str]:
+def needed(library):
   """The other libraries that it is linked to, without the dynamic loader."""
   names = re.findall(r"\(NEEDED\).*\[(.+)\]", readelf(library, "--dynamic"))
   return {name for name in names if not LOADER.fullmatch(name)}
 
 
-def glibc_version(library: Path) -> tuple[int, ...]:
+def glibc_version(library):
   """The latest version of glibc that it asks for."""
   versions = re.findall(r"Name: GLIBC_([\d.]+)", readelf(library, "--version-info"))
   return max(tuple(int(part) for part in version.split(".")) for version in versions)
 
 
-def check(library: Path) -> None:
+def check(library):
   """What holds for the library, whoever built it."""
   given, asked = symbols(library)
   assert given == EXPORTED

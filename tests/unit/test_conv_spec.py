@@ -169,7 +169,10 @@ def test_layouts_are_each_others_inverse():
 # ---- errors
 
 
-def wrong(program: str | None = typed(BIAS_RELU, "float"), inputs=3, outputs=1, **attributes):
+RIGHT = typed(BIAS_RELU, "float")
+
+
+def wrong(program=RIGHT, inputs=3, outputs=1, **attributes):
   names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
   given = attributes if program is None else {"program": program, **attributes}
   return helper.make_node("FusedConv", *names, "stage2/conv", domain=DOMAIN, **given)

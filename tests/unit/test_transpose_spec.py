@@ -1,7 +1,5 @@
 """FusedTranspose's spec in Python: shapes, decomposition, errors."""
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -10,13 +8,13 @@ from onnx import helper
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.transpose import OPERATOR, TO_THE_END
 
 HALF = np.dtype(np.float16)
 
 
-def node(**given: Any) -> onnx.NodeProto:
+def node(**given):
   inputs = given.pop("inputs", ["x"])
   return helper.make_node("FusedTranspose", inputs, ["y"], "moved", domain=DOMAIN, **given)
 
@@ -31,11 +29,11 @@ def node(**given: Any) -> onnx.NodeProto:
     (None, {}, None),
   ],
 )
-def test_shapes(x: Shape | None, window: dict[str, Any], wanted: Shape | None) -> None:
+def test_shapes(x, window, wanted):
   assert OPERATOR.infer_shapes(node(perm=[2, 0, 1], **window), [TensorType(HALF, x)]) == [TensorType(HALF, wanted)]
 
 
-def test_the_decomposition_cuts_only_what_is_cut() -> None:
+def test_the_decomposition_cuts_only_what_is_cut():
   whole = OPERATOR.decompose(node(perm=[1, 0]), 18)
   assert [each.op_type for each in whole] == ["Transpose"]
   cut = OPERATOR.decompose(node(perm=[1, 0], starts=[0, 2], ends=[TO_THE_END, 4]), 18)
@@ -55,11 +53,11 @@ def test_the_decomposition_cuts_only_what_is_cut() -> None:
     ({"perm": [1, 0], "inputs": ["x", "x"]}, "2 inputs and 1 outputs, but it has one of each"),
   ],
 )
-def test_errors(given: dict[str, Any], reason: str) -> None:
+def test_errors(given, reason):
   assert_invalid(node(**given), reason)
 
 
-def test_inputs_that_do_not_fit() -> None:
+def test_inputs_that_do_not_fit():
   with pytest.raises(ModelError, match=r"node 'moved' .*x has 3 dimensions, but perm is \[1, 0\]"):
     OPERATOR.infer_shapes(node(perm=[1, 0]), [TensorType(HALF, (2, 3, 4))])
   with pytest.raises(ModelError, match="x is object, which the operator lacks"):

@@ -31,7 +31,7 @@ TensorType InferMatMul(bool trans_b, const TensorType& a, const TensorType& b) {
   const int64_t k = has_b ? b.shape[trans_b ? 1 : 0] : kUnknown;
   if (has_a && a.shape.back() > 0 && k > 0 && a.shape.back() != k)
     Fail("A has the shape ", ToString(a.shape), " and B ", ToString(b.shape), ", which is ",
-         trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
+        trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
   TensorType result;
   if (!has_a) return result;
   result.has_shape = true;
@@ -83,7 +83,7 @@ Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   if (a.empty()) Fail("A is a scalar; it must have one dimension at least, the last of length K");
   if (b.size() != 2 || a.back() != b[trans_b ? 1 : 0])
     Fail("A has the shape ", ToString(a), " and B ", ToString(b), "; they must be [.., K] and ",
-         trans_b ? "[N, K]" : "[K, N]");
+        trans_b ? "[N, K]" : "[K, N]");
   Shape full = a;
   full.back() = b[trans_b ? 0 : 1];
   ElementCount(full);

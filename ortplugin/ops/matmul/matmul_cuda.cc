@@ -44,8 +44,8 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
     CheckInput(*node_.program, kMatMulInputs, input, type);
   }
 
-  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const MatMulPlan*,
-                  std::vector<void*>* addresses) const override {
+  bool AddOutputs(
+      Run& run, const std::vector<Shape>& shapes, const MatMulPlan*, std::vector<void*>* addresses) const override {
     const Shape full = node_.Result(shapes[0], shapes[1]);
     for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, full));
     return ElementCount(full) > 0;
@@ -69,14 +69,14 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
       std::vector<Shape> parameters{problem.full};
       parameters.insert(parameters.end(), shapes.begin() + kMatMulInputs, shapes.end());
       plan->program = PlanPointwise(*node_.program, FitPointwise(*node_.program, parameters), device(),
-                                    copied.size() < unaligned.size() ? 1 : kMostVector);
+          copied.size() < unaligned.size() ? 1 : kMostVector);
     }
     plan->scratch_bytes = plan->value_bytes + plan->product->scratch_bytes;
     return plan;
   }
 
-  void Launch(const MatMulPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses,
-              char* scratch) const override {
+  void Launch(
+      const MatMulPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
     if (!plan.program) return plan.product->Run(device(), stream, addresses, scratch);
     plan.product->Run(device(), stream, {addresses[0], addresses[1], scratch}, scratch + plan.value_bytes);
     const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(input_count());

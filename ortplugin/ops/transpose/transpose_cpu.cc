@@ -63,7 +63,7 @@ void ForPlaces(Run& run, const std::vector<TransposeAxis>& axes, int64_t bytes, 
 
 template <typename T>
 void CopyTile(const char* x, char* y, const TransposeAxis& columns, const TransposeAxis& rows, int64_t column_count,
-              int64_t row_count) {
+    int64_t row_count) {
   for (int64_t column = 0; column < column_count; ++column)
     for (int64_t row = 0; row < row_count; ++row)
       std::memcpy(y + column * columns.to + row * rows.to, x + column * columns.from + row * rows.from, sizeof(T));
@@ -90,16 +90,11 @@ class CpuTranspose : public Kernel {
     shape.offset = 0;
     shape.FoldRun(16);
     switch (shape.element) {
-      case 1:
-        return Copy<uint8_t>(run, shape, from, y);
-      case 2:
-        return Copy<uint16_t>(run, shape, from, y);
-      case 4:
-        return Copy<uint32_t>(run, shape, from, y);
-      case 8:
-        return Copy<uint64_t>(run, shape, from, y);
-      default:
-        return Copy<Complex>(run, shape, from, y);
+      case 1: return Copy<uint8_t>(run, shape, from, y);
+      case 2: return Copy<uint16_t>(run, shape, from, y);
+      case 4: return Copy<uint32_t>(run, shape, from, y);
+      case 8: return Copy<uint64_t>(run, shape, from, y);
+      default: return Copy<Complex>(run, shape, from, y);
     }
   }
 
@@ -112,9 +107,8 @@ class CpuTranspose : public Kernel {
     axes.pop_back();
     if (rows.from == shape.element) {
       const int64_t run_bytes = rows.length * shape.element;
-      ForPlaces(run, axes, run_bytes, [&](int64_t, int64_t from, int64_t to) {
-        std::memcpy(y + to, x + from, static_cast<size_t>(run_bytes));
-      });
+      ForPlaces(run, axes, run_bytes,
+          [&](int64_t, int64_t from, int64_t to) { std::memcpy(y + to, x + from, static_cast<size_t>(run_bytes)); });
       return;
     }
     const auto by_step = [](const TransposeAxis& a, const TransposeAxis& b) { return a.from < b.from; };
@@ -127,7 +121,7 @@ class CpuTranspose : public Kernel {
     ForPlaces(run, axes, kTile * kTile * shape.element, [&](int64_t number, int64_t from, int64_t to) {
       const int64_t row = number % row_tiles * kTile, column = number / row_tiles % column_tiles * kTile;
       CopyTile<T>(x + from, y + to, columns, rows, std::min(kTile, columns.length - column),
-                  std::min(kTile, rows.length - row));
+          std::min(kTile, rows.length - row));
     });
   }
 

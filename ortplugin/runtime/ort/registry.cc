@@ -24,9 +24,20 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND,   &kScatterElements,    &kUpdateSlice,    &kFusedPointwise,
-    &kFusedSumTo,     &kFusedConv,   &kFusedConvTranspose, &kConvGrad,       &kFusedPool,
-    &kFusedResize,    &kFusedMatMul, &kFusedAttention,     &kFusedTranspose,
+    &kFusedLayerNorm,
+    &kScatterND,
+    &kScatterElements,
+    &kUpdateSlice,
+    &kFusedPointwise,
+    &kFusedSumTo,
+    &kFusedConv,
+    &kFusedConvTranspose,
+    &kConvGrad,
+    &kFusedPool,
+    &kFusedResize,
+    &kFusedMatMul,
+    &kFusedAttention,
+    &kFusedTranspose,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -1,15 +1,14 @@
 """If, Loop, Scan, sequences and local functions."""
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from ..evaluate import FUNCTIONS, to_onnx
-from ..graph import BOOL, INT, Graph, UnfitError, Value
+from ..graph import BOOL, INT, UnfitError
 from .table import glue
 
 
-def chain(g: Graph, x: str, prefix: str, others: list[str], count: int) -> list[onnx.NodeProto]:
+def chain(g, x, prefix, others, count):
   """Pointwise nodes from the value x on; the last one's output is the result. `others`: values of x's shape."""
   nodes = []
   for step in range(count):
@@ -21,19 +20,19 @@ def chain(g: Graph, x: str, prefix: str, others: list[str], count: int) -> list[
   return nodes
 
 
-def body(name: str, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto],
-         constants: list[onnx.TensorProto] | None = None) -> onnx.GraphProto:  # fmt: skip
+def body(name, nodes, inputs, outputs,
+         constants=None):  # fmt: skip
   """A body."""
   return helper.make_graph(nodes, name, inputs, outputs, constants or [])
 
 
-def typed(g: Graph, name: str, x: Value, shape: list[int | None] | None = None) -> onnx.ValueInfoProto:
+def typed(g, name, x, shape=None):
   """A body's value; its shape stays open where none is given, or a rank may depend on sizes."""
   return helper.make_tensor_value_info(name, to_onnx(x.dtype), None if g.has_loose_ranks else shape)
 
 
 @glue(1)
-def if_(g: Graph) -> object:
+def if_(g):
   """An If with a constant or given condition, whose branches read what is around them."""
   x = g.pick()
   same = [v for v in g.values if v.shape == x.shape and v.dtype == x.dtype]
@@ -52,14 +51,14 @@ def if_(g: Graph) -> object:
   return g.block([node], _readable(g, captured), [made])
 
 
-def _readable(g: Graph, captured: dict[str, Value]) -> list[Value]:
+def _readable(g, captured):
   if any(each.is_float and each.dtype != g.style.main for each in captured.values()):
     raise UnfitError("bodies are in the graph's dtype")
   return list(captured.values())
 
 
 @glue(0.8)
-def loop(g: Graph) -> object:
+def loop(g):
   """A Loop that carries one value, and now and then collects another."""
   x = g.pick(where=lambda value: value.dtype == g.style.main)
   count, prefix = g.rng.randint(0, 3), g.fresh("b")
@@ -83,7 +82,7 @@ def loop(g: Graph) -> object:
 
 
 @glue(0.6)
-def scan(g: Graph) -> object:
+def scan(g):
   """A Scan over the first axis, with a running sum."""
   x = g.pick(ranks=range(1, 5), where=lambda value: 0 not in value.shape)
   if g.opset < 9:
@@ -102,7 +101,7 @@ def scan(g: Graph) -> object:
 
 
 @glue(0.5)
-def sequences(g: Graph) -> object:
+def sequences(g):
   """A sequence that is made and taken apart at once."""
   x = g.pick(ranks=range(1, 5))
   if g.opset < 11:
@@ -120,7 +119,7 @@ def sequences(g: Graph) -> object:
 
 
 @glue(1)
-def function(g: Graph) -> object:
+def function(g):
   """A call of a local function; several calls may share one."""
   x = g.pick()
   known = [each for each in g.functions if len(each.input) == 1]
@@ -140,7 +139,7 @@ def function(g: Graph) -> object:
 
 
 @glue(0.3)
-def optional(g: Graph) -> object:
+def optional(g):
   """Bools that choose: a Where by the If's condition."""
   x = g.pick()
   flag = g.input(np.asarray(g.chance(0.5), BOOL))

@@ -1,7 +1,7 @@
 """Blocks of convolutional networks, as exporters write them."""
 
 from ..evaluate import to_onnx
-from ..graph import INT, Graph, UnfitError, Value
+from ..graph import INT, UnfitError
 from .networks import batch_norm, convolve, image, picked, pooled, reduce, resized, transposed
 from .pointwise import two
 from .table import motif
@@ -9,7 +9,7 @@ from .table import motif
 ACTIVATIONS = ["Relu", "Relu", "Sigmoid", "Tanh", "HardSwish", "Clip", "LeakyRelu", "swish"]
 
 
-def activate(g: Graph, x: Value) -> Value:
+def activate(g, x):
   """One of the usual activations."""
   kind = g.choice(ACTIVATIONS)
   if kind == "swish":
@@ -21,14 +21,14 @@ def activate(g: Graph, x: Value) -> Value:
   return g.op(kind, x)
 
 
-def same_conv(g: Graph, x: Value, filters: int, kernel: int = 3, group: int = 1, bias: bool | None = None) -> Value:
+def same_conv(g, x, filters, kernel=3, group=1, bias=None):
   """A Conv that keeps the places."""
   count = x.rank - 2
   attributes = {"kernel_shape": [kernel] * count, "pads": [kernel // 2] * (2 * count)}
   return convolve(g, x, filters, bias, **attributes, **({"group": group} if group > 1 else {}))
 
 
-def padded(g: Graph, x: Value) -> Value:
+def padded(g, x):
   """A Pad of the places with zeros, the same on both sides or not."""
   count = x.rank - 2
   pads = [g.choice([0, 1, 2]) for _ in range(2 * count)] if g.chance(0.5) else [1] * (2 * count)
@@ -39,7 +39,7 @@ def padded(g: Graph, x: Value) -> Value:
 
 
 @motif(4)
-def conv_block(g: Graph) -> object:
+def conv_block(g):
   """Pad, Conv, BatchNormalization, activation; some of them left out."""
   x = image(g)
   if g.chance(0.2):
@@ -57,7 +57,7 @@ def conv_block(g: Graph) -> object:
 
 
 @motif(3)
-def residual(g: Graph) -> object:
+def residual(g):
   """y = activation(f(x) + x), the sum's sides in either order, a projection where channels differ."""
   x = image(g)
   filters = x.shape[1] if g.chance(0.6) else g.choice([2, 4, 8])
@@ -72,7 +72,7 @@ def residual(g: Graph) -> object:
 
 
 @motif(2.5)
-def squeeze_excite(g: Graph) -> object:
+def squeeze_excite(g):
   """x * sigmoid(conv(relu(conv(pool(x))))), by convolutions or linear layers."""
   x = image(g)
   count, channels, narrow = x.rank - 2, x.shape[1], g.choice([1, 2, 4])
@@ -94,7 +94,7 @@ def squeeze_excite(g: Graph) -> object:
 
 
 @motif(1.5)
-def inverted_bottleneck(g: Graph) -> object:
+def inverted_bottleneck(g):
   """1x1, depthwise, 1x1, residual."""
   x = image(g)
   channels = x.shape[1]
@@ -105,7 +105,7 @@ def inverted_bottleneck(g: Graph) -> object:
 
 
 @motif(1.5)
-def shuffle(g: Graph) -> object:
+def shuffle(g):
   """A channel shuffle, with what a ShuffleNet has around it."""
   x = image(g, (4, 4, 3))
   channels = x.shape[1]
@@ -116,7 +116,7 @@ def shuffle(g: Graph) -> object:
 
 
 @motif(2)
-def branches(g: Graph) -> object:
+def branches(g):
   """Several convolutions and pools of one image, concatenated."""
   x = image(g)
   parts = [same_conv(g, x, g.choice([1, 2, 4]), g.choice([1, 3])) for _ in range(g.choice([1, 2, 2]))]
@@ -131,7 +131,7 @@ def branches(g: Graph) -> object:
 
 
 @motif(1.5)
-def up(g: Graph) -> object:
+def up(g):
   """The end of a U-Net: enlarged, with what was there before."""
   x = image(g)
   small = pooled(g, x)
@@ -142,7 +142,7 @@ def up(g: Graph) -> object:
 
 
 @motif(1)
-def classifier(g: Graph) -> object:
+def classifier(g):
   """A pool, a view, a linear layer or two."""
   x = image(g)
   pool = g.op(g.choice(["GlobalAveragePool", "GlobalMaxPool"]), x)
@@ -161,7 +161,7 @@ def classifier(g: Graph) -> object:
 
 
 @motif(1)
-def heads(g: Graph) -> object:
+def heads(g):
   """A detector's head: boxes with the coordinates last, as a sequence."""
   x = image(g, (4,))
   anchors = g.choice([1, 2, 3])
@@ -171,7 +171,7 @@ def heads(g: Graph) -> object:
 
 
 @motif(0.7)
-def vector_image(g: Graph) -> object:
+def vector_image(g):
   """A generator's beginning: a vector becomes an image by a transposed convolution."""
   x = picked(g, 2)
   count = g.choice([1, 2, 2, 3])
@@ -181,7 +181,7 @@ def vector_image(g: Graph) -> object:
 
 
 @motif(0.7)
-def halves_between(g: Graph) -> object:
+def halves_between(g):
   """A pool between Casts, in the wider dtype."""
   x = image(g)
   if g.style.dtype == "fp64":
@@ -192,7 +192,7 @@ def halves_between(g: Graph) -> object:
 
 
 @motif(0.7)
-def scaled_images(g: Graph) -> object:
+def scaled_images(g):
   """What is known of a Resize whose sizes come from another value's shape."""
   x = image(g, (4,))
   small = g.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])

@@ -1,11 +1,9 @@
 """Convolutions, pools, norms, products and what else networks are made of, one operator at a time."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..evaluate import CONTRIB
-from ..graph import Graph, UnfitError, Value
+from ..graph import UnfitError
 from .table import glue
 from .views import axis_of
 
@@ -15,7 +13,7 @@ _REDUCTIONS = """
 REDUCTIONS = _REDUCTIONS.split()
 
 
-def image(g: Graph, ranks: Sequence[int] = (4, 4, 4, 3, 5)) -> Value:
+def image(g, ranks=(4, 4, 4, 3, 5)):
   """A value with batch, channels and places; a new input where there is none."""
   rank = g.choice(ranks)
   if g.chance(0.88):
@@ -26,7 +24,7 @@ def image(g: Graph, ranks: Sequence[int] = (4, 4, 4, 3, 5)) -> Value:
   return new_image(g, rank)
 
 
-def new_image(g: Graph, rank: int) -> Value:
+def new_image(g, rank):
   """A new input with batch, channels and places."""
   sizes = [g.rng.randint(1, 8 if rank == 4 else 6) for _ in range(rank - 2)]
   if g.chance(0.2):
@@ -35,7 +33,7 @@ def new_image(g: Graph, rank: int) -> Value:
   return g.input(g.numbers([g.choice([1, 2, 2, 3]), channels, *sizes]))
 
 
-def window(g: Graph, x: Value, largest: int = 3) -> dict[str, object]:
+def window(g, x, largest=3):
   """Attributes of a convolution or pool that fit the places."""
   count = x.rank - 2
   kernel = [g.choice([1, 1, 2, largest, largest]) for _ in range(count)]
@@ -43,7 +41,7 @@ def window(g: Graph, x: Value, largest: int = 3) -> dict[str, object]:
     kernel = [kernel[0]] * count
   strides = [g.choice([1, 1, 1, 2, 3])] * count if g.chance(0.8) else [g.choice([1, 2]) for _ in range(count)]
   dilations = [g.choice([1, 1, 1, 1, 2])] * count
-  result: dict[str, object] = {"kernel_shape": kernel}
+  result = {"kernel_shape": kernel}
   if g.chance(0.12):
     result["auto_pad"] = g.choice(["SAME_UPPER", "SAME_LOWER", "VALID"])
     dilations = [1] * count
@@ -58,7 +56,7 @@ def window(g: Graph, x: Value, largest: int = 3) -> dict[str, object]:
   return result
 
 
-def convolve(g: Graph, x: Value, filters: int | None = None, bias: bool | None = None, **given: object) -> Value:
+def convolve(g, x, filters=None, bias=None, **given):
   """A Conv; `given`: attributes, else random ones."""
   attributes = dict(given or window(g, x))
   channels = x.shape[1]
@@ -75,7 +73,7 @@ def convolve(g: Graph, x: Value, filters: int | None = None, bias: bool | None =
   return g.op("Conv", x, w, g.weights(filters) if has_bias else None, **attributes)
 
 
-def transposed(g: Graph, x: Value, **given: object) -> Value:
+def transposed(g, x, **given):
   """A ConvTranspose."""
   attributes = dict(given or window(g, x))
   channels, count = x.shape[1], x.rank - 2
@@ -91,16 +89,16 @@ def transposed(g: Graph, x: Value, **given: object) -> Value:
 
 
 @glue(2)
-def conv(g: Graph) -> object:
+def conv(g):
   return convolve(g, image(g))
 
 
 @glue(1)
-def conv_transpose(g: Graph) -> object:
+def conv_transpose(g):
   return transposed(g, image(g))
 
 
-def pooled(g: Graph, x: Value) -> Value:
+def pooled(g, x):
   """A pool of some kind."""
   kind = g.choice(["MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool", "GlobalAveragePool",
                    "GlobalMaxPool", "GlobalLpPool"])  # fmt: skip
@@ -119,11 +117,11 @@ def pooled(g: Graph, x: Value) -> Value:
 
 
 @glue(2)
-def pool(g: Graph) -> object:
+def pool(g):
   return pooled(g, image(g))
 
 
-def batch_norm(g: Graph, x: Value) -> Value:
+def batch_norm(g, x):
   """A BatchNormalization with constants."""
   channels = x.shape[1]
   scale, bias, mean = (g.weights(channels) for _ in range(3))
@@ -133,7 +131,7 @@ def batch_norm(g: Graph, x: Value) -> Value:
 
 
 @glue(1.5)
-def norms(g: Graph) -> object:
+def norms(g):
   kind = g.choice(["batch", "instance", "group", "torch's group", "lrn", "lp", "mean variance", "batch"])
   x = image(g)
   channels = x.shape[1]
@@ -161,7 +159,7 @@ def norms(g: Graph) -> object:
 
 
 @glue(2)
-def layer_norm(g: Graph) -> object:
+def layer_norm(g):
   x = g.pick(ranks=range(1, 6), where=lambda value: 0 not in value.shape)
   axis = axis_of(g, x)
   shape = x.shape[axis % x.rank :]
@@ -186,7 +184,7 @@ def layer_norm(g: Graph) -> object:
 
 
 @glue(1.5)
-def softmax(g: Graph) -> object:
+def softmax(g):
   x = g.pick(ranks=range(1, 6))
   op, axis = g.choice(["Softmax", "Softmax", "LogSoftmax", "Hardmax"]), g.choice([None, axis_of(g, x)])
   if axis is None and x.rank == 1 and g.opset < 13:
@@ -194,7 +192,7 @@ def softmax(g: Graph) -> object:
   return g.op(op, x, axis=axis)
 
 
-def reduce(g: Graph, op: str, x: Value, axes: Sequence[int] | None, keepdims: int | None = None) -> Value:
+def reduce(g, op, x, axes, keepdims=None):
   """A reduction in the form of the opset."""
   if g.opset >= (13 if op == "ReduceSum" else 18):
     return g.op(op, x, None if axes is None else g.ints(axes), keepdims=keepdims)
@@ -202,9 +200,9 @@ def reduce(g: Graph, op: str, x: Value, axes: Sequence[int] | None, keepdims: in
 
 
 @glue(4)
-def reduction(g: Graph) -> object:
+def reduction(g):
   x = g.pick(ranks=range(1, 7))
-  axes: list[int] | None = sorted(g.rng.sample(range(x.rank), g.rng.randint(1, x.rank)))
+  axes = sorted(g.rng.sample(range(x.rank), g.rng.randint(1, x.rank)))
   if g.opset >= 11 and g.chance(0.3):
     axes = [axis - x.rank for axis in axes or ()]
   if g.chance(0.1):
@@ -215,7 +213,7 @@ def reduction(g: Graph) -> object:
   return reduce(g, op, x, axes, g.choice([None, 0, 1]))
 
 
-def picked(g: Graph, rank: int) -> Value:
+def picked(g, rank):
   """A value of that rank without an empty axis; a new input where there is none."""
   try:
     return g.pick(ranks=[rank], where=lambda value: 0 not in value.shape)
@@ -224,7 +222,7 @@ def picked(g: Graph, rank: int) -> Value:
 
 
 @glue(2)
-def matmul(g: Graph) -> object:
+def matmul(g):
   x = g.pick(ranks=range(1, 5), where=lambda value: 0 not in value.shape)
   if g.chance(0.3):
     others = [v for v in g.values if v.dtype == x.dtype and v.rank >= 1 and v.shape[-2:][0] == x.shape[-1]]
@@ -234,7 +232,7 @@ def matmul(g: Graph) -> object:
 
 
 @glue(1.5)
-def gemm(g: Graph) -> object:
+def gemm(g):
   x = picked(g, 2)
   turned, flipped, width = g.chance(0.3), g.chance(0.5), g.choice([1, 3, 4, 8])
   inner, rows = (x.shape[0], x.shape[1]) if turned else (x.shape[1], x.shape[0])
@@ -247,7 +245,7 @@ def gemm(g: Graph) -> object:
 
 
 @glue(0.7)
-def einsum(g: Graph) -> object:
+def einsum(g):
   x = g.pick(ranks=[2, 3, 4])
   letters = "bcde"[: x.rank]
   if g.chance(0.4):
@@ -255,7 +253,7 @@ def einsum(g: Graph) -> object:
   return g.op("Einsum", x, g.weights(x.shape[-1], 3), equation=f"{letters},{letters[-1]}z->{letters[:-1]}z")
 
 
-def resized(g: Graph, x: Value) -> Value:
+def resized(g, x):
   """A Resize or Upsample of the places."""
   mode = g.choice(["nearest", "nearest", "linear", "linear", *(["cubic"] if g.opset >= 11 else [])])
   scales = np.asarray([1, 1, *(g.choice([1, 2, 2, 3, 0.5, 1.5]) for _ in range(x.rank - 2))], np.float32)
@@ -282,12 +280,12 @@ def resized(g: Graph, x: Value) -> Value:
 
 
 @glue(1.5)
-def resize(g: Graph) -> object:
+def resize(g):
   return resized(g, image(g))
 
 
 @glue(0.7)
-def samples(g: Graph) -> object:
+def samples(g):
   x = image(g, (4,))
   kind = g.choice(["grid", "affine", "roi", "det", "unpool"])
   if kind == "grid":
@@ -307,7 +305,7 @@ def samples(g: Graph) -> object:
 
 
 @glue(0.7)
-def quantized(g: Graph) -> object:
+def quantized(g):
   x = g.pick(ranks=range(1, 5), where=lambda value: 0 not in value.shape and value.source != "constant")
   scale, zero = g.constant(0.05, np.float32), g.constant(128, np.uint8)
   if x.dtype != np.float32 or g.style.dtype != "fp32":
@@ -326,7 +324,7 @@ def quantized(g: Graph) -> object:
 
 
 @glue(0.7)
-def recurrent(g: Graph) -> object:
+def recurrent(g):
   x = picked(g, 3)
   op, hidden = g.choice(["LSTM", "GRU", "RNN"]), g.choice([1, 2, 3])
   gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
@@ -335,7 +333,7 @@ def recurrent(g: Graph) -> object:
 
 
 @glue(0.7)
-def attention_operator(g: Graph) -> object:
+def attention_operator(g):
   """Attention and rotary embeddings as operators of opset 23."""
   if g.opset < 23:
     raise UnfitError("they came later")
@@ -348,7 +346,7 @@ def attention_operator(g: Graph) -> object:
 
 
 @glue(0.5)
-def random_numbers(g: Graph) -> object:
+def random_numbers(g):
   """Random numbers with a seed: the same in each session, whatever stands around them."""
   x = g.pick()
   op = g.choice(["RandomNormalLike", "RandomUniformLike"])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..evaluate import CONTRIB, to_onnx
-from ..graph import BOOL, INT, Graph, UnfitError, Value
+from ..graph import BOOL, INT, UnfitError
 from .table import glue
 
 _UNARY = """
@@ -21,26 +21,26 @@ ARITHMETIC = ["Add", "Sub", "Mul", "Div"]
 COMPARISONS = ["Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"]
 
 
-def positive(g: Graph, x: Value) -> Value:
+def positive(g, x):
   """Its magnitude, so that roots and logarithms exist; now and then the value as it is."""
   return x if g.chance(0.1) else g.op("Abs", x)
 
 
-def two(g: Graph, x: Value, dtype: np.dtype | None = None) -> list[Value]:
+def two(g, x, dtype=None):
   """The value and an operand that broadcasts with it, in either order."""
   operands = [x, g.fitting(x.shape, x.dtype if dtype is None else dtype)]
   return operands if g.chance(0.6) else operands[::-1]
 
 
 @glue(6)
-def unary(g: Graph) -> object:
+def unary(g):
   x = g.pick("main" if g.chance(0.85) else "float")
   op = g.choice(USUAL if g.chance(0.6) else UNARY)
   return g.op(op, positive(g, x) if op in ("Sqrt", "Log", "Reciprocal") else x)
 
 
 @glue(3)
-def unary_with_attributes(g: Graph) -> object:
+def unary_with_attributes(g):
   op = g.choice(ATTRIBUTES)
   given = {name: round(g.rng.uniform(0.05, 1.5), 2) for name in ATTRIBUTES[op] if g.chance(0.6)}
   if op == "Celu" and g.style.dtype != "fp32":
@@ -49,7 +49,7 @@ def unary_with_attributes(g: Graph) -> object:
 
 
 @glue(1)
-def gelu(g: Graph) -> object:
+def gelu(g):
   x = g.pick()
   if g.style.dtype == "fp64":
     raise UnfitError("its constants are those of float32 in ONNX's definition and in ONNX Runtime")
@@ -64,7 +64,7 @@ def gelu(g: Graph) -> object:
 
 
 @glue(7)
-def arithmetic(g: Graph) -> object:
+def arithmetic(g):
   x = g.pick("main" if g.chance(0.9) else "number")
   op = g.choice(ARITHMETIC)
   if op == "Div" and g.chance(0.7):
@@ -77,7 +77,7 @@ def arithmetic(g: Graph) -> object:
 
 
 @glue(2)
-def power(g: Graph) -> object:
+def power(g):
   x = g.pick()
   exponent = g.choice([2.0, 2.0, 3.0, 0.5, -1.0, 1.0, 0.0, 1.5, -2.0])
   base = x if exponent in (2.0, 3.0, 1.0, 0.0) else positive(g, x)
@@ -88,7 +88,7 @@ def power(g: Graph) -> object:
 
 
 @glue(2)
-def variadic(g: Graph) -> object:
+def variadic(g):
   x = g.pick("main" if g.chance(0.8) or g.opset < 12 else "number")
   op = g.choice(["Min", "Max", "Sum", "Mean"])
   operands = [x, *(g.fitting(x.shape, x.dtype) for _ in range(g.choice([0, 1, 1, 2, 3])))]
@@ -97,7 +97,7 @@ def variadic(g: Graph) -> object:
 
 
 @glue(2)
-def clip(g: Graph) -> object:
+def clip(g):
   x = g.pick()
   low, high = g.choice([(0.0, 6.0), (-1.0, 1.0), (None, 2.0), (0.0, None), (None, None), (1.0, -1.0)])
   if g.opset < 11:
@@ -107,14 +107,14 @@ def clip(g: Graph) -> object:
 
 
 @glue(1.5)
-def prelu(g: Graph) -> object:
+def prelu(g):
   x = g.pick(ranks=range(1, 7))
   slope = g.choice([(1,), x.shape[1:2] + (1,) * (x.rank - 2), x.shape[-1:], ()])
   return g.op("PRelu", x, g.weights(*slope))
 
 
 @glue(1)
-def modulo(g: Graph) -> object:
+def modulo(g):
   x = g.pick("int" if g.chance(0.6) else "main")
   if x.is_float:
     return g.op("Mod", x, g.scalar(g.choice([2.0, 1.5, -3.0])), fmod=1)
@@ -122,21 +122,21 @@ def modulo(g: Graph) -> object:
 
 
 @glue(2.5)
-def compare(g: Graph) -> object:
+def compare(g):
   x = g.pick("main" if g.chance(0.7) else "number")
   other = g.constant(np.asarray(0), x.dtype) if g.chance(0.5) else g.fitting(x.shape, x.dtype)
   return g.op(g.choice(COMPARISONS), *((x, other) if g.chance(0.7) else (other, x)))
 
 
 @glue(1.5)
-def logic(g: Graph) -> object:
+def logic(g):
   x = g.pick("bool")
   op = g.choice(["And", "Or", "Xor", "Not", "Equal"])
   return g.op(op, x) if op == "Not" else g.op(op, *two(g, x))
 
 
 @glue(1)
-def tests(g: Graph) -> object:
+def tests(g):
   x = g.pick()
   if g.chance(0.5):
     return g.op("IsNaN", x)
@@ -145,7 +145,7 @@ def tests(g: Graph) -> object:
 
 
 @glue(2.5)
-def where(g: Graph) -> object:
+def where(g):
   x = g.pick("any" if g.chance(0.2) else "main")
   mask = g.fitting(x.shape, BOOL)
   other = (
@@ -155,7 +155,7 @@ def where(g: Graph) -> object:
 
 
 @glue(2.5)
-def cast(g: Graph) -> object:
+def cast(g):
   x = g.pick("any")
   targets = [g.style.main, g.style.main, g.style.other, INT, np.dtype(np.int32), BOOL, np.dtype(np.uint8)]
   dtype = g.choice(targets)
@@ -169,7 +169,7 @@ def cast(g: Graph) -> object:
 
 
 @glue(1)
-def round_trip(g: Graph) -> object:
+def round_trip(g):
   """A Cast there and back, which passes may not drop where it rounds."""
   x = g.pick("any")
   there = g.choice([g.style.other, g.style.main, np.dtype(np.int32), INT, BOOL])
@@ -179,7 +179,7 @@ def round_trip(g: Graph) -> object:
 
 
 @glue(1)
-def integers(g: Graph) -> object:
+def integers(g):
   x = g.pick("int") if g.chance(0.7) else g.input(g.numbers([g.dim() for _ in range(g.choice([1, 2, 3]))], dtype=INT))
   op = g.choice(["unary", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift", *ARITHMETIC[:3]])
   if op == "unary":
@@ -191,7 +191,7 @@ def integers(g: Graph) -> object:
 
 
 @glue(1)
-def dropout(g: Graph) -> object:
+def dropout(g):
   x = g.pick()
   if g.opset < 12:
     return g.op("Dropout", x, outputs=g.choice([1, 1, 2]), ratio=g.choice([None, 0.3]))
@@ -201,7 +201,7 @@ def dropout(g: Graph) -> object:
 
 
 @glue(1)
-def leaf(g: Graph) -> object:
+def leaf(g):
   """One more input or constant."""
   rank = g.choice([0, 1, 2, 3, 3, 4, 4, 5, 6])
   dtype = g.choice([g.style.main] * 5 + [g.style.other, INT, np.dtype(np.int32), BOOL, np.dtype(np.uint8)])

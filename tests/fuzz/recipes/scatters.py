@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ..graph import BOOL, INT, Graph, UnfitError, Value
+from ..graph import BOOL, INT, UnfitError
 from .table import glue, motif
 from .views import axis_of
 
 
-def updates_of(g: Graph, shape: tuple[int, ...], x: Value) -> Value:
+def updates_of(g, shape, x):
   """What is written: a value of that shape, an input, a constant, or one number expanded."""
   fits = [v for v in g.values if v.shape == shape and v.dtype == x.dtype]
   if fits and g.chance(0.5):
@@ -18,18 +18,18 @@ def updates_of(g: Graph, shape: tuple[int, ...], x: Value) -> Value:
   return g.input(array) if g.chance(0.5) else g.constant(array)
 
 
-def target(g: Graph) -> Value:
+def target(g):
   """What is written to."""
   return g.pick("any" if g.chance(0.15) else "main", ranks=range(1, 5), where=lambda value: 0 not in value.shape)
 
 
-def reduction_of(g: Graph) -> str | None:
+def reduction_of(g):
   """How updates meet what is there."""
   return g.choice([None, None, None, "add", "mul", "max", "min"]) if g.opset >= 18 else None
 
 
 @motif(2)
-def assign_slice(g: Graph) -> object:
+def assign_slice(g):
   """x[.., a:b:s] = v by ScatterND or ScatterElements with constant indices."""
   x = target(g)
   if x.dtype == BOOL:
@@ -52,7 +52,7 @@ def assign_slice(g: Graph) -> object:
 
 
 @motif(1.5)
-def assign_grid(g: Graph) -> object:
+def assign_grid(g):
   """x[a:b, c:d] = v as dynamo writes it: a grid of indices, constant or of Range and Expand."""
   x = target(g)
   if g.opset < 11 or x.dtype == BOOL:
@@ -77,7 +77,7 @@ def assign_grid(g: Graph) -> object:
 
 
 @motif(1.5)
-def scatter_rows(g: Graph) -> object:
+def scatter_rows(g):
   """Rows, or elements along an axis, at indices that are given, not always distinct."""
   x = target(g)
   axis = axis_of(g, x)
@@ -101,7 +101,7 @@ def scatter_rows(g: Graph) -> object:
 
 
 @motif(1)
-def masked_fill(g: Graph) -> object:
+def masked_fill(g):
   """x[mask] = v as dynamo writes it."""
   x = target(g)
   if g.opset < 11 or x.dtype == BOOL:
@@ -121,7 +121,7 @@ def masked_fill(g: Graph) -> object:
 
 
 @motif(1)
-def nested(g: Graph) -> object:
+def nested(g):
   """x[i, j:k] = v as dynamo writes it: a slice is taken, written to, and put back."""
   x = target(g)
   if g.opset < 11 or x.rank < 2 or x.dtype == BOOL:
@@ -136,7 +136,7 @@ def nested(g: Graph) -> object:
 
 
 @motif(0.7)
-def turned(g: Graph) -> object:
+def turned(g):
   """A scatter between two Transposes, to an axis that is not the first."""
   x = target(g)
   if g.opset < 11 or x.rank < 2 or x.dtype == BOOL:
@@ -150,5 +150,5 @@ def turned(g: Graph) -> object:
 
 
 @glue(1)
-def one_scatter(g: Graph) -> object:
+def one_scatter(g):
   return scatter_rows(g)

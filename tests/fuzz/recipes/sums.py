@@ -1,14 +1,14 @@
 """Sums of what broadcasts, gradients, and sets of pointwise operators."""
 
 from ..evaluate import OURS
-from ..graph import Graph, UnfitError
+from ..graph import UnfitError
 from .networks import new_image, reduce
 from .pointwise import two
 from .table import motif
 
 
 @motif(3)
-def sums(g: Graph) -> object:
+def sums(g):
   """Sums of what broadcasts: the gradients of Add, Mul and lerp, over equal and other axes."""
   x = g.pick(ranks=range(1, 6))
   other = g.fitting(x.shape)
@@ -28,7 +28,7 @@ def sums(g: Graph) -> object:
 
 
 @motif(1)
-def lerp(g: Graph) -> object:
+def lerp(g):
   """torch.lerp: Where(w < 0.5, x + w (y - x), y - (y - x) (1 - w))."""
   x = g.pick()
   y, w = g.fitting(x.shape), g.fitting(x.shape)
@@ -40,7 +40,7 @@ def lerp(g: Graph) -> object:
 
 
 @motif(3)
-def pointwise_block(g: Graph) -> object:
+def pointwise_block(g):
   """A few pointwise operators on values of one shape and what broadcasts to it."""
   x = g.pick()
   for _ in range(g.rng.randint(2, 5)):
@@ -52,7 +52,7 @@ def pointwise_block(g: Graph) -> object:
 
 
 @motif(1)
-def pointwise_views(g: Graph) -> object:
+def pointwise_views(g):
   """Views between pointwise operators."""
   x = g.pick(ranks=range(1, 6))
   y = g.op("Relu", x)
@@ -68,7 +68,7 @@ def pointwise_views(g: Graph) -> object:
 
 
 @motif(1.2)
-def conv_gradients(g: Graph) -> object:
+def conv_gradients(g):
   """Our ConvGrad after the gradient of Relu, as ortplugin.torch_export writes it."""
   if g.opset < 11:
     raise UnfitError("ours are for opset 11")
@@ -93,7 +93,7 @@ def conv_gradients(g: Graph) -> object:
 
 
 @motif(0.7)
-def repeated(g: Graph) -> object:
+def repeated(g):
   """The same subexpression twice."""
   x = g.pick()
   other = g.fitting(x.shape)

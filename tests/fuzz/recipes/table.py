@@ -10,20 +10,20 @@ GLUE: list[tuple[float, Recipe]] = []  # any operator, one or two nodes
 MOTIFS: list[tuple[float, Recipe]] = []  # what passes look for, as exporters write it
 
 
-def glue(weight: float = 1.0) -> Callable[[Recipe], Recipe]:
+def glue(weight=1.0):
   """Enters a function into GLUE."""
 
-  def enter(recipe: Recipe) -> Recipe:
+  def enter(recipe):
     GLUE.append((weight, recipe))
     return recipe
 
   return enter
 
 
-def motif(weight: float = 1.0) -> Callable[[Recipe], Recipe]:
+def motif(weight=1.0):
   """Enters a function into MOTIFS."""
 
-  def enter(recipe: Recipe) -> Recipe:
+  def enter(recipe):
     MOTIFS.append((weight, recipe))
     return recipe
 

@@ -3,14 +3,14 @@
 import numpy as np
 
 from ..evaluate import to_onnx
-from ..graph import Graph, UnfitError, Value
+from ..graph import UnfitError
 from .images import activate
 from .networks import image, reduce
 from .pointwise import two
 from .table import motif
 
 
-def normalised(g: Graph, x: Value) -> Value:
+def normalised(g, x):
   """A norm over trailing axes, as operators or written out."""
   if 0 in x.shape or not x.rank:
     raise UnfitError("nothing to normalise")
@@ -40,7 +40,7 @@ def normalised(g: Graph, x: Value) -> Value:
   return g.op("Add", made, g.weights(*shape)) if not rms and g.chance(0.8) else made
 
 
-def sequence(g: Graph) -> Value:
+def sequence(g):
   """A value of rank 2 or 3 whose rows are worth normalising."""
   try:
     if g.chance(0.85):
@@ -51,7 +51,7 @@ def sequence(g: Graph) -> Value:
 
 
 @motif(3)
-def norm_block(g: Graph) -> object:
+def norm_block(g):
   """Residual and bias, norm, what is pointwise after it."""
   x = sequence(g)
   for _ in range(g.choice([0, 1, 1, 2])):
@@ -62,7 +62,7 @@ def norm_block(g: Graph) -> object:
   return g.op("Add", x, y) if x.shape == y.shape and g.chance(0.3) else y
 
 
-def gelu(g: Graph, x: Value) -> Value:
+def gelu(g, x):
   """Gelu written out, by erf or tanh."""
   half, one = g.constant(0.5, x.dtype), g.constant(1.0, x.dtype)
   if g.chance(0.6):
@@ -82,12 +82,12 @@ def gelu(g: Graph, x: Value) -> Value:
 
 
 @motif(1.5)
-def gelu_block(g: Graph) -> object:
+def gelu_block(g):
   x = g.pick()
   return gelu(g, g.op("Add", *two(g, x)) if g.chance(0.5) else x)
 
 
-def projections(g: Graph, x: Value, heads: int) -> list[Value]:
+def projections(g, x, heads):
   """Q, K and V [n, heads, length, size] of x: of three products or of parts of one, K and V perhaps of one head."""
   n, length, width = x.shape
   size = width // heads
@@ -113,7 +113,7 @@ def projections(g: Graph, x: Value, heads: int) -> list[Value]:
   return found
 
 
-def masked(g: Graph, scores: Value) -> Value:
+def masked(g, scores):
   """The scores with up to two masks: of keys, of pairs, a triangle, a bias."""
   n, heads, rows, columns = scores.shape
   low, zero = g.constant(-1e4, scores.dtype), g.constant(0.0, scores.dtype)
@@ -134,7 +134,7 @@ def masked(g: Graph, scores: Value) -> Value:
 
 
 @motif(1.5)
-def attention(g: Graph) -> object:
+def attention(g):
   """Attention written out, as exporters write it."""
   x = sequence(g)
   if x.rank != 3:
@@ -162,7 +162,7 @@ def attention(g: Graph) -> object:
 
 
 @motif(1)
-def tokens(g: Graph) -> object:
+def tokens(g):
   """An image as tokens, a linear layer, a norm, and back."""
   x = image(g, (4,))
   n, c, h, w = x.shape
@@ -173,7 +173,7 @@ def tokens(g: Graph) -> object:
 
 
 @motif(1)
-def channels_last_norm(g: Graph) -> object:
+def channels_last_norm(g):
   """A norm over channels, between two Transposes, as in ConvNeXt."""
   x = image(g, (4,))
   y = normalised(g, g.op("Transpose", x, perm=[0, 2, 3, 1]))

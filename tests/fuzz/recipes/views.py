@@ -4,11 +4,11 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from ..evaluate import CONTRIB, to_onnx
-from ..graph import BOOL, INT, Graph, UnfitError, Value
+from ..graph import BOOL, INT, UnfitError
 from .table import glue
 
 
-def axis_of(g: Graph, x: Value, beyond: int = 0) -> int:
+def axis_of(g, x, beyond=0):
   """An axis of the value, now and then counted from the end."""
   rank = x.rank + beyond
   if not rank:
@@ -17,7 +17,7 @@ def axis_of(g: Graph, x: Value, beyond: int = 0) -> int:
   return axis - rank if g.chance(0.3) else axis
 
 
-def factors(g: Graph, size: int, parts: int) -> list[int]:
+def factors(g, size, parts):
   """Sizes whose product is `size`."""
   result = []
   for _ in range(parts - 1):
@@ -30,7 +30,7 @@ def factors(g: Graph, size: int, parts: int) -> list[int]:
 
 
 @glue(4)
-def reshape(g: Graph) -> object:
+def reshape(g):
   x = g.pick("any")
   shape = factors(g, x.array.size, g.choice([1, 2, 3, 4, 4, 5]))
   if g.chance(0.3) and x.rank >= 2:  # the batch stays, the rest is cut anew
@@ -44,17 +44,17 @@ def reshape(g: Graph) -> object:
 
 
 @glue(1)
-def flatten(g: Graph) -> object:
+def flatten(g):
   x = g.pick(ranks=range(1, 7))
   return g.op("Flatten", x, axis=g.choice([None, g.rng.randrange(x.rank + 1)]))
 
 
 @glue(2)
-def squeeze(g: Graph) -> object:
+def squeeze(g):
   x = g.pick("any")
   ones = [axis for axis, size in enumerate(x.shape) if size == 1]
   if ones and g.chance(0.5):
-    chosen: list[int] | None = sorted(g.rng.sample(ones, g.rng.randint(1, len(ones))))
+    chosen = sorted(g.rng.sample(ones, g.rng.randint(1, len(ones))))
     if g.chance(0.2):
       chosen, g.has_loose_ranks = None, True
     elif g.opset >= 11 and g.chance(0.4):
@@ -69,16 +69,16 @@ def squeeze(g: Graph) -> object:
   return _axes(g, "Unsqueeze", x, axes)
 
 
-def _axes(g: Graph, op: str, x: Value, axes: list[int] | None) -> object:
+def _axes(g, op, x, axes):
   if g.opset < 13:
     return g.op(op, x, axes=axes)
   return g.op(op, x, None if axes is None else g.ints(axes))
 
 
 @glue(4)
-def transpose(g: Graph) -> object:
+def transpose(g):
   x = g.pick("any" if g.chance(0.2) else "main")
-  perm: list[int] | None = list(range(x.rank))
+  perm = list(range(x.rank))
   g.rng.shuffle(perm)
   if x.rank >= 3 and g.chance(0.5):
     perm = g.choice([[0, *range(2, x.rank), 1], [0, x.rank - 1, *range(1, x.rank - 1)]])
@@ -86,7 +86,7 @@ def transpose(g: Graph) -> object:
 
 
 @glue(2.5)
-def concat(g: Graph) -> object:
+def concat(g):
   x = g.pick("any" if g.chance(0.2) else "main", ranks=range(1, 7))
   axis = axis_of(g, x)
   at = axis % x.rank
@@ -101,7 +101,7 @@ def concat(g: Graph) -> object:
 
 
 @glue(2.5)
-def split(g: Graph) -> object:
+def split(g):
   x = g.pick(ranks=range(1, 7))
   axis = axis_of(g, x)
   size, count = x.shape[axis], g.choice([2, 2, 3])
@@ -117,7 +117,7 @@ def split(g: Graph) -> object:
 
 
 @glue(3)
-def slice_(g: Graph) -> object:
+def slice_(g):
   x = g.pick("any" if g.chance(0.2) else "main", ranks=range(1, 7))
   axes = sorted(g.rng.sample(range(x.rank), g.rng.randint(1, min(2, x.rank))))
   starts, ends, steps = [], [], []
@@ -142,7 +142,7 @@ def slice_(g: Graph) -> object:
               or g.chance(0.3) else None)  # fmt: skip
 
 
-def indices(g: Graph, size: int, shape: list[int], negative: bool = True) -> Value:
+def indices(g, size, shape, negative=True):
   """Constant indices, or ones that the caller gives."""
   if not size:
     raise UnfitError("nothing to index")
@@ -154,7 +154,7 @@ def indices(g: Graph, size: int, shape: list[int], negative: bool = True) -> Val
 
 
 @glue(2.5)
-def gather(g: Graph) -> object:
+def gather(g):
   x = g.pick("any" if g.chance(0.2) else "main", ranks=range(1, 7))
   axis = axis_of(g, x)
   shape = g.choice([[], [1], [g.dim()], [g.dim(), g.dim()]])
@@ -162,7 +162,7 @@ def gather(g: Graph) -> object:
 
 
 @glue(1)
-def gather_elements(g: Graph) -> object:
+def gather_elements(g):
   x = g.pick(ranks=range(1, 5))
   axis = axis_of(g, x)
   shape = list(x.shape)
@@ -171,7 +171,7 @@ def gather_elements(g: Graph) -> object:
 
 
 @glue(1)
-def gather_nd(g: Graph) -> object:
+def gather_nd(g):
   x = g.pick(ranks=range(1, 5))
   depth = g.rng.randint(1, x.rank)
   columns = [g.data.integers(0, max(1, size), (3,)) for size in x.shape[:depth]]
@@ -179,7 +179,7 @@ def gather_nd(g: Graph) -> object:
 
 
 @glue(1.5)
-def expand(g: Graph) -> object:
+def expand(g):
   x = g.pick("any")
   shape = [g.dim() if size == 1 else size for size in x.shape]
   if g.chance(0.3):
@@ -189,13 +189,13 @@ def expand(g: Graph) -> object:
 
 
 @glue(1)
-def tile(g: Graph) -> object:
+def tile(g):
   x = g.pick("any", ranks=range(1, 6))
   return g.op("Tile", x, g.ints(g.choice([1, 1, 2, 3]) for _ in x.shape))
 
 
 @glue(2)
-def pad(g: Graph) -> object:
+def pad(g):
   x = g.pick(ranks=range(1, 6))
   mode = g.choice([None, "constant", "reflect", "edge", *(["wrap"] if g.opset >= 19 else [])])
   low = -1 if g.chance(0.15) else 0
@@ -207,7 +207,7 @@ def pad(g: Graph) -> object:
 
 
 @glue(1)
-def blocks(g: Graph) -> object:
+def blocks(g):
   x = g.pick(ranks=[4])
   block = g.choice([1, 2, 2, 3])
   if g.chance(0.5):
@@ -216,7 +216,7 @@ def blocks(g: Graph) -> object:
 
 
 @glue(1)
-def sizes(g: Graph) -> object:
+def sizes(g):
   """Arithmetic on shapes that ends in a Reshape, Expand or number."""
   x = g.pick(ranks=range(1, 6))
   shape = g.op("Shape", x)
@@ -234,7 +234,7 @@ def sizes(g: Graph) -> object:
 
 
 @glue(1)
-def ranges(g: Graph) -> object:
+def ranges(g):
   kind = g.choice(["range", "eye", "nonzero", "onehot", "trilu", "size"])
   if kind == "range":
     count = g.rng.randint(0, 5)
@@ -254,7 +254,7 @@ def ranges(g: Graph) -> object:
 
 
 @glue(1)
-def selections(g: Graph) -> object:
+def selections(g):
   kind = g.choice(["topk", "argmax", "compress", "cumsum", "unique", "reverse", "crop", "col2im", "cumprod"])
   x = g.pick(ranks=range(1, 5))
   axis = axis_of(g, x)
@@ -284,7 +284,7 @@ def selections(g: Graph) -> object:
 
 
 @glue(0.5)
-def biased(g: Graph) -> object:
+def biased(g):
   """Operators of ONNX Runtime's own that its optimizer writes."""
   x = g.pick(ranks=[3])
   if g.chance(0.5):

@@ -1,10 +1,7 @@
 """What the tests of attention share: graphs of q, k and v, and the fused node's attributes."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from onnx_models import all_attributes
@@ -20,16 +17,16 @@ STANDARD = {"q_layout": SIZES, "k_layout": SIZES, "v_layout": SIZES, "y_layout":
 
 
 @pytest.fixture
-def in_float(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_float(monkeypatch):
   """Fuses float32 too, in which ONNX Runtime computes the original so exactly that mistakes show."""
   for module in (core, attention_operators):
     monkeypatch.setattr(module, "DTYPES", ("float16", "bfloat16", "float"))
 
 
-def graph(nodes: str, inputs: str, y: str = "float[2,5,32] y", constants: str = "", opset: int = 18) -> onnx.ModelProto:
+def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
   """A model of nodes in ONNX's textual syntax; int64 vectors are written as name = {1,2}."""
 
-  def vector(match: re.Match[str]) -> str:
+  def vector(match):
     name, numbers = match.groups()
     return f"{name} = Constant<value = int64[{len(numbers.split(','))}] {{{numbers}}}> ()"
 
@@ -37,11 +34,9 @@ def graph(nodes: str, inputs: str, y: str = "float[2,5,32] y", constants: str = 
   return model(f"g ({inputs}) => ({y}) <{constants}> {{ {text} }}", opset)
 
 
-def feeds(
-  original: onnx.ModelProto, scale: float = 1.0, rng: np.random.Generator | None = None, **lengths: int
-) -> dict[str, Any]:
+def feeds(original, scale=1.0, rng=None, **lengths):
   """Values for every input, not so large that one score outweighs all others."""
-  found: dict[str, Any] = {}
+  found = {}
   rng = rng or seeded(original)
   given = {each.name for each in original.graph.initializer}
   for each in original.graph.input:
@@ -57,7 +52,7 @@ def feeds(
   return found
 
 
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+def attributes(node):
   """Those of a fused node but for dtype and heads, texts as str and numbers rounded."""
   values = all_attributes(node)
   plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in values.items()}
@@ -68,12 +63,12 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
   }
 
 
-def attentions(optimized: onnx.ModelProto) -> list[onnx.NodeProto]:
+def attentions(optimized):
   """The fused nodes."""
   return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
 
 
-def fused(original: onnx.ModelProto, *passes: Any, **lengths: int) -> tuple[onnx.ModelProto, onnx.NodeProto]:
+def fused(original, *passes, **lengths):
   """The model with its one attention fused, whose outputs equal the original's, and the node."""
   optimized, _ = run_pass(original, FUSE_ATTENTION, *passes, DEAD_NODES)
   (node,) = attentions(optimized)
@@ -81,12 +76,12 @@ def fused(original: onnx.ModelProto, *passes: Any, **lengths: int) -> tuple[onnx
   return optimized, node
 
 
-def assert_equal(original: onnx.ModelProto, optimized: onnx.ModelProto, given: dict[str, Any]) -> None:
+def assert_equal(original, optimized, given):
   """Equal outputs in ONNX Runtime, of the fused model decomposed."""
   for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
     assert_close(expected, found)
 
 
-def no_constants(optimized: onnx.ModelProto) -> Iterator[str]:
+def no_constants(optimized):
   """The operators in order."""
   return (node.op_type for node in optimized.graph.node if node.op_type != "Constant")

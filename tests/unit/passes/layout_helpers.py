@@ -1,10 +1,8 @@
 """What the tests of the layout pass share: models of convolutions, and these with channels last."""
 
 import numpy as np
-import onnx
 from pass_helpers import assert_same_outputs, model, operators, run_pass
 
-from ortplugin.passes.base import PassResult
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
@@ -14,26 +12,24 @@ FP16 = "float16[4,4,3,3] w = {" + ", ".join(map(str, VALUES.astype(np.float16).v
 SAME = "Conv<pads = [1, 1, 1, 1]>"
 
 
-def constant(name: str, *shape: int) -> str:
+def constant(name, *shape):
   """An initializer of small numbers, in ONNX's textual syntax."""
   values = (((7 * i) % 13 - 6) / 8 for i in range(int(np.prod(shape))))
   return f"float[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, values))}}}"
 
 
-def graph(
-  nodes: str, constants: str = "", inputs: str = "", out: str = "float[N,4,5,6] y", x: str = "float[N,4,5,6] x"
-) -> str:
+def graph(nodes, constants="", inputs="", out="float[N,4,5,6] y", x="float[N,4,5,6] x"):
   """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
   weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
   return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
 
 
-def between(nodes: str, constants: str = "", inputs: str = "", out: str = "[A,B,C,D]") -> onnx.ModelProto:
+def between(nodes, constants="", inputs="", out="[A,B,C,D]"):
   """`nodes` between two convolutions: they make `last` from c."""
   return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
 
 
-def change(original: onnx.ModelProto, **lengths: int) -> tuple[onnx.ModelProto, PassResult]:
+def change(original, **lengths):
   """The model with channels last, checked to give the same."""
   before, _ = run_pass(original, FUSE_CONV)
   optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
@@ -41,7 +37,7 @@ def change(original: onnx.ModelProto, **lengths: int) -> tuple[onnx.ModelProto, 
   return optimized, result
 
 
-def inner(optimized: onnx.ModelProto) -> list[str]:
+def inner(optimized):
   """The operators between the first and the last Transpose, which are at the ends of the graph."""
   found = operators(optimized)
   assert (found[0], found[-1]) == ("Transpose", "Transpose"), found

@@ -1,7 +1,6 @@
 """What the tests of matrix products share: models in half precision with their weights."""
 
 import numpy as np
-import onnx
 from onnx import numpy_helper
 from onnx_models import add_weights
 from pass_helpers import model
@@ -9,7 +8,7 @@ from pass_helpers import model
 DTYPE = np.dtype(np.float16)
 
 
-def weighted(text: str, weights: dict[str, tuple[int, ...]], opset: int = 17, half: bool = True) -> onnx.ModelProto:
+def weighted(text, weights, opset=17, half=True):
   """A model from ONNX's textual syntax with initializers of these shapes; `f` stands for float16 (or float)."""
   made = model(text.replace("f[", "float16[" if half else "float["), opset, ir=8)
   for number, (name, shape) in enumerate(weights.items()):
@@ -18,13 +17,13 @@ def weighted(text: str, weights: dict[str, tuple[int, ...]], opset: int = 17, ha
   return made
 
 
-def inputs_of(optimized: onnx.ModelProto, op: str = "FusedMatMul") -> list[list[str]]:
+def inputs_of(optimized, op="FusedMatMul"):
   return [list(node.input) for node in optimized.graph.node if node.op_type == op]
 
 
-def constant(optimized: onnx.ModelProto, name: str) -> np.ndarray:
+def constant(optimized, name):
   return next(numpy_helper.to_array(each) for each in optimized.graph.initializer if each.name == name)
 
 
-def attribute(node: onnx.NodeProto, name: str) -> int:
+def attribute(node, name):
   return next(int(each.i) for each in node.attribute if each.name == name)

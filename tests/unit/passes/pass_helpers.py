@@ -1,12 +1,9 @@
 """What the tests of passes share: models as text, passes by hand, outputs compared in ONNX Runtime."""
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 import onnxruntime
 from ml_dtypes import bfloat16
 from onnx_models import annotated, parsed
@@ -15,19 +12,19 @@ from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 from ortplugin.ops import find
-from ortplugin.passes.base import Pass, PassResult
+from ortplugin.passes.base import PassResult
 
 # Names of dimensions in the tests' models, and their lengths.
 LENGTHS = {"batch": 2, "rows": 5, "length": 3, "N": 3, "M": 4, "any": 8}
 TOLERANCES = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-5, 2e-5), "float64": (1e-9, 1e-9)}
 
 
-def model(graph: str, opset: int = 17, contrib: bool = False, ir: int = 8) -> onnx.ModelProto:
+def model(graph, opset=17, contrib=False, ir=8):
   """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
   return parsed(graph, opset, ir, domains=["com.microsoft"] if contrib else ())
 
 
-def _assert_no_strays(graph: gs.Graph) -> None:
+def _assert_no_strays(graph):
   """No tensor has a maker or a reader that is in no graph: scope.used_beyond would take it for one in a body."""
   nodes = [node for each in all_graphs(graph) for node in each.nodes]
   known = {id(node) for node in nodes}
@@ -37,13 +34,13 @@ def _assert_no_strays(graph: gs.Graph) -> None:
 
 
 def run_pass(
-  original: onnx.ModelProto,
-  *passes: Pass,
-  limit: int | None = None,
-  into: Sequence[str] | None = None,
-  program: Sequence[str] | None = None,
-  changes: int | None = None,
-) -> tuple[onnx.ModelProto, PassResult]:
+  original,
+  *passes,
+  limit=None,
+  into=None,
+  program=None,
+  changes=None,
+):
   """The model after the passes, and what they did together; each is checked to be idempotent.
 
   `into` are the operators that the model must have then, `program` the statements of its first fused node, `changes`
@@ -55,8 +52,8 @@ def run_pass(
   if limit is None:
     _assert_names_stay_unique(original, passes)
   graph = annotated(original)
-  made: list[Any] = []
-  misses: list[Any] = []
+  made = []
+  misses = []
   for each in passes:
     left = None if limit is None else limit - len(made)
     result = each(graph, left)
@@ -79,7 +76,7 @@ def run_pass(
   return optimized, PassResult(tuple(made), tuple(misses))
 
 
-def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass]) -> None:
+def _assert_names_stay_unique(original, passes):
   named = onnx.ModelProto()
   named.CopyFrom(original)
   for each in _nodes(named.graph):
@@ -91,7 +88,7 @@ def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass])
   assert len(names) == len(set(names)), [name for name in set(names) if names.count(name) > 1]
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def _nodes(graph):
   """The nodes of the graph and its bodies."""
   for node in graph.node:
     yield node
@@ -100,7 +97,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield from _nodes(attribute.g)
 
 
-def restore(optimized: onnx.ModelProto) -> onnx.ModelProto:
+def restore(optimized):
   """The model with every fused operator decomposed, which ONNX Runtime runs without the library."""
   restored = onnx.ModelProto()
   restored.CopyFrom(optimized)
@@ -112,8 +109,8 @@ def restore(optimized: onnx.ModelProto) -> onnx.ModelProto:
   return restored
 
 
-def _restore(graph: onnx.GraphProto, opset: int) -> None:
-  nodes: list[onnx.NodeProto] = []
+def _restore(graph, opset):
+  nodes = []
   for node in graph.node:
     for attribute in node.attribute:
       if attribute.type == onnx.AttributeProto.GRAPH:
@@ -126,24 +123,24 @@ def _restore(graph: onnx.GraphProto, opset: int) -> None:
   graph.node.extend(nodes)
 
 
-def operators(model: onnx.ModelProto | onnx.GraphProto) -> list[str]:
+def operators(model):
   """The operators in order, Constants left out."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [node.op_type for node in graph.node if node.op_type != "Constant"]
 
 
-def programs(model: onnx.ModelProto | onnx.GraphProto) -> list[str]:
+def programs(model):
   """The programs of the fused nodes in order."""
   graph = model.graph if isinstance(model, onnx.ModelProto) else model
   return [a.s.decode() for node in graph.node for a in node.attribute if a.name == "program"]
 
 
-def lines(program: str) -> list[str]:
+def lines(program):
   """The statements of a program, without the frame."""
   return [line.strip() for line in program.splitlines()[1:-1]]
 
 
-def random_feeds(model: onnx.ModelProto, rng: np.random.Generator, **lengths: int) -> dict[str, np.ndarray]:
+def random_feeds(model, rng, **lengths):
   """Random values for every input that has no initializer. `lengths` of dimensions override LENGTHS."""
   given = {each.name for each in model.graph.initializer}
   feeds = {}
@@ -162,23 +159,23 @@ def random_feeds(model: onnx.ModelProto, rng: np.random.Generator, **lengths: in
   return feeds
 
 
-def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def run(model, feeds):
   """The outputs in ONNX Runtime on the CPU, with its own optimizations off."""
   options = onnxruntime.SessionOptions()
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
   options.log_severity_level = 3
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-  outputs: list[np.ndarray] = session.run(None, dict(feeds))
+  outputs = session.run(None, dict(feeds))
   return outputs
 
 
 def assert_same_outputs(
-  original: onnx.ModelProto,
-  optimized: onnx.ModelProto,
-  precision: str = "",
-  rng: np.random.Generator | None = None,
-  **lengths: int,
-) -> None:
+  original,
+  optimized,
+  precision="",
+  rng=None,
+  **lengths,
+):
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
   feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
@@ -187,29 +184,29 @@ def assert_same_outputs(
     assert_close(expected, found, info.name, precision)
 
 
-def seeded(model: onnx.ModelProto) -> np.random.Generator:
+def seeded(model):
   """A generator seeded by the model: the same numbers in every run and order."""
   return np.random.default_rng(zlib.crc32(model.SerializeToString(deterministic=True)))
 
 
 def run_same(
-  original: onnx.ModelProto,
-  *passes: Pass,
-  precision: str = "",
-  rng: np.random.Generator | None = None,
-  limit: int | None = None,
-  into: Sequence[str] | None = None,
-  program: Sequence[str] | None = None,
-  changes: int | None = None,
-  **lengths: int,
-) -> tuple[onnx.ModelProto, PassResult]:
+  original,
+  *passes,
+  precision="",
+  rng=None,
+  limit=None,
+  into=None,
+  program=None,
+  changes=None,
+  **lengths,
+):
   """`run_pass`, after which the model's outputs are the same."""
   optimized, result = run_pass(original, *passes, limit=limit, into=into, program=program, changes=changes)
   assert_same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
 
 
-def assert_close(expected: np.ndarray, found: np.ndarray, name: str = "", precision: str = "") -> None:
+def assert_close(expected, found, name="", precision=""):
   """Equal dtype, shape and NaNs; values within the tolerance, those that are no floating ones equal."""
   assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
   if expected.dtype.name not in TOLERANCES:
@@ -220,12 +217,12 @@ def assert_close(expected: np.ndarray, found: np.ndarray, name: str = "", precis
   np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, err_msg=name)
 
 
-def reasons(result: PassResult) -> list[str]:
+def reasons(result):
   """The near misses as 'node: reason'."""
   return [f"{each.node}: {each.reason}" for each in result.near_misses]
 
 
-def assert_unchanged(original: onnx.ModelProto, passes: Sequence[Pass], *fragments: str) -> None:
+def assert_unchanged(original, passes, *fragments):
   """The passes change nothing, and each fragment is part of a near miss's reason; none are given: no near miss."""
   optimized, result = run_pass(original, *passes)
   assert not result.changes, result.changes

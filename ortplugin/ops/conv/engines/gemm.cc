@@ -54,8 +54,8 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const 
   constexpr int kWide = 160, kWideFloat = 240;  // what else a thread has in registers leaves too few for operands
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
   if (Size(problem) == 4 && tile_n > kWideFloat) return kNever;
-  const int64_t tiles = DivideUp(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n),
-                                 int64_t{device.multiprocessors});  // of a block
+  const int64_t tiles = DivideUp(
+      Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n), int64_t{device.multiprocessors});  // of a block
   // One warpgroup with wide tiles waits for its program between them.
   if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
   const double mmas =
@@ -181,8 +181,8 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device) {
   const int64_t tiles = Tiles(problem, config.tile_m(), config.tile_n);
   return {static_cast<unsigned>(std::min<int64_t>(tiles, device.multiprocessors)),
-          static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
-          static_cast<unsigned>(config.stages * StageBytes(problem, config) + StagingBytes(config))};
+      static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
+      static_cast<unsigned>(config.stages * StageBytes(problem, config) + StagingBytes(config))};
 }
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const cuda::DeviceFacts& device) {
@@ -194,18 +194,10 @@ EngineKernel MakeGemm(const Program& program, const Contraction& given, const cu
   const auto channels = static_cast<uint64_t>(problem.channels);
   const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
   const bool tf32 = problem.dtype() == DType::kFloat;
-  return {GemmSource(program, problem, config),
-          "gemm",
-          GemmLaunch(problem, config, device),
-          arguments,
-          {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
-           {word + cuda::kTensorMapWords,
-            1,
-            {channels, static_cast<uint64_t>(problem.filters)},
-            {channels},
-            static_cast<uint32_t>(config.tile_n),
-            0,
-            tf32}}};
+  return {GemmSource(program, problem, config), "gemm", GemmLaunch(problem, config, device), arguments,
+      {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
+          {word + cuda::kTensorMapWords, 1, {channels, static_cast<uint64_t>(problem.filters)}, {channels},
+              static_cast<uint32_t>(config.tile_n), 0, tf32}}};
 }
 
 }  // namespace ortplugin

@@ -31,12 +31,12 @@ struct GemmArguments {
 // and w: ROWS_FIRST where that is w.
 struct Tiles {
   int rows, groups, next;  // groups of TILE_M rows
-  __device__ __forceinline__ explicit Tiles(const Arguments& a)
+  DEVICE explicit Tiles(const Arguments& a)
       : rows((int)a.batch * IMAGE), groups((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
-  __device__ __forceinline__ bool exists() const { return next < groups * TILES_N; }
-  __device__ __forceinline__ void step(int count = 1) { next += gridDim.x * count; }
-  __device__ __forceinline__ int row() const { return (ROWS_FIRST ? next % groups : next / TILES_N) * TILE_M; }
-  __device__ __forceinline__ int column() const { return (ROWS_FIRST ? next / groups : next % TILES_N) * TILE_N; }
+  DEVICE bool exists() const { return next < groups * TILES_N; }
+  DEVICE void step(int count = 1) { next += gridDim.x * count; }
+  DEVICE int row() const { return (ROWS_FIRST ? next % groups : next / TILES_N) * TILE_M; }
+  DEVICE int column() const { return (ROWS_FIRST ? next / groups : next % TILES_N) * TILE_N; }
 };
 
 // One thread for x and one for w, since they keep the copy engine busy together only.
@@ -45,7 +45,7 @@ struct Producer {
   const GemmArguments& g;
   unsigned stages, full, empty;  // addresses of the stages and of the first of their barriers
 
-  __device__ __forceinline__ void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles) const {
+  DEVICE void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles) const {
     const unsigned to = stages + ring.stage * STAGE_BYTES + (OF_X ? 0 : X_BYTES), barrier = full + ring.stage * 8;
     expect_bytes(barrier, OF_X ? X_BYTES : W_BYTES);
 #pragma unroll
@@ -58,7 +58,7 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void run(Tiles tiles) const {
+  DEVICE void run(Tiles tiles) const {
     prefetch_map(OF_X ? &g.x : &g.w);
     // Weights that no kernel writes are on their way before the kernel in front has completed.
     if (OF_X || !CONSTANT_WEIGHTS) grid_dependency_wait();
@@ -75,8 +75,7 @@ struct Producer {
 
 // A warpgroup's rows of the tiles. `shared`: the stages, then each warp's staging. `turns`: the barriers at which
 // warpgroups that take turns wait for each other.
-__device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned full,
-                                        unsigned empty, unsigned turns) {
+DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned full, unsigned empty, unsigned turns) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32;
   float* const staging = (float*)((char*)shared + STAGES * STAGE_BYTES) + warp * (16 * PITCH);
   const int own_rows = TAKE_TURNS ? 0 : warpgroup * (64 * M_TILES);  // of the tile, from there on
@@ -106,7 +105,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
           wgmma(sums[m], descriptor(left + (k / ROW * TILE_M + m * 64) * ROW + k % ROW),
-                descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > 0);
+              descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > 0);
       commit_wgmma();
       if (k_tile > 0) {
         wait_wgmma_but_last();

@@ -71,22 +71,23 @@ const std::vector<Engine>& EngineTable() {
           "once. "
           "As measured"},
       {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
-       "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
+          "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
       {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
-       "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty "
-       "for "
-       "the most part. By construction: memory-bound, and the image is read as it lies"},
+          "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty "
+          "for "
+          "the most part. By construction: memory-bound, and the image is read as it lies"},
       {"nchw_gemm", FitsNchwGemm, Always, Make<MakeNchwGemm>,
-       "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the result "
-       "behind"},
+          "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the "
+          "result "
+          "behind"},
       {"direct", FitsDirect, IsDirectFast, MakeDirect,
-       "fp32, NCHW, few channels; behind what is pointwise. As measured"},
+          "fp32, NCHW, few channels; behind what is pointwise. As measured"},
   };
   return *table;
 }
 
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& given,
-                                             const cuda::DeviceFacts& device, bool only_where_fast) {
+std::optional<EngineKernel> FindEngineKernel(
+    const Program& program, const Contraction& given, const cuda::DeviceFacts& device, bool only_where_fast) {
   const Contraction plane = WithTwoWindows(given);
   if (plane.windows.size() != 2) return std::nullopt;
   // A matrix product's rows, however many: they are in no kernel's text then.

@@ -50,7 +50,7 @@ def test_three_sequences():
   assert list(attentions(optimized)[0].input) == ["q", "k", "v"]
 
 
-def test_what_is_written_by_rows_is_written_in_another_order_of_them() -> None:
+def test_what_is_written_by_rows_is_written_in_another_order_of_them():
   """As fuse-attention leaves a result that is needed with columns first, where a layout is chosen later."""
   nodes = f"a = {NODE}> (x, x, x)  y = Transpose<perm = [0, 2, 1, 3]> (a)"
   optimized = rewritten(written(nodes, "float[2,2,5,4] x", "float[2,5,2,4] y"))
@@ -59,7 +59,7 @@ def test_what_is_written_by_rows_is_written_in_another_order_of_them() -> None:
   run_pass(written(nodes, "float[2,2,5,4] x", "float[4,5,4] y"), ATTENTION_VIEWS, changes=0)
 
 
-def test_what_is_read_twice_is_written_as_it_was() -> None:
+def test_what_is_read_twice_is_written_as_it_was():
   nodes = f"""a = {NODE}, y_layout = "b (h d) s"> (x, x, x)  y = Transpose<perm = [0, 2, 1]> (a)  z = Neg(a)"""
   run_pass(written(nodes, "float[2,2,5,4] x", "float[2,5,8] y, float[2,8,5] z"), ATTENTION_VIEWS, changes=0)
 

@@ -223,7 +223,7 @@ def test_a_result_that_is_read_before_its_transpose_stays_in_heads():
   assert "y_layout" not in attributes(node)
 
 
-def test_a_result_that_is_needed_by_columns_is_written_by_rows() -> None:
+def test_a_result_that_is_needed_by_columns_is_written_by_rows():
   """As BoTNet's before its pool, which has channels first: engines on tensor cores write rows alone."""
   back = "back = Transpose<perm = [0,1,3,2]> (a)  joined = {2,32,5}  y = Reshape(back, joined)"
   optimized, node = fused(graph(f"{HEADS} {PRODUCTS} {ATTEND} {back}", QKV, "float[2,32,5] y"))
@@ -231,7 +231,7 @@ def test_a_result_that_is_needed_by_columns_is_written_by_rows() -> None:
   assert "y_layout" not in attributes(node)
 
 
-NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
+NEAR_MISSES = {
   "the softmax is over the queries": (
       {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis = 2> (s)  a = MatMul(p, vh)  {JOIN}", "inputs": QKV},
       "its axis 2 is not that over which"),

@@ -15,10 +15,10 @@ SAME = (
 
 
 def mixed(
-  first: str = SAME[0], second: str = SAME[1], bias: str = ", p;, q", axis: int = 1, more: str = "",
-  dtype: str = "float", filters: tuple[tuple[int, ...], tuple[int, ...]] = ((2, 1, 3, 3), (3, 1, 5, 5)),
-  output: str = "",
-) -> onnx.ModelProto:  # fmt: skip
+  first=SAME[0], second=SAME[1], bias=", p;, q", axis=1, more="",
+  dtype="float", filters=((2, 1, 3, 3), (3, 1, 5, 5)),
+  output="",
+):  # fmt: skip
   """Convolutions of two and of three channels."""
   p, q = bias.split(";")
   original = model(f"""g ({dtype}[N,5,9,8] x) => ({dtype}[A,B,C,D] y{output}) <int64[2] parts = {{2, 3}}> {{
@@ -43,13 +43,13 @@ def mixed(
     (mixed("group = 2", "group = 3, pads = [1, 0, 1, 2]", filters=((2, 1, 3, 1), (3, 1, 5, 3))), [5, 3], [1, 0, 1, 2]),
   ],
 )
-def test_one(original: onnx.ModelProto, shape: list[int], pads: list[int]) -> None:
+def test_one(original, shape, pads):
   optimized, _ = run_same(original, MERGE_DEPTHWISE_ON_GPU, into=["Conv"], changes=1)
   attributes = {each.name: onnx.helper.get_attribute_value(each) for each in optimized.graph.node[0].attribute}
   assert [attributes[name] for name in ("group", "kernel_shape", "pads")] == [5, shape, pads]
 
 
-def test_without_a_gpu_only_what_has_16_bits() -> None:
+def test_without_a_gpu_only_what_has_16_bits():
   run_same(mixed(dtype="float16"), MERGE_DEPTHWISE, into=["Conv"], changes=1)
   assert_unchanged(mixed(), [MERGE_DEPTHWISE], "slower on a CPU")
 
@@ -68,14 +68,14 @@ def test_without_a_gpu_only_what_has_16_bits() -> None:
     (mixed(output=", float[E,F,G,H] c"), "'c' is a graph output"),
   ],
 )  # fmt: skip
-def test_what_stays(original: onnx.ModelProto, words: str | None) -> None:
+def test_what_stays(original, words):
   if words is None:
     run_same(original, MERGE_DEPTHWISE_ON_GPU, into=["Conv"])
   else:
     assert_unchanged(original, [MERGE_DEPTHWISE_ON_GPU], words)
 
 
-def test_another_order_stays() -> None:
+def test_another_order_stays():
   original = mixed()
   concat = original.graph.node[-1]
   concat.input[:] = ["d", "c"]

@@ -32,7 +32,7 @@ def test_one_convolution():
 
 
 @pytest.mark.parametrize("beside", ["", "z = Conv<pads = [1, 1]>(c, v)"])
-def test_a_region_of_pointwise_convolutions_stays(beside: str) -> None:
+def test_a_region_of_pointwise_convolutions_stays(beside):
   """They have an engine with channels first; another convolution beside them decides for all."""
   more = ", float[2,2,8] z" if beside else ""
   original = model(f"""g (float[2,2,8] x) => (float[2,2,8] y{more})

@@ -10,7 +10,7 @@ from ortplugin.passes.layout.early_transpose import EARLY_TRANSPOSE
 NUMBERS = {"zero": 0, "one": 1, "two": 2, "three": 3, "far": 99}
 
 
-def graph(inputs: str, nodes: str, y: str = "float[A,B,C,D] y", more: str = "") -> str:
+def graph(inputs, nodes, y="float[A,B,C,D] y", more=""):
   numbers = ", ".join(f"int64[1] {name} = {{{number}}}" for name, number in NUMBERS.items())
   return f"g ({inputs}) => ({y}) <{numbers}, int64[2] pixels = {{2, 3}}{more}> {{ {nodes} }}"
 
@@ -67,7 +67,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fewer(case: str) -> None:
+def test_fewer(case):
   text, left = CASES[case]
   run_same(model(text, 18), EARLY_TRANSPOSE, N=1, into=left)
 
@@ -103,18 +103,18 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   assert_unchanged(model(STAY[what], 18), [EARLY_TRANSPOSE])
 
 
-def test_before_opset_13_a_softmax_is_over_several_axes() -> None:
+def test_before_opset_13_a_softmax_is_over_several_axes():
   text = f"""g (float[2,4,3,5] x) => (float[A,B,C,D] y) {{
     t = Transpose{HEADS}(x)  s = Softmax<axis = 1>(t)  y = Transpose{HEADS}(s) }}"""
   assert_unchanged(model(text, 12), [EARLY_TRANSPOSE])
   run_same(model(text, 13), EARLY_TRANSPOSE, into=["Softmax", "Identity"])
 
 
-def test_random_graphs() -> None:
+def test_random_graphs():
   """Any operators, axes and orders: the same numbers."""
   generator = np.random.default_rng(1)
   changes = 0
@@ -126,7 +126,7 @@ def test_random_graphs() -> None:
       )
       axis, out = int(generator.integers(len(dims))), f"v{step}"
       held = {"Pad": np.zeros(2 * len(dims), np.int64), "Mul": generator.random(dims[axis:], np.float32)}.get(kind)
-      attributes: dict[str, object] = {"axis": axis} if kind in ("Softmax", "Concat") else {}
+      attributes = {"axis": axis} if kind in ("Softmax", "Concat") else {}
       inputs = [name]
       if kind == "Transpose":
         order = [int(each) for each in generator.permutation(len(dims))]

@@ -1,8 +1,5 @@
 """Transposes, and what takes parts beside them, as one copy each."""
 
-from typing import Any
-
-import onnx
 import pytest
 from pass_helpers import assert_unchanged, model, run_pass, run_same
 
@@ -16,12 +13,12 @@ CONSTANTS = """int64[1] c0 = {0}, int64[1] c1 = {1}, int64[1] c2 = {2}, int64[1]
 QKV = "t = Transpose<perm = [2, 0, 3, 1, 4]>(x)"
 
 
-def graph(nodes: str, inputs: str, outputs: str, dtype: str = "float16") -> str:
+def graph(nodes, inputs, outputs, dtype="float16"):
   typed = ", ".join(f"{dtype}{each}" for each in inputs.split("; "))
   return f"g ({typed}) => ({', '.join(f'{dtype}{each}' for each in outputs.split('; '))}) <{CONSTANTS}> {{ {nodes} }}"
 
 
-def windows(optimized: onnx.ModelProto) -> list[Any]:
+def windows(optimized):
   """perm, starts and ends of each FusedTranspose; without a window the perm alone."""
   found = []
   for node in optimized.graph.node:
@@ -36,14 +33,14 @@ def windows(optimized: onnx.ModelProto) -> list[Any]:
   ("dims", "perm"),
   [("N,4,5,6", [0, 3, 1, 2]), ("N,4,5,6", [0, 2, 1, 3]), ("N,M", [1, 0]), ("N,4,1,6", [2, 3, 0, 1])],
 )
-def test_one(dims: str, perm: list[int], dtype: str) -> None:
+def test_one(dims, perm, dtype):
   out = ",".join("ABCD"[: len(perm)])
   text = graph(f"y = Transpose<perm = {perm}>(x)", f"[{dims}] x", f"[{out}] y", dtype)
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, into=["FusedTranspose"], changes=1)
   assert windows(optimized) == [perm]
 
 
-def test_without_a_perm_axes_are_reversed() -> None:
+def test_without_a_perm_axes_are_reversed():
   optimized, _ = run_same(model(graph("y = Transpose(x)", "[N,4,5] x", "[5,4,N] y")), FUSE_TRANSPOSE, changes=1)
   assert windows(optimized) == [[2, 1, 0]]
 
@@ -58,7 +55,7 @@ PARTS = {
 
 @pytest.mark.parametrize("opset", [11, 17])
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_behind_it(name: str, opset: int) -> None:
+def test_parts_behind_it(name, opset):
   nodes, shape, view = PARTS[name]
   text = graph(f"{QKV} {' '.join(nodes)}", "[N,5,3,4,6] x", "; ".join(f"{shape} {each}" for each in "qkv"))
   optimized, result = run_same(model(text, opset), FUSE_TRANSPOSE, into=["FusedTranspose", *view] * 3, changes=1)
@@ -67,7 +64,7 @@ def test_parts_behind_it(name: str, opset: int) -> None:
   assert result.near_misses == ()
 
 
-def test_parts_behind_a_reshape_that_keeps_their_axis() -> None:
+def test_parts_behind_a_reshape_that_keeps_their_axis():
   nodes = f"{QKV} r = Reshape(t, merged) a = Slice(r, c0, c1, c0) q = Squeeze(a, c0) k = Gather(r, i1)"
   text = graph(nodes, "[2,4,3,5,6] x", "[10,4,6] q; [10,4,6] k")
   into = ["FusedTranspose", "Reshape", "Squeeze", "FusedTranspose", "Reshape"]
@@ -86,13 +83,13 @@ def test_parts_behind_a_reshape_that_keeps_their_axis() -> None:
     ),
   ],
 )  # fmt: skip
-def test_a_part_before_it(nodes: str, out: str, perm: list[int], starts: list[int], view: list[str]) -> None:
+def test_a_part_before_it(nodes, out, perm, starts, view):
   text = graph(nodes, "[N,5,6,4] x", f"{out} y")
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, into=["FusedTranspose", *view], N=7, changes=1)
   assert [each[:2] for each in windows(optimized)] == [(perm, starts)]
 
 
-def test_a_split_before_them() -> None:
+def test_a_split_before_them():
   nodes = """a, b = Split<axis = 2>(x, halves) y = Transpose<perm = [0, 2, 1]>(a) t = Transpose<perm = [2, 0, 1]>(b)
     z = Gather<axis = 1>(t, i0)"""
   text = graph(nodes, "[2,5,6] x", "[2,2,5] y; [4,5] z")
@@ -104,7 +101,7 @@ def test_a_split_before_them() -> None:
   ]
 
 
-def test_two_windows_of_one_axis_are_not_put_together() -> None:
+def test_two_windows_of_one_axis_are_not_put_together():
   nodes = "a = Slice(x, c1, end, c1) t = Transpose<perm = [1, 0, 2]>(a) y = Slice(t, c1, c3, c0)"
   text = graph(nodes, "[N,5,6] x", "[2,N,6] y")
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, into=["Slice", "FusedTranspose"], N=2, changes=1)
@@ -123,7 +120,7 @@ def test_two_windows_of_one_axis_are_not_put_together() -> None:
     ("r = Reshape(t, merged) a = Gather<axis = 1>(r, i0)", "[3,4,6] a"),  # of an axis that the Reshape merged
   ],
 )
-def test_what_else_reads_it_reads_all(nodes: str, outputs: str) -> None:
+def test_what_else_reads_it_reads_all(nodes, outputs):
   text = graph(f"{QKV} {nodes}", "[2,5,3,4,6] x" if "Reshape" not in nodes else "[2,4,3,5,6] x", outputs)
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, changes=1)
   assert windows(optimized) == [[2, 0, 3, 1, 4]]
@@ -142,17 +139,17 @@ def test_what_else_reads_it_reads_all(nodes: str, outputs: str) -> None:
     ),
   ],
 )  # fmt: skip
-def test_what_stays(nodes: str, inputs: str, outputs: str) -> None:
+def test_what_stays(nodes, inputs, outputs):
   text = graph(nodes, inputs, outputs, "float").replace("int64[1] c0", "int64[8] w = {0,0,0,0,0,0,0,0}, int64[1] c0")
   assert_unchanged(model(text), [FUSE_TRANSPOSE])
 
 
-def test_a_product_of_more_than_the_last_two_axes_reads_a_copy() -> None:
+def test_a_product_of_more_than_the_last_two_axes_reads_a_copy():
   text = graph("t = Transpose<perm = [0, 2, 1, 3]>(b) y = MatMul(x, t)", "[2,3,4,5] x; [2,5,3,6] b", "[2,3,4,6] y")
   run_pass(model(text), FUSE_TRANSPOSE, into=["FusedTranspose", "MatMul"], changes=1)
 
 
-def test_arithmetic_on_shapes_and_constants_stays() -> None:
+def test_arithmetic_on_shapes_and_constants_stays():
   shapes = """g (float[N,M,4] x) => (float[A,B,C] y) <int64[2,2] s = {0, 0, -1, 0}, int64[3] at = {0, 1, 2}> {
     n = Shape(x) g = Gather(n, s) t = Transpose(g) f = Flatten<axis = 0>(t) q = Squeeze(f)
     d = Gather(q, at) y = Reshape(x, d) }"""
@@ -162,16 +159,16 @@ def test_arithmetic_on_shapes_and_constants_stays() -> None:
   assert_unchanged(model(weights), [FUSE_TRANSPOSE])
 
 
-def test_near_misses() -> None:
+def test_near_misses():
   text = "g (float[6] x, int64[K] s) => (float[A,B] y) { r = Reshape(x, s) y = Transpose<perm = [1, 0]>(r) }"
   assert_unchanged(model(text), [FUSE_TRANSPOSE], "the rank of 'r' is unknown")
 
 
-def test_an_old_opset() -> None:
+def test_an_old_opset():
   text = "g (float[N,M] x) => (float[M,N] y) { y = Transpose(x) }"
   assert_unchanged(model(text, 9), [FUSE_TRANSPOSE], "the model has opset 9")
 
 
-def test_a_limit() -> None:
+def test_a_limit():
   text = graph("a = Transpose(x) b = Relu(a) y = Transpose<perm = [0, 2, 1]>(b)", "[N,4,5] x", "[5,N,4] y")
   run_pass(model(text), FUSE_TRANSPOSE, DEAD_NODES, limit=1, into=["FusedTranspose", "Relu", "Transpose"])

@@ -9,7 +9,7 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.layout.padded_order import PADDED_ORDER
 
 
-def graph(inputs: str, nodes: str, y: str = "float[A,B,C] y", opset: int = 17, **weights: object) -> onnx.ModelProto:
+def graph(inputs, nodes, y="float[A,B,C] y", opset=17, **weights):
   original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", opset)
   add_weights(
     original,
@@ -29,19 +29,19 @@ WINDOWS = """a = Transpose<perm = [0, 3, 1, 2]>(x)  b = Pad(a, around)  c = Gath
 UNFOLDED = {"around": [0, 0, 1, 1, 0, 0, 1, 1], "taps": [[0, 2], [1, 3], [2, 4]], "heads": [6, 2, 3, 2, 3, 2]}
 
 
-def test_a_shift_that_cuts_off_what_it_pads() -> None:
+def test_a_shift_that_cuts_off_what_it_pads():
   optimized, _ = run_same(graph("float[4,2,3] x", SHIFT, **SHIFTS), PADDED_ORDER, into=["Reshape", "Gather", "Reshape"])
   assert _indices(optimized) == [1, 2, 3, 4]
 
 
-def test_windows_keep_the_padding() -> None:
+def test_windows_keep_the_padding():
   original = graph("float[2,4,4,6] x", WINDOWS, "float[A,B,C,D,E,F] y", **UNFOLDED)
   optimized, _ = run_same(original, PADDED_ORDER, into=["Reshape", "Pad", "Gather", "Reshape"], changes=1)
   assert len(_indices(optimized)) == 3 * 4 * 9  # of one image: heads, windows, pixels of each
   assert max(_indices(optimized)) == 48
 
 
-def _indices(optimized: onnx.ModelProto) -> list[int]:
+def _indices(optimized):
   gather = next(node for node in optimized.graph.node if node.op_type == "Gather")
   found = next(each for each in optimized.graph.initializer if each.name == gather.input[1])
   return [int(each) for each in onnx.numpy_helper.to_array(found)]
@@ -52,7 +52,7 @@ FOLD = """t = Transpose<perm = [0, 2, 1, 3]>(x)  r = Reshape(t, flat)  p = Pad(r
 FOLDED = {"flat": [2, 4, 6], "behind": [0, 0, 0, 0, 1, 0], "first": [4, 0, 2], "second": [3, 3, 4]}
 
 
-def test_several_gathers_of_one_pad() -> None:
+def test_several_gathers_of_one_pad():
   """As a fold adds its parts: what stands before the Pad is in the order of each Gather then."""
   original = graph("float[2,3,4,2] x", FOLD + "y = Add(a, b)", **FOLDED)
   into = ["Reshape", "Pad", "Gather", "Reshape", "Gather", "Reshape", "Add"]
@@ -76,7 +76,7 @@ def test_several_gathers_of_one_pad() -> None:
           "float[A,B,C] y, float[E,F,G] z", **SHIFTS),
   ],
 )  # fmt: skip
-def test_what_stays(original: onnx.ModelProto) -> None:
+def test_what_stays(original):
   if any(each.type.tensor_type.shape.dim[0].dim_param for each in original.graph.input):
     _, result = run_same(original, PADDED_ORDER, N=4)
     assert not result.changes
@@ -84,7 +84,7 @@ def test_what_stays(original: onnx.ModelProto) -> None:
     assert_unchanged(original, [PADDED_ORDER])
 
 
-def test_random_steps() -> None:
+def test_random_steps():
   """Whatever moves, the numbers are the same."""
   generator = np.random.default_rng(2)
   changes = 0

@@ -8,7 +8,7 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 
 
-def graph(dims: str, perm: str, rank: int) -> str:
+def graph(dims, perm, rank):
   out = ",".join("ABCDE"[:rank])
   return f"g (float[{dims}] x) => (float[{out}] y) {{ y = Transpose{f'<perm = {perm}>' if perm else ''}(x) }}"
 
@@ -24,7 +24,7 @@ def graph(dims: str, perm: str, rank: int) -> str:
     ("2,1,3,1,4", "[0, 2, 4, 1, 3]"),
   ],
 )
-def test_views(dims: str, perm: str) -> None:
+def test_views(dims, perm):
   run_same(model(graph(dims, perm, dims.count(",") + 1)), TRANSPOSE_VIEWS, into=["Reshape"], changes=1)
 
 
@@ -40,30 +40,30 @@ def test_views(dims: str, perm: str) -> None:
     ("0,1,7", "[0, 2, 1]"),
   ],
 )
-def test_what_stays(dims: str, perm: str) -> None:
+def test_what_stays(dims, perm):
   assert_unchanged(model(graph(dims, perm, dims.count(",") + 1)), [TRANSPOSE_VIEWS])
 
 
 @pytest.mark.parametrize("length", [0, 1, 3])
 @pytest.mark.parametrize("case", [("N,1,7", "[0, 2, 1]"), ("1,N,4", "[1, 0, 2]"), ("N,1,1,7", "[0, 3, 1, 2]")])
-def test_views_of_nothing(case: tuple[str, str], length: int) -> None:  # RELIABILITY 16
+def test_views_of_nothing(case, length):  # RELIABILITY 16
   run_same(model(graph(*case, case[0].count(",") + 1)), TRANSPOSE_VIEWS, N=length, into=["Reshape"])
 
 
 @pytest.mark.parametrize("perms", [("[2, 0, 1]", "[1, 0, 2]"), ("[2, 0, 1]", "[1, 2, 0]"), ("", "[0, 2, 1]"), ("", "")])
-def test_two_become_one(perms: tuple[str, str]) -> None:
+def test_two_become_one(perms):
   first, last = (f"<perm = {perm}>" if perm else "" for perm in perms)
   text = f"g (float[N,4,5] x) => (float[A,B,C] y) {{ a = Transpose{first}(x)  y = Transpose{last}(a) }}"
   run_same(model(text), TRANSPOSE_VIEWS, into=["Transpose"])
 
 
-def test_one_that_others_need_stays() -> None:
+def test_one_that_others_need_stays():
   text = """g (float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
     a = Transpose(x)  y = Transpose<perm = [0, 2, 1]>(a) }"""
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])
 
 
-def around_a_split(dims: str, first: str, target: str, last: str, rank: int, outputs: str = "") -> str:
+def around_a_split(dims, first, target, last, rank, outputs=""):
   out, count = ",".join("ABCDE"[:rank]), target.count(",") + 1
   return f"""g (float[{dims}] x) => (float[{out}] y{outputs}) <int64[{count}] s = {target}> {{
     a = Transpose<perm = {first}>(x)  b = Reshape(a, s)  y = Transpose<perm = {last}>(b) }}"""
@@ -80,7 +80,7 @@ def around_a_split(dims: str, first: str, target: str, last: str, rank: int, out
     ("4,N,6", "[2, 0, 1]", "{2, 3, 4, -1}", "[3, 2, 0, 1]", ["Reshape", "Transpose"]),
   ],
 )
-def test_around_a_split(dims: str, first: str, target: str, last: str, expected: list[str]) -> None:
+def test_around_a_split(dims, first, target, last, expected):
   run_same(
     model(around_a_split(dims, first, target, last, last.count(",") + 1)), TRANSPOSE_VIEWS, into=expected, changes=1
   )
@@ -100,7 +100,7 @@ def test_around_a_split(dims: str, first: str, target: str, last: str, expected:
     ("3,1,2,1", "[2, 1, 0, 3]", "{1, 2, 3, 1}", "[2, 0, 1, 3]", ["Reshape"]),
   ],
 )
-def test_around_any_view(dims: str, first: str, target: str, last: str, expected: list[str]) -> None:
+def test_around_any_view(dims, first, target, last, expected):
   text = around_a_split(dims, first, target, last, last.count(",") + 1)
   for length in (6, 0) if "N" in dims else (1,):
     run_same(model(text), TRANSPOSE_VIEWS, N=length, into=expected, changes=1)
@@ -109,7 +109,7 @@ def test_around_any_view(dims: str, first: str, target: str, last: str, expected
 NUMBERS = {"from": 1, "to": 9, "one": 1, "two": 2, "first": 0}
 
 
-def chain(dims: str, steps: str, rank: int, outputs: str = "", given: str = "") -> str:
+def chain(dims, steps, rank, outputs="", given=""):
   numbers = ", ".join(f"int64[1] {name} = {{{number}}}" for name, number in NUMBERS.items())
   constants = f"{numbers}, int64[4] shape = {{2, 24, 2, 2}}"
   out = ",".join("ABCDE"[:rank])
@@ -122,26 +122,26 @@ IMAGE = """t = Slice(a, one, two, first)  v = Squeeze(t, first)  p = Slice(v, fr
   c = Reshape(b, shape)  y = Transpose<perm = [0, 2, 3, 1]>(c)"""
 
 
-def test_slices_and_several_views_between() -> None:
+def test_slices_and_several_views_between():
   """CoaT's image of V without its class token, of what Q and K read, too."""
   run_same(model(chain("2,5,3,4,6", QKV + IMAGE, 4)), TRANSPOSE_VIEWS, into=["Slice", "Reshape"])
   text = chain("2,5,3,4,6", QKV + IMAGE, 4, ", float[F,G,H,I,J] z", "").replace(IMAGE, IMAGE + "  z = Neg(a)")
   run_same(model(text), TRANSPOSE_VIEWS, into=["Transpose", "Slice", "Reshape", "Neg"])
 
 
-def test_a_slice_with_a_step_and_a_transpose_that_remains() -> None:
+def test_a_slice_with_a_step_and_a_transpose_that_remains():
   steps = """a = Transpose<perm = [1, 0, 2]>(x)  b = Slice(a, from, to, first, two)
     c = Unsqueeze(b, one)  y = Transpose<perm = [2, 3, 1, 0]>(c)"""
   run_same(model(chain("4,7,5", steps, 4)), TRANSPOSE_VIEWS, into=["Slice", "Reshape", "Transpose"])
 
 
-def test_only_what_is_read_is_transposed() -> None:
+def test_only_what_is_read_is_transposed():
   """SAM's positions are of Q alone, K and V are read as they lie."""
   steps = QKV + "s = Slice(a, one, two, first)  v = Squeeze(s, first)  y = Neg(v)"
   run_same(model(chain("2,5,3,4,6", steps, 4)), TRANSPOSE_VIEWS, into=["Slice", "Transpose", "Squeeze", "Neg"])
 
 
-def test_random_chains() -> None:
+def test_random_chains():
   """Whatever the axes: no more Transposes than one, and the same numbers."""
   generator = np.random.default_rng(0)
   factors = [2, 3, 2, 5]
@@ -166,7 +166,7 @@ def test_random_chains() -> None:
   assert changes > 60
 
 
-def _grouped(generator: np.random.Generator, factors: list[int]) -> list[int]:
+def _grouped(generator, factors):
   """The lengths, some of them multiplied with the next one, and some axes of 1."""
   made = [1]
   for factor in factors:
@@ -192,5 +192,5 @@ def _grouped(generator: np.random.Generator, factors: list[int]) -> list[int]:
     chain("4,7,5", "a = Transpose(x)  b = Slice(a, n, to, first)  y = Transpose(b)", 3, "", ", int64[1] n"),
   ],
 )  # fmt: skip
-def test_other_chains_stay(text: str) -> None:
+def test_other_chains_stay(text):
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])

@@ -1,6 +1,5 @@
 """batch-first: what nn.MultiheadAttention transposes before and after its products."""
 
-import onnx
 import pytest
 from matmul_helpers import weighted
 from pass_helpers import assert_same_outputs, assert_unchanged, operators, run_pass
@@ -31,13 +30,13 @@ SHAPES = {"w": (24, 72), "b": (72,), "wq": (24, 24), "wk": (24, 24), "wv": (24, 
           "u": (5, 2, 24)}  # fmt: skip
 
 
-def graph(nodes: str, more: str = "") -> onnx.ModelProto:
+def graph(nodes, more=""):
   text = f"g (f[2,5,24] x) => (f[2,5,24] y{more}) {{ {nodes}  y = Softmax(e) }}"
   used = {name: shape for name, shape in SHAPES.items() if f", {name})" in text}
   return weighted(text, used, opset=18)
 
 
-def layouts(optimized: onnx.ModelProto) -> list[str]:
+def layouts(optimized):
   (node,) = [each for each in optimized.graph.node if each.op_type == "FusedAttention"]
   given = {each.name: each.s.decode() for each in node.attribute if each.name.endswith("layout")}
   return [given[f"{name}_layout"] for name in "qkvy"]
@@ -51,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_batch_first(case: str) -> None:
+def test_batch_first(case):
   nodes, layout = CASES[case]
   original = graph(nodes)
   before, _ = run_pass(original, *BEFORE)
@@ -64,7 +63,7 @@ def test_batch_first(case: str) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_a_residual_sum_joins_then() -> None:
+def test_a_residual_sum_joins_then():
   original = graph(f"{PACKED}  {FLAT}  {BACK}".replace("e = Tr", "f = Tr") + "  e = Add(x, f)")
   optimized, _ = run_pass(run_pass(original, *BEFORE, BATCH_FIRST)[0], MATMUL_EPILOGUE)
   assert operators(optimized) == ["FusedMatMul", "FusedAttention", "FusedMatMul", "Softmax"]
@@ -83,7 +82,7 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_one_side_stays(what: str) -> None:
+def test_one_side_stays(what):
   original, left = STAY[what]
   before, _ = run_pass(original, *BEFORE)
   optimized, _ = run_pass(before, BATCH_FIRST)
@@ -91,7 +90,7 @@ def test_one_side_stays(what: str) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_channels_that_move_stay() -> None:
+def test_channels_that_move_stay():
   """Before the product the last axis moves: its rows are others."""
   nodes = APART.replace(
     "t = Transpose<perm = [1, 0, 2]>(x)",

@@ -1,6 +1,5 @@
 """channel-products: products between Transposes become convolutions of one pixel with channels first."""
 
-import onnx
 import pytest
 from matmul_helpers import weighted
 from pass_helpers import assert_same_outputs, operators, run_pass
@@ -21,8 +20,8 @@ SHAPES = {"w": (20, 36), "b": (36,), "v": (36, 18)}
 FEW = {"w": (6, 5), "b": (5,)}
 
 
-def graph(nodes: str, x: str = "2,20,24", y: str = "2,36,24", shapes: dict[str, tuple[int, ...]] = SHAPES,
-          half: bool = True) -> onnx.ModelProto:  # fmt: skip
+def graph(nodes, x="2,20,24", y="2,36,24", shapes=SHAPES,
+          half=True):  # fmt: skip
   used = {name: shape for name, shape in shapes.items() if f", {name})" in nodes}
   return weighted(f"g (f[{x}] x) => (f[{y}] y) {{ {nodes} }}", used, half=half)
 
@@ -36,7 +35,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_channel_products(case: str) -> None:
+def test_channel_products(case):
   original, wanted = CASES[case]
   optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS)
   assert operators(optimized) == wanted
@@ -44,14 +43,14 @@ def test_channel_products(case: str) -> None:
   assert operators(run_pass(optimized, CHANNELS_LAST)[0]) == wanted  # which has an engine as it is
 
 
-def test_what_is_pointwise_behind_it_joins() -> None:
+def test_what_is_pointwise_behind_it_joins():
   original = graph(ONE.replace("y = ", "e = ") + "  y = Add(e, e)")
   optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS, CONV_EPILOGUE)
   assert operators(optimized) == ["FusedConv"]
   assert_same_outputs(original, optimized)
 
 
-def test_a_transpose_that_others_read_stays() -> None:
+def test_a_transpose_that_others_read_stays():
   original = graph(ONE.replace("y = ", "e = ") + "  s = ReduceSum(t)  y = Add(e, s)")
   optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS)
   assert operators(optimized) == ["Transpose", "FusedConv", "ReduceSum", "Add"]
@@ -70,7 +69,7 @@ STAY = {
 
 
 @pytest.mark.parametrize("case", STAY)
-def test_near_misses(case: str) -> None:
+def test_near_misses(case):
   original, reason = STAY[case]
   before, _ = run_pass(original, *BEFORE)
   optimized, result = run_pass(before, CHANNEL_PRODUCTS)

@@ -1,13 +1,11 @@
 """What becomes part of a FusedMatMul's program, and what must not."""
 
 import numpy as np
-import onnx
 import pytest
 from matmul_helpers import inputs_of, weighted
 from onnx_models import add_weights
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
-from ortplugin.passes.base import PassResult
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
@@ -18,12 +16,12 @@ NUMBERS = "one = Constant<value_float = 1.0>()  root = Constant<value_float = 1.
 HALVES = "half = Cast<to = 10>(one)  halfroot = Cast<to = 10>(root)  "
 
 
-def graph(nodes: str, outputs: str = "f[N,M,8] y", inputs: str = "") -> onnx.ModelProto:
+def graph(nodes, outputs="f[N,M,8] y", inputs=""):
   text = f"g (f[N,M,8] x, f[N,M,8] r{inputs}) => ({outputs}) {{ c = MatMul(x, w)  {nodes} }}"
   return weighted(text, WEIGHTS, opset=20)
 
 
-def fuse(original: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
+def fuse(original):
   before, _ = run_pass(original, FUSE_LAYER_NORM, MATMUL_TO_FUSED)
   return run_pass(before, MATMUL_EPILOGUE)
 
@@ -45,7 +43,7 @@ def fuse(original: onnx.ModelProto) -> tuple[onnx.ModelProto, PassResult]:
     ),
   ],
 )
-def test_chains(nodes: str, expected: list[str]) -> None:
+def test_chains(nodes, expected):
   original = graph(nodes)
   optimized, _ = fuse(original)
   assert [each for each in operators(optimized) if each not in ("Cast", "Constant")] == ["FusedMatMul"]
@@ -56,14 +54,14 @@ def test_chains(nodes: str, expected: list[str]) -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_a_cast_to_float_is_the_result() -> None:
+def test_a_cast_to_float_is_the_result():
   original = graph("a = Add(c, b)  y = Cast<to = 1>(a)", "float[N,M,8] y")
   optimized, _ = fuse(original)
   assert operators(optimized) == ["FusedMatMul"]
   assert_same_outputs(original, optimized, "float16")
 
 
-def test_a_gate() -> None:
+def test_a_gate():
   """SwiGLU: the activation is the first product's, the product of the two the second's."""
   original = graph("g = Sigmoid(c)  a = Mul(c, g)  u = MatMul(x, w2)  y = Mul(a, u)")
   optimized, _ = fuse(original)
@@ -72,7 +70,7 @@ def test_a_gate() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_the_later_of_two_products_takes_their_sum() -> None:
+def test_the_later_of_two_products_takes_their_sum():
   original = graph("a = Relu(c)  d = MatMul(a, w2)  y = Add(a, d)")
   optimized, _ = fuse(original)
   assert inputs_of(optimized)[1][2:] == ["a"]
@@ -80,7 +78,7 @@ def test_the_later_of_two_products_takes_their_sum() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_what_others_need_is_a_result_too() -> None:
+def test_what_others_need_is_a_result_too():
   """The sum before and the value after an activation, each read by something that is not pointwise."""
   original = graph("a = Add(c, b)  d = Relu(a)  y = Softmax(a)  z = Softmax(d)", "f[N,M,8] y, f[N,M,8] z")
   optimized, _ = fuse(original)
@@ -89,7 +87,7 @@ def test_what_others_need_is_a_result_too() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_what_only_a_pointwise_operator_outside_reads_is_computed_there() -> None:
+def test_what_only_a_pointwise_operator_outside_reads_is_computed_there():
   """d = Relu(c) would be written for Mul alone, which reads c as well and can't join: it reads a gate of c."""
   gate = "p = Softmax(c)  d = Relu(c)  e = Mul(d, c)  y = Mul(e, p)"
   original = graph(gate)
@@ -100,7 +98,7 @@ def test_what_only_a_pointwise_operator_outside_reads_is_computed_there() -> Non
   assert_same_outputs(original, optimized)
 
 
-def test_what_only_a_sum_outside_reads_is_computed_there() -> None:
+def test_what_only_a_sum_outside_reads_is_computed_there():
   """The sum reads half of what the product would write beside its result."""
   original = graph(
     "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
@@ -112,7 +110,7 @@ def test_what_only_a_sum_outside_reads_is_computed_there() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum() -> None:
+def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
   text = "a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)"
   original = graph(text)
   optimized, _ = fuse(original)
@@ -122,7 +120,7 @@ def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum() -> None:
   assert_same_outputs(original, optimized)
 
 
-def test_a_cast_that_only_a_norm_reads_is_the_norms() -> None:
+def test_a_cast_that_only_a_norm_reads_is_the_norms():
   """RMS norms of Llama: two bytes are read in place of four, and four are not written."""
   text = """h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
     d = MatMul(k, w2)  y = Add(d, h)"""
@@ -143,12 +141,12 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms() -> None:
     ("y = Cast<to = 7>(c)", "int64[N,M,8] y", "", "has to be rounded to float16 before it"),
   ],
 )
-def test_what_stays(nodes: str, outputs: str, inputs: str, reason: str) -> None:
+def test_what_stays(nodes, outputs, inputs, reason):
   before, _ = run_pass(graph(nodes, outputs, inputs), MATMUL_TO_FUSED)
   assert_unchanged(before, [MATMUL_EPILOGUE], reason)
 
 
-def test_lengths_that_come_from_one_shape() -> None:
+def test_lengths_that_come_from_one_shape():
   """A residual whose shape has no name: both come from x's, one through a Reshape."""
   text = """g (f[a,M,8] x) => (f[b,M,8] y) { shape = Shape(x)  zero = Constant<value_ints = [0]>()
     n = Gather(shape, zero)  rest = Constant<value_ints = [4, 2, 4]>()  split = Concat<axis = 0>(n, rest)

@@ -14,7 +14,7 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 MATMUL = "g (f[N,M,8] x) => (f[N,M,6] y) { y = MatMul(x, w) }"
 
 
-def gemm(attributes: str = "", operands: str = "x, w, b") -> str:
+def gemm(attributes="", operands="x, w, b"):
   return f"g (f[N,8] x) => (f[N,6] y) {{ y = Gemm{attributes}({operands}) }}"
 
 
@@ -36,7 +36,7 @@ def gemm(attributes: str = "", operands: str = "x, w, b") -> str:
       ("g (f[N,8] x, f[N,1] b) => (f[N,6] y) { y = Gemm(x, w, b) }", {"w": (8, 6)}, ["y = Add(c, bias)"]),
   ],
 )  # fmt: skip
-def test_forms(text: str, weights: dict[str, tuple[int, ...]], statements: list[str]) -> None:
+def test_forms(text, weights, statements):
   optimized, result = run_same(weighted(text, weights), MATMUL_TO_FUSED, DEAD_NODES, into=["FusedMatMul"])
   assert len(result.changes) == 1 + ("Transpose" in text)
   assert lines(programs(optimized)[0]) == statements
@@ -45,13 +45,13 @@ def test_forms(text: str, weights: dict[str, tuple[int, ...]], statements: list[
   assert constant(optimized, node.input[1]).shape == (6, 8)
 
 
-def test_a_bias_times_0_is_not_read() -> None:
+def test_a_bias_times_0_is_not_read():
   original = weighted(gemm("<beta = 0.0>"), {"w": (8, 6), "b": (6,)})
   original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.full(6, np.nan, np.float16), "b"))
   assert_same_outputs(original, run_pass(original, MATMUL_TO_FUSED)[0])
 
 
-def test_bfloat16() -> None:
+def test_bfloat16():
   original = weighted(MATMUL.replace("f[", "bfloat16["), {})
   values = np.arange(48).reshape(8, 6).astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
   add_weights(original, w=values)
@@ -65,7 +65,7 @@ SINGLE = MatMulToFused("matmul-to-tf32", ("float",), "float32")
 
 
 @pytest.mark.parametrize("text", [MATMUL, gemm(operands="x, w")])
-def test_float32_is_a_pass_of_its_own(text: str) -> None:
+def test_float32_is_a_pass_of_its_own(text):
   original = weighted(text, {"w": (8, 6)}, half=False)
   assert_unchanged(original, [MATMUL_TO_FUSED])
   assert_unchanged(weighted(text, {"w": (8, 6)}), [SINGLE])
@@ -73,7 +73,7 @@ def test_float32_is_a_pass_of_its_own(text: str) -> None:
   assert constant(optimized, optimized.graph.node[0].input[1]).shape == (6, 8)
 
 
-def test_float32_as_the_engine_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_as_the_engine_takes_it(monkeypatch):
   text = MATMUL.replace("8]", "6]")
   assert_unchanged(weighted(text, {"w": (6, 6)}, half=False), [SINGLE], "'w' of shape [6, 6] makes sums of which")
   monkeypatch.setattr("ortplugin.passes.matmul.matmul_to_fused.COPY_BYTES", 95)
@@ -91,11 +91,11 @@ def test_float32_as_the_engine_takes_it(monkeypatch: pytest.MonkeyPatch) -> None
     ("g (f[8,N] x) => (f[N,6] y) { y = Gemm<transA = 1>(x, w) }", {"w": (8, 6)}, ["'x' is transposed"]),
   ],
 )
-def test_what_stays(text: str, weights: dict[str, tuple[int, ...]], reasons: list[str]) -> None:
+def test_what_stays(text, weights, reasons):
   assert_unchanged(weighted(text, weights), [MATMUL_TO_FUSED], *reasons)
 
 
-def test_products_that_share_weights_share_the_transposed_ones() -> None:
+def test_products_that_share_weights_share_the_transposed_ones():
   original = weighted(
     "g (f[N,M,8] x, f[N,8] z) => (f[N,M,8] y, f[N,8] v) { a = MatMul(x, w)  y = MatMul(a, w)  v = Gemm(z, w) }",
     {"w": (8, 8)},
@@ -109,7 +109,7 @@ EMBEDDING = "g (int64[N,M] ids) => (f[N,M,6] y) { e = Gather(table, ids)  %s  y 
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_a_head_reads_the_table_of_embeddings(transposed: bool) -> None:
+def test_a_head_reads_the_table_of_embeddings(transposed):
   """Through a Transpose, or where an exporter has folded that into weights of their own."""
   original = weighted(EMBEDDING % ("t = Transpose(table)" if transposed else ""), {"table": (6, 8)})
   if not transposed:
@@ -119,12 +119,12 @@ def test_a_head_reads_the_table_of_embeddings(transposed: bool) -> None:
   assert inputs_of(optimized) == [["e", "table"]]
 
 
-def test_another_table_is_not_taken_for_the_weights() -> None:
+def test_another_table_is_not_taken_for_the_weights():
   optimized, _ = run_same(weighted(EMBEDDING % "", {"table": (6, 8), "t": (8, 6)}), MATMUL_TO_FUSED)
   assert inputs_of(optimized) == [["e", "t_rows"]]
 
 
-def test_large_weights_that_others_read_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_that_others_read_stay_as_they_are(monkeypatch):
   text = "g (f[N,M,8] x) => (f[N,M,6] y, f[8,6] v) { y = MatMul(x, w)  v = Neg(w) }"
   original = weighted(text, {"w": (8, 6)})
   monkeypatch.setattr("ortplugin.passes.matmul.matmul_to_fused.COPY_BYTES", 95)
@@ -133,6 +133,6 @@ def test_large_weights_that_others_read_stay_as_they_are(monkeypatch: pytest.Mon
   assert attribute(optimized.graph.node[0], "trans_b") == 0
 
 
-def test_the_limit_is_kept() -> None:
+def test_the_limit_is_kept():
   original = weighted("g (f[N,8] x) => (f[N,8] y) { a = MatMul(x, w)  y = MatMul(a, w) }", {"w": (8, 8)})
   run_pass(original, MATMUL_TO_FUSED, limit=1, into=["FusedMatMul", "MatMul"], changes=1)

@@ -15,7 +15,7 @@ TO_ROWS = "rows = Constant<value_ints = [-1, 8]>()  a = Reshape(x, rows)  "
 BACK = "k = Constant<value_ints = [{}]>()  y = Reshape(c, k)"
 
 
-def shaped(back: str, x: str = "2,3,8", y: str = "2,3,6", product: str = "Gemm(a, w, b)", more: str = "") -> str:
+def shaped(back, x="2,3,8", y="2,3,6", product="Gemm(a, w, b)", more=""):
   return f"g (f[{x}] x{more}) => (f[{y}] y) {{ {TO_ROWS} c = {product}  {back} }}"
 
 
@@ -41,12 +41,12 @@ DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<
     (shaped(BACK.format("3, 2, 6"), y="3,2,6"), ["Reshape", "FusedMatMul", "Reshape"]),
   ],
 )
-def test_forms(text: str, ops: list[str]) -> None:
+def test_forms(text, ops):
   optimized, _ = run_same(weighted(text, WEIGHTS), *PASSES)
   assert [each for each in operators(optimized) if each not in ("Shape", "Gather", "Unsqueeze", "Concat")] == ops
 
 
-def test_rows_whose_number_only_a_run_knows() -> None:
+def test_rows_whose_number_only_a_run_knows():
   """The view's shape comes from another tensor than x: what is read is reshaped by it."""
   text = f"""g (f[R,8] x, f[N,M,6] r) => (f[N,M,6] y) {{ c = Gemm(x, w, b)
     {DYNAMIC.replace("Shape(x)", "Shape(r)")}  v = Reshape(c, k)  y = Add(v, r) }}"""
@@ -63,25 +63,25 @@ def test_rows_whose_number_only_a_run_knows() -> None:
     shaped("y = Transpose(c)", y="6,6"),
   ],
 )
-def test_what_stays(text: str) -> None:
+def test_what_stays(text):
   before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED)
   assert_unchanged(before, [MATMUL_VIEWS])
 
 
-def test_an_operand_of_each_row_keeps_its_place() -> None:
+def test_an_operand_of_each_row_keeps_its_place():
   text = shaped(BACK.format("2, 3, 6"), product="Gemm(a, w, z)", more=", f[6,1] z")
   before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED, DEAD_NODES)
   assert_unchanged(before, [MATMUL_VIEWS], "'z' is no row")
 
 
-def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view() -> None:
+def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view():
   text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints = [0]>()  a = Unsqueeze(x, first)
     c = Gemm(a, w, b)  k = Constant<value_ints = [6]>()  y = Reshape(c, k) }"""
   (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
   assert reason.reason == "'b' has more dimensions than 'y'"
 
 
-def test_a_width_that_is_not_known() -> None:
+def test_a_width_that_is_not_known():
   """A model may leave it open how wide the rows are; the product is fused, its view stays."""
   text = "g (f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
   fused, _ = run_pass(weighted(text % BACK.format("2, 3, 6").replace("y =", "v ="), WEIGHTS), MATMUL_TO_FUSED)

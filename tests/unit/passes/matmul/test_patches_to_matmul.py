@@ -16,14 +16,14 @@ BEFORE = [FUSE_CONV, CHANNELS_LAST, IMAGE_INPUT, CONV_EPILOGUE]
 
 
 def network(
-  strides: str = "strides = [16, 8]",
-  image: str = "N,3,32,24",
-  channels: int = 3,
-  kernel: str = "16,8",
-  half: bool = True,
-  bias: bool = True,
-  after: str = "",
-) -> onnx.ModelProto:
+  strides="strides = [16, 8]",
+  image="N,3,32,24",
+  channels=3,
+  kernel="16,8",
+  half=True,
+  bias=True,
+  after="",
+):
   """A ViT's first layers; the product's rows are moved to [N, h w, M]."""
   p, q = (int(each) for each in kernel.split(","))
   weights = {"w": (24, channels, p, q), **({"b": (24,)} if bias else {}), "g": (24,), "o": (24,)}
@@ -35,7 +35,7 @@ def network(
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
-def test_a_product_of_patches(image: str, bias: bool) -> None:
+def test_a_product_of_patches(image, bias):
   optimized, result = run_same(network(image=image, bias=bias), *BEFORE, PATCHES_TO_MATMUL)
   first = operators(optimized)[:5]
   assert first == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
@@ -46,7 +46,7 @@ def test_a_product_of_patches(image: str, bias: bool) -> None:
   assert attribute(product, "trans_b") == 1
 
 
-def test_an_epilogue_comes_along() -> None:
+def test_an_epilogue_comes_along():
   optimized, _ = run_same(network(after="d = Relu(c)"), *BEFORE, PATCHES_TO_MATMUL)
   assert ["Relu" in program for program in programs(optimized)] == [True]
 
@@ -66,7 +66,7 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_stays(what: str) -> None:
+def test_stays(what):
   arguments, reason = STAY[what]
   before, _ = run_pass(network(**arguments), *BEFORE)
   assert "FusedConv" in operators(before)
@@ -74,7 +74,7 @@ def test_stays(what: str) -> None:
 
 
 @pytest.mark.parametrize("said", [None, 0, 1])
-def test_float32_goes_by_tf32(said: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_goes_by_tf32(said, monkeypatch):
   says = [] if said is None else [ALLOW_TF32 if said else FORBID_TF32]
   for pays in ((), ("float",)):
     monkeypatch.setattr("ortplugin.passes.matmul.patches_to_matmul.TF32", pays)
@@ -86,7 +86,7 @@ def test_float32_goes_by_tf32(said: int | None, monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_weights_that_a_caller_may_override_stay() -> None:
+def test_weights_that_a_caller_may_override_stay():
   before, _ = run_pass(network(), *BEFORE)
   name = next(node for node in before.graph.node if node.op_type == "FusedConv").input[1]
   weights = next(each for each in before.graph.initializer if each.name == name)

@@ -12,12 +12,12 @@ from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
 GATED = "a, b = Split<axis = -1, num_outputs = 2>({c})  g = Gelu(a)  y = Mul(g, b)"
 
 
-def graph(nodes: str, y: str = "f[N,M,16] y", **weights: tuple[int, ...]) -> onnx.ModelProto:
+def graph(nodes, y="f[N,M,16] y", **weights):
   text = f"g (f[N,M,8] x, f[N,M,32] r) => ({y}) {{ c = MatMul(x, w)  {nodes} }}"
   return weighted(text, {"w": (8, 32), **weights}, opset=20)
 
 
-def test_a_gated_linear_unit_is_two_products() -> None:
+def test_a_gated_linear_unit_is_two_products():
   original = graph("d = Add(c, bias)  " + GATED.format(c="d"), bias=(32,))
   optimized, _ = run_pass(original, MATMUL_TO_FUSED, MATMUL_EPILOGUE, SPLIT_PRODUCTS)
   optimized, _ = run_pass(optimized, MATMUL_EPILOGUE, into=["FusedMatMul", "FusedMatMul"])
@@ -26,7 +26,7 @@ def test_a_gated_linear_unit_is_two_products() -> None:
   assert [constant(optimized, each[1]).shape for each in inputs_of(optimized)] == [(16, 8), (16, 8)]
 
 
-def test_parts_of_different_sizes() -> None:
+def test_parts_of_different_sizes():
   original = graph("y, z, u = Split<axis = 2>(c, p)", "f[N,M,8] y, f[N,M,16] z, f[N,M,8] u")
   original.graph.initializer.append(onnx.helper.make_tensor("p", onnx.TensorProto.INT64, [3], [8, 16, 8]))
   optimized, _ = run_pass(original, MATMUL_TO_FUSED, SPLIT_PRODUCTS, into=["FusedMatMul"] * 3)
@@ -38,7 +38,7 @@ def test_parts_of_different_sizes() -> None:
   ("d = Add(c, r)  " + GATED.format(c="d"), "f[N,M,16] y", "'r' is no constant of 32 columns"),
   ("y, z = Split<axis = -1>(c, p)", "f[N,M,B] y, f[N,M,C] z", "not known to be multiples of 8"),
 ])  # fmt: skip
-def test_stays(nodes: str, y: str, reason: str) -> None:
+def test_stays(nodes, y, reason):
   original = graph(nodes, y)
   original.graph.initializer.append(onnx.helper.make_tensor("p", onnx.TensorProto.INT64, [2], [12, 20]))
   before, _ = run_pass(original, MATMUL_TO_FUSED, MATMUL_EPILOGUE)

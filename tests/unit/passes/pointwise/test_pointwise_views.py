@@ -1,6 +1,5 @@
 """Which Reshapes move up over pointwise operators and which Expands go, and what must stay."""
 
-import onnx
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, model, programs, reasons, run_pass, run_same
 
@@ -10,11 +9,11 @@ from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
 SPLIT = "to = Constant<value = int64[4] {2, 3, 4, 8}> ()"  # of float[6,4,8]
 
 
-def graph(nodes: str, inputs: str, outputs: str = "float[2,3,4,8] y") -> str:
+def graph(nodes, inputs, outputs="float[2,3,4,8] y"):
   return f"g (float[6,4,8] x{inputs}) => ({outputs}) {{ {SPLIT}  {nodes} }}"
 
 
-def check(text: str, *ops: str, opset: int = 17) -> onnx.ModelProto:
+def check(text, *ops, opset=17):
   """The operators after the pass; outputs are the same then, and with everything fused that now can be."""
   original = model(text, opset)
   optimized, _ = run_same(original, POINTWISE_VIEWS, into=list(ops))
@@ -22,14 +21,14 @@ def check(text: str, *ops: str, opset: int = 17) -> onnx.ModelProto:
   return optimized
 
 
-def test_a_reshape_moves_up_and_both_sides_join() -> None:
+def test_a_reshape_moves_up_and_both_sides_join():
   """As Swin adds a position bias and then, for each window, a mask."""
   text = graph("a = Add(x, bias)  v = Reshape(a, to)  y = Add(v, mask)", ", float[1,4,8] bias, float[3,4,8] mask")
   fused, _ = run_pass(check(text, "Reshape", "Add", "Add"), FUSE_POINTWISE, into=["Reshape", "FusedPointwise"])
   assert programs(fused)[0].count("Add") == 2
 
 
-def test_over_a_chain_with_its_attributes() -> None:
+def test_over_a_chain_with_its_attributes():
   text = graph(
     """m = Softmax(x)  a = Mul(m, s)  b = LeakyRelu<alpha = 0.3> (a)  c = Cast<to = 11> (b)  d = Cast<to = 1> (c)
       v = Reshape(d, to)  y = Relu(v)""",
@@ -49,11 +48,11 @@ def test_over_a_chain_with_its_attributes() -> None:
     ("shape = Constant<value = int64[3] {0, -1, 2}> ()  v = Reshape(a, shape)", "[6,16,2]", "Reshape"),
   ],
 )
-def test_other_views(view: str, shape: str, back: str) -> None:
+def test_other_views(view, shape, back):
   check(graph(f"a = Neg(x)  {view}  y = Abs(v)", "", f"float{shape} y"), back, "Neg", "Abs")
 
 
-def test_the_shape_may_come_after_the_chain() -> None:
+def test_the_shape_may_come_after_the_chain():
   text = graph("a = Neg(x)  n = Neg(minus)  v = Reshape(a, n)  y = Abs(v)", ", int64[2] minus", "float[A,B] y")
   optimized, _ = run_pass(model(text), POINTWISE_VIEWS, into=["Neg", "Reshape", "Neg", "Abs"])
   assert next(node.output[0] for node in optimized.graph.node if node.op_type == "Neg") == "n"
@@ -68,28 +67,28 @@ def test_the_shape_may_come_after_the_chain() -> None:
        "", "'h' is also used by"),
   ],
 )  # fmt: skip
-def test_what_cannot_be_passed(nodes: str, inputs: str, words: str) -> None:
+def test_what_cannot_be_passed(nodes, inputs, words):
   assert_unchanged(model(graph(nodes, inputs)), [POINTWISE_VIEWS], words)
 
 
-def test_nothing_moves_where_nothing_pointwise_follows() -> None:
+def test_nothing_moves_where_nothing_pointwise_follows():
   assert_unchanged(model(graph("a = Relu(x)  v = Reshape(a, to)  y = Softmax(v)", "")), [POINTWISE_VIEWS])
   assert_unchanged(model(graph("a = Softmax(x)  v = Reshape(a, to)  y = Relu(v)", "")), [POINTWISE_VIEWS])
 
 
-def test_a_value_that_is_needed_before_the_view_stays() -> None:
+def test_a_value_that_is_needed_before_the_view_stays():
   text = graph("a = Relu(x)  v = Reshape(a, to)  y = Neg(v)", "", "float[2,3,4,8] y, float[6,4,8] a")
   assert_unchanged(model(text), [POINTWISE_VIEWS])
   read = graph("a = Relu(x)  v = Reshape(a, to)  y = Neg(v)  z = Softmax(a)", "", "float[2,3,4,8] y, float[6,4,8] z")
   assert_unchanged(model(read), [POINTWISE_VIEWS])
 
 
-def test_a_transpose_stays() -> None:
+def test_a_transpose_stays():
   text = graph("a = Relu(x)  v = Transpose(a)  y = Neg(v)", "", "float[8,4,6] y")
   assert_unchanged(model(text), [POINTWISE_VIEWS])
 
 
-def test_an_expand_that_its_reader_makes_needless() -> None:
+def test_an_expand_that_its_reader_makes_needless():
   text = graph(
     "shape = Shape(x)  e = Expand(b, shape)  c = Greater(e, x)  y = Where(c, x, e)", ", float[8] b", "float[6,4,8] y"
   )
@@ -98,7 +97,7 @@ def test_an_expand_that_its_reader_makes_needless() -> None:
   assert [each.nodes for each in result.changes] == [("'e' (Expand)", "'c' (Greater)"), ("'e' (Expand)", "'y' (Where)")]
 
 
-def test_an_expand_that_gives_the_shape_stays() -> None:
+def test_an_expand_that_gives_the_shape_stays():
   """Of two that meet, one goes; of one beside something smaller, none."""
   text = graph("shape = Shape(x)  e = Expand(b, shape)  y = Mul(e, c)", ", float[8] b, float[4,1] c", "float[6,4,8] y")
   assert_unchanged(model(text), [POINTWISE_VIEWS])
@@ -112,7 +111,7 @@ def test_an_expand_that_gives_the_shape_stays() -> None:
   assert not reasons(result)
 
 
-def test_the_limit() -> None:
+def test_the_limit():
   text = graph(
     "a = Neg(x)  v = Reshape(a, to)  b = Abs(v)  shape = Shape(b)  e = Expand(s, shape)  y = Mul(b, e)", ", float[8] s"
   )

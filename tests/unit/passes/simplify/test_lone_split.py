@@ -6,18 +6,18 @@ from pass_helpers import assert_unchanged, model, run_same
 from ortplugin.passes.simplify.lone_split import LONE_SPLIT
 
 
-def split(nodes: str, x: str = "float[2,9,4] x", outputs: str = "float[A,B,C] y", more: str = "") -> str:
+def split(nodes, x="float[2,9,4] x", outputs="float[A,B,C] y", more=""):
   return f"g ({x}{more}) => ({outputs}) <int64[3] parts = {{2, 3, 4}}> {{ {nodes} }}"
 
 
 @pytest.mark.parametrize("part", ["a", "b", "c"])
 @pytest.mark.parametrize("axis", ["axis = 1", "axis = -2"])
-def test_one_part(part: str, axis: str) -> None:
+def test_one_part(part, axis):
   text = split(f"a, b, c = Split<{axis}>(x, parts)  y = Relu({part})", "float[N,9,4] x")
   run_same(model(text), LONE_SPLIT, into=["Slice", "Relu"], changes=1)
 
 
-def test_of_equal_parts() -> None:
+def test_of_equal_parts():
   run_same(model(split("a, b = Split<axis = 2>(x)  y = Relu(b)")), LONE_SPLIT, into=["Slice", "Relu"])
   run_same(model(split("a, y = Split<axis = 2>(x)")), LONE_SPLIT, into=["Slice"])
 
@@ -32,5 +32,5 @@ def test_of_equal_parts() -> None:
     split("a, b, c = Split<axis = 1>(x, n)  y = Relu(b)", more=", int64[3] n"),
   ],
 )  # fmt: skip
-def test_what_stays(text: str) -> None:
+def test_what_stays(text):
   assert_unchanged(model(text), [LONE_SPLIT])
