@@ -10,7 +10,6 @@ set(kernel_files
   kScatterSortSource=ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=ops/pointwise/pointwise.cu
   kSumToSource=ops/sum_to/sum_to.cu
-  kTransposeSource=device/transpose.cu
   kCopySource=device/copy.cuh
   kDepthwiseSource=ops/conv/engines/depthwise.cu
   kGroupedSource=ops/conv/engines/grouped.cu
@@ -32,7 +31,7 @@ set(kernel_files
   kWeightGradSource=ops/conv_grad/weight_grad.cu
   kPoolSource=ops/pool/pool.cu
   kResizeSource=ops/pool/pool_resize.cu
-  kFusedTransposeSource=ops/transpose/transpose.cu
+  kTransposeSource=ops/transpose/transpose.cu
   kMmaSource=device/mma.cuh
   kSoftmaxSource=ops/attention/engines/softmax.cuh
   kAttentionRowsSource=ops/attention/engines/rows.cuh

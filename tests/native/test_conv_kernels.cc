@@ -197,10 +197,5 @@ int main(int argc, char** argv) {
         {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
   }
   TestShuffles(architecture);
-  for (const size_t bytes : {1, 2, 4, 8}) {
-    test::Compiled compiled(TransposeSource(bytes), architecture);
-    compiled.CheckRegisters("transposes " + std::to_string(bytes) + " bytes:");
-    if (architecture == "sm_90") compiled.CheckWaits();
-  }
   return test::Summary();
 }

@@ -12,6 +12,7 @@
 #include "ortplugin/ops/conv_grad/weight_grad.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pool/pool.h"
+#include "ortplugin/ops/transpose/transpose.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 #include "tests/native/square_conv.h"
@@ -186,6 +187,21 @@ void TestPools() {
   }
 }
 
+void TestTransposes() {
+  const Shape whole{INT64_MAX, INT64_MAX, INT64_MAX};
+  for (const test::Gpu& gpu : test::kGpus)
+    for (const int64_t element : {1, 2, 4, 8, 16})
+      for (const int64_t outside : {1, 8, 3000})
+        for (int64_t rows = 2; rows < 5000; rows = rows * 5 / 3 + 1)
+          for (int64_t columns = 2; columns < 5000; columns = columns * 5 / 3 + 1) {
+            const Shape input{outside, rows, columns};
+            const TransposeConfig config =
+                ConfigureTranspose(FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, input, element), gpu.facts, 16);
+            CheckThreads(gpu, config.threads, 1, ToString(input));
+            CHECK_WITH(config.blocks > 0 && config.shared_bytes <= cuda::kStaticSharedBytes, ToString(input));
+          }
+}
+
 }  // namespace
 
 int main() {
@@ -194,5 +210,6 @@ int main() {
   TestNorms();
   TestNormTiles();
   TestPools();
+  TestTransposes();
   return test::Summary();
 }

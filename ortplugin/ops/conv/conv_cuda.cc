@@ -7,7 +7,6 @@
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/ops/conv/planned_kernel.h"
 #include "ortplugin/runtime/gpu/cuda.h"
-#include "ortplugin/runtime/gpu/kernel_sources.h"
 
 namespace ortplugin {
 namespace {
@@ -116,14 +115,6 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 }
 
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
-
-std::string TransposeSource(size_t element_bytes) {
-  const char* element = element_bytes == 1 ? "unsigned char"
-      : element_bytes == 2                 ? "unsigned short"
-      : element_bytes == 4                 ? "unsigned"
-                                           : "unsigned long long";
-  return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kTransposeSource;
-}
 
 std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, const cuda::DeviceFacts& gpu) {
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.

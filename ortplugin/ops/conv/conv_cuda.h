@@ -22,9 +22,6 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 cudnn::Problem ProblemWithoutEpilogue(const Contraction& contraction);
 cudnn::Problem ProblemWithEpilogue(const Contraction& contraction);
 
-// The CUDA C++ of `transpose`, for elements of 1, 2, 4 or 8 bytes.
-std::string TransposeSource(size_t element_bytes);
-
 // Every algorithm that the GPU offers, as the attribute's texts, the likeliest first.
 std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, const cuda::DeviceFacts& gpu);
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
+#include "ortplugin/ops/transpose/transpose.h"
 #include "ortplugin/runtime/ort/scratch.h"
-#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -19,10 +19,9 @@ DType InputType(const Program& program, size_t input) {
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceFacts& device, cuda::Stream stream,
-    void* from, void* to) {
-  uint64_t rows = transposition.rows, columns = transposition.columns, count = transposition.count;
-  void* parameters[] = {&from, &to, &rows, &columns, &count};
-  cuda::Launch(device, transposition.kernel, transposition.launch, stream, parameters);
+    const void* from, void* to) {
+  const void* const addresses[] = {from, to};
+  transposition.kernel.Launch(device, stream, addresses, 2);
 }
 
 }  // namespace
@@ -162,12 +161,13 @@ void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
 // Transposes every matrix [rows, columns] of a tensor.
 void ConvPlanner::AddTransposition(
     size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const {
-  const size_t size = SizeOf(dtype);
-  const cuda::Function kernel = cuda::Load(device_, TransposeSource(size), "transpose", cuda::Warn);
-  constexpr int64_t kMostBlocks = 1 << 20, kThreads = 256;
-  const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, DivideUp(count, kThreads))), kThreads};
-  plan->transpositions.push_back({tensor, ScratchBytes(static_cast<size_t>(count) * size), kernel, launch,
-      static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(count)});
+  constexpr int kAlignment = 16;  // of scratch memory, and of tensors, which are copied where they lie elsewhere
+  const auto size = static_cast<int64_t>(SizeOf(dtype));
+  const Shape whole{INT64_MAX, INT64_MAX, INT64_MAX};
+  const TransposeShape shape =
+      FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, {count / rows / columns, rows, columns}, size);
+  plan->transpositions.push_back(
+      {tensor, ScratchBytes(static_cast<size_t>(count * size)), LoadTranspose(shape, device_, kAlignment)});
 }
 
 // Once for each node.

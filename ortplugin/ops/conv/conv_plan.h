@@ -38,9 +38,7 @@ struct ConvPlan {
   struct Transposition {
     size_t tensor;  // number of the input, or behind these of the output
     size_t bytes;
-    cuda::Function kernel;
-    cuda::LaunchShape launch;
-    uint64_t rows, columns, count;  // of the matrices that are transposed, and their elements in all
+    cuda::PackedKernel kernel;
   };
   std::vector<Transposition> transpositions;
   size_t value_bytes = 0, scratch_bytes = 0;

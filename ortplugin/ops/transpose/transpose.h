@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/gpu/packed_kernel.h"
 #include "ortplugin/runtime/ort/ort.h"
 
 namespace ortplugin {
@@ -64,6 +65,9 @@ struct TransposeConfig {
 TransposeConfig ConfigureTranspose(TransposeShape shape, const cuda::DeviceFacts& gpu, int alignment);
 std::string TransposeSource(const TransposeConfig& config);
 const char* TransposeName(const TransposeConfig& config);  // of the kernel in it
+
+// The kernel, ready to launch: its addresses are those of x's window and of y.
+cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const cuda::DeviceFacts& device, int alignment);
 
 std::unique_ptr<Kernel> CreateCpuTranspose(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaTranspose(const NodeInfo& info);

@@ -219,8 +219,16 @@ std::string TransposeSource(const TransposeConfig& config) {
   text << kCommonSource << "\ntypedef " << type << " unit_t;\n#define UNIT " << config.unit << "\n#define TILED "
        << config.is_tiled << "\n#define READ " << config.read << "\n#define WRITE " << config.write << "\n#define AXES "
        << config.axes << "\n#define WIDE " << config.wide << "\n#define THREADS " << config.threads << "\n\n"
-       << kFusedTransposeSource;
+       << kTransposeSource;
   return text.str();
+}
+
+cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const cuda::DeviceFacts& device, int alignment) {
+  const TransposeConfig config = ConfigureTranspose(shape, device, alignment);
+  if (config.blocks >= kNarrow) Fail("the output takes ", config.blocks, " blocks, more than a launch has");
+  const cuda::Function kernel = cuda::Load(device, TransposeSource(config), TransposeName(config), cuda::Warn);
+  return {kernel, {static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads), config.shared_bytes},
+      config.arguments};
 }
 
 namespace {
@@ -229,9 +237,7 @@ namespace {
 struct Plan {
   Shape output;
   int64_t offset;
-  cuda::Function kernel;
-  cuda::LaunchShape launch;
-  std::vector<uint64_t> arguments;
+  cuda::PackedKernel kernel;
 };
 
 struct Variant {
@@ -277,24 +283,15 @@ class CudaTranspose : public Kernel {
       cuda::RefuseCapture(device_, stream);
       plan = &Make(x.shape, {x.type, both});
     }
-    std::vector<uint64_t> arguments = plan->arguments;
-    arguments[0] = reinterpret_cast<uintptr_t>(x.data) + static_cast<uint64_t>(plan->offset);
-    arguments[1] = reinterpret_cast<uintptr_t>(y);
-    void* parameters[] = {arguments.data()};
-    cuda::Launch(device_, plan->kernel, plan->launch, stream, parameters);
+    const void* const addresses[] = {static_cast<const char*>(x.data) + plan->offset, y};
+    plan->kernel.Launch(device_, stream, addresses, 2);
   }
 
  private:
   const Plan& Make(const Shape& input, const Variant& variant) const {
     const TransposeShape shape = FitTranspose(attributes_, input, CheckTransposeType(variant.type));
-    const TransposeConfig config = ConfigureTranspose(shape, device_, variant.alignment);
-    if (config.blocks >= kNarrow) Fail("the output takes ", config.blocks, " blocks, more than a launch has");
     auto plan = std::make_unique<Plan>();
-    plan->output = shape.output;
-    plan->offset = shape.offset;
-    plan->arguments = config.arguments;
-    plan->kernel = cuda::Load(device_, TransposeSource(config), TransposeName(config), cuda::Warn);
-    plan->launch = {static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads), config.shared_bytes};
+    *plan = {shape.output, shape.offset, LoadTranspose(shape, device_, variant.alignment)};
     return plans_.Keep({input}, variant, std::move(plan));
   }
 

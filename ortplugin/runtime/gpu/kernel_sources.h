@@ -16,8 +16,7 @@ extern const char kPoolSource[];               // ops/pool/pool.cu
 extern const char kResizeSource[];             // ops/pool/pool_resize.cu
 extern const char kScatterSource[];            // ops/scatter/scatter.cu
 extern const char kScatterSortSource[];        // ops/scatter/scatter_sort.cu
-extern const char kTransposeSource[];          // device/transpose.cu
-extern const char kFusedTransposeSource[];     // ops/transpose/transpose.cu
+extern const char kTransposeSource[];          // ops/transpose/transpose.cu
 extern const char kCopySource[];               // device/copy.cuh
 extern const char kDepthwiseSource[];          // ops/conv/engines/depthwise.cu
 extern const char kGroupedSource[];            // ops/conv/engines/grouped.cu
