@@ -91,7 +91,7 @@ def test_a_decoder_has_its_channels_last(rng):
   first.graph.node.append(helper.make_node("ConvTranspose", ["middle", "w2"], ["y"], "up2", strides=[2, 2]))
   first.graph.initializer.append(second)
   optimized, _, _ = run_passes(first, PIPELINE)
-  assert operators(optimized) == ["Transpose", "FusedConvTranspose", "FusedConvTranspose", "Transpose"]
+  assert operators(optimized) == ["FusedTranspose", "FusedConvTranspose", "FusedConvTranspose", "FusedTranspose"]
   layouts = [helper.get_attribute_value(a) for n in optimized.graph.node for a in n.attribute if a.name == "layout"]
   assert layouts == [b"NHWC", b"NHWC"]
   assert_same_outputs(first, optimized)

@@ -101,7 +101,7 @@ def test_where_it_pays():
   for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
     original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
     optimized, _, _ = run_passes(original, PIPELINE)
-    assert operators(optimized) == ["Transpose", op, "Transpose"]
+    assert operators(optimized) == ["FusedTranspose", op, "FusedTranspose"]
 
 
 @pytest.mark.parametrize("follows", [False, True])

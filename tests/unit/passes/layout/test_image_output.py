@@ -57,7 +57,7 @@ def test_what_is_pointwise_stays_with_its_layout():
 def test_the_whole_pipeline_keeps_it():
   original = network()
   optimized, _ = run_pass(moved(original), IMAGE_OUTPUT)
-  again, _ = run_pass(optimized, *PIPELINE, into=["Transpose", "FusedConvTranspose"])
+  again, _ = run_pass(optimized, *PIPELINE, into=["FusedTranspose", "FusedConvTranspose"])
   assert_same_outputs(original, again)
 
 
