@@ -8,6 +8,8 @@ Reshape to the right shape stays, though it changes nothing: kernels behind it a
 Where a node has another form of which both infer the same, it gets that form instead (`settle`).
 """
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -18,6 +20,7 @@ from ortplugin.graph.domains import DEFAULT_DOMAINS, DOMAIN
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, Scope, known_values, scopes, value_of
 from ortplugin.graph.ort_shapes import POOLS, ceil_adds_nothing, is_hidden, pads_without_ceil, told
 
+_KNOWN: WeakKeyDictionary[Scope, frozenset[str]] = WeakKeyDictionary()
 INT32_MAX = 2**31 - 1  # from here on exporters mean the end
 
 
@@ -71,6 +74,13 @@ def disputed(graph: gs.Graph) -> frozenset[str]:
     if follows or (is_hidden(node) and _contradicts(node, graph.opset)) or _keeps_a_name(node):
       found.update(tensor.name for tensor in node.outputs if tensor.name)
   return frozenset(found)
+
+
+def is_disputed(scope: Scope, tensor: gs.Tensor) -> bool:
+  """Whether the tensor is such a value of the graph as it was when this was first asked of the scope."""
+  if scope not in _KNOWN:
+    _KNOWN[scope] = disputed(scope.graph)
+  return tensor.name in _KNOWN[scope]
 
 
 def _keeps_a_name(node: gs.Node) -> bool:

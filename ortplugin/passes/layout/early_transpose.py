@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome, RulePass
@@ -52,7 +52,7 @@ def _transpose(scope: Scope, node: gs.Node) -> Outcome:
     z = view.inputs[0]
   form = _form(scope, z, removed)
   maker = scope.producer(z)
-  if form is None or form.perm is None or maker is None or scope.used_beyond(z, removed) or _differs(scope, z):
+  if form is None or form.perm is None or maker is None or scope.used_beyond(z, removed) or is_disputed(scope, z):
     return None
   y = node.outputs[0]
   offer = _before(scope, maker, form.perm, 0)
@@ -78,7 +78,7 @@ def _form(scope: Scope, x: gs.Tensor, steps: Sequence[gs.Node]) -> Form | None:
 def _reduction(scope: Scope, node: gs.Node) -> Outcome:
   x, y, axes = node.inputs[0], node.outputs[0], reduced_axes(scope, node)
   made = lengths(scope.shape(y))
-  if axes is None or made is None or _differs(scope, x):
+  if axes is None or made is None or is_disputed(scope, x):
     return None
   kept = [axis for axis in range(scope.rank(x) or 0) if axis not in axes]
   best: tuple[_Offer, Permuted] | None = None
@@ -128,7 +128,7 @@ def _chained(
   x = chain[-1].inputs[0] if chain else tensor
   shape = scope.shape(x)
   given = None if shape is None else lengths((*(1,) * (len(perm) - (scope.rank(tensor) or 0)), *shape))
-  movement = None if given is None or _differs(scope, x) else Movement(given)
+  movement = None if given is None or is_disputed(scope, x) else Movement(given)
   if given is None or movement is None or not all(movement.step(scope, each) for each in reversed(chain)):
     return None
   movement.permute(perm)
@@ -195,10 +195,6 @@ def _permuted(scope: Scope, tensor: gs.Tensor, perm: Sequence[int]) -> tuple[int
     return None
   whole = (*(1,) * (len(perm) - len(shape)), *shape)
   return tuple(whole[axis] for axis in perm)
-
-
-def _differs(scope: Scope, tensor: gs.Tensor) -> bool:
-  return tensor.name in disputed(scope.graph)
 
 
 def _prune(scope: Scope, tensor: gs.Tensor) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.slices import constant_slices
@@ -51,7 +51,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   for steps in reversed(list(steps_to(scope, node, STEPS))):
     movers = [scope.op(each) for each in steps.nodes if scope.op(each) not in VIEWS]
     few = len(movers) < (2 if ends else 3)
-    if few or "Pad" not in movers or steps.x.name in disputed(scope.graph):
+    if few or "Pad" not in movers or is_disputed(scope, steps.x):
       continue
     try:
       return _replace(scope, steps, ends or [node], [_numbers(scope, steps, end) for end in ends or [node]])

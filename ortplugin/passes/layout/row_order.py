@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.slices import constant_slices
@@ -60,7 +60,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   for steps in reversed(list(steps_to(scope, node, (*VIEWS, *MOVERS)))):
     movers = [scope.op(each) for each in steps.nodes if scope.op(each) in MOVERS]
     few = len(movers) < (2 if {"Concat", "Gather"} & set(movers) else 3)
-    if few or steps.x.name in disputed(scope.graph):
+    if few or is_disputed(scope, steps.x):
       continue
     if any(not isinstance(dim, int) for dim in scope.shape(steps.x) or (None,)):
       reason = f"the shape of '{steps.x.name}' is not known; fix the shapes of the model's inputs with --input-shape"

@@ -14,7 +14,7 @@ What is read by others, too, stays, and the new chain stands beside it, if fewer
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome
@@ -47,7 +47,7 @@ def shorten(scope: Scope, node: gs.Node) -> Outcome:
       gain = price - form.price(x), len(removed) - form.operators
       if gain[0] > 0 and gain > best:
         best, found = gain, (x, removed, form)
-  if found is None or found[0].name in disputed(scope.graph):
+  if found is None or is_disputed(scope, found[0]):
     return None
   labels = tuple(label(each) for each in reversed(found[1]))
   return Applied(labels, _replace(scope, *found))

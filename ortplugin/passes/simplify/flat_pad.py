@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Dim, element_count
@@ -33,7 +33,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, y, mode = node.inputs[0], node.outputs[0], node.attrs.get("mode", "constant")
   shape, count, maker = scope.shape(x), element_count(scope.shape(y)), scope.producer(x)
-  if shape is None or (count is not None and count < SMALL) or x.name in disputed(scope.graph):
+  if shape is None or (count is not None and count < SMALL) or is_disputed(scope, x):
     return None
   pads = _pads(scope, node, len(shape))
   moves = maker is not None and scope.op(maker) == "Transpose"

@@ -18,7 +18,7 @@ expands no bfloat16: behind a Cast to it an Expand goes only on its way to the n
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.disputed import disputed
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_symmetric
@@ -35,7 +35,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   for index, tensor in enumerate(node.inputs):
     expand = scope.producer(tensor)
-    if expand is None or scope.op(expand) != "Expand" or _is_disputed(scope, expand.inputs[0]):
+    if expand is None or scope.op(expand) != "Expand" or is_disputed(scope, expand.inputs[0]):
       continue
     x, y = expand.inputs[0], node.outputs[0]
     operands = [scope.shape(x if at == index else each) for at, each in enumerate(node.inputs)]
@@ -110,9 +110,7 @@ def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, y = expand.inputs[0], node.outputs[0]
   given, made = scope.shape(x), scope.shape(y)
-  if (
-    given is None or made is None or any(not isinstance(dim, int) for dim in (*given, *made)) or _is_disputed(scope, x)
-  ):
+  if given is None or made is None or any(not isinstance(dim, int) for dim in (*given, *made)) or is_disputed(scope, x):
     return None
   perm = [int(axis) for axis in node.attrs.get("perm") or range(len(made))[::-1]]
   small = unsqueeze(scope, node, x, range(len(made) - len(given)))
@@ -122,10 +120,6 @@ def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
   labels = (label(expand), label(node))
   scope.replace([expand, node], new, [y])
   return Applied(labels, new)
-
-
-def _is_disputed(scope: Scope, x: gs.Tensor) -> bool:
-  return x.name in disputed(scope.graph)
 
 
 def _may_be_expanded(scope: Scope, y: gs.Tensor) -> bool:
