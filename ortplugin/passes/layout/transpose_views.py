@@ -1,16 +1,21 @@
 """A Transpose that moves only axes of length 1 becomes a Reshape, which moves nothing in memory.
 
 y = Transpose<perm = [0, 3, 1, 2]>(x)      x [N, 1, 1, C]      becomes      y = Reshape(x, [0, C, 1, 1])
+
+And a view of a view becomes one Reshape.
 """
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape
 from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
 from ortplugin.passes.emit import integers
+from ortplugin.passes.layout.movement import VIEWS, lengths
 from ortplugin.passes.layout.transpose_split import shorten
+from ortplugin.program import FLOATING
 
 
 def merge(scope: Scope, node: gs.Node) -> Outcome:
@@ -61,8 +66,25 @@ def _target(shape: Shape, perm: list[int]) -> list[int] | None:
   return target if -1 not in target or (target.count(-1) == 1 and 0 not in target) else None
 
 
+def one_view(scope: Scope, node: gs.Node) -> Outcome:
+  """Lets a view of a view read what the first does. ONNX Runtime may copy what both have, one after the other."""
+  maker = scope.producer(node.inputs[0]) if scope.op(node) in VIEWS else None
+  y, made = node.outputs[0], lengths(scope.shape(node.outputs[0]))
+  if maker is None or made is None or scope.op(maker) not in VIEWS or scope.dtype(y) not in FLOATING:
+    return None
+  x = maker.inputs[0]
+  if any(is_disputed(scope, tensor) for tensor in (x, node.inputs[0], y)):
+    return None
+  new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
+  labels = (label(maker), label(node))
+  scope.replace([node], new, [y])
+  if not scope.used_beyond(maker.outputs[0], []):
+    scope.remove(maker)
+  return Applied(labels, new)
+
+
 TRANSPOSE_VIEWS = RulePass(
   "transpose-views",
   "two Transposes become one, or none, also around Reshapes and Slices; one that moves only axes of length 1 a Reshape",
-  first_of(merge, shorten, as_view),
+  first_of(merge, shorten, as_view, one_view),
 )

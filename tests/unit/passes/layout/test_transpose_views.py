@@ -194,3 +194,30 @@ def _grouped(generator, factors):
 )  # fmt: skip
 def test_other_chains_stay(text):
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])
+
+
+@pytest.mark.parametrize(
+  ("x", "steps", "left"),
+  [
+    ("2,12", "a = Reshape(x, shape)  b = Squeeze(a)  y = Unsqueeze(b, two)", ["Reshape"]),
+    ("N,12", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)", ["Reshape"]),
+    ("4,6", "a = Flatten<axis = 0>(x)  y = Reshape(a, shape)  b = Neg(a)", ["Flatten", "Reshape", "Neg"]),
+  ],
+)
+def test_views_of_views(x: str, steps: str, left: list[str]) -> None:
+  more = ", float[E,F] b" if "Neg" in steps else ""
+  text = chain(x, steps, 4, more).replace("{2, 24, 2, 2}", "{1, 4, 1, -1}")
+  run_same(model(text), TRANSPOSE_VIEWS, into=left)
+
+
+@pytest.mark.parametrize(
+  ("x", "steps"),
+  [
+    ("float[N,M] x", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)"),  # two unknown lengths
+    ("float[0,4] x", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)"),
+    ("float[2,4] x", "a = Unsqueeze(x, one)  b = Neg(a)  y = Unsqueeze(b, one)"),
+    ("int64[2,4] x", "a = Unsqueeze(x, one)  b = Unsqueeze(a, one)  y = Cast<to = 1>(b)"),  # what shapes are made of
+  ],
+)
+def test_other_views_stay(x: str, steps: str) -> None:
+  assert_unchanged(model(chain("2", steps, 4).replace("float[2] x", x)), [TRANSPOSE_VIEWS])
