@@ -42,14 +42,17 @@ def test_equals_the_reference(case):
 def _runs_decomposed(case):
   """What ONNX Runtime's CPU provider has.
 
-  It takes the lowest finite number for the maximum of nothing, 1.32 ends the process where a pool has no windows, and its global pools of channels first refuse images
-  without pixels. Where a spatial size stays the same, its optimizer may
-  take the Transposes out and another axis, the channels, for the one whose neighbours have weight 0.
+  It takes the lowest finite number for the maximum of nothing, and its global pools of channels first refuse images
+  without pixels. 1.32 ends the process where a pool has no windows, and counts what a window has beyond the image as
+  padding, which 1.31 did not. Where a spatial size stays the same, its optimizer may take the Transposes out and
+  another axis, the channels, for the one whose neighbours have weight 0.
   """
   given = dict(case.attributes)
   if case.values == "special rows" and given.get("layout") == "NHWC" and case.op == "FusedResize":
     return all(a != b for a, b in zip(given["sizes"], case.shape[1:-1], strict=True)) and case.dtype == "float"
   if case.name.startswith("max, dilated over nothing") or "no windows" in case.name:
+    return False
+  if case.name.startswith("padded average, a window beyond the image by less"):
     return False
   if " of no pixels, " in case.name and given["layout"] == "NCHW":
     return False
