@@ -32,6 +32,7 @@ set(kernel_files
   kPoolSource=ops/pool/pool.cu
   kResizeSource=ops/pool/pool_resize.cu
   kTransposeSource=ops/transpose/transpose.cu
+  kLstmSource=ops/lstm/lstm.cu
   kMmaSource=device/mma.cuh
   kSoftmaxSource=ops/attention/engines/softmax.cuh
   kAttentionRowsSource=ops/attention/engines/rows.cuh

@@ -73,6 +73,9 @@ set(sources
   ops/layer_norm/layer_norm.cc
   ops/layer_norm/layer_norm_cuda.cc
   ops/layer_norm/norm_tiles.cc
+  ops/lstm/lstm.cc
+  ops/lstm/lstm_cpu.cc
+  ops/lstm/lstm_cuda.cc
   ops/matmul/matmul.cc
   ops/matmul/matmul_cpu.cc
   ops/matmul/matmul_cuda.cc

@@ -8,6 +8,7 @@ from ortplugin.ops.conv import OPERATOR as FUSED_CONV
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
 from ortplugin.ops.conv_transpose import OPERATOR as FUSED_CONV_TRANSPOSE
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
+from ortplugin.ops.lstm import OPERATOR as FUSED_LSTM
 from ortplugin.ops.matmul import OPERATOR as FUSED_MATMUL
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
 from ortplugin.ops.pool import OPERATOR as FUSED_POOL
@@ -33,6 +34,7 @@ OPERATORS: tuple[Operator, ...] = (
   FUSED_MATMUL,
   FUSED_ATTENTION,
   FUSED_TRANSPOSE,
+  FUSED_LSTM,
 )
 
 

@@ -38,6 +38,7 @@ NODES = {
     {"qkv_dtype": "float", "heads": 3, "kv_heads": 3, "causal": "upper_left", "k_layout": "b h d s"},
   ),
   "FusedTranspose": ([IMAGE], {"perm": [0, 3, 1, 2], "starts": [0, 1, 0, -2], "ends": [9, 9, 9, 9]}),
+  "FusedLSTM": ([(2, 3, 16), (1, 16, 4)], {"hidden_size": 4, "dtype": "float"}),
   "ScatterND": ([IMAGE, np.array([[1]]), (1, 3, 5, 5)], {}),
   "ScatterElements": ([IMAGE, np.zeros(IMAGE, np.int64), IMAGE], {"axis": 1, "reduction": "add"}),
   "UpdateSlice": ([IMAGE, (2, 3, 1, 5), np.array([2])], {"axes": [2]}),

@@ -11,6 +11,7 @@ import conv_cases
 import conv_grad_cases
 import conv_transpose_cases
 import layer_norm_cases
+import lstm_cases
 import matmul_cases
 import numpy as np
 import onnx
@@ -44,6 +45,7 @@ CASES = {
   "FusedMatMul": matmul_cases,
   "FusedAttention": attention_cases,
   "FusedTranspose": transpose_cases,
+  "FusedLSTM": lstm_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -64,6 +66,7 @@ DTYPES = {
   "FusedMatMul": FLOATING,
   "FusedAttention": FLOATING | {np.dtype(bool)},
   "FusedTranspose": MOVED,
+  "FusedLSTM": FLOATING - {np.dtype("float64")},
 }
 
 # What runs on a library on CUDA, and its header here; a kernel of our own is then not needed.

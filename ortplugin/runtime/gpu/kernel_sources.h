@@ -14,6 +14,7 @@ extern const char kWeightGradSource[];         // ops/conv_grad/weight_grad.cu
 extern const char kSumToSource[];              // ops/sum_to/sum_to.cu
 extern const char kPoolSource[];               // ops/pool/pool.cu
 extern const char kResizeSource[];             // ops/pool/pool_resize.cu
+extern const char kLstmSource[];               // ops/lstm/lstm.cu
 extern const char kScatterSource[];            // ops/scatter/scatter.cu
 extern const char kScatterSortSource[];        // ops/scatter/scatter_sort.cu
 extern const char kTransposeSource[];          // ops/transpose/transpose.cu

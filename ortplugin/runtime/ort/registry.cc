@@ -10,6 +10,7 @@
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/lstm/lstm.h"
 #include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/pool/pool.h"
@@ -38,6 +39,7 @@ const Operator* const kOperators[] = {
     &kFusedMatMul,
     &kFusedAttention,
     &kFusedTranspose,
+    &kFusedLSTM,
 };
 
 constexpr const char* kDomain = "ortplugin";

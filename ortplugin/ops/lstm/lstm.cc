@@ -1,0 +1,145 @@
+#include "ortplugin/ops/lstm/lstm.h"
+
+#include <algorithm>
+
+#include "ortplugin/runtime/text.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kGates = 4, kUnknown = -1, kLargest = (int64_t{1} << 31) - 1;
+constexpr const char* kInputs[] = {"G", "R", "h0", "c0"};
+
+// The place of the attribute's word among these.
+template <size_t N>
+size_t Choose(const char* attribute, const std::string& word, const char* const (&words)[N]) {
+  std::string known;
+  for (size_t i = 0; i < N; ++i) {
+    if (word == words[i]) return i;
+    known += (i ? ", " : "") + std::string(words[i]);
+  }
+  Fail("the attribute '", attribute, "' is ", Quoted(word), " but must be one of ", known);
+}
+
+template <typename Source>
+LstmAttributes ParseLstm(const Source& source) {
+  LstmAttributes attributes{};
+  const size_t inputs = source.input_count();
+  if (inputs != 2 && inputs != 4) Fail("the node has ", inputs, " inputs, but takes 2, G and R, or 4 with h0 and c0");
+  attributes.has_states = inputs == 4;
+  attributes.hidden = source.int_attribute("hidden_size", 0);
+  if (attributes.hidden < 1 || attributes.hidden > kLargest)
+    Fail("the attribute 'hidden_size' is ", attributes.hidden, " but must be from 1 to ", kLargest);
+  const DType dtypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat};
+  attributes.dtype = dtypes[Choose("dtype", source.string_attribute("dtype"),
+                                   {NameOf(DType::kFloat16), NameOf(DType::kBFloat16), NameOf(DType::kFloat)})];
+  // On the CPU ONNX Runtime makes a float16 node a float one where no neighbour is float16, attributes aside.
+  if (attributes.dtype == DType::kFloat16 && source.input(0).type == ort::kFloat) attributes.dtype = DType::kFloat;
+  attributes.direction = static_cast<LstmAttributes::Direction>(
+      Choose("direction", source.string_attribute("direction", "forward"), {"forward", "reverse", "bidirectional"}));
+  const int64_t batch_first = source.int_attribute("batch_first", 0);
+  if (batch_first != 0 && batch_first != 1) Fail("the attribute 'batch_first' is ", batch_first, " but must be 0 or 1");
+  attributes.batch_first = batch_first != 0;
+  for (size_t i = 0; i < inputs; ++i) attributes.CheckType(i, source.input(i).type);
+  return attributes;
+}
+
+// What is known of the batch, which all shapes agree on: kUnknown in `wanted` fits any length.
+void CheckShape(size_t input, const Shape& shape, const Shape& wanted) {
+  bool fits = shape.size() == wanted.size();
+  for (size_t axis = 0; fits && axis < shape.size(); ++axis)
+    fits = shape[axis] == wanted[axis] || wanted[axis] == kUnknown || shape[axis] == kUnknown;
+  if (!fits) Fail(kInputs[input], " has the shape ", ToString(shape), ", but must have ", ToString(wanted));
+}
+
+// `inputs`: their shapes, of which [] is an unknown one.
+void CheckShapes(const LstmAttributes& attributes, const std::vector<Shape>& inputs) {
+  const int64_t d = attributes.directions(), h = attributes.hidden;
+  int64_t batch = kUnknown;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].empty()) continue;
+    const Shape wanted = i == 0   ? Shape{kUnknown, kUnknown, d * h * kGates}
+                         : i == 1 ? Shape{d, kGates * h, h}
+                                  : Shape{d, batch, h};
+    CheckShape(i, inputs[i], wanted);
+    if (i == 0) batch = inputs[i][attributes.batch_first ? 0 : 1];
+  }
+}
+
+void Infer(ShapeContext& context) {
+  const LstmAttributes attributes = LstmAttributes::Parse(context);
+  std::vector<Shape> shapes;
+  for (size_t i = 0; i < context.input_count(); ++i) {
+    TensorType input = context.input(i);
+    // A size of 0 is not known: onnx's inference says 0 of the open lengths of an Attention.
+    std::replace(input.shape.begin(), input.shape.end(), int64_t{0}, kUnknown);
+    shapes.push_back(input.has_shape ? input.shape : Shape{});
+  }
+  CheckShapes(attributes, shapes);
+  TensorType y = context.input(0);
+  y.type = ToOrt(attributes.dtype);
+  if (!shapes[0].empty()) {
+    y.shape = {shapes[0][0], shapes[0][1], attributes.directions() * attributes.hidden};
+    if (y.symbols.size() == y.shape.size()) y.symbols[2].clear();
+  }
+  context.set_output(0, y);  // Y_h's and Y_c's are the model's: nothing here tells whether the node has them
+}
+
+}  // namespace
+
+LstmAttributes LstmAttributes::Parse(const NodeInfo& info) {
+  LstmAttributes attributes = ParseLstm(info);
+  attributes.outputs = info.output_count();
+  if (attributes.outputs < 1 || attributes.outputs > 3)
+    Fail("the node has ", attributes.outputs, " outputs, but must have 1 to 3: Y, Y_h and Y_c");
+  return attributes;
+}
+LstmAttributes LstmAttributes::Parse(const ShapeContext& context) { return ParseLstm(context); }
+
+void LstmAttributes::CheckType(size_t input, ort::ElementType type) const {
+  if (type != ort::kUndefined && type != ToOrt(dtype))
+    Fail(kInputs[input], " is ", NameOfOrt(type), ", but the attribute 'dtype' is ", NameOf(dtype), "; cast it");
+}
+
+LstmShape FitLstm(const LstmAttributes& attributes, const std::vector<Shape>& inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].empty()) Fail(kInputs[i], " has the shape [], but must have 3 dimensions");
+    ElementCount(inputs[i]);
+  }
+  CheckShapes(attributes, inputs);
+  const Shape& g = inputs[0];
+  const int64_t width = attributes.directions() * attributes.hidden;
+  const int64_t batch = g[attributes.batch_first ? 0 : 1];
+  return {g[attributes.batch_first ? 1 : 0],
+          batch,
+          {g[0], g[1], width},
+          {attributes.directions(), batch, attributes.hidden}};
+}
+
+LstmRun PrepareLstm(const LstmAttributes& attributes, Run& run, bool on_cpu) {
+  LstmRun made{};
+  const void** const inputs[] = {&made.g, &made.r, &made.h0, &made.c0};
+  std::vector<Shape> shapes;
+  for (size_t i = 0; i < (attributes.has_states ? 4 : 2); ++i) {
+    Tensor input = run.input(i);
+    attributes.CheckType(i, input.type);
+    *inputs[i] = input.data;
+    shapes.push_back(std::move(input.shape));
+  }
+  made.shape = FitLstm(attributes, shapes);
+  void** const outputs[] = {&made.y, &made.y_h, &made.y_c};
+  for (size_t i = 0; i < attributes.outputs; ++i) {
+    const Shape& shape = i == 0 ? made.shape.y : made.shape.state;
+    *outputs[i] = on_cpu ? run.output(i, shape, SizeOf(attributes.dtype)) : run.output(i, shape);
+  }
+  return made;
+}
+
+const Operator kFusedLSTM = {
+    "FusedLSTM",
+    Infer,
+    CreateCpuLstm,
+    CreateCudaLstm,
+};
+
+}  // namespace ortplugin

@@ -1,0 +1,119 @@
+// FusedLSTM on the GPU: which variant of lstm.cu a node gets, and the launch.
+
+#include <algorithm>
+#include <sstream>
+
+#include "ortplugin/ops/lstm/lstm.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/gpu/plan_cache.h"
+#include "ortplugin/runtime/program/operands.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kSequences = 8;            // of a block on tensor cores: SEQUENCES in lstm.cu
+constexpr int64_t kMostOnTensorCores = 128;  // units, whose R a block's registers hold
+constexpr int64_t kFloatsOfUnit = 3;         // of shared memory, without tensor cores
+
+}  // namespace
+
+LstmConfig ConfigureLstm(const LstmAttributes& attributes, const cuda::DeviceFacts& gpu, bool is_usual) {
+  const int64_t hidden = attributes.hidden;
+  const bool has_tiles = attributes.dtype != DType::kFloat && hidden % 16 == 0 && hidden <= kMostOnTensorCores;
+  if (has_tiles && is_usual && gpu.has_mma_m16n8k16()) return {true, static_cast<int>(4 * hidden), kSequences};
+  const int64_t most = cuda::kStaticSharedBytes / (kFloatsOfUnit * static_cast<int64_t>(sizeof(float)));
+  if (hidden > most) Fail("the attribute 'hidden_size' is ", hidden, ", but on a GPU must be at most ", most);
+  return {false, static_cast<int>(std::min<int64_t>(512, 32 * hidden)), 1};
+}
+
+std::string LstmSource(const LstmAttributes& attributes, const LstmConfig& config) {
+  std::ostringstream text;
+  text << kCommonSource << kCopySource << "\ntypedef " << StorageType(attributes.dtype)
+       << " storage_t;\n#define HIDDEN " << attributes.hidden << "\n#define DIRECTIONS " << attributes.directions()
+       << "\n#define REVERSE " << attributes.is_reverse(0) << "\n#define THREADS " << config.threads
+       << "\n#define USES_MMA " << config.uses_mma << "\n";
+  if (config.uses_mma)
+    text << "#define MMA_TYPE \"" << (attributes.dtype == DType::kFloat16 ? "f16" : "bf16") << "\"\n" << kMmaSource;
+  text << kLstmSource;
+  return text.str();
+}
+
+namespace {
+
+// lstm.cu's Arguments.
+struct Arguments {
+  const void *g, *r, *h0, *c0;
+  void *y, *y_h, *y_c;
+  int32_t steps;
+  int64_t batch, step, sequence;
+};
+
+struct Plan {
+  LstmConfig config;
+  cuda::Function kernel;
+};
+
+class CudaLstm : public Kernel {
+ public:
+  explicit CudaLstm(const NodeInfo& info)
+      : attributes_(LstmAttributes::Parse(info)),
+        device_(cuda::Device(info.device())),
+        constant_weights_(info.constant_input(1).has_value()) {
+    Make(true);  // no shape is needed: errors come with the session, and runs find the kernel there
+  }
+
+  void Compute(Run& run) const override {
+    const LstmRun lstm = PrepareLstm(attributes_, run, false);
+    const auto [steps, batch] = std::pair(lstm.shape.steps, lstm.shape.batch);
+    if (batch == 0) return;
+    uintptr_t addresses = 0;
+    for (const void* tensor : {lstm.g, lstm.r, lstm.h0, lstm.c0}) addresses |= reinterpret_cast<uintptr_t>(tensor);
+    for (const void* tensor : {lstm.y, lstm.y_h, lstm.y_c}) addresses |= reinterpret_cast<uintptr_t>(tensor);
+    const bool is_aligned = addresses % 16 == 0;
+    const cuda::Stream stream = run.stream();
+    const Plan* plan = plans_.Find({}, is_aligned);
+    if (plan == nullptr) {
+      cuda::RefuseCapture(device_, stream);
+      plan = &Make(is_aligned);
+    }
+    const int64_t blocks = DivideUp(batch, plan->config.sequences) * attributes_.directions();
+    constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+    if (blocks > kMost) Fail("the output takes ", blocks, " blocks, more than a launch has");
+    if (steps > kMost) Fail("there are ", steps, " steps, more than ", kMost);
+    const bool batch_first = attributes_.batch_first;
+    Arguments arguments{lstm.g,
+                        lstm.r,
+                        lstm.h0,
+                        lstm.c0,
+                        lstm.y,
+                        lstm.y_h,
+                        lstm.y_c,
+                        static_cast<int32_t>(steps),
+                        batch,
+                        batch_first ? 1 : batch,
+                        batch_first ? steps : 1};
+    void* parameters[] = {&arguments};
+    const cuda::LaunchShape launch{static_cast<unsigned>(blocks), static_cast<unsigned>(plan->config.threads)};
+    cuda::Launch(device_, plan->kernel, launch, stream, parameters);
+  }
+
+ private:
+  const Plan& Make(bool is_aligned) const {
+    const LstmConfig config = ConfigureLstm(attributes_, device_, is_aligned && constant_weights_);
+    const std::string source = LstmSource(attributes_, config);
+    return plans_.Keep({}, is_aligned,
+                       std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
+  }
+
+  LstmAttributes attributes_;
+  const cuda::DeviceFacts& device_;
+  bool constant_weights_;
+  mutable PlanCache<Plan, bool> plans_;  // by whether all tensors are aligned
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaLstm(const NodeInfo& info) { return std::make_unique<CudaLstm>(info); }
+
+}  // namespace ortplugin

@@ -1,0 +1,101 @@
+"""FusedLSTM in ONNX Runtime on a GPU: the reference for every size, direction and address, under threads and CUDA
+graphs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from lstm_cases import CASES, Case, by_name, check
+
+from gpu.device import at_offset, make, run, run_bound
+from gpu.sessions import Trial, check_graph, check_repeats, check_stream, check_threads
+from gpu.sessions import trial as trial_of
+from ortplugin.ops.lstm import FAST_HIDDEN
+
+cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.usefixtures("library")
+
+# Every number of units that tensor cores take, steps and sequences around the sizes of tiles.
+LARGE = [
+  Case(f"large: {steps} {batch} {hidden} {dtype}", dtype, steps, batch, hidden, direction, batch_first, states=states)
+  for hidden in FAST_HIDDEN
+  for steps, batch, direction, batch_first, states in (
+    (1, 1, "bidirectional", False, True),
+    (2, 15, "forward", True, False),
+    (33, 16, "reverse", False, True),
+    (32, 40, "bidirectional", True, False),
+    (16, 3000, "bidirectional", False, False),
+  )
+  for dtype in ("float16", "bfloat16")
+]
+CHOSEN = [
+  Case("chosen", "float16", 33, 41, 96, states=True),
+  Case("odd", "bfloat16", 9, 3, 20),
+  by_name["odd units, float"],
+]
+
+
+def trial(case: Case) -> Trial:
+  return trial_of(case, check)
+
+
+@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
+def test_equals_the_reference(case: Case) -> None:
+  check(case, run(make(case.model()), case))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+def test_a_nan_stays_in_its_sequence(dtype: str) -> None:
+  case = by_name[f"a NaN, {dtype}"]
+  y, *states = (each.astype(np.float32) for each in run(make(case.model()), case))
+  assert np.isnan(y[:, 3]).any()
+  assert not np.isnan(np.delete(y, 3, 1)).any()
+  assert not np.isnan(np.delete(states, 3, 2)).any()
+
+
+def test_tensors_may_start_anywhere() -> None:
+  for case in (CHOSEN[0], Case("from their starts", "bfloat16", 5, 9, 32, outputs=2)):
+    session, like = make(case.model()), trial(case).like
+    for inner, outer in ((0, 0), (1, 0), (0, 1), (8, 0), (4, 3)):
+      inputs = [at_offset(array, inner) for array in case.feeds().values()]
+      outputs = [at_offset(np.zeros_like(array), outer) for array in like]
+      run_bound(session, inputs, outputs)
+      check(case, [cupy.asnumpy(array) for array in outputs])
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+def test_a_cuda_graph_gives_the_same_bits(case: Case) -> None:
+  check_graph(case.model(), [trial(each) for each in others(case)])
+
+
+def others(case: Case) -> list[Case]:
+  """The same node on other values of G; R is a part of the model."""
+  return [replace(case, scale=scale) for scale in (1, 0.5, 2)]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+def test_runs_repeat(case: Case) -> None:
+  check_repeats(case)
+
+
+def test_a_stream_of_the_callers() -> None:
+  check_stream(CHOSEN[0].model(), trial(CHOSEN[0]))
+
+
+def sized(steps: int, batch: int) -> Case:
+  return Case("sized", "float16", steps, batch, 48)
+
+
+OPEN = sized(1, 1).model([("n", "m", 384), (2, 192, 48)])
+
+
+def test_shapes_may_change_from_run_to_run() -> None:
+  session = make(OPEN)
+  for steps, batch in ((3, 7), (1, 1), (0, 4), (20, 100), (2, 0), (3, 7)):
+    case = sized(steps, batch)
+    check(case, run(session, case))
+
+
+def test_many_threads_run_one_session() -> None:
+  check_threads(OPEN, lambda number: trial(sized(1 + number, 3 * number + 1)))

@@ -1,0 +1,40 @@
+// Compiles the kernels of FusedLSTM for a GPU architecture, in the variants that nodes can take, and fails where the
+// compiler uses local memory or a launch asks for what the GPU lacks. Needs NVRTC but no GPU.
+//
+//   test_lstm_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <sstream>
+
+#include "ortplugin/ops/lstm/lstm.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+int main(int argc, char** argv) {
+  if (argc != 2) return test::AskForArchitecture("test_lstm_kernels");
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts& gpu = test::DeviceOf(architecture);
+  using Direction = LstmAttributes::Direction;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat})
+    for (const int64_t hidden : {5, 16, 48, 96, 112, 128, 144, 4096})
+      for (const Direction direction : {Direction::kReverse, Direction::kBidirectional})
+        for (const bool is_usual : {true, false}) {
+          const LstmAttributes attributes{hidden, dtype, direction, false, true, 3};
+          const LstmConfig config = ConfigureLstm(attributes, gpu, is_usual);
+          const bool has_tiles = dtype != DType::kFloat && hidden % 16 == 0 && hidden <= 128;
+          CHECK(config.uses_mma == (has_tiles && is_usual && gpu.has_mma_m16n8k16()));
+          std::ostringstream text;
+          text << architecture << " " << NameOf(dtype) << " " << hidden << " directions " << attributes.directions()
+               << " mma " << config.uses_mma << " threads " << config.threads;
+          if ((!is_usual && hidden != 48) || !test::IsTaken(architecture, text.str())) continue;
+          test::Compiled compiled(LstmSource(attributes, config), architecture);
+          compiled.Check(text.str());
+          compiled.CheckLaunch(gpu, "lstm", config.threads);
+          // Constant weights are read early, in pairs.
+          if (architecture == "sm_90") compiled.CheckWaits(config.uses_mma ? "ld\\.global\\.nc\\.u32" : "none");
+        }
+  LstmAttributes huge{4097, DType::kFloat16, Direction::kForward, false, false, 1};
+  CHECK(test::Contains(test::ErrorOf([&] { ConfigureLstm(huge, gpu, true); }), "'hidden_size' is 4097"));
+  return test::Summary();
+}
