@@ -12,7 +12,7 @@ from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES, Parameter, Program, Pro
 # Our own operators that take any dtype, where no program says which.
 PRODUCTS = ("FusedConv", "FusedConvTranspose", "FusedMatMul")
 CONV_GRAD = "ConvGrad"
-FUSED_CHAINS = ("FusedPointwise", "FusedSumTo", "FusedAttention")  # of which parts may have to stay
+FUSED_CHAINS = ("FusedPointwise", "FusedSumTo", "FusedAttention", "FusedLSTM")  # of which parts may have to stay
 ANY_DTYPE = ("ScatterND", "ScatterElements", "UpdateSlice", "FusedPool", "FusedResize")
 
 

@@ -67,16 +67,16 @@ def write(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) != ATTENTION:
     return None
   y = node.outputs[0]
-  product = _only_reader(scope, y)
+  product = only_reader(scope, y)
   if product is None or not _is_of_rows(scope, product) or product.inputs[0] is not y:
     return None
-  view = _only_reader(scope, product.outputs[0])
+  view = only_reader(scope, product.outputs[0])
   words = words_of(str(node.attrs.get("y_layout", PLAIN)))
   between = [product]
   if view is not None and scope.op(view) == "Reshape":
     words = _divided(scope, node, words, view.outputs[0])
     between.append(view)
-    view = _only_reader(scope, view.outputs[0])
+    view = only_reader(scope, view.outputs[0])
   perm = None if view is None or not words else _perm(scope, view)
   if view is None or perm is None or len(perm) != len(words):
     return None
@@ -106,7 +106,7 @@ def _perm(scope: Scope, node: gs.Node) -> list[int] | None:
   return perm if perm and perm[-1] == len(perm) - 1 else None
 
 
-def _only_reader(scope: Scope, tensor: gs.Tensor) -> gs.Node | None:
+def only_reader(scope: Scope, tensor: gs.Tensor) -> gs.Node | None:
   """The node that alone reads the tensor."""
   readers = scope.consumers(tensor)
   return readers[0] if len(readers) == 1 and not scope.used_beyond(tensor, readers) else None
