@@ -36,6 +36,7 @@ class Case:
   states: bool = False
   outputs: int = 3
   constant: bool = True  # R
+  columns: int = 1  # the last axis of the batch, where it has more than one
   scale: float = 1
   nan: int | None = None
 
@@ -50,8 +51,9 @@ class Case:
   @property
   def shapes(self) -> tuple[Shape, ...]:
     d, h = self.directions, self.hidden
-    rows = (self.batch, self.steps) if self.batch_first else (self.steps, self.batch)
-    shapes: tuple[Shape, ...] = ((*rows, d * h * 4), (d, 4 * h, h), *((d, self.batch, h),) * 2)
+    lengths = [self.batch] if self.columns == 1 else [self.batch // self.columns, self.columns]
+    lengths.insert(int(self.batch_first), self.steps)
+    shapes: tuple[Shape, ...] = ((*lengths, d * h * 4), (d, 4 * h, h), *((d, self.batch, h),) * 2)
     return shapes[: len(self.names)]
 
   def inputs(self) -> list[Array]:
@@ -114,6 +116,8 @@ CASES += [
   case
   for dtype in DTYPES
   for case in (
+    Case(f"columns, {dtype}", dtype, 5, 21, 48, batch_first=True, states=True, columns=7),
+    Case(f"batch of two axes, {dtype}", dtype, 3, 18, 32, "reverse", columns=9),
     Case(f"no steps, {dtype}", dtype, 0, 5, 16, states=True),
     Case(f"no sequences, {dtype}", dtype, 3, 0, 16, batch_first=True),
     Case(f"R of a run, {dtype}", dtype, 4, 11, 48, constant=False, states=True),

@@ -18,10 +18,13 @@ Attributes:
     `dtype` (string, required): of all tensors: "float16", "bfloat16" or "float".
     `direction` (string): "forward" (default), "reverse" or "bidirectional", as ONNX's; D is 2 in the last.
     `batch_first` (int): 1: G is [B, T, D * H * 4] and Y [B, T, D * H]. Default 0.
+The batch may have several axes in G and Y, of which states have the product: [T, B0, B1, .., D * H * 4], and with
+    `batch_first` T stands behind the first of them, [B0, T, B1, .., D * H * 4].
 Sums, gates and c are float32; h is rounded to the dtype where it is multiplied and written.
 Errors: another dtype, an attribute that is none of these, shapes that do not fit each other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +102,15 @@ def _check_shape(lstm: LSTM, name: str, shape: Shape | None, wanted: Shape) -> N
     raise ModelError(f"{lstm.where}: {name} has the shape {show(shape)}, but must have {show(wanted)}")
 
 
+def _batch(lstm: LSTM, g: Shape | None) -> Dim:
+  """B, as far as G's shape tells it."""
+  axes = [] if g is None else [dim for axis, dim in enumerate(g[:-1]) if axis != int(lstm.batch_first)]
+  known = [dim for dim in axes if isinstance(dim, int)]
+  if len(axes) == 1:
+    return axes[0]
+  return math.prod(known) if axes and len(known) == len(axes) else None
+
+
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """The outputs' dtype and shapes, None where G's does not tell."""
   lstm = attributes_of(node)
@@ -107,12 +119,12 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
     if tensor.dtype is not None and tensor.dtype != dtype:
       raise ModelError(f"{lstm.where}: {name} is {tensor.dtype}, but dtype is '{lstm.dtype}'; cast it")
   g = inputs[0].shape
-  _check_shape(lstm, "G", g, (None, None, d * h * GATES))
+  _check_shape(lstm, "G", g, (*(None,) * max(2, len(g or ()) - 1), d * h * GATES))
   _check_shape(lstm, "R", inputs[1].shape, (d, GATES * h, h))
-  batch: Dim = None if g is None else g[0 if lstm.batch_first else 1]
+  batch = _batch(lstm, g)
   for name, tensor in zip(("h0", "c0"), inputs[2:], strict=False):
     _check_shape(lstm, name, tensor.shape, (d, batch, h))
-  y: Shape | None = None if g is None else (*g[:2], d * h)
+  y: Shape | None = None if g is None else (*g[:-1], d * h)
   return [TensorType(dtype, y), *[TensorType(dtype, (d, batch, h))] * (len(node.output) - 1)]
 
 
@@ -129,26 +141,32 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   def ints(*values: int) -> str:
     return b.constant(values, integer)
 
-  def finish(value: str, output: str, shape: Sequence[int]) -> None:
-    value = b.op("Reshape", value, ints(*shape), output="" if is_narrow else output)
+  def finish(value: str, output: str, shape: str) -> None:
+    value = b.op("Reshape", value, shape, output="" if is_narrow else output)
     if is_narrow:
       b.cast(value, lstm.dtype, output)
 
+  def rows_of(value: str, axes: Sequence[int], *last: int) -> str:  # its lengths on these axes, then others
+    lengths = b.op("Slice", b.op("Shape", value), ints(axes[0]), ints(axes[1]))
+    return b.op("Concat", lengths, ints(*last), axis=0)
+
   g, r, *states = [b.cast(each, "float") if is_narrow else each for each in node.input]
-  if lstm.batch_first:
-    g = b.op("Transpose", g, perm=[1, 0, 2])
+  moved = b.op("Transpose", b.op("Reshape", g, ints(0, 0, -1, width)), perm=[1, 0, 2, 3]) if lstm.batch_first else g
+  x = b.op("Reshape", moved, ints(0, -1, width))
   one = b.op("EyeLike", b.op("ConstantOfShape", ints(width, width)), dtype=onnx.TensorProto.FLOAT)
   by_gate = b.op("Transpose", b.op("Reshape", one, ints(d, h, GATES, width)), perm=[0, 2, 1, 3])
   w = b.op("Reshape", by_gate, ints(d, GATES * h, width))
   outputs = [f"{node.output[0]}/unfused/{name}" for name in ("Y", "Y_h", "Y_c")[: len(node.output)]]
-  inputs = [g, w, r, *(["", "", *states] if states else [])]
+  inputs = [x, w, r, *(["", "", *states] if states else [])]
   b.nodes.append(
     onnx.helper.make_node("LSTM", inputs, outputs, f"{outputs[0]}/LSTM", hidden_size=h, direction=lstm.direction)
   )
-  y = b.op("Transpose", outputs[0], perm=[2, 0, 1, 3] if lstm.batch_first else [0, 2, 1, 3])
-  finish(y, node.output[0], (0, 0, d * h))
+  y = b.op("Transpose", outputs[0], perm=[0, 2, 1, 3])
+  if lstm.batch_first:
+    y = b.op("Transpose", b.op("Reshape", y, rows_of(moved, (0, 3), d * h)), perm=[1, 0, 2, 3])
+  finish(y, node.output[0], rows_of(g, (0, -1), d * h))
   for value, output in zip(outputs[1:], node.output[1:], strict=True):
-    finish(value, output, (d, 0, h))
+    finish(value, output, ints(d, 0, h))
   return b.nodes
 
 
@@ -159,7 +177,7 @@ def reference(
   lstm = attributes_of(node)
   infer_shapes(node, [TensorType(each.dtype, each.shape) for each in inputs])
   reverse = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[lstm.direction]
-  outputs = recurrence(inputs, lstm.hidden, reverse, lstm.batch_first)[: len(node.output)]
+  outputs = recurrence(inputs, lstm.hidden, reverse, int(lstm.batch_first))[: len(node.output)]
   return [each.astype(NUMPY_DTYPES[lstm.dtype]) if rounded else each for each in outputs]
 
 

@@ -58,11 +58,19 @@ void CheckShapes(const LstmAttributes& attributes, const std::vector<Shape>& inp
   int64_t batch = kUnknown;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].empty()) continue;
-    const Shape wanted = i == 0   ? Shape{kUnknown, kUnknown, d * h * kGates}
-                         : i == 1 ? Shape{d, kGates * h, h}
-                                  : Shape{d, batch, h};
+    Shape wanted = i == 1 ? Shape{d, kGates * h, h} : Shape{d, batch, h};
+    if (i == 0) {
+      wanted.assign(std::max<size_t>(3, inputs[i].size()), kUnknown);
+      wanted.back() = d * h * kGates;
+    }
     CheckShape(i, inputs[i], wanted);
-    if (i == 0) batch = inputs[i][attributes.batch_first ? 0 : 1];
+    if (i > 0) continue;
+    batch = 1;
+    for (size_t axis = 0; axis + 1 < inputs[i].size(); ++axis) {
+      const int64_t length = inputs[i][axis];
+      if (axis != (attributes.batch_first ? 1 : 0))
+        batch = batch == kUnknown || length == kUnknown ? kUnknown : batch * length;
+    }
   }
 }
 
@@ -79,8 +87,9 @@ void Infer(ShapeContext& context) {
   TensorType y = context.input(0);
   y.type = ToOrt(attributes.dtype);
   if (!shapes[0].empty()) {
-    y.shape = {shapes[0][0], shapes[0][1], attributes.directions() * attributes.hidden};
-    if (y.symbols.size() == y.shape.size()) y.symbols[2].clear();
+    y.shape = shapes[0];
+    y.shape.back() = attributes.directions() * attributes.hidden;
+    if (y.symbols.size() == y.shape.size()) y.symbols.back().clear();
   }
   context.set_output(0, y);  // Y_h's and Y_c's are the model's: nothing here tells whether the node has them
 }
@@ -108,12 +117,12 @@ LstmShape FitLstm(const LstmAttributes& attributes, const std::vector<Shape>& in
   }
   CheckShapes(attributes, inputs);
   const Shape& g = inputs[0];
-  const int64_t width = attributes.directions() * attributes.hidden;
-  const int64_t batch = g[attributes.batch_first ? 0 : 1];
-  return {g[attributes.batch_first ? 1 : 0],
-          batch,
-          {g[0], g[1], width},
-          {attributes.directions(), batch, attributes.hidden}};
+  LstmShape shape{g[attributes.batch_first ? 1 : 0], 1, 1, g, {}};
+  for (size_t axis = attributes.batch_first ? 2 : 1; axis + 1 < g.size(); ++axis) shape.inner *= g[axis];
+  shape.batch = shape.inner * (attributes.batch_first ? g[0] : 1);
+  shape.y.back() = attributes.directions() * attributes.hidden;
+  shape.state = {attributes.directions(), shape.batch, attributes.hidden};
+  return shape;
 }
 
 LstmRun PrepareLstm(const LstmAttributes& attributes, Run& run, bool on_cpu) {

@@ -11,17 +11,18 @@
 struct Arguments {
   const storage_t *g, *r, *h0, *c0;  // h0, c0: null for zeros
   storage_t *y, *y_h, *y_c;          // y_h, y_c: null where nobody asks for them
-  int steps;
-  long long batch;
-  long long step, sequence;  // rows of G and of Y from one step to the next, from one sequence to the next
+  int steps, batch;
+  int inner;  // sequences that lie beside each other in each step: [batch / inner, steps, inner, ..]
 };
 
-// The element of G and Y that a direction has at its first step, and the elements to its next one; in units of H.
-__device__ __forceinline__ long long first_of(const Arguments& a, int d, bool is_reverse, long long sequence) {
-  return ((is_reverse ? a.steps - 1 : 0) * a.step + sequence * a.sequence) * DIRECTIONS + d;
+// Where G and Y have the first step that a direction of a sequence takes, in units of HIDDEN, and how far its next is.
+__device__ __forceinline__ long long first_of(const Arguments& a, int d, bool is_reverse, unsigned sequence) {
+  const unsigned outer = sequence / (unsigned)a.inner;
+  const long long row = ((long long)outer * a.steps + (is_reverse ? a.steps - 1 : 0)) * a.inner;
+  return (row + (sequence - outer * (unsigned)a.inner)) * DIRECTIONS + d;
 }
 __device__ __forceinline__ long long step_of(const Arguments& a, bool is_reverse) {
-  return (is_reverse ? -a.step : a.step) * DIRECTIONS;
+  return (long long)(is_reverse ? -a.inner : a.inner) * DIRECTIONS;
 }
 
 #if USES_MMA
@@ -108,26 +109,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
   grid_dependency_wait();
 
   // This thread's sequences of sums, and the one of which it writes a part of Y.
-  const long long first = (long long)(blockIdx.x / DIRECTIONS) * SEQUENCES;
+  const int first = blockIdx.x / DIRECTIONS * SEQUENCES;
   const int column = lane % 4 * 2, own = threadIdx.x / CHUNKS;
   const bool writes = own < SEQUENCES && first + own < a.batch;
   bool exists[2];
   float c[2];
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
-    const long long sequence = first + column + s;
+    const int sequence = first + column + s;
     exists[s] = sequence < a.batch;
     const bool has_state = exists[s] && a.h0 != nullptr;
-    const long long at = has_state ? (d * a.batch + sequence) * HIDDEN + unit : 0;
+    const long long at = has_state ? ((long long)d * a.batch + sequence) * HIDDEN + unit : 0;
     Vector<storage_t, 1> h, state;
     load_if(has_state, h, a.h0 + at);
     load_if(has_state, state, a.c0 + at);
     rows[0][(column + s) * PITCH + unit] = h.elements[0];
     c[s] = to_compute(state.elements[0]);
   }
-  const storage_t* g = a.g + (first_of(a, d, is_reverse, first + column) * HIDDEN + unit) * 4;
+  const long long place = first_of(a, d, is_reverse, first + column);
+  const storage_t* g = a.g + (place * HIDDEN + unit) * 4;
   storage_t* y = a.y + (writes ? first_of(a, d, is_reverse, first + own) * HIDDEN + threadIdx.x % CHUNKS * 8 : 0);
-  const long long between = a.sequence * (DIRECTIONS * HIDDEN * 4);  // elements from one sequence to the next
+  const long long between = (first_of(a, d, is_reverse, first + column + 1) - place) * (HIDDEN * 4);
   Vector<storage_t, 4> next[2];
 #pragma unroll
   for (int s = 0; s < 2; ++s) load_if(exists[s] && a.steps > 0, next[s], g + s * between);
@@ -156,11 +158,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
   }
 
   if (a.y_h != nullptr)
-    store_rows(rows[a.steps % 2], a.y_h + (d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8, writes);
+    store_rows(rows[a.steps % 2], a.y_h + ((long long)d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8,
+               writes);
   if (a.y_c == nullptr) return;
 #pragma unroll
   for (int s = 0; s < 2; ++s)
-    if (exists[s]) from_compute(c[s], a.y_c[(d * a.batch + first + column + s) * HIDDEN + unit]);
+    if (exists[s]) from_compute(c[s], a.y_c[((long long)d * a.batch + first + column + s) * HIDDEN + unit]);
 }
 
 #else
@@ -174,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
   grid_dependency_wait();
   const int lane = threadIdx.x % 32, d = blockIdx.x % DIRECTIONS;
   const bool is_reverse = REVERSE || d == 1;
-  const long long sequence = blockIdx.x / DIRECTIONS, state = (d * a.batch + sequence) * HIDDEN;
+  const int sequence = blockIdx.x / DIRECTIONS;
+  const long long state = ((long long)d * a.batch + sequence) * HIDDEN;
   for (int unit = threadIdx.x; unit < HIDDEN; unit += THREADS) {
     h[0][unit] = a.h0 == nullptr ? 0.0f : to_compute(a.h0[state + unit]);
     c[unit] = a.c0 == nullptr ? 0.0f : to_compute(a.c0[state + unit]);

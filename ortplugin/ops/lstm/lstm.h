@@ -34,7 +34,11 @@ struct LstmAttributes {
 
 struct LstmShape {
   int64_t steps, batch;
+  int64_t inner;  // sequences that lie beside each other in each step
   Shape y, state;
+
+  // Of [.., D * H]: the step t of a sequence.
+  int64_t Row(int64_t sequence, int64_t t) const { return (sequence / inner * steps + t) * inner + sequence % inner; }
 };
 
 // Of the shapes of all inputs. Throws Error where they do not fit.

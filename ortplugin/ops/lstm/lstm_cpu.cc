@@ -71,7 +71,7 @@ class Recurrence {
     const float* const columns = columns_.data() + d * hidden_ * hidden_ * kGates;
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t t = attributes_.is_reverse(d) ? steps - 1 - step : step;
-      const int64_t row = attributes_.batch_first ? sequence * steps + t : t * batch + sequence;
+      const int64_t row = lstm_.shape.Row(sequence, t);
       Load(lstm_.g, (row * width + d * hidden_) * kGates, kGates * hidden_, sums);
       for (int64_t k = 0; k < hidden_; ++k) add_(columns + k * hidden_ * kGates, h[k], sums, kGates * hidden_);
       for (int64_t unit = 0; unit < hidden_; ++unit) {

@@ -46,7 +46,7 @@ struct Arguments {
   const void *g, *r, *h0, *c0;
   void *y, *y_h, *y_c;
   int32_t steps;
-  int64_t batch, step, sequence;
+  int32_t batch, inner;
 };
 
 struct Plan {
@@ -65,7 +65,7 @@ class CudaLstm : public Kernel {
 
   void Compute(Run& run) const override {
     const LstmRun lstm = PrepareLstm(attributes_, run, false);
-    const auto [steps, batch] = std::pair(lstm.shape.steps, lstm.shape.batch);
+    const int64_t steps = lstm.shape.steps, batch = lstm.shape.batch;
     if (batch == 0) return;
     uintptr_t addresses = 0;
     for (const void* tensor : {lstm.g, lstm.r, lstm.h0, lstm.c0}) addresses |= reinterpret_cast<uintptr_t>(tensor);
@@ -80,8 +80,7 @@ class CudaLstm : public Kernel {
     const int64_t blocks = DivideUp(batch, plan->config.sequences) * attributes_.directions();
     constexpr int64_t kMost = (int64_t{1} << 31) - 1;
     if (blocks > kMost) Fail("the output takes ", blocks, " blocks, more than a launch has");
-    if (steps > kMost) Fail("there are ", steps, " steps, more than ", kMost);
-    const bool batch_first = attributes_.batch_first;
+    if (std::max(steps, batch) > kMost) Fail("there are ", steps, " steps of ", batch, " sequences, more than ", kMost);
     Arguments arguments{lstm.g,
                         lstm.r,
                         lstm.h0,
@@ -90,9 +89,8 @@ class CudaLstm : public Kernel {
                         lstm.y_h,
                         lstm.y_c,
                         static_cast<int32_t>(steps),
-                        batch,
-                        batch_first ? 1 : batch,
-                        batch_first ? steps : 1};
+                        static_cast<int32_t>(batch),
+                        static_cast<int32_t>(lstm.shape.inner)};
     void* parameters[] = {&arguments};
     const cuda::LaunchShape launch{static_cast<unsigned>(blocks), static_cast<unsigned>(plan->config.threads)};
     cuda::Launch(device_, plan->kernel, launch, stream, parameters);

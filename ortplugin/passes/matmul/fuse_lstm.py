@@ -11,9 +11,11 @@ first, as those of a module of PyTorch with batch_first do, products and recurre
 
     Transpose<perm = [1, 0, 2]>(FusedLSTM(FusedMatMul(Transpose<perm = [1, 0, 2]>(x), v), r))
 
-becomes `FusedLSTM<batch_first = 1>(FusedMatMul(x, v), r)`, and so do several layers.
+becomes `FusedLSTM<batch_first = 1>(FusedMatMul(x, v), r)`, and so do several layers. The columns of images, sequences
+that a model makes of x [N, H, W, C] by a Transpose and a Reshape to [N * W, H, C], are read and written where they lie.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -156,7 +158,7 @@ def _side_by_side(scope: Scope, node: gs.Node, directions: int) -> tuple[list[gs
   """The views that make [T, B, D * H] of Y, and what they make; none where Y is read otherwise."""
   y, views = node.outputs[0], []
   view = None if y.is_empty() else only_reader(scope, y)
-  if view is not None and scope.op(view) == "Transpose" and list(view.attrs.get("perm") or ()) == SIDE_BY_SIDE:
+  if view is not None and _swaps(scope, view, SIDE_BY_SIDE):
     views.append(view)
     view = only_reader(scope, view.outputs[0])
   elif directions == 2:
@@ -226,6 +228,36 @@ def batch_first(scope: Scope, node: gs.Node) -> Outcome:
   return Applied(labels, node)
 
 
+def columns(scope: Scope, node: gs.Node) -> Outcome:
+  """Lets a recurrence along the columns of images read and write the images as they lie."""
+  if scope.op(node) != FUSED or not node.attrs.get("batch_first", 0):
+    return None
+  product = _product_before(scope, node)
+  view = None if product is None else scope.producer(product.inputs[0])
+  move = None if view is None or scope.op(view) != "Reshape" else scope.producer(view.inputs[0])
+  apart = only_reader(scope, node.outputs[0])
+  back = None if apart is None or scope.op(apart) != "Reshape" else only_reader(scope, apart.outputs[0])
+  if product is None or view is None or move is None or apart is None or back is None:
+    return None
+  if not (_swaps(scope, move, SIDE_BY_SIDE) and _swaps(scope, back, SIDE_BY_SIDE)):
+    return None
+  images, rows, made = (scope.shape(each.outputs[0]) or () for each in (move, view, apart))  # [N, W, H, C]
+  if not all(isinstance(dim, int) for dim in images[1:]) or rows[1:] != images[2:] or made[1:3] != images[1:3]:
+    return None
+  if len(made) != 4 or made[3] != (scope.shape(node.outputs[0]) or (None,))[-1]:
+    return None
+  labels = tuple(label(each) for each in (move, view, product, node, apart, back))
+  product.inputs[0] = move.inputs[0]
+  for each in (view, move):
+    if not scope.used_beyond(each.outputs[0], []):
+      scope.remove(each)
+  n, w, h, _ = images
+  product.outputs[0].shape = (n, h, w, (scope.shape(product.outputs[0]) or (None,))[-1])
+  _take_over(scope, node, back)
+  scope.remove(apart)
+  return Applied(labels, node)
+
+
 def _product_before(scope: Scope, node: gs.Node) -> gs.Node | None:
   """The product that makes G for the node alone, of which each row depends on a row of its first operand."""
   product = scope.producer(node.inputs[0])
@@ -235,9 +267,9 @@ def _product_before(scope: Scope, node: gs.Node) -> gs.Node | None:
   return product if of_rows and not scope.used_beyond(node.inputs[0], [node]) else None
 
 
-def _swaps(scope: Scope, node: gs.Node) -> bool:
-  """Whether the node swaps batch and sequence."""
-  return scope.op(node) == "Transpose" and list(node.attrs.get("perm") or ()) == SWAPPED
+def _swaps(scope: Scope, node: gs.Node, perm: Sequence[int] = SWAPPED) -> bool:
+  """Whether the node is this Transpose, which swaps batch and sequence."""
+  return scope.op(node) == "Transpose" and list(node.attrs.get("perm") or ()) == list(perm)
 
 
 def _take_over(scope: Scope, node: gs.Node, view: gs.Node) -> None:
@@ -251,5 +283,5 @@ def _take_over(scope: Scope, node: gs.Node, view: gs.Node) -> None:
 FUSE_LSTM = RulePass(
   "fuse-lstm",
   "an LSTM with constant weights, in float16 and bfloat16, becomes a product and a FusedLSTM",
-  first_of(rewrite, batch_first),
+  first_of(rewrite, batch_first, columns),
 )

@@ -152,6 +152,23 @@ def test_a_transpose_on_one_side_stays(nodes: str, outputs: str, x: str) -> None
   assert operators(optimized).count("Transpose") == 1
 
 
+IMAGE = f"""p = Transpose<perm = [0, 2, 1, 3]>(x)  m = Constant<value_ints = [6, 5, 8]>()  q = Reshape(p, m)
+  f = Transpose<perm = [1, 0, 2]>(q)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
+  k = Transpose<perm = [1, 0, 2]>(j)  v = Constant<value_ints = [2, 3, 5, 32]>()  a = Reshape(k, v)  y = Transpose<perm = [0, 2, 1, 3]>(a)"""
+
+
+def test_the_columns_of_images_are_read_where_they_lie() -> None:
+  outputs = "f[2,5,3,32] y, f[2,6,16] hn"
+  optimized, _ = run_same(graph(IMAGE, outputs, "f[2,5,3,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
+  assert attribute(recurrences(optimized)[0], "batch_first") == 1
+  rows = IMAGE.replace("[2, 3, 5, 32]", "[3, 2, 5, 32]")  # other images
+  optimized, _ = run_same(graph(rows, "f[3,5,2,32] y", "f[2,5,3,8] x"), FUSE_LSTM)
+  assert operators(optimized).count("Transpose") == 2
+  read = IMAGE.replace("y = Tr", "z = Identity(a)  y = Tr")
+  optimized, _ = run_same(graph(read, "f[2,5,3,32] y, f[2,3,5,32] z", "f[2,5,3,8] x"), FUSE_LSTM)
+  assert operators(optimized).count("Transpose") == 2
+
+
 def test_open_lengths() -> None:
   nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
   original = graph(nodes, "f[batch,length,32] y", "f[batch,length,8] x")
