@@ -8,10 +8,7 @@ own. Checks the outputs in the same run. Writes results/lstm.json.xz.
     python benchmarks/lstm.py --from benchmarks/results/lstm.json.xz    no measuring
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -34,7 +31,7 @@ class Case:
   hidden: int
   dtype: str = "float16"
 
-  def arrays(self, rng: Any) -> dict[str, np.ndarray]:
+  def arrays(self, rng):
     """x [T, B, 1], W [2, 4H, 1] and R; G is x W in FusedLSTM's order."""
     numpy, h = timing.DTYPES[self.dtype], self.hidden
     x = rng.standard_normal((self.steps, self.batch, 1)).astype(numpy)
@@ -42,7 +39,7 @@ class Case:
     of_unit = w.reshape(2, 4, h).transpose(0, 2, 1).reshape(-1)
     return {"x": x, "W": w, "R": r, "G": x * of_unit}
 
-  def model(self, count: int, arrays: dict[str, np.ndarray], *, fused: bool) -> bytes:
+  def model(self, count, arrays, *, fused):
     """A model of `count` steps that share nothing but weights: ours, or ONNX's."""
     nodes, inputs, outputs = [], [], []
     kind, name = timing.DTYPES[self.dtype], "G" if fused else "x"
@@ -60,7 +57,7 @@ class Case:
     weights = {each: arrays[each] for each in (("R",) if fused else ("W", "R"))}
     return timing.model_of(nodes, inputs, outputs, weights, opset=19)
 
-  def of_torch(self, arrays: dict[str, np.ndarray]) -> Any:
+  def of_torch(self, arrays):
     """PyTorch's module with these weights; its gates are in another order."""
     import torch
 
@@ -82,7 +79,7 @@ CASES = (
 )
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case):
   """One row of the table: microseconds of each contender. Raises SystemExit where a result is wrong."""
   import cupy
   import torch
@@ -114,7 +111,7 @@ def measure(case: Case) -> dict[str, Any]:
   return row
 
 
-def table(record: dict[str, Any]) -> str:
+def table(record):
   """The record as a Markdown table."""
   lines = timing.table(
       record, COLUMNS, "| bidirectional LSTM", "|---",
@@ -124,7 +121,7 @@ def table(record: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+def measure_all(args, record):
   for case in CASES:
     record["rows"].append(measure(case))
     yield f"{case}: {timing.shown(record['rows'][-1])}"

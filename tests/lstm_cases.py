@@ -5,13 +5,10 @@ its docstring has the tolerance.
 """
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import onnx
-from node_cases import UNIT_ROUNDOFF, Array, Shape, compare, model_with
+from node_cases import UNIT_ROUNDOFF, compare, model_with
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -41,22 +38,22 @@ class Case:
   nan: int | None = None
 
   @property
-  def directions(self) -> int:
+  def directions(self):
     return 2 if self.direction == "bidirectional" else 1
 
   @property
-  def names(self) -> tuple[str, ...]:
+  def names(self):
     return NAMES if self.states else NAMES[:2]
 
   @property
-  def shapes(self) -> tuple[Shape, ...]:
+  def shapes(self):
     d, h = self.directions, self.hidden
     lengths = [self.batch] if self.columns == 1 else [self.batch // self.columns, self.columns]
     lengths.insert(int(self.batch_first), self.steps)
-    shapes: tuple[Shape, ...] = ((*lengths, d * h * 4), (d, 4 * h, h), *((d, self.batch, h),) * 2)
+    shapes = ((*lengths, d * h * 4), (d, 4 * h, h), *((d, self.batch, h),) * 2)
     return shapes[: len(self.names)]
 
-  def inputs(self) -> list[Array]:
+  def inputs(self):
     seed, scales = zlib.crc32(self.name.encode()), (self.scale, self.hidden**-0.5, 0.5, 1)
     arrays = [  # each from a seed of its own: R is the same for all lengths
       np.random.default_rng([seed, place]).standard_normal(shape) * scales[place]
@@ -67,19 +64,17 @@ class Case:
       arrays[0][(*at, 5)] = np.nan
     return [each.astype(NUMPY_DTYPES[self.dtype]) for each in arrays]
 
-  def feeds(self) -> dict[str, Array]:
+  def feeds(self):
     given = dict(zip(self.names, self.inputs(), strict=True))
     return {name: array for name, array in given.items() if name != "R" or not self.constant}
 
-  def node(self) -> onnx.NodeProto:
+  def node(self):
     return helper.make_node(
       "FusedLSTM", self.names, OUTPUTS[: self.outputs], "recurrence", domain=DOMAIN, hidden_size=self.hidden,
       dtype=self.dtype, direction=self.direction, batch_first=int(self.batch_first),
     )  # fmt: skip
 
-  def model(
-    self, shapes: Sequence[Any] | None = None, nodes: Sequence[onnx.NodeProto] | None = None, opset: int = 18
-  ) -> bytes:
+  def model(self, shapes=None, nodes=None, opset=18):
     """A model of this one node, or of `nodes`, with the case's shapes or those given."""
     given = zip(self.names, self.shapes if shapes is None else shapes, strict=True)
     inputs = [(name, self.dtype, shape) for name, shape in given if name != "R" or not self.constant]
@@ -88,7 +83,7 @@ class Case:
     return model_with([self.node()] if nodes is None else nodes, inputs, outputs, constants, opset=opset)
 
 
-def check(case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None) -> None:
+def check(case, outputs, inputs=None):
   """Compares the outputs with the reference.
 
   h is rounded in each step, by which the next one's gates are off, and c keeps what they were off by: a sum that

@@ -8,7 +8,7 @@ import pytest
 from lstm_cases import CASES, Case, by_name, check
 
 from gpu.device import at_offset, make, run, run_bound
-from gpu.sessions import Trial, check_graph, check_repeats, check_stream, check_threads
+from gpu.sessions import check_graph, check_repeats, check_stream, check_threads
 from gpu.sessions import trial as trial_of
 from ortplugin.ops.lstm import FAST_HIDDEN
 
@@ -36,17 +36,17 @@ CHOSEN = [
 ]
 
 
-def trial(case: Case) -> Trial:
+def trial(case):
   return trial_of(case, check)
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case) -> None:
+def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
-def test_a_nan_stays_in_its_sequence(dtype: str) -> None:
+def test_a_nan_stays_in_its_sequence(dtype):
   case = by_name[f"a NaN, {dtype}"]
   y, *states = (each.astype(np.float32) for each in run(make(case.model()), case))
   assert np.isnan(y[:, 3]).any()
@@ -54,7 +54,7 @@ def test_a_nan_stays_in_its_sequence(dtype: str) -> None:
   assert not np.isnan(np.delete(states, 3, 2)).any()
 
 
-def test_tensors_may_start_anywhere() -> None:
+def test_tensors_may_start_anywhere():
   for case in (CHOSEN[0], Case("from their starts", "bfloat16", 5, 9, 32, outputs=2)):
     session, like = make(case.model()), trial(case).like
     for inner, outer in ((0, 0), (1, 0), (0, 1), (8, 0), (4, 3)):
@@ -65,37 +65,37 @@ def test_tensors_may_start_anywhere() -> None:
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_cuda_graph_gives_the_same_bits(case: Case) -> None:
+def test_a_cuda_graph_gives_the_same_bits(case):
   check_graph(case.model(), [trial(each) for each in others(case)])
 
 
-def others(case: Case) -> list[Case]:
+def others(case):
   """The same node on other values of G; R is a part of the model."""
   return [replace(case, scale=scale) for scale in (1, 0.5, 2)]
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_runs_repeat(case: Case) -> None:
+def test_runs_repeat(case):
   check_repeats(case)
 
 
-def test_a_stream_of_the_callers() -> None:
+def test_a_stream_of_the_callers():
   check_stream(CHOSEN[0].model(), trial(CHOSEN[0]))
 
 
-def sized(steps: int, batch: int) -> Case:
+def sized(steps, batch):
   return Case("sized", "float16", steps, batch, 48)
 
 
 OPEN = sized(1, 1).model([("n", "m", 384), (2, 192, 48)])
 
 
-def test_shapes_may_change_from_run_to_run() -> None:
+def test_shapes_may_change_from_run_to_run():
   session = make(OPEN)
   for steps, batch in ((3, 7), (1, 1), (0, 4), (20, 100), (2, 0), (3, 7)):
     case = sized(steps, batch)
     check(case, run(session, case))
 
 
-def test_many_threads_run_one_session() -> None:
+def test_many_threads_run_one_session():
   check_threads(OPEN, lambda number: trial(sized(1 + number, 3 * number + 1)))

@@ -1,13 +1,11 @@
 """FusedLSTM in ONNX Runtime on the CPU: its reference, what its decomposition gives, shapes, threads, refusals."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from lstm_cases import CASES, Case, by_name, check
-from node_cases import Array, changed
+from node_cases import changed
 from threads import in_threads
 
 import ortplugin
@@ -15,12 +13,12 @@ from ort.host import make, plain
 from ortplugin.ops.lstm import decompose
 
 
-def run(session: Any, case: Case) -> list[Array]:
+def run(session, case):
   return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library: Path, case: Case) -> None:
+def test_equals_the_reference(library, case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -28,7 +26,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
     assert session.get_outputs()[0].shape == list(found[0].shape)
 
 
-def test_a_nan_stays_in_its_sequence(library: Path) -> None:
+def test_a_nan_stays_in_its_sequence(library):
   case = by_name["a NaN, float16"]
   y, *states = run(make(case.model()), case)
   assert np.isnan(y[:, 3]).any()
@@ -39,14 +37,14 @@ def test_a_nan_stays_in_its_sequence(library: Path) -> None:
 @pytest.mark.parametrize("opset", [11, 18])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_the_decomposition_gives_the_same(library: Path, dtype: str, direction: str, opset: int) -> None:
+def test_the_decomposition_gives_the_same(library, dtype, direction, opset):
   for batch_first in (False, True):
     for columns in (1, 2):
       case = Case("decomposed", dtype, 5, 6, 16, direction, batch_first, states=batch_first, columns=columns)
       check(case, run(plain(case.model(nodes=decompose(case.node(), opset), opset=opset)), case))
 
 
-def test_unknown_lengths(library: Path) -> None:
+def test_unknown_lengths(library):
   case = by_name["R of a run, float"]
   session = make(case.model([("n", "m", None), *case.shapes[1:2], (2, "m", 48), (2, "m", 48)]))
   assert session.get_outputs()[0].shape == ["n", "m", 96]
@@ -55,13 +53,13 @@ def test_unknown_lengths(library: Path) -> None:
     check(each, run(session, each))
 
 
-def test_sequences_on_many_threads(library: Path) -> None:
+def test_sequences_on_many_threads(library):
   case = Case("large", "float16", 20, 64, 48)
   wanted = run(make(case.model(), 1), case)
   check(case, wanted)
   session = make(case.model(), 4)
 
-  def again(number: int) -> None:
+  def again(number):
     for one, other in zip(run(session, case), wanted, strict=True):
       np.testing.assert_array_equal(one, other)
 
@@ -83,10 +81,10 @@ def test_sequences_on_many_threads(library: Path) -> None:
     ({"inputs": ["R", "G"]}, "must have"),
   ],
 )
-def test_what_is_refused(library: Path, changes: dict[str, Any], words: str) -> None:
+def test_what_is_refused(library, changes, words):
   case = by_name["R of a run, float"]
 
-  def attempt() -> None:
+  def attempt():
     model = case.model([None] * 4, [changed(case.node(), changes)])
     ortplugin.run(make(model), case.feeds())
 

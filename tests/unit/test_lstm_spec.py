@@ -1,14 +1,12 @@
 """FusedLSTM's spec in Python: shapes, decomposition, errors."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from lstm_cases import Case
 from node_cases import assert_invalid, changed
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.lstm import OPERATOR
 
 CASE = Case("spec", "float16", 5, 3, 16, states=True)
@@ -25,13 +23,13 @@ HALF = np.dtype(np.float16)
     (None, 0, [None, (2, None, 16), (2, None, 16)]),
   ],
 )
-def test_shapes(g: Shape | None, batch_first: int, wanted: list[Shape | None]) -> None:
+def test_shapes(g, batch_first, wanted):
   node = changed(CASE.node(), {"inputs": ["G", "R"], "batch_first": batch_first})
   types = [TensorType(HALF, g), TensorType(HALF, (2, 64, 16))]
   assert OPERATOR.infer_shapes(node, types) == [TensorType(HALF, shape) for shape in wanted]
 
 
-def test_the_decomposition() -> None:
+def test_the_decomposition():
   ops = [each.op_type for each in OPERATOR.decompose(CASE.node(), 18) if each.op_type != "Constant"]
   assert ops.count("LSTM") == 1
   assert ops[:5] == ["Cast"] * 4 + ["Reshape"]
@@ -50,7 +48,7 @@ def test_the_decomposition() -> None:
     ({"clip": 1.0}, "it has no attribute 'clip'"),
   ],
 )
-def test_errors(changes: dict[str, Any], reason: str) -> None:
+def test_errors(changes, reason):
   assert_invalid(changed(CASE.node(), changes), reason)
 
 
@@ -62,7 +60,7 @@ def test_errors(changes: dict[str, Any], reason: str) -> None:
     (3, (2, 4, 16), r"c0 has the shape \[2, 4, 16\], but must have \[2, 3, 16\]"),
   ],
 )
-def test_inputs_that_do_not_fit(place: int, given: Shape, reason: str) -> None:
+def test_inputs_that_do_not_fit(place, given, reason):
   types = [TensorType(HALF, shape) for shape in CASE.shapes]
   types[place] = TensorType(HALF, given)
   with pytest.raises(ModelError, match=f"node 'recurrence' .*{reason}"):

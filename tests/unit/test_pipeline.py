@@ -15,13 +15,13 @@ _ORDER = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions gather-views
     late-expand repeated-constants inline-if common-subexpressions sum-to-add merge-depthwise fold-batch-norm fold-pad
     channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather masked-fill
-    update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-to-tf32
-    attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv windows-last
-    channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose
-    turn-conv-transpose image-output lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad
-    row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first matmul-epilogue channel-products
-    split-products early-transpose norm-prologue fuse-conv-grad any-to-sum fuse-sum-to pointwise-views fuse-pointwise
-    lone-pointwise fuse-transpose
+    update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm fuse-attention
+    attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
+    windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
+    vector-conv-transpose turn-conv-transpose image-output lone-split transpose-views attention-views col2im-to-gather
+    padded-order flat-pad row-order matmul-to-fused matmul-to-tf32 patches-to-matmul matmul-views batch-first
+    matmul-epilogue channel-products split-products early-transpose norm-prologue fuse-conv-grad any-to-sum fuse-sum-to
+    pointwise-views fuse-pointwise lone-pointwise fuse-transpose
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -31,9 +31,9 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output lone-split transpose-views
-    attention-views col2im-to-gather padded-order flat-pad row-order matmul-to-fused matmul-to-tf32 early-transpose
-    norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise fuse-transpose
+    fuse-lstm fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output lone-split
+    transpose-views attention-views col2im-to-gather padded-order flat-pad row-order matmul-to-fused matmul-to-tf32
+    early-transpose norm-prologue fuse-sum-to pointwise-views fuse-pointwise lone-pointwise fuse-transpose
 """
 QUIET_ROUND = _QUIET_ROUND.split()
 

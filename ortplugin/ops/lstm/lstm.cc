@@ -32,7 +32,7 @@ LstmAttributes ParseLstm(const Source& source) {
     Fail("the attribute 'hidden_size' is ", attributes.hidden, " but must be from 1 to ", kLargest);
   const DType dtypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat};
   attributes.dtype = dtypes[Choose("dtype", source.string_attribute("dtype"),
-                                   {NameOf(DType::kFloat16), NameOf(DType::kBFloat16), NameOf(DType::kFloat)})];
+      {NameOf(DType::kFloat16), NameOf(DType::kBFloat16), NameOf(DType::kFloat)})];
   // On the CPU ONNX Runtime makes a float16 node a float one where no neighbour is float16, attributes aside.
   if (attributes.dtype == DType::kFloat16 && source.input(0).type == ort::kFloat) attributes.dtype = DType::kFloat;
   attributes.direction = static_cast<LstmAttributes::Direction>(

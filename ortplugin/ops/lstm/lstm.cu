@@ -16,12 +16,12 @@ struct Arguments {
 };
 
 // Where G and Y have the first step that a direction of a sequence takes, in units of HIDDEN, and how far its next is.
-__device__ __forceinline__ long long first_of(const Arguments& a, int d, bool is_reverse, unsigned sequence) {
+DEVICE long long first_of(const Arguments& a, int d, bool is_reverse, unsigned sequence) {
   const unsigned outer = sequence / (unsigned)a.inner;
   const long long row = ((long long)outer * a.steps + (is_reverse ? a.steps - 1 : 0)) * a.inner;
   return (row + (sequence - outer * (unsigned)a.inner)) * DIRECTIONS + d;
 }
-__device__ __forceinline__ long long step_of(const Arguments& a, bool is_reverse) {
+DEVICE long long step_of(const Arguments& a, bool is_reverse) {
   return (long long)(is_reverse ? -a.inner : a.inner) * DIRECTIONS;
 }
 
@@ -38,12 +38,12 @@ __device__ __forceinline__ long long step_of(const Arguments& a, bool is_reverse
 #define CHUNKS (HIDDEN / 8)  // of 16 bytes, of a row of Y
 
 // 2^min(x, 40): the product of three that are one more is finite. A NaN stays one.
-__device__ __forceinline__ float power(float x) {
+DEVICE float power(float x) {
   float y;
   asm("{\n\t.reg .f32 low;\n\tmin.NaN.f32 low, %1, 0f42200000;\n\tex2.approx.ftz.f32 %0, low;\n\t}" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float reciprocal(float x) {
+DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -51,7 +51,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 // With p = exp(-a) a sigmoid is 1 / (1 + p), with q = exp(-2 a) a tanh (1 - q) / (1 + q). Powers and reciprocals bound
 // a step, so those that are multiplied or added share one reciprocal: seven for both states, within 2^-21 of one.
-__device__ __forceinline__ float advance(float i, float o, float f, float g, float& c) {
+DEVICE float advance(float i, float o, float f, float g, float& c) {
   constexpr float kOnce = -1.44269504088896340736f, kTwice = 2 * kOnce;
   const float of_f = 1.0f + power(f * kOnce), q = power(g * kTwice);
   const float of_new = (1.0f + power(i * kOnce)) * (1.0f + q);
@@ -61,7 +61,7 @@ __device__ __forceinline__ float advance(float i, float o, float f, float g, flo
 }
 
 // What the block keeps of h: the rows that exist, in 16 bytes each thread.
-__device__ __forceinline__ void store_rows(const storage_t* rows, storage_t* to, bool exists) {
+DEVICE void store_rows(const storage_t* rows, storage_t* to, bool exists) {
   if (!exists) return;
   Vector<storage_t, 8> h;
   load_shared(h, rows + threadIdx.x / CHUNKS * PITCH + threadIdx.x % CHUNKS * 8);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_rows(const storage_t* rows, storage_t* to,
 
 // R of a thread's tiles, as mma.sync takes A: rows lane / 4, which are the first gate's, and eight behind, the
 // second's; columns lane % 4 * 2 and eight behind.
-__device__ __forceinline__ void load_weights(unsigned (&weights)[2][K_STEPS][4], const storage_t* r, int d, int unit) {
+DEVICE void load_weights(unsigned (&weights)[2][K_STEPS][4], const storage_t* r, int d, int unit) {
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -85,8 +85,7 @@ __device__ __forceinline__ void load_weights(unsigned (&weights)[2][K_STEPS][4],
 }
 
 // sums[m] += R h, of the rows of h in shared memory.
-__device__ __forceinline__ void add_products(float (&sums)[2][4], const unsigned (&weights)[2][K_STEPS][4],
-                                             const storage_t* rows) {
+DEVICE void add_products(float (&sums)[2][4], const unsigned (&weights)[2][K_STEPS][4], const storage_t* rows) {
   const storage_t* const h = rows + threadIdx.x % 8 * PITCH + threadIdx.x % 32 / 8 * 8;
 #pragma unroll
   for (int k = 0; k < K_STEPS; k += 2) {
@@ -158,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
   }
 
   if (a.y_h != nullptr)
-    store_rows(rows[a.steps % 2], a.y_h + ((long long)d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8,
-               writes);
+    store_rows(
+        rows[a.steps % 2], a.y_h + ((long long)d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8, writes);
   if (a.y_c == nullptr) return;
 #pragma unroll
   for (int s = 0; s < 2; ++s)
@@ -170,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
 
 // For every dtype, H and GPU: a block has one direction of one sequence, a warp one unit after the other.
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
   __shared__ float h[2][HIDDEN], c[HIDDEN];

@@ -20,9 +20,9 @@ ORTPLUGIN_INLINE void AddScaled(const float* x, float scale, float* __restrict s
   for (int64_t i = 0; i < count; ++i) sums[i] += scale * x[i];
 }
 using Loop = void (*)(const float*, float, float*, int64_t);
-#define ORTPLUGIN_LOOP(Name, attribute)                                               \
+#define ORTPLUGIN_LOOP(Name, attribute) \
   attribute void Add##Name(const float* x, float scale, float* sums, int64_t count) { \
-    AddScaled(x, scale, sums, count);                                                 \
+    AddScaled(x, scale, sums, count); \
   }
 ORTPLUGIN_LOOP(Baseline, )
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -81,16 +81,8 @@ class CudaLstm : public Kernel {
     constexpr int64_t kMost = (int64_t{1} << 31) - 1;
     if (blocks > kMost) Fail("the output takes ", blocks, " blocks, more than a launch has");
     if (std::max(steps, batch) > kMost) Fail("there are ", steps, " steps of ", batch, " sequences, more than ", kMost);
-    Arguments arguments{lstm.g,
-                        lstm.r,
-                        lstm.h0,
-                        lstm.c0,
-                        lstm.y,
-                        lstm.y_h,
-                        lstm.y_c,
-                        static_cast<int32_t>(steps),
-                        static_cast<int32_t>(batch),
-                        static_cast<int32_t>(lstm.shape.inner)};
+    Arguments arguments{lstm.g, lstm.r, lstm.h0, lstm.c0, lstm.y, lstm.y_h, lstm.y_c, static_cast<int32_t>(steps),
+        static_cast<int32_t>(batch), static_cast<int32_t>(lstm.shape.inner)};
     void* parameters[] = {&arguments};
     const cuda::LaunchShape launch{static_cast<unsigned>(blocks), static_cast<unsigned>(plan->config.threads)};
     cuda::Launch(device_, plan->kernel, launch, stream, parameters);
@@ -100,8 +92,8 @@ class CudaLstm : public Kernel {
   const Plan& Make(bool is_aligned) const {
     const LstmConfig config = ConfigureLstm(attributes_, device_, is_aligned && constant_weights_);
     const std::string source = LstmSource(attributes_, config);
-    return plans_.Keep({}, is_aligned,
-                       std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
+    return plans_.Keep(
+        {}, is_aligned, std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
   }
 
   LstmAttributes attributes_;

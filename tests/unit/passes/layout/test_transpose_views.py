@@ -204,7 +204,7 @@ def test_other_chains_stay(text):
     ("4,6", "a = Flatten<axis = 0>(x)  y = Reshape(a, shape)  b = Neg(a)", ["Flatten", "Reshape", "Neg"]),
   ],
 )
-def test_views_of_views(x: str, steps: str, left: list[str]) -> None:
+def test_views_of_views(x, steps, left):
   more = ", float[E,F] b" if "Neg" in steps else ""
   text = chain(x, steps, 4, more).replace("{2, 24, 2, 2}", "{1, 4, 1, -1}")
   run_same(model(text), TRANSPOSE_VIEWS, into=left)
@@ -219,5 +219,5 @@ def test_views_of_views(x: str, steps: str, left: list[str]) -> None:
     ("int64[2,4] x", "a = Unsqueeze(x, one)  b = Unsqueeze(a, one)  y = Cast<to = 1>(b)"),  # what shapes are made of
   ],
 )
-def test_other_views_stay(x: str, steps: str) -> None:
+def test_other_views_stay(x, steps):
   assert_unchanged(model(chain("2", steps, 4).replace("float[2] x", x)), [TRANSPOSE_VIEWS])

@@ -16,22 +16,22 @@ SHAPES = {"w": (2, 64, 8), "r": (2, 64, 16), "b": (2, 128), "h": (2, 3, 16), "c"
 JOINED = """t = Transpose<perm = [0, 2, 1, 3]>(o)  s = Constant<value_ints = [0, 0, -1]>()  j = Reshape(t, s)"""
 
 
-def graph(nodes: str, outputs: str = "f[5,3,32] y", x: str = "f[5,3,8] x", half: bool = True) -> onnx.ModelProto:
+def graph(nodes, outputs="f[5,3,32] y", x="f[5,3,8] x", half=True):
   """A model of these nodes, which read x and the weights of SHAPES that they name, and `lens`."""
   words = nodes.replace(")", ",").replace("(", ",").split(",")
   used = {name: shape for name, shape in SHAPES.items() if name in [word.strip() for word in words]}
   return weighted(f"g ({x}) => ({outputs}) {{ {nodes} }}", used, half=half)
 
 
-def lstm(inputs: str = "x, w, r, b", attributes: str = f"hidden_size = 16, {BOTH}", outputs: str = "o") -> str:
+def lstm(inputs="x, w, r, b", attributes=f"hidden_size = 16, {BOTH}", outputs="o"):
   return f"{outputs} = LSTM<{attributes}>({inputs})"
 
 
-def recurrences(made: onnx.ModelProto) -> list[onnx.NodeProto]:
+def recurrences(made):
   return [node for node in made.graph.node if node.op_type == "FusedLSTM"]
 
 
-def test_the_views_behind_it_are_its_own_order() -> None:
+def test_the_views_behind_it_are_its_own_order():
   optimized, _ = run_same(
     graph(f"{lstm()}  {JOINED}  y = Identity(j)"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM", "Identity"], changes=1
   )
@@ -52,12 +52,12 @@ def test_the_views_behind_it_are_its_own_order() -> None:
     "t = Transpose<perm = [0, 2, 1, 3]>(o)  n = Constant<value_ints = [-2]>()  y = Squeeze(t, n)",
   ],
 )
-def test_one_direction(direction: str, views: str) -> None:
+def test_one_direction(direction, views):
   nodes = lstm("x, w1, r1, b1", f'hidden_size = 16, direction = "{direction}"')
   run_same(graph(f"{nodes}  {views}", "f[5,3,16] y"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
 
 
-def test_other_readers_get_the_order_of_onnx() -> None:
+def test_other_readers_get_the_order_of_onnx():
   optimized, _ = run_same(
     graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y"),
     FUSE_LSTM,
@@ -74,7 +74,7 @@ def test_other_readers_get_the_order_of_onnx() -> None:
     assert operators(found)[:4] == ["FusedMatMul", "FusedLSTM", "Reshape", "Transpose"]
 
 
-def test_without_a_bias() -> None:
+def test_without_a_bias():
   optimized, _ = run_same(graph(f"{lstm('x, w, r')}  {JOINED}  y = Identity(j)"), FUSE_LSTM)
   (product,) = inputs_of(optimized)
   assert len(product) == 2
@@ -89,7 +89,7 @@ def test_without_a_bias() -> None:
     ("o, hn, cn", "f[5,3,32] y", 1),
   ],
 )
-def test_initial_and_last_states(outputs: str, declared: str, count: int) -> None:
+def test_initial_and_last_states(outputs, declared, count):
   original = graph(f"{lstm('x, w, r, b, , h, c', outputs=outputs)}  {JOINED}  y = Identity(j)", declared)
   optimized, _ = run_same(original, FUSE_LSTM)
   (node,) = recurrences(optimized)
@@ -97,7 +97,7 @@ def test_initial_and_last_states(outputs: str, declared: str, count: int) -> Non
   assert len(node.output) == count
 
 
-def test_the_last_state_alone() -> None:
+def test_the_last_state_alone():
   optimized, _ = run_same(graph(lstm(outputs=", hn"), "f[2,3,16] hn"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
   assert recurrences(optimized)[0].output[1] == "hn"
 
@@ -110,13 +110,13 @@ def test_the_last_state_alone() -> None:
     "n = Constant<value_ints = [4, 3, 16]>()  e = ConstantOfShape<value = float16[1] {0}>(n)  h0, h1 = Split(e)",
   ],
 )
-def test_initial_states_of_zeros_are_left_out(zeros: str) -> None:
+def test_initial_states_of_zeros_are_left_out(zeros):
   original = graph(f"{zeros}  {lstm('x, w, r, b, , h0, h0')}  {JOINED}  y = Identity(j)")
   optimized, _ = run_same(original, FUSE_LSTM, DEAD_NODES, into=["FusedMatMul", "FusedLSTM", "Identity"])
   assert len(recurrences(optimized)[0].input) == 2
 
 
-def test_batch_first() -> None:
+def test_batch_first():
   nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
   optimized, _ = run_same(
     graph(nodes, "f[3,5,32] y", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"], changes=2
@@ -124,7 +124,7 @@ def test_batch_first() -> None:
   assert attribute(recurrences(optimized)[0], "batch_first") == 1
 
 
-def test_several_layers_are_batch_first() -> None:
+def test_several_layers_are_batch_first():
   nodes = f"""f = Transpose<perm = [1, 0, 2]>(x)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
     {lstm("j, wx, rx, bx", outputs="p")}  u = Transpose<perm = [0, 2, 1, 3]>(p)  k = Reshape(u, s)
     y = Transpose<perm = [1, 0, 2]>(k)"""
@@ -134,7 +134,7 @@ def test_several_layers_are_batch_first() -> None:
   assert [attribute(node, "batch_first") for node in recurrences(optimized)] == [1, 1]
 
 
-def test_the_last_state_of_a_batch() -> None:
+def test_the_last_state_of_a_batch():
   nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b', outputs=', hn')}"
   run_same(graph(nodes, "f[2,3,16] hn", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
 
@@ -147,7 +147,7 @@ def test_the_last_state_of_a_batch() -> None:
     (f"{lstm()}  {JOINED}  y = Transpose<perm = [1, 2, 0]>(j)", "f[3,32,5] y", "f[5,3,8] x"),
   ],
 )  # fmt: skip
-def test_a_transpose_on_one_side_stays(nodes: str, outputs: str, x: str) -> None:
+def test_a_transpose_on_one_side_stays(nodes, outputs, x):
   optimized, _ = run_same(graph(nodes, outputs, x), FUSE_LSTM, changes=1)
   assert operators(optimized).count("Transpose") == 1
 
@@ -157,7 +157,7 @@ IMAGE = f"""p = Transpose<perm = [0, 2, 1, 3]>(x)  m = Constant<value_ints = [6,
   k = Transpose<perm = [1, 0, 2]>(j)  v = Constant<value_ints = [2, 3, 5, 32]>()  a = Reshape(k, v)  y = Transpose<perm = [0, 2, 1, 3]>(a)"""
 
 
-def test_the_columns_of_images_are_read_where_they_lie() -> None:
+def test_the_columns_of_images_are_read_where_they_lie():
   outputs = "f[2,5,3,32] y, f[2,6,16] hn"
   optimized, _ = run_same(graph(IMAGE, outputs, "f[2,5,3,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
   assert attribute(recurrences(optimized)[0], "batch_first") == 1
@@ -169,7 +169,7 @@ def test_the_columns_of_images_are_read_where_they_lie() -> None:
   assert operators(optimized).count("Transpose") == 2
 
 
-def test_open_lengths() -> None:
+def test_open_lengths():
   nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
   original = graph(nodes, "f[batch,length,32] y", "f[batch,length,8] x")
   optimized, _ = run_pass(original, FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
@@ -194,16 +194,16 @@ STAY = {
 
 
 @pytest.mark.parametrize("what", STAY)
-def test_what_stays(what: str) -> None:
+def test_what_stays(what):
   nodes, reason = STAY[what]
   assert_unchanged(graph(f"{nodes}  y = Identity(o)", "f[5,2,3,16] y"), [FUSE_LSTM], reason)
 
 
-def test_float32_stays() -> None:
+def test_float32_stays():
   assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y", half=False), [FUSE_LSTM])
 
 
-def test_bfloat16() -> None:
+def test_bfloat16():
   nodes = f"{lstm()}  {JOINED}  y = Identity(j)"
   text = f"g (bfloat16[5,3,8] x, bfloat16[2,64,8] w0) => (bfloat16[5,3,32] y) {{ {nodes} }}"
   original = model(text.replace(", bfloat16[2,64,8] w0", ""), 22, ir=10)
