@@ -1,6 +1,9 @@
 """The exported models of tests/data and what is said of them, compressed: exporters write the same again and again.
 
-Files in it are sorted and carry no times or owners, so that the same models make the same archive.
+Files in it are sorted and carry no times or owners, so that the same models make the same archive. To add a model:
+`unpack`, `strip` and `shorten` it, say in the JSON what is to know of it, `pack`. The programs that wrote what is
+there, with the exporters of PyTorch, Keras, scikit-learn and Paddle, are models/export_tiny.py and models/architectures
+of commit a96253484c94.
 """
 
 import bz2
@@ -14,7 +17,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
-from models.names import pack_names, unpack_names
+from models.names import pack_names, shorten_names, unpack_names
 from ortplugin.graph.messages import walk_tensors
 
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.bz2"
@@ -53,6 +56,16 @@ def strip(message):
       continue
     for item in value if hasattr(value, "__len__") and not hasattr(value, "DESCRIPTOR") else (value,):
       strip(item)
+
+
+def shorten(proto):
+  """For a smaller archive: short weights, short names, and of a model whose inputs have no open lengths no shapes of
+  values, which follow from those. A second time changes nothing."""
+  dims = (dim for each in proto.graph.input for dim in each.type.tensor_type.shape.dim)
+  if all(dim.HasField("dim_value") for dim in dims):
+    del proto.graph.value_info[:]
+  shorten_names(proto)
+  shorten_weights(proto)  # by their names
 
 
 WEIGHTS = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}

@@ -17,6 +17,6 @@ _architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
 
 @cache
 def architectures():
-  """A folder with the models of models/architectures and architectures.json, unpacked when first asked for."""
+  """A folder with the models of many architectures and architectures.json, unpacked when first asked for."""
   unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.bz2"))
   return Path(_architectures.name)

@@ -1,6 +1,6 @@
 """Every model in tests/data, as PyTorch's exporters wrote it, through the optimizer and ONNX Runtime.
 
-models/export_tiny.py made the files; expected.json says how many norms and which scatters each has.
+models/packed.py says where the files are from; expected.json says how many norms and which scatters each has.
 """
 
 import json

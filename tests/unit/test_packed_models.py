@@ -7,9 +7,8 @@ import onnx.parser
 import pytest
 from onnx_models import parsed
 
-from models.architectures.archive import shorten
 from models.names import BACK, NEXT, pack_names, shorten_names, unpack_names
-from models.packed import pack, shorten_weights, unpack
+from models.packed import pack, shorten, shorten_weights, unpack
 
 TEXT = """g (float[2,64] x, bool c) => (float[2,64] y) {
     long_name = Gemm(x, w, b)  t = Add(long_name, mask)

@@ -154,7 +154,8 @@ def test_a_transpose_on_one_side_stays(nodes, outputs, x):
 
 IMAGE = f"""p = Transpose<perm = [0, 2, 1, 3]>(x)  m = Constant<value_ints = [6, 5, 8]>()  q = Reshape(p, m)
   f = Transpose<perm = [1, 0, 2]>(q)  {lstm("f, w, r, b", outputs="o, hn")}  {JOINED}
-  k = Transpose<perm = [1, 0, 2]>(j)  v = Constant<value_ints = [2, 3, 5, 32]>()  a = Reshape(k, v)  y = Transpose<perm = [0, 2, 1, 3]>(a)"""
+  k = Transpose<perm = [1, 0, 2]>(j)  v = Constant<value_ints = [2, 3, 5, 32]>()
+  a = Reshape(k, v)  y = Transpose<perm = [0, 2, 1, 3]>(a)"""
 
 
 def test_the_columns_of_images_are_read_where_they_lie():

@@ -349,7 +349,7 @@ def test_a_shape_in_floats_stays():
 
 # ---- lerp, from exporters
 
-LERP = DATA / "lerp"  # made by models/export_lerp.py
+LERP = DATA / "lerp"
 
 
 def lerp(x, y, w):
