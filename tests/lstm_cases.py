@@ -94,7 +94,7 @@ def check(case, outputs, inputs=None):
   unit = UNIT_ROUNDOFF[case.dtype] * (8 if case.dtype == "float" else 1) + 2.0**-20
   assert len(outputs) == case.outputs
   for name, got, rounded, exact in zip(OUTPUTS, outputs, wanted, wide, strict=False):
-    slack = unit * min(8, 1 + case.steps / 2) * np.maximum(1, np.abs(exact) if name == "Y_c" else 1)
+    slack = unit * min(2, 1 + case.steps / 16) * np.maximum(1, np.abs(exact) if name == "Y_c" else 1)
     compare(f"{case.name}: {name}", got, rounded, exact, np.broadcast_to(slack, got.shape))
 
 
