@@ -11,6 +11,7 @@ from threads import in_threads
 import ortplugin
 from ort.host import make, plain
 from ortplugin.ops.lstm import decompose
+from ortplugin.program import NUMPY_DTYPES
 
 
 def run(session, case):
