@@ -82,7 +82,7 @@ double Element(const Tensor& tensor, size_t i) {
   }
   if (tensor.type != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16) return NAN;
   const uint16_t half = static_cast<uint16_t*>(tensor.data)[i];
-  uint32_t bits = (half & 0x7fffu) << 13;             // a float, but for its exponent's bias
+  uint32_t bits = (half & 0x7fffu) << 13;  // a float, but for its exponent's bias
   if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000;  // infinity and NaN
   float magnitude;
   std::memcpy(&magnitude, &bits, sizeof magnitude);
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
     Check(ort->SessionGetOutputName(session, i, allocator, &output_names[i]));
   }
   Check(ort->Run(session, nullptr, input_names.data(), inputs.data(), input_count, output_names.data(), output_count,
-      outputs.data()));
+    outputs.data()));
   for (size_t i = 0; i < output_count; ++i) Print(output_names[i], outputs[i]);
 
   for (OrtValue* value : inputs) ort->ReleaseValue(value);

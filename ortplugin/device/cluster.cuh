@@ -20,8 +20,8 @@ DEVICE void wait_cluster() {
 DEVICE unsigned address_in_block(const float* p, unsigned block) {
   unsigned there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(there)
-      : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(block));
+    : "=r"(there)
+    : "r"((unsigned)__cvta_generic_to_shared(p)), "r"(block));
   return there;
 }
 #endif
@@ -35,7 +35,7 @@ DEVICE void store_to_block(float* to, unsigned block, float x) {
 DEVICE void store_to_block(float* to, unsigned block, float first, float second) {
 #if CLUSTER > 1
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_in_block(to, block)), "f"(first), "f"(second)
-      : "memory");
+    : "memory");
 #else
   *(float2*)to = make_float2(first, second);
 #endif

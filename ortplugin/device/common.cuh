@@ -109,8 +109,8 @@ struct Chunk<1> {
 #if LOADS_PASS_L1
 DEVICE void load_once(uint4& x, const void* p) {
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-      : "l"(p));
+    : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+    : "l"(p));
 }
 DEVICE void load_once(uint2& x, const void* p) {
   asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));

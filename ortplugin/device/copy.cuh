@@ -6,8 +6,8 @@
   DEVICE void load_if(bool exists, T& x, const void* p) { \
     asm volatile("{\n\t.reg .pred exists;\n\tsetp.ne.b32 exists, " condition ", 0;\n\t@exists ld.global." type \
                  " " registers ", [" address "];\n\t}" \
-        : __VA_ARGS__ \
-        : "l"(p), "r"((int)exists)); \
+      : __VA_ARGS__ \
+      : "l"(p), "r"((int)exists)); \
   }
 LOAD_IF(uint4, "v4.u32", "{%0, %1, %2, %3}", "%4", "%5", "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w))
 LOAD_IF(uint2, "v2.u32", "{%0, %1}", "%2", "%3", "+r"(x.x), "+r"(x.y))

@@ -7,8 +7,8 @@
 #define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
 #define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
 #define AHEAD (VECTOR >= 4 && SIZE * TILE_N <= 768 ? 2 : 1)  // chunks of operands; more take too many registers
-#define VECTORS (COLUMNS / VECTOR)                           // of a row
-#define ITEMS (16 * VECTORS / 32)                            // of VECTOR columns, of a thread
+#define VECTORS (COLUMNS / VECTOR)  // of a row
+#define ITEMS (16 * VECTORS / 32)  // of VECTOR columns, of a thread
 #define IMAGE (IMAGE_H * IMAGE_W)
 
 // What a consumer's thread makes of accumulators: COLUMNS of the 16 rows of its warp pass through shared memory, after
@@ -52,7 +52,7 @@ struct Epilogue {
           const int from = chunk % CHUNKS * (COLUMNS / 2) + j * 4 + half * 2;
           if (from < TILE_N / 2)
             *(float2*)(staging + (lane / 4 + half * 8) * PITCH + j * 8 + lane % 4 * 2) = {
-                sums[chunk / CHUNKS][from], sums[chunk / CHUNKS][from + 1]};
+              sums[chunk / CHUNKS][from], sums[chunk / CHUNKS][from + 1]};
         }
       __syncwarp();
       const int m = column_of(chunk);

@@ -8,16 +8,16 @@
 DEVICE void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k" MMA_K ".row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #define LOAD_MATRICES(name, form) \
   DEVICE void name(unsigned (&x)[4], const storage_t* from) { \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
-        : "r"((unsigned)__cvta_generic_to_shared(from)) \
-        : "memory"); \
+      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) \
+      : "r"((unsigned)__cvta_generic_to_shared(from)) \
+      : "memory"); \
   }
 LOAD_MATRICES(load_matrices, "")
 LOAD_MATRICES(load_transposed, ".trans")

@@ -23,10 +23,10 @@ DEVICE void arrive(unsigned barrier) {
 }
 DEVICE void wait_barrier(unsigned barrier, unsigned phase) {
   asm volatile(
-      "{\n\t.reg .pred done;\n\tWAIT:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-      "@!done bra WAIT;\n\t}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
+    "{\n\t.reg .pred done;\n\tWAIT:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+    "@!done bra WAIT;\n\t}" ::"r"(barrier),
+    "r"(phase)
+    : "memory");
 }
 
 // A place in a ring of COUNT stages, and how often it has been gone round.
@@ -49,24 +49,23 @@ struct Ring {
 // The box of a matrix that begins at (column, row), which arrives at the barrier.
 DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, unsigned barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          to),
-      "l"(from), "r"(column), "r"(row), "r"(barrier)
-      : "memory");
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+    "l"(from), "r"(column), "r"(row), "r"(barrier)
+    : "memory");
 }
 // That of a tensor [batch, head, row, column].
 DEVICE void copy_box(unsigned to, const TensorMap* from, int column, int row, int head, int batch, unsigned barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(to),
-      "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
-      : "memory");
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+    "[%6];" ::"r"(to),
+    "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
+    : "memory");
 }
 // From shared memory to the box, as far as the tensor has it; a thread's stores are committed as groups.
 DEVICE void store_box(const TensorMap* to, int column, int row, int head, int batch, unsigned from) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(to),
-      "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
-      : "memory");
+    "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
+    : "memory");
 }
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until they have read shared memory.

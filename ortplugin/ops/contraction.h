@@ -16,7 +16,7 @@ namespace ortplugin {
 struct Window {
   int64_t kernel = 1, stride = 1, dilation = 1;
   int64_t pad_begin = 0, pad_end = 0;  // the padding; what is cut off the ends of a transposed convolution's result
-  int64_t size = 1, out = 1;           // of input and result
+  int64_t size = 1, out = 1;  // of input and result
   int64_t extent() const { return (kernel - 1) * dilation + 1; }
 };
 
@@ -40,7 +40,7 @@ struct Contraction {
   // The epilogue. Its operands are the program's second parameter and on; they broadcast to the result's shape.
   std::shared_ptr<const Program> program;
   std::vector<Shape> operands;
-  bool constant_weights = false;        // W is an initializer, so no kernel in front writes it
+  bool constant_weights = false;  // W is an initializer, so no kernel in front writes it
   std::vector<bool> constant_operands;  // which of the operands are; empty: none
   // W is that of the convolution that this one is the data gradient of: [channels, filters/groups, ..], rotated by 180
   // degrees.
@@ -63,11 +63,11 @@ struct Contraction {
   int64_t group_channels() const { return channels / groups; }
   int64_t group_filters() const { return filters / groups; }
   bool is_empty() const;  // every sum is one of nothing
-  Shape x() const;        // as they lie
+  Shape x() const;  // as they lie
   Shape w() const;
   Shape output() const;
   Shape result() const;  // what the operands broadcast to: the outputs' shape in the node's layout
-  Shape x_first() const, w_first() const, result_first() const;            // with channels first, whatever the layout
+  Shape x_first() const, w_first() const, result_first() const;  // with channels first, whatever the layout
   Shape strides() const, dilations() const, pads() const, kernel() const;  // as ONNX's attributes
 };
 

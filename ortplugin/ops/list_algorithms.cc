@@ -62,7 +62,7 @@ std::vector<std::string> List(const NodeText& text, int device) {
 // `node`: NodeText's. Calls `answer` once, with one algorithm a line, of a gradient "attribute=algorithm", or with what
 // went wrong. 0: success.
 extern "C" __attribute__((visibility("default"))) int OrtPluginListAlgorithms(
-    const char* node, int device, void (*answer)(const char*)) {
+  const char* node, int device, void (*answer)(const char*)) {
   try {
     std::string lines;
     for (const std::string& each : ortplugin::List(ortplugin::NodeText(node), device)) lines += each + "\n";

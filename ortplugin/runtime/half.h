@@ -24,7 +24,7 @@ ORTPLUGIN_INLINE To BitCast(From from) {
 
 ORTPLUGIN_INLINE float HalfToFloat(uint16_t half) {
   const int32_t magnitude = (half & 0x7fff) << 13;  // exponent and mantissa in a float's places
-  const int32_t normal = magnitude + (112 << 23);   // the exponent's bias is 127, no more 15
+  const int32_t normal = magnitude + (112 << 23);  // the exponent's bias is 127, no more 15
   const int32_t quiet = magnitude > (31 << 23) ? 1 << 22 : 0;
   const int32_t special = (magnitude + (224 << 23)) | quiet;  // infinity and NaN
   // Denormal: as the mantissa of 2^-14 * 1.m, less that 2^-14.

@@ -49,7 +49,7 @@ int64_t HostMemory() {
 void CheckHostMemory(const std::string& what, int64_t bytes) {
   if (bytes > HostMemory())
     Fail(what, " takes ", bytes, " bytes, more than this process may have, ", HostMemory(),
-        "; check the shapes and numbers that the node was given, or use a smaller batch");
+      "; check the shapes and numbers that the node was given, or use a smaller batch");
 }
 
 void* AllocateHostMemory(size_t count, size_t element_bytes) {

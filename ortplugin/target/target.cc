@@ -28,7 +28,7 @@ constexpr MeasuredGpu kTargets[] = {ReadH200()};
 
 const MeasuredGpu* FindTarget(const cuda::DeviceFacts& device) {
   const auto* const found = std::find_if(std::begin(kTargets), std::end(kTargets),
-      [&](const MeasuredGpu& target) { return target.major == device.major && target.minor == device.minor; });
+    [&](const MeasuredGpu& target) { return target.major == device.major && target.minor == device.minor; });
   return found == std::end(kTargets) ? nullptr : found;
 }
 

@@ -53,7 +53,7 @@ bool GetFloating(ortplugin::DType dtype, const unsigned char* element, Number* n
 // elements, each in memory of its very size, so that the address sanitizer sees every access beyond it.
 template <typename Number, typename Put, typename Get>
 std::vector<std::vector<Number>> Evaluate(const std::string& text, const std::vector<std::vector<Number>>& inputs,
-    size_t block, const Put& put, const Get& get) {
+  size_t block, const Put& put, const Get& get) {
   using namespace ortplugin;
   const Program program = Program::Parse(text);
   std::vector<uint32_t> all(program.statements().size());

@@ -58,9 +58,9 @@ DRIVER Result cuDeviceGetAttribute(int* value, Attribute which, int) {
   // By cuda.h's numbers, not by our names of them.
   const DeviceFacts& gpu = answers.gpu;
   const std::map<int, int64_t> figures = {{1, gpu.threads_per_block}, {16, gpu.multiprocessors}, {38, gpu.l2_bytes},
-      {39, gpu.threads_per_multiprocessor}, {75, gpu.major}, {76, gpu.minor}, {81, gpu.shared_per_multiprocessor},
-      {82, gpu.registers_per_multiprocessor}, {97, gpu.shared_per_block}, {106, gpu.blocks_per_multiprocessor},
-      {111, gpu.reserved_shared_per_block}};
+    {39, gpu.threads_per_multiprocessor}, {75, gpu.major}, {76, gpu.minor}, {81, gpu.shared_per_multiprocessor},
+    {82, gpu.registers_per_multiprocessor}, {97, gpu.shared_per_block}, {106, gpu.blocks_per_multiprocessor},
+    {111, gpu.reserved_shared_per_block}};
   const auto figure = figures.find(static_cast<int>(which));
   if (figure == figures.end()) return 1;
   *value = static_cast<int>(figure->second);
@@ -86,7 +86,7 @@ DRIVER Result cuGetErrorName(Result, const char** text) { return *text = "FAKE",
 DRIVER Result cuGetErrorString(Result, const char** text) { return *text = "a fake driver's error", 0; }
 
 DRIVER Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-    ortplugin::cuda::Stream, void** arguments, void**) {
+  ortplugin::cuda::Stream, void** arguments, void**) {
   if (answers.launch != 0) return answers.launch;
   ++stream.launches;
   if (!stream.is_capturing) return 0;
@@ -100,7 +100,7 @@ DRIVER Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, un
 DRIVER Result cuStreamIsCapturing(ortplugin::cuda::Stream, int* status) { return *status = stream.is_capturing, 0; }
 
 DRIVER Result cuStreamGetCaptureInfo_v3(ortplugin::cuda::Stream, int* status, uint64_t* id, Graph* graph,
-    const Node** last, const EdgeData** edges, size_t* count) {
+  const Node** last, const EdgeData** edges, size_t* count) {
   *status = stream.is_capturing ? kCaptureActive : 0;
   *id = stream.capture;
   *graph = nullptr;
@@ -111,7 +111,7 @@ DRIVER Result cuStreamGetCaptureInfo_v3(ortplugin::cuda::Stream, int* status, ui
 }
 
 DRIVER Result cuStreamUpdateCaptureDependencies_v2(
-    ortplugin::cuda::Stream, Node* last, const EdgeData* edges, size_t count, unsigned flags) {
+  ortplugin::cuda::Stream, Node* last, const EdgeData* edges, size_t count, unsigned flags) {
   if (flags != kSetCaptureDependencies) return 1;
   stream.last.clear();
   for (size_t i = 0; i < count; ++i) stream.last.push_back(Of(last[i]));
@@ -174,7 +174,7 @@ DRIVER Result cuGraphRemoveDependencies_v2(Graph, const Node* from, const Node* 
   const auto found = std::find(graph_node.from.begin(), graph_node.from.end(), Of(*from));
   const auto at = found - graph_node.from.begin();
   if (found == graph_node.from.end() || graph_node.edges[at].type != edges->type ||
-      graph_node.edges[at].from_port != edges->from_port)
+    graph_node.edges[at].from_port != edges->from_port)
     return 1;
   graph_node.from.erase(found);
   graph_node.edges.erase(graph_node.edges.begin() + at);

@@ -18,14 +18,14 @@ struct GraphNode {
   int type = ortplugin::cuda::kKernelNode;
   std::vector<GraphNode*> from;
   std::vector<ortplugin::cuda::EdgeData> edges;  // from each of them
-  unsigned next_waits = 0;                       // the second argument of a kernel that has two
+  unsigned next_waits = 0;  // the second argument of a kernel that has two
   void* arguments[2] = {nullptr, nullptr};
 };
 
 struct Stream {
   bool is_capturing = false;
   unsigned long long capture = 0;
-  std::vector<GraphNode*> last;                  // what comes next depends on these,
+  std::vector<GraphNode*> last;  // what comes next depends on these,
   std::vector<ortplugin::cuda::EdgeData> edges;  // by these edges
   size_t launches = 0;
 };

@@ -7,8 +7,8 @@
 using Program = void*;
 static const int known[] = {75, 86, 90, 120};
 static const char cubin[] =
-    "\x7f"
-    "ELF",
+  "\x7f"
+  "ELF",
                   ptx[] = ".version 9.0";
 
 NVRTC int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }

@@ -30,7 +30,7 @@ inline const ortplugin::cuda::DeviceFacts& DeviceOf(const std::string& architect
 
 // Machine code and NVRTC's remarks, or why there is none.
 inline std::string Compile(
-    const std::string& source, const std::string& architecture, std::string* log, std::string* failure) {
+  const std::string& source, const std::string& architecture, std::string* log, std::string* failure) {
   try {
     return ortplugin::cuda::Compile(source, architecture, log);
   } catch (const ortplugin::Error& error) {
@@ -82,7 +82,7 @@ struct Residency {
 // What a launch of `kernel` asks for that `gpu` lacks, of NVRTC's log of it; "" where all is there. Instructions that a
 // GPU lacks, as wgmma, clusters and griddepcontrol, make no machine code for its architecture, which Compile shows.
 inline std::string Lacking(const ortplugin::cuda::DeviceFacts& gpu, const std::string& log, const std::string& kernel,
-    int64_t threads, int64_t dynamic_shared = 0, const Residency& resident = {}) {
+  int64_t threads, int64_t dynamic_shared = 0, const Residency& resident = {}) {
   const size_t begin = log.find("Compiling entry function '" + kernel + "'");
   if (begin == std::string::npos) return "no remark on " + kernel + ": ";
   const std::string remarks = log.substr(begin, log.find("Compiling entry function", begin + 1) - begin);
@@ -101,12 +101,12 @@ inline std::string Lacking(const ortplugin::cuda::DeviceFacts& gpu, const std::s
   check("threads of a multiprocessor", blocks * threads, gpu.threads_per_multiprocessor);
   check("blocks of a multiprocessor", blocks, gpu.blocks_per_multiprocessor);
   check("registers of a multiprocessor", blocks * ortplugin::RoundUp(threads, 32) * ortplugin::RoundUp(registers, 8),
-      gpu.registers_per_multiprocessor);
+    gpu.registers_per_multiprocessor);
   check("bytes of static shared memory", of_block, ortplugin::cuda::kStaticSharedBytes);
   check("bytes of a block's shared memory", shared, gpu.shared_per_block);
   if (!resident.shared_may_lack)
     check("bytes of a multiprocessor's shared memory", blocks * (shared + gpu.reserved_shared_per_block),
-        gpu.shared_per_multiprocessor);
+      gpu.shared_per_multiprocessor);
   // Of launch bounds that the architecture can't keep, which it then ignores.
   if (log.find("out of range") != std::string::npos) lacking += "launch bounds are ignored: " + log;
   return threads > 0 && registers > 0 ? lacking : kernel + " is no launch: " + lacking;
@@ -119,8 +119,8 @@ inline std::string BeforeWait(const std::string& source, const std::string& own 
   const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
   const std::string entry = ".entry ", wait = "griddepcontrol.wait;", trigger = "griddepcontrol.launch_dependents;";
   const char* access =
-      "\\b(?:ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*|\\bcp\\.async\\S*global\\S*|\\bret;|"
-      "\\bexit;";
+    "\\b(?:ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*|\\bcp\\.async\\S*global\\S*|\\bret;|"
+    "\\bexit;";
   for (size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
     const size_t end = std::min(ptx.find(entry, at + 1), ptx.size()), waits = ptx.find(wait, at);
     const std::string name = ptx.substr(at, ptx.find('(', at) - at);
@@ -143,7 +143,7 @@ inline std::string BeforeWait(const std::string& source, const std::string& own 
 class Compiled {
  public:
   Compiled(std::string source, const std::string& architecture)
-      : source_(std::move(source)), code_(Compile(source_, architecture, &log_, &failure_)) {}
+    : source_(std::move(source)), code_(Compile(source_, architecture, &log_, &failure_)) {}
 
   const std::string& code() const { return code_; }
   const std::string& log() const { return log_; }
@@ -153,7 +153,7 @@ class Compiled {
   // Fails without machine code. `name` says what was compiled; VERBOSE=1 prints it.
   void CheckCode(const std::string& name) {
     variant_ = name + " registers " + std::to_string(Registers(log_)) + " spilled " + std::to_string(Spilled(log_)) +
-        " local " + std::to_string(Local(log_)) + " bytes " + failure_;
+      " local " + std::to_string(Local(log_)) + " bytes " + failure_;
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant_ << std::endl;
     CHECK_WITH(code_.size() > 1000 && Registers(log_) > 0, variant_);
   }
@@ -172,7 +172,7 @@ class Compiled {
 
   // Fails where a launch of `kernel` asks for what `gpu` lacks (Lacking).
   void CheckLaunch(const ortplugin::cuda::DeviceFacts& gpu, const std::string& kernel, int64_t threads,
-      int64_t dynamic_shared = 0, const Residency& resident = {}) const {
+    int64_t dynamic_shared = 0, const Residency& resident = {}) const {
     const std::string lacking = Lacking(gpu, log_, kernel, threads, dynamic_shared, resident);
     CHECK_WITH(lacking.empty(), lacking + variant_);
   }

@@ -14,7 +14,7 @@ int main() {
     const MeasuredGpu* const target = FindTarget(gpu.facts);
     if (target == nullptr) continue;
     std::printf(
-        "%s %d.%d%s\n", target->name, target->major, target->minor, target == &DefaultTarget() ? " default" : "");
+      "%s %d.%d%s\n", target->name, target->major, target->minor, target == &DefaultTarget() ? " default" : "");
 #define TARGET(...)
 #define LIMIT(Name, value, ...) \
   std::printf("%s %s %.17g\n", target->name, #Name, static_cast<double>(target->limits.Name));

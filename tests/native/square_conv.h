@@ -9,7 +9,7 @@ namespace test {
 
 // `out`: the result's height and width.
 inline ortplugin::Contraction SquareConv(ortplugin::DType dtype, bool transposed, int64_t batch, int64_t size,
-    int64_t channels, int64_t filters, int64_t kernel, int64_t stride, int64_t pad, int64_t out) {
+  int64_t channels, int64_t filters, int64_t kernel, int64_t stride, int64_t pad, int64_t out) {
   ortplugin::Contraction problem;
   problem.dtypes = ortplugin::Contraction::AllOf(dtype);
   problem.transposed = transposed;

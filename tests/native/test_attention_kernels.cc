@@ -35,10 +35,10 @@ AttentionAttributes Attributes(DType dtype, const Sizes& sizes) {
 
 AttentionProblem Standard(DType dtype, const Sizes& sizes) {
   return FitAttention(Attributes(dtype, sizes),
-      {{sizes.batch, sizes.heads, sizes.queries, sizes.head_size},
-          {sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size},
-          {sizes.batch, sizes.kv_heads, sizes.keys, sizes.value_size}})
-      .problem;
+    {{sizes.batch, sizes.heads, sizes.queries, sizes.head_size},
+      {sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size},
+      {sizes.batch, sizes.kv_heads, sizes.keys, sizes.value_size}})
+    .problem;
 }
 
 struct Case {
@@ -56,7 +56,7 @@ void AddRotary(Case plain, int64_t pairs, std::vector<Case>& cases) {
     made.problem.rotary_dtype = rotary == Rotary::kHalf ? DType::kFloat : plain.problem.dtype;
     made.problem.pairs = pairs;
     made.name += std::string(rotary == Rotary::kHalf ? ", rotary half, " : ", rotary interleaved, ") +
-        std::to_string(pairs) + " pairs";
+      std::to_string(pairs) + " pairs";
     cases.push_back(made);
   }
 }
@@ -67,8 +67,8 @@ AttentionProblem WithPast(DType dtype, const Sizes& sizes, int64_t past, int64_t
   attributes.problem.has_past = true;
   attributes.past = AttentionLayout::Parse("past_layout", "b h s d", sizes.kv_heads, false);
   std::vector<Shape> shapes{{sizes.batch, sizes.heads, sizes.queries, sizes.head_size},
-      {sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size},
-      {sizes.batch, sizes.kv_heads, sizes.keys, sizes.value_size}};
+    {sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size},
+    {sizes.batch, sizes.kv_heads, sizes.keys, sizes.value_size}};
   if (pairs > 0) {
     attributes.problem.rotary = AttentionProblem::Rotary::kHalf;
     shapes.insert(shapes.end(), 2, {sizes.queries, pairs});
@@ -84,8 +84,8 @@ void AddPast(std::vector<Case>& cases) {
       if (dtype != DType::kFloat16 && size != 64 && size != 33) continue;
       for (const int64_t queries : {1, 4, 40}) {
         Case plain{std::string(NameOf(dtype)) + " past, " + std::to_string(queries) + " queries, heads of " +
-                std::to_string(size),
-            WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000)};
+            std::to_string(size),
+          WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000)};
         cases.push_back(plain);
         if (size % 8 != 0 && queries > 1) continue;
         plain.problem = WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000, size / 2);
@@ -105,7 +105,7 @@ void AddPast(std::vector<Case>& cases) {
     }
   for (const int64_t size : {64, 128})
     cases.push_back(
-        {"few queries, heads of " + std::to_string(size), Standard(DType::kFloat16, {8, 8, 2, 3, 1500, size, size})});
+      {"few queries, heads of " + std::to_string(size), Standard(DType::kFloat16, {8, 8, 2, 3, 1500, size, size})});
 }
 
 // Many keys, with all that an engine for these has beside masks, for few blocks and for many.
@@ -114,7 +114,7 @@ void AddLong(std::vector<Case>& cases) {
     for (const int64_t heads : {1, 64}) {
       const DType dtype = head_size == 64 ? DType::kBFloat16 : head_size == 96 ? DType::kFloat : DType::kFloat16;
       AttentionProblem problem =
-          Standard(dtype, {1, heads, 1, 1500, 1500, head_size, head_size == 40 ? 72 : head_size});
+        Standard(dtype, {1, heads, 1, 1500, 1500, head_size, head_size == 40 ? 72 : head_size});
       const std::string name = std::to_string(heads) + " long heads of " + std::to_string(head_size);
       cases.push_back({name, problem, true});
       problem.causal = AttentionProblem::Causal::kUpperLeft;
@@ -130,7 +130,7 @@ std::vector<Case> Cases() {
   AddPast(cases);
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble})
     for (const auto& [head_size, value_size] :
-        {std::pair<int64_t, int64_t>{1, 1}, {8, 40}, {64, 64}, {72, 33}, {128, 128}, {256, 256}})
+      {std::pair<int64_t, int64_t>{1, 1}, {8, 40}, {64, 64}, {72, 33}, {128, 128}, {256, 256}})
       for (const int64_t queries : {1, 197}) {
         AttentionProblem problem = Standard(dtype, {2, 12, 4, queries, 197, head_size, value_size});
         std::ostringstream name;
@@ -158,8 +158,8 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name,
-    const EngineKernel& kernel) {
+void Compile(
+  const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name, const EngineKernel& kernel) {
   test::Compiled compiled(kernel.source, architecture + (gpu.has_wgmma() ? "a" : ""));
   compiled.Check(architecture + " " + name + ":");
   compiled.CheckLaunch(gpu, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes);
@@ -213,8 +213,8 @@ void TestLimits() {
         for (int64_t size = 1; size <= kMostHeadSize; size += size < 16 ? 1 : 24) {
           const EngineKernel kernel = MakeAttention(Standard(dtype, {2, 12, 4, 33, keys, size, size}), true, gpu.facts);
           CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.threads <= 1024 &&
-                  kernel.launch.shared_bytes <= gpu.facts.shared_per_block,
-              gpu.name);
+              kernel.launch.shared_bytes <= gpu.facts.shared_per_block,
+            gpu.name);
         }
   const Sizes most{1 << 20, 4096, 1, 1, 1, 1, 1};
   CHECK(test::ErrorOf([&] {

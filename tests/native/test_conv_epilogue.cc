@@ -20,14 +20,14 @@ FusedActivation Take(const char* text, const std::vector<Shape>& operands, bool 
 void TestTaken() {
   const Shape bias{8, 1, 1}, full{2, 8, 9, 9};
   FusedActivation all =
-      Take("(float c, float b, float r) => (float y) { a = Add(c, b) s = Add(r, a) y = Clip(s, 0, 6) }", {bias, full});
+    Take("(float c, float b, float r) => (float y) { a = Add(c, b) s = Add(r, a) y = Clip(s, 0, 6) }", {bias, full});
   CHECK(all.bias == size_t{1} && all.sum == size_t{2} && all.activation == "Clip");
   CHECK((all.activation_params == std::vector<float>{0, 6}));
   CHECK(all.rest.statements().empty() && all.rest.results()[0] == all.rest.parameters()[0]);
 
   // What follows is computed from the value as it then is, and statements keep their numbers.
   const FusedActivation silu =
-      Take("(float c, float b) => (float y) { a = Add(c, b) s = Sigmoid(a) y = Mul(a, s) }", {bias});
+    Take("(float c, float b) => (float y) { a = Add(c, b) s = Sigmoid(a) y = Mul(a, s) }", {bias});
   CHECK(silu.bias && !silu.sum && silu.activation.empty());
   CHECK_WITH(silu.rest.ToString().find("s = Sigmoid(c)\n  y = Mul(c, s)\n") != std::string::npos, silu.rest.ToString());
   CHECK(silu.rest.value(silu.rest.results()[0]).index == 1);
@@ -40,15 +40,15 @@ void TestTaken() {
 void TestLeft() {
   const Shape bias{8, 1, 1}, full{2, 8, 9, 9};
   const std::pair<const char*, std::vector<Shape>> nothing[] = {
-      {"(float c, float b) => (float y, float c) { y = Add(c, b) }", {bias}},
-      {"(float c, float b) => (float y) { a = Add(c, b) y = Mul(a, c) }", {bias}},
-      {"(float c) => (float y) { y = Add(c, c) }", {}},
-      {"(float c) => (float y) { y = Add(c, 1) }", {}},
-      {"(float c, float b) => (float y) { y = Sub(c, b) }", {bias}},
-      {"(float c, float h) => (float y) { y = Clip(c, 0, h) }", {{}}},
-      {"(float c) => (float y) { y = Clip(c, 1, 0) }", {}},
-      {"(float c) => (float y) { y = Clip(c, nan, 0) }", {}},
-      {"(float c, float s) => (float y) { y = Clip(s, -1, c) }", {full}},
+    {"(float c, float b) => (float y, float c) { y = Add(c, b) }", {bias}},
+    {"(float c, float b) => (float y) { a = Add(c, b) y = Mul(a, c) }", {bias}},
+    {"(float c) => (float y) { y = Add(c, c) }", {}},
+    {"(float c) => (float y) { y = Add(c, 1) }", {}},
+    {"(float c, float b) => (float y) { y = Sub(c, b) }", {bias}},
+    {"(float c, float h) => (float y) { y = Clip(c, 0, h) }", {{}}},
+    {"(float c) => (float y) { y = Clip(c, 1, 0) }", {}},
+    {"(float c) => (float y) { y = Clip(c, nan, 0) }", {}},
+    {"(float c, float s) => (float y) { y = Clip(s, -1, c) }", {full}},
   };
   for (const auto& [program, operands] : nothing) {
     const FusedActivation fused = Take(program, operands);
@@ -59,7 +59,7 @@ void TestLeft() {
   // Activations end it: nothing is added after them, and a bias is not added after a residual.
   CHECK(!Take("(float c, float b) => (float y) { a = Relu(c) y = Add(a, b) }", {bias}).bias);
   const FusedActivation late =
-      Take("(float c, float r, float b) => (float y) { s = Add(c, r) y = Add(s, b) }", {full, bias});
+    Take("(float c, float r, float b) => (float y) { s = Add(c, r) y = Add(s, b) }", {full, bias});
   CHECK(late.sum && !late.bias && late.rest.statements().size() == 1);
   CHECK(Take("(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }", {bias}, true, false).activation.empty());
   // An operand whose shape is not known.
@@ -84,8 +84,8 @@ void TestBlocks() {
   CHECK(NchwcConv::Pays(shape(96, 96, 96, 3, 56)));
   CHECK(NchwcConv::Pays(shape(3, 64, 1, 7, 224)));
   CHECK(!NchwcConv::Pays(shape(64, 256, 1, 1, 56)));  // moving it costs more
-  CHECK(!NchwcConv::Pays(shape(66, 64, 1, 3, 56)));   // no multiple of 4
-  CHECK(!NchwcConv::Pays(shape(64, 8, 1, 3, 56)));    // half of each block would be empty
+  CHECK(!NchwcConv::Pays(shape(66, 64, 1, 3, 56)));  // no multiple of 4
+  CHECK(!NchwcConv::Pays(shape(64, 8, 1, 3, 56)));  // half of each block would be empty
   ConvAttributes attributes{};
   attributes.groups = 2;
   CHECK(!NchwcConv::Takes(attributes, {8, 4, 3, 3}));

@@ -35,11 +35,11 @@ std::string Typed(std::string text, const std::string& dtype) {
 }
 
 WeightGrad Square(int64_t batch, int64_t channels, int64_t size, int64_t filters, int64_t kernel, int64_t stride,
-    DType dtype = DType::kFloat, bool channels_last = false) {
+  DType dtype = DType::kFloat, bool channels_last = false) {
   const int64_t pad = (kernel - 1) / 2;
   WeightGrad grad{test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad,
-                      (size + 2 * pad - kernel) / stride + 1),
-      DType::kFloat, channels > 1, true};
+                    (size + 2 * pad - kernel) / stride + 1),
+    DType::kFloat, channels > 1, true};
   grad.channels_last = channels_last;
   return grad;
 }
@@ -61,8 +61,8 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   if (const char* folder = std::getenv("DUMP")) {
     std::ofstream(std::string(folder) + "/" + std::to_string(number) + ".cu") << source;
     std::ofstream(std::string(folder) + "/" + std::to_string(number++) + ".txt")
-        << given.batch << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
-        << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
+      << given.batch << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
+      << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
   }
   std::ostringstream variant;
   variant << architecture << " " << NameOf(given.dtype()) << " " << ToString(full) << " of " << given.channels

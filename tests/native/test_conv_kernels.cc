@@ -22,9 +22,9 @@ const char* const kSilu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c,
 const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, a scale of each image's channels, an operand of each row, mixed dtypes.
 const char* const kMixed =
-    "(bfloat16 c, bfloat16 b, bfloat16 r, float g, bfloat16 e) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
-    "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Cast<to=bfloat16>(v)\n"
-    "  y = Add(w, e)\n}";
+  "(bfloat16 c, bfloat16 b, bfloat16 r, float g, bfloat16 e) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+  "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Cast<to=bfloat16>(v)\n"
+  "  y = Add(w, e)\n}";
 
 struct Case {
   const char* program;
@@ -32,7 +32,7 @@ struct Case {
 };
 
 Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
-    int64_t kernel, int64_t stride) {
+  int64_t kernel, int64_t stride) {
   const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
   Contraction problem = test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.groups = group;
@@ -49,8 +49,8 @@ const char* ProgramOf(DType dtype) {
 std::vector<Case> Cases() {
   constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
   std::vector<Case> cases;
-  const auto depthwise = [&](DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t kernel,
-                             int64_t stride) {
+  const auto depthwise = [&](
+                           DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t kernel, int64_t stride) {
     cases.push_back({ProgramOf(dtype), Square(dtype, batch, size, channels, channels, channels, kernel, stride)});
   };
   depthwise(kHalf, 8, 112, 32, 3, 1);
@@ -112,10 +112,10 @@ struct Shuffle {
 };
 
 const Shuffle kShuffles[] = {
-    {kSilu, {8, 32, 32, 256}, {256, 2, 2, 128}, {2, 2}, {}, {}, {{128}}},
-    {kSilu, {8, 28, 28, 512}, {512, 1, 1, 256}, {2, 2}, {}, {1, 1}, {{256}}},
-    {kRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
-    {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
+  {kSilu, {8, 32, 32, 256}, {256, 2, 2, 128}, {2, 2}, {}, {}, {{128}}},
+  {kSilu, {8, 28, 28, 512}, {512, 1, 1, 256}, {2, 2}, {}, {1, 1}, {{256}}},
+  {kRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
+  {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
 };
 
 struct Node {
@@ -145,7 +145,7 @@ void TestShuffles(const std::string& architecture) {
     const cudnn::Problem products = GemmProblem(contraction);
     cudnn::Check(products);
     CHECK(ElementCount(products.w.dims) == ElementCount(shuffle.w) &&
-        ElementCount(products.y.dims) == ElementCount(shuffle.x));
+      ElementCount(products.y.dims) == ElementCount(shuffle.x));
     const EngineKernel kernel = PixelShuffleKernel(contraction);
     CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + contraction.program->results().size());
     test::Compiled compiled(kernel.source, architecture);
@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
     compiled.Check(text.str());
     CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());
     compiled.CheckLaunch(device, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
-        {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
+      {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
   }
   TestShuffles(architecture);
   return test::Summary();

@@ -32,7 +32,7 @@ void LostContexts() {
   for (const int sticky : {214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}) {
     const std::string text = ErrorOf([&] { cuda::CheckDriver(sticky, "cuLaunchKernel"); });
     CHECK_WITH(
-        Contains(text, kRestart) && Contains(text, "cuLaunchKernel failed"), std::to_string(sticky) + ": " + text);
+      Contains(text, kRestart) && Contains(text, "cuLaunchKernel failed"), std::to_string(sticky) + ": " + text);
   }
   for (const int other : {1, 2, 100, 200, 201, 209, 222, 304, 400, 500, 600, 701, 720, 801, 900, 901, 999}) {
     const std::string text = ErrorOf([&] { cuda::CheckDriver(other, "cuLaunchKernel"); });
@@ -68,8 +68,8 @@ void Architectures() {
   CHECK_WITH(architecture_of(9, 0) == "sm_90a", architecture_of(9, 0));
   CHECK_WITH(architecture_of(13, 0) == "compute_120", architecture_of(13, 0));
   CHECK_WITH(Contains(ErrorOf([&] { architecture_of(7, 0); }),
-                 "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
-      ErrorOf([&] { architecture_of(7, 0); }));
+               "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
+    ErrorOf([&] { architecture_of(7, 0); }));
 }
 
 // A driver for CUDA 12.2 and NVRTC 13.0: the message has both, the architecture and what to do. Once the driver loads
@@ -88,9 +88,9 @@ void OldDrivers() {
     CHECK_WITH(!Contains(text, kRestart), text);
   }
   CHECK_WITH(answers->loaded ==
-          "\x7f"
-          "ELF",
-      answers->loaded);
+      "\x7f"
+      "ELF",
+    answers->loaded);
   CHECK_WITH(Contains(ErrorOf(load(later)), "compute_120"), ErrorOf(load(later)));
   CHECK_WITH(answers->loaded == ".ver", answers->loaded);
   answers->load = 0;

@@ -60,8 +60,8 @@ std::string MessageInChild(const char* path) {
 void TestOpening(const char* fake) {
   const std::string missing = MessageInChild("/no/such/libcudnn.so.9");
   CHECK_WITH(Contains(missing, "pip install nvidia-cudnn-cu13") && Contains(missing, "/no/such/libcudnn.so.9") &&
-          Contains(missing, "ORTPLUGIN_CUDNN"),
-      missing);
+      Contains(missing, "ORTPLUGIN_CUDNN"),
+    missing);
   const std::string old = MessageInChild(fake);
   CHECK_WITH(Contains(old, "need cuDNN 9") && Contains(old, "cuDNN 8.9.7"), old);
 }
@@ -94,16 +94,16 @@ void TestOneLayout() {
     bool is_taken, changes;
   };
   const Case cases[] = {
-      {{4, 16, 5, 5}, {24, 16, 1, 1}, {4, 24, 5, 5}, "fff", true, false},  // no image of one pixel
-      {{4, 16, 5, 5}, {24, 16, 3, 3}, {4, 24, 5, 5}, "lll", true, false},
-      {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 1, 1}, "fff", true, true},  // all lie in memory as channels last
-      {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 1, 1}, "lll", true, false},
-      {{4, 16, 1, 1}, {24, 16, 3, 3}, {4, 24, 1, 1}, "fff", false, false},
-      {{4, 16, 3, 3}, {24, 16, 3, 3}, {4, 24, 1, 1}, "fff", false, false},
-      {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 3, 3}, "fff", false, false},  // pads
-      {{4, 16, 3, 3}, {24, 16, 3, 3}, {4, 24, 1, 1}, "lll", true, false},
-      {{4, 1, 3, 3}, {24, 1, 3, 3}, {4, 24, 1, 1}, "fff", true, true},  // one channel: likewise
-      {{4, 16, 1, 7}, {24, 16, 1, 7}, {4, 24, 1, 1}, "fff", false, false},
+    {{4, 16, 5, 5}, {24, 16, 1, 1}, {4, 24, 5, 5}, "fff", true, false},  // no image of one pixel
+    {{4, 16, 5, 5}, {24, 16, 3, 3}, {4, 24, 5, 5}, "lll", true, false},
+    {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 1, 1}, "fff", true, true},  // all lie in memory as channels last
+    {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 1, 1}, "lll", true, false},
+    {{4, 16, 1, 1}, {24, 16, 3, 3}, {4, 24, 1, 1}, "fff", false, false},
+    {{4, 16, 3, 3}, {24, 16, 3, 3}, {4, 24, 1, 1}, "fff", false, false},
+    {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 3, 3}, "fff", false, false},  // pads
+    {{4, 16, 3, 3}, {24, 16, 3, 3}, {4, 24, 1, 1}, "lll", true, false},
+    {{4, 1, 3, 3}, {24, 1, 3, 3}, {4, 24, 1, 1}, "fff", true, true},  // one channel: likewise
+    {{4, 16, 1, 7}, {24, 16, 1, 7}, {4, 24, 1, 1}, "fff", false, false},
   };
   for (const Case& each : cases) {
     const Problem given = Arrangement(each.x, each.w, each.y, each.layouts);
@@ -153,30 +153,30 @@ void TestProblems() {
     const char* words;
   };
   const Case cases[] = {
-      {[](Problem* p) { p->dtype = DType::kInt32; }, "a convolution of int32"},
-      {[](Problem* p) { p->x.dims.pop_back(); }, "x has 3 dims and 4 strides"},
-      {[](Problem* p) { p->x = p->w = p->y = cudnn::ChannelsFirst({2, 8}); }, "x has 2 dims, expected 3 to 5"},
-      {[](Problem* p) { p->w.dims[2] = 0; }, "w is [6,4,0,2]"},
-      {[](Problem* p) { p->x.strides[1] = -1; }, "must be positive"},
-      {[](Problem* p) { p->groups = 0; }, "groups are 0"},
-      {[](Problem* p) { p->groups = 4; }, "do not fit together with 4 groups"},
-      {[](Problem* p) { p->y.dims[1] = 8; }, "do not fit together"},
-      {[](Problem* p) { p->y.dims[3] = 5; }, "y has 5 elements along spatial axis 1, expected 4"},
-      {[](Problem* p) { p->w.dims[2] = 20; }, "expected 0"},
-      {[](Problem* p) { p->pads_begin[0] = -1; }, "pads -1 and 2"},
-      {[](Problem* p) { p->strides[1] = 0; }, "stride 0"},
-      {[](Problem* p) { p->dilations.push_back(1); }, "dilations for 3"},
-      {[](Problem* p) { p->alignment = 3; }, "aligned to 3 bytes, expected a multiple of 2"},
-      {[](Problem* p) { p->results.push_back(p->y); }, "without an epilogue"},
-      {[](Problem* p) { Epilogue(p, kBiasRelu, {}); }, "0 operands after the convolution's value"},
-      {[](Problem* p) { Epilogue(p, kBiasRelu, {{1, 5, 1, 1}}); }, "[1,5,1,1] does not broadcast to [2,6,5,4]"},
-      {[](Problem* p) { Epilogue(p, kBiasRelu, {{6}}); }, "operand has 1 dims"},
-      {[](Problem* p) {
-         Epilogue(p, kBiasRelu, {{1, 6, 1, 1}});
-         p->results[0] = cudnn::ChannelsLast({2, 6, 5, 1});
-       },
-          "result is [2,6,5,1], expected [2,6,5,4]"},
-      {[](Problem* p) { Epilogue(p, "(float c) => (float y) { y = Relu(c) }", {}); }, "first parameter is float"},
+    {[](Problem* p) { p->dtype = DType::kInt32; }, "a convolution of int32"},
+    {[](Problem* p) { p->x.dims.pop_back(); }, "x has 3 dims and 4 strides"},
+    {[](Problem* p) { p->x = p->w = p->y = cudnn::ChannelsFirst({2, 8}); }, "x has 2 dims, expected 3 to 5"},
+    {[](Problem* p) { p->w.dims[2] = 0; }, "w is [6,4,0,2]"},
+    {[](Problem* p) { p->x.strides[1] = -1; }, "must be positive"},
+    {[](Problem* p) { p->groups = 0; }, "groups are 0"},
+    {[](Problem* p) { p->groups = 4; }, "do not fit together with 4 groups"},
+    {[](Problem* p) { p->y.dims[1] = 8; }, "do not fit together"},
+    {[](Problem* p) { p->y.dims[3] = 5; }, "y has 5 elements along spatial axis 1, expected 4"},
+    {[](Problem* p) { p->w.dims[2] = 20; }, "expected 0"},
+    {[](Problem* p) { p->pads_begin[0] = -1; }, "pads -1 and 2"},
+    {[](Problem* p) { p->strides[1] = 0; }, "stride 0"},
+    {[](Problem* p) { p->dilations.push_back(1); }, "dilations for 3"},
+    {[](Problem* p) { p->alignment = 3; }, "aligned to 3 bytes, expected a multiple of 2"},
+    {[](Problem* p) { p->results.push_back(p->y); }, "without an epilogue"},
+    {[](Problem* p) { Epilogue(p, kBiasRelu, {}); }, "0 operands after the convolution's value"},
+    {[](Problem* p) { Epilogue(p, kBiasRelu, {{1, 5, 1, 1}}); }, "[1,5,1,1] does not broadcast to [2,6,5,4]"},
+    {[](Problem* p) { Epilogue(p, kBiasRelu, {{6}}); }, "operand has 1 dims"},
+    {[](Problem* p) {
+       Epilogue(p, kBiasRelu, {{1, 6, 1, 1}});
+       p->results[0] = cudnn::ChannelsLast({2, 6, 5, 1});
+     },
+      "result is [2,6,5,1], expected [2,6,5,4]"},
+    {[](Problem* p) { Epilogue(p, "(float c) => (float y) { y = Relu(c) }", {}); }, "first parameter is float"},
   };
   for (const Case& each : cases) {
     const std::string got = message(each.change);
@@ -189,7 +189,7 @@ void TestProblems() {
 // Which strided data gradients are done without their epilogue.
 void TestSlowGradients() {
   const auto is_slow = [](int64_t batch, int64_t channels, int64_t small, int64_t given, int64_t kernel,
-                           int64_t stride) {
+                         int64_t stride) {
     Problem problem;
     problem.direction = Direction::kDataGradient;
     problem.x = cudnn::ChannelsLast({batch, channels, small * stride, small * stride});
@@ -198,11 +198,11 @@ void TestSlowGradients() {
     problem.strides = {stride, stride};
     return cudnn::IsSlowWithEpilogue(problem, FindTarget(test::H200())->limits);
   };
-  CHECK(is_slow(256, 128, 28, 128, 3, 2));   // many FLOPs
-  CHECK(!is_slow(8, 128, 28, 128, 3, 2));    // few
+  CHECK(is_slow(256, 128, 28, 128, 3, 2));  // many FLOPs
+  CHECK(!is_slow(8, 128, 28, 128, 3, 2));  // few
   CHECK(!is_slow(256, 128, 28, 128, 3, 1));  // no stride
-  CHECK(is_slow(8, 512, 7, 512, 3, 2));      // long sums
-  CHECK(is_slow(64, 64, 16, 128, 4, 2));     // half a tile
+  CHECK(is_slow(8, 512, 7, 512, 3, 2));  // long sums
+  CHECK(is_slow(64, 64, 16, 128, 4, 2));  // half a tile
   CHECK(!is_slow(64, 128, 8, 256, 4, 2));
   CHECK(!is_slow(256, 256, 28, 512, 1, 2) && !is_slow(256, 64, 64, 128, 2, 2));  // no overlap
   Problem forward = Good();
@@ -210,8 +210,8 @@ void TestSlowGradients() {
 }
 
 // A data gradient, or a forward convolution, of float16 with channels last.
-Problem Layer(Direction direction, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
-    int64_t stride) {
+Problem Layer(
+  Direction direction, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel, int64_t stride) {
   Problem problem;
   problem.direction = direction;
   problem.dtype = DType::kFloat16;
@@ -233,19 +233,19 @@ void TestIdentities() {
     bool is_faster;
   };
   std::vector<Case> cases = {
-      {Layer(gradient, 8, 56, 64, 64, 3, 1), true},
-      {Layer(gradient, 1, 28, 128, 128, 3, 1), true},
-      {Layer(gradient, 128, 28, 32, 128, 3, 1), true},
-      {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many FLOPs
-      {Layer(gradient, 1, 7, 512, 512, 3, 1), false},    // long sums
-      {Layer(gradient, 32, 14, 256, 256, 3, 1), true},   // long, but of many elements
-      {Layer(gradient, 8, 14, 1024, 512, 1, 1), false},  // one element
-      {Layer(gradient, 8, 56, 128, 128, 3, 2), false},
-      {Layer(gradient, 8, 56, 8, 64, 3, 1), false},
-      {Layer(forward, 8, 56, 64, 64, 3, 1), true},
-      {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few FLOPs
-      {Layer(forward, 128, 56, 64, 64, 3, 1), false},
-      {Layer(Direction::kWeightGradient, 8, 56, 64, 64, 3, 1), false},
+    {Layer(gradient, 8, 56, 64, 64, 3, 1), true},
+    {Layer(gradient, 1, 28, 128, 128, 3, 1), true},
+    {Layer(gradient, 128, 28, 32, 128, 3, 1), true},
+    {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many FLOPs
+    {Layer(gradient, 1, 7, 512, 512, 3, 1), false},  // long sums
+    {Layer(gradient, 32, 14, 256, 256, 3, 1), true},  // long, but of many elements
+    {Layer(gradient, 8, 14, 1024, 512, 1, 1), false},  // one element
+    {Layer(gradient, 8, 56, 128, 128, 3, 2), false},
+    {Layer(gradient, 8, 56, 8, 64, 3, 1), false},
+    {Layer(forward, 8, 56, 64, 64, 3, 1), true},
+    {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few FLOPs
+    {Layer(forward, 128, 56, 64, 64, 3, 1), false},
+    {Layer(Direction::kWeightGradient, 8, 56, 64, 64, 3, 1), false},
   };
   const Problem fast = cases[0].problem;
   const auto add = [&](const std::function<void(Problem*)>& change) {
@@ -262,8 +262,8 @@ void TestIdentities() {
   });
   for (const Case& each : cases)
     CHECK_WITH(cudnn::IsFasterWithIdentity(
-                   each.problem, FindTarget(test::H200())->limits, test::H200().multiprocessors) == each.is_faster,
-        each.problem.ToString());
+                 each.problem, FindTarget(test::H200())->limits, test::H200().multiprocessors) == each.is_faster,
+      each.problem.ToString());
 
   CHECK(cudnn::TakesIdentity(fast) && !cudnn::HasIdentity(fast));
   const Problem identity = cudnn::WithIdentity(fast);
@@ -293,7 +293,7 @@ void TestRotated() {
 
 void TestPlanTexts() {
   for (const char* text :
-      {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1", "engine=4;identity", "engine=4;k24=1;identity"}) {
+    {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1", "engine=4;identity", "engine=4;k24=1;identity"}) {
     const PlanText plan = PlanText::Parse(text);
     CHECK(plan.ToString() == text && plan.has_identity == Contains(text, "identity"));
   }
@@ -304,10 +304,10 @@ void TestPlanTexts() {
   long_text.append(3000, ' ');
   std::vector<std::string> wrong = {"", " engine=1", "engine=1 ", std::string("engine=1\0", 9), long_text, many};
   std::istringstream words(
-      "auto engine engine= engine=-1 engine=x engine=1; engine=1;k engine=1;k2 engine=1;k2= engine=1;k2=x "
-      "engine=1;k2=1; "
-      "engine=1;k2=1;k2=2 engine=1;k3=1;k2=2 engine=1;k-1=2 engine=99999999999999999999 "
-      "engine=1;k2=99999999999999999999 Engine=1 engine=1;identity;k2=1 engine=1;identity;identity engine=1;Identity");
+    "auto engine engine= engine=-1 engine=x engine=1; engine=1;k engine=1;k2 engine=1;k2= engine=1;k2=x "
+    "engine=1;k2=1; "
+    "engine=1;k2=1;k2=2 engine=1;k3=1;k2=2 engine=1;k-1=2 engine=99999999999999999999 "
+    "engine=1;k2=99999999999999999999 Engine=1 engine=1;identity;k2=1 engine=1;identity;identity engine=1;Identity");
   for (std::string word; words >> word;) wrong.push_back(word);
   for (const std::string& text : wrong) {
     const std::string got = ErrorOf([&] { PlanText::Parse(text); });
@@ -376,50 +376,50 @@ void TestPrograms() {
   };
   // The numbers are cuDNN's: 0 Add, 1 Mul, 2 Min, 3 Max, 9 Sub, 21 Identity, 100 Relu, 304 Less, 601 select, ...
   const Case cases[] = {
-      {two, "s = Add(c, b) y = Relu(s)", "0(c,p1) 100(#0)!0float16"},
-      {two, "s = Add(b, c) y = Relu(s)", "0(c,p1) 100(#0)!0float16"},  // the convolution first
-      {two, "y = Sub(b, c)", "9(p1,c)!0float16"},                      // which does not commute
-      {two, "s = Sigmoid(b) y = Mul(s, c)", "102(p1) 1(#0,c)!0float16"},
-      {one, "y = Sub(1, c)", "9(1.00,c)!0float16"},
-      {one, "y = Clip(c, 0, 6)", "100(c) 2(#0,6.00) 301(c,c)? 601(c,#1;#2)!0float16"},
-      {one, "y = Clip(c, 0, inf)", "100(c)!0float16"},
-      {one, "y = Clip(c, -1, 1)", "3(c,-1.00) 2(#0,1.00) 301(c,c)? 601(c,#1;#2)!0float16"},
-      {one, "y = Pow(c, 2)", "1(c,c)!0float16"},
-      {one, "y = Pow(c, 3)", "1(c,c) 1(#0,c)!0float16"},
-      {one, "y = Max(0.5, c)", "3(c,0.50) 301(c,c)? 601(c,#0;#1)!0float16"},
-      {two, "y = Min(c, b)", "2(c,p1) 301(c,c)? 601(c,#0;#1) 301(p1,p1)? 601(p1,#2;#3)!0float16"},
-      {one, "y = HardSigmoid(c)", "1(c,0.20) 0(#0,0.50) 100(#1) 2(#2,1.00) 301(#1,#1)? 601(#1,#3;#4)!0float16"},
-      {one, "y = Tanh(c)", "101(c)!0float16"},
-      {one, "y = LeakyRelu<alpha=0.25>(c)", "100(c|5=0.25)!0float16"},
-      {one, "y = Elu<alpha=0.5>(c)", "103(c|6=0.50)!0float16"},
-      {one, "y = Swish(c)", "106(c|8=1.00)!0float16"},
-      {one, "y = QuickGelu<alpha=1.5>(c)", "106(c|8=1.50)!0float16"},
-      {one, "y = Gelu(c)", "104(c)!0float16"},
-      {one, "y = Gelu<approximate=\"tanh\">(c)", "107(c)!0float16"},
-      {one, "y = HardSwish(c)", "1(c,0.16) 0(#0,0.50) 100(#1) 2(#2,1.00) 1(c,#3)!0float16"},
-      {two, "y = PRelu(c, b)", "304(c,0.00)? 1(c,p1) 601(#1,c;#0)!0float16"},
-      {two, "g = Greater(c, b) y = Where(g, c, b)", "302(c,p1)? 601(c,p1;#0)!0float16"},
-      {one, "g = IsNaN(c) y = Where(g, 0, c)", "301(c,c)? 601(0.00,c;#0)!0float16"},
-      {"(float16 c) => (float y)", "y = Cast<to=float>(c)", "21(c)!0float"},
-      {one, "w = Cast<to=float>(c) r = Relu(w) y = Cast<to=float16>(r)", "100(c)!0float16"},
-      {"(float16 c) => (float16 y, float16 z)", "y = Neg(c) z = Exp(y)", "16(c) 13(#0)!1float16 21(#0)!0float16"},
-      {"(double c, double b) => (double y)", "y = Add(c, b)", "0(c,p1)!0double"},
-      {one, "y = Round(c)", "refused: Round"},
-      {one, "y = Sin(c)", "refused: Sin"},
-      {one, "y = Pow(c, 0.5)", "refused: Pow with an exponent that is not 2 or 3"},
-      {two, "y = Clip(c, b, 1)", "refused: Clip with bounds that vary"},
-      {single, "y = Tanh(c)", "refused: Tanh with more than 17 bits"},
-      {one, "y = ThresholdedRelu(c)", "refused: ThresholdedRelu"},
-      {single, "h = Cast<to=float16>(c) w = Cast<to=float>(h) y = Relu(w)",
-          "refused: Cast to float16 of a value that is used further"},
-      {single, "i = Cast<to=int32>(c) y = Cast<to=float>(i)", "refused: Cast from float to int32"},
-      {"(float16 c, bool m) => (float16 y)", "y = Where(m, c, 0)", "refused: an operand of dtype bool"},
-      {"(float16 c) => (bool y)", "y = Greater(c, 0)", "refused: a result of dtype bool"},
-      {"(float c) => (double y)", "d = Cast<to=double>(c) y = Exp(d)",
-          "refused: arithmetic in float64 after a convolution in fp32"},
-      {"(float c) => (double y)", "y = Cast<to=double>(c)", "refused: a result in float64 after a convolution in fp32"},
-      {"(float16 c, float16 b) => (double y, float16 r)", "s = Add(c, b) y = Cast<to=double>(s) r = Relu(s)",
-          "refused: a result in float64 after a convolution in fp32"},
+    {two, "s = Add(c, b) y = Relu(s)", "0(c,p1) 100(#0)!0float16"},
+    {two, "s = Add(b, c) y = Relu(s)", "0(c,p1) 100(#0)!0float16"},  // the convolution first
+    {two, "y = Sub(b, c)", "9(p1,c)!0float16"},  // which does not commute
+    {two, "s = Sigmoid(b) y = Mul(s, c)", "102(p1) 1(#0,c)!0float16"},
+    {one, "y = Sub(1, c)", "9(1.00,c)!0float16"},
+    {one, "y = Clip(c, 0, 6)", "100(c) 2(#0,6.00) 301(c,c)? 601(c,#1;#2)!0float16"},
+    {one, "y = Clip(c, 0, inf)", "100(c)!0float16"},
+    {one, "y = Clip(c, -1, 1)", "3(c,-1.00) 2(#0,1.00) 301(c,c)? 601(c,#1;#2)!0float16"},
+    {one, "y = Pow(c, 2)", "1(c,c)!0float16"},
+    {one, "y = Pow(c, 3)", "1(c,c) 1(#0,c)!0float16"},
+    {one, "y = Max(0.5, c)", "3(c,0.50) 301(c,c)? 601(c,#0;#1)!0float16"},
+    {two, "y = Min(c, b)", "2(c,p1) 301(c,c)? 601(c,#0;#1) 301(p1,p1)? 601(p1,#2;#3)!0float16"},
+    {one, "y = HardSigmoid(c)", "1(c,0.20) 0(#0,0.50) 100(#1) 2(#2,1.00) 301(#1,#1)? 601(#1,#3;#4)!0float16"},
+    {one, "y = Tanh(c)", "101(c)!0float16"},
+    {one, "y = LeakyRelu<alpha=0.25>(c)", "100(c|5=0.25)!0float16"},
+    {one, "y = Elu<alpha=0.5>(c)", "103(c|6=0.50)!0float16"},
+    {one, "y = Swish(c)", "106(c|8=1.00)!0float16"},
+    {one, "y = QuickGelu<alpha=1.5>(c)", "106(c|8=1.50)!0float16"},
+    {one, "y = Gelu(c)", "104(c)!0float16"},
+    {one, "y = Gelu<approximate=\"tanh\">(c)", "107(c)!0float16"},
+    {one, "y = HardSwish(c)", "1(c,0.16) 0(#0,0.50) 100(#1) 2(#2,1.00) 1(c,#3)!0float16"},
+    {two, "y = PRelu(c, b)", "304(c,0.00)? 1(c,p1) 601(#1,c;#0)!0float16"},
+    {two, "g = Greater(c, b) y = Where(g, c, b)", "302(c,p1)? 601(c,p1;#0)!0float16"},
+    {one, "g = IsNaN(c) y = Where(g, 0, c)", "301(c,c)? 601(0.00,c;#0)!0float16"},
+    {"(float16 c) => (float y)", "y = Cast<to=float>(c)", "21(c)!0float"},
+    {one, "w = Cast<to=float>(c) r = Relu(w) y = Cast<to=float16>(r)", "100(c)!0float16"},
+    {"(float16 c) => (float16 y, float16 z)", "y = Neg(c) z = Exp(y)", "16(c) 13(#0)!1float16 21(#0)!0float16"},
+    {"(double c, double b) => (double y)", "y = Add(c, b)", "0(c,p1)!0double"},
+    {one, "y = Round(c)", "refused: Round"},
+    {one, "y = Sin(c)", "refused: Sin"},
+    {one, "y = Pow(c, 0.5)", "refused: Pow with an exponent that is not 2 or 3"},
+    {two, "y = Clip(c, b, 1)", "refused: Clip with bounds that vary"},
+    {single, "y = Tanh(c)", "refused: Tanh with more than 17 bits"},
+    {one, "y = ThresholdedRelu(c)", "refused: ThresholdedRelu"},
+    {single, "h = Cast<to=float16>(c) w = Cast<to=float>(h) y = Relu(w)",
+      "refused: Cast to float16 of a value that is used further"},
+    {single, "i = Cast<to=int32>(c) y = Cast<to=float>(i)", "refused: Cast from float to int32"},
+    {"(float16 c, bool m) => (float16 y)", "y = Where(m, c, 0)", "refused: an operand of dtype bool"},
+    {"(float16 c) => (bool y)", "y = Greater(c, 0)", "refused: a result of dtype bool"},
+    {"(float c) => (double y)", "d = Cast<to=double>(c) y = Exp(d)",
+      "refused: arithmetic in float64 after a convolution in fp32"},
+    {"(float c) => (double y)", "y = Cast<to=double>(c)", "refused: a result in float64 after a convolution in fp32"},
+    {"(float16 c, float16 b) => (double y, float16 r)", "s = Add(c, b) y = Cast<to=double>(s) r = Relu(s)",
+      "refused: a result in float64 after a convolution in fp32"},
   };
   for (const Case& each : cases) {
     const std::string got = mapped(each.signature, each.body);

@@ -17,14 +17,14 @@ void Queried(fake::Answers* answers) {
     CHECK_WITH(found.ordinal == ordinal && found.major == known.major && found.minor == known.minor, gpu.name);
     CHECK_WITH(found.multiprocessors == known.multiprocessors && found.l2_bytes == known.l2_bytes, gpu.name);
     CHECK_WITH(found.shared_per_multiprocessor == known.shared_per_multiprocessor &&
-            found.shared_per_block == known.shared_per_block &&
-            found.reserved_shared_per_block == known.reserved_shared_per_block,
-        gpu.name);
+        found.shared_per_block == known.shared_per_block &&
+        found.reserved_shared_per_block == known.reserved_shared_per_block,
+      gpu.name);
     CHECK_WITH(found.registers_per_multiprocessor == known.registers_per_multiprocessor, gpu.name);
     CHECK_WITH(found.threads_per_block == known.threads_per_block &&
-            found.threads_per_multiprocessor == known.threads_per_multiprocessor &&
-            found.blocks_per_multiprocessor == known.blocks_per_multiprocessor,
-        gpu.name);
+        found.threads_per_multiprocessor == known.threads_per_multiprocessor &&
+        found.blocks_per_multiprocessor == known.blocks_per_multiprocessor,
+      gpu.name);
     ++ordinal;
   }
 }
@@ -36,14 +36,14 @@ void Capabilities() {
     bool mma, wgmma, clusters, pdl;
   };
   constexpr Known kKnown[] = {{"sm_75", false, false, false, false}, {"sm_80", true, false, false, false},
-      {"sm_86", true, false, false, false}, {"sm_89", true, false, false, false}, {"sm_90", true, true, true, true},
-      {"sm_100", true, false, true, true}, {"sm_120", true, false, true, true}};
+    {"sm_86", true, false, false, false}, {"sm_89", true, false, false, false}, {"sm_90", true, true, true, true},
+    {"sm_100", true, false, true, true}, {"sm_120", true, false, true, true}};
   CHECK(std::size(kKnown) == std::size(test::kGpus));
   for (const Known& known : kKnown) {
     const cuda::DeviceFacts& gpu = test::GpuOf(known.architecture);
     CHECK_WITH(gpu.has_mma_m16n8k16() == known.mma && gpu.has_wgmma() == known.wgmma &&
-            gpu.has_clusters() == known.clusters && gpu.has_pdl() == known.pdl,
-        known.architecture);
+        gpu.has_clusters() == known.clusters && gpu.has_pdl() == known.pdl,
+      known.architecture);
   }
 }
 

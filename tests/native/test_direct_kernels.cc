@@ -19,8 +19,8 @@ const char* const kIdentity = "(float c) => (float c) {}";
 const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, operands of a row and of an image, mixed dtypes.
 const char* const kMixed =
-    "(float c, float b, float r, float16 e, float g) => (float y, float16 z) {\n  s = Add(c, b)\n  t = Add(s, r)\n"
-    "  u = Cast<to=float>(e)\n  v = Mul(t, u)\n  y = Gelu(v)\n  w = Mul(y, g)\n  z = Cast<to=float16>(w)\n}";
+  "(float c, float b, float r, float16 e, float g) => (float y, float16 z) {\n  s = Add(c, b)\n  t = Add(s, r)\n"
+  "  u = Cast<to=float>(e)\n  v = Mul(t, u)\n  y = Gelu(v)\n  w = Mul(y, g)\n  z = Cast<to=float16>(w)\n}";
 
 struct Case {
   Contraction conv;
@@ -49,11 +49,11 @@ int main(int argc, char** argv) {
   const std::string architecture = argv[1];
   const cuda::DeviceFacts& device = test::DeviceOf(architecture);
   for (const Case& test_case :
-      {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
-          Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
-          Case{Square(1000, 32, 7, 32, 3, 1), kRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
-          Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
-          Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
+    {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
+      Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
+      Case{Square(1000, 32, 7, 32, 3, 1), kRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
+      Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
+      Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
     const Program program = Program::Parse(test_case.program);
     const Shape full = test_case.conv.result();
     std::vector<Shape> shapes{full};

@@ -59,7 +59,7 @@ void TestSum(const Shape& full, size_t which, size_t axes) {
   for (size_t axis = 0; axis < full.size(); ++axis)
     if (axes >> axis & 1) words += (words.empty() ? "" : " ") + std::to_string(axis);
   const SumProgram sums = SumProgram::Parse(
-      "(float16 x, float16 r) => (float16 y, float16 s) { s = Mul(x, r) y = SumTo<axes=\"" + words + "\">(s) }");
+    "(float16 x, float16 r) => (float16 y, float16 s) { s = Mul(x, r) y = SumTo<axes=\"" + words + "\">(s) }");
   const std::vector<Shape> inputs = {full, Repeated(full, which)};
   const SumShape shape = FitSums(sums, inputs);
   const std::string name = ToString(full) + " with " + ToString(inputs[1]) + " over " + words;
@@ -72,8 +72,8 @@ void TestSum(const Shape& full, size_t which, size_t axes) {
       const SumPieces pieces = CutSums(group, config, kGpu.multiprocessors);
       CHECK_WITH(config.kept_threads > 0 && config.summed_threads > 0 && !SumSource(sums, group, config).empty(), name);
       CHECK_WITH(pieces.chunks == 1 &&
-              pieces.kept_blocks * config.kept_threads * (config.along ? 1 : config.vector) >= group.kept_elements,
-          name);
+          pieces.kept_blocks * config.kept_threads * (config.along ? 1 : config.vector) >= group.kept_elements,
+        name);
       CHECK_WITH(SumNumbers(group, config, pieces).size() >= 7, name);
     }
   }
@@ -92,7 +92,7 @@ void TestPointwise() {
       const PointwiseShape shape = FitPointwise(program, {full, Repeated(full, which)});
       const PointwiseConfig config = ConfigurePointwise(program, shape, kGpu, kMostVector);
       CHECK_WITH(
-          config.vector > 0 && config.tiles > 0 && !PointwiseSource(program, shape, config).empty(), ToString(full));
+        config.vector > 0 && config.tiles > 0 && !PointwiseSource(program, shape, config).empty(), ToString(full));
     }
 }
 
@@ -109,9 +109,9 @@ void TestImages() {
   for (const bool channels_last : {false, true}) {
     global.channels_last = windows.channels_last = resize.channels_last = channels_last;
     const std::function<Shape(const Shape&)> fits[] = {
-        [&](const Shape& input) { return FitPool(global, input).output; },
-        [&](const Shape& input) { return FitPool(windows, input).output; },
-        [&](const Shape& input) { return FitResize(resize, input).output; },
+      [&](const Shape& input) { return FitPool(global, input).output; },
+      [&](const Shape& input) { return FitPool(windows, input).output; },
+      [&](const Shape& input) { return FitResize(resize, input).output; },
     };
     for (const Shape& input : EmptyShapes(4))
       for (const auto& fit : fits) {
@@ -119,7 +119,7 @@ void TestImages() {
         const size_t first = channels_last ? 1 : 2;
         const bool is_global = &fit == &fits[0];
         const bool is_image =
-            is_global || (input[first] > 0 && input[first + 1] > 0) || (input[0] == 0 && &fit != &fits[2]);
+          is_global || (input[first] > 0 && input[first + 1] > 0) || (input[0] == 0 && &fit != &fits[2]);
         const int64_t elements = is_global ? input[0] * input[channels_last ? 3 : 1] : 0;
         try {
           CHECK_WITH(ElementCount(fit(input)) == elements && is_image, ToString(input));

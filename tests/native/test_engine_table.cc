@@ -24,7 +24,7 @@ struct Case {
 };
 
 Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
-    int64_t stride = 1, bool transposed = false) {
+  int64_t stride = 1, bool transposed = false) {
   const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
   return test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
 }
@@ -32,15 +32,15 @@ Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, i
 std::vector<Case> Cases() {
   constexpr DType kHalf = DType::kFloat16, kFloat = DType::kFloat;
   std::vector<Case> cases = {{"few_output_channels", Square(kHalf, 8, 32, 64, 3, 4, 2, true), true},
-      {"few_output_channels", Square(kFloat, 8, 32, 64, 3, 4, 2, true), true},
-      {"depthwise", Square(kHalf, 8, 28, 96, 96, 5), true}, {"grouped", Square(kHalf, 8, 28, 112, 136, 1), true},
-      {"grouped", Square(kHalf, 8, 28, 256, 256, 3), false}, {"stem", Square(kHalf, 8, 224, 4, 32, 3, 2), false},
-      {"stem", Square(kHalf, 8, 224, 3, 32, 3, 2), true}, {"gemv", Square(kHalf, 1, 1, 512, 1000, 1), true},
-      {"gemv", Square(kHalf, 8, 1, 512, 1000, 1), false}, {"split_k", Square(kHalf, 1, 14, 256, 256, 3), false},
-      {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false}, {"gemm", Square(kHalf, 1024, 1, 768, 3072, 1), false},
-      {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
-      {"nchw_few", Square(kFloat, 8, 28, 8, 8, 1), true}, {"nchw_gemm", Square(kHalf, 8, 28, 196, 196, 1), true},
-      {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
+    {"few_output_channels", Square(kFloat, 8, 32, 64, 3, 4, 2, true), true},
+    {"depthwise", Square(kHalf, 8, 28, 96, 96, 5), true}, {"grouped", Square(kHalf, 8, 28, 112, 136, 1), true},
+    {"grouped", Square(kHalf, 8, 28, 256, 256, 3), false}, {"stem", Square(kHalf, 8, 224, 4, 32, 3, 2), false},
+    {"stem", Square(kHalf, 8, 224, 3, 32, 3, 2), true}, {"gemv", Square(kHalf, 1, 1, 512, 1000, 1), true},
+    {"gemv", Square(kHalf, 8, 1, 512, 1000, 1), false}, {"split_k", Square(kHalf, 1, 14, 256, 256, 3), false},
+    {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false}, {"gemm", Square(kHalf, 1024, 1, 768, 3072, 1), false},
+    {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
+    {"nchw_few", Square(kFloat, 8, 28, 8, 8, 1), true}, {"nchw_gemm", Square(kHalf, 8, 28, 196, 196, 1), true},
+    {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
   cases[2].problem.groups = 96;
   cases[3].problem.groups = cases[4].problem.groups = 4;
   cases[6].problem.x_channels_first = true;

@@ -160,7 +160,7 @@ void CheckLanes() {
     std::vector<unsigned char> elements(512 * SizeOf(dtype));
     StoreLanes(dtype, lanes.data(), 512, elements.data());
     bool good = std::all_of(lanes.end() - static_cast<std::ptrdiff_t>(LaneSize(dtype)), lanes.end(),
-        [](unsigned char byte) { return byte == 0xee; });
+      [](unsigned char byte) { return byte == 0xee; });
     for (size_t i = 0; i < 512; ++i) good &= GetElement(dtype, elements.data() + i * SizeOf(dtype)) == 1;
     CHECK_WITH(good, name);
   }
@@ -185,11 +185,11 @@ void CheckFlushing() {
 // ---- The operators
 
 const Numbers kAwkward = {kNaN, kInf, -kInf, 0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-40, 1.17549435e-38, 1e-30, -1e-30,
-    1e-10, -1e-10, 1e-5, -1e-5, 0.1, -0.1, 0.25, -0.25, 0.3, -0.3, 0.5, -0.5, 0.70710678, 0.75, -0.75, 0.9, -0.9, 0.92,
-    1.0, -1.0, 1.4142135, 1.5, -1.5, 2.0, -2.0, 2.5, -2.5, 3.0, -3.0, 3.5, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 9.0, -9.0,
-    10.5, -10.5, 14.0, -14.0, 17.0, -17.0, 20.0, -20.0, 20.5, 50.0, -50.0, 87.0, -87.0, 88.7, -88.7, 89.5, -89.5, 103.0,
-    -103.0, 104.5, -104.5, 127.5, -128.0, 500.0, -500.0, 710.0, -746.0, 2048.0, 65504.0, -65504.0, 1e6, -1e6, 8388607.5,
-    -8388609.0, 16777215.0, 1e10, -1e10, 1e20, -1e20, 1e30, -1e30, 3e38, -3.4e38, 1e300, -1e300, 5e-324, 1e-310};
+  1e-10, -1e-10, 1e-5, -1e-5, 0.1, -0.1, 0.25, -0.25, 0.3, -0.3, 0.5, -0.5, 0.70710678, 0.75, -0.75, 0.9, -0.9, 0.92,
+  1.0, -1.0, 1.4142135, 1.5, -1.5, 2.0, -2.0, 2.5, -2.5, 3.0, -3.0, 3.5, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 9.0, -9.0,
+  10.5, -10.5, 14.0, -14.0, 17.0, -17.0, 20.0, -20.0, 20.5, 50.0, -50.0, 87.0, -87.0, 88.7, -88.7, 89.5, -89.5, 103.0,
+  -103.0, 104.5, -104.5, 127.5, -128.0, 500.0, -500.0, 710.0, -746.0, 2048.0, 65504.0, -65504.0, 1e6, -1e6, 8388607.5,
+  -8388609.0, 16777215.0, 1e10, -1e10, 1e20, -1e20, 1e30, -1e30, 3e38, -3.4e38, 1e300, -1e300, 5e-324, 1e-310};
 
 // What an operator is: the exact result, how close it must come.
 struct Reference {
@@ -226,109 +226,109 @@ constexpr double kEitherZero = 1e-6;
 
 const std::vector<Reference>& Unary() {
   static const std::vector<Reference> table = {
-      {"Abs(a)", X(std::fabs(x))},
-      {"Neg(a)", X(-x)},
-      {"Reciprocal(a)", X(1 / x)},
-      {"Sqrt(a)", X(std::sqrt(x))},
-      {"Exp(a)", X(std::exp(x)), 1.6, LANE(lane::Exp(x))},
-      {"Log(a)", X(std::log(x)), 1.1, LANE(lane::Log(x))},
-      {"Floor(a)", X(std::floor(x))},
-      {"Ceil(a)", X(std::ceil(x))},
-      {"Round(a)", X(std::rint(x))},
-      {"Sign(a)",
-          X(x > 0 ? 1
-                  : x < 0  ? -1
-                  : x != x ? x
-                           : 0)},
-      {"Sin(a)", X(std::sin(x)), 2, LANE(Angle<0>(x))},
-      {"Cos(a)", X(std::cos(x)), 2, LANE(Angle<1>(x))},
-      {"Tan(a)", X(std::tan(x)), 2},
-      {"Asin(a)", X(std::asin(x)), 2, LANE(lane::Asin(x))},
-      {"Acos(a)", X(std::acos(x)), 2, LANE(lane::Acos(x))},
-      {"Atan(a)", X(std::atan(x)), 2, LANE(lane::Atan(x))},
-      {"Sinh(a)", X(std::sinh(x)), 3},
-      {"Cosh(a)", X(std::cosh(x)), 3},
-      {"Tanh(a)", X(std::tanh(x)), 2.5, LANE(lane::Tanh(x))},
-      {"Asinh(a)", X(std::asinh(x)), 3},
-      {"Acosh(a)", X(std::acosh(x)), 3},
-      {"Atanh(a)", X(std::atanh(x)), 3},
-      {"Erf(a)", X(std::erf(x)), 1.5, LANE(lane::Erf(x))},
-      {"Relu(a)", X(x < 0 ? 0 : x)},
-      {"Sigmoid(a)", X(Sigmoid(x)), 3, LANE(lane::Sigmoid(x))},
-      {"Softplus(a)", X(Softplus(x)), 2.5, LANE(lane::Softplus(x))},
-      {"Softsign(a)", X(x / (1 + std::fabs(x))), 2},
-      {"HardSwish(a)", X(x * MaxOf(0, MinOf(1, x / 6 + Real(0.5)))), 3, nullptr,
-          [](Real x, Real y) { return std::fabs(x * x / 6 / y); }},
-      {"Mish(a)", X(x * std::tanh(Softplus(x))), 4.3, LANE(lane::Mish(x))},
-      {"LeakyRelu(a)", X(x < 0 ? Attribute(0.01f) * x : x), 0.5},
-      {"LeakyRelu<alpha=-3>(a)", X(x < 0 ? -3 * x : x), 0.5},
-      {"Elu(a)", X(Elu(x, 1)), 2, LANE(lane::Elu(x, 1.0f))},
-      {"Elu<alpha=2.5>(a)", X(Elu(x, 2.5)), 3},
-      {"Celu(a)", X(MaxOf(0, x) + MinOf(0, std::expm1(x))), 2, LANE(lane::Celu(x, 1.0f))},
-      {"Celu<alpha=2>(a)", X(MaxOf(0, x) + MinOf(0, 2 * std::expm1(x / 2))), 2},
-      {"Celu<alpha=-0.5>(a)", X(MaxOf(0, x) + MinOf(0, Real(-0.5) * std::expm1(x / Real(-0.5)))), 2},
-      {"Selu(a)", X(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))), 3,
-          LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f))},
-      {"HardSigmoid(a)", X(MaxOf(0, MinOf(1, Attribute(0.2f) * x + Real(0.5)))), 1, nullptr,
-          [](Real x, Real y) { return std::fabs(x / y); }},
-      {"HardSigmoid<alpha=1, beta=0>(a)", X(MaxOf(0, MinOf(1, x)))},
-      {"ThresholdedRelu(a)", X(x > 1 ? x : 0)},
-      {"Shrink(a)", X(x < Real(-0.5) || x > Real(0.5) ? x : 0)},
-      {"Shrink<bias=1, lambd=2>(a)",
-          X(x < -2        ? x + 1
-                  : x > 2 ? x - 1
-                          : 0),
-          0.5},
-      {"Swish(a)", X(x * Sigmoid(x)), 3.8, LANE(lane::Swish(x, 1.0f))},
-      {"Swish<alpha=-2>(a)", X(x * Sigmoid(-2 * x)), 3.5},
-      {"QuickGelu(a)", X(x * Sigmoid(Attribute(1.702f) * x)), 3.5, LANE(lane::Swish(x, 1.702f)),
-          [](Real x, Real) { return std::fabs(Real(1.702) * x); }},
-      {"Gelu(a)", X(x * std::erfc(-x / std::sqrt(Real(2))) / 2), 4, LANE(lane::Gelu(x))},
-      {"Gelu<approximate=\"tanh\">(a)", X(x * Sigmoid(TanhArgument(x))), 3.5, LANE(lane::GeluTanh(x)),
-          [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }},
-      // With literals, in either place.
-      {"Add(a, 1.5)", X(x + Real(1.5)), 0.5},
-      {"Sub(-inf, a)", X(-static_cast<Real>(kInf) - x)},
-      {"Mul(a, -0)", X(x * Real(-0.0))},
-      {"Div(1, a)", X(1 / x), 0.5},
-      {"Pow(a, 2)", X(x * x), 0.5},
-      {"Pow(a, 3)", X(x * x * x), 1.5},
-      {"Pow(a, 0.5)", X(std::pow(x, Real(0.5))), 1},
-      {"Pow(2, a)", X(std::pow(Real(2), x)), 1},
-      {"Pow(a, 0.375)", X(std::pow(x, Real(0.375))), 1, LANE(lane::Pow(x, 0.375f))},
-      {"Pow(a, -7)", X(std::pow(x, Real(-7))), 1, LANE(lane::Pow(x, -7.0f))},
-      {"Pow(0.75, a)", X(std::pow(Real(0.75), x)), 1, LANE(lane::Pow(0.75f, x))},
-      {"Pow(-3, a)", X(std::pow(Real(-3), x)), 1, LANE(lane::Pow(-3.0f, x))},
-      {"Clip(a, -1, 6)", X(MinOf(MaxOf(x, -1), 6)), kEitherZero},
-      {"Clip(a, nan, 6)", X(static_cast<Real>(kNaN) + 0 * x)},
-      {"Max(nan, a)", X(static_cast<Real>(kNaN) + 0 * x)},
-      {"Mod<fmod=1>(a, 2.5)", X(std::fmod(x, Real(2.5)))},
-      {"IsNaN(a)", X(std::isnan(x))},
-      {"IsInf(a)", X(std::isinf(x))},
-      {"IsInf<detect_negative=0>(a)", X(std::isinf(x) && x > 0)},
-      {"IsInf<detect_positive=0>(a)", X(std::isinf(x) && x < 0)},
-      {"IsInf<detect_negative=0, detect_positive=0>(a)", X(0 * (x > 0))},
+    {"Abs(a)", X(std::fabs(x))},
+    {"Neg(a)", X(-x)},
+    {"Reciprocal(a)", X(1 / x)},
+    {"Sqrt(a)", X(std::sqrt(x))},
+    {"Exp(a)", X(std::exp(x)), 1.6, LANE(lane::Exp(x))},
+    {"Log(a)", X(std::log(x)), 1.1, LANE(lane::Log(x))},
+    {"Floor(a)", X(std::floor(x))},
+    {"Ceil(a)", X(std::ceil(x))},
+    {"Round(a)", X(std::rint(x))},
+    {"Sign(a)",
+      X(x > 0      ? 1
+          : x < 0  ? -1
+          : x != x ? x
+                   : 0)},
+    {"Sin(a)", X(std::sin(x)), 2, LANE(Angle<0>(x))},
+    {"Cos(a)", X(std::cos(x)), 2, LANE(Angle<1>(x))},
+    {"Tan(a)", X(std::tan(x)), 2},
+    {"Asin(a)", X(std::asin(x)), 2, LANE(lane::Asin(x))},
+    {"Acos(a)", X(std::acos(x)), 2, LANE(lane::Acos(x))},
+    {"Atan(a)", X(std::atan(x)), 2, LANE(lane::Atan(x))},
+    {"Sinh(a)", X(std::sinh(x)), 3},
+    {"Cosh(a)", X(std::cosh(x)), 3},
+    {"Tanh(a)", X(std::tanh(x)), 2.5, LANE(lane::Tanh(x))},
+    {"Asinh(a)", X(std::asinh(x)), 3},
+    {"Acosh(a)", X(std::acosh(x)), 3},
+    {"Atanh(a)", X(std::atanh(x)), 3},
+    {"Erf(a)", X(std::erf(x)), 1.5, LANE(lane::Erf(x))},
+    {"Relu(a)", X(x < 0 ? 0 : x)},
+    {"Sigmoid(a)", X(Sigmoid(x)), 3, LANE(lane::Sigmoid(x))},
+    {"Softplus(a)", X(Softplus(x)), 2.5, LANE(lane::Softplus(x))},
+    {"Softsign(a)", X(x / (1 + std::fabs(x))), 2},
+    {"HardSwish(a)", X(x * MaxOf(0, MinOf(1, x / 6 + Real(0.5)))), 3, nullptr,
+      [](Real x, Real y) { return std::fabs(x * x / 6 / y); }},
+    {"Mish(a)", X(x * std::tanh(Softplus(x))), 4.3, LANE(lane::Mish(x))},
+    {"LeakyRelu(a)", X(x < 0 ? Attribute(0.01f) * x : x), 0.5},
+    {"LeakyRelu<alpha=-3>(a)", X(x < 0 ? -3 * x : x), 0.5},
+    {"Elu(a)", X(Elu(x, 1)), 2, LANE(lane::Elu(x, 1.0f))},
+    {"Elu<alpha=2.5>(a)", X(Elu(x, 2.5)), 3},
+    {"Celu(a)", X(MaxOf(0, x) + MinOf(0, std::expm1(x))), 2, LANE(lane::Celu(x, 1.0f))},
+    {"Celu<alpha=2>(a)", X(MaxOf(0, x) + MinOf(0, 2 * std::expm1(x / 2))), 2},
+    {"Celu<alpha=-0.5>(a)", X(MaxOf(0, x) + MinOf(0, Real(-0.5) * std::expm1(x / Real(-0.5)))), 2},
+    {"Selu(a)", X(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))), 3,
+      LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f))},
+    {"HardSigmoid(a)", X(MaxOf(0, MinOf(1, Attribute(0.2f) * x + Real(0.5)))), 1, nullptr,
+      [](Real x, Real y) { return std::fabs(x / y); }},
+    {"HardSigmoid<alpha=1, beta=0>(a)", X(MaxOf(0, MinOf(1, x)))},
+    {"ThresholdedRelu(a)", X(x > 1 ? x : 0)},
+    {"Shrink(a)", X(x < Real(-0.5) || x > Real(0.5) ? x : 0)},
+    {"Shrink<bias=1, lambd=2>(a)",
+      X(x < -2    ? x + 1
+          : x > 2 ? x - 1
+                  : 0),
+      0.5},
+    {"Swish(a)", X(x * Sigmoid(x)), 3.8, LANE(lane::Swish(x, 1.0f))},
+    {"Swish<alpha=-2>(a)", X(x * Sigmoid(-2 * x)), 3.5},
+    {"QuickGelu(a)", X(x * Sigmoid(Attribute(1.702f) * x)), 3.5, LANE(lane::Swish(x, 1.702f)),
+      [](Real x, Real) { return std::fabs(Real(1.702) * x); }},
+    {"Gelu(a)", X(x * std::erfc(-x / std::sqrt(Real(2))) / 2), 4, LANE(lane::Gelu(x))},
+    {"Gelu<approximate=\"tanh\">(a)", X(x * Sigmoid(TanhArgument(x))), 3.5, LANE(lane::GeluTanh(x)),
+      [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }},
+    // With literals, in either place.
+    {"Add(a, 1.5)", X(x + Real(1.5)), 0.5},
+    {"Sub(-inf, a)", X(-static_cast<Real>(kInf) - x)},
+    {"Mul(a, -0)", X(x * Real(-0.0))},
+    {"Div(1, a)", X(1 / x), 0.5},
+    {"Pow(a, 2)", X(x * x), 0.5},
+    {"Pow(a, 3)", X(x * x * x), 1.5},
+    {"Pow(a, 0.5)", X(std::pow(x, Real(0.5))), 1},
+    {"Pow(2, a)", X(std::pow(Real(2), x)), 1},
+    {"Pow(a, 0.375)", X(std::pow(x, Real(0.375))), 1, LANE(lane::Pow(x, 0.375f))},
+    {"Pow(a, -7)", X(std::pow(x, Real(-7))), 1, LANE(lane::Pow(x, -7.0f))},
+    {"Pow(0.75, a)", X(std::pow(Real(0.75), x)), 1, LANE(lane::Pow(0.75f, x))},
+    {"Pow(-3, a)", X(std::pow(Real(-3), x)), 1, LANE(lane::Pow(-3.0f, x))},
+    {"Clip(a, -1, 6)", X(MinOf(MaxOf(x, -1), 6)), kEitherZero},
+    {"Clip(a, nan, 6)", X(static_cast<Real>(kNaN) + 0 * x)},
+    {"Max(nan, a)", X(static_cast<Real>(kNaN) + 0 * x)},
+    {"Mod<fmod=1>(a, 2.5)", X(std::fmod(x, Real(2.5)))},
+    {"IsNaN(a)", X(std::isnan(x))},
+    {"IsInf(a)", X(std::isinf(x))},
+    {"IsInf<detect_negative=0>(a)", X(std::isinf(x) && x > 0)},
+    {"IsInf<detect_positive=0>(a)", X(std::isinf(x) && x < 0)},
+    {"IsInf<detect_negative=0, detect_positive=0>(a)", X(0 * (x > 0))},
   };
   return table;
 }
 
 const std::vector<Reference>& Binary() {
   static const std::vector<Reference> table = {
-      {"Add(a, b)", AB(a + b), 0.5},
-      {"Sub(a, b)", AB(a - b), 0.5},
-      {"Mul(a, b)", AB(a * b), 0.5},
-      {"Div(a, b)", AB(a / b), 0.5},
-      {"Pow(a, b)", AB(std::pow(a, b)), 1},
-      {"Min(a, b)", AB(MinOf(a, b)), kEitherZero},
-      {"Max(a, b)", AB(MaxOf(a, b)), kEitherZero},
-      {"PRelu(a, b)", AB(a < 0 ? b * a : a), 0.5},
-      {"Clip(a, b, 1)", AB(MinOf(MaxOf(a, b), 1)), kEitherZero},
-      {"Equal(a, b)", AB(a == b)},
-      {"Less(a, b)", AB(a < b)},
-      {"LessOrEqual(a, b)", AB(a <= b)},
-      {"Greater(a, b)", AB(a > b)},
-      {"GreaterOrEqual(a, b)", AB(a >= b)},
-      {"Mod<fmod=1>(a, b)", AB(std::fmod(a, b))},
+    {"Add(a, b)", AB(a + b), 0.5},
+    {"Sub(a, b)", AB(a - b), 0.5},
+    {"Mul(a, b)", AB(a * b), 0.5},
+    {"Div(a, b)", AB(a / b), 0.5},
+    {"Pow(a, b)", AB(std::pow(a, b)), 1},
+    {"Min(a, b)", AB(MinOf(a, b)), kEitherZero},
+    {"Max(a, b)", AB(MaxOf(a, b)), kEitherZero},
+    {"PRelu(a, b)", AB(a < 0 ? b * a : a), 0.5},
+    {"Clip(a, b, 1)", AB(MinOf(MaxOf(a, b), 1)), kEitherZero},
+    {"Equal(a, b)", AB(a == b)},
+    {"Less(a, b)", AB(a < b)},
+    {"LessOrEqual(a, b)", AB(a <= b)},
+    {"Greater(a, b)", AB(a > b)},
+    {"GreaterOrEqual(a, b)", AB(a >= b)},
+    {"Mod<fmod=1>(a, b)", AB(std::fmod(a, b))},
   };
   return table;
 }
@@ -393,7 +393,7 @@ void CheckReference(const Reference& reference, const char* name, const Numbers&
   const bool binary = reference.call.find('b', reference.call.find('(')) != std::string::npos;
   const std::string result = ResultOf(reference.call, name);
   const std::string text = std::string("(") + name + " a" + (binary ? std::string(", ") + name + " b" : "") + ") => (" +
-      result + " y) { y = " + reference.call + " }";
+    result + " y) { y = " + reference.call + " }";
   const Numbers left = Rounded(dtype, a), right = Rounded(dtype, b);
   const Numbers got = Evaluate(text, binary ? std::vector<Numbers>{left, right} : std::vector<Numbers>{left}, block)[0];
   for (size_t i = 0; i < left.size(); ++i) {
@@ -403,8 +403,8 @@ void CheckReference(const Reference& reference, const char* name, const Numbers&
     if (dtype == DType::kDouble && reference.call == "Gelu(a)") ulps += std::fmin(2 * left[i] * left[i], 1e3);
     const Real extra = HasTail(reference.call) ? TailRoom(dtype, left[i]) : 0;
     CHECK_WITH(Close(DTypeOf(result), got[i], exact, std::fmin(ulps, Real(1e6)), extra),
-        std::string(name) + " " + reference.call + " of " + Text(left[i]) + ", " + Text(right[i]) + " is " +
-            Text(got[i]) + ", not " + Text(static_cast<double>(exact)));
+      std::string(name) + " " + reference.call + " of " + Text(left[i]) + ", " + Text(right[i]) + " is " +
+        Text(got[i]) + ", not " + Text(static_cast<double>(exact)));
   }
 }
 
@@ -437,28 +437,28 @@ void CheckLogic() {
   const Numbers c = {0, 0, 1, 1, 0}, d = {0, 1, 0, 1, 1};
   CHECK(Evaluate("(bool c, bool d) => (bool a, bool o, bool x, bool n, bool m) { a = And(c, d) o = Or(c, d) "
                  "x = Xor(c, d) n = Not(c) m = Xor(c, 1) }",
-            {c, d}) ==
-      std::vector<Numbers>({{0, 0, 0, 1, 0}, {0, 1, 1, 1, 1}, {0, 1, 1, 0, 1}, {1, 1, 0, 0, 1}, {1, 1, 0, 0, 1}}));
+          {c, d}) ==
+    std::vector<Numbers>({{0, 0, 0, 1, 0}, {0, 1, 1, 1, 1}, {0, 1, 1, 0, 1}, {1, 1, 0, 0, 1}, {1, 1, 0, 0, 1}}));
   for (const std::string dtype : kFloating) {
     const Numbers y = Evaluate(
-        "(bool c, " + dtype + " a) => (" + dtype + " y) { y = Where(c, a, -0) }", {c, {1, kNaN, kNaN, kInf, 2}})[0];
+      "(bool c, " + dtype + " a) => (" + dtype + " y) { y = Where(c, a, -0) }", {c, {1, kNaN, kNaN, kInf, 2}})[0];
     CHECK(Same(y[0], -0.0) && Same(y[1], -0.0) && Same(y[2], kNaN) && y[3] == kInf && Same(y[4], -0.0));
     const Numbers clipped = Evaluate(
-        "(" + dtype + " a, " + dtype + " low, " + dtype + " high) => (" + dtype + " y) { y = Clip(a, low, high) }",
-        {{5, 5, kNaN, -5, 0}, {0, kNaN, 0, 2, 1}, {3, 6, 6, 1, kNaN}})[0];
-    CHECK(clipped[0] == 3 && Same(clipped[1], kNaN) && Same(clipped[2], kNaN) && clipped[3] == 1 &&
-        Same(clipped[4], kNaN));
+      "(" + dtype + " a, " + dtype + " low, " + dtype + " high) => (" + dtype + " y) { y = Clip(a, low, high) }",
+      {{5, 5, kNaN, -5, 0}, {0, kNaN, 0, 2, 1}, {3, 6, 6, 1, kNaN}})[0];
+    CHECK(
+      clipped[0] == 3 && Same(clipped[1], kNaN) && Same(clipped[2], kNaN) && clipped[3] == 1 && Same(clipped[4], kNaN));
   }
 }
 
 void CheckRoundings() {
   // Between statements a float16 value keeps fp32's digits; a Cast rounds it.
   const Numbers kept =
-      Evaluate("(float16 a) => (float y) { b = Add(a, 1) c = Sub(b, 1) y = Cast<to=float>(c) }", {{0.00025}})[0];
+    Evaluate("(float16 a) => (float y) { b = Add(a, 1) c = Sub(b, 1) y = Cast<to=float>(c) }", {{0.00025}})[0];
   CHECK(kept[0] > 0.000249 && kept[0] < 0.000251);
   const Numbers cut =
-      Evaluate("(float16 a) => (float y) { b = Add(a, 1) r = Cast<to=float16>(b) c = Sub(r, 1) y = Cast<to=float>(c) }",
-          {{0.00025}})[0];
+    Evaluate("(float16 a) => (float y) { b = Add(a, 1) r = Cast<to=float16>(b) c = Sub(r, 1) y = Cast<to=float>(c) }",
+      {{0.00025}})[0];
   CHECK(cut[0] == 0);
   // A literal has its dtype's value.
   CHECK(Evaluate("(float16 a) => (float y) { b = Mul(a, 0.1) y = Cast<to=float>(b) }", {{1}})[0][0] == 0.0999755859375);
@@ -468,7 +468,7 @@ void CheckRoundings() {
 // Lanes are aligned, and a core operator is not the evaluator's.
 void CheckWorkspace() {
   const Program program =
-      Program::Parse("(float x) => (float y) { s = Add(x, 0.5) n = LayerNormalization(s) y = Neg(n) }");
+    Program::Parse("(float x) => (float y) { s = Add(x, 0.5) n = LayerNormalization(s) y = Neg(n) }");
   const Evaluator prologue(program, {0});
   Evaluator::Workspace workspace(prologue);
   for (ValueId id = 0; id < program.values().size(); ++id) {
@@ -499,13 +499,13 @@ void CheckDense(const Reference& reference) {
     for (size_t i = 0; i < count; ++i) {
       const float x = a[i];
       same &= BitCast<uint32_t>(y[i]) == BitCast<uint32_t>(reference.lane(x)) ||
-          (std::isnan(y[i]) && std::isnan(reference.lane(x)));
+        (std::isnan(y[i]) && std::isnan(reference.lane(x)));
       const Real expected = reference.exact(static_cast<Real>(x), 0, 0);
       if (std::isnan(expected) || std::isnan(y[i])) {
         special &= std::isnan(expected) == std::isnan(y[i]);
       } else if (std::isinf(y[i])) {
         special &= Same(static_cast<double>(static_cast<float>(expected)), static_cast<double>(y[i])) ||
-            std::fabs(expected) > static_cast<Real>(3.4028234e38);
+          std::fabs(expected) > static_cast<Real>(3.4028234e38);
       } else {
         const Real difference = std::fabs(static_cast<Real>(y[i]) - expected);
         const Real extra = HasTail(call) ? TailRoom(DType::kFloat, static_cast<Real>(x)) : 0;
@@ -596,9 +596,9 @@ void CheckLevel() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   __builtin_cpu_init();
   const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   CHECK(ortplugin::X86Level() == (!has_avx2 ? 2 : has_avx512 ? 4 : 3));
 #endif
 }

@@ -27,9 +27,9 @@ __extension__ typedef __int128 Wide;
 static_assert(std::numeric_limits<Real>::digits >= 64, "the reference needs a long double of 64 bits");
 
 constexpr DType kIntegers[] = {DType::kInt8, DType::kInt16, DType::kInt32, DType::kInt64, DType::kUInt8, DType::kUInt16,
-    DType::kUInt32, DType::kUInt64};
+  DType::kUInt32, DType::kUInt64};
 constexpr DType kAll[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble, DType::kBool, DType::kInt8,
-    DType::kInt16, DType::kInt32, DType::kInt64, DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
+  DType::kInt16, DType::kInt32, DType::kInt64, DType::kUInt8, DType::kUInt16, DType::kUInt32, DType::kUInt64};
 
 int Bits(DType dtype) { return static_cast<int>(8 * SizeOf(dtype)); }
 Wide Lowest(DType dtype) { return IsSigned(dtype) ? -(Wide{1} << (Bits(dtype) - 1)) : Wide{0}; }
@@ -116,7 +116,7 @@ Reals Values(DType dtype) {
 // ---- The operators
 
 struct Reference {
-  std::string call;                              // of a and b
+  std::string call;  // of a and b
   std::function<Wide(Wide, Wide, DType)> exact;  // not yet modulo 2^bits
 };
 
@@ -140,40 +140,40 @@ Wide Modulo(Wide a, Wide b) {
 
 const std::vector<Reference>& References() {
   static const std::vector<Reference> references = {
-      {"Abs(a)", EXACT(a < 0 ? -a : a)},
-      {"Neg(a)", EXACT(-a)},
-      {"Sign(a)",
-          EXACT(a > 0     ? 1
-                  : a < 0 ? -1
-                          : 0)},
-      {"Relu(a)", EXACT(a > 0 ? a : 0)},
-      {"BitwiseNot(a)", EXACT(-a - 1)},
-      {"Add(a, b)", EXACT(a + b)},
-      {"Sub(a, b)", EXACT(a - b)},
-      {"Mul(a, b)", EXACT(Product(a, b))},
-      {"Div(a, b)", EXACT(Quotient(a, b))},
-      {"Mod(a, b)", EXACT(Modulo(a, b))},
-      {"Mod<fmod=1>(a, b)", EXACT(Remainder(a, b))},
-      {"Min(a, b)", EXACT(a < b ? a : b)},
-      {"Max(a, b)", EXACT(a > b ? a : b)},
-      {"Clip(a, b, 100)", EXACT(std::min(std::max(a, b), Wide{100}))},
-      {"Clip(a, 3, b)", EXACT(std::min(std::max(a, Wide{3}), b))},
-      {"BitwiseAnd(a, b)", EXACT(a & b)},
-      {"BitwiseOr(a, b)", EXACT(a | b)},
-      {"BitwiseXor(a, b)", EXACT(a ^ b)},
-      {"BitShift<direction=\"LEFT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : Product(a, Wide{1} << b))},
-      {"BitShift<direction=\"RIGHT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : (a >> b))},
-      {"Equal(a, b)", EXACT(a == b)},
-      {"Less(a, b)", EXACT(a < b)},
-      {"LessOrEqual(a, b)", EXACT(a <= b)},
-      {"Greater(a, b)", EXACT(a > b)},
-      {"GreaterOrEqual(a, b)", EXACT(a >= b)},
-      // A literal in either place.
-      {"Sub(100, a)", EXACT(100 - a)},
-      {"Div(a, 7)", EXACT(a / 7)},
-      {"Div(a, 0)", EXACT(0)},
-      {"Mod(a, 0)", EXACT(0)},
-      {"Mod(100, a)", EXACT(Modulo(100, a))},
+    {"Abs(a)", EXACT(a < 0 ? -a : a)},
+    {"Neg(a)", EXACT(-a)},
+    {"Sign(a)",
+      EXACT(a > 0 ? 1
+          : a < 0 ? -1
+                  : 0)},
+    {"Relu(a)", EXACT(a > 0 ? a : 0)},
+    {"BitwiseNot(a)", EXACT(-a - 1)},
+    {"Add(a, b)", EXACT(a + b)},
+    {"Sub(a, b)", EXACT(a - b)},
+    {"Mul(a, b)", EXACT(Product(a, b))},
+    {"Div(a, b)", EXACT(Quotient(a, b))},
+    {"Mod(a, b)", EXACT(Modulo(a, b))},
+    {"Mod<fmod=1>(a, b)", EXACT(Remainder(a, b))},
+    {"Min(a, b)", EXACT(a < b ? a : b)},
+    {"Max(a, b)", EXACT(a > b ? a : b)},
+    {"Clip(a, b, 100)", EXACT(std::min(std::max(a, b), Wide{100}))},
+    {"Clip(a, 3, b)", EXACT(std::min(std::max(a, Wide{3}), b))},
+    {"BitwiseAnd(a, b)", EXACT(a & b)},
+    {"BitwiseOr(a, b)", EXACT(a | b)},
+    {"BitwiseXor(a, b)", EXACT(a ^ b)},
+    {"BitShift<direction=\"LEFT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : Product(a, Wide{1} << b))},
+    {"BitShift<direction=\"RIGHT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : (a >> b))},
+    {"Equal(a, b)", EXACT(a == b)},
+    {"Less(a, b)", EXACT(a < b)},
+    {"LessOrEqual(a, b)", EXACT(a <= b)},
+    {"Greater(a, b)", EXACT(a > b)},
+    {"GreaterOrEqual(a, b)", EXACT(a >= b)},
+    // A literal in either place.
+    {"Sub(100, a)", EXACT(100 - a)},
+    {"Div(a, 7)", EXACT(a / 7)},
+    {"Div(a, 0)", EXACT(0)},
+    {"Mod(a, 0)", EXACT(0)},
+    {"Mod(100, a)", EXACT(Modulo(100, a))},
   };
   return references;
 }
@@ -187,7 +187,7 @@ std::string ProgramOf(DType dtype, const std::string& call, DType result) {
   const std::string name = NameOf(dtype);
   const bool binary = call.find('b', call.find('(')) != std::string::npos;
   return "(" + name + " a" + (binary ? ", " + name + " b" : "") + ") => (" + NameOf(result) + " y) { y = " + call +
-      " }";
+    " }";
 }
 
 void CheckReference(DType dtype, const Reference& reference, const Reals& a, const Reals& b, size_t block) {
@@ -240,7 +240,7 @@ void CheckOperators() {
       // The vectors' tails.
       for (const size_t count : {size_t{1}, size_t{3}, size_t{511}}) {
         CheckReference(dtype, reference, Reals(values.begin(), values.begin() + few),
-            Reals(values.rbegin(), values.rbegin() + few), count);
+          Reals(values.rbegin(), values.rbegin() + few), count);
       }
     }
     // Literals of all 64 bits.
@@ -293,8 +293,8 @@ void CheckPowers() {
         const Real expected = static_cast<Real>(exact);
         const Real room = std::fabs(expected) < std::ldexp(Real(1), 53) ? 0 : std::fabs(expected) * 16e-16L;
         CHECK_WITH(std::fabs(got[i] - expected) <= room,
-            text + " of " + Text(left[i]) + ", " + Text(exponents[i]) + " is " + Text(got[i]) + ", not " +
-                Text(expected));
+          text + " of " + Text(left[i]) + ", " + Text(exponents[i]) + " is " + Text(got[i]) + ", not " +
+            Text(expected));
       }
     };
     compare("Pow(a, b)", right);
@@ -312,9 +312,9 @@ Reals ValuesOf(DType dtype) {
   const Real infinity = std::numeric_limits<Real>::infinity();
   // The edges of the formats, and what lies next to the middle of two of their values.
   Reals candidates = {std::numeric_limits<Real>::quiet_NaN(), infinity, -infinity, 0, Real(-0.0), 0.49999L, 1e-30L,
-      -1e-30L, 1e30L, -1e30L, 3.4e38L, 1e300L, -1e300L, 5e-324L, 1e-45L, 1e-40L, 65519, 65520, 5.96e-8L, 2.98e-8L,
-      1.00390625L, 1.00390625000001L, 1 + std::ldexp(Real(1), -11) + std::ldexp(Real(1), -30),
-      1 + std::ldexp(Real(1), -24) + std::ldexp(Real(1), -50)};
+    -1e-30L, 1e30L, -1e30L, 3.4e38L, 1e300L, -1e300L, 5e-324L, 1e-45L, 1e-40L, 65519, 65520, 5.96e-8L, 2.98e-8L,
+    1.00390625L, 1.00390625000001L, 1 + std::ldexp(Real(1), -11) + std::ldexp(Real(1), -30),
+    1 + std::ldexp(Real(1), -24) + std::ldexp(Real(1), -50)};
   for (const DType integer : kIntegers) {
     for (const Real value : Values(integer)) {
       for (const Real off : {Real(0), Real(0.25), Real(0.5), Real(0.999)}) {
@@ -360,8 +360,8 @@ void CheckCasts() {
             expected = static_cast<Real>(Wrap(to, static_cast<Wide>(values[i])));
           }
           const bool same = std::isnan(expected)
-              ? std::isnan(got[i])
-              : got[i] == expected && (std::signbit(got[i]) == std::signbit(expected) || !IsFloating(to));
+            ? std::isnan(got[i])
+            : got[i] == expected && (std::signbit(got[i]) == std::signbit(expected) || !IsFloating(to));
           CHECK_WITH(same, text + " of " + Text(values[i]) + " is " + Text(got[i]) + ", not " + Text(expected));
         }
       }

@@ -21,11 +21,11 @@ const char* const kTanh = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c,
 const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, an operand of each row, mixed dtypes.
 const char* const kMixed =
-    "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
-    "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  y = Cast<to=bfloat16>(v)\n}";
+  "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+  "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  y = Cast<to=bfloat16>(v)\n}";
 
 Contraction Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
-    int64_t stride, int64_t pad, bool channels_first) {
+  int64_t stride, int64_t pad, bool channels_first) {
   const int64_t out = (size - 1) * stride + kernel - 2 * pad;
   Contraction problem = test::SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   problem.operands = {{filters}};
@@ -44,11 +44,11 @@ int main(int argc, char** argv) {
   const std::string architecture = argv[1];
   const cuda::DeviceFacts& device = test::DeviceOf(architecture);
   for (const Contraction& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
-           Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
-           Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
-           Up(kHalf, 3, 9, 256, 4, 4, 2, 1, true), Up(kHalf, 2, 40, 8, 2, 7, 4, 3, false),
-           Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
-           Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
+         Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
+         Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
+         Up(kHalf, 3, 9, 256, 4, 4, 2, 1, true), Up(kHalf, 2, 40, 8, 2, 7, 4, 3, false),
+         Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
+         Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
     const Program program = Program::Parse(ProgramOf(problem.dtype()));
     const std::optional<EngineKernel> kernel = FindEngineKernel(program, problem, device, false);
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || problem.dtype() == kFloat));

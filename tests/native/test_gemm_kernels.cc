@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     const std::string variant = CheckCompiles(device, source, "gemm", problem, launch, numbers.str());
     // Constant weights, which no kernel writes, and the maps, which are the kernel's own parameters, are read early.
     CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
-        variant + BeforeWait(source));
+      variant + BeforeWait(source));
   });
   if (!device.has_wgmma()) return Summary();
 
@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
           const GemmConfig config = ConfigureGemm(problem, other);
           const cuda::LaunchShape launch = GemmLaunch(problem, config, other);
           CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0,
-              ToString(problem.result()));
+            ToString(problem.result()));
         }
 
   // The rows of an image are a batch where operands allow it, so that its size is in no kernel's text.
@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
   CHECK(WithRowsAsBatch(image).operands == (std::vector<Shape>{{128}, {392, 1, 1, 1}}));
   const EngineKernel kernel = MakeGemm(residual, image, device);
   CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].sizes[1] == 392 &&
-      kernel.maps[1].sizes[1] == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
+    kernel.maps[1].sizes[1] == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
 
   const auto entry = [&](const Contraction& problem, bool only_where_fast) {
     const auto found = FindEngineKernel(ProgramOf({kIdentity, problem}), problem, device, only_where_fast);

@@ -36,12 +36,12 @@ void CheckEngine(const test::Gpu& gpu, const EngineKernel& kernel, const std::st
   const std::string entry = std::string(kernel.entry) + " " + name;
   CheckThreads(gpu, kernel.launch.threads, test::Defined(kernel.source, "MIN_BLOCKS", 1), entry);
   CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.shared_bytes <= gpu.facts.shared_per_block,
-      gpu.name + std::string(": ") + entry);
+    gpu.name + std::string(": ") + entry);
   const bool has_wgmma = kernel.source.find("wgmma.mma_async") != std::string::npos;
   CHECK_WITH(has_wgmma == (kWgmmaEngines.count(kernel.entry) > 0), entry);
   CHECK_WITH(gpu.facts.has_wgmma() || !has_wgmma, gpu.name + std::string(": ") + entry);
-  CHECK_WITH(gpu.facts.has_clusters() || test::Defined(kernel.source, "SPLIT_K", 1) == 1,
-      gpu.name + std::string(": ") + entry);
+  CHECK_WITH(
+    gpu.facts.has_clusters() || test::Defined(kernel.source, "SPLIT_K", 1) == 1, gpu.name + std::string(": ") + entry);
 }
 
 // Square images and filters, "same" padding; grouped and depthwise ones, those of images and of single pixels among
@@ -57,7 +57,7 @@ std::vector<Contraction> Problems() {
               for (const auto& [kernel, stride] : {std::pair{1, 1}, {1, 2}, {2, 2}, {3, 1}, {3, 2}, {4, 2}, {7, 2}}) {
                 const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
                 Contraction problem = test::SquareConv(
-                    dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
+                  dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
                 problems.push_back(problem);
                 problem.groups = 4;
                 if (channels % 4 == 0 && filters % 4 == 0 && batch == 8) problems.push_back(problem);
@@ -78,7 +78,7 @@ void TestEngines() {
     std::map<std::string, int> met;
     for (const Contraction& problem : problems) {
       const std::string name = std::to_string(problem.channels) + " to " + ToString(problem.result()) + " of " +
-          std::to_string(problem.rows().kernel);
+        std::to_string(problem.rows().kernel);
       if (!test::IsTaken(std::string(gpu.name) + NameOf(problem.dtype()), name)) continue;
       const auto kernel = FindEngineKernel(programs.at(problem.dtype()), problem, gpu.facts, false);
       if (!kernel) continue;
@@ -95,7 +95,7 @@ void TestEngines() {
 
 void TestFewChannels() {
   const Program relu =
-      Program::Parse("(float dy, float y) => (float dz) {\n  p = Greater(y, 0)\n  dz = Where(p, dy, 0)\n}");
+    Program::Parse("(float dy, float y) => (float dz) {\n  p = Greater(y, 0)\n  dz = Where(p, dy, 0)\n}");
   for (const test::Gpu& gpu : test::kGpus)
     for (const int64_t images : {1, 100, 1000})
       for (const int64_t channels : {1, 5, 16, 32})
@@ -103,7 +103,7 @@ void TestFewChannels() {
           for (const int64_t size : {5, 14, 28, 56})
             for (const auto& [kernel, stride] : {std::pair{1, 1}, {3, 1}, {5, 2}}) {
               const Contraction conv = test::SquareConv(DType::kFloat, false, images, size, channels, outputs, kernel,
-                  stride, kernel / 2, (size - 1) / stride + 1);
+                stride, kernel / 2, (size - 1) / stride + 1);
               const WeightGrad grad{conv, DType::kFloat, false, true};
               std::ostringstream name;
               name << images << " images [" << channels << ", " << size << ", " << size << "] to " << outputs;
@@ -135,7 +135,7 @@ void CheckTiles(const test::Gpu& gpu, const NormShape& shape, const NormTiles& t
 void TestNormTiles() {
   for (const std::string dtype : {"float16", "double"}) {
     const NormProgram norm = NormProgram::Parse("(" + dtype + " x, " + dtype + " g) => (" + dtype +
-        " y) {\n  n = LayerNormalization<axes=\"1 3\">(x)\n  y = Mul(n, g)\n}");
+      " y) {\n  n = LayerNormalization<axes=\"1 3\">(x)\n  y = Mul(n, g)\n}");
     for (const test::Gpu& gpu : test::kGpus)
       for (const int64_t outer : {1, 8, 3000})
         for (const int64_t height : {2, 49, 3136, 1 << 20})
@@ -145,7 +145,7 @@ void TestNormTiles() {
               const NormShape shape = FitShapes(norm, {{outer, height, groups, run}, {groups, run}});
               for (const bool aligned : {false, true})
                 CheckTiles(gpu, shape, ConfigureNormTiles(norm, shape, gpu.facts, aligned),
-                    gpu.name + (" " + dtype) + ToString(shape.shape));
+                  gpu.name + (" " + dtype) + ToString(shape.shape));
             }
   }
 }
@@ -153,7 +153,7 @@ void TestNormTiles() {
 void TestNorms() {
   for (const std::string dtype : {"float16", "float", "double"}) {
     const NormProgram norm = NormProgram::Parse("(" + dtype + " x, " + dtype + " r, " + dtype + " b) => (" + dtype +
-        " y, " + dtype + " s) {\n  s = Add(x, r)\n" + "  n = LayerNormalization<epsilon=1e-05>(s)\n  y = Mul(n, b)\n}");
+      " y, " + dtype + " s) {\n  s = Add(x, r)\n" + "  n = LayerNormalization<epsilon=1e-05>(s)\n  y = Mul(n, b)\n}");
     for (const test::Gpu& gpu : test::kGpus)
       for (const int64_t rows : {1, 100, 8192})
         for (int64_t width = 1; width < 50000; width = width * 5 / 4 + 1)
@@ -177,7 +177,7 @@ void TestPools() {
         for (const int64_t size : {7, 56, 112})
           for (const int64_t channels : {3, 32, 2048}) {
             const Shape input =
-                channels_last ? Shape{images, size, size, channels} : Shape{images, channels, size, size};
+              channels_last ? Shape{images, size, size, channels} : Shape{images, channels, size, size};
             global.channels_last = channels_last;
             const PoolConfig config = ConfigurePool(FitPool(global, input), DType::kFloat16, gpu.facts, 16);
             CheckThreads(gpu, config.threads, 1, ToString(input));
@@ -196,7 +196,7 @@ void TestTransposes() {
           for (int64_t columns = 2; columns < 5000; columns = columns * 5 / 3 + 1) {
             const Shape input{outside, rows, columns};
             const TransposeConfig config =
-                ConfigureTranspose(FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, input, element), gpu.facts, 16);
+              ConfigureTranspose(FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, input, element), gpu.facts, 16);
             CheckThreads(gpu, config.threads, 1, ToString(input));
             CHECK_WITH(config.blocks > 0 && config.shared_bytes <= cuda::kStaticSharedBytes, ToString(input));
           }

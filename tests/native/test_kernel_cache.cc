@@ -99,8 +99,8 @@ void InUnprivilegedProcess(const std::function<void()>& body) {
 
 // ---- files
 
-std::string root;      // the temporary folder of this run
-std::string folder;    // the cache folder of the current case; not yet there when the case starts
+std::string root;  // the temporary folder of this run
+std::string folder;  // the cache folder of the current case; not yet there when the case starts
 std::string case_dir;  // its parent
 
 std::vector<std::string> Names(const std::string& path) {
@@ -181,8 +181,8 @@ KernelKey Key(const std::string& source = "__global__ void f() {}") {
 
 std::string CodeOf(const KernelKey& key) {
   std::string code =
-      "\x7f"
-      "ELF";
+    "\x7f"
+    "ELF";
   code.push_back('\0');  // code is bytes, not text
   return code + key.source + key.architecture;
 }
@@ -286,7 +286,7 @@ void EveryFieldCounts() {
   Fill(base);
   InProcess([&] {
     for (std::string KernelKey::* field :
-        {&KernelKey::source, &KernelKey::options, &KernelKey::architecture, &KernelKey::compiler, &KernelKey::plugin}) {
+      {&KernelKey::source, &KernelKey::options, &KernelKey::architecture, &KernelKey::compiler, &KernelKey::plugin}) {
       for (const std::string& change : {base.*field + "1", std::string(), base.*field + std::string(1, '\0')}) {
         KernelKey other = base;
         other.*field = change;
@@ -456,7 +456,7 @@ void ThrowingCompile() {
     CHECK(threw == kThreads);
     CHECK(compiled == 1);
     CHECK(Names(folder).empty());  // a failure leaves nothing on disk
-    CHECK(Compiles(Key()));        // and the next request tries again
+    CHECK(Compiles(Key()));  // and the next request tries again
     CHECK(!Compiles(Key()));
     CHECK(warnings == 0);
   });
@@ -516,8 +516,8 @@ void UsedWhileTheProcessEnds() {
     // Registered before the cache is first used, so it runs after whatever the cache might have registered.
     std::atexit([] {
       const bool good = *CachedKernel(
-                            Key(), []() -> std::string { return "again"; }, nullptr) == CodeOf(Key()) &&
-          *CachedKernel(Key("late"), [] { return std::string("late"); }, nullptr) == "late";
+                          Key(), []() -> std::string { return "again"; }, nullptr) == CodeOf(Key()) &&
+        *CachedKernel(Key("late"), [] { return std::string("late"); }, nullptr) == "late";
       if (!good) _exit(1);
     });
     CHECK(Compiles(Key()));
@@ -775,35 +775,35 @@ struct Case {
 
 #define CASE(function) {#function, function}
 constexpr Case kCases[] = {
-    CASE(MemoryHit),
-    CASE(DiskHit),
-    CASE(BinaryAndEmptyCode),
-    CASE(EveryFieldCounts),
-    CASE(TruncatedAtEveryLength),
-    CASE(EveryByteFlipped),
-    CASE(AbsurdSizes),
-    CASE(ForeignKeyUnderTheSameName),
-    CASE(EntryIsNoPlainFile),
-    CASE(ThreadsCompileOnce),
-    CASE(ThrowingCompile),
-    CASE(ManyProcessesOnAColdCache),
-    CASE(KilledWhileWriting),
-    CASE(UsedWhileTheProcessEnds),
-    CASE(NoDescriptorLeaks),
-    CASE(ChoiceOfFolder),
-    CASE(MissingHome),
-    CASE(FolderIsAFile),
-    CASE(FolderIsALink),
-    CASE(PermissionsOfTheFolder),
-    CASE(UmaskDoesNotMatter),
-    CASE(ForeignFolder),
-    CASE(ReadOnlyFolder),
-    CASE(FullDisk),
-    CASE(WarnsOnce),
-    CASE(StaysUnderTheLimit),
-    CASE(ManyProcessesMakeRoom),
-    CASE(AbandonedTemporaryFiles),
-    CASE(AHitRenewsTheAge),
+  CASE(MemoryHit),
+  CASE(DiskHit),
+  CASE(BinaryAndEmptyCode),
+  CASE(EveryFieldCounts),
+  CASE(TruncatedAtEveryLength),
+  CASE(EveryByteFlipped),
+  CASE(AbsurdSizes),
+  CASE(ForeignKeyUnderTheSameName),
+  CASE(EntryIsNoPlainFile),
+  CASE(ThreadsCompileOnce),
+  CASE(ThrowingCompile),
+  CASE(ManyProcessesOnAColdCache),
+  CASE(KilledWhileWriting),
+  CASE(UsedWhileTheProcessEnds),
+  CASE(NoDescriptorLeaks),
+  CASE(ChoiceOfFolder),
+  CASE(MissingHome),
+  CASE(FolderIsAFile),
+  CASE(FolderIsALink),
+  CASE(PermissionsOfTheFolder),
+  CASE(UmaskDoesNotMatter),
+  CASE(ForeignFolder),
+  CASE(ReadOnlyFolder),
+  CASE(FullDisk),
+  CASE(WarnsOnce),
+  CASE(StaysUnderTheLimit),
+  CASE(ManyProcessesMakeRoom),
+  CASE(AbandonedTemporaryFiles),
+  CASE(AHitRenewsTheAge),
 };
 #undef CASE
 
@@ -817,7 +817,7 @@ int main() {
     return 1;
   }
   root = pattern;
-  chmod(root.c_str(), 0711);               // an unprivileged child must be able to walk through
+  chmod(root.c_str(), 0711);  // an unprivileged child must be able to walk through
   if (chdir(root.c_str()) != 0) return 1;  // where a relative path would end
   int number = 0;
   for (const Case& the_case : kCases) {

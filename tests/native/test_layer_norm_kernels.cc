@@ -24,11 +24,11 @@ struct Case {
 
 // The workload of nvFuser issue 383 at one width.
 Case Biased(const std::string& dtype, int64_t rows, int64_t width,
-    const std::string& core = "LayerNormalization<epsilon=1e-05>") {
+  const std::string& core = "LayerNormalization<epsilon=1e-05>") {
   const std::string text =
-      test::Typed("(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + core +
-              "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}",
-          dtype);
+    test::Typed("(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + core +
+        "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}",
+      dtype);
   return {text, text, {{rows, width}, {width}, {width}, {width}, {width}}};
 }
 
@@ -37,15 +37,15 @@ Case Scaled(const std::string& dtype, const std::string& axes, const Shape& x, c
   const std::string head = added ? "(T x, T r, T gamma, T beta) => (T z, T s) {\n  s = Add(x, r)\n  n = "
                                  : "(T x, T gamma, T beta) => (T z) {\n  n = ";
   const std::string text = test::Typed(head + "LayerNormalization<axes=\"" + axes + "\">(" + (added ? "s" : "x") +
-          ")\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n  z = Swish(y)\n}",
-      dtype);
+      ")\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n  z = Swish(y)\n}",
+    dtype);
   return added ? Case{text, text, {x, x, gamma, gamma}} : Case{text, text, {x, gamma, gamma}};
 }
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const int64_t width : {1, 7, 33, 128, 384, 768, 1023, 1024, 1280, 1536, 1600, 2048, 2560, 4096, 5140, 12288,
-           16384, 20480, 40000, 100000})
+  for (const int64_t width :
+    {1, 7, 33, 128, 384, 768, 1023, 1024, 1280, 1536, 1600, 2048, 2560, 4096, 5140, 12288, 16384, 20480, 40000, 100000})
     cases.push_back(Biased("float16", 8192, width));
   for (const int64_t width : {768, 1023, 4096, 5140, 20480, 70000}) {
     cases.push_back(Biased("bfloat16", 8192, width));
@@ -56,29 +56,29 @@ std::vector<Case> Cases() {
   cases.push_back(Biased("float", 1, 4096));
   // Two results, a residual, a mask, a period of rows, an epilogue with an activation and mixed dtypes.
   const char* residual =
-      "(float16 x, float16 r, float16 p, float gamma, bool m, float16 z) => (float16 y, float16 s, float c) {\n"
-      "  t = Add(x, r)\n  s = Add(t, p)\n  n = LayerNormalization<epsilon=1e-05>(s)\n  c = Cast<to=float>(n)\n"
-      "  g = Mul(c, gamma)\n  h = Cast<to=float16>(g)\n  e = Gelu(h)\n  w = Where(m, e, z)\n  y = Add(w, s)\n}";
+    "(float16 x, float16 r, float16 p, float gamma, bool m, float16 z) => (float16 y, float16 s, float c) {\n"
+    "  t = Add(x, r)\n  s = Add(t, p)\n  n = LayerNormalization<epsilon=1e-05>(s)\n  c = Cast<to=float>(n)\n"
+    "  g = Mul(c, gamma)\n  h = Cast<to=float16>(g)\n  e = Gelu(h)\n  w = Where(m, e, z)\n  y = Add(w, s)\n}";
   for (const int64_t width : {768, 1023, 4096, 20480, 60000})
     cases.push_back(
-        {"residual", residual, {{4, 32, width}, {4, 32, width}, {32, width}, {width}, {4, 1, 1}, {4, 1, width}}});
+      {"residual", residual, {{4, 32, width}, {4, 32, width}, {32, width}, {width}, {4, 1, 1}, {4, 1, width}}});
   // Integers and a mask that enter through Cast and Where, before and after.
   for (const int64_t width : {768, 1023})
     cases.push_back({"integers",
-        "(float16 x, int8 q, int64 k, uint16 m, float16 gamma) => (float16 y, int32 z) {\n"
-        "  w = Mul(q, 3)\n  d = Cast<to=float16>(w)\n  s = Add(x, d)\n"
-        "  n = LayerNormalization<epsilon=1e-05>(s)\n  c = Greater(k, 5)\n  i = Cast<to=float16>(m)\n"
-        "  h = Where(c, n, i)\n  y = Mul(h, gamma)\n  z = Cast<to=int32>(h)\n}",
-        {{512, width}, {512, width}, {512, width}, {512, 1}, {width}}});
+      "(float16 x, int8 q, int64 k, uint16 m, float16 gamma) => (float16 y, int32 z) {\n"
+      "  w = Mul(q, 3)\n  d = Cast<to=float16>(w)\n  s = Add(x, d)\n"
+      "  n = LayerNormalization<epsilon=1e-05>(s)\n  c = Greater(k, 5)\n  i = Cast<to=float16>(m)\n"
+      "  h = Where(c, n, i)\n  y = Mul(h, gamma)\n  z = Cast<to=int32>(h)\n}",
+      {{512, width}, {512, width}, {512, width}, {512, 1}, {width}}});
   // Two normalised axes, an operand that broadcasts within them.
   cases.push_back({"inner broadcast",
-      "(float x, float b, float gamma) => (float y) {\n  s = Mul(x, b)\n"
-      "  n = LayerNormalization<axis=1, epsilon=1e-05>(s)\n  y = Mul(n, gamma)\n}",
-      {{64, 48, 100}, {48, 1}, {48, 100}}});
+    "(float x, float b, float gamma) => (float y) {\n  s = Mul(x, b)\n"
+    "  n = LayerNormalization<axis=1, epsilon=1e-05>(s)\n  y = Mul(n, gamma)\n}",
+    {{64, 48, 100}, {48, 1}, {48, 100}}});
   cases.push_back({"no split of rows",
-      "(float x, float b, float g) => (float y) {\n  s = Mul(x, b)\n"
-      "  n = LayerNormalization<axis=1>(s)\n  y = Mul(n, g)\n}",
-      {{64, 48, 100}, {48, 1}, {48, 100}}});
+    "(float x, float b, float g) => (float y) {\n  s = Mul(x, b)\n"
+    "  n = LayerNormalization<axis=1>(s)\n  y = Mul(n, g)\n}",
+    {{64, 48, 100}, {48, 1}, {48, 100}}});
   // Other axes: GroupNorm with channels last and first, of 1 and many groups, LayerNorm and InstanceNorm of images.
   const auto add = [&](const std::string& axes, const Shape& x, const Shape& gamma) {
     for (const std::string dtype : {"float16", "float", "double"}) {
@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
     test::Compiled compiled(source, argument);
     compiled.CheckRegisters(text.str());
     for (const char* kernel : rows ? std::vector<const char*>{"layer_norm"}
-            : tiles.one_read       ? std::vector<const char*>{"norm_tiles"}
+        : tiles.one_read           ? std::vector<const char*>{"norm_tiles"}
                                    : std::vector<const char*>{"tile_moments", "normalize_tiles"})
       if (rows)
         compiled.CheckLaunch(gpu, kernel, rows->lanes * rows->groups, 0, {rows->min_blocks});

@@ -31,7 +31,7 @@ MatMulNode NodeOf(size_t operands, bool trans_b) {
   MatMulNode node;
   node.trans_b = trans_b;
   node.program =
-      std::make_shared<const Program>(Program::Parse("(" + parameters + ") => (float " + value + ") { " + text + "}"));
+    std::make_shared<const Program>(Program::Parse("(" + parameters + ") => (float " + value + ") { " + text + "}"));
   node.constant_operands.assign(operands, false);
   return node;
 }
@@ -59,7 +59,7 @@ bool TestView(const Shape& full, const std::vector<Shape>& operands, bool trans_
   for (size_t i = 0; good && i < operands.size(); ++i)
     for (int64_t index = 0; index < ElementCount(full); ++index)
       good =
-          good && OffsetOf(index, contraction.operands[i], contraction.result()) == OffsetOf(index, operands[i], full);
+        good && OffsetOf(index, contraction.operands[i], contraction.result()) == OffsetOf(index, operands[i], full);
   CHECK_WITH(good, where);
   return false;
 }
@@ -75,7 +75,7 @@ Shape Repeated(Shape shape, size_t which, bool shorter) {
 void TestViews() {
   int apart = 0;
   for (const Shape& full : {Shape{3}, {2, 3}, {2, 3, 4}, {2, 1, 3}, {2, 3, 4, 2}, {1, 2, 1, 3}, {2, 3, 2, 3, 2},
-           {2, 1, 3, 2, 2}, {2, 3, 2, 3, 2, 2}}) {
+         {2, 1, 3, 2, 2}, {2, 3, 2, 3, 2, 2}}) {
     const size_t masks = size_t{1} << full.size();
     for (size_t one = 0; one < masks; ++one)
       for (size_t two = 0; two < masks; two += 1 + full.size() / 5)
@@ -90,7 +90,7 @@ void TestRowsOfTheView() {
     return Shape{made.batch, made.rows().size, made.columns().size};
   };
   CHECK(pixels({16}, {8}) == (Shape{1, 1, 1}));
-  CHECK(pixels({4, 16, 16}, {8}) == (Shape{64, 1, 1}));     // few rows are images of one pixel
+  CHECK(pixels({4, 16, 16}, {8}) == (Shape{64, 1, 1}));  // few rows are images of one pixel
   CHECK(pixels({8, 128, 16}, {8}) == (Shape{1, 1, 1024}));  // many are a row of pixels
   CHECK(pixels({8, 128, 16}, {8, 128, 8}) == (Shape{1, 1, 1024}));
   CHECK(pixels({8, 128, 16}, {128, 8}) == (Shape{8, 1, 128}));

@@ -35,7 +35,7 @@ std::vector<ConvCase> WithOperandsFirst(std::vector<ConvCase> cases) {
 }
 
 void Refuse(Contraction known, bool (*fits)(const Program&, const Contraction&, const cuda::DeviceFacts&),
-    const cuda::DeviceFacts& device) {
+  const cuda::DeviceFacts& device) {
   known.operands.clear();
   const auto refused = [&](const char* what, void (*change)(Contraction*)) {
     Contraction other = known;
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   const std::string architecture = argv[1];
   const cuda::DeviceFacts& device = DeviceOf(architecture);
   const auto few = WithOperandsFirst({{kRelu, First(kHalf, 8, 196, 8, 8)}, {kResidual, First(kFloat, 3, 7, 16, 5)},
-      {kMixed, First(kBrain, 2, 12, 3, 16)}});
+    {kMixed, First(kBrain, 2, 12, 3, 16)}});
   for (const ConvCase& each : few) {
     const Program program = ProgramOf(each);
     CHECK(FitsNchwFew(program, each.problem, device));
@@ -72,8 +72,8 @@ int main(int argc, char** argv) {
   Refuse(few[0].problem, FitsNchwFew, device);
 
   const auto cases = WithOperandsFirst({{kRelu, First(kHalf, 8, 28, 196, 196)}, {kRelu, First(kHalf, 7, 24, 196, 384)},
-      {kResidual, First(kHalf, 8, 28, 384, 196)}, {kMixed, First(kBrain, 2, 20, 512, 72)},
-      {kResidual, First(kHalf, 1, 8, 30, 40)}, {kIdentity, First(kBrain, 64, 64, 500, 64)}});
+    {kResidual, First(kHalf, 8, 28, 384, 196)}, {kMixed, First(kBrain, 2, 20, 512, 72)},
+    {kResidual, First(kHalf, 1, 8, 30, 40)}, {kIdentity, First(kBrain, 64, 64, 500, 64)}});
   ForEachCase(cases, device, FitsNchwGemm, [&](const Program& program, const Contraction& problem) {
     const NchwGemmConfig config = ConfigureNchwGemm(problem, device);
     const EngineKernel kernel = MakeNchwGemm(program, problem, device);
@@ -81,9 +81,9 @@ int main(int argc, char** argv) {
     const std::string variant = CheckCompiles(device, kernel.source, "nchw_gemm", problem, kernel.launch, numbers);
     // Nothing is copied early, and weights are read only where no kernel writes them.
     CHECK_WITH(
-        BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|ld.global" : "prefetch.tensormap")
-            .empty(),
-        variant + BeforeWait(kernel.source));
+      BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|ld.global" : "prefetch.tensormap")
+        .empty(),
+      variant + BeforeWait(kernel.source));
   });
   if (!device.has_wgmma()) return Summary();
   Refuse(cases[0].problem, FitsNchwGemm, device);

@@ -58,7 +58,7 @@ void TestDivision() {
       CHECK(numbers.size() == 4);  // a divider, a term
       const auto check = [&](uint64_t index) {
         CHECK_WITH(Quotient(index, numbers[0], numbers[1], wide) == index / divisor,
-            std::to_string(index) + " / " + std::to_string(divisor));
+          std::to_string(index) + " / " + std::to_string(divisor));
       };
       for (const uint64_t index : {uint64_t{0}, uint64_t{1}, divisor - 1, divisor, end - 1}) check(index);
       for (int i = 0; i < 20; ++i) {
@@ -88,8 +88,8 @@ class Interpreter {
     static const std::regex divided("const index_t (\\w+) = quotient\\((\\w+), a\\.i_dividers\\[(\\d+)\\]\\);");
     static const std::regex offset("const unsigned long long (\\w+) = (.*);");
     static const std::regex term(
-        "\\(unsigned long long\\)\\((\\w+)(?: - (\\w+) \\* \\(index_t\\)a\\.i_terms\\[(\\d+)\\]\\.period)?\\) \\* "
-        "\\(index_t\\)a\\.i_terms\\[(\\d+)\\]\\.stride");
+      "\\(unsigned long long\\)\\((\\w+)(?: - (\\w+) \\* \\(index_t\\)a\\.i_terms\\[(\\d+)\\]\\.period)?\\) \\* "
+      "\\(index_t\\)a\\.i_terms\\[(\\d+)\\]\\.stride");
     std::istringstream lines(text_);
     std::string line;
     std::smatch found;
@@ -153,7 +153,7 @@ void TestOffsets() {
           stride *= size;
         }
         CHECK_WITH(values.at(map.OffsetOf(tensor)) == static_cast<uint64_t>(wanted),
-            ToString(shapes[tensor]) + " in " + ToString(full) + " at " + std::to_string(index * unit));
+          ToString(shapes[tensor]) + " in " + ToString(full) + " at " + std::to_string(index * unit));
       }
     }
   }

@@ -70,7 +70,7 @@ void TestOldRuntimes() {
 void TestUnknownShapes() {
   static FakeOrt fake = MakeOrt();
   fake.functions[268] =
-      Address(+[](const ort::ShapeInferContext*, size_t, ort::TensorInfo**) -> ort::Status* { return nullptr; });
+    Address(+[](const ort::ShapeInferContext*, size_t, ort::TensorInfo**) -> ort::Status* { return nullptr; });
   fake.functions[60] = Address(+[](const ort::TensorInfo*, ort::ElementType* type) -> ort::Status* {
     *type = ort::kFloat16;
     return nullptr;
@@ -90,8 +90,8 @@ void TestSizes() {
   CHECK(ElementCount({3, 0, 5}) == 0);
   CHECK(ElementCount({int64_t{1} << 48}) == int64_t{1} << 48);
   for (const Shape& shape : {Shape{-1}, Shape{int64_t{1} << 49}, Shape{int64_t{1} << 40, int64_t{1} << 40},
-           Shape{0, int64_t{1} << 40, int64_t{1} << 40}, Shape{int64_t{1} << 40, int64_t{1} << 40, 0},
-           Shape{std::numeric_limits<int64_t>::max(), 2}})
+         Shape{0, int64_t{1} << 40, int64_t{1} << 40}, Shape{int64_t{1} << 40, int64_t{1} << 40, 0},
+         Shape{std::numeric_limits<int64_t>::max(), 2}})
     CHECK_WITH(Contains(ErrorOf([&] { ElementCount(shape); }), ToString(shape)), ToString(shape));
   CHECK(ToString(Shape(100000, 1)).size() < 100);
 }

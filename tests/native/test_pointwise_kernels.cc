@@ -20,7 +20,7 @@ namespace {
 struct Case {
   std::string name, program;
   std::vector<Shape> inputs;
-  int vector;         // what the configuration must be; 0: whatever registers and code allow
+  int vector;  // what the configuration must be; 0: whatever registers and code allow
   std::string modes;  // likewise, of: across, tail, wide
   int most_vector = 16;
 };
@@ -29,10 +29,10 @@ const char* const kBinary = "(T x, T b) => (T y) { t = Mul(x, b) y = Add(t, 1) }
 const char* const kLerp = "(T x, T y, T w) => (T z) { d = Sub(y, x) p = Mul(w, d) z = Add(x, p) }";
 const char* const kUnary = "(T x) => (T y) { t = Mul(x, 2) y = Relu(t) }";
 const char* const kMixed =
-    "(float16 x, float r, bool m, double d, int8 i, int64 l, bfloat16 b) => (float16 y, float s, bool c, int64 q) {\n"
-    "  f = Cast<to=float>(x)\n  s = Add(f, r)\n  w = Where(m, s, r)\n  e = Cast<to=float>(d)\n  t = Mul(w, e)\n"
-    "  z = Cast<to=float>(b)\n  k = Add(z, t)\n  y = Cast<to=float16>(k)\n  c = Less(t, 0.5)\n"
-    "  j = Cast<to=int64>(i)\n  q = Add(j, l)\n}";
+  "(float16 x, float r, bool m, double d, int8 i, int64 l, bfloat16 b) => (float16 y, float s, bool c, int64 q) {\n"
+  "  f = Cast<to=float>(x)\n  s = Add(f, r)\n  w = Where(m, s, r)\n  e = Cast<to=float>(d)\n  t = Mul(w, e)\n"
+  "  z = Cast<to=float>(b)\n  k = Add(z, t)\n  y = Cast<to=float16>(k)\n  c = Less(t, 0.5)\n"
+  "  j = Cast<to=int64>(i)\n  q = Add(j, l)\n}";
 const Shape kLarge = {128, 512, 1024};
 
 // A chain of every operator with a dtype's heaviest arithmetic.
@@ -64,22 +64,22 @@ std::string Wide(const std::string& dtype, int parameters, int results) {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   const std::pair<std::string, int> dtypes[] = {
-      {"float16", 2},
-      {"bfloat16", 2},
-      {"float", 4},
-      {"double", 8},
-      {"int8", 1},
-      {"uint8", 1},
-      {"int16", 2},
-      {"uint16", 2},
-      {"int32", 4},
-      {"uint32", 4},
-      {"int64", 8},
-      {"uint64", 8},
+    {"float16", 2},
+    {"bfloat16", 2},
+    {"float", 4},
+    {"double", 8},
+    {"int8", 1},
+    {"uint8", 1},
+    {"int16", 2},
+    {"uint16", 2},
+    {"int32", 4},
+    {"uint32", 4},
+    {"int64", 8},
+    {"uint64", 8},
   };
   for (const auto& [dtype, size] : dtypes) {
     const auto add = [&, type = dtype, vector = 16 / size](
-                         const std::string& name, const char* program, const std::vector<Shape>& inputs) {
+                       const std::string& name, const char* program, const std::vector<Shape>& inputs) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, ""});
     };
     add("unary", kUnary, {kLarge});
@@ -91,17 +91,17 @@ std::vector<Case> Cases() {
     add("outer", kBinary, {{32768, 1}, {4096}});
   }
   for (const auto& [dtype, size] :
-      std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
+    std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
     const int vector = 16 / size;
     const std::string across = size == 8 ? "" : "across";  // one double is an access that needs no neighbours
     const auto add = [&, type = dtype](const std::string& name, const char* program, const std::vector<Shape>& inputs,
-                         int wanted, const std::string& modes, int most_vector = 16) {
+                       int wanted, const std::string& modes, int most_vector = 16) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, wanted, modes, most_vector});
     };
     add("lerp", kLerp, {{16, 102400}, {16, 102400}, {1}}, vector, "");
     add("odd rows", kBinary, {{32768, 1023}, {1023}}, size == 8 ? 1 : vector, across);
     add("odd rows, odd count", kBinary, {{32769, 1023}, {32769, 1}}, size == 8 ? 1 : vector,
-        size == 8 ? "" : "across tail");
+      size == 8 ? "" : "across tail");
     add("rows of 4", kBinary, {{8388608, 4}, {4}}, size == 8 ? 2 : 4, "");
     add("odd count", kUnary, {{33554467}}, vector, "tail");
     add("small", kUnary, {{1000}}, vector, "");
@@ -109,7 +109,7 @@ std::vector<Case> Cases() {
     add("odd addresses", kBinary, {kLarge, {1024}}, 1, "", 1);
     add("huge", kBinary, {{70000, 32768, 16}, {70000, 1, 16}}, vector, "wide");
     add("huge, odd rows", kBinary, {{70001, 32767}, {32767}}, size == 8 ? 1 : vector,
-        size == 8 ? "wide" : "across wide tail");
+      size == 8 ? "wide" : "across wide tail");
   }
   cases.push_back({"mixed", kMixed, {kLarge, {1024}, {128, 1, 1}, kLarge, {512, 1}, kLarge, {512, 1024}}, 4, ""});
   return cases;

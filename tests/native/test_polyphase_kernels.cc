@@ -15,7 +15,7 @@ using namespace test;
 namespace {
 
 Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel = 3,
-    int64_t stride = 2, int64_t pad = 1, int64_t dilation = 1) {
+  int64_t stride = 2, int64_t pad = 1, int64_t dilation = 1) {
   const int64_t out = (size - 1) * stride + (kernel - 1) * dilation + 1 - 2 * pad;
   Contraction problem = SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   for (Window& window : problem.windows) window.dilation = dilation;
@@ -23,33 +23,33 @@ Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, in
 }
 
 constexpr const char* kConfigs[] = {
-    "256 1 8 4",
-    "128 2 8 4",
-    "128 1 8 4",
-    "64 1 8 4",
-    "64 1 4 4",
-    "64 1 4 5",
-    "64 1 4 7",
+  "256 1 8 4",
+  "128 2 8 4",
+  "128 1 8 4",
+  "64 1 8 4",
+  "64 1 4 4",
+  "64 1 4 5",
+  "64 1 4 7",
 };
 
 std::vector<ConvCase> Cases() {
   return WithOperands({
-      // As in tests/gpu/test_polyphase.py: those of kConfigs.
-      {kIdentity, Layer(kHalf, 3, 31, 72, 136, 4)},
-      {kMixed, Layer(kBrain, 8, 23, 8, 72, 4)},
-      {kMixed, Layer(kBrain, 2, 40, 8, 72, 2, 2, 0)},
-      {kMixed, Layer(kBrain, 13, 23, 24, 16, 2, 2, 0)},
-      {kMixed, Layer(kBrain, 8, 23, 16, 16)},
-      {kMixed, Layer(kBrain, 12, 16, 200, 24)},
-      {kMixed, Layer(kBrain, 1, 5, 136, 40)},
-      {kIdentity, Layer(kHalf, 256, 28, 128, 128)},
-      {kRelu, Layer(kHalf, 256, 28, 128, 128)},
-      {kRelu, Layer(kHalf, 64, 32, 256, 64, 4)},
-      {kResidual, Layer(kHalf, 256, 14, 256, 256)},
-      {kMixed, Layer(kBrain, 64, 9, 200, 136, 5, 3, 2, 2)},
-      {kMixed, Layer(kBrain, 64, 9, 40, 24, 2, 3, 0)},
-      // Weights of 64 channels are more than 2 GB.
-      {kIdentity, Layer(kHalf, 1, 1, 72, 4096, 72)},
+    // As in tests/gpu/test_polyphase.py: those of kConfigs.
+    {kIdentity, Layer(kHalf, 3, 31, 72, 136, 4)},
+    {kMixed, Layer(kBrain, 8, 23, 8, 72, 4)},
+    {kMixed, Layer(kBrain, 2, 40, 8, 72, 2, 2, 0)},
+    {kMixed, Layer(kBrain, 13, 23, 24, 16, 2, 2, 0)},
+    {kMixed, Layer(kBrain, 8, 23, 16, 16)},
+    {kMixed, Layer(kBrain, 12, 16, 200, 24)},
+    {kMixed, Layer(kBrain, 1, 5, 136, 40)},
+    {kIdentity, Layer(kHalf, 256, 28, 128, 128)},
+    {kRelu, Layer(kHalf, 256, 28, 128, 128)},
+    {kRelu, Layer(kHalf, 64, 32, 256, 64, 4)},
+    {kResidual, Layer(kHalf, 256, 14, 256, 256)},
+    {kMixed, Layer(kBrain, 64, 9, 200, 136, 5, 3, 2, 2)},
+    {kMixed, Layer(kBrain, 64, 9, 40, 24, 2, 3, 0)},
+    // Weights of 64 channels are more than 2 GB.
+    {kIdentity, Layer(kHalf, 1, 1, 72, 4096, 72)},
   });
 }
 
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     std::ostringstream numbers;
     numbers << config.tile_n << " " << config.m_tiles << " " << config.warps << " " << config.stages;
     const std::string variant =
-        CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers.str(), config.min_blocks);
+      CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers.str(), config.min_blocks);
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
     CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
     ++number;
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
   // Much work for few filters is cuDNN's unless a program follows.
   const Contraction much = Layer(kHalf, 256, 28, 128, 128);
   CHECK(IsPolyphaseFast(relu, much, device) && !IsPolyphaseFast(program, much, device) &&
-      IsPolyphaseFast(program, known, device));
+    IsPolyphaseFast(program, known, device));
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256), device));
   const Refusals refusals(known, [&](const Contraction& other) { return FitsPolyphase(program, other, device); });
   refusals.Check("a plain one", [](Contraction* changed) { changed->transposed = false; });

@@ -26,7 +26,7 @@ struct Case {
 };
 
 PoolAttributes Windows(
-    bool is_max, bool channels_last, std::vector<int64_t> kernel, std::vector<int64_t> strides, int64_t pad) {
+  bool is_max, bool channels_last, std::vector<int64_t> kernel, std::vector<int64_t> strides, int64_t pad) {
   PoolAttributes attributes;
   attributes.is_max = is_max;
   attributes.channels_last = channels_last;
@@ -50,12 +50,12 @@ PoolAttributes Global(bool is_max, bool channels_last) {
 std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   std::vector<Case> cases;
   const auto pool = [&](const std::string& name, const PoolAttributes& attributes, const Shape& input, DType dtype,
-                        int vector, bool wide = false, int cluster = 1, int alignment = 16) {
+                      int vector, bool wide = false, int cluster = 1, int alignment = 16) {
     const PoolShape shape = FitCudaPool(attributes, input);
     const PoolConfig config = ConfigurePool(shape, dtype, gpu, alignment);
     cases.push_back({name + " " + NameOf(dtype), PoolSource(attributes, shape, dtype, config),
-        shape.is_global ? "pool_global" : "pool", config.threads, config.vector, vector, config.wide, wide,
-        config.blocks, config.cluster, gpu.has_clusters() ? cluster : 1});
+      shape.is_global ? "pool_global" : "pool", config.threads, config.vector, vector, config.wide, wide, config.blocks,
+      config.cluster, gpu.has_clusters() ? cluster : 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));
@@ -83,8 +83,8 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   pool("huge, all", Global(false, true), {2, 65536, 32768, 8}, DType::kFloat16, 8, true, 8);
 
   const auto resize = [&](const std::string& name, bool is_linear, bool channels_last, Coordinates coordinates,
-                          const Shape& input, const Shape& sizes, DType dtype, int vector, bool wide = false,
-                          NearestMode nearest = NearestMode::kRoundPreferFloor) {
+                        const Shape& input, const Shape& sizes, DType dtype, int vector, bool wide = false,
+                        NearestMode nearest = NearestMode::kRoundPreferFloor) {
     ResizeAttributes attributes;
     attributes.nearest = nearest;
     attributes.is_linear = is_linear;
@@ -94,7 +94,7 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
     const ResizeShape shape = FitResize(attributes, input);
     const ResizeConfig config = ConfigureResize(attributes, shape, dtype, gpu, 16);
     cases.push_back({name + " " + NameOf(dtype), ResizeSource(attributes, shape, dtype, config), "resize",
-        config.threads, config.vector, vector, config.wide, wide, config.blocks, 1, 1});
+      config.threads, config.vector, vector, config.wide, wide, config.blocks, 1, 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kFloat, DType::kDouble}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));
@@ -105,13 +105,13 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
     resize("line twice", true, false, half, {2, 32, 28}, {57}, dtype, 1);
     resize("nearest", false, true, Coordinates::kAsymmetric, {4, 56, 56, 64}, {112, 112}, dtype, most);
     resize(
-        "nearest, channels first", false, false, Coordinates::kAlignCorners, {4, 64, 56, 56}, {112, 112}, dtype, most);
+      "nearest, channels first", false, false, Coordinates::kAlignCorners, {4, 64, 56, 56}, {112, 112}, dtype, most);
   }
   for (const NearestMode mode : {NearestMode::kRoundPreferCeil, NearestMode::kFloor, NearestMode::kCeil})
     resize("nearest, rounded another way", false, true, Coordinates::kHalfPixel, {4, 56, 56, 64}, {112, 112},
-        DType::kFloat, 4, false, mode);
+      DType::kFloat, 4, false, mode);
   resize(
-      "huge nearest", false, true, Coordinates::kAsymmetric, {70000, 56, 56, 64}, {112, 112}, DType::kInt8, 16, true);
+    "huge nearest", false, true, Coordinates::kAsymmetric, {70000, 56, 56, 64}, {112, 112}, DType::kInt8, 16, true);
   return cases;
 }
 
@@ -119,7 +119,7 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
 void TestNearest() {
   const auto both = [](float at) {
     return std::pair{
-        NearestOf(NearestMode::kRoundPreferFloor, at, 1 << 30), NearestOf(NearestMode::kRoundPreferCeil, at, 1 << 30)};
+      NearestOf(NearestMode::kRoundPreferFloor, at, 1 << 30), NearestOf(NearestMode::kRoundPreferCeil, at, 1 << 30)};
   };
   CHECK(both(3.5f) == (std::pair<int64_t, int64_t>{3, 4}));
   CHECK(both(2 / (4 / 7.0f)) == (std::pair<int64_t, int64_t>{3, 4}));  // 3.4999998
@@ -152,8 +152,8 @@ int main(int argc, char** argv) {
     compiled.Check(text.str());
     compiled.CheckLaunch(gpu, test_case.kernel, test_case.threads);
     CHECK_WITH(test_case.vector == test_case.wanted_vector && test_case.wide == test_case.wanted_wide &&
-            test_case.cluster == test_case.wanted_cluster,
-        text.str());
+        test_case.cluster == test_case.wanted_cluster,
+      text.str());
     if (argument == "sm_90") compiled.CheckWaits();
     CHECK_WITH(test_case.blocks > 0 && test_case.blocks % test_case.cluster == 0, text.str());
   }

@@ -41,9 +41,9 @@ Problem Reduced(Problem problem, Reduction reduction) {
 }
 
 constexpr Reduction kReductions[] = {
-    Reduction::kNone, Reduction::kAdd, Reduction::kMul, Reduction::kMin, Reduction::kMax};
+  Reduction::kNone, Reduction::kAdd, Reduction::kMul, Reduction::kMin, Reduction::kMax};
 constexpr ort::ElementType kArithmetic[] = {ort::kFloat16, ort::kBFloat16, ort::kFloat, ort::kDouble, ort::kInt8,
-    ort::kUInt8, ort::kInt16, ort::kUInt16, ort::kInt32, ort::kUInt32, ort::kInt64, ort::kUInt64};
+  ort::kUInt8, ort::kInt16, ort::kUInt16, ort::kInt32, ort::kUInt32, ort::kInt64, ort::kUInt64};
 
 std::set<std::string> compiled;
 
@@ -55,7 +55,7 @@ std::string LackingOf(const std::string& architecture, const std::string& log) {
   for (const std::string& kernel : test::Matches(log, "Compiling entry function '(\\w+)'")) {
     const auto of = threads.find(kernel), on = resident.find(kernel);
     lacking += test::Lacking(test::GpuOf(architecture), log, kernel, of == threads.end() ? 256 : of->second, 0,
-        {on == resident.end() ? 1 : on->second});
+      {on == resident.end() ? 1 : on->second});
   }
   return lacking;
 }
@@ -65,8 +65,8 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
   const std::string reduction = std::to_string(static_cast<int>(problem.attributes.reduction));
   if (!test::IsTaken(architecture, std::string(problem.name) + " " + NameOfOrt(type) + " " + reduction)) return;
   const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
-  for (const ScatterAlgorithm algorithm : {ScatterAlgorithm::kAuto, ScatterAlgorithm::kSequential,
-           ScatterAlgorithm::kParallel, ScatterAlgorithm::kSorting}) {
+  for (const ScatterAlgorithm algorithm :
+    {ScatterAlgorithm::kAuto, ScatterAlgorithm::kSequential, ScatterAlgorithm::kParallel, ScatterAlgorithm::kSorting}) {
     for (const bool unique : {false, true}) {
       for (const bool in_place : {false, true}) {
         if (!thoroughly && (algorithm == ScatterAlgorithm::kAuto || unique || !in_place)) continue;
@@ -78,7 +78,7 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
         if (choices[0].copies) choices.push_back({ScatterForm::kCopy, true, false, false, false});
         for (const ScatterChoice& choice : choices) {
           const ScatterVariant variant = MakeScatterVariant(
-              attributes, type, shape, choice, problem.is_int32, {problem.alignment, problem.alignment});
+            attributes, type, shape, choice, problem.is_int32, {problem.alignment, problem.alignment});
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
           std::ostringstream text;
@@ -135,10 +135,10 @@ int main(int argc, char** argv) {
   CompileAll(architecture, rows, ort::kComplex128);
   for (const Reduction reduction : {Reduction::kNone, Reduction::kAdd}) {
     for (const Problem& problem : std::vector<Problem>{{"elements", elements, {{20, 30, 40}, {20, 7, 40}, {20, 7, 40}}},
-             {"expanded indices", elements, {{20, 30, 40}, {1, 70, 1}, {20, 70, 40}}, true},
-             {"odd address", nd, {{1000, 64}, {30, 1}, {30, 64}}, false, 2},
-             {"over 2^31", nd, {{int64_t{1} << 20, 4096}, {5000, 1}, {5000, 4096}}},
-             {"one dimension", nd, {{1 << 20}, {1 << 20, 1}, {1 << 20}}}})
+           {"expanded indices", elements, {{20, 30, 40}, {1, 70, 1}, {20, 70, 40}}, true},
+           {"odd address", nd, {{1000, 64}, {30, 1}, {30, 64}}, false, 2},
+           {"over 2^31", nd, {{int64_t{1} << 20, 4096}, {5000, 1}, {5000, 4096}}},
+           {"one dimension", nd, {{1 << 20}, {1 << 20, 1}, {1 << 20}}}})
       CompileAll(architecture, Reduced(problem, reduction), ort::kFloat16);
   }
   CompileAll(architecture, {"slice", slice, {{9, 8, 7, 6}, {9, 3, 2, 1}, {2}}}, ort::kFloat);

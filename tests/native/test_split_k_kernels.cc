@@ -16,7 +16,7 @@ using namespace test;
 namespace {
 
 Contraction Layer(
-    DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel, int64_t stride = 1) {
+  DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel, int64_t stride = 1) {
   const int64_t pad = kernel / 2, out = (size + 2 * pad - kernel) / stride + 1;
   Contraction problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.constant_weights = batch > 1;
@@ -78,16 +78,16 @@ int main(int argc, char** argv) {
               const cuda::LaunchShape launch = SplitKLaunch(problem, config);
               const int64_t k_tiles = kernel * kernel * ((channels * (size == 7 ? 4 : 2) + 127) / 128);
               CHECK_WITH(launch.shared_bytes <= device.shared_per_block && launch.blocks > 0 && launch.threads >= 128 &&
-                      launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
-                      config.split_k * (config.warps / 4) <= k_tiles,
-                  ToString(problem.result()));
+                  launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
+                  config.split_k * (config.warps / 4) <= k_tiles,
+                ToString(problem.result()));
             }
 
   const auto is_fast = [&](const Contraction& problem) { return IsSplitKFast(program, problem, device); };
   CHECK(is_fast(Layer(kHalf, 1, 56, 64, 64, 3)) && is_fast(Layer(kHalf, 4, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 8, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 1, 7, 2048, 512, 1)) && is_fast(Layer(kHalf, 8, 14, 1024, 2048, 1, 2)));
-  CHECK(!is_fast(Layer(kHalf, 8, 56, 64, 64, 3)));    // more tiles than multiprocessors
+  CHECK(!is_fast(Layer(kHalf, 8, 56, 64, 64, 3)));  // more tiles than multiprocessors
   CHECK(!is_fast(Layer(kHalf, 8, 14, 256, 256, 3)));  // too many FLOPs for each block
   CHECK(!is_fast(Layer(kHalf, 8, 7, 2048, 512, 1)));  // 1x1 pays with fewer
   // It goes before the 1x1 engine where it is fast, and only then.

@@ -19,7 +19,7 @@ namespace {
 struct Case {
   std::string name, program;
   std::vector<Shape> inputs;
-  int vector;         // what the configuration must be for the first group; 0: whatever registers allow
+  int vector;  // what the configuration must be for the first group; 0: whatever registers allow
   std::string modes;  // likewise, of: along, wide, stream, chunks
   size_t groups = 1;
   bool aligned = true;
@@ -30,13 +30,13 @@ std::string Summed(const std::string& axes) {
 }
 
 const char* const kLerpGradient =
-    "(T dout, T w) => (T dx, T dy) {\n  a = Sub(1, w)\n  g = Mul(a, dout)\n  dx = SumTo<axes=\"1 2 3\">(g)\n"
-    "  dy = Mul(w, dout)\n}";
+  "(T dout, T w) => (T dx, T dy) {\n  a = Sub(1, w)\n  g = Mul(a, dout)\n  dx = SumTo<axes=\"1 2 3\">(g)\n"
+  "  dy = Mul(w, dout)\n}";
 const char* const kTwoWays = "(T x) => (T r, T c) { r = SumTo<axes=\"1\">(x) c = SumTo<axes=\"0\">(x) }";
 const char* const kMixed =
-    "(float16 x, float r, bool m, double d, int64 l) => (float16 y, float s, double e, int64 k, float16 h) {\n"
-    "  f = Cast<to=float>(x)\n  s = Add(f, r)\n  w = Where(m, s, r)\n  y = SumTo<axes=\"0\">(x)\n"
-    "  q = SumTo<axes=\"0\">(w)\n  h = Cast<to=float16>(q)\n  e = SumTo<axes=\"0\">(d)\n  k = SumTo<axes=\"0\">(l)\n}";
+  "(float16 x, float r, bool m, double d, int64 l) => (float16 y, float s, double e, int64 k, float16 h) {\n"
+  "  f = Cast<to=float>(x)\n  s = Add(f, r)\n  w = Where(m, s, r)\n  y = SumTo<axes=\"0\">(x)\n"
+  "  q = SumTo<axes=\"0\">(w)\n  h = Cast<to=float16>(q)\n  e = SumTo<axes=\"0\">(d)\n  k = SumTo<axes=\"0\">(l)\n}";
 
 // As many parameters, sums and results as a program has.
 std::string Wide(const std::string& dtype) {
@@ -53,10 +53,10 @@ std::string Wide(const std::string& dtype) {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const auto& [dtype, size] : std::vector<std::pair<std::string, int>>{
-           {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int32", 4}, {"uint64", 8}}) {
+         {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int32", 4}, {"uint64", 8}}) {
     const auto add = [&, type = dtype](const std::string& name, const std::string& program,
-                         const std::vector<Shape>& inputs, int vector, const std::string& modes, size_t groups = 1,
-                         bool aligned = true) {
+                       const std::vector<Shape>& inputs, int vector, const std::string& modes, size_t groups = 1,
+                       bool aligned = true) {
       cases.push_back({name + " " + type, test::Typed(program, type), inputs, vector, modes, groups, aligned});
     };
     const int most = 16 / size;
@@ -92,8 +92,8 @@ std::vector<Case> Cases() {
 
 std::string Modes(const SumConfig& config, const SumPieces& pieces) {
   std::string modes;
-  for (const auto& [is, name] : {std::pair(config.along, "along"), {config.wide, "wide"}, {config.stream, "stream"},
-           {pieces.chunks > 1, "chunks"}})
+  for (const auto& [is, name] :
+    {std::pair(config.along, "along"), {config.wide, "wide"}, {config.stream, "stream"}, {pieces.chunks > 1, "chunks"}})
     if (is) modes += (modes.empty() ? "" : " ") + std::string(name);
   return modes;
 }
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
       const int threads = config.kept_threads * config.summed_threads;
       const auto cut = [&](const SumConfig& of, const cuda::DeviceFacts& on) {
         const int64_t resident =
-            on.ResidentBlocks(of.kept_threads * of.summed_threads, test::Registers(compiled.log()), 0);
+          on.ResidentBlocks(of.kept_threads * of.summed_threads, test::Registers(compiled.log()), 0);
         return CutSums(groups[g], of, resident * on.multiprocessors);
       };
       const SumPieces pieces = cut(config, gpu);
@@ -134,8 +134,8 @@ int main(int argc, char** argv) {
       // Every index has a piece, and no piece is empty but that of a sum of nothing.
       const int64_t summed = groups[g].summed_elements / (config.along ? config.vector : 1);
       CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < std::max<int64_t>(1, summed) &&
-              pieces.chunk_size * pieces.chunks >= summed,
-          text.str());
+          pieces.chunk_size * pieces.chunks >= summed,
+        text.str());
       compiled.CheckLaunch(gpu, "sum_to", threads);
       if (pieces.chunks > 1) compiled.CheckLaunch(gpu, "add_chunks", 256);
       // What is streamed and what is cut depends on the GPU: the cases say it of an H200.

@@ -24,27 +24,27 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {"to channels first", {8, 56, 56, 96}, {0, 3, 1, 2}, 2, true, 2, 2, 2, 1},
-    {"talking heads", {8, 8, 196, 196}, {0, 2, 3, 1}, 2, true, 2, 2, 2, 1},
-    {"talking heads, back", {8, 196, 196, 8}, {0, 3, 1, 2}, 2, true, 2, 2, 2, 1},
-    {"odd columns", {8, 768, 49}, {0, 2, 1}, 2, true, 2, 1, 2, 1},
-    {"odd rows", {8, 49, 768}, {0, 2, 1}, 2, true, 2, 2, 1, 1},
-    {"odd addresses", {8, 56, 56, 96}, {0, 3, 1, 2}, 2, true, 2, 1, 1, 1, 2},
-    {"windows of pixels", {32, 16, 16, 16, 16}, {0, 3, 1, 4, 2}, 2, true, 2, 2, 2, 3},
-    {"many axes", {2, 40, 2, 3, 2, 3, 50}, {6, 0, 5, 3, 4, 2, 1}, 2, true, 2, 2, 2, 4},
-    {"bytes", {1000, 1000}, {1, 0}, 1, true, 1, 4, 4, 0},
-    {"odd bytes", {1001, 1001}, {1, 0}, 1, true, 1, 1, 1, 0},
-    {"floats", {1000, 1000}, {1, 0}, 4, true, 4, 1, 1, 0},
-    {"doubles", {1000, 1000}, {1, 0}, 8, true, 8, 1, 1, 0},
-    {"heads of 16 bytes", {8, 3137, 3, 8, 8}, {2, 0, 3, 1, 4}, 2, true, 16, 1, 1, 2},
-    {"Q, K and V", {2, 1024, 3, 12, 64}, {2, 0, 3, 1, 4}, 2, false, 16, 1, 1, 5},
-    {"unfolded", {8, 192, 3, 14, 3, 14}, {0, 1, 2, 4, 3, 5}, 2, false, 4, 1, 1, 4},
-    {"runs of 27 bytes", {40, 30, 27}, {1, 0, 2}, 1, false, 1, 1, 4, 3},
-    {"few beside few", {70000, 3, 5}, {0, 2, 1}, 2, false, 2, 1, 2, 3},
-    {"no order", {100, 100}, {0, 1}, 2, false, 16, 1, 1, 1},
-    {"one element", {1, 1}, {1, 0}, 2, false, 2, 1, 1, 1},
-    {"huge, tiled", {1 << 16, 300, 256}, {0, 2, 1}, 2, true, 2, 2, 2, 1},
-    {"huge", {1 << 17, 64, 9, 48}, {0, 2, 1, 3}, 2, false, 16, 1, 1, 4, 16, true},
+  {"to channels first", {8, 56, 56, 96}, {0, 3, 1, 2}, 2, true, 2, 2, 2, 1},
+  {"talking heads", {8, 8, 196, 196}, {0, 2, 3, 1}, 2, true, 2, 2, 2, 1},
+  {"talking heads, back", {8, 196, 196, 8}, {0, 3, 1, 2}, 2, true, 2, 2, 2, 1},
+  {"odd columns", {8, 768, 49}, {0, 2, 1}, 2, true, 2, 1, 2, 1},
+  {"odd rows", {8, 49, 768}, {0, 2, 1}, 2, true, 2, 2, 1, 1},
+  {"odd addresses", {8, 56, 56, 96}, {0, 3, 1, 2}, 2, true, 2, 1, 1, 1, 2},
+  {"windows of pixels", {32, 16, 16, 16, 16}, {0, 3, 1, 4, 2}, 2, true, 2, 2, 2, 3},
+  {"many axes", {2, 40, 2, 3, 2, 3, 50}, {6, 0, 5, 3, 4, 2, 1}, 2, true, 2, 2, 2, 4},
+  {"bytes", {1000, 1000}, {1, 0}, 1, true, 1, 4, 4, 0},
+  {"odd bytes", {1001, 1001}, {1, 0}, 1, true, 1, 1, 1, 0},
+  {"floats", {1000, 1000}, {1, 0}, 4, true, 4, 1, 1, 0},
+  {"doubles", {1000, 1000}, {1, 0}, 8, true, 8, 1, 1, 0},
+  {"heads of 16 bytes", {8, 3137, 3, 8, 8}, {2, 0, 3, 1, 4}, 2, true, 16, 1, 1, 2},
+  {"Q, K and V", {2, 1024, 3, 12, 64}, {2, 0, 3, 1, 4}, 2, false, 16, 1, 1, 5},
+  {"unfolded", {8, 192, 3, 14, 3, 14}, {0, 1, 2, 4, 3, 5}, 2, false, 4, 1, 1, 4},
+  {"runs of 27 bytes", {40, 30, 27}, {1, 0, 2}, 1, false, 1, 1, 4, 3},
+  {"few beside few", {70000, 3, 5}, {0, 2, 1}, 2, false, 2, 1, 2, 3},
+  {"no order", {100, 100}, {0, 1}, 2, false, 16, 1, 1, 1},
+  {"one element", {1, 1}, {1, 0}, 2, false, 2, 1, 1, 1},
+  {"huge, tiled", {1 << 16, 300, 256}, {0, 2, 1}, 2, true, 2, 2, 2, 1},
+  {"huge", {1 << 17, 64, 9, 48}, {0, 2, 1, 3}, 2, false, 16, 1, 1, 4, 16, true},
 };
 
 }  // namespace
@@ -56,14 +56,14 @@ int main(int argc, char** argv) {
   for (const Case& each : kCases) {
     const std::vector<int64_t> starts(each.shape.size()), ends(each.shape.size(), INT64_MAX);
     const TransposeConfig config =
-        ConfigureTranspose(FitTranspose({each.perm, starts, ends}, each.shape, each.element), gpu, each.alignment);
+      ConfigureTranspose(FitTranspose({each.perm, starts, ends}, each.shape, each.element), gpu, each.alignment);
     std::ostringstream text;
     text << architecture << " " << each.name << ": tiled " << config.is_tiled << " unit " << config.unit << " read "
          << config.read << " write " << config.write << " axes " << config.axes << " wide " << config.wide
          << " threads " << config.threads << " blocks " << config.blocks << " shared " << config.shared_bytes;
     CHECK_WITH(config.is_tiled == each.is_tiled && config.unit == each.unit && config.read == each.read &&
-            config.write == each.write && config.axes == each.axes && config.wide == each.wide,
-        text.str());
+        config.write == each.write && config.axes == each.axes && config.wide == each.wide,
+      text.str());
     if (!test::IsTaken(architecture, each.name)) continue;
     test::Compiled compiled(TransposeSource(config), architecture);
     compiled.Check(text.str());

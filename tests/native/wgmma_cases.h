@@ -20,12 +20,12 @@ constexpr ortplugin::DType kHalf = ortplugin::DType::kFloat16, kBrain = ortplugi
 constexpr const char* kIdentity = "(float16 c) => (float16 c) {}";
 constexpr const char* kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 constexpr const char* kResidual =
-    "(float16 c, float16 b, float16 r) => (float16 y) {\n  s = Add(c, b)\n  t = Add(s, r)\n  y = Relu(t)\n}";
+  "(float16 c, float16 b, float16 r) => (float16 y) {\n  s = Add(c, b)\n  t = Add(s, r)\n  y = Relu(t)\n}";
 // Two results, a residual, an operand of each image, one of each row, mixed dtypes.
 constexpr const char* kMixed =
-    "(bfloat16 c, bfloat16 b, bfloat16 r, float g, float h) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
-    "  t = Add(s, r)\n  u = Gelu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Mul(v, h)\n"
-    "  y = Cast<to=bfloat16>(w)\n}";
+  "(bfloat16 c, bfloat16 b, bfloat16 r, float g, float h) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+  "  t = Add(s, r)\n  u = Gelu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Mul(v, h)\n"
+  "  y = Cast<to=bfloat16>(w)\n}";
 
 using ortplugin::Contraction;
 
@@ -62,8 +62,8 @@ inline ortplugin::Program ProgramOf(const ConvCase& conv_case) {
 // says which has.
 template <typename Check>
 void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
-    bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&),
-    const Check& check, int every = 3) {
+  bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&), const Check& check,
+  int every = 3) {
   for (const ConvCase& conv_case : cases) {
     const ortplugin::Program program = ProgramOf(conv_case);
     CHECK(fits(program, conv_case.problem, device) == device.has_wgmma());
@@ -77,8 +77,8 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::Devi
 // where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
 // prints it.
 inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, const std::string& source,
-    const char* kernel, const Contraction& problem, const ortplugin::cuda::LaunchShape& launch,
-    const std::string& config, int min_blocks = 1) {
+  const char* kernel, const Contraction& problem, const ortplugin::cuda::LaunchShape& launch, const std::string& config,
+  int min_blocks = 1) {
   Compiled compiled(source, "sm_90a");
   std::ostringstream text;
   text << NameOf(problem.dtype()) << " " << problem.channels << " to " << ortplugin::ToString(problem.result()) << ": "
@@ -95,7 +95,7 @@ class Refusals {
  public:
   using Fits = std::function<bool(const Contraction&)>;
   Refusals(const Contraction& known, Fits fits, bool takes_any_filters = false)
-      : known_(known), fits_(std::move(fits)) {
+    : known_(known), fits_(std::move(fits)) {
     CHECK(fits_(known_));
     Check("float32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
     Check("groups", [](Contraction* changed) { changed->groups = 2; });

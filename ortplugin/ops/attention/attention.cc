@@ -101,14 +101,14 @@ std::string WrongWith(const std::vector<std::vector<Atom>>& axes, int64_t heads,
     return "a product has more than one of b, s and d, whose sizes the tensor's shape does not tell";
   if (h->total > 0 && h->first + heads > h->total)
     return "from head " + std::to_string(h->first) + " on there are no " + std::to_string(heads) + " of " +
-        std::to_string(h->total);
+      std::to_string(h->total);
   return "";
 }
 
 // ---- sizes
 
 struct Dim {
-  int64_t size = -1;   // -1: not known
+  int64_t size = -1;  // -1: not known
   std::string symbol;  // of an unknown one, or ""
 };
 struct Sizes {
@@ -172,16 +172,16 @@ using KnownDims = std::array<const std::vector<Dim>*, 5>;
 
 AllSizes Agree(const AttentionAttributes& attributes, const KnownDims& inputs) {
   const AttentionLayout* const layouts[] = {
-      &attributes.q, &attributes.k, &attributes.v, &attributes.past, &attributes.past};
+    &attributes.q, &attributes.k, &attributes.v, &attributes.past, &attributes.past};
   Sizes of[5];
   for (size_t i = 0; i < 5; ++i)
     if (inputs[i] != nullptr)
       of[i] =
-          SizesOf(kNames[i < 3 ? i : i + 3], *layouts[i], i == 0 ? attributes.heads : attributes.kv_heads, *inputs[i]);
+        SizesOf(kNames[i < 3 ? i : i + 3], *layouts[i], i == 0 ? attributes.heads : attributes.kv_heads, *inputs[i]);
   AllSizes sizes;
   sizes.b = Agreed(Agreed(of[0].b, "b of Q", of[1].b, "b of K"), "b of Q and K", of[2].b, "b of V");
-  sizes.b = Agreed(
-      Agreed(sizes.b, "b of Q, K and V", of[3].b, "b of past_key"), "b of the others", of[4].b, "b of past_value");
+  sizes.b =
+    Agreed(Agreed(sizes.b, "b of Q, K and V", of[3].b, "b of past_key"), "b of the others", of[4].b, "b of past_value");
   sizes.queries = of[0].s;
   sizes.added = Agreed(of[1].s, "s of K", of[2].s, "s of V");
   sizes.past = Agreed(of[3].s, "s of past_key", of[4].s, "s of past_value");
@@ -221,7 +221,7 @@ std::vector<Dim> DimsOf(const AttentionLayout& layout, int64_t heads, const Size
 // Those of Y, present_key and present_value.
 std::vector<std::vector<Dim>> OutputDims(const AttentionAttributes& attributes, const AllSizes& sizes) {
   std::vector<std::vector<Dim>> dims{
-      DimsOf(attributes.y, attributes.heads, {sizes.b, sizes.queries, sizes.value_size})};
+    DimsOf(attributes.y, attributes.heads, {sizes.b, sizes.queries, sizes.value_size})};
   if (attributes.problem.has_past)
     for (const Dim& size : {sizes.head_size, sizes.value_size})
       dims.push_back(DimsOf(attributes.past, attributes.kv_heads, {sizes.b, sizes.keys, size}));
@@ -240,7 +240,7 @@ AttentionProblem::View ViewOf(const AttentionLayout& layout, int64_t heads, int6
   for (auto axis = layout.axes.rbegin(); axis != layout.axes.rend(); ++axis)
     for (auto atom = axis->rbegin(); atom != axis->rend(); ++atom) {
       const auto own =
-          std::find_if(known.begin(), known.end(), [&](const Known& each) { return each.name == atom->name; });
+        std::find_if(known.begin(), known.end(), [&](const Known& each) { return each.name == atom->name; });
       const int64_t length = own == known.end() ? LengthOf(*atom, heads) : own->length;
       if (own != known.end()) *own->stride = stride;
       if (atom->name == 'h') view.head = stride;
@@ -267,8 +267,8 @@ AttentionProblem::View MaskView(const Shape& mask, const Shape& target) {
 // The columns of cos and sin: of a table of so many rows for each batch or all, and for heads of this size.
 int64_t PairsOf(const Shape& cos, const Shape& sin, int64_t batch, int64_t rows, int64_t head_size) {
   if (cos != sin || (cos.size() != 2 && cos.size() != 3))
-    Fail("cos is ", ToString(cos), " and sin ", ToString(sin),
-        ", but both are of one shape, [s, R / 2] or [b, s, R / 2]");
+    Fail(
+      "cos is ", ToString(cos), " and sin ", ToString(sin), ", but both are of one shape, [s, R / 2] or [b, s, R / 2]");
   if (cos[cos.size() - 2] != rows || (cos.size() == 3 && cos[0] != 1 && cos[0] != batch))
     Fail("cos is ", ToString(cos), ", but b of Q is ", batch, " and s of Q and K is ", rows);
   const int64_t pairs = cos.back();
@@ -311,12 +311,12 @@ AttentionAttributes ParseAttributes(const Source& source) {
   // On the CPU ONNX Runtime makes a float16 node a float one where no neighbour is float16, attributes aside.
   const std::string half = NameOf(DType::kFloat16);
   const bool widened =
-      source.input_count() > 0 && source.input(0).type == ort::kFloat && source.string_attribute("qkv_dtype") == half;
+    source.input_count() > 0 && source.input(0).type == ort::kFloat && source.string_attribute("qkv_dtype") == half;
   const auto dtype_word = [&](const std::string& word) {
     return widened && word == half ? std::string(NameOf(DType::kFloat)) : word;
   };
   attributes.dtype = problem.dtype = DTypeOf("qkv_dtype", dtype_word(source.string_attribute("qkv_dtype")),
-      {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble});
+    {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble});
   const std::string mask_dtype = dtype_word(source.string_attribute("mask_dtype", ""));
   if (!mask_dtype.empty())
     attributes.mask_dtype = DTypeOf("mask_dtype", mask_dtype, {DType::kBool, DType::kFloat, attributes.dtype});
@@ -328,17 +328,16 @@ AttentionAttributes ParseAttributes(const Source& source) {
   if (attributes.heads % attributes.kv_heads != 0)
     Fail("heads is ", attributes.heads, ", but must be a multiple of kv_heads, ", attributes.kv_heads);
   problem.causal = static_cast<AttentionProblem::Causal>(
-      WordOf("causal", source.string_attribute("causal", "none"), {"none", "upper_left", "lower_right"}));
+    WordOf("causal", source.string_attribute("causal", "none"), {"none", "upper_left", "lower_right"}));
   problem.masked_rows_are_zero =
-      WordOf("masked_rows", source.string_attribute("masked_rows", "nan"), {"nan", "zero"}) == 1;
+    WordOf("masked_rows", source.string_attribute("masked_rows", "nan"), {"nan", "zero"}) == 1;
   problem.rotary = static_cast<AttentionProblem::Rotary>(
-      WordOf("rotary", source.string_attribute("rotary", "none"), {"none", "half", "interleaved"}));
+    WordOf("rotary", source.string_attribute("rotary", "none"), {"none", "half", "interleaved"}));
   const std::string rotary_dtype = dtype_word(source.string_attribute("rotary_dtype", ""));
   if (!problem.is_rotary() && !rotary_dtype.empty())
     Fail("the attribute 'rotary_dtype' is ", Quoted(rotary_dtype), ", but 'rotary' is none; remove it");
-  problem.rotary_dtype = rotary_dtype.empty()
-      ? attributes.dtype
-      : DTypeOf("rotary_dtype", rotary_dtype, {DType::kFloat, attributes.dtype});
+  problem.rotary_dtype =
+    rotary_dtype.empty() ? attributes.dtype : DTypeOf("rotary_dtype", rotary_dtype, {DType::kFloat, attributes.dtype});
   problem.window = NumberOf(source, "window", 0, kLargest);
   if (problem.window > 0 && problem.causal == AttentionProblem::Causal::kNone)
     Fail("window is ", problem.window, " beside causal 'none', of which it takes the last keys; set one");
@@ -372,8 +371,8 @@ void CheckCounts(const AttentionAttributes& attributes, size_t inputs, std::opti
   const bool fits = inputs >= 3 + tables + past && inputs <= 4 + tables + past;
   if (fits && outputs.value_or(attributes.output_count()) == attributes.output_count()) return;
   Fail("the node has ", inputs, " inputs", outputs ? " and " + std::to_string(*outputs) + " outputs" : "",
-      "; its inputs are Q, K, V", tables ? ", perhaps a mask, cos and sin" : " and perhaps a mask",
-      ", its output is Y, and with a cache also past_key and past_value, present_key and present_value, all four");
+    "; its inputs are Q, K, V", tables ? ", perhaps a mask, cos and sin" : " and perhaps a mask",
+    ", its output is Y, and with a cache also past_key and past_value, present_key and present_value, all four");
 }
 
 void Infer(ShapeContext& context) {
@@ -424,15 +423,15 @@ void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort
   const AttentionProblem& problem = attributes.problem;
   const size_t role = attributes.RoleOf(input);
   const DType wanted = role > 5 ? problem.dtype
-      : role > 3                ? problem.rotary_dtype
-      : role == 3               ? problem.mask_dtype
+    : role > 3                  ? problem.rotary_dtype
+    : role == 3                 ? problem.mask_dtype
                                 : problem.dtype;
   if (type != ToOrt(wanted))
     Fail(kNames[role], " is ", NameOfOrt(type), ", but the attribute '",
-        role == 4 || role == 5 ? "rotary_dtype"
-            : role == 3        ? "mask_dtype"
-                               : "qkv_dtype",
-        "' is ", NameOf(wanted), "; cast it");
+      role == 4 || role == 5 ? "rotary_dtype"
+        : role == 3          ? "mask_dtype"
+                             : "qkv_dtype",
+      "' is ", NameOf(wanted), "; cast it");
 }
 
 std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes, const NodeInfo& info) {
@@ -506,10 +505,10 @@ AttentionProblem OverPresent(const AttentionProblem& problem) {
 }
 
 const Operator kFusedAttention = {
-    "FusedAttention",
-    Infer,
-    CreateCpuAttention,
-    CreateCudaAttention,
+  "FusedAttention",
+  Infer,
+  CreateCpuAttention,
+  CreateCudaAttention,
 };
 
 }  // namespace ortplugin

@@ -23,7 +23,7 @@ struct AttentionProblem {
     int64_t offset = 0, batch = 0, head = 0, row = 0, column = 0;
   };
   DType dtype = DType::kFloat16;  // of Q, K, V and Y
-  bool allow_tf32 = false;        // of float: products of factors rounded to 10 bits of mantissa
+  bool allow_tf32 = false;  // of float: products of factors rounded to 10 bits of mantissa
   int64_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, head_size = 1, value_size = 1;
   View q, k, v, y;
   // The mask's steps are 0 where it broadcasts. It is bool, of which true is seen, or floating and added to the scores.
@@ -63,7 +63,7 @@ AttentionProblem OverPresent(const AttentionProblem& problem);
 
 struct AttentionLayout {
   struct Atom {
-    char name;             // 'b', 's', 'h' or 'd'; '/' where one index is taken
+    char name;  // 'b', 's', 'h' or 'd'; '/' where one index is taken
     int64_t first, total;  // that index of a length; of 'h' the first head and the heads in the tensor, 0: all
   };
   std::string text;
@@ -76,7 +76,7 @@ struct AttentionLayout {
 struct AttentionAttributes {
   DType dtype = DType::kFloat16;
   std::optional<DType> mask_dtype;  // empty: there is no mask
-  std::optional<bool> allow_tf32;   // empty: as the session has it
+  std::optional<bool> allow_tf32;  // empty: as the session has it
   int64_t heads = 1, kv_heads = 1;
   AttentionLayout q, k, v, y, past;
   // The attributes that it has as they are; sizes and views are those of no tensors yet.

@@ -26,14 +26,14 @@ namespace {
 using View = AttentionProblem::View;
 
 constexpr int64_t kQueries = 64, kKeys = 64;  // of a block
-constexpr int64_t kColumns = 32;              // whose multiples cpu_gemm multiplies without copies
-constexpr int64_t kFew = 4;                   // queries, for which a product is not worth 32 columns
-constexpr int64_t kTaskWork = 1 << 20;        // multiply-adds that are worth a task
+constexpr int64_t kColumns = 32;  // whose multiples cpu_gemm multiplies without copies
+constexpr int64_t kFew = 4;  // queries, for which a product is not worth 32 columns
+constexpr int64_t kTaskWork = 1 << 20;  // multiply-adds that are worth a task
 
 // out[row * out_row + column * out_column] = the elements of a matrix that lies as `steps` says, as lanes.
 template <typename T>
 void LoadMatrix(DType dtype, const char* elements, int64_t row_step, int64_t column_step, int64_t rows, int64_t columns,
-    T* out, int64_t out_row, int64_t out_column, std::vector<T>& line) {
+  T* out, int64_t out_row, int64_t out_column, std::vector<T>& line) {
   const auto size = static_cast<int64_t>(SizeOf(dtype));
   // Along the axis whose elements lie side by side.
   const bool by_rows = column_step == 1 || row_step != 1;
@@ -59,8 +59,8 @@ template <typename T>
 class Function {
  public:
   explicit Function(const std::string& op)
-      : program_(Program::Parse("(" + Type() + " x) => (" + Type() + " y) { y = " + op + "(x) }")),
-        evaluator_(program_, {0}) {}
+    : program_(Program::Parse("(" + Type() + " x) => (" + Type() + " y) { y = " + op + "(x) }")),
+      evaluator_(program_, {0}) {}
 
   class Workspace {
    public:
@@ -140,12 +140,12 @@ template <typename T>
 class Block {
  public:
   Block(const AttentionProblem& problem, const Tensors& tensors, const Function<T>& exp, const Function<T>& tanh)
-      : p_(problem),
-        tensors_(tensors),
-        rotation_(problem, tensors_),
-        exp_(exp),
-        tanh_(tanh),
-        width_(RoundUp(problem.value_size, kColumns)) {
+    : p_(problem),
+      tensors_(tensors),
+      rotation_(problem, tensors_),
+      exp_(exp),
+      tanh_(tanh),
+      width_(RoundUp(problem.value_size, kColumns)) {
     const int64_t queries = std::min(kQueries, RoundUp(p_.queries, kColumns)), keys = std::min(kKeys, p_.keys);
     const auto make = [](HostVector<T>& memory, int64_t count) { memory.resize(static_cast<size_t>(count)); };
     make(q_, queries * p_.head_size);
@@ -165,7 +165,7 @@ class Block {
     const int64_t row = rows_ <= kFew ? p_.head_size : 1, column = rows_ <= kFew ? 1 : pitch_;
     if (rows_ > kFew) std::fill(q_.begin(), q_.end(), T(0));
     LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(), row,
-        column, line_);
+      column, line_);
     if (p_.is_rotary()) rotation_.Rotate(q_.data(), row, column, rows_, batch, first);
     std::fill(y_.begin(), y_.end(), T(0));
     std::fill(std::begin(most_), std::end(most_), -kInfinity);
@@ -188,8 +188,7 @@ class Block {
 
   const char* At(const char* tensor, const View& view, int64_t head, int64_t row) const {
     return tensor +
-        (view.offset + batch_ * view.batch + head * view.head + row * view.row) *
-        static_cast<int64_t>(SizeOf(p_.dtype));
+      (view.offset + batch_ * view.batch + head * view.head + row * view.row) * static_cast<int64_t>(SizeOf(p_.dtype));
   }
 
   // s_[j, i]: of key `key` + j and query `first_` + i, in rows of pitch_.
@@ -304,7 +303,7 @@ class Block {
     if (!in_place)
       LoadMatrix(p_.dtype, elements, p_.v.row, p_.v.column, count, p_.value_size, v_.data(), width_, 1, line_);
     Multiply<T>(rows_, width_, count, weights_.data(), 1, pitch_,
-        in_place ? reinterpret_cast<const T*>(elements) : v_.data(), in_place ? p_.v.row : width_, y_.data(), width_);
+      in_place ? reinterpret_cast<const T*>(elements) : v_.data(), in_place ? p_.v.row : width_, y_.data(), width_);
   }
 
   void Store() {
@@ -327,9 +326,9 @@ class Block {
   Tensors tensors_;
   Rotation<T> rotation_;
   typename Function<T>::Workspace exp_, tanh_;
-  int64_t width_;                                                    // of a row of V and y, padded with zeros
+  int64_t width_;  // of a row of V and y, padded with zeros
   int64_t batch_ = 0, head_ = 0, first_ = 0, rows_ = 0, pitch_ = 0;  // pitch_: of a row of s, padded as well
-  HostVector<T> q_, k_, v_, s_, weights_, y_;                        // q_ is transposed, but for few queries
+  HostVector<T> q_, k_, v_, s_, weights_, y_;  // q_ is transposed, but for few queries
   std::vector<T> line_;
   T most_[kQueries], sum_[kQueries];  // m and l
 };
@@ -341,7 +340,7 @@ void Attend(Run& run, const AttentionProblem& problem, const Tensors& tensors) {
   const int64_t blocks = DivideUp(problem.queries, kQueries), all = problem.batch * problem.heads * blocks;
   if (all == 0) return;
   const double work = static_cast<double>(std::min(kQueries, problem.queries)) * static_cast<double>(problem.keys) *
-      static_cast<double>(problem.head_size + problem.value_size);
+    static_cast<double>(problem.head_size + problem.value_size);
   const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / (work + 1)));
   run.parallel_for(static_cast<size_t>(DivideUp(all, step)), [&](size_t task) {
     Block<T> block(problem, tensors, *exp, *tanh);
@@ -367,21 +366,21 @@ template <typename T>
 class Present {
  public:
   Present(const AttentionProblem& problem, const Tensors& tensors)
-      : p_(problem), tensors_(tensors), rotation_(problem, tensors) {}
+    : p_(problem), tensors_(tensors), rotation_(problem, tensors) {}
 
   void Write(int64_t batch, int64_t head) {
     Write(batch, head, p_.head_size, tensors_.past_key, p_.past_key, tensors_.k, p_.k, tensors_.present_key,
-        p_.present_key, p_.is_rotary());
+      p_.present_key, p_.is_rotary());
     Write(batch, head, p_.value_size, tensors_.past_value, p_.past_value, tensors_.v, p_.v, tensors_.present_value,
-        p_.present_value, false);
+      p_.present_value, false);
   }
 
  private:
   void Write(int64_t batch, int64_t head, int64_t size, const char* past, const View& of_past, const char* added,
-      const View& of_added, char* present, const View& of_present, bool rotates) {
+    const View& of_added, char* present, const View& of_present, bool rotates) {
     const auto at = [&](const View& view, int64_t row) {
       return (view.offset + batch * view.batch + head * view.head + row * view.row) *
-          static_cast<int64_t>(SizeOf(p_.dtype));
+        static_cast<int64_t>(SizeOf(p_.dtype));
     };
     for (int64_t row = 0; row < p_.keys; ++row) {
       char* const to = present + at(of_present, row);
@@ -442,7 +441,7 @@ class CpuAttention : public Kernel {
     for (size_t i = 0; i < shape.outputs.size(); ++i)
       outputs[i] = static_cast<char*>(run.output(i, shape.outputs[i], SizeOf(attributes_.dtype)));
     const Tensors tensors{
-        data[0], data[1], data[2], data[3], data[4], data[5], data[6], data[7], outputs[0], outputs[1], outputs[2]};
+      data[0], data[1], data[2], data[3], data[4], data[5], data[6], data[7], outputs[0], outputs[1], outputs[2]};
     if (attributes_.dtype == DType::kDouble) {
       ortplugin::Compute<double>(run, shape.problem, tensors);
     } else {

@@ -26,7 +26,7 @@ struct Plan {
 class CudaAttention : public Kernel {
  public:
   explicit CudaAttention(const NodeInfo& info)
-      : attributes_(AttentionAttributes::Parse(info)), device_(cuda::Device(info.device())) {
+    : attributes_(AttentionAttributes::Parse(info)), device_(cuda::Device(info.device())) {
     // Compiled for the shapes that the model declares, so that errors come with the session and runs find the kernel
     // there, in a session that allows TF32.
     const auto shapes = KnownShapes(CheckAttentionNode(attributes_, info));
@@ -51,7 +51,7 @@ class CudaAttention : public Kernel {
     if (std::all_of(outputs.begin(), outputs.end(), [](const Shape& shape) { return ElementCount(shape) == 0; }))
       return;
     variant.first = std::all_of(addresses.begin(), addresses.end(),
-        [](const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; });
+      [](const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; });
     if (!variant.first) plan = plans_.Find(shapes, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);

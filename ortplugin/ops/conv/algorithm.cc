@@ -27,8 +27,8 @@ ConvAlgorithm ConvAlgorithm::Parse(const std::string& text) {
     }
   }
   Fail("algorithm is ", Quoted(text),
-      ", but must be auto, own, fused, split or shuffle, of which the last three may name a ",
-      "plan of cuDNN, as in fused:engine=3;k2=1. Use auto, or let optimize-model --tune find one");
+    ", but must be auto, own, fused, split or shuffle, of which the last three may name a ",
+    "plan of cuDNN, as in fused:engine=3;k2=1. Use auto, or let optimize-model --tune find one");
 }
 
 }  // namespace ortplugin

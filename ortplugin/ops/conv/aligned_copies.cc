@@ -25,7 +25,7 @@ void AlignedCopies::Add(size_t tensor, DType dtype, const Shape& shape, const cu
 }
 
 std::vector<void*> AlignedCopies::CopyInputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-    std::vector<void*> addresses, char* scratch) const {
+  std::vector<void*> addresses, char* scratch) const {
   for (const Copy& copy : copies_) {
     void*& address = addresses[copy.tensor];
     if (copy.tensor < inputs) RunPointwise(copy.plan, device, stream, {address}, {scratch});
@@ -36,7 +36,7 @@ std::vector<void*> AlignedCopies::CopyInputs(const cuda::DeviceFacts& device, cu
 }
 
 void AlignedCopies::CopyOutputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-    const std::vector<void*>& addresses, const std::vector<void*>& copies) const {
+  const std::vector<void*>& addresses, const std::vector<void*>& copies) const {
   for (const Copy& copy : copies_)
     if (copy.tensor >= inputs) RunPointwise(copy.plan, device, stream, {copies[copy.tensor]}, {addresses[copy.tensor]});
 }

@@ -24,10 +24,10 @@ class AlignedCopies {
   // Copies those tensors to `scratch` that are inputs, the first `inputs` ones. Returns all addresses, those of the
   // copies in place of the tensors' own.
   std::vector<void*> CopyInputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-      std::vector<void*> addresses, char* scratch) const;
+    std::vector<void*> addresses, char* scratch) const;
   // Copies the outputs back. `addresses`: the tensors' own; `copies`: what CopyInputs returned.
   void CopyOutputs(const cuda::DeviceFacts& device, cuda::Stream stream, size_t inputs,
-      const std::vector<void*>& addresses, const std::vector<void*>& copies) const;
+    const std::vector<void*>& addresses, const std::vector<void*>& copies) const;
 
  private:
   struct Copy {

@@ -31,7 +31,7 @@ Contraction ConvNode::Fit(const std::vector<Shape>& shapes, bool session_allows_
 }
 
 CheckedConvNode::CheckedConvNode(const NodeInfo& info, const std::string& text, bool transposed)
-    : algorithm(info.string_attribute("algorithm", "auto")) {
+  : algorithm(info.string_attribute("algorithm", "auto")) {
   attributes = ReadConvAttributes(info, transposed);
   program = std::make_shared<const Program>(ParseEpilogue(text));
   inputs = CheckEpilogue(*program, kConvInputs, info);
@@ -49,10 +49,10 @@ CheckedConvNode::CheckedConvNode(const NodeInfo& info, const std::string& text, 
 }
 
 const Operator kFusedConv = {
-    "FusedConv",
-    Infer,
-    CreateCpuConv,
-    CreateCudaConv,
+  "FusedConv",
+  Infer,
+  CreateCpuConv,
+  CreateCudaConv,
 };
 
 }  // namespace ortplugin

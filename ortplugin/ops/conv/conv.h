@@ -23,7 +23,7 @@ constexpr size_t kConvInputs = 2;  // X and W, before the program's operands
 struct ConvNode {
   ConvAttributes attributes{};
   std::shared_ptr<const Program> program;  // its first parameter is the convolution's value
-  std::optional<bool> allow_tf32;          // empty: as the session has it
+  std::optional<bool> allow_tf32;  // empty: as the session has it
   bool constant_weights = false;
   std::vector<bool> constant_operands;
 

@@ -33,7 +33,7 @@ cudnn::Problem ProblemWithoutEpilogue(const Contraction& contraction) {
   problem.w = TensorOf(contraction.w(), contraction.channels_last);
   const Shape x = contraction.x_first();  // cuDNN gets it in the node's layout, whatever it came in
   (contraction.transposed ? problem.y : problem.x) =
-      contraction.channels_last ? cudnn::ChannelsLast(x) : cudnn::ChannelsFirst(x);
+    contraction.channels_last ? cudnn::ChannelsLast(x) : cudnn::ChannelsFirst(x);
   (contraction.transposed ? problem.x : problem.y) = TensorOf(contraction.result(), contraction.channels_last);
   for (const Window& window : contraction.windows) {
     problem.pads_begin.push_back(window.pad_begin);
@@ -61,11 +61,11 @@ namespace {
 class CudaConv : public PlannedKernel<ConvPlan> {
  public:
   CudaConv(const NodeInfo& info, bool transposed)
-      : CudaConv(info, CheckedConvNode(info, info.string_attribute("program"), transposed)) {}
+    : CudaConv(info, CheckedConvNode(info, info.string_attribute("program"), transposed)) {}
 
  private:
   CudaConv(const NodeInfo& info, const CheckedConvNode& node)
-      : PlannedKernel(info), node_(node), planner_(info.name(), ConvAlgorithm::Parse(node.algorithm), device()) {
+    : PlannedKernel(info), node_(node), planner_(info.name(), ConvAlgorithm::Parse(node.algorithm), device()) {
     Prepare(node.inputs);
   }
 
@@ -87,7 +87,7 @@ class CudaConv : public PlannedKernel<ConvPlan> {
   }
 
   bool AddOutputs(
-      Run& run, const std::vector<Shape>& shapes, const ConvPlan* plan, std::vector<void*>* addresses) const override {
+    Run& run, const std::vector<Shape>& shapes, const ConvPlan* plan, std::vector<void*>* addresses) const override {
     const Shape shape = plan != nullptr ? plan->output : FitConv(node_.attributes, shapes[0], shapes[1]).output();
     for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, shape));
     return ElementCount(shape) > 0;
@@ -100,7 +100,7 @@ class CudaConv : public PlannedKernel<ConvPlan> {
   }
 
   void Launch(
-      const ConvPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
+    const ConvPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
     plan.Run(device(), stream, addresses, scratch);
   }
 

@@ -19,7 +19,7 @@ DType InputType(const Program& program, size_t input) {
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceFacts& device, cuda::Stream stream,
-    const void* from, void* to) {
+  const void* from, void* to) {
   const void* const addresses[] = {from, to};
   transposition.kernel.Launch(device, stream, addresses, 2);
 }
@@ -34,10 +34,10 @@ bool ConvPlanner::Prepare(const Contraction& contraction) const {
     return true;
   }
   const bool is_split =
-      algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*contraction.program).empty();
+    algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*contraction.program).empty();
   cudnn::Version();  // throws where there is none
   cudnn::Prepare(device_, is_split ? ProblemWithoutEpilogue(contraction) : ProblemWithEpilogue(contraction),
-      cudnn::kMostWorkspace, text);
+    cudnn::kMostWorkspace, text);
   return true;
 }
 
@@ -64,7 +64,7 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
     // Whatever stands there becomes zero.
     const std::string name = NameOf(contraction.dtype());
     const Program zero =
-        Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
+      Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
     plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
     Split(contraction, plan.get());
   } else if (std::optional<EngineKernel> engine_kernel = FindOwnKernel(contraction)) {
@@ -77,11 +77,11 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
     const int64_t pixels = ElementCount(plan->shape) / contraction.batch / contraction.filters;
     if (contraction.x_channels_first && !contraction.is_empty())
       AddTransposition(0, contraction.dtype(), contraction.channels,
-          ElementCount(contraction.x()) / contraction.batch / contraction.channels, ElementCount(contraction.x()),
-          plan.get());
+        ElementCount(contraction.x()) / contraction.batch / contraction.channels, ElementCount(contraction.x()),
+        plan.get());
     for (size_t r = 0; contraction.y_channels_first && r < contraction.program->results().size(); ++r)
       AddTransposition(shapes.size() + r, ResultType(*contraction.program, r), pixels, contraction.filters,
-          ElementCount(plan->shape), plan.get());
+        ElementCount(plan->shape), plan.get());
   }
   for (const size_t tensor : unaligned) {
     if (tensor < plan->inputs)
@@ -99,7 +99,7 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
 bool ConvPlanner::IsShuffled(const Contraction& contraction) const {
   if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
   return FitsPixelShuffle(contraction) &&
-      (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(contraction, device_));
+    (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(contraction, device_));
 }
 
 // A GEMM and our kernel after it. Returns the reason why there is none, or nothing.
@@ -155,30 +155,30 @@ void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
   std::vector<Shape> shapes{plan->shape};
   shapes.insert(shapes.end(), contraction.operands.begin(), contraction.operands.end());
   plan->epilogue =
-      PlanPointwise(*contraction.program, FitPointwise(*contraction.program, shapes), device_, kMostVector);
+    PlanPointwise(*contraction.program, FitPointwise(*contraction.program, shapes), device_, kMostVector);
 }
 
 // Transposes every matrix [rows, columns] of a tensor.
 void ConvPlanner::AddTransposition(
-    size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const {
+  size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const {
   constexpr int kAlignment = 16;  // of scratch memory, and of tensors, which are copied where they lie elsewhere
   const auto size = static_cast<int64_t>(SizeOf(dtype));
   const Shape whole{INT64_MAX, INT64_MAX, INT64_MAX};
   const TransposeShape shape =
-      FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, {count / rows / columns, rows, columns}, size);
+    FitTranspose({{0, 2, 1}, {0, 0, 0}, whole}, {count / rows / columns, rows, columns}, size);
   plan->transpositions.push_back(
-      {tensor, ScratchBytes(static_cast<size_t>(count * size)), LoadTranspose(shape, device_, kAlignment)});
+    {tensor, ScratchBytes(static_cast<size_t>(count * size)), LoadTranspose(shape, device_, kAlignment)});
 }
 
 // Once for each node.
 void ConvPlanner::WarnOfAlgorithm(const std::string& reason) const {
   if (warned_.exchange(true)) return;
   cuda::Warn("node '" + node_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
-      ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
+    ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
 }
 
 void ConvPlan::Run(
-    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
+  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
   char* const workspace = scratch;
   if (convolution != nullptr) scratch += ScratchBytes(convolution->workspace_bytes());
   char* const value = scratch;
@@ -209,10 +209,10 @@ void ConvPlan::Run(
 }
 
 void ConvPlan::RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
-    void* workspace, void* value) const {
+  void* workspace, void* value) const {
   const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
   std::vector<const void*> operands(
-      addresses.begin() + kConvInputs, addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+    addresses.begin() + kConvInputs, addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
   if (value_result) value = results[*value_result];
   cudnn::Arguments arguments{};
   arguments.inputs[0] = addresses[0];

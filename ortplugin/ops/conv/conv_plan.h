@@ -21,15 +21,15 @@ namespace ortplugin {
 
 struct ConvPlan {
   size_t inputs;  // of the node: X, W and the operands
-  Shape shape;    // of every result in the node's layout
-  Shape output;   // and as it is given out
+  Shape shape;  // of every result in the node's layout
+  Shape output;  // and as it is given out
   // Our engine's kernel, where there is one; with `convolution` it reads what that made instead of X.
   std::optional<cuda::PackedKernel> engine;
   // Else cuDNN's plan, with the program in it or without; or zeros, the sums of nothing.
   std::shared_ptr<const cudnn::Plan> convolution;
   std::optional<PointwisePlan> zeros;
   bool is_split = false;
-  PointwisePlan epilogue;              // where it is split
+  PointwisePlan epilogue;  // where it is split
   std::optional<size_t> value_result;  // the result in whose place the convolution's value is, else it is in scratch
 
   AlignedCopies copies;
@@ -45,18 +45,18 @@ struct ConvPlan {
 
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs; `scratch`: scratch_bytes.
   void Run(
-      const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
+    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
 
  private:
   void RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
-      void* workspace, void* value) const;
+    void* workspace, void* value) const;
 };
 
 // Makes a node's plans. It warns once where its algorithm is not to be had.
 class ConvPlanner {
  public:
   ConvPlanner(std::string node, ConvAlgorithm algorithm, const cuda::DeviceFacts& device)
-      : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
+    : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
 
   // `unaligned`: the numbers of the tensors that are copied. Throws Error where cuDNN is needed and has no plan.
   std::unique_ptr<ConvPlan> Make(Contraction contraction, const std::vector<size_t>& unaligned) const;

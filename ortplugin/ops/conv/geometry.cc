@@ -19,7 +19,7 @@ void CheckList(const char* name, const Shape& values, size_t wanted, size_t spat
   if (values.empty()) return;
   if (values.size() != wanted)
     Fail(name, " has ", values.size(), " numbers, ", ToString(values), "; for ", spatial,
-        " spatial dimensions it takes ", wanted);
+      " spatial dimensions it takes ", wanted);
   for (const int64_t value : values)
     if (value < least || value > kLargest)
       Fail(name, " is ", ToString(values), "; its numbers must be from ", least, " to ", kLargest);
@@ -42,12 +42,12 @@ ConvAttributes Read(const Node& node, bool transposed) {
   attributes.x_channels_first = input_layout != layout;
   if (attributes.x_channels_first && input_layout != "NCHW")
     Fail("input_layout is ", Quoted(input_layout), "; with the layout ", layout, " it must be ", layout,
-        attributes.channels_last ? " or NCHW" : "");
+      attributes.channels_last ? " or NCHW" : "");
   const std::string output_layout = transposed ? node.string_attribute("output_layout", layout.c_str()) : layout;
   attributes.y_channels_first = output_layout != layout;
   if (attributes.y_channels_first && output_layout != "NCHW")
     Fail("output_layout is ", Quoted(output_layout), "; with the layout ", layout, " it must be ", layout,
-        attributes.channels_last ? " or NCHW" : "");
+      attributes.channels_last ? " or NCHW" : "");
   attributes.groups = node.int_attribute("group", 1);
   if (attributes.groups < 1 || attributes.groups > kLargest)
     Fail("group is ", attributes.groups, "; it must be at least 1");
@@ -69,7 +69,7 @@ ConvAttributes Read(const Node& node, bool transposed) {
   CheckList("output_padding", attributes.output_padding, spatial, spatial, 0);
   CheckList("output_shape", attributes.output_shape, spatial, spatial, 0);
   if (attributes.auto_pad != AutoPad::kNotSet &&
-      std::any_of(attributes.pads.begin(), attributes.pads.end(), [](int64_t pad) { return pad != 0; }))
+    std::any_of(attributes.pads.begin(), attributes.pads.end(), [](int64_t pad) { return pad != 0; }))
     Fail("pads is ", ToString(attributes.pads), " beside auto_pad ", auto_pad, "; remove one of them");
   if (attributes.channels_last && attributes.kernel_shape.empty())
     Fail("kernel_shape is missing; with the layout NHWC it must be given");
@@ -125,7 +125,7 @@ void Size(const ConvAttributes& attributes, size_t axis, Window* window) {
   const int64_t padded = window->size + window->pad_begin + window->pad_end;
   if (padded < window->extent())
     Fail("the kernel covers ", window->extent(), " elements of spatial axis ", axis,
-        ", whose size with its padding is ", padded, "; pad more, or use a smaller kernel or dilation");
+      ", whose size with its padding is ", padded, "; pad more, or use a smaller kernel or dilation");
   window->out = (padded - window->extent()) / window->stride + 1;
 }
 
@@ -142,7 +142,7 @@ void SizeTransposed(const ConvAttributes& attributes, size_t axis, Window* windo
 std::vector<Window> Windows(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
   if (x.size() != w.size() || x.size() < 3 || x.size() > kMostSpatial + 2)
     Fail("X has the shape ", ToString(x), " and W ", ToString(w),
-        ", channels first; both must have one rank from 3 to ", kMostSpatial + 2);
+      ", channels first; both must have one rank from 3 to ", kMostSpatial + 2);
   const size_t spatial = x.size() - 2;
   if (attributes.spatial() != 0 && attributes.spatial() != spatial)
     Fail("the attributes are of ", attributes.spatial(), " spatial dimensions, X and W of ", spatial);
@@ -151,7 +151,7 @@ std::vector<Window> Windows(const ConvAttributes& attributes, const Shape& x, co
       if (size > kLargest) Fail("the shape ", ToString(shape), " has a size above ", kLargest);
   if (w[0] != kUnknown && w[0] % attributes.groups != 0)
     Fail("W has ", w[0], attributes.transposed ? " input" : " output", " channels, which ", attributes.groups,
-        " groups do not divide");
+      " groups do not divide");
   const int64_t wanted = attributes.transposed ? w[0] : w[1] == kUnknown ? kUnknown : w[1] * attributes.groups;
   if (x[1] != kUnknown && wanted != kUnknown && x[1] != wanted)
     Fail("X has ", x[1], " channels, W with ", attributes.groups, " groups is for ", wanted);
@@ -161,7 +161,7 @@ std::vector<Window> Windows(const ConvAttributes& attributes, const Shape& x, co
     if (!attributes.kernel_shape.empty()) {
       if (kernel != kUnknown && kernel != attributes.kernel_shape[axis])
         Fail("kernel_shape is ", ToString(attributes.kernel_shape), ", but W has the shape ", ToString(w),
-            ", channels first");
+          ", channels first");
       kernel = attributes.kernel_shape[axis];
     }
     if (kernel == 0) Fail("W has the shape ", ToString(w), "; each size of its kernel must be at least 1");

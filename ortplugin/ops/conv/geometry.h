@@ -22,7 +22,7 @@ struct ConvAttributes {
   bool y_channels_first;  // so has every output, of a transposed convolution
   int64_t groups;
   Shape kernel_shape, strides, dilations, pads;  // pads: all begins, then all ends
-  Shape output_padding, output_shape;            // of a transposed convolution
+  Shape output_padding, output_shape;  // of a transposed convolution
 
   size_t spatial() const;  // dimensions; 0 where no attribute says how many
   int64_t stride(size_t axis) const { return strides.empty() ? 1 : strides[axis]; }

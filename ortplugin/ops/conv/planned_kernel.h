@@ -17,7 +17,7 @@ namespace ortplugin {
 
 // What a plan depends on besides shapes.
 struct PlanVariant {
-  std::vector<size_t> unaligned;     // the numbers of the tensors, inputs and then outputs, that the plan copies
+  std::vector<size_t> unaligned;  // the numbers of the tensors, inputs and then outputs, that the plan copies
   bool session_allows_tf32 = false;  // asked where the kernel follows the session alone
 
   friend bool operator<(const PlanVariant& a, const PlanVariant& b) {
@@ -60,13 +60,13 @@ class PlannedKernel : public Kernel {
   virtual void CheckType(size_t input, ort::ElementType type) const = 0;
   // Adds the addresses of the outputs. `plan` may be null, and else knows their shapes. False: there are no elements.
   virtual bool AddOutputs(
-      Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const = 0;
+    Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const = 0;
   // Whether plans depend on the session's word on TF32.
   virtual bool follows_session() const { return false; }
   virtual std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const = 0;
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs.
   virtual void Launch(
-      const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const = 0;
+    const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const = 0;
 
   const Plan& Keep(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
     return plans_.Keep(shapes, variant, Make(shapes, variant));

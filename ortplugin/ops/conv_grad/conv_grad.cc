@@ -87,7 +87,7 @@ GradNode ReadNode(const Node& node) {
   if (!weight_dtype.empty()) {
     const DType types[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble};
     const auto* const type =
-        std::find_if(std::begin(types), std::end(types), [&](DType each) { return weight_dtype == NameOf(each); });
+      std::find_if(std::begin(types), std::end(types), [&](DType each) { return weight_dtype == NameOf(each); });
     if (type == std::end(types))
       Fail("weight_dtype=", Quoted(weight_dtype), " must be float16, bfloat16, float or double");
     grad.weight_dtype = *type;
@@ -119,7 +119,7 @@ struct Known {
 // The least size of the large tensor that goes with this size of the small one.
 int64_t Large(const GradNode& node, size_t axis, int64_t small) {
   return (small - 1) * node.strides[axis] + (node.kernel[axis] - 1) * node.dilations[axis] + 1 - node.pads_begin[axis] -
-      node.pads_end[axis];
+    node.pads_end[axis];
 }
 
 void CheckKnown(const GradNode& node, const Known& known) {
@@ -128,7 +128,7 @@ void CheckKnown(const GradNode& node, const Known& known) {
   const auto require = [&](bool good, const auto&... reason) {
     if (!good)
       Fail(reason..., ": X ", ToString(known.x), ", W ", ToString(known.w), ", S ", ToString(known.z),
-          " (channels first, -1 where unknown), group=", node.group);
+        " (channels first, -1 where unknown), group=", node.group);
   };
   constexpr int64_t kMost = INT32_MAX;
   for (const Shape* shape : {&known.x, &known.z, &known.w})
@@ -152,7 +152,7 @@ void CheckKnown(const GradNode& node, const Known& known) {
     const int64_t rest = b - Large(node, axis, a);
     const int64_t room = node.transposed ? std::max(node.strides[axis], node.dilations[axis]) : node.strides[axis];
     require(
-        rest >= 0 && rest < room, "along spatial axis ", axis, " the sizes ", a, " and ", b, " do not belong together");
+      rest >= 0 && rest < room, "along spatial axis ", axis, " the sizes ", a, " and ", b, " do not belong together");
   }
 }
 
@@ -170,7 +170,7 @@ Known Complete(const GradNode& node, const std::vector<Shape>& operands, const S
   for (const Shape* shape : {&known.x, &known.w, &known.z})
     if (!shape->empty() && shape->size() != rank + 2)
       Fail("kernel_shape=", ToString(node.kernel), " has another rank than X ", ToString(known.x), ", W ",
-          ToString(known.w), " or S ", ToString(known.z), " (channels first, -1 where unknown)");
+        ToString(known.w), " or S ", ToString(known.z), " (channels first, -1 where unknown)");
   if (known.w.empty()) {
     const Shape &small = node.transposed ? known.x : known.z, &large = node.transposed ? known.z : known.x;
     known.w = {small.empty() ? kUnknown : small[1], large.empty() || large[1] < 0 ? kUnknown : large[1] / node.group};
@@ -209,7 +209,7 @@ void CheckOperand(const GradNode& node, size_t index, ort::ElementType type) {
 void CheckRank(const GradNode& node, size_t index, const Shape& shape) {
   if (shape.size() != node.rank() + 2)
     Fail("input ", index, " (", node.has_x && index == 0 ? "X" : "W", ") has the shape ", ToString(shape),
-        ", but with kernel_shape=", ToString(node.kernel), " it must have ", node.rank() + 2, " dimensions");
+      ", but with kernel_shape=", ToString(node.kernel), " it must have ", node.rank() + 2, " dimensions");
 }
 
 void CheckCounts(const GradNode& node, size_t inputs, size_t outputs) {
@@ -235,7 +235,7 @@ void Infer(ShapeContext& context) {
   const size_t count = context.input_count(), operands = node.operands();
   if (count != operands + node.program.parameters().size())
     Fail("the operands and the program's parameters are ", operands + node.program.parameters().size(),
-        " inputs, the node has ", count);
+      " inputs, the node has ", count);
   std::vector<TensorType> parameters;
   std::vector<Shape> shapes;
   Shape batch_symbol;
@@ -309,7 +309,7 @@ class Lanes {
       parallel_for((size + kChunk - 1) / kChunk, [&](size_t task) {
         const size_t first = task * kChunk;
         LoadLanes(dtype, static_cast<const char*>(elements) + first * SizeOf(dtype), std::min(kChunk, size - first),
-            converted_.data() + first);
+          converted_.data() + first);
       });
       lanes = converted_.data();
     }
@@ -331,7 +331,7 @@ class Lanes {
 // Stores lanes, channels first, as a tensor of `shape`, which is in the node's layout.
 template <typename T>
 void Store(const T* lanes, DType dtype, const Shape& shape, bool channels_last, void* elements,
-    const ParallelFor& parallel_for) {
+  const ParallelFor& parallel_for) {
   const auto count = static_cast<size_t>(Product(shape, 0, shape.size()));
   HostVector<T> transposed;
   const int64_t channels = shape.back(), spatial = Product(shape, 1, shape.size() - 1);
@@ -416,7 +416,7 @@ class CpuConvGrad : public Kernel {
  private:
   template <typename T>
   void Contract(
-      const GradShape& shape, const void* z, const void* x, const void* w, void* dx, void* dw, Run& run) const {
+    const GradShape& shape, const void* z, const void* x, const void* w, void* dx, void* dw, Run& run) const {
     const ParallelFor parallel_for = [&](size_t count, const std::function<void(size_t)>& body) {
       if (count == 1) {
         body(0);
@@ -467,7 +467,7 @@ SumProgram GradNode::Sums() const {
   const auto name = [&](size_t result) { return program.value(program.results()[result]).name; };
   const auto fresh = [&](std::string hint) {
     while (std::any_of(
-        program.values().begin(), program.values().end(), [&](const Value& value) { return value.name == hint; }))
+      program.values().begin(), program.values().end(), [&](const Value& value) { return value.name == hint; }))
       hint += "_";
     return hint;
   };
@@ -479,8 +479,8 @@ SumProgram GradNode::Sums() const {
     if (axis != (channels_last ? rank() + 1 : 1)) axes += (axes.empty() ? "" : " ") + std::to_string(axis);
   const size_t arrow = text.find("=>"), open = text.find('{'), close = text.rfind('}');
   return SumProgram::Parse(text.substr(0, arrow) + "=> (" + head + NameOf(weight_dtype) + " " + db + ") " +
-      text.substr(open, close - open) + " " + total + " = SumTo<axes=\"" + axes + "\", keepdims=0>(" + name(0) + ") " +
-      db + " = Cast<to=" + NameOf(weight_dtype) + ">(" + total + ") }");
+    text.substr(open, close - open) + " " + total + " = SumTo<axes=\"" + axes + "\", keepdims=0>(" + name(0) + ") " +
+    db + " = Cast<to=" + NameOf(weight_dtype) + ">(" + total + ") }");
 }
 
 GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs) {
@@ -507,10 +507,10 @@ GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs) {
   contraction.channels_last = node.channels_last;
   for (size_t axis = 0; axis < node.rank(); ++axis) {
     Window window{node.kernel[axis], node.strides[axis], node.dilations[axis], node.pads_begin[axis],
-        node.pads_end[axis], large[2 + axis], small[2 + axis]};
+      node.pads_end[axis], large[2 + axis], small[2 + axis]};
     // Of a transposed convolution whose output_padding reaches the stride, what no element of X has a part in.
     const int64_t rest =
-        window.size + window.pad_begin + window.pad_end - (window.out - 1) * window.stride - window.extent();
+      window.size + window.pad_begin + window.pad_end - (window.out - 1) * window.stride - window.extent();
     window.pad_end -= rest / window.stride * window.stride;
     contraction.windows.push_back(window);
   }
@@ -540,10 +540,10 @@ std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info) {
 }
 
 const Operator kConvGrad = {
-    "ConvGrad",
-    Infer,
-    [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuConvGrad>(info); },
-    CreateCudaConvGrad,
+  "ConvGrad",
+  Infer,
+  [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuConvGrad>(info); },
+  CreateCudaConvGrad,
 };
 
 }  // namespace ortplugin

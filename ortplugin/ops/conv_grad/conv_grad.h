@@ -33,9 +33,9 @@ struct GradNode {
   static GradNode Read(const NodeText& node);
 
   size_t rank() const { return kernel.size(); }
-  DType dtype() const { return program.value(program.results()[0]).dtype; }                    // T
+  DType dtype() const { return program.value(program.results()[0]).dtype; }  // T
   size_t operands() const { return static_cast<size_t>(has_x) + static_cast<size_t>(has_w); }  // before the program's
-  size_t gradients() const;                                                                    // among the outputs
+  size_t gradients() const;  // among the outputs
   // dZ is the program's parameter itself, and need not be written.
   bool is_identity() const { return program.statements().empty() && program.parameters().size() == 1 && !wants_z; }
   // dZ is written, to an output or to scratch memory. Without dB it always is, unless the program is the identity.

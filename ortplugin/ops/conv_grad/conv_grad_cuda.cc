@@ -37,7 +37,7 @@ struct Plan {
 class CudaConvGrad : public PlannedKernel<Plan> {
  public:
   explicit CudaConvGrad(const NodeInfo& info)
-      : PlannedKernel(info), node_(GradNode::Read(info)), planner_(info.name(), node_, device()) {
+    : PlannedKernel(info), node_(GradNode::Read(info)), planner_(info.name(), node_, device()) {
     const std::vector<TensorType> types = CheckGrad(node_, info);
     if (node_.wants_b) sums_ = node_.Sums();
     Prepare(types);
@@ -53,7 +53,7 @@ class CudaConvGrad : public PlannedKernel<Plan> {
   }
 
   bool AddOutputs(
-      Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const override {
+    Run& run, const std::vector<Shape>& shapes, const Plan* plan, std::vector<void*>* addresses) const override {
     const std::vector<Shape> results = OutputShapes(plan == nullptr ? FitGrad(node_, shapes) : plan->shape);
     for (size_t r = 0; r < results.size(); ++r) addresses->push_back(run.output(r, results[r]));
     return std::any_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) > 0; });
@@ -136,7 +136,7 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     char* const z_memory = scratch;
     char* const step = scratch + plan.z_bytes;
     const std::vector<void*> addresses =
-        plan.copies.CopyInputs(device(), stream, inputs, given, step + plan.step_bytes);
+      plan.copies.CopyInputs(device(), stream, inputs, given, step + plan.step_bytes);
     size_t next = inputs;
     void* const dx = node_.wants_x ? addresses[next++] : nullptr;
     void* const dw = node_.wants_w ? addresses[next++] : nullptr;
@@ -151,12 +151,12 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     }
     results.insert(results.end(), addresses.begin() + static_cast<std::ptrdiff_t>(next), addresses.end());
     const std::vector<const void*> parameters(addresses.begin() + static_cast<std::ptrdiff_t>(operands),
-        addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+      addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
     const void* const x = node_.has_x ? addresses[0] : nullptr;
     const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
     if (draws_in) {
       RunWeightGrad(
-          engine->plan, device(), stream, x, parameters, engine->stores_z ? results[0] : nullptr, dw, db, step);
+        engine->plan, device(), stream, x, parameters, engine->stores_z ? results[0] : nullptr, dw, db, step);
     } else if (plan.sums) {
       results.push_back(db);
       RunSums(*plan.sums, device(), stream, parameters, results, step);
@@ -165,7 +165,7 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     }
     if (engine && !draws_in)
       RunWeightGrad(engine->plan, device(), stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
-          nullptr, step);
+        nullptr, step);
     if (plan.data) plan.data->Run(device(), stream, z, w, dx, step);
     if (plan.weight) plan.weight->Run(device(), stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
     plan.copies.CopyOutputs(device(), stream, inputs, given, addresses);

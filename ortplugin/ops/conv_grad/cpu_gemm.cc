@@ -14,7 +14,7 @@ namespace {
 
 // ---- Matrix product
 
-constexpr int64_t kRows = 4;     // of a tile that stays in registers; with 32 of these, twice as many
+constexpr int64_t kRows = 4;  // of a tile that stays in registers; with 32 of these, twice as many
 constexpr int64_t kVectors = 2;  // its columns, of 64 bytes each
 constexpr int64_t kDepth = 256;  // products that are added before they leave the registers
 template <typename T>
@@ -23,7 +23,7 @@ constexpr int64_t kColumns = kVectors * 64 / static_cast<int64_t>(sizeof(T));
 // c[i, j] += sum over k of a[i * a_row + k * a_column] * b[k * b_row + j] for kColumns columns and `rows` rows.
 template <typename T, int64_t rows>
 __attribute__((always_inline)) inline void Tile(
-    const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row, int64_t depth, T* c, int64_t c_row) {
+  const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row, int64_t depth, T* c, int64_t c_row) {
   T sums[rows][kColumns<T>] = {};
   for (int64_t k = 0; k < depth; ++k)
     for (int64_t i = 0; i < rows; ++i)
@@ -37,7 +37,7 @@ __attribute__((always_inline)) inline void Tile(
 // the rows of a tile, which change no sum.
 template <int64_t most, typename T>
 __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row,
-    int64_t a_column, const T* b, int64_t b_row, T* c, int64_t c_row) {
+  int64_t a_column, const T* b, int64_t b_row, T* c, int64_t c_row) {
   constexpr int64_t kWidth = kColumns<T>;
   alignas(64) T edge[kDepth * kWidth];
   alignas(64) T result[most * kWidth];
@@ -82,11 +82,11 @@ __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t
 #if defined(__x86_64__) && defined(__GNUC__)
 #define ORTPLUGIN_VERSIONS(NAME, TARGET, MOST) \
   __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const float* a, int64_t a_row, \
-      int64_t a_column, const float* b, int64_t b_row, float* c, int64_t c_row) { \
+    int64_t a_column, const float* b, int64_t b_row, float* c, int64_t c_row) { \
     Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row); \
   } \
   __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const double* a, int64_t a_row, \
-      int64_t a_column, const double* b, int64_t b_row, double* c, int64_t c_row) { \
+    int64_t a_column, const double* b, int64_t b_row, double* c, int64_t c_row) { \
     Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row); \
   }
 ORTPLUGIN_VERSIONS(ProductAvx2, "avx2,fma", kRows)
@@ -98,7 +98,7 @@ ORTPLUGIN_VERSIONS(ProductAvx512, "avx512f,fma", 2 * kRows)
 
 template <typename T>
 void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, int64_t a_column, const T* b,
-    int64_t b_row, T* c, int64_t c_row) {
+  int64_t b_row, T* c, int64_t c_row) {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const int level = X86Level();
   if (level >= 4) return ProductAvx512(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
@@ -170,14 +170,14 @@ template <typename Body>
 void ForMeetings(const Contraction& contraction, int64_t first, int64_t total, const Body& body) {
   ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
     ForKernel(contraction, at, count,
-        [&](int64_t k, int64_t start, int64_t from, int64_t to) { body(o - first, count, k, start, from, to); });
+      [&](int64_t k, int64_t start, int64_t from, int64_t to) { body(o - first, count, k, start, from, to); });
   });
 }
 
 // columns[(c, k), o - first] of the channels [0, channels) of one image's group; zeros where s meets nothing.
 template <typename T>
 void FillColumns(
-    const Contraction& contraction, const T* large, int64_t channels, int64_t first, int64_t total, T* columns) {
+  const Contraction& contraction, const T* large, int64_t channels, int64_t first, int64_t total, T* columns) {
   const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
                 stride = contraction.windows.back().stride;
   const auto meet = [&](int64_t column, int64_t count, int64_t k, int64_t start, int64_t from, int64_t to) {
@@ -212,7 +212,7 @@ void FillRows(const Contraction& contraction, const T* large, int64_t first, int
 // Adds columns to what they were taken from.
 template <typename T>
 void AddColumns(
-    const Contraction& contraction, const T* columns, int64_t channels, int64_t first, int64_t total, T* large) {
+  const Contraction& contraction, const T* columns, int64_t channels, int64_t first, int64_t total, T* large) {
   const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
                 stride = contraction.windows.back().stride;
   const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
@@ -238,7 +238,7 @@ constexpr int64_t kTasks = 16;  // about as many are worth while
 
 template <typename T>
 void Forward(
-    const Contraction& contraction, const T* large, const T* weight, T* small, const ParallelFor& parallel_for) {
+  const Contraction& contraction, const T* large, const T* weight, T* small, const ParallelFor& parallel_for) {
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 height = contraction.group_channels() * Count(contraction, &Window::kernel);
   const int64_t block = Block(contraction, height), blocks = DivideUp(outputs, block);
@@ -247,25 +247,25 @@ void Forward(
     const int64_t count = std::min(block, outputs - first);
     HostVector<T> columns(static_cast<size_t>(height * count));
     FillColumns(contraction, large + part * contraction.group_channels() * image, contraction.group_channels(), first,
-        count, columns.data());
+      count, columns.data());
     T* target = small + part * contraction.group_filters() * outputs + first;
     for (int64_t row = 0; row < contraction.group_filters(); ++row)
       std::fill(target + row * outputs, target + row * outputs + count, T{0});
     Multiply<T>(contraction.group_filters(), count, height,
-        weight + part % contraction.groups * contraction.group_filters() * height, height, 1, columns.data(), count,
-        target, outputs);
+      weight + part % contraction.groups * contraction.group_filters() * height, height, 1, columns.data(), count,
+      target, outputs);
   });
 }
 
 template <typename T>
 void DataGradient(
-    const Contraction& contraction, const T* small, const T* weight, T* large, const ParallelFor& parallel_for) {
+  const Contraction& contraction, const T* small, const T* weight, T* large, const ParallelFor& parallel_for) {
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 kernels = Count(contraction, &Window::kernel);
   const int64_t height = contraction.group_channels() * kernels, parts = contraction.batch * contraction.groups;
   // Where there are few images and groups, tasks share out the channels.
   const int64_t channels = DivideUp(contraction.group_channels(),
-      std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.group_channels()));
+    std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.group_channels()));
   const int64_t slices = DivideUp(contraction.group_channels(), channels);
   parallel_for(static_cast<size_t>(parts * slices), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), part = number / slices, channel = number % slices * channels;
@@ -278,8 +278,8 @@ void DataGradient(
       const int64_t count = std::min(block, outputs - first);
       std::fill(columns.data(), columns.data() + rows * count, T{0});
       Multiply<T>(rows, count, contraction.group_filters(),
-          weight + part % contraction.groups * contraction.group_filters() * height + channel * kernels, 1, height,
-          small + part * contraction.group_filters() * outputs + first, outputs, columns.data(), count);
+        weight + part % contraction.groups * contraction.group_filters() * height + channel * kernels, 1, height,
+        small + part * contraction.group_filters() * outputs + first, outputs, columns.data(), count);
       AddColumns(contraction, columns.data(), width, first, count, target);
     }
   });
@@ -287,14 +287,14 @@ void DataGradient(
 
 template <typename T>
 void WeightGradient(
-    const Contraction& contraction, const T* small, const T* large, double* weight, const ParallelFor& parallel_for) {
+  const Contraction& contraction, const T* small, const T* large, double* weight, const ParallelFor& parallel_for) {
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 height = contraction.group_channels() * Count(contraction, &Window::kernel);
   // Tasks share out groups and rows of w; where these are few, images too, whose sums are added afterwards.
   constexpr int64_t kTaskRows = 64;
   const int64_t slices = DivideUp(contraction.group_filters(), kTaskRows);
   const int64_t wanted =
-      std::clamp<int64_t>(kTasks / (contraction.groups * slices), 1, std::max<int64_t>(1, contraction.batch));
+    std::clamp<int64_t>(kTasks / (contraction.groups * slices), 1, std::max<int64_t>(1, contraction.batch));
   const int64_t images = DivideUp(std::max<int64_t>(1, contraction.batch), wanted),
                 chunks = DivideUp(contraction.batch, images);
   const int64_t whole = contraction.filters * height;
@@ -316,7 +316,7 @@ void WeightGradient(
         FillRows(contraction, large + part * contraction.group_channels() * image, first, count, columns.data());
         std::fill(sums.begin(), sums.end(), T{0});
         Multiply<T>(rows, height, count, small + (part * contraction.group_filters() + slice) * outputs + first,
-            outputs, 1, columns.data(), height, sums.data(), height);
+          outputs, 1, columns.data(), height, sums.data(), height);
         for (int64_t i = 0; i < rows * height; ++i) totals[i] += static_cast<double>(sums[static_cast<size_t>(i)]);
       }
     }
@@ -326,9 +326,9 @@ void WeightGradient(
 }
 
 template void Multiply(
-    int64_t, int64_t, int64_t, const float*, int64_t, int64_t, const float*, int64_t, float*, int64_t);
+  int64_t, int64_t, int64_t, const float*, int64_t, int64_t, const float*, int64_t, float*, int64_t);
 template void Multiply(
-    int64_t, int64_t, int64_t, const double*, int64_t, int64_t, const double*, int64_t, double*, int64_t);
+  int64_t, int64_t, int64_t, const double*, int64_t, int64_t, const double*, int64_t, double*, int64_t);
 template void Forward(const Contraction&, const float*, const float*, float*, const ParallelFor&);
 template void Forward(const Contraction&, const double*, const double*, double*, const ParallelFor&);
 template void DataGradient(const Contraction&, const float*, const float*, float*, const ParallelFor&);

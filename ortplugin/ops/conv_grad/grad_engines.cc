@@ -22,10 +22,10 @@ bool IsDataGradFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
   if (conv.group_filters() <= limits.data_grad_few_outputs)
     return conv.group_channels() <= limits.data_grad_most_channels_few;
   const int64_t multiply_adds = conv.batch * conv.groups * conv.group_filters() * conv.windows[0].out *
-      conv.windows[1].out * conv.group_channels() * taps;
+    conv.windows[1].out * conv.group_channels() * taps;
   return conv.group_channels() <= limits.data_grad_most_channels &&
-      conv.group_filters() <= limits.data_grad_most_outputs &&
-      multiply_adds > limits.data_grad_least_work * gpu.multiprocessors;
+    conv.group_filters() <= limits.data_grad_most_outputs &&
+    multiply_adds > limits.data_grad_least_work * gpu.multiprocessors;
 }
 
 bool IsTaken(const std::string& algorithm, bool is_fast) {
@@ -48,7 +48,7 @@ cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType
   if (from == to) return problem;
   const std::string given = NameOf(from), wanted = NameOf(to);
   problem.program = std::make_shared<const Program>(
-      Program::Parse("(" + given + " x) => (" + wanted + " y) { y = Cast<to=" + wanted + ">(x) }"));
+    Program::Parse("(" + given + " x) => (" + wanted + " y) { y = Cast<to=" + wanted + ">(x) }"));
   problem.results = {problem.w};
   return problem;
 }
@@ -57,7 +57,7 @@ cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType
 
 // dX as the convolution of dZ with W rotated by 180 degrees, or of a transposed convolution with W as it is.
 std::optional<cuda::PackedKernel> FindDataGradEngine(
-    const GradNode& node, const GradShape& shape, const cuda::DeviceFacts& gpu) {
+  const GradNode& node, const GradShape& shape, const cuda::DeviceFacts& gpu) {
   if (node.rank() != 2 || node.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
   Contraction conv = node.transposed ? shape.contraction : shape.contraction.Reversed();
   conv.transposed = false;
@@ -73,11 +73,11 @@ std::optional<cuda::PackedKernel> FindDataGradEngine(
   const Program identity = Program::Parse("(float x) => (float x) {}");
   const Axes axes = JoinAxes(shape.x, {shape.x});
   return cuda::PackedKernel{cuda::Load(gpu, DirectSource(conv, identity, axes, *config), "conv_direct", cuda::Warn),
-      DirectLaunch(*config, gpu), DirectArguments(conv, identity, axes, *config)};
+    DirectLaunch(*config, gpu), DirectArguments(conv, identity, axes, *config)};
 }
 
 std::optional<WeightGradEngine> FindWeightGradEngine(
-    const GradNode& node, const GradShape& shape, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
+  const GradNode& node, const GradShape& shape, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
   if (!node.wants_w || ElementCount(shape.w) == 0 || ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
     return std::nullopt;
   WeightGrad grad{shape.contraction, node.weight_dtype, false, false};
@@ -122,7 +122,7 @@ std::vector<cudnn::Problem> WeightProblems(const GradNode& node, const GradShape
 }
 
 std::vector<std::string> ListGradAlgorithms(
-    const GradNode& node, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
+  const GradNode& node, const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
   constexpr size_t kMostPlans = 8;  // of a problem, and of dX in fp16 and bf16 as many with an identity
   const GradShape shape = FitGrad(node, shapes);
   std::vector<std::string> lines;

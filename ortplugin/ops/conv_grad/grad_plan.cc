@@ -26,12 +26,12 @@ Conversion Convert(const Shape& shape, DType from, DType to, const cuda::DeviceF
 // Zeros: the sum of no rows.
 SumPlan Zeros(const Shape& shape, DType dtype, const cuda::DeviceFacts& gpu) {
   const SumProgram sums = SumProgram::Parse(
-      std::string("(") + NameOf(dtype) + " x) => (" + NameOf(dtype) + " y) { y = SumTo<axes=\"0\", keepdims=0>(x) }");
+    std::string("(") + NameOf(dtype) + " x) => (" + NameOf(dtype) + " y) { y = SumTo<axes=\"0\", keepdims=0>(x) }");
   return PlanSums(sums, {{0, ElementCount(shape)}}, gpu, true);
 }
 
 Padding Pad(const Shape& shape, bool channels_last, const Shape& pads_begin, const Shape& pads_end, DType dtype,
-    const cuda::DeviceFacts& gpu) {
+  const cuda::DeviceFacts& gpu) {
   constexpr size_t kAxes = 3;
   constexpr unsigned kThreads = 256;
   Padding padding{};
@@ -65,7 +65,7 @@ std::optional<cudnn::PlanText> Text(const std::string& algorithm) {
 
 size_t GradPart::scratch_bytes() const {
   size_t bytes = made_bytes + (plan != nullptr ? ScratchBytes(plan->workspace_bytes()) : 0) +
-      (zeros ? ScratchBytes(zeros->scratch_bytes) : 0);
+    (zeros ? ScratchBytes(zeros->scratch_bytes) : 0);
   for (const std::optional<Conversion>* each : {&first_conversion, &second_conversion})
     if (*each) bytes += (*each)->bytes;
   if (padding) bytes += padding->bytes;
@@ -73,7 +73,7 @@ size_t GradPart::scratch_bytes() const {
 }
 
 void GradPart::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const void* first, const void* second,
-    void* result, char* scratch) const {
+  void* result, char* scratch) const {
   if (zeros) RunSums(*zeros, device, stream, {nullptr}, {result}, scratch);
   if (engine) {
     const void* const addresses[] = {first, second, result};
@@ -84,7 +84,7 @@ void GradPart::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const v
   arguments.inputs[0] = first;
   arguments.inputs[1] = second;
   const std::pair<const Conversion*, size_t> conversions[] = {
-      {first_conversion ? &*first_conversion : nullptr, 0}, {second_conversion ? &*second_conversion : nullptr, 1}};
+    {first_conversion ? &*first_conversion : nullptr, 0}, {second_conversion ? &*second_conversion : nullptr, 1}};
   for (const auto& [conversion, number] : conversions) {
     if (conversion == nullptr) continue;
     RunPointwise(conversion->plan, device, stream, {arguments.inputs[number]}, {scratch});
@@ -119,7 +119,7 @@ void GradPlanner::Prepare(const GradShape& shape, const std::vector<Shape>& shap
 
 // Finds the plan that the algorithm names, else any, of the first of the problems that has it, and returns which.
 size_t GradPlanner::FindPlan(
-    const std::vector<cudnn::Problem>& problems, const std::string& algorithm, GradPart* part) const {
+  const std::vector<cudnn::Problem>& problems, const std::string& algorithm, GradPart* part) const {
   std::string refusal;
   const auto find = [&](const cudnn::PlanText* text) {
     size_t number = 0;
@@ -145,12 +145,12 @@ size_t GradPlanner::FindPlan(
 void GradPlanner::Warn(const std::string& reason) const {
   if (warned_.exchange(true)) return;
   cuda::Warn("node '" + name_ + "' (ConvGrad): " + reason +
-      ". Its algorithms were chosen for other shapes, another GPU or another cuDNN; run optimize-model --tune "
-      "again, or set data_algorithm and weight_algorithm to auto");
+    ". Its algorithms were chosen for other shapes, another GPU or another cuDNN; run optimize-model --tune "
+    "again, or set data_algorithm and weight_algorithm to auto");
 }
 void GradPlanner::WarnOfOwn(const char* gradient) const {
-  Warn(std::string("there is no kernel of ours for ") + gradient +
-      " here, as its algorithm asks; cuDNN takes its place");
+  Warn(
+    std::string("there is no kernel of ours for ") + gradient + " here, as its algorithm asks; cuDNN takes its place");
 }
 
 GradPart GradPlanner::MakeData(const GradShape& shape) const {
@@ -196,7 +196,7 @@ GradPart GradPlanner::MakeWeight(const GradShape& shape) const {
 
 std::string PadSource(size_t element_bytes) {
   const char* const type = element_bytes == 2 ? "unsigned short"
-      : element_bytes == 4                    ? "unsigned"
+    : element_bytes == 4                      ? "unsigned"
                                               : "unsigned long long";
   return std::string(kCommonSource) + "\n#define ELEMENT " + type + "\n" + kConvGradSource;
 }

@@ -37,22 +37,22 @@ struct GradPart {
   std::optional<SumPlan> zeros;  // where there is nothing to add up
   std::shared_ptr<const cudnn::Plan> plan;
   std::optional<Conversion> first_conversion, second_conversion;  // of the plan's inputs
-  std::optional<Padding> padding;                                 // of the first input
-  std::optional<Conversion> result_conversion;                    // from what the plan writes
-  size_t made_bytes = 0;                                          // of that, where it is converted
-  std::optional<cuda::PackedKernel> engine;                       // instead of the plan, of dX
+  std::optional<Padding> padding;  // of the first input
+  std::optional<Conversion> result_conversion;  // from what the plan writes
+  size_t made_bytes = 0;  // of that, where it is converted
+  std::optional<cuda::PackedKernel> engine;  // instead of the plan, of dX
 
   size_t scratch_bytes() const;
   // Asynchronous, on ORT's stream. `first`, `second`: dZ and W for dX; the larger and the smaller tensor for dW.
   void Run(const cuda::DeviceFacts& device, cuda::Stream stream, const void* first, const void* second, void* result,
-      char* scratch) const;
+    char* scratch) const;
 };
 
 // Makes a node's parts. It warns once where an algorithm is not to be had.
 class GradPlanner {
  public:
   GradPlanner(std::string name, const GradNode& node, const cuda::DeviceFacts& device)
-      : name_(std::move(name)), node_(node), device_(device) {}
+    : name_(std::move(name)), node_(node), device_(device) {}
 
   // Throws Error where cuDNN is needed and has no plan.
   GradPart MakeData(const GradShape& shape) const;

@@ -152,7 +152,7 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
       const int64_t met = wavefronts(32, 1, [&](int64_t i) {
         const int64_t column = i % lanes % columns, strip = strip_of(i);
         return column % channel_lanes * pitch + column / channel_lanes * s->tap_rows * row +
-            strip / full * grad.rows().stride * row + strip % full * s->strip * grad.columns().stride;
+          strip / full * grad.rows().stride * row + strip % full * s->strip * grad.columns().stride;
       });
       if (met < best) best = met, *s = option;
     }
@@ -189,7 +189,7 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
   s->vector = static_cast<int>(std::gcd(std::min<int64_t>(4, 16 / widest), together));
   // As far as registers are left. NVRTC takes more of them for the newest GPUs.
   const int64_t registers =
-      std::min<int64_t>(gpu.registers_per_multiprocessor / (s->threads * s->min_blocks), 168) / 8 * 8;
+    std::min<int64_t>(gpu.registers_per_multiprocessor / (s->threads * s->min_blocks), 168) / 8 * 8;
   const int64_t left = registers - Entries(grad, *s) - (gpu.major >= 12 ? 60 : 48);
   const int64_t of_vector = DivideUp(s->vector * OperandBytes(program), 4) + 3;
   s->batch = static_cast<int>(std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 48 / of_vector)));
@@ -238,11 +238,11 @@ bool FitsWeightGrad(const WeightGrad& grad) {
   if (grad.windows.size() != 2 || grad.groups != 1) return false;
   for (const Window& window : grad.windows)
     if (window.kernel > 16 || window.stride > 8 || window.dilation != 1 || window.out < 1 || window.out > kMostWide ||
-        window.size > kMostWide || window.pad_begin > kMostWide)
+      window.size > kMostWide || window.pad_begin > kMostWide)
       return false;
   return grad.channels <= 512 && grad.filters <= 512 && grad.batch >= 1 && grad.batch < (1 << 24) &&
-      grad.batch * grad.channels * grad.rows().size * grad.columns().size < kMost &&
-      grad.batch * grad.filters * grad.rows().out * grad.columns().out < kMost;
+    grad.batch * grad.channels * grad.rows().size * grad.columns().size < kMost &&
+    grad.batch * grad.filters * grad.rows().out * grad.columns().out < kMost;
 }
 
 bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
@@ -255,11 +255,11 @@ bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
   if (std::max(grad.channels, grad.filters) <= limits.weight_grad_most_channels) return true;
   const bool is_sparse = taps == 1 || grad.rows().stride * grad.columns().stride > 1;
   return is_sparse && std::min(grad.channels, grad.filters) <= limits.weight_grad_most_channels &&
-      channel_pairs <= limits.weight_grad_most_pairs;
+    channel_pairs <= limits.weight_grad_most_pairs;
 }
 
 std::optional<WeightGradConfig> ConfigureWeightGrad(
-    const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu) {
+  const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu) {
   constexpr int64_t kMostSums = 80;
   const int64_t bytes = OperandBytes(program) + (grad.stores_z ? 4 : 0);
   Config best{};
@@ -323,7 +323,7 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(
 }
 
 std::string WeightGradSource(
-    const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config) {
+  const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config) {
   const size_t inputs = program.parameters().size();
   const DType dtype = program.value(program.results()[0]).dtype;
   const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
@@ -331,13 +331,12 @@ std::string WeightGradSource(
   const auto pointer = [&](size_t i) { return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i) + "]"; };
   std::ostringstream text;
   text << kCommonSource << "\n" << kPointwiseSource << "\n";
-  const auto define = [&](const std::string& name, int64_t value) {
-    text << "#define " << name << " " << value << "\n";
-  };
+  const auto define = [&](
+                        const std::string& name, int64_t value) { text << "#define " << name << " " << value << "\n"; };
   define("CHANNELS", grad.channels);
   define("OUTPUTS", grad.filters);
   const std::pair<const char*, int64_t Window::*> sizes[] = {
-      {"IMAGE_", &Window::size}, {"OUT_", &Window::out}, {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}};
+    {"IMAGE_", &Window::size}, {"OUT_", &Window::out}, {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}};
   for (const auto& [name, number] : sizes) {
     define(std::string(name) + "H", grad.rows().*number);
     define(std::string(name) + "W", grad.columns().*number);
@@ -348,10 +347,10 @@ std::string WeightGradSource(
   define("STORES_Z", grad.stores_z);
   define("HAS_BIAS", grad.makes_bias);
   const std::pair<const char*, int> choices[] = {{"IMAGES", config.images}, {"ROWS", config.rows},
-      {"MAPS", config.maps}, {"DEPTH", config.depth}, {"TAP_ROWS", config.tap_rows}, {"STRIP", config.strip},
-      {"SEGMENT", config.segment}, {"BLOCK_MAPS", config.block_maps}, {"BLOCK_CHANNELS", config.block_channels},
-      {"X_ROW", config.x_row}, {"X_PITCH", config.x_pitch}, {"Z_PITCH", config.z_pitch}, {"VECTOR", config.vector},
-      {"THREADS", config.threads}, {"MIN_BLOCKS", config.min_blocks}, {"ADDERS", config.adders}};
+    {"MAPS", config.maps}, {"DEPTH", config.depth}, {"TAP_ROWS", config.tap_rows}, {"STRIP", config.strip},
+    {"SEGMENT", config.segment}, {"BLOCK_MAPS", config.block_maps}, {"BLOCK_CHANNELS", config.block_channels},
+    {"X_ROW", config.x_row}, {"X_PITCH", config.x_pitch}, {"Z_PITCH", config.z_pitch}, {"VECTOR", config.vector},
+    {"THREADS", config.threads}, {"MIN_BLOCKS", config.min_blocks}, {"ADDERS", config.adders}};
   for (const auto& [name, value] : choices) define(name, value);
   define("BATCH", config.batch);
   text << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
@@ -382,7 +381,7 @@ std::string WeightGradSource(
 }
 
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-    const WeightGradConfig& config, const cuda::DeviceFacts& gpu) {
+  const WeightGradConfig& config, const cuda::DeviceFacts& gpu) {
   const std::string source = WeightGradSource(grad, program, axes, config);
   WeightGradPlan plan{};
   plan.multiply = cuda::Load(gpu, source, "weight_grad", cuda::Warn);
@@ -396,7 +395,7 @@ WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, co
 }
 
 void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
-    const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch) {
+  const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch) {
   std::vector<uint64_t> arguments{reinterpret_cast<uintptr_t>(x)};
   for (const void* each : operands) arguments.push_back(reinterpret_cast<uintptr_t>(each));
   for (void* each : {z, dw, db, scratch}) arguments.push_back(reinterpret_cast<uintptr_t>(each));

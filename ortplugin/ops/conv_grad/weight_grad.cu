@@ -94,8 +94,8 @@ DEVICE void stage_z(const Arguments& a, const Scalars& scalars, const Tile& tile
       const int pixel = first + b * kLeads, line = pixel / OUT_W, column = pixel % OUT_W;
       const int image = IMAGES > 1 ? line / OUT_H : 0, row = IMAGES > 1 ? line % OUT_H : line;
       items[b].exists = pixel < pixels;
-      items[b].element = (((tile.first_image + image) * OUT_H + tile.first_row + row) * OUT_W + column) * OUTPUTS +
-          tile.first_map + map;
+      items[b].element =
+        (((tile.first_image + image) * OUT_H + tile.first_row + row) * OUT_W + column) * OUTPUTS + tile.first_map + map;
       items[b].to = (image * BLOCK_MAPS + map) * Z_PITCH + z_place(row, column);
       if (items[b].exists) items[b].operands.load(a, items[b].element);
     }
@@ -120,7 +120,7 @@ DEVICE void stage_z(const Arguments& a, const Scalars& scalars, const Tile& tile
         const int plane = first + b * kLeads, image = plane / BLOCK_MAPS, map = plane % BLOCK_MAPS;
         items[b].exists = image < tile.images && map < tile.maps;
         items[b].element = ((tile.first_image + image) * OUTPUTS + tile.first_map + map) * (OUT_H * OUT_W) +
-            tile.first_row * OUT_W + own * VECTOR;
+          tile.first_row * OUT_W + own * VECTOR;
         items[b].to = plane * Z_PITCH;
         if (items[b].exists) items[b].operands.load(a, items[b].element);
       }
@@ -136,7 +136,7 @@ DEVICE void place_x(float* to, const float* from, bool exists) {
 #if __CUDA_ARCH__ >= 800
   const unsigned address = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0)
-      : "memory");
+    : "memory");
 #else
   *to = exists ? *from : 0.0f;
 #endif
@@ -180,7 +180,7 @@ DEVICE void stage_x(const Arguments& a, const Tile& tile, float* shared) {
       const unsigned element = CHANNELS_LAST ? ((at * IMAGE_H + h) * IMAGE_W + w) * CHANNELS + from
                                              : ((at * CHANNELS + from) * IMAGE_H + h) * IMAGE_W + w;
       place_x(shared + (image * BLOCK_CHANNELS + channel) * X_PITCH + line * X_ROW + column, x + (exists ? element : 0),
-          exists);
+        exists);
     }
   }
 }
@@ -230,7 +230,7 @@ DEVICE void accumulate(const float* z, const float* x, int rows, int column_lane
 #pragma unroll
               for (int s = 0; s < KERNEL_W; ++s)
                 sums[((k * DEPTH + d) * TAP_ROWS + r) * KERNEL_W + s] +=
-                    strip.pixels[j] * window[d][(step * STRIDE_H + r) % TAP_ROWS][j * STRIDE_W + s];
+                  strip.pixels[j] * window[d][(step * STRIDE_H + r) % TAP_ROWS][j * STRIDE_W + s];
       }
       // The threads that share z share the sums of z.
 #pragma unroll
@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(co
   const int column_lane = lane % COLUMN_LANES, map_lane = lane / COLUMN_LANES;
   const float* const own_z = shared + map_lane * Z_PITCH;
   const float* const own_x =
-      shared_x + column_lane % CHANNEL_LANES * X_PITCH + column_lane / CHANNEL_LANES * TAP_ROWS * X_ROW;
+    shared_x + column_lane % CHANNEL_LANES * X_PITCH + column_lane / CHANNEL_LANES * TAP_ROWS * X_ROW;
 
   const Scalars scalars(a);
   float sums[ENTRIES];
@@ -287,8 +287,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(co
   { \
     const int image = i / ((strips) * SEGMENTS), row = i / (strips) % SEGMENTS * SEGMENT; \
     accumulate<N>(own_z + image * BLOCK_MAPS * Z_PITCH + row * Z_ROW + (strip) * Z_STRIP, \
-        own_x + image * BLOCK_CHANNELS * X_PITCH + row * STRIDE_H * X_ROW + (strip) * STRIP * STRIDE_W, \
-        min(SEGMENT, tile.rows - row), column_lane, sums); \
+      own_x + image * BLOCK_CHANNELS * X_PITCH + row * STRIDE_H * X_ROW + (strip) * STRIP * STRIDE_W, \
+      min(SEGMENT, tile.rows - row), column_lane, sums); \
   }
 #pragma unroll 1
     for (int i = part; i < tile.images * SEGMENTS * FULL; i += PARTS) ADD(STRIP, FULL, i % FULL)
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(256) add_weights(const Arguments a)
   }
   const int s = entry % KERNEL_W, r = entry / KERNEL_W % TAP_ROWS + column_lane / CHANNEL_LANES * TAP_ROWS;
   const int channel = block % CHANNEL_BLOCKS * BLOCK_CHANNELS + column_lane % CHANNEL_LANES +
-      entry / (KERNEL_W * TAP_ROWS) % DEPTH * CHANNEL_LANES;
+    entry / (KERNEL_W * TAP_ROWS) % DEPTH * CHANNEL_LANES;
   const int map = first_map + entry / (KERNEL_W * TAP_ROWS * DEPTH) * MAP_LANES;
   if (map >= OUTPUTS || channel >= CHANNELS) return;
   ((weight_t*)a.dw)[CHANNELS_LAST ? ((map * KERNEL_H + r) * KERNEL_W + s) * CHANNELS + channel

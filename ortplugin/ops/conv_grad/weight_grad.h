@@ -16,21 +16,21 @@ namespace ortplugin {
 
 // The weight gradient of the convolution that the contraction is, from x to z of its dtype.
 struct WeightGrad : Contraction {
-  DType weight_dtype;         // of dW and dB
+  DType weight_dtype;  // of dW and dB
   bool stores_z, makes_bias;  // what it writes besides dW
 };
 
 struct WeightGradConfig {
-  int images, rows;           // of a tile
+  int images, rows;  // of a tile
   int maps, depth, tap_rows;  // of a thread: channels of z and of x, rows of taps
-  int strip, segment;         // pixels of a row, and rows, that a thread takes at a time
+  int strip, segment;  // pixels of a row, and rows, that a thread takes at a time
   int block_maps, block_channels;
   int x_row, x_pitch, z_pitch;  // in shared memory, in elements
-  int vector;                   // elements of an access to z's operands
-  int batch;                    // such accesses to each of them that a thread asks for before it needs the first
+  int vector;  // elements of an access to z's operands
+  int batch;  // such accesses to each of them that a thread asks for before it needs the first
   int threads, min_blocks;
   int64_t tiles, blocks, chunks;  // blocks: of one tile; chunks: what the tiles are shared among
-  int64_t sums;                   // of all blocks of a tile: what each chunk leaves to be added up
+  int64_t sums;  // of all blocks of a tile: what each chunk leaves to be added up
   int adders;
 };
 
@@ -45,9 +45,9 @@ bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu);
 
 // Empty where no tile fits the memory of a block.
 std::optional<WeightGradConfig> ConfigureWeightGrad(
-    const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu);
+  const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu);
 std::string WeightGradSource(
-    const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config);
+  const WeightGrad& grad, const Program& program, const Axes& axes, const WeightGradConfig& config);
 
 // Ready to launch. Every address must be a multiple of 16.
 struct WeightGradPlan {
@@ -57,9 +57,9 @@ struct WeightGradPlan {
   int64_t images, chunks;
 };
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-    const WeightGradConfig& config, const cuda::DeviceFacts& gpu);
+  const WeightGradConfig& config, const cuda::DeviceFacts& gpu);
 // Asynchronous. `operands`: of the program. `z`, `db`: null where they are not made.
 void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
-    const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);
+  const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);
 
 }  // namespace ortplugin

@@ -31,20 +31,20 @@ constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALI
 class CpuConvTranspose : public Kernel {
  public:
   explicit CpuConvTranspose(const NodeInfo& info)
-      : node_(info, ProgramText(info, 0, kConvInputs), true),
-        dtype_(ValueType(*node_.program)),
-        wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
-        scratch_(info) {
+    : node_(info, ProgramText(info, 0, kConvInputs), true),
+      dtype_(ValueType(*node_.program)),
+      wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
+      scratch_(info) {
     const ConvAttributes& attributes = node_.attributes;
     if (wide_ == DType::kFloat)
       convolution_.emplace(info, "ConvTranspose", "", kOpset,
-          std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
-          std::vector<StandardOperator::Attribute>{
-              {"auto_pad", std::string(kAutoPads[static_cast<size_t>(attributes.auto_pad)])},
-              {"group", attributes.groups}, {"kernel_shape", attributes.kernel_shape}, {"strides", attributes.strides},
-              {"dilations", attributes.dilations}, {"pads", attributes.pads},
-              {"output_padding", attributes.output_padding}, {"output_shape", attributes.output_shape}},
-          2, 1);
+        std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
+        std::vector<StandardOperator::Attribute>{
+          {"auto_pad", std::string(kAutoPads[static_cast<size_t>(attributes.auto_pad)])}, {"group", attributes.groups},
+          {"kernel_shape", attributes.kernel_shape}, {"strides", attributes.strides},
+          {"dilations", attributes.dilations}, {"pads", attributes.pads}, {"output_padding", attributes.output_padding},
+          {"output_shape", attributes.output_shape}},
+        2, 1);
     if (const std::optional<Tensor> w = info.constant_input(1)) {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
@@ -78,7 +78,7 @@ class CpuConvTranspose : public Kernel {
     Make(run, shape, axes, inputs, shapes[1], results);
     for (size_t r = 0; r < outputs.size(); ++r)
       Transpose(&run, results[r], outputs[r], shape.batch, count / shape.batch / shape.filters, shape.filters,
-          SizeOf(ResultType(r)));
+        SizeOf(ResultType(r)));
   }
 
  private:
@@ -86,7 +86,7 @@ class CpuConvTranspose : public Kernel {
 
   // Every result, in the node's layout.
   void Make(Run& run, const Contraction& shape, const Axes& axes, const std::vector<Tensor>& inputs,
-      const Shape& w_shape, const std::vector<void*>& outputs) const {
+    const Shape& w_shape, const std::vector<void*>& outputs) const {
     const int64_t count = ElementCount(shape.result());
 
     HostScratch::Buffer buffer(nullptr, {&scratch_});
@@ -102,7 +102,7 @@ class CpuConvTranspose : public Kernel {
 
   // The transposed convolution's value, in the node's layout.
   void Convolve(
-      Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const Shape& w_shape, void* value) const {
+    Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const Shape& w_shape, void* value) const {
     const int64_t count = ElementCount(shape.result());
     if (ElementCount(shape.x()) == 0) {  // an image without pixels
       std::memset(value, 0, static_cast<size_t>(count) * SizeOf(wide_));
@@ -122,12 +122,11 @@ class CpuConvTranspose : public Kernel {
         run.parallel_for(tasks, body);
       };
       DataGradient(shape.Reversed(), static_cast<const double*>(data.data()), static_cast<const double*>(filters),
-          static_cast<double*>(made), parallel_for);
+        static_cast<double*>(made), parallel_for);
     } else {
       convolution_->Run(run,
-          {{data.data(), ort::kFloat, shape.x_first()},
-              {filters, ort::kFloat, last ? ChannelsFirst(w_shape) : w_shape}},
-          {{made, ort::kFloat, shape.result_first()}});
+        {{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, last ? ChannelsFirst(w_shape) : w_shape}},
+        {{made, ort::kFloat, shape.result_first()}});
     }
     if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
   }
@@ -136,7 +135,7 @@ class CpuConvTranspose : public Kernel {
   DType dtype_, wide_;  // of X and W, and of what is computed
   HostScratch scratch_;
   std::optional<HostOperand> weights_;  // constant ones that are not used as they lie
-  std::optional<size_t> place_;         // the result in whose memory the value is made
+  std::optional<size_t> place_;  // the result in whose memory the value is made
   std::optional<StandardOperator> convolution_;
 };
 
@@ -147,10 +146,10 @@ std::unique_ptr<Kernel> CreateCpuConvTranspose(const NodeInfo& info) {
 }
 
 const Operator kFusedConvTranspose = {
-    "FusedConvTranspose",
-    Infer,
-    CreateCpuConvTranspose,
-    CreateCudaConvTranspose,
+  "FusedConvTranspose",
+  Infer,
+  CreateCpuConvTranspose,
+  CreateCudaConvTranspose,
 };
 
 }  // namespace ortplugin

@@ -40,7 +40,7 @@ void Infer(ShapeContext& context) {
 class OperandLanes {
  public:
   OperandLanes(const Access& access, const void* data)
-      : access_(access), data_(static_cast<const char*>(data)), lane_(LaneSize(access.dtype)) {
+    : access_(access), data_(static_cast<const char*>(data)), lane_(LaneSize(access.dtype)) {
     if (is_lanes()) return;
     const size_t count = is_shared_row() ? static_cast<size_t>(access.width) : kBlock;
     lanes_.resize(count * lane_);
@@ -71,7 +71,7 @@ class OperandLanes {
     gathered_.resize(count * size);
     for (size_t j = 0; j < count; ++j)
       std::memcpy(gathered_.data() + j * size,
-          base + access_.ColumnOffset(column + static_cast<int64_t>(j)) * static_cast<int64_t>(size), size);
+        base + access_.ColumnOffset(column + static_cast<int64_t>(j)) * static_cast<int64_t>(size), size);
     LoadLanes(access_.dtype, gathered_.data(), count, lanes_.data());
   }
 
@@ -85,7 +85,7 @@ class OperandLanes {
 // group.
 template <typename T>
 void FindMoments(
-    const NormProgram& norm, const T* s, size_t height, size_t columns, size_t run, double* mean, double* scale) {
+  const NormProgram& norm, const T* s, size_t height, size_t columns, size_t run, double* mean, double* scale) {
   const auto share = [&](double* sums) {
     for (size_t first = 0; first < columns; first += run) {
       double total = 0;
@@ -115,9 +115,9 @@ void NormalizeColumns(const T* s, const double* mean, const double* scale, size_
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
-      : norm_(NormProgram::Parse(ProgramText(info))),
-        prologue_(norm_.program, norm_.prologue),
-        epilogue_(norm_.program, norm_.epilogue) {
+    : norm_(NormProgram::Parse(ProgramText(info))),
+      prologue_(norm_.program, norm_.prologue),
+      epilogue_(norm_.program, norm_.epilogue) {
     CheckNode(norm_, info);
   }
 
@@ -138,7 +138,7 @@ class CpuLayerNorm : public Kernel {
     // several groups a task takes some that lie side by side.
     constexpr int64_t kTaskElements = 16384, kColumns = 64;
     const int64_t beside =
-        std::min(shape.groups, DivideUp(std::max(kColumns, kTaskElements / shape.height), shape.run));
+      std::min(shape.groups, DivideUp(std::max(kColumns, kTaskElements / shape.height), shape.run));
     const int64_t slices = DivideUp(shape.groups, beside);
     const int64_t outer_a_task = std::max<int64_t>(1, kTaskElements / (shape.elements() * beside));
     const int64_t tasks = DivideUp(shape.outer, outer_a_task) * slices;
@@ -146,7 +146,7 @@ class CpuLayerNorm : public Kernel {
       const int64_t outer = static_cast<int64_t>(task) / slices * outer_a_task;
       const int64_t group = static_cast<int64_t>(task) % slices * beside;
       ComputeGroups(shape, inputs, outputs, {outer, std::min(shape.outer, outer + outer_a_task)},
-          {group * shape.run, std::min(shape.groups, group + beside) * shape.run});
+        {group * shape.run, std::min(shape.groups, group + beside) * shape.run});
     };
     if (tasks == 1) {
       body(0);
@@ -158,28 +158,28 @@ class CpuLayerNorm : public Kernel {
  private:
   // Where a result's elements from `column` on go in its tensor.
   static char* At(const std::vector<char*>& outputs, size_t result, DType dtype, const NormShape& shape, int64_t row,
-      int64_t column) {
+    int64_t column) {
     return outputs[result] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype));
   }
 
   // Results whose elements are lanes are computed where they belong; the others are stored when they are computed.
   void BindResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
-      int64_t column, Evaluator::Workspace& workspace) const {
+    int64_t column, Evaluator::Workspace& workspace) const {
     for (const size_t r : phase.results)
       if (IsInPlace(r)) workspace.Bind(norm_.program.results()[r], At(outputs, r, DTypeOf(r), shape, row, column));
   }
   void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
-      int64_t column, size_t count, Evaluator::Workspace& workspace) const {
+    int64_t column, size_t count, Evaluator::Workspace& workspace) const {
     for (const size_t r : phase.results)
       if (!IsInPlace(r))
         StoreLanes(DTypeOf(r), workspace.lanes(norm_.program.results()[r]), count,
-            At(outputs, r, DTypeOf(r), shape, row, column));
+          At(outputs, r, DTypeOf(r), shape, row, column));
   }
   DType DTypeOf(size_t result) const { return norm_.program.value(norm_.program.results()[result]).dtype; }
   bool IsInPlace(size_t result) const {
     const ValueId value = norm_.program.results()[result];
     return norm_.program.value(value).kind == Value::Kind::kResult && value != norm_.summed &&
-        value != norm_.normalized && (DTypeOf(result) == DType::kFloat || DTypeOf(result) == DType::kDouble);
+      value != norm_.normalized && (DTypeOf(result) == DType::kFloat || DTypeOf(result) == DType::kDouble);
   }
 
   struct Range {
@@ -188,12 +188,12 @@ class CpuLayerNorm : public Kernel {
 
   // The groups in these columns, whole ones, for each of these indices of the axis `outer`.
   void ComputeGroups(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
-      const Range& outer, const Range& columns) const {
+    const Range& outer, const Range& columns) const {
     Evaluator::Workspace before(prologue_), after(epilogue_);
     std::vector<OperandLanes> operands;
     for (size_t i = 0; i < inputs.size(); ++i) operands.emplace_back(shape.accesses[i], inputs[i].data);
     const auto bind = [&](const Phase& phase, Evaluator::Workspace& workspace, int64_t row, int64_t column,
-                          size_t count) {
+                        size_t count) {
       for (const size_t i : phase.parameters)
         workspace.Bind(norm_.program.parameters()[i], operands[i].At(row, column, count));
     };
@@ -211,7 +211,7 @@ class CpuLayerNorm : public Kernel {
         for (size_t r = 0; r < height; ++r)
           for (size_t block = 0; block < width; block += kBlock)
             visit(summed.data() + (r * width + block) * lane, block, index * shape.height + static_cast<int64_t>(r),
-                columns.first + static_cast<int64_t>(block), std::min(width - block, kBlock));
+              columns.first + static_cast<int64_t>(block), std::min(width - block, kBlock));
       };
       for_each_block([&](char* s, size_t, int64_t row, int64_t column, size_t count) {
         bind(norm_.prologue_operands, before, row, column, count);
@@ -231,20 +231,20 @@ class CpuLayerNorm : public Kernel {
         scale = 1 / std::sqrt(SumSquaredDeviations(dtype, summed.data(), mean, elements) / n + norm_.epsilon);
       } else if (dtype == DType::kDouble) {
         FindMoments(norm_, reinterpret_cast<const double*>(summed.data()), height, width,
-            static_cast<size_t>(shape.run), means.data(), scales.data());
+          static_cast<size_t>(shape.run), means.data(), scales.data());
       } else {
         FindMoments(norm_, reinterpret_cast<const float*>(summed.data()), height, width, static_cast<size_t>(shape.run),
-            means.data(), scales.data());
+          means.data(), scales.data());
       }
       for_each_block([&](char* s, size_t block, int64_t row, int64_t column, size_t count) {
         if (shape.groups == 1) {
           NormalizeLanes(dtype, s, mean, scale, count, normalized.data());
         } else if (dtype == DType::kDouble) {
           NormalizeColumns(reinterpret_cast<const double*>(s), means.data() + block, scales.data() + block, count,
-              reinterpret_cast<double*>(normalized.data()));
+            reinterpret_cast<double*>(normalized.data()));
         } else {
           NormalizeColumns(reinterpret_cast<const float*>(s), means.data() + block, scales.data() + block, count,
-              reinterpret_cast<float*>(normalized.data()));
+            reinterpret_cast<float*>(normalized.data()));
         }
         bind(norm_.epilogue_operands, after, row, column, count);
         after.Bind(norm_.summed, s);
@@ -270,7 +270,7 @@ NormProgram NormProgram::Parse(const std::string& text) {
     if (!IsCore(statement.op)) continue;
     if (core != nullptr)
       Fail("the program normalises twice: in '", program.value(core->result).name, "' and in '",
-          program.value(statement.result).name, "'");
+        program.value(statement.result).name, "'");
     core = &statement;
   }
   if (core == nullptr) Fail("the program has no LayerNormalization and no RMSNormalization");
@@ -377,7 +377,7 @@ Parts PartsOf(const std::vector<bool>& reduced, const Shape& shape) {
     if (shape[axis] == 1 || reduced[axis] == (part % 2 == 1)) continue;
     if (++part == 4)
       Fail("the axes of a norm over ", ToString(shape),
-          " are more than two runs, or not the last ones after the first run");
+        " are more than two runs, or not the last ones after the first run");
     begin[part] = axis;
   }
   while (++part <= 4) begin[part] = shape.size();
@@ -386,7 +386,7 @@ Parts PartsOf(const std::vector<bool>& reduced, const Shape& shape) {
 
 // The accesses of all parameters to the matrix whose columns are the axes of `grouped`, S with groups, from `axis` on.
 std::vector<Access> AccessesOf(
-    const NormProgram& norm, const std::vector<Shape>& inputs, const Shape& shape, const Shape& grouped, size_t axis) {
+  const NormProgram& norm, const std::vector<Shape>& inputs, const Shape& shape, const Shape& grouped, size_t axis) {
   std::vector<Access> accesses;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Value& parameter = norm.program.value(norm.program.parameters()[i]);
@@ -402,7 +402,7 @@ std::vector<Access> AccessesOf(
 
 bool AreVectors(const std::vector<Access>& accesses) {
   return std::all_of(accesses.begin(), accesses.end(),
-      [](const Access& access) { return access.is_scalar() || access.is_contiguous(); });
+    [](const Access& access) { return access.is_scalar() || access.is_contiguous(); });
 }
 
 }  // namespace
@@ -429,7 +429,7 @@ NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
   }
   const auto part = [&](size_t i) {
     return ElementCount(Shape(grouped.begin() + static_cast<std::ptrdiff_t>(begin[i]),
-        grouped.begin() + static_cast<std::ptrdiff_t>(begin[i + 1])));
+      grouped.begin() + static_cast<std::ptrdiff_t>(begin[i + 1])));
   };
   fit.outer = part(0), fit.height = part(1), fit.groups = part(2), fit.run = part(3);
   fit.rows = fit.outer * fit.height, fit.width = fit.groups * fit.run;
@@ -437,10 +437,10 @@ NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
 }
 
 const Operator kFusedLayerNorm = {
-    "FusedLayerNorm",
-    Infer,
-    [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuLayerNorm>(info); },
-    CreateCudaLayerNorm,
+  "FusedLayerNorm",
+  Infer,
+  [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuLayerNorm>(info); },
+  CreateCudaLayerNorm,
 };
 
 }  // namespace ortplugin

@@ -61,7 +61,7 @@ DEVICE void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots* slots, int& parity
   (IS_SHIFTED ? (long long)(lane - (shift)) * VECTOR + (long long)(k) * LANES * VECTOR : ((k) * LANES + lane) * VECTOR)
 #define IN_ROW(k, shift) \
   ((!IS_SHIFTED || (k) * LANES >= LINE || (k) * LANES + lane >= (shift)) && \
-      (((k) + 1) * LANES <= ACCESSES || (k) * LANES + lane - (shift) < ACCESSES))
+    (((k) + 1) * LANES <= ACCESSES || (k) * LANES + lane - (shift) < ACCESSES))
 
 #define IS_ACTIVE(r) (ROWS_AT_ONCE == 1 || (r) < rows)
 // Past the last row that one is read again and nothing is written.

@@ -20,11 +20,11 @@ extern const Operator kFusedLayerNorm;
 struct NormProgram {
   Program program;
   bool is_rms;
-  int64_t axis;               // the first of those up to the last, as the program has it: may be negative
+  int64_t axis;  // the first of those up to the last, as the program has it: may be negative
   std::vector<int64_t> axes;  // or these, from 0 on, ascending
-  int64_t groups;             // not 0: also over each of so many parts of the axis `axis`
+  int64_t groups;  // not 0: also over each of so many parts of the axis `axis`
   double epsilon;
-  ValueId summed, normalized;                // s and n of the formula
+  ValueId summed, normalized;  // s and n of the formula
   std::vector<uint32_t> prologue, epilogue;  // statements
   // What each phase reads and writes. A result that the prologue computes is written there.
   Phase prologue_operands{"Prologue", {}, {}}, epilogue_operands{"Epilogue", {}, {}};
@@ -39,8 +39,8 @@ struct NormProgram {
 struct NormShape {
   Shape shape;  // S, of the normalised value and so of every result
   int64_t outer, height, groups, run;
-  int64_t rows, width;                               // of the matrix
-  std::vector<Access> accesses;                      // of each parameter, to the matrix
+  int64_t rows, width;  // of the matrix
+  std::vector<Access> accesses;  // of each parameter, to the matrix
   int64_t elements() const { return height * run; }  // that have a mean in common
 };
 
@@ -56,8 +56,8 @@ std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info);
 // How the operands are reached: which elements, in what accesses.
 struct NormAccess {
   bool is_double;
-  int narrowest, vector;    // bytes of an element of the narrowest tensor; elements of an access
-  int64_t bytes_moved;      // in all, each tensor's elements once
+  int narrowest, vector;  // bytes of an element of the narrowest tensor; elements of an access
+  int64_t bytes_moved;  // in all, each tensor's elements once
   bool results_fill_cache;  // so that they may leave it first
 };
 // `aligned`: every tensor starts at a multiple of 16 bytes.
@@ -65,10 +65,10 @@ NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda:
 
 // One variant of layer_norm.cu, in which a block holds whole rows.
 struct NormConfig {
-  int vector;         // elements of an access
+  int vector;  // elements of an access
   int lanes, groups;  // threads of a row; rows of a block
-  int items;          // accesses of a lane
-  int min_blocks;     // of a multiprocessor: bounds the registers of a thread
+  int items;  // accesses of a lane
+  int min_blocks;  // of a multiprocessor: bounds the registers of a thread
   int rows_at_once;
   int line;  // accesses of a cache line, where rows start between lines; else 1
   bool prefetch;
@@ -77,26 +77,26 @@ struct NormConfig {
 
 // None where no block can hold a row, few blocks would hold long ones, or rows are not what is normalised.
 std::optional<NormConfig> ConfigureLayerNorm(
-    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
+  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
 // The whole CUDA C++ of a variant, for tests as well as for launches.
 std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config);
 // What it begins with: the program's arithmetic and its operands, after `sizes`.
 std::string NormOperands(
-    const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results, bool pass_l1);
+  const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results, bool pass_l1);
 
 // One variant of norm_tiles.cu, for every shape.
 struct NormTiles {
-  int vector, threads, batch;        // elements of an access; threads of a block; accesses that a thread has under way
-  int min_blocks;                    // of a multiprocessor
-  int64_t groups, accesses, tiles;   // of a tile; of a row of it; tiles beside each other
-  int64_t chunk, chunks;             // accesses of a block; blocks of a tile
-  bool one_read;                     // the blocks of a tile are a cluster and hold it; else two kernels read it
+  int vector, threads, batch;  // elements of an access; threads of a block; accesses that a thread has under way
+  int min_blocks;  // of a multiprocessor
+  int64_t groups, accesses, tiles;  // of a tile; of a row of it; tiles beside each other
+  int64_t chunk, chunks;  // accesses of a block; blocks of a tile
+  bool one_read;  // the blocks of a tile are a cluster and hold it; else two kernels read it
   int64_t static_bytes, held_bytes;  // of a block's shared memory
-  int64_t blocks, moments_bytes;     // in all; of scratch memory
+  int64_t blocks, moments_bytes;  // in all; of scratch memory
   bool stream_results;
 };
 NormTiles ConfigureNormTiles(
-    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
+  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
 std::string NormTilesSource(const NormProgram& norm, const NormShape& shape, const NormTiles& config);
 
 }  // namespace ortplugin

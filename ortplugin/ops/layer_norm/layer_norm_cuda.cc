@@ -17,7 +17,7 @@ namespace {
 // This operator is as fast as it keeps memory busy. The numbers in this file that no limit of the hardware gives were
 // measured for that, on an H200 over the widths of benchmarks/layer_norm.py.
 constexpr int kEnoughThreads = 1024;  // of a multiprocessor, to keep memory busy
-constexpr int64_t kLongRow = 16384;   // elements of a row that several blocks share where rows are few
+constexpr int64_t kLongRow = 16384;  // elements of a row that several blocks share where rows are few
 
 // The fewest registers that a lane does with, about.
 int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
@@ -35,7 +35,7 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormC
 // spread over four schedulers.
 int RegisterLimit(const cuda::DeviceFacts& gpu, int threads) {
   return static_cast<int>(
-      std::min(cuda::kRegistersPerThread, gpu.registers_per_multiprocessor / RoundUp(threads, 128) / 8 * 8));
+    std::min(cuda::kRegistersPerThread, gpu.registers_per_multiprocessor / RoundUp(threads, 128) / 8 * 8));
 }
 
 constexpr int kWideBytes = 8;  // of an access
@@ -43,7 +43,7 @@ constexpr int kWideBytes = 8;  // of an access
 // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside rows
 // that are loaded ahead in accesses of 8 bytes it needs no room for them.
 int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, const cuda::DeviceFacts& gpu,
-    int access_bytes) {
+  int access_bytes) {
   const int spare = access_bytes < kWideBytes ? 5 * config.items : config.prefetch && access_bytes == 8 ? 0 : 20;
   const int threads = config.lanes * config.groups;
   const int registers = RegistersOfLane(norm, shape, config) + spare;
@@ -78,7 +78,7 @@ NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda:
 }
 
 std::optional<NormConfig> ConfigureLayerNorm(
-    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
+  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
   if (shape.height > 1 || shape.groups > 1) return std::nullopt;
   if (shape.rows < gpu.multiprocessors / 2 && shape.width >= kLongRow) return std::nullopt;
   NormConfig best{};
@@ -116,7 +116,7 @@ std::optional<NormConfig> ConfigureLayerNorm(
   };
   constexpr double kAnyWaste = 1e9;
   if (!choose(true, few, 1.13, false, 0) && !choose(true, few, 1.13, true, 16) &&
-      !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
+    !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
     return std::nullopt;
   }
 
@@ -132,7 +132,7 @@ std::optional<NormConfig> ConfigureLayerNorm(
   best.pass_l1 = best.stream_results && best.lanes <= 512;
   // Two rows at once share the reads of what all rows share.
   if (!is_small && best.line == 1 && is_wide &&
-      (best.lanes >= 256 || (best.lanes == 32 && best.items * best.vector <= 48))) {
+    (best.lanes >= 256 || (best.lanes == 32 && best.items * best.vector <= 48))) {
     best.rows_at_once = 2;
     if (RegistersOfLane(norm, shape, best) > RegisterLimit(gpu, best.lanes * best.groups)) best.rows_at_once = 1;
   }
@@ -141,7 +141,7 @@ std::optional<NormConfig> ConfigureLayerNorm(
 }
 
 std::string NormOperands(
-    const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results, bool pass_l1) {
+  const NormProgram& norm, const NormShape& shape, const std::string& sizes, bool stream_results, bool pass_l1) {
   const Program& program = norm.program;
   std::ostringstream text;
   char epsilon[64];
@@ -162,11 +162,11 @@ std::string NormOperands(
   };
   const std::string s = "v" + std::to_string(norm.summed), n = "v" + std::to_string(norm.normalized);
   phase(norm.prologue_operands, norm.prologue,
-      "compute_t prologue(const PrologueRow& row, const PrologueShared& shared, int j, PrologueResults& results)");
+    "compute_t prologue(const PrologueRow& row, const PrologueShared& shared, int j, PrologueResults& results)");
   text << "  return " << s << ";\n}\n\n";
   phase(norm.epilogue_operands, norm.epilogue,
-      "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " + n +
-          ", EpilogueResults& results)");
+    "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " + n +
+      ", EpilogueResults& results)");
   text << "}\n\n";
   return text.str();
 }
@@ -198,9 +198,9 @@ struct Plan {
 class CudaLayerNorm : public Kernel {
  public:
   explicit CudaLayerNorm(const NodeInfo& info)
-      : norm_(NormProgram::Parse(info.string_attribute("program"))),
-        scratch_(info),
-        device_(cuda::Device(info.device())) {
+    : norm_(NormProgram::Parse(info.string_attribute("program"))),
+      scratch_(info),
+      device_(cuda::Device(info.device())) {
     Prepare(info);
   }
 
@@ -264,7 +264,7 @@ class CudaLayerNorm : public Kernel {
     const NormShape& shape = plan->shape;
     if (shape.elements() >= int64_t{1} << 30 || shape.width >= int64_t{1} << 30)
       Fail("rows of ", std::max(shape.elements(), shape.width),
-          " elements are longer than the 2^30 that the kernel counts");
+        " elements are longer than the 2^30 that the kernel counts");
     plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, 0);
     if (const auto config = ConfigureLayerNorm(norm_, shape, device_, aligned)) {
       plan->first = cuda::Load(device_, LayerNormSource(norm_, shape, *config), "layer_norm", cuda::Warn);
@@ -283,7 +283,7 @@ class CudaLayerNorm : public Kernel {
       plan->first = cuda::Load(device_, source, tiles.one_read ? "norm_tiles" : "tile_moments", cuda::Warn);
       if (!tiles.one_read) plan->second = cuda::Load(device_, source, "normalize_tiles", cuda::Warn);
       plan->launch = {static_cast<unsigned>(tiles.blocks), static_cast<unsigned>(tiles.threads),
-          static_cast<unsigned>(tiles.held_bytes)};
+        static_cast<unsigned>(tiles.held_bytes)};
       if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
         cuda::AllowShared(device_, plan->first, static_cast<unsigned>(tiles.held_bytes));
       plan->scratch_bytes = static_cast<size_t>(tiles.moments_bytes);

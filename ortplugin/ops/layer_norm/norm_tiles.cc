@@ -11,11 +11,11 @@
 namespace ortplugin {
 namespace {
 
-constexpr int kThreads = 384, kThreadsOfManyParts = 192;   // of a block; where accesses hold more than two parts
-constexpr int64_t kSegment = 64;                           // bytes of a tile's row, at least: two sectors
-constexpr int64_t kTile = 16 << 10;                        // bytes that make a block worth its launch
+constexpr int kThreads = 384, kThreadsOfManyParts = 192;  // of a block; where accesses hold more than two parts
+constexpr int64_t kSegment = 64;  // bytes of a tile's row, at least: two sectors
+constexpr int64_t kTile = 16 << 10;  // bytes that make a block worth its launch
 constexpr int64_t kMostAccesses = 128, kMostGroups = 128;  // of a tile's row
-constexpr int kMostCluster = 8;                            // blocks, on every GPU with clusters
+constexpr int kMostCluster = 8;  // blocks, on every GPU with clusters
 
 // What s is kept as: an input as it lies.
 DType HeldDType(const NormProgram& norm) {
@@ -38,10 +38,10 @@ void ChooseTile(const NormShape& shape, const cuda::DeviceFacts& gpu, int64_t si
     const int64_t bytes = config->groups * shape.run * size;
     if (bytes < kSegment) return true;
     return bytes * shape.height < kTile &&
-        shape.outer * DivideUp(shape.groups, 2 * config->groups) >= 4 * int64_t{gpu.multiprocessors};
+      shape.outer * DivideUp(shape.groups, 2 * config->groups) >= 4 * int64_t{gpu.multiprocessors};
   };
   while (config->groups < shape.groups && wider() && 2 * config->groups <= kMostGroups &&
-      2 * config->groups * shape.run / config->vector <= kMostAccesses)
+    2 * config->groups * shape.run / config->vector <= kMostAccesses)
     config->groups *= 2;
   config->groups = std::min(config->groups, shape.groups);
   config->accesses = config->groups * shape.run / config->vector;
@@ -58,7 +58,7 @@ int ThreadsFor(const NormTiles& config, int64_t parts, bool is_double, int64_t a
 }  // namespace
 
 NormTiles ConfigureNormTiles(
-    const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
+  const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned) {
   NormTiles config{};
   const NormAccess access = AccessOf(norm, shape, gpu, aligned);
   config.vector = access.vector;
@@ -79,7 +79,7 @@ NormTiles ConfigureNormTiles(
     config.blocks = shape.outer * config.tiles * config.chunks;
     const int64_t lanes = config.groups > 1 ? config.accesses : 1, compute = access.is_double ? 8 : 4;
     config.static_bytes = std::max<int64_t>(config.threads / 2, lanes) * parts * 3 * compute +
-        config.groups * compute * (2 + 2 * config.chunks);
+      config.groups * compute * (2 + 2 * config.chunks);
     // A Vector takes whole words.
     config.held_bytes = config.chunk * RoundUp(config.vector * static_cast<int64_t>(SizeOf(HeldDType(norm))), 4);
   };
@@ -96,7 +96,7 @@ NormTiles ConfigureNormTiles(
   config.one_read = config.static_bytes + config.held_bytes <= gpu.shared_per_block;
   // Two, where they keep more of the GPU busy.
   const int64_t wanted =
-      DivideUp(int64_t{2} * gpu.multiprocessors * kThreads / config.threads, shape.outer * config.tiles);
+    DivideUp(int64_t{2} * gpu.multiprocessors * kThreads / config.threads, shape.outer * config.tiles);
   const int64_t chunks = std::clamp<int64_t>(of_tile / (2 * work), 1, wanted);
   if (!config.one_read || (3 * config.blocks < gpu.multiprocessors && chunks > 2 * config.chunks)) {
     cut(chunks);
@@ -108,9 +108,9 @@ NormTiles ConfigureNormTiles(
   config.min_blocks = std::max(1, 2 * kThreads / config.threads);
   if (config.one_read)
     config.min_blocks =
-        static_cast<int>(std::clamp<int64_t>(gpu.shared_per_multiprocessor / shared(), 1, config.min_blocks));
+      static_cast<int>(std::clamp<int64_t>(gpu.shared_per_multiprocessor / shared(), 1, config.min_blocks));
   config.min_blocks = std::min({config.min_blocks, gpu.blocks_per_multiprocessor,
-      gpu.threads_per_multiprocessor / static_cast<int>(RoundUp(config.threads, 32)), 4});
+    gpu.threads_per_multiprocessor / static_cast<int>(RoundUp(config.threads, 32)), 4});
   return config;
 }
 
@@ -124,7 +124,7 @@ std::string NormTilesSource(const NormProgram& norm, const NormShape& shape, con
         << config.one_read << "\n#define HELD_BYTES " << config.held_bytes << "\n#define CLUSTER "
         << (config.one_read ? config.chunks : 1) << "\n";
   return NormOperands(norm, shape, sizes.str(), config.stream_results, true) + "typedef " +
-      StorageType(HeldDType(norm)) + " held_t;\n" + kClusterSource + kNormTilesSource;
+    StorageType(HeldDType(norm)) + " held_t;\n" + kClusterSource + kNormTilesSource;
 }
 
 }  // namespace ortplugin

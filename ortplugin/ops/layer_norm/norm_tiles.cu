@@ -57,15 +57,15 @@ struct Moments {
 // What a block has of a tile.
 struct Piece {
   unsigned tile, chunk;
-  row_t row;                // the tile's first
+  row_t row;  // the tile's first
   int column, first, last;  // the tile's first column; the block's accesses
   DEVICE Piece()
-      : tile(blockIdx.x / CHUNKS),
-        chunk(blockIdx.x % CHUNKS),
-        row((row_t)(tile / TILES) * HEIGHT),
-        column((int)(tile % TILES) * ACCESSES * VECTOR),
-        first((int)chunk * CHUNK),
-        last(end_of(chunk)) {}
+    : tile(blockIdx.x / CHUNKS),
+      chunk(blockIdx.x % CHUNKS),
+      row((row_t)(tile / TILES) * HEIGHT),
+      column((int)(tile % TILES) * ACCESSES * VECTOR),
+      first((int)chunk * CHUNK),
+      last(end_of(chunk)) {}
   DEVICE static int end_of(int chunk) {
     return (chunk + 1) * CHUNK < HEIGHT * ACCESSES ? (chunk + 1) * CHUNK : HEIGHT * ACCESSES;
   }
@@ -82,7 +82,7 @@ struct Piece {
 
 // s of the accesses at, at + THREADS, .. of which `count` are the block's. `stores`: results of the prologue too.
 DEVICE void load_batch(const Arguments& args, const SharedOperands& shared_operands, const Piece& piece, int at,
-    int count, bool stores, compute_t (&s)[BATCH][VECTOR]) {
+  int count, bool stores, compute_t (&s)[BATCH][VECTOR]) {
   PrologueRow operands[BATCH];
 #pragma unroll
   for (int b = 0; b < BATCH; ++b)
@@ -277,7 +277,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, MIN_BLOCKS) no
   const BlockMoments found(moments, slots);
 #if CLUSTER > 1
   __shared__ float2 shared_moments[CLUSTER][GROUPS];  // mean and squares of each block of the cluster
-  wait_cluster();                                     // all have begun
+  wait_cluster();  // all have begun
   for (int group = threadIdx.x; group < GROUPS; group += THREADS) {
     const Moments x = found[group];
     for (int block = 0; block < CLUSTER; ++block)
@@ -306,7 +306,7 @@ struct MeanAndSquares {
 
 // partial: [tiles, CHUNKS, GROUPS].
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    tile_moments(const Arguments args, MeanAndSquares* partial) {
+  tile_moments(const Arguments args, MeanAndSquares* partial) {
   grid_dependency_wait();
   __shared__ Moments slots[SLOTS];
   const Piece piece;
@@ -320,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    normalize_tiles(const Arguments args, const MeanAndSquares* partial) {
+  normalize_tiles(const Arguments args, const MeanAndSquares* partial) {
   grid_dependency_wait();
   __shared__ Moments slots[SLOTS];
   __shared__ Scales scales;

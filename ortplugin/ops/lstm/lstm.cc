@@ -32,11 +32,11 @@ LstmAttributes ParseLstm(const Source& source) {
     Fail("the attribute 'hidden_size' is ", attributes.hidden, " but must be from 1 to ", kLargest);
   const DType dtypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat};
   attributes.dtype = dtypes[Choose("dtype", source.string_attribute("dtype"),
-      {NameOf(DType::kFloat16), NameOf(DType::kBFloat16), NameOf(DType::kFloat)})];
+    {NameOf(DType::kFloat16), NameOf(DType::kBFloat16), NameOf(DType::kFloat)})];
   // On the CPU ONNX Runtime makes a float16 node a float one where no neighbour is float16, attributes aside.
   if (attributes.dtype == DType::kFloat16 && source.input(0).type == ort::kFloat) attributes.dtype = DType::kFloat;
   attributes.direction = static_cast<LstmAttributes::Direction>(
-      Choose("direction", source.string_attribute("direction", "forward"), {"forward", "reverse", "bidirectional"}));
+    Choose("direction", source.string_attribute("direction", "forward"), {"forward", "reverse", "bidirectional"}));
   const int64_t batch_first = source.int_attribute("batch_first", 0);
   if (batch_first != 0 && batch_first != 1) Fail("the attribute 'batch_first' is ", batch_first, " but must be 0 or 1");
   attributes.batch_first = batch_first != 0;
@@ -145,10 +145,10 @@ LstmRun PrepareLstm(const LstmAttributes& attributes, Run& run, bool on_cpu) {
 }
 
 const Operator kFusedLSTM = {
-    "FusedLSTM",
-    Infer,
-    CreateCpuLstm,
-    CreateCudaLstm,
+  "FusedLSTM",
+  Infer,
+  CreateCpuLstm,
+  CreateCudaLstm,
 };
 
 }  // namespace ortplugin

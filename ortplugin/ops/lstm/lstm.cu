@@ -10,7 +10,7 @@
 
 struct Arguments {
   const storage_t *g, *r, *h0, *c0;  // h0, c0: null for zeros
-  storage_t *y, *y_h, *y_c;          // y_h, y_c: null where nobody asks for them
+  storage_t *y, *y_h, *y_c;  // y_h, y_c: null where nobody asks for them
   int steps, batch;
   int inner;  // sequences that lie beside each other in each step: [batch / inner, steps, inner, ..]
 };
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
 
   if (a.y_h != nullptr)
     store_rows(
-        rows[a.steps % 2], a.y_h + ((long long)d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8, writes);
+      rows[a.steps % 2], a.y_h + ((long long)d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8, writes);
   if (a.y_c == nullptr) return;
 #pragma unroll
   for (int s = 0; s < 2; ++s)

@@ -20,7 +20,7 @@ struct LstmAttributes {
   Direction direction;
   bool batch_first;
   bool has_states;  // h0 and c0
-  size_t outputs;   // 1 to 3: Y, Y_h and Y_c
+  size_t outputs;  // 1 to 3: Y, Y_h and Y_c
 
   int64_t directions() const { return direction == Direction::kBidirectional ? 2 : 1; }
   bool is_reverse(int64_t d) const { return direction == Direction::kReverse || d == 1; }

@@ -43,10 +43,10 @@ float Sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 class Recurrence {
  public:
   Recurrence(const LstmAttributes& attributes, const LstmRun& lstm)
-      : attributes_(attributes),
-        lstm_(lstm),
-        hidden_(attributes.hidden),
-        size_(static_cast<int64_t>(SizeOf(attributes.dtype))) {
+    : attributes_(attributes),
+      lstm_(lstm),
+      hidden_(attributes.hidden),
+      size_(static_cast<int64_t>(SizeOf(attributes.dtype))) {
     // R[d, gate, unit, k] as columns[d, k, unit, gate].
     const int64_t all = attributes.directions() * kGates * hidden_ * hidden_;
     HostVector<float> r(static_cast<size_t>(all));
@@ -56,7 +56,7 @@ class Recurrence {
       for (int64_t row = 0; row < kGates * hidden_; ++row)
         for (int64_t k = 0; k < hidden_; ++k)
           columns_[static_cast<size_t>(((d * hidden_ + k) * hidden_ + row % hidden_) * kGates + row / hidden_)] =
-              r[static_cast<size_t>((d * kGates * hidden_ + row) * hidden_ + k)];
+            r[static_cast<size_t>((d * kGates * hidden_ + row) * hidden_ + k)];
   }
 
   void Compute(int64_t d, int64_t sequence) const {

@@ -12,9 +12,9 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kSequences = 8;            // of a block on tensor cores: SEQUENCES in lstm.cu
+constexpr int64_t kSequences = 8;  // of a block on tensor cores: SEQUENCES in lstm.cu
 constexpr int64_t kMostOnTensorCores = 128;  // units, whose R a block's registers hold
-constexpr int64_t kFloatsOfUnit = 3;         // of shared memory, without tensor cores
+constexpr int64_t kFloatsOfUnit = 3;  // of shared memory, without tensor cores
 
 }  // namespace
 
@@ -57,9 +57,9 @@ struct Plan {
 class CudaLstm : public Kernel {
  public:
   explicit CudaLstm(const NodeInfo& info)
-      : attributes_(LstmAttributes::Parse(info)),
-        device_(cuda::Device(info.device())),
-        constant_weights_(info.constant_input(1).has_value()) {
+    : attributes_(LstmAttributes::Parse(info)),
+      device_(cuda::Device(info.device())),
+      constant_weights_(info.constant_input(1).has_value()) {
     Make(true);  // no shape is needed: errors come with the session, and runs find the kernel there
   }
 
@@ -82,7 +82,7 @@ class CudaLstm : public Kernel {
     if (blocks > kMost) Fail("the output takes ", blocks, " blocks, more than a launch has");
     if (std::max(steps, batch) > kMost) Fail("there are ", steps, " steps of ", batch, " sequences, more than ", kMost);
     Arguments arguments{lstm.g, lstm.r, lstm.h0, lstm.c0, lstm.y, lstm.y_h, lstm.y_c, static_cast<int32_t>(steps),
-        static_cast<int32_t>(batch), static_cast<int32_t>(lstm.shape.inner)};
+      static_cast<int32_t>(batch), static_cast<int32_t>(lstm.shape.inner)};
     void* parameters[] = {&arguments};
     const cuda::LaunchShape launch{static_cast<unsigned>(blocks), static_cast<unsigned>(plan->config.threads)};
     cuda::Launch(device_, plan->kernel, launch, stream, parameters);
@@ -93,7 +93,7 @@ class CudaLstm : public Kernel {
     const LstmConfig config = ConfigureLstm(attributes_, device_, is_aligned && constant_weights_);
     const std::string source = LstmSource(attributes_, config);
     return plans_.Keep(
-        {}, is_aligned, std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
+      {}, is_aligned, std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
   }
 
   LstmAttributes attributes_;

@@ -31,7 +31,7 @@ TensorType InferMatMul(bool trans_b, const TensorType& a, const TensorType& b) {
   const int64_t k = has_b ? b.shape[trans_b ? 1 : 0] : kUnknown;
   if (has_a && a.shape.back() > 0 && k > 0 && a.shape.back() != k)
     Fail("A has the shape ", ToString(a.shape), " and B ", ToString(b.shape), ", which is ",
-        trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
+      trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
   TensorType result;
   if (!has_a) return result;
   result.has_shape = true;
@@ -75,15 +75,15 @@ std::vector<size_t> PlacesOf(const Shape& sizes) {
 }  // namespace
 
 MatMulNode::MatMulNode(const NodeText& text)
-    : trans_b(ReadTransB(text)),
-      program(std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")))),
-      allow_tf32(ReadAllowTf32(text)) {}
+  : trans_b(ReadTransB(text)),
+    program(std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")))),
+    allow_tf32(ReadAllowTf32(text)) {}
 
 Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   if (a.empty()) Fail("A is a scalar; it must have one dimension at least, the last of length K");
   if (b.size() != 2 || a.back() != b[trans_b ? 1 : 0])
     Fail("A has the shape ", ToString(a), " and B ", ToString(b), "; they must be [.., K] and ",
-        trans_b ? "[N, K]" : "[K, N]");
+      trans_b ? "[N, K]" : "[K, N]");
   Shape full = a;
   full.back() = b[trans_b ? 0 : 1];
   ElementCount(full);
@@ -134,7 +134,7 @@ MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes, bool session_all
 }
 
 CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& text)
-    : algorithm(info.string_attribute("algorithm", "auto")) {
+  : algorithm(info.string_attribute("algorithm", "auto")) {
   trans_b = ReadTransB(info);
   program = std::make_shared<const Program>(ParseEpilogue(text));
   allow_tf32 = ReadAllowTf32(info);
@@ -149,10 +149,10 @@ CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& te
 }
 
 const Operator kFusedMatMul = {
-    "FusedMatMul",
-    Infer,
-    CreateCpuMatMul,
-    CreateCudaMatMul,
+  "FusedMatMul",
+  Infer,
+  CreateCpuMatMul,
+  CreateCudaMatMul,
 };
 
 }  // namespace ortplugin

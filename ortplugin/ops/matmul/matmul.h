@@ -34,7 +34,7 @@ struct MatMulProblem {
 struct MatMulNode {
   bool trans_b = false;
   std::shared_ptr<const Program> program;  // its first parameter is the product's value
-  std::optional<bool> allow_tf32;          // empty: as the session has it
+  std::optional<bool> allow_tf32;  // empty: as the session has it
   bool constant_weights = false;
   std::vector<bool> constant_operands;
 

@@ -16,13 +16,13 @@ constexpr int kOpset = 11;  // since which Gemm is what it is
 class CpuMatMul : public Kernel {
  public:
   explicit CpuMatMul(const NodeInfo& info)
-      : node_(info, ProgramText(info, 0, kMatMulInputs)),
-        dtype_(ValueType(*node_.program)),
-        wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
-        scratch_(info),
-        gemm_(info, "Gemm", "", kOpset, {{"T", ToOrt(wide_)}},
-            {{"transA", int64_t{0}}, {"transB", int64_t{node_.trans_b}}, {"alpha", 1.0F}, {"beta", 1.0F}},
-            kMatMulInputs, 1) {
+    : node_(info, ProgramText(info, 0, kMatMulInputs)),
+      dtype_(ValueType(*node_.program)),
+      wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
+      scratch_(info),
+      gemm_(info, "Gemm", "", kOpset, {{"T", ToOrt(wide_)}},
+        {{"transA", int64_t{0}}, {"transB", int64_t{node_.trans_b}}, {"alpha", 1.0F}, {"beta", 1.0F}}, kMatMulInputs,
+        1) {
     if (const std::optional<Tensor> b = info.constant_input(1)) {
       HostOperand weights(nullptr, scratch_, dtype_, b->data, b->shape, false);
       if (weights.data() != b->data) weights_.emplace(std::move(weights));
@@ -63,9 +63,9 @@ class CpuMatMul : public Kernel {
     std::optional<HostOperand> weights;
     if (!weights_) weights.emplace(&run, scratch_, dtype_, b.data, b.shape, false);
     gemm_.Run(run,
-        {{data.data(), ToOrt(wide_), {rows, a.shape.back()}},
-            {weights_ ? weights_->data() : weights->data(), ToOrt(wide_), b.shape}},
-        {{value, ToOrt(wide_), {rows, b.shape[node_.trans_b ? 0 : 1]}}});
+      {{data.data(), ToOrt(wide_), {rows, a.shape.back()}},
+        {weights_ ? weights_->data() : weights->data(), ToOrt(wide_), b.shape}},
+      {{value, ToOrt(wide_), {rows, b.shape[node_.trans_b ? 0 : 1]}}});
   }
 
   CheckedMatMulNode node_;

@@ -22,9 +22,9 @@ struct MatMulPlan {
 class CudaMatMul : public PlannedKernel<MatMulPlan> {
  public:
   explicit CudaMatMul(const NodeInfo& info)
-      : PlannedKernel(info),
-        node_(info, info.string_attribute("program")),
-        planner_(info.name(), ConvAlgorithm::Parse(node_.algorithm), device()) {
+    : PlannedKernel(info),
+      node_(info, info.string_attribute("program")),
+      planner_(info.name(), ConvAlgorithm::Parse(node_.algorithm), device()) {
     Prepare();
   }
 
@@ -45,7 +45,7 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
   }
 
   bool AddOutputs(
-      Run& run, const std::vector<Shape>& shapes, const MatMulPlan*, std::vector<void*>* addresses) const override {
+    Run& run, const std::vector<Shape>& shapes, const MatMulPlan*, std::vector<void*>* addresses) const override {
     const Shape full = node_.Result(shapes[0], shapes[1]);
     for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, full));
     return ElementCount(full) > 0;
@@ -65,18 +65,18 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
         if (tensor < kMatMulInputs) copied.push_back(tensor);
       plan->product = planner_.Make(problem.contraction, copied);
       plan->value_bytes =
-          ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
+        ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
       std::vector<Shape> parameters{problem.full};
       parameters.insert(parameters.end(), shapes.begin() + kMatMulInputs, shapes.end());
       plan->program = PlanPointwise(*node_.program, FitPointwise(*node_.program, parameters), device(),
-          copied.size() < unaligned.size() ? 1 : kMostVector);
+        copied.size() < unaligned.size() ? 1 : kMostVector);
     }
     plan->scratch_bytes = plan->value_bytes + plan->product->scratch_bytes;
     return plan;
   }
 
   void Launch(
-      const MatMulPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
+    const MatMulPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
     if (!plan.program) return plan.product->Run(device(), stream, addresses, scratch);
     plan.product->Run(device(), stream, {addresses[0], addresses[1], scratch}, scratch + plan.value_bytes);
     const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(input_count());

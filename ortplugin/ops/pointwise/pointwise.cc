@@ -76,11 +76,11 @@ std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& i
 }
 
 const Operator kFusedPointwise = {
-    "FusedPointwise",
-    Infer,
-    [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuPointwise>(info); },
-    CreateCudaPointwise,
-    InPlace<32, 16>,
+  "FusedPointwise",
+  Infer,
+  [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuPointwise>(info); },
+  CreateCudaPointwise,
+  InPlace<32, 16>,
 };
 
 }  // namespace ortplugin

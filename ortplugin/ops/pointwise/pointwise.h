@@ -36,18 +36,18 @@ std::unique_ptr<Kernel> CreateCudaPointwise(const NodeInfo& info);
 
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
 struct PointwiseConfig {
-  int vector;     // elements of an access
-  int items;      // vectors of a thread
-  bool across;    // vectors cross the ends of rows: tensors that are repeated are read element by element
-  bool tail;      // elements are left after the last whole vector
-  bool wide;      // indices have 64 bits
-  int threads;    // of a block
+  int vector;  // elements of an access
+  int items;  // vectors of a thread
+  bool across;  // vectors cross the ends of rows: tensors that are repeated are read element by element
+  bool tail;  // elements are left after the last whole vector
+  bool wide;  // indices have 64 bits
+  int threads;  // of a block
   int64_t tiles;  // of threads * items vectors
 };
 
 // `most_vector`: the most elements, a power of two, of an access that every tensor's address is good for.
 PointwiseConfig ConfigurePointwise(
-    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
+  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
 std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseConfig& config);
 
 // A kernel for one combination of input shapes, ready to launch.
@@ -59,10 +59,10 @@ struct PointwisePlan {
 
 // Compiles the kernel. `shape` has at least one element.
 PointwisePlan PlanPointwise(
-    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
+  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector);
 // Asynchronous. A result may lie where an input of the full shape and its dtype does.
 void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-    const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
+  const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
 // The most elements, a power of two, of an access that an address is good for.
 int MostVector(const void* address, size_t size);
 constexpr int kMostVector = 16;

@@ -121,16 +121,16 @@ DType ResultType(const Program& program, size_t r) { return program.value(progra
 // Offsets of the tensors that are repeated: from the number of a vector, or of an element where vectors cross rows.
 IndexMap MapOf(const PointwiseShape& shape, const PointwiseConfig& config) {
   return IndexMap(config.across ? "element" : "index", shape.axes, config.across ? 1 : config.vector,
-      RepeatedParameters(shape), config.wide);
+    RepeatedParameters(shape), config.wide);
 }
 
 }  // namespace
 
 PointwiseConfig ConfigurePointwise(
-    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
+  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
   PointwiseConfig best{};
   int64_t widest = 0, narrowest = 8;  // bytes of an element of the tensors of the full shape
-  int64_t written = 0, held = 0;      // bytes of an element: in memory, in registers
+  int64_t written = 0, held = 0;  // bytes of an element: in memory, in registers
   for (size_t i = 0; i < program.parameters().size(); ++i) {
     const auto size = static_cast<int64_t>(SizeOf(ParameterType(program, i)));
     if (!IsScalar(shape, i)) held += size;
@@ -169,8 +169,8 @@ PointwiseConfig ConfigurePointwise(
   const int64_t vectors = shape.count / vector;
   // A small problem is spread over the whole GPU instead.
   while (items > 1 &&
-      (items * vector * held > kMostHeld || items * vector * weight > kMostCode / 2 ||
-          vectors < items * best.threads * 4 * gpu.multiprocessors))
+    (items * vector * held > kMostHeld || items * vector * weight > kMostCode / 2 ||
+      vectors < items * best.threads * 4 * gpu.multiprocessors))
     items /= 2;
   best.items = static_cast<int>(items);
   best.tiles = std::max<int64_t>(1, DivideUp(vectors, best.threads * items));
@@ -178,7 +178,7 @@ PointwiseConfig ConfigurePointwise(
   // Room for the index of the last tile's last vector.
   constexpr int64_t kNarrow = (int64_t{1} << 31) - 8 * kThreads * kMostVector;
   best.wide = (best.across || shape.axes.count() == 1 ? shape.count : vectors) >= kNarrow ||
-      MapOf(shape, best).largest_stride() > UINT32_MAX;
+    MapOf(shape, best).largest_stride() > UINT32_MAX;
   return best;
 }
 
@@ -266,7 +266,7 @@ int MostVector(const void* address, size_t size) {
 }
 
 PointwisePlan PlanPointwise(
-    const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
+  const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu, int most_vector) {
   const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, most_vector);
   PointwisePlan plan;
   plan.arguments.resize(program.parameters().size() + program.results().size());
@@ -277,7 +277,7 @@ PointwisePlan PlanPointwise(
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
   if (plan.arguments.size() > kMostArguments)
     Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
-        " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
+      " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
   plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, config), "pointwise", cuda::Warn);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   plan.launch = {static_cast<unsigned>(std::min(config.tiles, kMostBlocks)), static_cast<unsigned>(config.threads)};
@@ -285,7 +285,7 @@ PointwisePlan PlanPointwise(
 }
 
 void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-    const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
+  const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
   std::vector<uint64_t> arguments = plan.arguments;
   for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i]);
   for (size_t r = 0; r < outputs.size(); ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
@@ -303,7 +303,7 @@ struct Plan {
 class CudaPointwise : public Kernel {
  public:
   explicit CudaPointwise(const NodeInfo& info)
-      : program_(ParsePointwise(info.string_attribute("program"))), device_(cuda::Device(info.device())) {
+    : program_(ParsePointwise(info.string_attribute("program"))), device_(cuda::Device(info.device())) {
     // Compiles for the shapes that the model declares, so that errors come with the session and runs find the kernel
     // there. Where a guessed dimension is wrong or fits nothing, the first run compiles.
     const auto shapes = GuessShapes(CheckPointwise(program_, info));

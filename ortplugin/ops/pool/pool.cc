@@ -65,7 +65,7 @@ PoolAttributes ParsePool(const Source& source) {
   attributes.kernel = source.ints_attribute("kernel_shape");
   if (attributes.is_global) {
     bool has_windows = attributes.auto_pad != "NOTSET" || attributes.ceil_mode || attributes.count_include_pad ||
-        !attributes.kernel.empty();
+      !attributes.kernel.empty();
     for (const char* name : {"strides", "dilations", "pads"})
       has_windows = has_windows || !source.ints_attribute(name).empty();
     if (has_windows) Fail("attributes of windows stand beside kind '", kKinds[kind], "', which has none; remove them");
@@ -85,11 +85,11 @@ PoolAttributes ParsePool(const Source& source) {
     Fail("pads is ", ToString(attributes.pads), " beside auto_pad ", attributes.auto_pad, "; remove one of them");
   if (is_same && *std::max_element(attributes.dilations.begin(), attributes.dilations.end()) > 1)
     Fail("dilations is ", ToString(attributes.dilations), " beside auto_pad ", attributes.auto_pad,
-        "; write the pads instead");
+      "; write the pads instead");
   for (size_t i = 0; i < attributes.pads.size(); ++i)
     if (attributes.pads[i] >= attributes.kernel[i % spatial])
       Fail("pads is ", ToString(attributes.pads), ", but each must be smaller than the kernel, ",
-          ToString(attributes.kernel));
+        ToString(attributes.kernel));
   return attributes;
 }
 
@@ -120,7 +120,7 @@ PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size)
   window.out = room / window.stride + 1;
   if (window.out < 0)
     Fail("the kernel spans ", extent, " elements on spatial axis ", axis, ", but the padded input has only ",
-        size + window.pad_begin + window.pad_end);
+      size + window.pad_begin + window.pad_end);
   if (attributes.ceil_mode) {
     if (room > 0) window.out = DivideUp(room, window.stride) + 1;
     if ((window.out - 1) * window.stride >= size + window.pad_begin) --window.out;  // it would begin in the padding
@@ -152,7 +152,7 @@ void SetSizes(TensorType& type, size_t spatial, bool channels_last, int64_t unkn
 // The output's type, of a node with one input; the rest as SetSizes has it.
 template <typename Attributes, typename Out>
 void Infer(ShapeContext& context, const Attributes& attributes, void (*check)(const Attributes&, ort::ElementType),
-    size_t spatial, int64_t unknown, Out out) {
+  size_t spatial, int64_t unknown, Out out) {
   if (context.input_count() != 1) Fail("the node has ", context.input_count(), " inputs, but must have 1");
   TensorType type = context.input(0);
   if (type.type != ort::kUndefined) check(attributes, type.type);
@@ -163,7 +163,7 @@ void Infer(ShapeContext& context, const Attributes& attributes, void (*check)(co
 void InferPool(ShapeContext& context) {
   const PoolAttributes attributes = PoolAttributes::Parse(context);
   Infer(context, attributes, CheckPoolType, attributes.kernel.size(), attributes.is_global ? 1 : 0,
-      [&](size_t axis, int64_t size) { return WindowOf(attributes, axis, size).out; });
+    [&](size_t axis, int64_t size) { return WindowOf(attributes, axis, size).out; });
 }
 
 template <typename Source>
@@ -175,9 +175,9 @@ ResizeAttributes ParseResize(const Source& source) {
   ResizeAttributes attributes;
   attributes.is_linear = Choose("mode", source.string_attribute("mode", "nearest"), kModes) == 1;
   attributes.coordinates =
-      static_cast<Coordinates>(Choose(kCoordinate, source.string_attribute(kCoordinate, "half_pixel"), kCoordinates));
+    static_cast<Coordinates>(Choose(kCoordinate, source.string_attribute(kCoordinate, "half_pixel"), kCoordinates));
   attributes.nearest = static_cast<NearestMode>(
-      Choose("nearest_mode", source.string_attribute("nearest_mode", "round_prefer_floor"), kNearestModes));
+    Choose("nearest_mode", source.string_attribute("nearest_mode", "round_prefer_floor"), kNearestModes));
   attributes.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
   attributes.sizes = source.ints_attribute("sizes");
   attributes.scales = source.floats_attribute("scales");
@@ -202,14 +202,14 @@ int64_t OutSize(const ResizeAttributes& attributes, size_t axis, int64_t size) {
   const float out = static_cast<float>(size) * attributes.scales[axis];
   if (!(out <= static_cast<float>(kLargest)))
     Fail("the scale ", attributes.scales[axis], " makes ", out, " elements of the ", size, " on spatial axis ", axis,
-        "; there must be at most ", kLargest);
+      "; there must be at most ", kLargest);
   return static_cast<int64_t>(out);
 }
 
 void InferResize(ShapeContext& context) {
   const ResizeAttributes attributes = ResizeAttributes::Parse(context);
   Infer(context, attributes, CheckResizeType, attributes.spatial(), attributes.sizes.empty() ? 0 : 1,
-      [&](size_t axis, int64_t size) { return OutSize(attributes, axis, size); });
+    [&](size_t axis, int64_t size) { return OutSize(attributes, axis, size); });
 }
 
 }  // namespace
@@ -231,7 +231,7 @@ void CheckPoolType(const PoolAttributes& attributes, ort::ElementType type) {
   const bool is_byte = type == ort::kInt8 || type == ort::kUInt8;
   if (dtype && (IsFloating(*dtype) || (is_byte && attributes.is_max))) return;
   Fail("the input is ", NameOfOrt(type), ", of which there is no ", attributes.is_max ? "maximum" : "average",
-      "; cast it");
+    "; cast it");
 }
 
 void CheckResizeType(const ResizeAttributes& attributes, ort::ElementType type) {
@@ -239,7 +239,7 @@ void CheckResizeType(const ResizeAttributes& attributes, ort::ElementType type) 
   const bool is_integer = type == ort::kInt8 || type == ort::kUInt8 || type == ort::kInt32;
   if (dtype && (IsFloating(*dtype) || (is_integer && !attributes.is_linear))) return;
   Fail("the input is ", NameOfOrt(type), ", of which there is no ", attributes.is_linear ? "linear" : "nearest",
-      " resizing; cast it");
+    " resizing; cast it");
 }
 
 PoolShape FitPool(const PoolAttributes& attributes, const Shape& input) {
@@ -254,7 +254,7 @@ PoolShape FitPool(const PoolAttributes& attributes, const Shape& input) {
     shape.windows[kMostSpatial - spatial + axis] = window;
     shape.output[first + axis] = window.out;
     shape.is_global = shape.is_global && window.out == 1 && window.pad_begin == 0 && window.pad_end == 0 &&
-        window.dilation == 1 && window.kernel == window.size;
+      window.dilation == 1 && window.kernel == window.size;
   }
   ElementCount(shape.output);
   return shape;
@@ -315,17 +315,17 @@ int64_t NearestOf(NearestMode mode, float at, int64_t size) {
 }
 
 const Operator kFusedPool = {
-    "FusedPool",
-    InferPool,
-    CreateCpuPool,
-    CreateCudaPool,
+  "FusedPool",
+  InferPool,
+  CreateCpuPool,
+  CreateCudaPool,
 };
 
 const Operator kFusedResize = {
-    "FusedResize",
-    InferResize,
-    CreateCpuResize,
-    CreateCudaResize,
+  "FusedResize",
+  InferResize,
+  CreateCpuResize,
+  CreateCudaResize,
 };
 
 }  // namespace ortplugin

@@ -169,8 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pool(const Arguments a)
   totals.x.store(a.y + index * (unsigned long long)VECTOR);
 #else
   const compute_t count = (compute_t)count_of(start_d, KERNEL_D, DILATION_D, size_d, (int)a.pad_end[0]) *
-      (compute_t)count_of(start_h, KERNEL_H, DILATION_H, size_h, (int)a.pad_end[1]) *
-      (compute_t)count_of(start_w, KERNEL_W, DILATION_W, size_w, (int)a.pad_end[2]);
+    (compute_t)count_of(start_h, KERNEL_H, DILATION_H, size_h, (int)a.pad_end[1]) *
+    (compute_t)count_of(start_w, KERNEL_W, DILATION_W, size_w, (int)a.pad_end[2]);
   const compute_t share = (compute_t)1 / (count > 0 ? count : (compute_t)1);
   Elements y;
 #pragma unroll
@@ -191,8 +191,8 @@ struct Arguments {
   const T* x;
   T* y;
   unsigned long long outer, pixels, inner;  // in vectors where they lie along these
-  unsigned long long chunks;                // of the channels
-  double share;                             // 1 / pixels of an image
+  unsigned long long chunks;  // of the channels
+  double share;  // 1 / pixels of an image
 };
 
 #define GROUPS (THREADS / GROUP)

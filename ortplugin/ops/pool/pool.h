@@ -79,15 +79,15 @@ void CheckPoolType(const PoolAttributes& attributes, ort::ElementType type);
 
 // The whole CUDA C++ of one variant of a kernel, for tests as well as for launches.
 struct PoolConfig {
-  int vector;   // elements of an access
+  int vector;  // elements of an access
   int threads;  // of a block
-  bool wide;    // indices have 64 bits
+  bool wide;  // indices have 64 bits
   bool padded;  // some windows reach beyond the image
-  bool along;   // of a global kind: vectors lie along the pixels, for inner is 1
-  int group;    // likewise: threads that share an image, or some channels of one
-  int lanes;    // vectors of channels of a group
+  bool along;  // of a global kind: vectors lie along the pixels, for inner is 1
+  int group;  // likewise: threads that share an image, or some channels of one
+  int lanes;  // vectors of channels of a group
   int cluster;  // blocks that share the pixels
-  int items;    // loads of a thread under way at once
+  int items;  // loads of a thread under way at once
   int64_t blocks;
 };
 // `alignment`: what every address is a multiple of, in bytes; a power of two.
@@ -144,17 +144,17 @@ void CheckResizeType(const ResizeAttributes& attributes, ort::ElementType type);
 int64_t NearestOf(NearestMode mode, float at, int64_t size);
 
 struct ResizeConfig {
-  int vector;             // elements of an access
-  int threads;            // of a block
-  bool wide;              // indices have 64 bits
-  bool along;             // vectors lie along the pixels of a row, for inner is 1
-  int images;             // that a thread takes one after the other, where along
+  int vector;  // elements of an access
+  int threads;  // of a block
+  bool wide;  // indices have 64 bits
+  bool along;  // vectors lie along the pixels of a row, for inner is 1
+  int images;  // that a thread takes one after the other, where along
   int64_t count, blocks;  // count: of threads
 };
 ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-    const cuda::DeviceFacts& gpu, int alignment);
+  const cuda::DeviceFacts& gpu, int alignment);
 std::string ResizeSource(
-    const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const ResizeConfig& config);
+  const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const ResizeConfig& config);
 std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConfig& config);
 
 std::unique_ptr<Kernel> CreateCpuResize(const NodeInfo& info);

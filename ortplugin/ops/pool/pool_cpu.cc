@@ -17,7 +17,7 @@ namespace ortplugin {
 namespace {
 
 constexpr int64_t kMostCounts = 65536;  // that are kept; further ones are computed
-constexpr int64_t kTaskWork = 32768;    // elements that are read, about: worth a thread's waking
+constexpr int64_t kTaskWork = 32768;  // elements that are read, about: worth a thread's waking
 
 // `count` elements as lanes: where they lie, or in `scratch`.
 template <typename T>
@@ -109,13 +109,13 @@ template <typename T, bool is_max>
 class PoolSweep {
  public:
   PoolSweep(const PoolShape& shape, bool count_include_pad, DType dtype, const void* input, void* output)
-      : shape_(shape),
-        w_(shape.windows),
-        dtype_(dtype),
-        size_(static_cast<int64_t>(SizeOf(dtype))),
-        count_include_pad_(count_include_pad),
-        input_(static_cast<const char*>(input)),
-        output_(static_cast<char*>(output)) {
+    : shape_(shape),
+      w_(shape.windows),
+      dtype_(dtype),
+      size_(static_cast<int64_t>(SizeOf(dtype))),
+      count_include_pad_(count_include_pad),
+      input_(static_cast<const char*>(input)),
+      output_(static_cast<char*>(output)) {
     for (size_t axis = 0; axis < kMostSpatial; ++axis)
       for (int64_t o = 0; !is_max && o < std::min(w_[axis].out, kMostCounts); ++o)
         counts_[axis].push_back(w_[axis].Count(o, count_include_pad));
@@ -277,7 +277,7 @@ class PoolSweep {
         std::fill_n(sums, count, Start());
         for (int64_t pixel = at; pixel < std::min(last, at + kSegment); ++pixel) {
           const T* x = LanesOf(dtype_, input_ + ((image * pixels + pixel) * shape_.inner + c) * size_,
-              static_cast<size_t>(count), lanes.data());
+            static_cast<size_t>(count), lanes.data());
           loops_.strided(x, 1, sums, count);
         }
         for (int64_t i = 0; i < count; ++i) total[i] = Combine<is_max>(total[i], static_cast<Sum>(sums[i]));

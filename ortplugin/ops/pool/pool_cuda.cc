@@ -73,8 +73,8 @@ PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::Device
     best.wide = std::max(in / best.vector, count) >= kNarrow - best.threads;
     best.blocks = DivideUp(count, best.threads);
     for (const PoolWindow& w : shape.windows)
-      best.padded = best.padded || w.pad_begin > 0 ||
-          (w.out - 1) * w.stride - w.pad_begin + (w.kernel - 1) * w.dilation >= w.size;
+      best.padded =
+        best.padded || w.pad_begin > 0 || (w.out - 1) * w.stride - w.pad_begin + (w.kernel - 1) * w.dilation >= w.size;
     return best;
   }
   // A block has a few vectors of channels of one image, as few as give every multiprocessor work, but accesses of 64
@@ -96,7 +96,7 @@ PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::Device
   if (!best.along) best.threads = static_cast<int>(group);
   const auto loads = [&] { return DivideUp(steps * lanes, group * best.cluster); };
   while (gpu.has_clusters() && best.cluster < 8 && group == best.threads && loads() > kItems &&
-      shape.outer * chunks * best.cluster < gpu.multiprocessors)
+    shape.outer * chunks * best.cluster < gpu.multiprocessors)
     best.cluster *= 2;
   if (group == best.threads && loads() > 2 * kItems) group = best.threads = 2 * best.threads;
   best.group = static_cast<int>(group);
@@ -107,7 +107,7 @@ PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::Device
 }
 
 std::string PoolSource(
-    const PoolAttributes& attributes, const PoolShape& shape, DType dtype, const PoolConfig& config) {
+  const PoolAttributes& attributes, const PoolShape& shape, DType dtype, const PoolConfig& config) {
   std::ostringstream text;
   text << kCommonSource << "\n";
   DescribeTypes(text, dtype, attributes.is_max);
@@ -167,7 +167,7 @@ std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& co
 // ---- FusedResize
 
 ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-    const cuda::DeviceFacts& gpu, int alignment) {
+  const cuda::DeviceFacts& gpu, int alignment) {
   ResizeConfig best{};
   best.threads = 256;
   best.along = shape.inner == 1;
@@ -178,7 +178,7 @@ ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeSha
   int64_t count = shape.outer * shape.out_pixels() * shape.inner / best.vector;
   // Where pixels lie is worked out once for several images, as long as every multiprocessor has threads enough.
   while (best.along && best.images < 8 && best.images < shape.outer &&
-      count / (2 * best.images) >= int64_t{gpu.multiprocessors} * 1024)
+    count / (2 * best.images) >= int64_t{gpu.multiprocessors} * 1024)
     best.images *= 2;
   if (best.along) count = DivideUp(shape.outer, best.images) * shape.out_pixels() / best.vector;
   best.count = count;
@@ -189,7 +189,7 @@ ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeSha
 }
 
 std::string ResizeSource(
-    const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const ResizeConfig& config) {
+  const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype, const ResizeConfig& config) {
   // Whether the element after floor(at) is nearer, of at - floor(at): NearestOf in pool.cc.
   constexpr const char* kIsNext[] = {"part - 0.5f > 1e-6f", "part - 0.5f >= -1e-6f", "false", "part > 0.0f"};
   int axes = 1;
@@ -336,9 +336,9 @@ class CudaPool : public CudaImages {
     double taps = 1;
     for (const PoolWindow& w : shape.windows) taps *= static_cast<double>(w.kernel);
     if (!shape.is_global &&
-        (taps > kMostOfWindow || taps * static_cast<double>(ElementCount(shape.output)) > kMostInAll))
+      (taps > kMostOfWindow || taps * static_cast<double>(ElementCount(shape.output)) > kMostInAll))
       Fail("each window has ", taps, " elements, most of them padding: more than the GPU's kernel goes over in ",
-          "reasonable time; use a smaller kernel_shape");
+        "reasonable time; use a smaller kernel_shape");
     for (size_t axis = 0; axis < kMostSpatial; ++axis) {
       const PoolWindow& w = shape.windows[axis];
       CheckSize(w.size + w.pad_begin + w.pad_end + w.kernel * w.dilation + w.stride, axis);
@@ -374,7 +374,7 @@ class CudaResize : public CudaImages {
       CheckSize(std::max(shape.axes[axis].size, shape.axes[axis].out) + 16, axis);
     const ResizeConfig config = ConfigureResize(attributes_, shape, dtype, device_, alignment);
     return {
-        ResizeSource(attributes_, shape, dtype, config), config.blocks, config.threads, ResizeArguments(shape, config)};
+      ResizeSource(attributes_, shape, dtype, config), config.blocks, config.threads, ResizeArguments(shape, config)};
   }
 
   ResizeAttributes attributes_;

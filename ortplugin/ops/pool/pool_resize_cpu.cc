@@ -63,13 +63,13 @@ class CpuResize : public Kernel {
       const int64_t number = static_cast<int64_t>(task), first = number / segments * step;
       const int64_t first_out = number % segments * kSegment;
       const std::vector<Place> segment = segments > 1
-          ? Places(attributes_, last, first_out, std::min(last.out, first_out + kSegment))
-          : std::vector<Place>();
+        ? Places(attributes_, last, first_out, std::min(last.out, first_out + kSegment))
+        : std::vector<Place>();
       const std::vector<Place>& places = segments > 1 ? segment : whole;
       for (int64_t row = first; row < std::min(rows, first + step); ++row) {
         const Line line{PlaceOf(attributes_, shape.axes[0], row / shape.axes[1].out % shape.axes[0].out),
-            PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out), row / (shape.axes[1].out * shape.axes[0].out),
-            places};
+          PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out), row / (shape.axes[1].out * shape.axes[0].out),
+          places};
         char* const y = output + static_cast<size_t>((row * last.out + first_out) * shape.inner) * SizeOf(dtype);
         const auto* const x = static_cast<const char*>(input.data);
         if (!attributes_.is_linear) {
@@ -123,7 +123,7 @@ class CpuResize : public Kernel {
   // times 0 are NaN. One that is beyond the edge is not there: `high` is `low`, which counts once.
   template <typename T>
   static void Linear(
-      const ResizeShape& shape, const Line& line, DType dtype, const char* input, HostVector<double>& memory, char* y) {
+    const ResizeShape& shape, const Line& line, DType dtype, const char* input, HostVector<double>& memory, char* y) {
     const std::vector<Place>& places = line.places;
     const int64_t first_out = places.front().low, inner = shape.inner;  // places ascend
     const int64_t width = (places.back().high - first_out + 1) * inner;

@@ -55,7 +55,7 @@ ScatterAttributes ParseAttributes(ScatterKind kind, const Source& source) {
   }
   attributes.reduction = Choose<Reduction>("reduction", source.string_attribute("reduction", "none"), kReductions);
   attributes.algorithm =
-      Choose<ScatterAlgorithm>("algorithm", source.string_attribute("algorithm", "auto"), kAlgorithms);
+    Choose<ScatterAlgorithm>("algorithm", source.string_attribute("algorithm", "auto"), kAlgorithms);
   attributes.unique = Flag(source, "unique", 0);
   attributes.deterministic = Flag(source, "deterministic", 1);
   if (kind == ScatterKind::kElements) attributes.axis = source.int_attribute("axis", 0);
@@ -63,10 +63,10 @@ ScatterAttributes ParseAttributes(ScatterKind kind, const Source& source) {
 }
 
 const char* NameOfInput(const ScatterAttributes& attributes, size_t input) {
-  return input == 0                            ? "data"
-      : input == attributes.updates()          ? "updates"
-      : attributes.kind == ScatterKind::kSlice ? "starts"
-                                               : "indices";
+  return input == 0                          ? "data"
+    : input == attributes.updates()          ? "updates"
+    : attributes.kind == ScatterKind::kSlice ? "starts"
+                                             : "indices";
 }
 
 bool IsArithmetic(ort::ElementType type) {
@@ -98,7 +98,7 @@ std::vector<Term> MakeTerms(const Shape& sizes, const std::vector<int64_t>& stri
     if (sizes[axis] == 1) continue;
     // An axis that goes on where the one inside it ends is one with it.
     if (!terms.empty() && terms.back().divisor * terms.back().modulus == divisor &&
-        terms.back().stride * terms.back().modulus == strides[axis]) {
+      terms.back().stride * terms.back().modulus == strides[axis]) {
       terms.back().modulus *= sizes[axis];
     } else {
       terms.push_back({divisor, sizes[axis], strides[axis]});
@@ -107,7 +107,7 @@ std::vector<Term> MakeTerms(const Shape& sizes, const std::vector<int64_t>& stri
   for (Term& term : terms)
     if (term.divisor * term.modulus == divisor) term.modulus = 0;
   terms.erase(
-      std::remove_if(terms.begin(), terms.end(), [](const Term& term) { return term.stride == 0; }), terms.end());
+    std::remove_if(terms.begin(), terms.end(), [](const Term& term) { return term.stride == 0; }), terms.end());
   return terms;
 }
 
@@ -139,7 +139,7 @@ void FitND(const Shape& indices, const Shape& updates, ScatterShape* fit) {
   const int64_t depth = indices.back();
   if (data.empty() || depth < 1 || depth > static_cast<int64_t>(data.size()))
     Fail("the indices' shape ", ToString(indices), " asks for indices of ", depth, " components into data of shape ",
-        ToString(data));
+      ToString(data));
   const auto count = static_cast<size_t>(depth);
   Shape wanted = Head(indices, indices.size() - 1);
   const Shape rest = Tail(data, count);
@@ -147,7 +147,7 @@ void FitND(const Shape& indices, const Shape& updates, ScatterShape* fit) {
   wanted.insert(wanted.end(), rest.begin(), rest.end());
   if (updates != wanted)
     Fail("updates has the shape ", ToString(updates), " but indices ", ToString(indices), " into data ", ToString(data),
-        " take ", ToString(wanted));
+      " take ", ToString(wanted));
   fit->width = ElementCount(rest);
   const Shape head = Head(data, count);
   fit->slots = ElementCount(head);
@@ -164,12 +164,12 @@ void FitElements(int64_t given_axis, const Shape& indices, const Shape& updates,
   if (axis < 0 || axis >= rank) Fail("axis ", given_axis, " is out of range for data of shape ", ToString(data));
   if (indices.size() != data.size() || updates.size() != data.size())
     Fail("data ", ToString(data), ", indices ", ToString(indices), " and updates ", ToString(updates),
-        " must have one rank");
+      " must have one rank");
   const auto along = static_cast<size_t>(axis);
   for (size_t i = 0; i < data.size(); ++i) {
     if (indices[i] != updates[i] && indices[i] != 1)
       Fail("indices of shape ", ToString(indices), " are not, and do not broadcast to, the updates' shape ",
-          ToString(updates));
+        ToString(updates));
     if (i != along && updates[i] > data[i])
       Fail("updates of shape ", ToString(updates), " are larger than data ", ToString(data), " on axis ", i);
   }
@@ -206,14 +206,14 @@ void FitSlice(const ScatterAttributes& attributes, const Shape& starts, const Sh
     region[axis] = updates[axis];
     int64_t span = 0;
     if (updates[axis] > 0 &&
-        (__builtin_mul_overflow(updates[axis] - 1, std::abs(attributes.steps[c]), &span) || span >= data[axis]))
+      (__builtin_mul_overflow(updates[axis] - 1, std::abs(attributes.steps[c]), &span) || span >= data[axis]))
       Fail("updates of shape ", ToString(updates), " with step ", attributes.steps[c], " reach beyond data ",
-          ToString(data), " on axis ", axis);
+        ToString(data), " on axis ", axis);
   }
   for (size_t i = 0; i < data.size(); ++i)
     if (component[i] == axes.size() && updates[i] != data[i] && updates[i] != 1)
       Fail("updates of shape ", ToString(updates), " must have data's size or 1 on axis ", i, ", which is not sliced; ",
-          "data is ", ToString(data));
+        "data is ", ToString(data));
   size_t outer = data.size();
   while (outer > 0 && component[outer - 1] == axes.size() && updates[outer - 1] == data[outer - 1]) --outer;
   fit->width = ElementCount(Tail(data, outer));
@@ -265,11 +265,11 @@ void Infer(ShapeContext& context) {
 template <ScatterKind kind>
 constexpr Operator MakeOperator(const char* name) {
   return {
-      name,
-      Infer<kind>,
-      [](const NodeInfo& info) { return CreateCpuScatter(kind, info); },
-      [](const NodeInfo& info) { return CreateCudaScatter(kind, info); },
-      InPlace<1, 1>,
+    name,
+    Infer<kind>,
+    [](const NodeInfo& info) { return CreateCpuScatter(kind, info); },
+    [](const NodeInfo& info) { return CreateCudaScatter(kind, info); },
+    InPlace<1, 1>,
   };
 }
 
@@ -313,17 +313,17 @@ void CheckScatterTypes(const ScatterAttributes& attributes, const std::vector<or
   if (data != ort::kUndefined) {
     if (ScatterBytes(data) == 0)
       Fail("data is of dtype ", NameOfOrt(data),
-          ", whose elements are not whole bytes of fixed number; leave the node ", "to ONNX's own operator");
+        ", whose elements are not whole bytes of fixed number; leave the node ", "to ONNX's own operator");
     if (attributes.reduction != Reduction::kNone && !IsArithmetic(data))
       Fail("data is of dtype ", NameOfOrt(data), ", which has no reduction '",
-          kReductions[static_cast<int>(attributes.reduction)], "'");
+        kReductions[static_cast<int>(attributes.reduction)], "'");
     if (updates != ort::kUndefined && updates != data)
       Fail("updates is of dtype ", NameOfOrt(updates), " but data of ", NameOfOrt(data));
   }
   const bool may_be_int32 = attributes.kind == ScatterKind::kElements;
   if (indices != ort::kUndefined && indices != ort::kInt64 && !(may_be_int32 && indices == ort::kInt32))
     Fail(NameOfInput(attributes, attributes.indices()), " is of dtype ", NameOfOrt(indices), " but must be int64",
-        may_be_int32 ? " or int32" : "");
+      may_be_int32 ? " or int32" : "");
 }
 
 ScatterShape FitScatter(const ScatterAttributes& attributes, const std::vector<Shape>& inputs) {

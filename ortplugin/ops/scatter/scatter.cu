@@ -58,7 +58,7 @@ DEVICE bool slot_of(const Arguments& args, count_t n, count_t& slot) {
     // Beyond 64 bits it wraps to a number that is out of range, too: there are fewer elements than 2^48.
     if (IS_SLICE && component.steps.stride != 0)
       i = (long long)((unsigned long long)i +
-          (unsigned long long)coordinate(component.steps, n) * (unsigned long long)component.steps.stride);
+        (unsigned long long)coordinate(component.steps, n) * (unsigned long long)component.steps.stride);
     is_valid = is_valid && (unsigned long long)i < component.size;
     slot += (count_t)i * (count_t)component.stride;
   }
@@ -158,7 +158,7 @@ struct Sums {
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define ITEMS (FORM == FEW && REDUCTION != NONE ? 1 : 4)  // accesses of a lane, where a warp takes a run of elements
-#define TILE (32 * ITEMS * VECTOR)                        // elements of a warp
+#define TILE (32 * ITEMS * VECTOR)  // elements of a warp
 
 #if FORM == COPY || FORM == FUSED
 
@@ -208,7 +208,7 @@ DEVICE Tile tile_of(const Arguments& args, count_t block) {
 
 // Where out is data there is only the filling: `words` words of scratch memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    scatter_copy(const Arguments args, unsigned* scratch, unsigned long long words, unsigned value) {
+  scatter_copy(const Arguments args, unsigned* scratch, unsigned long long words, unsigned value) {
   grid_dependency_wait();
   const unsigned long long threads = (unsigned long long)gridDim.x * THREADS;
   for (unsigned long long i = (unsigned long long)blockIdx.x * THREADS + threadIdx.x; i < words; i += threads)
@@ -248,7 +248,7 @@ DEVICE void write_tile_of_unit(const Arguments& args, count_t warp) {
     slot = __shfl_sync(FULL_WARP, n < 32 ? slots[0] : slots[1], (int)(n % 32));
     const bool is_written = __shfl_sync(FULL_WARP, n < 32 ? is_valid[0] : is_valid[1], (int)(n % 32));
     const bool is_lost =
-        (is_valid[0] && lane > n && slots[0] == slot) || (is_valid[1] && 32 + lane > n && slots[1] == slot);
+      (is_valid[0] && lane > n && slots[0] == slot) || (is_valid[1] && 32 + lane > n && slots[1] == slot);
     if (__any_sync(FULL_WARP, is_lost) || !is_written) return;
   } else {
     if (!slot_of(args, n, slot)) return;
@@ -330,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Argume
 
 // Copies the elements of a tile that no unit covers.
 DEVICE void copy_rest(
-    const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS], const unsigned (&hits)[CHUNKS]) {
+  const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS], const unsigned (&hits)[CHUNKS]) {
   const count_t width = (count_t)args.width;
   unsigned covered = 0;
 #pragma unroll

@@ -29,9 +29,9 @@ struct ScatterAttributes {
   ScatterKind kind;
   Reduction reduction = Reduction::kNone;
   ScatterAlgorithm algorithm = ScatterAlgorithm::kAuto;
-  bool unique = false;               // no index occurs twice, says the model
-  bool deterministic = true;         // false: floating sums and products may be taken in any order
-  int64_t axis = 0;                  // ScatterElements; may be negative
+  bool unique = false;  // no index occurs twice, says the model
+  bool deterministic = true;  // false: floating sums and products may be taken in any order
+  int64_t axis = 0;  // ScatterElements; may be negative
   std::vector<int64_t> axes, steps;  // UpdateSlice; as many steps as axes
 
   // Throw Error where an attribute is none of the operator's.
@@ -47,19 +47,19 @@ struct ScatterAttributes {
 struct ScatterShape {
   // A number that selects the slot: an element of `indices`, or of `starts` and so many steps on.
   struct Component {
-    int64_t size;    // negative numbers count from this end
+    int64_t size;  // negative numbers count from this end
     int64_t stride;  // in slots
-    Term steps;      // UpdateSlice: of the unit, in steps of the slice; else 0
+    Term steps;  // UpdateSlice: of the unit, in steps of the slice; else 0
   };
 
-  Shape shape;             // of data and of the output
-  int64_t elements;        // of data
-  int64_t units;           // of the updates, in row-major order
-  int64_t width;           // elements of a unit and of a slot
-  int64_t slots;           // of data; slot s is its elements [s * width, (s + 1) * width)
+  Shape shape;  // of data and of the output
+  int64_t elements;  // of data
+  int64_t units;  // of the updates, in row-major order
+  int64_t width;  // elements of a unit and of a slot
+  int64_t slots;  // of data; slot s is its elements [s * width, (s + 1) * width)
   std::vector<Term> base;  // a unit's slot where all components are 0
   std::vector<Component> components;
-  std::vector<Term> index;   // where a unit's components begin in `indices`; they lie side by side
+  std::vector<Term> index;  // where a unit's components begin in `indices`; they lie side by side
   std::vector<Term> update;  // where a unit's elements begin in `updates`; they lie side by side
 
   bool is_empty() const { return elements == 0 || units == 0 || width == 0; }  // the output is data

@@ -28,8 +28,8 @@ constexpr int64_t kTaskBytes = 256 << 10;  // worth a thread's waking
 constexpr int64_t kTaskUnits = 8192;
 constexpr int64_t kWideBytes = 1024;  // of a unit, from which threads share its columns
 constexpr int64_t kPieceBytes = 512;  // the fewest of a unit that a thread takes
-constexpr int64_t kMostParts = 8;     // of the slots; each reads all indices
-constexpr int64_t kBlock = 1024;      // units whose slots are found at once
+constexpr int64_t kMostParts = 8;  // of the slots; each reads all indices
+constexpr int64_t kBlock = 1024;  // units whose slots are found at once
 
 // Calls body(first, last) for ranges of at most `each` that make up [0, count). Returns how many ran at once.
 template <typename Body>
@@ -149,7 +149,7 @@ std::vector<int64_t> SumsOf(const std::vector<Term>& terms, int64_t units) {
 // `base` is null where it would hold zeros. False where an index is out of range.
 template <bool is_first, typename Index, typename At>
 ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int64_t* base, int64_t first_item,
-    int64_t count, int64_t size, int64_t stride, int64_t* slots) {
+  int64_t count, int64_t size, int64_t stride, int64_t* slots) {
   bool bad = false;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t given = indices[at(i)];
@@ -192,7 +192,7 @@ class Blocks {
       const int64_t left = even_ == 0 ? last : even_ - unit % even_;
       const int64_t count = std::min(std::min(length_, left), last - unit);
       const bool found =
-          indices_.type == ort::kInt32 ? Find<int32_t>(unit, count, slots) : Find<int64_t>(unit, count, slots);
+        indices_.type == ort::kInt32 ? Find<int32_t>(unit, count, slots) : Find<int64_t>(unit, count, slots);
       if (!found) return false;
       body(unit, count, slots);
       unit += count;
@@ -218,8 +218,8 @@ class Blocks {
     const std::vector<ScatterShape::Component>& all = fit_.components;
     // A stride known to be 1 spares a multiplication, which few instruction sets have for many numbers at once.
     bool good = all[0].stride == 1
-        ? AddComponent<true>(from, at, base, first_item, count, all[0].size, 1, slots)
-        : AddComponent<true>(from, at, base, first_item, count, all[0].size, all[0].stride, slots);
+      ? AddComponent<true>(from, at, base, first_item, count, all[0].size, 1, slots)
+      : AddComponent<true>(from, at, base, first_item, count, all[0].size, all[0].stride, slots);
     for (size_t c = 1; c < all.size(); ++c)
       good &= AddComponent<false>(from + c, at, nullptr, 0, count, all[c].size, all[c].stride, slots);
     return good;
@@ -228,7 +228,7 @@ class Blocks {
   const ScatterShape& fit_;
   const Tensor& indices_;
   int64_t length_, even_ = 0;  // even_: at its multiples a term steps or wraps that is even within a block; 0: none
-  bool is_even_;               // indices lie in even steps
+  bool is_even_;  // indices lie in even steps
   std::vector<int64_t> base_, index_;
 };
 
@@ -249,8 +249,8 @@ template <typename Index>
       const int64_t size = fit.components[c].size, value = indices[offset];
       if (value >= -size && value < size) continue;
       Fail("the index ", value, " at ", PositionOf(offset, shape), " of indices is out of range: axis ",
-          first_axis + static_cast<int64_t>(c), " of data has size ", size, ", so that it must be from ", -size, " to ",
-          size - 1);
+        first_axis + static_cast<int64_t>(c), " of data has size ", size, ", so that it must be from ", -size, " to ",
+        size - 1);
     }
   }
   FailOnChange();
@@ -302,8 +302,8 @@ struct Work {
   const Tensor& indices;
   char* out;
   const char* updates;
-  std::vector<int64_t> starts;                  // UpdateSlice; from the front
-  int threads = 1;                              // that were seen to run at once
+  std::vector<int64_t> starts;  // UpdateSlice; from the front
+  int threads = 1;  // that were seen to run at once
   std::optional<Blocks> blocks = std::nullopt;  // of the indices
 };
 
@@ -323,8 +323,8 @@ void CheckStarts(Work& work, const Shape& updates) {
     const int64_t start = starts[c] < 0 ? starts[c] + size : starts[c];
     if (start < lowest || start > highest)
       Fail("starts[", c, "] is ", starts[c], ", from where ", count, " elements at step ", step, " leave axis ", axis,
-          " of data, whose size is ", size, ": it must be from ", lowest, " to ", highest, " or from ", lowest - size,
-          " to ", highest - size);
+        " of data, whose size is ", size, ": it must be from ", lowest, " to ", highest, " or from ", lowest - size,
+        " to ", highest - size);
     work.starts.push_back(start);
   }
 }
@@ -448,7 +448,7 @@ template <typename T>
 void Assign(Work& work) {
   if (work.fit.width == 1) return BySlots<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
   InOrder<T>(work,
-      [](T* out, const T* update, int64_t count) { std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T)); });
+    [](T* out, const T* update, int64_t count) { std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T)); });
 }
 
 void Assign(Work& work) {
@@ -505,21 +505,21 @@ void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& 
   const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
   const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
   InParallel(work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size),
-      [&](int64_t first_item, int64_t last_item) {
-        typename Precise<T>::Type folded[kColumns];
-        for (int64_t item = first_item; item < last_item; ++item) {
-          const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
-          if (!links.IsFirst(first)) continue;
-          const int64_t count = std::min(width - column, kColumns);
-          T* to = out + slots[static_cast<size_t>(first)] * width + column;
-          for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
-          for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
-            const T* update = updates + unit * width + column;
-            for (int64_t j = 0; j < count; ++j) folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
-          }
-          for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
+    [&](int64_t first_item, int64_t last_item) {
+      typename Precise<T>::Type folded[kColumns];
+      for (int64_t item = first_item; item < last_item; ++item) {
+        const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
+        if (!links.IsFirst(first)) continue;
+        const int64_t count = std::min(width - column, kColumns);
+        T* to = out + slots[static_cast<size_t>(first)] * width + column;
+        for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
+        for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
+          const T* update = updates + unit * width + column;
+          for (int64_t j = 0; j < count; ++j) folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
         }
-      });
+        for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
+      }
+    });
 }
 
 template <typename T, Reduction reduction>
@@ -579,7 +579,7 @@ void Reduce(Work& work) {
 class CpuScatter : public Kernel {
  public:
   CpuScatter(ScatterKind kind, const NodeInfo& info)
-      : attributes_(ScatterAttributes::Parse(kind, info)), types_(CheckScatterNode(attributes_, info)) {}
+    : attributes_(ScatterAttributes::Parse(kind, info)), types_(CheckScatterNode(attributes_, info)) {}
 
   void Compute(Run& run) const override {
     Tensor inputs[kInputs];
@@ -588,7 +588,7 @@ class CpuScatter : public Kernel {
       inputs[i] = run.input(i);
       if (inputs[i].type != types_[i].type)
         Fail("input ", i, " is of dtype ", NameOfOrt(inputs[i].type), " but of ", NameOfOrt(types_[i].type),
-            " in the model");
+          " in the model");
       shapes[i] = std::move(inputs[i].shape);
     }
     const Tensor &data = inputs[0], &indices = inputs[attributes_.indices()], &updates = inputs[attributes_.updates()];
@@ -597,7 +597,7 @@ class CpuScatter : public Kernel {
                is_replacing = attributes_.reduction == Reduction::kNone;
     const ScatterShape fit = FitScatter(attributes_, shapes);
     Work work{
-        attributes_, run, fit, data.type, static_cast<int64_t>(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
+      attributes_, run, fit, data.type, static_cast<int64_t>(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
     if (!fit.is_empty()) is_slice ? CheckStarts(work, update_shape) : CheckIndices(work, shapes[attributes_.indices()]);
 
     work.out = static_cast<char*>(run.output(0, fit.shape, ScatterBytes(data.type)));

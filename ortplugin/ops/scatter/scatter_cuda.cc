@@ -50,16 +50,16 @@ bool IsAddedWithoutAnswer(const ScatterAttributes& attributes, ort::ElementType 
 
 void CheckAlgorithm(const ScatterAttributes& attributes, ort::ElementType type) {
   if (attributes.algorithm == ScatterAlgorithm::kParallel && !attributes.unique &&
-      attributes.reduction != Reduction::kNone && !MayBeAtomic(attributes, type))
+    attributes.reduction != Reduction::kNone && !MayBeAtomic(attributes, type))
     Fail("algorithm 'parallel' can't combine ", NameOfOrt(type),
-        " in order; use 'sorting' or 'auto', or say unique=1 if no index occurs twice, or deterministic=0 if the last "
-        "bits may differ from run to run");
+      " in order; use 'sorting' or 'auto', or say unique=1 if no index occurs twice, or deterministic=0 if the last "
+      "bits may differ from run to run");
 }
 
 }  // namespace
 
 ScatterChoice ChooseScatter(
-    const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place) {
+  const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place) {
   CheckAlgorithm(attributes, type);
   const ScatterChoice copy{ScatterForm::kCopy, !in_place, false, false, false};
   if (shape.is_empty()) return copy;
@@ -102,7 +102,7 @@ ScatterChoice ChooseScatter(
 }
 
 ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
-    const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses) {
+  const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses) {
   const bool is_assignment = attributes.reduction == Reduction::kNone;
   const auto bytes = static_cast<int64_t>(ScatterBytes(type));
   const auto aligned = [&](uintptr_t address) {
@@ -121,8 +121,8 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   const auto is_linear = [](const std::vector<Term>& terms) {
     return terms.size() == 1 && terms[0].divisor == 1 && terms[0].modulus == 0;
   };
-  const int64_t most = std::max(
-      {shape.elements, shape.units * shape.width, shape.units * static_cast<int64_t>(shape.components.size())});
+  const int64_t most =
+    std::max({shape.elements, shape.units * shape.width, shape.units * static_cast<int64_t>(shape.components.size())});
   variant.wide = most >= int64_t{1} << 31;
   variant.components = shape.components.size();
   if (choice.form == ScatterForm::kCopy) {  // nothing of the units matters
@@ -133,9 +133,9 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   variant.narrow = shape.width == vector;
   variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
   variant.small = variant.single && is_assignment && shape.units <= kSmallUnits && shape.elements % vector == 0 &&
-      shape.elements <= kThreads * vector;
+    shape.elements <= kThreads * vector;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
-      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
+    shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
   variant.base_terms = shape.base.size();
   variant.index_terms = shape.index.size();
@@ -218,9 +218,8 @@ std::vector<uint64_t> Arguments(const ScatterShape& shape, bool is_copy) {
   };
   for (const int64_t number : {shape.elements, shape.units, shape.width, shape.slots}) add(number);
   const std::vector<Term> none{{1, 0, 0}};
-  const auto add_all_terms = [&](const std::vector<Term>& terms) {
-    add_terms(terms.empty() || is_copy ? none : terms);
-  };
+  const auto add_all_terms = [&](
+                               const std::vector<Term>& terms) { add_terms(terms.empty() || is_copy ? none : terms); };
   const std::vector<ScatterShape::Component> dummy{{0, 0, none[0]}};
   for (const ScatterShape::Component& component : is_copy ? dummy : shape.components) {
     add(component.size);
@@ -244,8 +243,8 @@ struct SortLayout {
 SortLayout LaySort(const ScatterShape& shape, bool wide) {
   if (shape.units >= int64_t{1} << 30)
     Fail(shape.units,
-        " updates are more than the 2^30 that can be sorted; say unique=1 if no index occurs twice, "
-        "deterministic=0 if any order will do, or split the updates");
+      " updates are more than the 2^30 that can be sorted; say unique=1 if no index occurs twice, "
+      "deterministic=0 if any order will do, or split the updates");
   SortLayout sort{};
   int key_bits = 1;
   while (key_bits < 63 && shape.slots >> key_bits != 0) ++key_bits;  // a key is at most `slots`
@@ -286,7 +285,7 @@ cuda::LaunchShape Blocks(int64_t count) {
 }
 
 void LaunchSort(
-    const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream stream, uint64_t* arguments, char* scratch) {
+  const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream stream, uint64_t* arguments, char* scratch) {
   const SortLayout& sort = plan.sort;
   int passes = sort.passes, bits = sort.bits;
   char* counts = scratch;
@@ -298,11 +297,11 @@ void LaunchSort(
     char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
     char* pass_counts = scratch + 4 * static_cast<size_t>(pass) * kDigits;
     char* published =
-        scratch + 4 * (sort.published + static_cast<size_t>(pass) * static_cast<size_t>(sort.tiles) * kDigits);
+      scratch + 4 * (sort.published + static_cast<size_t>(pass) * static_cast<size_t>(sort.tiles) * kDigits);
     char* ticket = scratch + 4 * (sort.tickets + static_cast<size_t>(pass));
     int shift = pass * bits;
     void* parameters[] = {
-        arguments, &keys, &units, &sorted_keys, &sorted_units, &pass_counts, &published, &ticket, &shift, &bits};
+      arguments, &keys, &units, &sorted_keys, &sorted_units, &pass_counts, &published, &ticket, &shift, &bits};
     cuda::Launch(device, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
     keys = sorted_keys;
     units = sorted_units;
@@ -314,7 +313,7 @@ void LaunchSort(
 class CudaScatter : public Kernel {
  public:
   CudaScatter(ScatterKind kind, const NodeInfo& info)
-      : attributes_(ScatterAttributes::Parse(kind, info)), scratch_(info), device_(cuda::Device(info.device())) {
+    : attributes_(ScatterAttributes::Parse(kind, info)), scratch_(info), device_(cuda::Device(info.device())) {
     Prepare(CheckScatterNode(attributes_, info));
   }
 
@@ -347,7 +346,7 @@ class CudaScatter : public Kernel {
     }
     if (plan->choice.form != ScatterForm::kCopy && (output == updates || output == indices))
       Fail("the output has the memory of ", output == updates ? "the updates" : "the indices",
-          ", which would be overwritten while they are read");
+        ", which would be overwritten while they are read");
     std::vector<uint64_t> arguments = plan->arguments, copy_arguments = plan->copy_arguments;
     for (std::vector<uint64_t>* block : {&arguments, &copy_arguments}) {
       (*block)[kData] = address(data);
@@ -356,7 +355,7 @@ class CudaScatter : public Kernel {
       (*block)[kOutput] = address(output);
     }
     scratch_.Lend(run, plan->scratch_bytes,
-        [&](char* memory) { Launch(*plan, stream, arguments.data(), copy_arguments.data(), memory); });
+      [&](char* memory) { Launch(*plan, stream, arguments.data(), copy_arguments.data(), memory); });
   }
 
  private:
@@ -367,12 +366,12 @@ class CudaScatter : public Kernel {
     uintptr_t alignment[2];  // of data and output, of updates
     bool operator<(const Key& other) const {
       return std::tie(type, is_int32, in_place, alignment[0], alignment[1]) <
-          std::tie(other.type, other.is_int32, other.in_place, other.alignment[0], other.alignment[1]);
+        std::tie(other.type, other.is_int32, other.in_place, other.alignment[0], other.alignment[1]);
     }
   };
 
   void Launch(
-      const Plan& plan, cuda::Stream stream, uint64_t* arguments, uint64_t* copy_arguments, char* scratch) const {
+    const Plan& plan, cuda::Stream stream, uint64_t* arguments, uint64_t* copy_arguments, char* scratch) const {
     void* memory = scratch;
     if (plan.copy != nullptr) {
       uint64_t words = plan.filled;
@@ -421,7 +420,7 @@ class CudaScatter : public Kernel {
     plan->choice = ChooseScatter(attributes_, key.type, shape, key.in_place);
     const ScatterAddresses addresses{key.alignment[0], key.alignment[1]};
     const ScatterVariant variant =
-        MakeScatterVariant(attributes_, key.type, shape, plan->choice, key.is_int32, addresses);
+      MakeScatterVariant(attributes_, key.type, shape, plan->choice, key.is_int32, addresses);
     const std::string source = ScatterSource(attributes_, key.type, variant);
     const auto load = [&](const char* kernel) { return cuda::Load(device_, source, kernel, cuda::Warn); };
     const int64_t accesses = shape.is_empty() ? 0 : shape.units * (shape.width / variant.vector);
@@ -435,7 +434,7 @@ class CudaScatter : public Kernel {
       case ScatterForm::kFused:
         plan->first = load("scatter_fused");
         plan->unit_launch.blocks =
-            variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
+          variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
         if (variant.small) {
           plan->first = load("scatter_small");
@@ -458,8 +457,8 @@ class CudaScatter : public Kernel {
         if (plan->choice.owned) {
           if (shape.units >= int64_t{1} << 31)
             Fail(shape.units,
-                " updates are more than the 2^31 among which the last can be found; say unique=1 if no "
-                "index occurs twice, or split the updates");
+              " updates are more than the 2^31 among which the last can be found; say unique=1 if no "
+              "index occurs twice, or split the updates");
           plan->second = load("scatter_unclaim");
           plan->third = load("scatter_claim");
           plan->scratch_bytes = static_cast<size_t>(shape.slots) * 4;
@@ -484,7 +483,7 @@ class CudaScatter : public Kernel {
       const ScatterVariant copying = MakeScatterVariant(attributes_, key.type, shape, copy, key.is_int32, addresses);
       plan->copy = cuda::Load(device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", cuda::Warn);
       const int64_t blocks =
-          !plan->choice.copies ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
+        !plan->choice.copies ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
       const int64_t filling = std::min<int64_t>(DivideUp(static_cast<int64_t>(plan->filled), 4 * kThreads), 2048);
       plan->copy_launch = Blocks(std::max(blocks, filling));
     }

@@ -14,9 +14,9 @@ enum class ScatterForm { kCopy, kFused, kFew, kWrite, kSort };
 struct ScatterChoice {
   ScatterForm form;
   bool copies;
-  bool owned;     // kWrite: a table says which unit is the last of its slot
+  bool owned;  // kWrite: a table says which unit is the last of its slot
   bool collects;  // with the table: slots fetch their units, instead of units going to their slots
-  bool atomic;    // kWrite: units are combined atomically
+  bool atomic;  // kWrite: units are combined atomically
 };
 
 // The rule, from sizes, dtype and attributes (ScatterAlgorithm names a family of forms):
@@ -30,18 +30,18 @@ struct ScatterChoice {
 //   - sorting for floating sums and products, and where that table would be out of proportion.
 // Throws Error where the attributes ask for what would not be deterministic.
 ScatterChoice ChooseScatter(
-    const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place);
+  const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place);
 
 // What the source of a kernel depends on.
 struct ScatterVariant {
   ScatterChoice choice;
-  int vector;     // elements of an access
+  int vector;  // elements of an access
   bool covering;  // kFused: updates are much of the output, in whole accesses
-  bool whole;     // slots are whole numbers of accesses
-  bool narrow;    // a unit is one access
-  bool single;    // kFused: a unit is one element
-  bool small;     // kFused: very few units of one element, an output that is one access for each thread of a block
-  bool wide;      // counts take 64 bits
+  bool whole;  // slots are whole numbers of accesses
+  bool narrow;  // a unit is one access
+  bool single;  // kFused: a unit is one element
+  bool small;  // kFused: very few units of one element, an output that is one access for each thread of a block
+  bool wide;  // counts take 64 bits
   bool is_int32;  // indices
   size_t components, base_terms, index_terms, update_terms;
   bool index_is_linear, update_is_linear;
@@ -53,7 +53,7 @@ struct ScatterAddresses {
 };
 
 ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
-    const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses);
+  const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses);
 std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType type, const ScatterVariant& variant);
 
 }  // namespace ortplugin

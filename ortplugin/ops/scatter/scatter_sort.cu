@@ -18,7 +18,7 @@ DEVICE count_t key_of(const Arguments& args, count_t n) {
 
 // counts: [passes, DIGITS], zero before: how many keys have each digit.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
-    sort_count(const Arguments args, unsigned* counts, int passes, int bits) {
+  sort_count(const Arguments args, unsigned* counts, int passes, int bits) {
   grid_dependency_wait();
   __shared__ unsigned local[8 * DIGITS];
   for (int i = threadIdx.x; i < passes * DIGITS; i += SORT_THREADS) local[i] = 0;
@@ -58,7 +58,7 @@ constexpr int kWindow = 16;
 
 // Place of each key among its warp's of the same digit.
 DEVICE void rank_keys(
-    unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS], unsigned short* counts, int shift, int bits) {
+  unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS], unsigned short* counts, int shift, int bits) {
   const unsigned lane = threadIdx.x % 32, digit_mask = (1u << bits) - 1;
 #pragma unroll
   for (int i = 0; i < SORT_ITEMS; ++i) {
@@ -81,7 +81,7 @@ DEVICE void rank_keys(
 // How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
 // nearest, until one has the count of all before it.
 DEVICE unsigned count_before(volatile const unsigned* published, unsigned* partial, unsigned tile, unsigned digit,
-    unsigned group, unsigned groups, unsigned digit_mask) {
+  unsigned group, unsigned groups, unsigned digit_mask) {
   unsigned before = 0;
   bool is_known = tile == 0;
   for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
@@ -110,8 +110,8 @@ DEVICE unsigned count_before(volatile const unsigned* published, unsigned* parti
 // One pass by the digit from bit `shift` on. published: [tiles, DIGITS] and ticket: zero before. The first pass takes
 // keys and units from args.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1) sort_pass(const Arguments args, const count_t* keys,
-    const unsigned* units, count_t* sorted_keys, unsigned* sorted_units, const unsigned* counts,
-    volatile unsigned* published, unsigned* ticket, int shift, int bits) {
+  const unsigned* units, count_t* sorted_keys, unsigned* sorted_units, const unsigned* counts,
+  volatile unsigned* published, unsigned* ticket, int shift, int bits) {
   grid_dependency_wait();
   __shared__ unsigned short warp_counts[SORT_WARPS][DIGITS];
   __shared__ count_t exchange[SORT_TILE];
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1) sort_pass(const Ar
 // were. The warp loads them side by side.
 template <int AHEAD>
 DEVICE int add_units(
-    const Arguments& args, const count_t* keys, const unsigned* units, count_t slot, count_t next, Sums& sums) {
+  const Arguments& args, const count_t* keys, const unsigned* units, count_t slot, count_t next, Sums& sums) {
   const count_t lane = threadIdx.x % 32, total = (count_t)args.units;
   Pack ahead[AHEAD];
   int count = 0;
@@ -222,7 +222,7 @@ DEVICE int add_units(
 
 // Each lane loads its unit; a slot's first then takes its neighbours' one after another.
 DEVICE void fold_narrow(
-    const Arguments& args, const count_t* keys, const unsigned* units, count_t place, count_t slot, element_t* out) {
+  const Arguments& args, const count_t* keys, const unsigned* units, count_t place, count_t slot, element_t* out) {
   const bool is_valid = slot < (count_t)args.slots;
   const int lane = threadIdx.x % 32;
   Pack pack;
@@ -270,7 +270,7 @@ DEVICE void fold_narrow(
 // A thread for each access of each sorted unit; those of a slot's first unit (without a reduction its last) do the
 // work.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    scatter_fold(const Arguments args, const count_t* keys, const unsigned* units) {
+  scatter_fold(const Arguments args, const count_t* keys, const unsigned* units) {
   grid_dependency_wait();
   const count_t accesses = (count_t)args.width / VECTOR;
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;

@@ -14,7 +14,7 @@ namespace {
 void CheckRank(const SumProgram& sums, const SumProgram::Sum& sum, const Shape& shape) {
   if (sum.axes.back() >= static_cast<int64_t>(shape.size()))
     Fail("'", sums.program.value(sum.value).name, "' sums over axis ", sum.axes.back(),
-        ", but the inputs broadcast to the shape ", ToString(shape));
+      ", but the inputs broadcast to the shape ", ToString(shape));
 }
 
 bool IsSummed(const SumProgram::Sum& sum, size_t axis) {
@@ -95,7 +95,7 @@ void AddRun(const T* lanes, size_t count, bool to_one, uint64_t* totals) {
 // the first of which has the number `base`.
 template <typename T, typename Totals>
 void AddLanes(
-    const Axes& axes, const Shape& strides, int64_t first, const T* lanes, size_t count, int64_t base, Totals* totals) {
+  const Axes& axes, const Shape& strides, int64_t first, const T* lanes, size_t count, int64_t base, Totals* totals) {
   const size_t last = axes.count() - 1;
   if (last == 0) return AddRun(lanes, count, strides[0] == 0, totals + strides[0] * first - base);
   const bool to_one = strides[last] == 0;
@@ -106,7 +106,7 @@ void AddLanes(
 }
 
 void AddLanes(DType dtype, const Axes& axes, const Shape& strides, int64_t first, const void* lanes, size_t count,
-    int64_t base, Total* totals) {
+  int64_t base, Total* totals) {
   const auto floating = [&](auto type) {
     AddLanes(axes, strides, first, static_cast<const decltype(type)*>(lanes), count, base, &totals->floating);
   };
@@ -179,15 +179,15 @@ std::vector<uint32_t> Statements(const Program& program, const std::vector<bool>
 // tasks, so that the result does not depend on the number of threads.
 class SumSweep {
  public:
-  SumSweep(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
-      const std::vector<char*>& outputs)
-      : sums_(sums),
-        program_(sums.program),
-        shape_(shape),
-        outputs_(outputs),
-        is_fixed_(FixedValues(program_, shape.axes)),
-        once_(program_, Statements(program_, is_fixed_, true)),
-        each_(program_, Statements(program_, is_fixed_, false)) {
+  SumSweep(
+    const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs)
+    : sums_(sums),
+      program_(sums.program),
+      shape_(shape),
+      outputs_(outputs),
+      is_fixed_(FixedValues(program_, shape.axes)),
+      once_(program_, Statements(program_, is_fixed_, true)),
+      each_(program_, Statements(program_, is_fixed_, false)) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const DType dtype = program_.value(program_.parameters()[i]).dtype;
       operands_.emplace_back(dtype, shape.axes, i, inputs[i].data, false);
@@ -289,12 +289,12 @@ class SumSweep {
       for (int64_t repeat = 0; repeat < repeats_; ++repeat)
         for (int64_t at = stretch; at < std::min(last, stretch + kStretch); at += static_cast<int64_t>(kBlock))
           Block(repeat * inner_ + at, static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock))), workspace,
-              scratch, partials);
+            scratch, partials);
     for (Partial& partial : partials) partial.Fold();
   }
 
-  void Block(int64_t first, size_t count, Evaluator::Workspace& workspace, void* scratch,
-      std::vector<Partial>& partials) const {
+  void Block(
+    int64_t first, size_t count, Evaluator::Workspace& workspace, void* scratch, std::vector<Partial>& partials) const {
     for (size_t i = 0; i < operands_.size(); ++i)
       operands_[i].Load(first, count, program_.parameters()[i], workspace, scratch);
     const auto place = [&](size_t r) {
@@ -310,7 +310,7 @@ class SumSweep {
     for (size_t s = 0; s < sums_.sums.size(); ++s) {
       const SumProgram::Sum& sum = sums_.sums[s];
       partials[s].Add(
-          program_.value(sum.value).dtype, shape_.axes, strides(s), first, workspace.lanes(sum.operand), count);
+        program_.value(sum.value).dtype, shape_.axes, strides(s), first, workspace.lanes(sum.operand), count);
     }
   }
 
@@ -383,7 +383,7 @@ class CpuSumTo : public Kernel {
     std::vector<char*> outputs;
     for (size_t r = 0; r < program.results().size(); ++r)
       outputs.push_back(
-          static_cast<char*>(run.output(r, shape.results[r], SizeOf(program.value(program.results()[r]).dtype))));
+        static_cast<char*>(run.output(r, shape.results[r], SizeOf(program.value(program.results()[r]).dtype))));
     ComputeSums(sums_, shape, inputs, outputs, run);
   }
 
@@ -394,7 +394,7 @@ class CpuSumTo : public Kernel {
 }  // namespace
 
 void ComputeSums(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
-    const std::vector<char*>& outputs, Run& run) {
+  const std::vector<char*>& outputs, Run& run) {
   if (shape.count > 0) {
     SumSweep(sums, shape, inputs, outputs).Compute(run);
     return;
@@ -415,19 +415,19 @@ SumProgram SumProgram::Parse(const std::string& text) {
     if (statement.op == Op::kSumTo) {
       if (sum_of[statement.operands[0]] >= 0)
         Fail("'", name(statement.result), "' computes with the sum '", name(statement.operands[0]),
-            "'; only a Cast that is a result may");
+          "'; only a Cast that is a result may");
       sum_of[statement.result] = static_cast<int>(sums.sums.size());
       sums.sums.push_back(
-          {statement.operands[0], statement.result, statement.axes, statement.attributes[1] != 0, {}, {}});
+        {statement.operands[0], statement.result, statement.axes, statement.attributes[1] != 0, {}, {}});
       continue;
     }
     if (IsCore(statement.op)) Fail("the program holds a ", NameOf(statement.op), ", which another fused operator has");
     for (const ValueId operand : statement.operands) {
       if (sum_of[operand] < 0) continue;
       if (statement.op != Op::kCast || program.value(operand).kind != Value::Kind::kResult ||
-          program.statements()[program.value(operand).index].op != Op::kSumTo)
+        program.statements()[program.value(operand).index].op != Op::kSumTo)
         Fail("'", name(statement.result), "' computes with the sum '", name(operand),
-            "'; only a Cast that is a result may");
+          "'; only a Cast that is a result may");
       sum_of[statement.result] = sum_of[operand];
       sums.sums[static_cast<size_t>(sum_of[operand])].casts.push_back(index);
     }
@@ -474,10 +474,10 @@ std::vector<TensorType> CheckSums(const SumProgram& sums, const NodeInfo& info) 
 }
 
 const Operator kFusedSumTo = {
-    "FusedSumTo",
-    Infer,
-    [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuSumTo>(info); },
-    CreateCudaSumTo,
+  "FusedSumTo",
+  Infer,
+  [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuSumTo>(info); },
+  CreateCudaSumTo,
 };
 
 }  // namespace ortplugin

@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) add_chunks(const Arguments 
   __shared__ unsigned long long slots[256];
   const unsigned adders = (unsigned)args.adders, columns = 256 / adders;
   for (unsigned long long first = (unsigned long long)blockIdx.x * columns; first < args.sums;
-      first += (unsigned long long)gridDim.x * columns) {
+    first += (unsigned long long)gridDim.x * columns) {
     const unsigned long long element = first + threadIdx.x % columns;
     const bool is_sum = element < args.sums;
 #define TOTAL(i, T) \

@@ -51,17 +51,17 @@ std::vector<TensorType> CheckSums(const SumProgram& program, const NodeInfo& inf
 
 // On the CPU: the program's results, in order, into `outputs`.
 void ComputeSums(const SumProgram& program, const SumShape& shape, const std::vector<Tensor>& inputs,
-    const std::vector<char*>& outputs, Run& run);
+  const std::vector<char*>& outputs, Run& run);
 
 std::unique_ptr<Kernel> CreateCudaSumTo(const NodeInfo& info);
 
 // What one launch computes: the sums over the same axes, and with the first of them the results of the shape S.
 struct SumGroup {
-  std::vector<size_t> sums;        // numbers of sums
-  std::vector<size_t> results;     // numbers of results of the shape S
+  std::vector<size_t> sums;  // numbers of sums
+  std::vector<size_t> results;  // numbers of results of the shape S
   std::vector<size_t> parameters;  // numbers of those that it reads
   std::vector<uint32_t> statements;
-  Axes axes;                         // strides: of each of `parameters`, then those of a tensor of the shape S
+  Axes axes;  // strides: of each of `parameters`, then those of a tensor of the shape S
   std::vector<size_t> kept, summed;  // axes
   int64_t kept_elements, summed_elements;
 };
@@ -71,10 +71,10 @@ std::vector<SumGroup> GroupSums(const SumProgram& program, const SumShape& shape
 struct SumConfig {
   bool along;  // vectors and neighbouring threads lie along axes that are summed over, else along kept ones
   int vector;  // elements of an access
-  int items;   // accesses of a thread at once
+  int items;  // accesses of a thread at once
   int kept_threads, summed_threads;  // of a block
-  bool wide;                         // indices have 64 bits
-  bool stream;                       // the data outgrows the cache and need not stay in it
+  bool wide;  // indices have 64 bits
+  bool stream;  // the data outgrows the cache and need not stay in it
 };
 SumConfig ConfigureSums(const SumProgram& program, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned);
 std::string SumSource(const SumProgram& program, const SumGroup& group, const SumConfig& config);
@@ -91,10 +91,10 @@ std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumConfig& config,
 // One group, ready to launch.
 struct SumStage {
   std::vector<size_t> inputs, outputs;  // of the node, in the order of the arguments
-  cuda::Function sum, add;              // add: null where there is one chunk
+  cuda::Function sum, add;  // add: null where there is one chunk
   cuda::LaunchShape sum_launch, add_launch;
   std::vector<uint64_t> arguments;  // pointers are filled in at each launch
-  std::vector<size_t> partial;      // where each sum's chunks are in the scratch memory, in bytes
+  std::vector<size_t> partial;  // where each sum's chunks are in the scratch memory, in bytes
 };
 
 // All groups for one combination of input shapes.
@@ -106,9 +106,9 @@ struct SumPlan {
 
 // Compiles the kernels. `aligned`: every tensor's address is a multiple of 16.
 SumPlan PlanSums(
-    const SumProgram& program, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu, bool aligned);
+  const SumProgram& program, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu, bool aligned);
 // Asynchronous. `scratch`: the plan's bytes, aligned to 16.
 void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-    const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch);
+  const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch);
 
 }  // namespace ortplugin

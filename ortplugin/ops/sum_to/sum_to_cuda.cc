@@ -26,7 +26,7 @@ DType SumType(const SumProgram& sums, size_t s) { return sums.program.value(sums
 bool IsScalar(const SumGroup& group, size_t t) { return group.axes.is_scalar(t); }
 bool IsKept(const SumGroup& group, size_t t) {
   return std::all_of(
-      group.summed.begin(), group.summed.end(), [&](size_t axis) { return group.axes.strides[t][axis] == 0; });
+    group.summed.begin(), group.summed.end(), [&](size_t axis) { return group.axes.strides[t][axis] == 0; });
 }
 bool IsVector(const SumGroup& group, size_t t) { return group.axes.strides[t].back() != 0; }
 
@@ -71,7 +71,7 @@ std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, c
     // Sums whose strides agree have the same axes, those of length 1 left aside.
     const auto strides = [&](size_t sum) { return shape.axes.strides[parameters + sum]; };
     const auto found = std::find_if(
-        groups.begin(), groups.end(), [&](const SumGroup& group) { return strides(group.sums[0]) == strides(s); });
+      groups.begin(), groups.end(), [&](const SumGroup& group) { return strides(group.sums[0]) == strides(s); });
     if (found != groups.end()) {
       found->sums.push_back(s);
     } else {
@@ -116,7 +116,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const cud
   SumConfig best{};
   const size_t last = group.axes.count() - 1;
   best.along = !group.summed.empty() && group.summed.back() == last;
-  int64_t widest = 1, narrowest = 8;        // bytes of an element of the tensors that vectors are taken of
+  int64_t widest = 1, narrowest = 8;  // bytes of an element of the tensors that vectors are taken of
   int64_t moved = 0, loaded = 0, held = 0;  // bytes of an element
   for (size_t t = 0; t < group.parameters.size(); ++t) {
     const auto size = static_cast<int64_t>(SizeOf(ParameterType(sums, group.parameters[t])));
@@ -151,7 +151,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const cud
   const int64_t summed = best.along ? group.summed_elements / vector : group.summed_elements;
   int64_t items = 1;
   while (items < 8 && items < summed && 2 * items * vector * std::max<int64_t>(1, loaded) <= kWanted &&
-      2 * items * vector * (held + terms) <= kMostHeld && 2 * items * vector * code <= kMostCode)
+    2 * items * vector * (held + terms) <= kMostHeld && 2 * items * vector * code <= kMostCode)
     items *= 2;
   // Threads of one k: as few as need no second step, so that short rows share blocks; no fewer than make accesses of
   // 128 bytes.
@@ -180,7 +180,7 @@ SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const cud
   // Room for the indices of the last vectors that are asked for.
   constexpr int64_t kNarrow = (int64_t{1} << 31) - 16 * kThreads;
   best.wide = kept >= kNarrow || summed >= kNarrow || KeptMap(group, best).largest_stride() > UINT32_MAX ||
-      SummedMap(group, best).largest_stride() > UINT32_MAX;
+    SummedMap(group, best).largest_stride() > UINT32_MAX;
   return best;
 }
 
@@ -203,8 +203,8 @@ std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumConfig& config,
   const int64_t unit = config.vector;
   std::vector<uint64_t> numbers;
   for (const int64_t number :
-      {group.kept_elements / (config.along ? 1 : unit), group.summed_elements / (config.along ? unit : 1),
-          pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, Adders(pieces)})
+    {group.kept_elements / (config.along ? 1 : unit), group.summed_elements / (config.along ? unit : 1),
+      pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, Adders(pieces)})
     numbers.push_back(static_cast<uint64_t>(number));
   for (const IndexMap& map : {KeptMap(group, config), SummedMap(group, config)}) {
     const std::vector<uint64_t> each = map.Numbers();
@@ -219,13 +219,13 @@ namespace {
 class SourceWriter {
  public:
   SourceWriter(const SumProgram& sums, const SumGroup& group, const SumConfig& config)
-      : sums_(sums),
-        program_(sums.program),
-        group_(group),
-        config_(config),
-        kept_(KeptMap(group, config)),
-        summed_(SummedMap(group, config)),
-        inputs_(group.parameters.size()) {}
+    : sums_(sums),
+      program_(sums.program),
+      group_(group),
+      config_(config),
+      kept_(KeptMap(group, config)),
+      summed_(SummedMap(group, config)),
+      inputs_(group.parameters.size()) {}
 
   std::string Write() {
     WriteSizes();
@@ -259,9 +259,9 @@ class SourceWriter {
           << "\n"
           // Left to itself the compiler keeps some of so many sums, or of the addresses of single elements, in memory.
           << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS"
-          << (group_.sums.size() > 4       ? ", 1"
-                     : config_.vector == 1 ? ", 4"
-                                           : "")
+          << (group_.sums.size() > 4   ? ", 1"
+                 : config_.vector == 1 ? ", 4"
+                                       : "")
           << "\n"
           << "#define EACH_SUM(DO)";
     for (size_t n = 0; n < group_.sums.size(); ++n)
@@ -333,9 +333,9 @@ class SourceWriter {
     for (size_t t = 0; t < inputs_; ++t)
       text_ << "  const " << ComputeType(TypeOf(t)) << " v" << program_.parameters()[group_.parameters[t]]
             << " = to_compute("
-            << (IsScalar(group_, t)        ? "scalars.p"
-                       : IsKept(group_, t) ? "at.p"
-                                           : "operands.p")
+            << (IsScalar(group_, t)    ? "scalars.p"
+                   : IsKept(group_, t) ? "at.p"
+                                       : "operands.p")
             << t << (!IsScalar(group_, t) && IsVector(group_, t) ? "[j]" : "[0]") << ");\n";
     text_ << EmitCuda(program_, group_.statements, "  ");
     for (size_t n = 0; n < group_.results.size(); ++n)
@@ -377,7 +377,7 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumCo
 namespace {
 
 SumStage MakeStage(
-    const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned, size_t& scratch_bytes) {
+  const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned, size_t& scratch_bytes) {
   const SumConfig config = ConfigureSums(sums, group, gpu, aligned);
   const std::string source = SumSource(sums, group, config);
   SumStage stage{};
@@ -388,12 +388,12 @@ SumStage MakeStage(
   const SumPieces pieces = CutSums(group, config, int64_t{resident} * gpu.multiprocessors);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   stage.sum_launch = {
-      static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)), static_cast<unsigned>(threads)};
+    static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)), static_cast<unsigned>(threads)};
   if (pieces.chunks > 1) {
     const int64_t adders = Adders(pieces);
     stage.add = cuda::Load(gpu, source, "add_chunks", cuda::Warn);
     stage.add_launch = {
-        static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)), kThreads};
+      static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)), kThreads};
   }
   stage.inputs = group.parameters;
   stage.outputs = group.results;
@@ -409,7 +409,7 @@ SumStage MakeStage(
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
   if (stage.arguments.size() > kMostArguments)
     Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
-        " numbers that a kernel takes: ", stage.arguments.size(), ". Split the node");
+      " numbers that a kernel takes: ", stage.arguments.size(), ". Split the node");
   return stage;
 }
 
@@ -424,7 +424,7 @@ SumPlan PlanSums(const SumProgram& sums, const std::vector<Shape>& inputs, const
 }
 
 void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
-    const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch) {
+  const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch) {
   for (const SumStage& stage : plan.stages) {
     std::vector<uint64_t> arguments = stage.arguments;
     size_t at = 0;
@@ -443,9 +443,7 @@ namespace {
 class CudaSumTo : public Kernel {
  public:
   explicit CudaSumTo(const NodeInfo& info)
-      : sums_(SumProgram::Parse(info.string_attribute("program"))),
-        scratch_(info),
-        device_(cuda::Device(info.device())) {
+    : sums_(SumProgram::Parse(info.string_attribute("program"))), scratch_(info), device_(cuda::Device(info.device())) {
     Prepare(info);
   }
 
@@ -480,7 +478,7 @@ class CudaSumTo : public Kernel {
       plan = &Make(shapes, all_aligned);
     }
     scratch_.Lend(
-        run, plan->scratch_bytes, [&](char* memory) { RunSums(*plan, device_, stream, inputs, outputs, memory); });
+      run, plan->scratch_bytes, [&](char* memory) { RunSums(*plan, device_, stream, inputs, outputs, memory); });
   }
 
  private:

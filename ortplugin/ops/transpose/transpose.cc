@@ -127,10 +127,10 @@ void TransposeShape::FoldRun(int64_t alignment) {
 }
 
 const Operator kFusedTranspose = {
-    "FusedTranspose",
-    Infer,
-    CreateCpuTranspose,
-    CreateCudaTranspose,
+  "FusedTranspose",
+  Infer,
+  CreateCpuTranspose,
+  CreateCudaTranspose,
 };
 
 }  // namespace ortplugin

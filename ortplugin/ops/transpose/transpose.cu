@@ -30,13 +30,13 @@ struct Axis {
 struct Arguments {
   const char* x;
   char* y;
-  unsigned long long columns, rows;                     // of the two axes
+  unsigned long long columns, rows;  // of the two axes
   unsigned long long column_from, column_to, row_from;  // bytes; neighbours in y along rows are UNIT apart
-  unsigned long long tile_columns, tile_rows;           // at most, multiples of READ and WRITE
-  unsigned long long column_tiles, row_tiles;           // of each axis
-  unsigned long long read_lanes, read_rows;             // threads along a tile's columns; rows read at the same time
-  unsigned long long write_lanes, write_columns;        // likewise
-  unsigned long long pitch;                             // units between rows of the tile
+  unsigned long long tile_columns, tile_rows;  // at most, multiples of READ and WRITE
+  unsigned long long column_tiles, row_tiles;  // of each axis
+  unsigned long long read_lanes, read_rows;  // threads along a tile's columns; rows read at the same time
+  unsigned long long write_lanes, write_columns;  // likewise
+  unsigned long long pitch;  // units between rows of the tile
   Divider by_column_tiles, by_row_tiles, by_read_lanes, by_write_lanes;
   Axis axes[AXES + 1];  // the innermost first
 };
@@ -112,7 +112,7 @@ struct Arguments {
   const char* x;
   char* y;
   unsigned long long count;  // of accesses to y
-  Axis axes[AXES];           // the innermost first
+  Axis axes[AXES];  // the innermost first
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) transpose_rows(const Arguments a) {

@@ -33,7 +33,7 @@ struct TransposeShape {
   // Of y, the outermost first, as few as possible: those that are neighbours in both tensors are one, and none has a
   // length of 1.
   std::vector<TransposeAxis> axes;
-  int64_t offset;   // bytes of x before the window
+  int64_t offset;  // bytes of x before the window
   int64_t element;  // bytes that stay together: of an element or, where FoldRun finds that, of several
 
   int64_t count() const;  // of elements
@@ -51,11 +51,11 @@ int64_t CheckTransposeType(ort::ElementType type);
 // The whole CUDA C++ of one variant of a kernel and its launch, for tests as well as for launches.
 struct TransposeConfig {
   int threads;
-  bool is_tiled;    // through shared memory: two axes are the innermost, one of x and one of y
-  int unit;         // bytes of what stays together
+  bool is_tiled;  // through shared memory: two axes are the innermost, one of x and one of y
+  int unit;  // bytes of what stays together
   int read, write;  // units of an access; of rows, `write` that are read one by one
-  int axes;         // outside of a tile; of rows, all
-  bool wide;        // of rows: indices have 64 bits
+  int axes;  // outside of a tile; of rows, all
+  bool wide;  // of rows: indices have 64 bits
   int64_t blocks;
   unsigned shared_bytes;
   std::vector<uint64_t> arguments;  // the first two are the pointers

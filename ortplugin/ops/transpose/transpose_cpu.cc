@@ -63,7 +63,7 @@ void ForPlaces(Run& run, const std::vector<TransposeAxis>& axes, int64_t bytes, 
 
 template <typename T>
 void CopyTile(const char* x, char* y, const TransposeAxis& columns, const TransposeAxis& rows, int64_t column_count,
-    int64_t row_count) {
+  int64_t row_count) {
   for (int64_t column = 0; column < column_count; ++column)
     for (int64_t row = 0; row < row_count; ++row)
       std::memcpy(y + column * columns.to + row * rows.to, x + column * columns.from + row * rows.from, sizeof(T));
@@ -108,7 +108,7 @@ class CpuTranspose : public Kernel {
     if (rows.from == shape.element) {
       const int64_t run_bytes = rows.length * shape.element;
       ForPlaces(run, axes, run_bytes,
-          [&](int64_t, int64_t from, int64_t to) { std::memcpy(y + to, x + from, static_cast<size_t>(run_bytes)); });
+        [&](int64_t, int64_t from, int64_t to) { std::memcpy(y + to, x + from, static_cast<size_t>(run_bytes)); });
       return;
     }
     const auto by_step = [](const TransposeAxis& a, const TransposeAxis& b) { return a.from < b.from; };
@@ -120,8 +120,8 @@ class CpuTranspose : public Kernel {
     axes.push_back({row_tiles, kTile * rows.from, kTile * rows.to});
     ForPlaces(run, axes, kTile * kTile * shape.element, [&](int64_t number, int64_t from, int64_t to) {
       const int64_t row = number % row_tiles * kTile, column = number / row_tiles % column_tiles * kTile;
-      CopyTile<T>(x + from, y + to, columns, rows, std::min(kTile, columns.length - column),
-          std::min(kTile, rows.length - row));
+      CopyTile<T>(
+        x + from, y + to, columns, rows, std::min(kTile, columns.length - column), std::min(kTile, rows.length - row));
     });
   }
 

@@ -16,7 +16,7 @@ namespace ortplugin {
 namespace {
 
 constexpr int64_t kNarrow = int64_t{1} << 31;
-constexpr int64_t kSector = 32;        // bytes that memory moves at least
+constexpr int64_t kSector = 32;  // bytes that memory moves at least
 constexpr int64_t kMostThreads = 256;  // of a block
 
 // ITEMS in transpose.cu.
@@ -47,8 +47,8 @@ double LineBytes(int64_t lines, int64_t line, int64_t step, bool is_whole) {
 class TileChoice {
  public:
   TileChoice(const TransposeAxis& columns, const TransposeAxis& rows, int64_t outside, int64_t unit, int64_t read,
-      int64_t write, const cuda::DeviceFacts& gpu)
-      : columns_(columns), rows_(rows), outside_(outside), unit_(unit), read_(read), write_(write), gpu_(gpu) {}
+    int64_t write, const cuda::DeviceFacts& gpu)
+    : columns_(columns), rows_(rows), outside_(outside), unit_(unit), read_(read), write_(write), gpu_(gpu) {}
 
   std::optional<Tile> Find() const {
     std::optional<Tile> best;
@@ -92,8 +92,8 @@ class TileChoice {
     const bool is_read_whole = columns == columns_.length && rows_.from == columns * unit_;
     const bool is_written_whole = rows == rows_.length && columns_.to == rows * unit_;
     const double bytes = LineBytes(rows, columns * unit_, rows_.from, is_read_whole) +
-        LineBytes(columns, rows * unit_, columns_.to, is_written_whole) +
-        kOfBlock * static_cast<double>(threads) / kMostThreads;
+      LineBytes(columns, rows * unit_, columns_.to, is_written_whole) +
+      kOfBlock * static_cast<double>(threads) / kMostThreads;
     tile.cost = bytes * static_cast<double>(std::max<int64_t>(tiles, gpu_.multiprocessors));
     return tile;
   }
@@ -153,7 +153,7 @@ TransposeConfig ConfigureRows(TransposeShape shape, int alignment) {
 
 // Of an axis of x and the last one of y, which is another; nothing where there is none.
 std::optional<TransposeConfig> ConfigureTiles(
-    const TransposeShape& shape, const cuda::DeviceFacts& gpu, int alignment) {
+  const TransposeShape& shape, const cuda::DeviceFacts& gpu, int alignment) {
   const std::vector<TransposeAxis>& axes = shape.axes;
   if (axes.size() < 2) return std::nullopt;
   const auto by_step = [](const TransposeAxis& a, const TransposeAxis& b) { return a.from < b.from; };
@@ -185,8 +185,8 @@ std::optional<TransposeConfig> ConfigureTiles(
   const int64_t column_tiles = DivideUp(columns.length, tile->columns), row_tiles = DivideUp(rows.length, tile->rows);
   config.arguments = {0, 0};
   Push(&config.arguments,
-      {columns.length, rows.length, columns.from, columns.to, rows.from, tile->columns, tile->rows, column_tiles,
-          row_tiles, tile->read_lanes, tile->read_rows, tile->write_lanes, tile->write_columns, tile->pitch});
+    {columns.length, rows.length, columns.from, columns.to, rows.from, tile->columns, tile->rows, column_tiles,
+      row_tiles, tile->read_lanes, tile->read_rows, tile->write_lanes, tile->write_columns, tile->pitch});
   for (const int64_t divisor : {column_tiles, row_tiles, tile->read_lanes, tile->write_lanes})
     PushDivider(&config.arguments, divisor);
   for (size_t axis = axes.size() - 1; axis-- > 0;)
@@ -211,9 +211,9 @@ const char* TransposeName(const TransposeConfig& config) {
 
 std::string TransposeSource(const TransposeConfig& config) {
   const char* const type = config.unit == 1 ? "unsigned char"
-      : config.unit == 2                    ? "unsigned short"
-      : config.unit == 4                    ? "unsigned"
-      : config.unit == 8                    ? "uint2"
+    : config.unit == 2                      ? "unsigned short"
+    : config.unit == 4                      ? "unsigned"
+    : config.unit == 8                      ? "uint2"
                                             : "uint4";
   std::ostringstream text;
   text << kCommonSource << "\ntypedef " << type << " unit_t;\n#define UNIT " << config.unit << "\n#define TILED "
@@ -228,7 +228,7 @@ cuda::PackedKernel LoadTranspose(const TransposeShape& shape, const cuda::Device
   if (config.blocks >= kNarrow) Fail("the output takes ", config.blocks, " blocks, more than a launch has");
   const cuda::Function kernel = cuda::Load(device, TransposeSource(config), TransposeName(config), cuda::Warn);
   return {kernel, {static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads), config.shared_bytes},
-      config.arguments};
+    config.arguments};
 }
 
 namespace {
@@ -257,7 +257,7 @@ int AlignmentOf(const void* x, const void* y) {
 class CudaTranspose : public Kernel {
  public:
   explicit CudaTranspose(const NodeInfo& info)
-      : attributes_(TransposeAttributes::Parse(info)), device_(cuda::Device(info.device())) {
+    : attributes_(TransposeAttributes::Parse(info)), device_(cuda::Device(info.device())) {
     // Compiles for the shape that the model declares, so that errors come with the session and runs find the kernel
     // there.
     const TensorType x = info.input(0);

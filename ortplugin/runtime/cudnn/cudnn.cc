@@ -157,11 +157,11 @@ bool HasErf(const Program& program) {
 Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   Check(problem);
   const std::shared_ptr<Answer> answer = AnswerFor(std::to_string(device.ordinal) + " " +
-      std::to_string(workspace_limit) + " " + (text == nullptr ? "" : text->ToString()) + " " + Signature(problem));
+    std::to_string(workspace_limit) + " " + (text == nullptr ? "" : text->ToString()) + " " + Signature(problem));
   const std::lock_guard<std::mutex> lock(answer->mutex);
   if (!answer->is_known) {
     answer->found =
-        OnDevice(device, [&](const Target& target) { return Search(target, problem, workspace_limit, text); });
+      OnDevice(device, [&](const Target& target) { return Search(target, problem, workspace_limit, text); });
     answer->is_known = true;
   }
   return answer->found;
@@ -179,7 +179,7 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
 }
 
 std::vector<PlanText> ListPlans(
-    const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most) {
+  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most) {
   Check(problem);
   std::vector<std::vector<PlanText>> proposed;
   OnDevice(device, [&](const Target& target) {
@@ -206,11 +206,11 @@ std::vector<PlanText> ListPlans(
 }
 
 Found FindPlanFor(const cuda::DeviceFacts& device, const std::string& device_properties, const Problem& problem,
-    size_t workspace_limit, const PlanText* text) {
+  size_t workspace_limit, const PlanText* text) {
   Check(problem);
   Descriptor properties(abi::kDeviceProperties);
   properties.Set(abi::kDevicePropertiesText, abi::kTypeChar, static_cast<int64_t>(device_properties.size() + 1),
-      device_properties.c_str());
+    device_properties.c_str());
   properties.Finalize("the device's properties");
   return Search(Target{device, nullptr, &properties}, problem, workspace_limit, text);
 }

@@ -33,7 +33,7 @@ enum class Direction : uint8_t { kForward, kDataGradient, kWeightGradient };
 struct Problem {
   Direction direction = Direction::kForward;
   DType dtype = DType::kFloat;  // of x, w and y
-  bool allow_tf32 = false;      // only fp32 cares: products of operands rounded to 10 bits of mantissa
+  bool allow_tf32 = false;  // only fp32 cares: products of operands rounded to 10 bits of mantissa
   Tensor x, w, y;
   std::vector<int64_t> pads_begin, pads_end, strides, dilations;  // one each for a spatial dimension
   int64_t groups = 1;
@@ -76,8 +76,8 @@ struct Arguments {
   // forward: x, w. data gradient: y, w. weight gradient: x, y.
   const void* inputs[2];
   const void* const* operands;  // one for each of Problem::operands
-  void* const* results;         // one for each of Problem::results, or, without an epilogue, one: the value
-  void* workspace;              // workspace_bytes() of a plan, aligned to 256 bytes; may be null where that is 0
+  void* const* results;  // one for each of Problem::results, or, without an epilogue, one: the value
+  void* workspace;  // workspace_bytes() of a plan, aligned to 256 bytes; may be null where that is 0
 };
 
 class Plan {
@@ -105,7 +105,7 @@ constexpr size_t kMostWorkspace = size_t{256} << 20;
 
 struct Found {
   std::shared_ptr<const Plan> plan;  // null where cuDNN has none
-  std::string refusal;               // then why, for a report
+  std::string refusal;  // then why, for a report
 };
 
 // The first plan that can be built and whose workspace is at most `workspace_limit` bytes: what cuDNN's heuristics A, B
@@ -118,24 +118,24 @@ struct Found {
 // undone.
 // Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
 Found FindPlan(
-    const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
+  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
 
 // Starts FindPlan in the background: sessions with many convolutions build their plans at the same time. Errors wait
 // for the FindPlan that follows.
 void Prepare(
-    const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
+  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);
 
 // The same for a GPU that is not there, described for us and, in the JSON of cuDNN's device properties (since cuDNN
 // 9.8), for cuDNN. The plan is built anew and can't run.
 Found FindPlanFor(const cuda::DeviceFacts& device, const std::string& device_properties, const Problem& problem,
-    size_t workspace_limit, const PlanText* text = nullptr);
+  size_t workspace_limit, const PlanText* text = nullptr);
 
 // At most `most` of the plans that cuDNN's heuristics propose, in the order in which FindPlan tries them: those that
 // can be built, and are, and that give the same bits in every run. Without an epilogue in fp16 and bf16 also at most
 // `most` with an identity, in turn with the others; for a data gradient of stride 1 these include tiles proposed for
 // the forward convolution of the same sums.
 std::vector<PlanText> ListPlans(
-    const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most);
+  const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, size_t most);
 
 // "cuDNN 9.19.0"; throws as FindPlan.
 std::string Version();

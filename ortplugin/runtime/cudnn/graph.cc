@@ -76,7 +76,7 @@ void Graph::PutBiasLast() {
     return node.mode == abi::PointwiseMode::kAdd && node.b.kind == Operand::Kind::kParameter;
   };
   if (!adds_parameter(first) || !adds_parameter(second) || first.x.kind != Operand::Kind::kConvolution ||
-      !(second.x == sum) || first.result >= 0)
+    !(second.x == sum) || first.result >= 0)
     return;
   for (size_t i = 2; i < pointwise_.nodes.size(); ++i)
     for (const Operand& operand : {pointwise_.nodes[i].x, pointwise_.nodes[i].b, pointwise_.nodes[i].t})
@@ -118,17 +118,17 @@ void Graph::AddConvolution() {
   struct Names {
     abi::DescriptorType type;
     abi::Attribute alpha, beta, attributes, tensors[3];  // x, w, y
-    size_t value;                                        // which of the tensors it computes
-    int64_t inputs[3];                                   // their places in Arguments::inputs
+    size_t value;  // which of the tensors it computes
+    int64_t inputs[3];  // their places in Arguments::inputs
   };
   static constexpr Names kNames[] = {
-      {abi::kConvolutionForward, abi::kForwardAlpha, abi::kForwardBeta, abi::kForwardConvolution,
-          {abi::kForwardX, abi::kForwardW, abi::kForwardY}, 2, {0, 1, -1}},
-      {abi::kConvolutionDataGradient, abi::kDataGradientAlpha, abi::kDataGradientBeta, abi::kDataGradientConvolution,
-          {abi::kDataGradientX, abi::kDataGradientW, abi::kDataGradientY}, 0, {-1, 1, 0}},
-      {abi::kConvolutionWeightGradient, abi::kWeightGradientAlpha, abi::kWeightGradientBeta,
-          abi::kWeightGradientConvolution, {abi::kWeightGradientX, abi::kWeightGradientW, abi::kWeightGradientY}, 1,
-          {0, -1, 1}}};
+    {abi::kConvolutionForward, abi::kForwardAlpha, abi::kForwardBeta, abi::kForwardConvolution,
+      {abi::kForwardX, abi::kForwardW, abi::kForwardY}, 2, {0, 1, -1}},
+    {abi::kConvolutionDataGradient, abi::kDataGradientAlpha, abi::kDataGradientBeta, abi::kDataGradientConvolution,
+      {abi::kDataGradientX, abi::kDataGradientW, abi::kDataGradientY}, 0, {-1, 1, 0}},
+    {abi::kConvolutionWeightGradient, abi::kWeightGradientAlpha, abi::kWeightGradientBeta,
+      abi::kWeightGradientConvolution, {abi::kWeightGradientX, abi::kWeightGradientW, abi::kWeightGradientY}, 1,
+      {0, -1, 1}}};
   const Names& names = kNames[static_cast<size_t>(problem_.direction)];
   Descriptor operation(names.type);
   operation.SetDescriptor(names.attributes, attributes);
@@ -184,7 +184,7 @@ void Graph::AddPointwise(size_t index) {
   for (const Operand& operand : {node.x, node.b, node.t}) {
     if (operand.kind == Operand::Kind::kNone) continue;
     follows_convolution =
-        follows_convolution || operand.kind == Operand::Kind::kConvolution || operand.kind == Operand::Kind::kNode;
+      follows_convolution || operand.kind == Operand::Kind::kConvolution || operand.kind == Operand::Kind::kNode;
     const std::vector<int64_t>& given = TensorOf(operand).dims;
     for (size_t i = 0; i < dims.size(); ++i) dims[i] = std::max(dims[i], given[i]);
   }
@@ -201,7 +201,7 @@ void Graph::AddPointwise(size_t index) {
     value = AddTensor(kFirstResult + node.result, problem_.results[static_cast<size_t>(node.result)], node.dtype);
   } else {
     value = AddTensor(
-        kFirstVirtual + 1 + static_cast<int64_t>(index), DenseLike(dims, problem_.results[0]), node.dtype, true);
+      kFirstVirtual + 1 + static_cast<int64_t>(index), DenseLike(dims, problem_.results[0]), node.dtype, true);
   }
   made_[{Operand::Kind::kNode, static_cast<uint32_t>(index)}] = {value, dims};
 

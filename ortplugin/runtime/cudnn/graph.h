@@ -46,7 +46,7 @@ class Graph {
   void AddOperation(Descriptor operation);
 
   const Problem problem_;  // with at least two spatial dimensions
-  DType math_;             // float or double
+  DType math_;  // float or double
   PointwiseGraph pointwise_;
   std::deque<Descriptor> descriptors_;  // all but the graph, which refers to them
   std::vector<abi::RawDescriptor> operations_;

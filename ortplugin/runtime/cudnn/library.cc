@@ -19,7 +19,7 @@ std::string VersionText(size_t version) {
   // Before 9 the numbers were packed with 1000 for the major version.
   const size_t major_unit = version < kOldestVersion ? 1000 : 10000;
   return "cuDNN " + std::to_string(version / major_unit) + "." + std::to_string(version % major_unit / 100) + "." +
-      std::to_string(version % 100);
+    std::to_string(version % 100);
 }
 
 template <typename Pointer>
@@ -47,7 +47,7 @@ void CheckBlas(size_t runtime_version) {
   std::string tried;
   if (OpenFirst({name, packages + "cu" + major + "/lib/" + name, packages + "cublas/lib/" + name}, &tried) == nullptr)
     Fail("cuDNN needs ", name, ", which can't be opened (tried ", tried, "). Install it with `pip install ",
-        major == "12" ? "nvidia-cublas-cu12" : "nvidia-cublas", "`");
+      major == "12" ? "nvidia-cublas-cu12" : "nvidia-cublas", "`");
 }
 
 struct Pool {
@@ -70,19 +70,19 @@ Pool& ThePool() {
 const abi::Functions& Library() {
   static const abi::Functions* const functions = [] {
     std::vector<std::string> candidates = {
-        "libcudnn.so.9", cuda::LibraryFolder() + "/../nvidia/cudnn/lib/libcudnn.so.9"};
+      "libcudnn.so.9", cuda::LibraryFolder() + "/../nvidia/cudnn/lib/libcudnn.so.9"};
     if (const char* given = secure_getenv("ORTPLUGIN_CUDNN"); given != nullptr && *given != '\0') candidates = {given};
     std::string tried;
     void* library = OpenFirst(candidates, &tried);
     if (library == nullptr)
       Fail("convolutions on the GPU are computed by cuDNN 9, which can't be opened (tried ", tried,
-          "). Install it with `pip install nvidia-cudnn-cu13` (or -cu12, for CUDA 12), or set ORTPLUGIN_CUDNN to the "
-          "path of libcudnn.so.9");
+        "). Install it with `pip install nvidia-cudnn-cu13` (or -cu12, for CUDA 12), or set ORTPLUGIN_CUDNN to the "
+        "path of libcudnn.so.9");
     auto made = std::make_unique<abi::Functions>();
     Find(library, "cudnnGetVersion", made->cudnnGetVersion);
     if (made->cudnnGetVersion() < kOldestVersion)
       Fail("convolutions on the GPU need cuDNN 9 or later; the one at hand is ", VersionText(made->cudnnGetVersion()),
-          ". Install it with `pip install nvidia-cudnn-cu13` (or -cu12, for CUDA 12)");
+        ". Install it with `pip install nvidia-cudnn-cu13` (or -cu12, for CUDA 12)");
     Find(library, "cudnnGetCudartVersion", made->cudnnGetCudartVersion);
     Find(library, "cudnnGetErrorString", made->cudnnGetErrorString);
     Find(library, "cudnnGetLastErrorString", made->cudnnGetLastErrorString);
@@ -157,7 +157,7 @@ int64_t Descriptor::Get(abi::Attribute name, abi::AttributeType type, int64_t ro
 }
 
 HandleLoan::HandleLoan(const cuda::DeviceFacts& device, cuda::Stream stream)
-    : ordinal_(device.ordinal), stream_(stream) {
+  : ordinal_(device.ordinal), stream_(stream) {
   cuda::Stream set = nullptr;
   {
     Pool& pool = ThePool();

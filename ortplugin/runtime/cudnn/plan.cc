@@ -30,7 +30,7 @@ constexpr const char* kPadsBothSidesAlike = "its pads at the end are those at th
 
 // Tiles of channels reach behind the last group's: whatever is there, times 0, is added.
 constexpr const char* kReadsBehindGroups =
-    "it reads behind the last group's channels where the image is one pixel, as was measured";
+  "it reads behind the last group's channels where the image is one pixel, as was measured";
 
 // What engines do that their notes do not say. All were measured with cuDNN 9.19.
 struct Fault {
@@ -41,26 +41,26 @@ struct Fault {
 };
 
 const Fault kFaults[] = {
-    // Of 12 plans for 17 to 8 channels, 5 x 5, in float16 with channels first, this one was off by up to 8 units in the
-    // last place for 16% of the elements, all others by 0.51.
-    {2, Direction::kDataGradient, [](const Problem& problem) { return SizeOf(problem.dtype) == 2; },
-        "it accumulates in less than fp32, as was measured"},
-    // Of 16 or 4 to 4 channels, 3 wide, dW in fp32 from fp16 or bf16 is another tensor.
-    {2, Direction::kWeightGradient, [](const Problem& problem) { return ResultType(problem) != problem.dtype; },
-        "its weight gradients in another dtype than their operands' are wrong, as was measured"},
-    // Of a depthwise convolution, 3 wide, of images 2 wide with one pad at the beginning, the first writes two pixels
-    // for each channel, where there is one, and dX of the second is another tensor.
-    {5, Direction::kForward, HasUnevenPads, kPadsBothSidesAlike},
-    {6, Direction::kDataGradient, HasUnevenPads, kPadsBothSidesAlike},
-    // Of two results in fp32 of operands in fp16, it does not write the one that is the convolution's own value.
-    {7, Direction::kForward, HasWidenedValueAmongResults,
-        "it leaves the convolution's value in another dtype beside a second result unwritten, as was measured"},
-    // 3 groups of 4 channels, 1 x 1, in fp16 and bf16.
-    {10, Direction::kForward, IsOnePixelInGroups, kReadsBehindGroups},
-    {22, Direction::kForward, IsOnePixelInGroups, kReadsBehindGroups},
-    // dW of 3 x 3 is not 0 where all products are.
-    {17, Direction::kWeightGradient, [](const Problem&) { return true; },
-        "it transforms the images, as was measured: a NaN or infinity spreads to elements that do not see it"},
+  // Of 12 plans for 17 to 8 channels, 5 x 5, in float16 with channels first, this one was off by up to 8 units in the
+  // last place for 16% of the elements, all others by 0.51.
+  {2, Direction::kDataGradient, [](const Problem& problem) { return SizeOf(problem.dtype) == 2; },
+    "it accumulates in less than fp32, as was measured"},
+  // Of 16 or 4 to 4 channels, 3 wide, dW in fp32 from fp16 or bf16 is another tensor.
+  {2, Direction::kWeightGradient, [](const Problem& problem) { return ResultType(problem) != problem.dtype; },
+    "its weight gradients in another dtype than their operands' are wrong, as was measured"},
+  // Of a depthwise convolution, 3 wide, of images 2 wide with one pad at the beginning, the first writes two pixels
+  // for each channel, where there is one, and dX of the second is another tensor.
+  {5, Direction::kForward, HasUnevenPads, kPadsBothSidesAlike},
+  {6, Direction::kDataGradient, HasUnevenPads, kPadsBothSidesAlike},
+  // Of two results in fp32 of operands in fp16, it does not write the one that is the convolution's own value.
+  {7, Direction::kForward, HasWidenedValueAmongResults,
+    "it leaves the convolution's value in another dtype beside a second result unwritten, as was measured"},
+  // 3 groups of 4 channels, 1 x 1, in fp16 and bf16.
+  {10, Direction::kForward, IsOnePixelInGroups, kReadsBehindGroups},
+  {22, Direction::kForward, IsOnePixelInGroups, kReadsBehindGroups},
+  // dW of 3 x 3 is not 0 where all products are.
+  {17, Direction::kWeightGradient, [](const Problem&) { return true; },
+    "it transforms the images, as was measured: a NaN or infinity spreads to elements that do not see it"},
 };
 
 struct Notes {
@@ -130,7 +130,7 @@ std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::He
       std::vector<abi::RawDescriptor> raw_choices;
       for (size_t k = 0; k < kMaxKnobs; ++k) raw_choices.push_back(choices.emplace_back(abi::kKnobChoice).raw());
       const int64_t knobs = configuration.Get(
-          abi::kConfigurationKnobChoices, abi::kTypeDescriptor, static_cast<int64_t>(kMaxKnobs), raw_choices.data());
+        abi::kConfigurationKnobChoices, abi::kTypeDescriptor, static_cast<int64_t>(kMaxKnobs), raw_choices.data());
       while (static_cast<int64_t>(choices.size()) > std::max<int64_t>(knobs, 0)) choices.pop_back();
       for (const Descriptor& choice : choices) {
         int type = 0;
@@ -153,7 +153,7 @@ class GraphPlan : public Plan {
  public:
   // Throws Refused or Error where cuDNN can't build it.
   GraphPlan(std::shared_ptr<const Graph> graph, const Target& target, PlanText text)
-      : graph_(std::move(graph)), device_(target.handle != nullptr ? &target.device : nullptr), text_(std::move(text)) {
+    : graph_(std::move(graph)), device_(target.handle != nullptr ? &target.device : nullptr), text_(std::move(text)) {
     engine_.SetDescriptor(abi::kEngineGraph, graph_->descriptor());
     engine_.SetInt64(abi::kEngineIndex, text_.engine);
     if (target.properties != nullptr) engine_.SetDescriptor(abi::kEngineDeviceProperties, *target.properties);
@@ -243,7 +243,7 @@ const char* WhyApart(const Graph& graph, const Target& target) {
   if (IsSlowWithEpilogue(graph.problem(), limits))
     return "strided data gradients like this are faster without an epilogue";
   if (graph.problem().direction == Direction::kForward &&
-      HasLongSums(graph.problem(), limits, target.device.multiprocessors))
+    HasLongSums(graph.problem(), limits, target.device.multiprocessors))
     return "long sums for few elements are faster without an epilogue";
   return nullptr;
 }
@@ -253,13 +253,13 @@ constexpr abi::HeuristicMode kModes[] = {abi::kHeuristicA, abi::kHeuristicB, abi
 }  // namespace
 
 void ForEachCandidate(
-    const Graph& graph, const Target& target, const std::function<bool(const PlanText&, bool)>& visit) {
+  const Graph& graph, const Target& target, const std::function<bool(const PlanText&, bool)>& visit) {
   std::set<std::string> seen;
   std::vector<Candidate> nondeterministic, reference;
   for (const abi::HeuristicMode mode : kModes) {
     for (Candidate& candidate : Propose(graph, target, mode)) {
       if (candidate.notes.Objection(candidate.text.engine, graph.problem(), graph.HasEpilogue()) != nullptr ||
-          !seen.insert(candidate.text.ToString()).second)
+        !seen.insert(candidate.text.ToString()).second)
         continue;
       if (candidate.notes.is_reference()) {
         reference.push_back(std::move(candidate));
@@ -278,7 +278,7 @@ void ForEachCandidate(
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   const MeasuredGpu* const measured = FindTarget(target.device);
   if (text == nullptr && measured != nullptr &&
-      IsFasterWithIdentity(problem, measured->limits, target.device.multiprocessors)) {
+    IsFasterWithIdentity(problem, measured->limits, target.device.multiprocessors)) {
     Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);
     if (found.plan != nullptr && found.plan->is_deterministic()) return found;
   }
@@ -311,7 +311,7 @@ Found Search(const Target& target, const Problem& problem, size_t workspace_limi
       ++too_large;
       if (first.empty())
         first = "plan " + candidate.ToString() + " needs a workspace of " + std::to_string(plan->workspace_bytes()) +
-            " bytes, more than " + std::to_string(workspace_limit);
+          " bytes, more than " + std::to_string(workspace_limit);
     } catch (const std::runtime_error& error) {  // this plan can't be built, the next one may
       if (first.empty()) first = "plan " + candidate.ToString() + ": " + error.what();
     }
@@ -324,7 +324,7 @@ Found Search(const Target& target, const Problem& problem, size_t workspace_limi
   if (found.plan == nullptr)
     found.refusal = tried == 0 ? apart != nullptr ? apart : "cuDNN's heuristics propose no plan"
                                : "none of " + std::to_string(tried) + " plans can be used (" +
-            std::to_string(too_large) + " for their workspace); " + first;
+        std::to_string(too_large) + " for their workspace); " + first;
   return found;
 }
 

@@ -13,13 +13,13 @@ namespace ortplugin::cudnn {
 // What plans are made for: a device, which lives as long as the process, or one that is described only.
 struct Target {
   const cuda::DeviceFacts& device;
-  abi::Handle handle = nullptr;            // of the device
+  abi::Handle handle = nullptr;  // of the device
   const Descriptor* properties = nullptr;  // of one that is described
 };
 
 // The proposals of cuDNN's heuristics in the order in which they are tried: calls `visit` until it returns true.
 void ForEachCandidate(const Graph& graph, const Target& target,
-    const std::function<bool(const PlanText& text, bool is_compiled_here)>& visit);
+  const std::function<bool(const PlanText& text, bool is_compiled_here)>& visit);
 
 // FindPlan, not remembered.
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text);

@@ -61,7 +61,7 @@ std::optional<Mode> DirectMode(Op op) {
 
 bool Commutes(Mode mode) {
   return mode == Mode::kAdd || mode == Mode::kMul || mode == Mode::kMin || mode == Mode::kMax || mode == Mode::kEqual ||
-      mode == Mode::kAnd || mode == Mode::kOr;
+    mode == Mode::kAnd || mode == Mode::kOr;
 }
 
 std::optional<double> LiteralOf(const Program& program, ValueId id) {
@@ -108,10 +108,10 @@ class Mapper {
 
  private:
   Operand AddNode(Mode mode, Operand x, Operand b = {}, Operand t = {},
-      std::vector<std::pair<abi::Attribute, double>> attributes = {}, bool is_condition = false) {
+    std::vector<std::pair<abi::Attribute, double>> attributes = {}, bool is_condition = false) {
     // cuDNN broadcasts the second operand to the first more readily than the other way round.
     if (Commutes(mode) && (x.kind == Operand::Kind::kScalar || x.kind == Operand::Kind::kParameter) &&
-        (b.kind == Operand::Kind::kConvolution || b.kind == Operand::Kind::kNode))
+      (b.kind == Operand::Kind::kConvolution || b.kind == Operand::Kind::kNode))
       std::swap(x, b);
     graph_.nodes.push_back({mode, x, b, t, is_condition ? DType::kBool : graph_.math, std::move(attributes), -1});
     return {Operand::Kind::kNode, static_cast<uint32_t>(graph_.nodes.size() - 1)};
@@ -167,7 +167,7 @@ class Mapper {
       case Op::kElu: return AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}});
       case Op::kSelu:
         return AddNode(
-            Mode::kMul, AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}}), Number(statement.attributes[1]));
+          Mode::kMul, AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}}), Number(statement.attributes[1]));
       case Op::kSoftplus: return Softplus(x);
       case Op::kMish:
         return AddNode(Mode::kMul, x, AddNode(Mode::kTanh, Softplus(ExactEnoughForTanh(program_, x, statement.op))));
@@ -258,7 +258,7 @@ class Mapper {
       if (operand.kind == Operand::Kind::kParameter || operand.kind == Operand::Kind::kScalar)
         throw Unsupported{"a result that does not come from the convolution"};
       if (operand.kind == Operand::Kind::kConvolution || uses[operand.index] > 0 ||
-          graph_.nodes[operand.index].result >= 0) {
+        graph_.nodes[operand.index].result >= 0) {
         operand = AddNode(Mode::kIdentity, operand);
         uses.push_back(0);
       }

@@ -25,7 +25,7 @@ struct PointwiseOperand {
 struct PointwiseNode {
   abi::PointwiseMode mode;
   PointwiseOperand x, b, t;  // b of two operands, t the condition of kSelect
-  DType dtype;               // of its value: kBool of comparisons; else of the graph's arithmetic, or of the result
+  DType dtype;  // of its value: kBool of comparisons; else of the graph's arithmetic, or of the result
   std::vector<std::pair<abi::Attribute, double>> attributes;
   int result = -1;  // the program's result that it writes; else its value is seen by other nodes only
 };

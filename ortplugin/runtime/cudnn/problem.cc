@@ -57,7 +57,7 @@ Tensor Strided(std::vector<int64_t> dims, const std::vector<size_t>& order) {
 void CheckTensor(const Tensor& tensor, const char* name, size_t rank) {
   if (tensor.dims.size() != rank || tensor.strides.size() != rank)
     Fail("a convolution's ", name, " has ", tensor.dims.size(), " dims and ", tensor.strides.size(),
-        " strides, expected ", rank, " of each");
+      " strides, expected ", rank, " of each");
   for (size_t i = 0; i < rank; ++i)
     if (tensor.dims[i] < 1 || tensor.strides[i] < 1)
       Fail("a convolution's ", name, " is ", ToString(tensor), ": dims and strides must be positive");
@@ -67,18 +67,18 @@ void CheckEpilogue(const Problem& problem) {
   if (problem.program == nullptr) {
     if (!problem.operands.empty() || !problem.results.empty())
       Fail("a convolution without an epilogue has ", problem.operands.size(), " operands and ", problem.results.size(),
-          " results of one, expected none");
+        " results of one, expected none");
     return;
   }
   const Program& program = *problem.program;
   const std::vector<int64_t>& dims = ValueOf(problem).dims;
   if (program.parameters().size() != problem.operands.size() + 1 || program.results().size() != problem.results.size())
     Fail("a convolution's epilogue has ", program.parameters().size(), " parameters and ", program.results().size(),
-        " results, but ", problem.operands.size(), " operands after the convolution's value and ",
-        problem.results.size(), " results are given");
+      " results, but ", problem.operands.size(), " operands after the convolution's value and ", problem.results.size(),
+      " results are given");
   if (program.value(program.parameters()[0]).dtype != problem.dtype)
     Fail("a convolution of ", NameOf(problem.dtype), " has an epilogue whose first parameter is ",
-        NameOf(program.value(program.parameters()[0]).dtype));
+      NameOf(program.value(program.parameters()[0]).dtype));
   for (const Tensor& operand : problem.operands) {
     CheckTensor(operand, "epilogue operand", dims.size());
     for (size_t i = 0; i < dims.size(); ++i)
@@ -141,7 +141,7 @@ bool IsSlowWithEpilogue(const Problem& problem, const TargetLimits& limits) {
   for (const int64_t dim : problem.y.dims) multiply_adds *= dim;
   const int64_t sum = problem.w.dims[0] / problem.groups * kernel / stride;
   return problem.w.dims[1] <= limits.cudnn_gradient_narrow || sum >= limits.cudnn_gradient_long_sum ||
-      multiply_adds * kernel >= limits.cudnn_gradient_many_multiply_adds;
+    multiply_adds * kernel >= limits.cudnn_gradient_many_multiply_adds;
 }
 
 bool HasLongSums(const Problem& problem, const TargetLimits& limits, int multiprocessors) {
@@ -172,7 +172,7 @@ bool HasWidenedValueAmongResults(const Problem& problem) {
     if (statement.op == Op::kCast && same.count(statement.operands[0]) != 0) same.insert(statement.result);
   const std::vector<ValueId>& results = program.results();
   return std::any_of(results.begin(), results.end(), [&](ValueId id) { return same.count(id) != 0; }) &&
-      std::any_of(results.begin(), results.end(), [&](ValueId id) { return program.value(id).dtype != problem.dtype; });
+    std::any_of(results.begin(), results.end(), [&](ValueId id) { return program.value(id).dtype != problem.dtype; });
 }
 
 bool HasIdentity(const Problem& problem) { return problem.program != nullptr && IsIdentity(*problem.program); }
@@ -293,23 +293,23 @@ void Check(const Problem& problem) {
     Fail("a convolution's addresses are aligned to ", alignment, " bytes, expected a multiple of ", size);
   if (problem.groups < 1) Fail("a convolution's groups are ", problem.groups, ", expected at least 1");
   if (problem.w.dims[1] * problem.groups != problem.x.dims[1] || problem.w.dims[0] % problem.groups != 0 ||
-      problem.w.dims[0] != problem.y.dims[1] || problem.x.dims[0] != problem.y.dims[0])
+    problem.w.dims[0] != problem.y.dims[1] || problem.x.dims[0] != problem.y.dims[0])
     Fail("a convolution's x [", Join(problem.x.dims), "], w [", Join(problem.w.dims), "] and y [", Join(problem.y.dims),
-        "] do not fit together with ", problem.groups, " groups");
+      "] do not fit together with ", problem.groups, " groups");
   for (const std::vector<int64_t>* numbers :
-      {&problem.pads_begin, &problem.pads_end, &problem.strides, &problem.dilations})
+    {&problem.pads_begin, &problem.pads_end, &problem.strides, &problem.dilations})
     if (numbers->size() != rank - 2)
       Fail("a convolution of ", rank - 2, " spatial dimensions has pads, strides or dilations for ", numbers->size());
   for (size_t i = 0; i + 2 < rank; ++i) {
     const int64_t stride = problem.strides[i], dilation = problem.dilations[i];
     if (stride < 1 || dilation < 1 || problem.pads_begin[i] < 0 || problem.pads_end[i] < 0)
       Fail("a convolution has pads ", problem.pads_begin[i], " and ", problem.pads_end[i], ", stride ", stride,
-          " and dilation ", dilation, ": pads must not be negative, strides and dilations must be positive");
-    const int64_t room = problem.x.dims[i + 2] + problem.pads_begin[i] + problem.pads_end[i] -
-        dilation * (problem.w.dims[i + 2] - 1) - 1;
+        " and dilation ", dilation, ": pads must not be negative, strides and dilations must be positive");
+    const int64_t room =
+      problem.x.dims[i + 2] + problem.pads_begin[i] + problem.pads_end[i] - dilation * (problem.w.dims[i + 2] - 1) - 1;
     if (room < 0 || room / stride + 1 != problem.y.dims[i + 2])
       Fail("a convolution's y has ", problem.y.dims[i + 2], " elements along spatial axis ", i, ", expected ",
-          room < 0 ? 0 : room / stride + 1);
+        room < 0 ? 0 : room / stride + 1);
   }
   CheckEpilogue(problem);
 }
@@ -330,7 +330,7 @@ PlanText PlanText::Parse(const std::string& text) {
     for (char& character : shown)
       if (character < ' ' || character > '~') character = '?';
     Fail("the plan \"", shown, "\" is not valid: expected ", expected, " at character ", at - text.data() + 1,
-        ", for example engine=3;k2=1;k14=4");
+      ", for example engine=3;k2=1;k14=4");
   };
   const auto skip = [&](std::string_view word, const char* expected) {
     if (static_cast<size_t>(end - at) < word.size() || std::string_view(at, word.size()) != word) fail(expected);

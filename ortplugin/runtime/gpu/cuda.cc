@@ -49,7 +49,7 @@ const Nvrtc& TheCompiler() {
     } else {
       const std::string packages = LibraryFolder() + "/../nvidia/";
       candidates = {"libnvrtc.so.13", packages + "cu13/lib/libnvrtc.so.13", "libnvrtc.so.12",
-          packages + "cuda_nvrtc/lib/libnvrtc.so.12"};
+        packages + "cuda_nvrtc/lib/libnvrtc.so.12"};
     }
     void* library = nullptr;
     std::string tried;
@@ -60,7 +60,7 @@ const Nvrtc& TheCompiler() {
     }
     if (library == nullptr)
       Fail("CUDA kernels are compiled by NVRTC, which can't be opened (tried ", tried,
-          "). Install it with `pip install nvidia-cuda-nvrtc`, or set ORTPLUGIN_NVRTC to the path of libnvrtc.so");
+        "). Install it with `pip install nvidia-cuda-nvrtc`, or set ORTPLUGIN_NVRTC to the path of libnvrtc.so");
     auto made = std::make_unique<Nvrtc>();
     Find(library, "nvrtcVersion", made->nvrtcVersion);
     Find(library, "nvrtcGetNumSupportedArchs", made->nvrtcGetNumSupportedArchs);
@@ -103,9 +103,9 @@ const OpenDevice& Open(int ordinal) {
   };
   OpenDevice open{};
   open.facts = {ordinal, attribute(kComputeCapabilityMajor), attribute(kComputeCapabilityMinor),
-      attribute(kMultiprocessorCount), attribute(kL2CacheSize), attribute(kSharedPerMultiprocessor),
-      attribute(kSharedPerBlockOptIn), attribute(kReservedSharedPerBlock), attribute(kRegistersPerMultiprocessor),
-      attribute(kThreadsPerBlock), attribute(kThreadsPerMultiprocessor), attribute(kBlocksPerMultiprocessor)};
+    attribute(kMultiprocessorCount), attribute(kL2CacheSize), attribute(kSharedPerMultiprocessor),
+    attribute(kSharedPerBlockOptIn), attribute(kReservedSharedPerBlock), attribute(kRegistersPerMultiprocessor),
+    attribute(kThreadsPerBlock), attribute(kThreadsPerMultiprocessor), attribute(kBlocksPerMultiprocessor)};
   CheckDriver(driver.cuDevicePrimaryCtxRetain(&open.context, device), "cuDevicePrimaryCtxRetain");
   return devices->emplace(ordinal, open).first->second;
 }
@@ -155,8 +155,8 @@ std::string LibraryFolder() {
 
 int64_t DeviceFacts::ResidentBlocks(int64_t threads, int64_t registers, int64_t shared) const {
   return std::min({shared_per_block / std::max<int64_t>(1, shared + reserved_shared_per_block),
-      registers_per_multiprocessor / std::max<int64_t>(1, threads * RoundUp(registers, 8)),
-      threads_per_multiprocessor / threads, int64_t{blocks_per_multiprocessor}});
+    registers_per_multiprocessor / std::max<int64_t>(1, threads * RoundUp(registers, 8)),
+    threads_per_multiprocessor / threads, int64_t{blocks_per_multiprocessor}});
 }
 
 const DeviceFacts& Device(int ordinal) { return Open(ordinal).facts; }
@@ -176,7 +176,7 @@ std::string Architecture(const DeviceFacts& device) {
   }
   if (newest == 0)
     Fail("NVRTC ", compiler.major, ".", compiler.minor, " can't compile for this GPU of compute capability ",
-        device.major, ".", device.minor);
+      device.major, ".", device.minor);
   return "compute_" + std::to_string(newest);
 }
 
@@ -191,7 +191,7 @@ std::string Compile(const std::string& source, const std::string& architecture, 
   if (compiler.nvrtcCreateProgram(&program, source.c_str(), "ortplugin.cu", 0, nullptr, nullptr) != 0)
     Fail("nvrtcCreateProgram failed");
   const std::unique_ptr<NvrtcProgram, void (*)(NvrtcProgram*)> owned(
-      &program, [](NvrtcProgram* handle) { TheCompiler().nvrtcDestroyProgram(handle); });
+    &program, [](NvrtcProgram* handle) { TheCompiler().nvrtcDestroyProgram(handle); });
   const std::vector<std::string> options = Options(architecture);
   std::vector<const char*> words;
   for (const std::string& option : options) words.push_back(option.c_str());
@@ -206,7 +206,7 @@ std::string Compile(const std::string& source, const std::string& architecture, 
     std::string joined;
     for (const std::string& option : options) joined += option + " ";
     Fail("NVRTC ", compiler.major, ".", compiler.minor, " failed: ", compiler.nvrtcGetErrorString(result), "\n",
-        remarks, "\noptions: ", joined, "\n", Numbered(source));
+      remarks, "\noptions: ", joined, "\n", Numbered(source));
   }
   if (log != nullptr) *log = remarks;
   const bool is_real = architecture.rfind("sm_", 0) == 0;
@@ -218,7 +218,7 @@ std::string Compile(const std::string& source, const std::string& architecture, 
 }
 
 Function Load(const DeviceFacts& device, const std::string& source, const char* kernel,
-    const std::function<void(const std::string&)>& warn) {
+  const std::function<void(const std::string&)>& warn) {
   // Modules belong to a context, so the ordinal is part of the key; the code itself is shared between equal GPUs.
   static auto* const mutex = new std::mutex;
   static auto* const modules = new std::map<std::pair<int, std::string>, Module>;
@@ -226,8 +226,8 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
   std::string options;
   for (const std::string& option : Options(architecture)) options += option + " ";
   const std::shared_ptr<const std::string> code = CachedKernel(
-      {source, options, architecture, CompilerVersion(), kPluginVersion},
-      [&] { return Compile(source, architecture, nullptr); }, warn);
+    {source, options, architecture, CompilerVersion(), kPluginVersion},
+    [&] { return Compile(source, architecture, nullptr); }, warn);
   const ContextScope scope(device);
   const std::lock_guard<std::mutex> lock(*mutex);
   Module& module = (*modules)[{device.ordinal, source}];
@@ -244,14 +244,14 @@ void AllowShared(const DeviceFacts& device, Function function, unsigned bytes) {
   if (bytes <= kStaticSharedBytes) return;
   const ContextScope scope(device);
   CheckDriver(
-      TheDriver().cuFuncSetAttribute(function, kMostDynamicSharedBytes, static_cast<int>(bytes)), "cuFuncSetAttribute");
+    TheDriver().cuFuncSetAttribute(function, kMostDynamicSharedBytes, static_cast<int>(bytes)), "cuFuncSetAttribute");
 }
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads) {
   const ContextScope scope(device);
   int blocks = 0;
   CheckDriver(TheDriver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, size_t{0}),
-      "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   return blocks;
 }
 

@@ -27,9 +27,9 @@ struct DeviceFacts {
   int multiprocessors;
   int64_t l2_bytes;
   int64_t shared_per_multiprocessor;
-  int64_t shared_per_block;           // at most; what is more than kStaticSharedBytes takes AllowShared
+  int64_t shared_per_block;  // at most; what is more than kStaticSharedBytes takes AllowShared
   int64_t reserved_shared_per_block;  // which the driver takes besides
-  int registers_per_multiprocessor;   // of 32 bits
+  int registers_per_multiprocessor;  // of 32 bits
   int threads_per_block, threads_per_multiprocessor, blocks_per_multiprocessor;  // at most
 
   // mma.sync.m16n8k16 on fp16 and bf16, and cp.async; Turing's tensor cores multiply smaller matrices of fp16 alone.
@@ -64,7 +64,7 @@ std::string CompilerVersion();
 // A kernel of a source, loaded in the primary context of a device; compiled at most once for each source, architecture
 // and compiler. Modules stay loaded until the process ends. `warn` gets the kernel cache's complaints.
 Function Load(const DeviceFacts& device, const std::string& source, const char* kernel,
-    const std::function<void(const std::string&)>& warn);
+  const std::function<void(const std::string&)>& warn);
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads);
 
@@ -73,10 +73,10 @@ void AllowShared(const DeviceFacts& device, Function function, unsigned bytes);
 
 // When, in a CUDA graph, a next kernel of ours may become resident, which then waits for this one to complete.
 enum class NextStarts {
-  kAtLaunch,   // once all blocks of this one have begun
+  kAtLaunch,  // once all blocks of this one have begun
   kAtTrigger,  // once all have called let_next_start (common.cuh), which the kernel has a last parameter for: where its
                // own blocks are spread unevenly, the next one's would crowd on the multiprocessors that have room
-  kAtEnd,      // once this one has completed
+  kAtEnd,  // once this one has completed
 };
 struct LaunchShape {
   unsigned blocks, threads;

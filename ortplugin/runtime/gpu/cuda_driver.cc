@@ -32,9 +32,9 @@ bool IsSticky(Result result) {
 // What a driver says of code by a compiler that is newer than itself, or for a GPU that it does not know.
 bool IsTooOld(Result result) {
   return result == 200 ||  // INVALID_IMAGE
-      result == 209 ||     // NO_BINARY_FOR_GPU
-      result == 218 ||     // INVALID_PTX
-      result == 222;       // UNSUPPORTED_PTX_VERSION
+    result == 209 ||  // NO_BINARY_FOR_GPU
+    result == 218 ||  // INVALID_PTX
+    result == 222;  // UNSUPPORTED_PTX_VERSION
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ const Driver& TheDriver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
       Fail("the NVIDIA driver (libcuda.so.1) can't be opened: ", dlerror(),
-          ". Install the driver of the GPU, or run on the CPUExecutionProvider");
+        ". Install the driver of the GPU, or run on the CPUExecutionProvider");
     auto made = std::make_unique<Driver>();
     Find(library, "cuInit", made->cuInit);
     Find(library, "cuDriverGetVersion", made->cuDriverGetVersion);
@@ -90,10 +90,10 @@ void CheckDriver(Result result, const char* what) {
   int version = 0;
   TheDriver().cuDriverGetVersion(&version);
   Fail(what, " failed: ", name ? name : "unknown error", " (", text ? text : "", "), driver for CUDA ", version / 1000,
-      ".", version % 1000 / 10, IsSticky(result) ? ". The GPU context is lost: this process must be restarted" : "",
-      result == kOutOfMemory ? ". Free GPU memory, or lower ONNX Runtime's gpu_mem_limit" : "",
-      IsTooOld(result) ? ". Update the driver, or set ORTPLUGIN_NVRTC to the libnvrtc.so of the driver's CUDA version"
-                       : "");
+    ".", version % 1000 / 10, IsSticky(result) ? ". The GPU context is lost: this process must be restarted" : "",
+    result == kOutOfMemory ? ". Free GPU memory, or lower ONNX Runtime's gpu_mem_limit" : "",
+    IsTooOld(result) ? ". Update the driver, or set ORTPLUGIN_NVRTC to the libnvrtc.so of the driver's CUDA version"
+                     : "");
 }
 
 }  // namespace ortplugin::cuda

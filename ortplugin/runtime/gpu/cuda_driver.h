@@ -70,7 +70,7 @@ struct Driver {
   Result (*cuFuncSetAttribute)(Function, FunctionAttribute, int);
   Result (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int*, Function, int, size_t);
   Result (*cuLaunchKernel)(
-      Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**);
+    Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**);
   Result (*cuStreamIsCapturing)(Stream, int*);
   Result (*cuThreadExchangeStreamCaptureMode)(int*);
   Result (*cuGetErrorName)(Result, const char**);
@@ -78,8 +78,8 @@ struct Driver {
 
   // Null before CUDA 12.0.
   Result (*cuTensorMapEncodeTiled)(void* map, int dtype, uint32_t rank, void* address, const uint64_t* sizes,
-      const uint64_t* pitches, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,
-      int fill);
+    const uint64_t* pitches, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,
+    int fill);
   // Edges with data, all null before CUDA 12.3.
   Result (*cuStreamGetCaptureInfo)(Stream, int* status, uint64_t* id, Graph*, const Node**, const EdgeData**, size_t*);
   Result (*cuStreamUpdateCaptureDependencies)(Stream, Node*, const EdgeData*, size_t, unsigned flags);

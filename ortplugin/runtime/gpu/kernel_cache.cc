@@ -44,8 +44,8 @@ constexpr std::string_view kMagic = "ortpkc01";  // the last two digits are the 
 constexpr size_t kHeaderSize = 24;
 constexpr size_t kChecksumSize = 16;
 constexpr uint64_t kFolderLimit = uint64_t{256} << 20;  // bytes of all entries together, and so of any one
-constexpr time_t kTouchAfter = 24 * 60 * 60;            // seconds: a hit renews an entry's age at most once a day
-constexpr time_t kAbandonedAfter = 60 * 60;             // seconds until a temporary file is taken for a dead process's
+constexpr time_t kTouchAfter = 24 * 60 * 60;  // seconds: a hit renews an entry's age at most once a day
+constexpr time_t kAbandonedAfter = 60 * 60;  // seconds until a temporary file is taken for a dead process's
 constexpr std::string_view kTemporary = "tmp.";
 constexpr size_t kNameSize = 32;  // hexadecimal digits of a hash
 
@@ -179,8 +179,8 @@ std::vector<File> List(int folder) {
 // ---- the folder
 
 struct Folder {
-  std::string path;              // empty: the disk is turned off
-  size_t must_exist = 0;         // this many leading characters of the path are never created
+  std::string path;  // empty: the disk is turned off
+  size_t must_exist = 0;  // this many leading characters of the path are never created
   const char* reason = nullptr;  // why it can't be used, where that is known beforehand
 };
 
@@ -259,7 +259,7 @@ std::optional<std::string> Load(int folder, const std::string& name, const std::
   if (!ReadAll(file.number(), header.data(), header.size())) return std::nullopt;
   const size_t code_size = size - kHeaderSize - key.size() - kChecksumSize;
   if (std::string_view(header.data(), kMagic.size()) != kMagic || NumberAt(&header[8]) != key.size() ||
-      NumberAt(&header[16]) != code_size) {
+    NumberAt(&header[16]) != code_size) {
     return std::nullopt;
   }
   std::string text(size, '\0');
@@ -311,7 +311,7 @@ void Store(int folder, const std::string& name, const std::string& key, const st
     clock_gettime(CLOCK_REALTIME, &now);
     std::string unique;
     for (const auto number : {static_cast<int64_t>(getpid()), static_cast<int64_t>(now.tv_sec),
-             static_cast<int64_t>(now.tv_nsec), static_cast<int64_t>(counter++)}) {
+           static_cast<int64_t>(now.tv_nsec), static_cast<int64_t>(counter++)}) {
       AppendNumber(&unique, static_cast<uint64_t>(number));
     }
     temporary = std::string(kTemporary) + HashName(unique);
@@ -322,7 +322,7 @@ void Store(int folder, const std::string& name, const std::string& key, const st
 
   // The order matters: the bytes are on disk before the name is, so a crash leaves no whole name with half an entry.
   const bool done = WriteAll(file.number(), text) && fsync(file.number()) == 0 && file.Close() &&
-      renameat(folder, temporary.c_str(), folder, name.c_str()) == 0;
+    renameat(folder, temporary.c_str(), folder, name.c_str()) == 0;
   if (!done) {
     const int error = errno;
     unlinkat(folder, temporary.c_str(), 0);
@@ -359,14 +359,14 @@ void WithFolder(const Folder& folder, const std::function<void(const std::string
   if (!warn || TheProcess().warned.exchange(true)) return;
   try {
     warn("The kernel cache can't use the folder " + folder.path + ": " + reason +
-        ". Compiled kernels are kept in memory only. Set ORTPLUGIN_CACHE_DIR to a folder of your own, or to nothing to "
-        "do without.");
+      ". Compiled kernels are kept in memory only. Set ORTPLUGIN_CACHE_DIR to a folder of your own, or to nothing to "
+      "do without.");
   } catch (...) {  // A kernel is not lost because a log is.
   }
 }
 
 Code LoadOrCompile(const std::string& key, const std::function<std::string()>& compile,
-    const std::function<void(const std::string&)>& warn) {
+  const std::function<void(const std::string&)>& warn) {
   const Folder folder = ChooseFolder();
   const std::string name = HashName(key);
   std::optional<std::string> code;
@@ -381,7 +381,7 @@ Code LoadOrCompile(const std::string& key, const std::function<std::string()>& c
 }  // namespace
 
 std::shared_ptr<const std::string> CachedKernel(const KernelKey& key, const std::function<std::string()>& compile,
-    const std::function<void(const std::string&)>& warn) {
+  const std::function<void(const std::string&)>& warn) {
   Process& process = TheProcess();
   const std::string text = KeyText(key);
   std::promise<Code> promise;

@@ -9,11 +9,11 @@ namespace ortplugin {
 
 // Everything that decides what a compiled kernel is. Two requests with equal fields give the same machine code.
 struct KernelKey {
-  std::string source;        // the whole CUDA C++ text
-  std::string options;       // NVRTC's options, one line
+  std::string source;  // the whole CUDA C++ text
+  std::string options;  // NVRTC's options, one line
   std::string architecture;  // "sm_90a"
-  std::string compiler;      // "nvrtc 13.0"
-  std::string plugin;        // the plugin's version
+  std::string compiler;  // "nvrtc 13.0"
+  std::string plugin;  // the plugin's version
 };
 
 // Returns the machine code (a cubin) of `key`: from memory, else from disk, else from `compile`, which is called at
@@ -24,6 +24,6 @@ struct KernelKey {
 // belong to this user and be closed to others; an empty ORTPLUGIN_CACHE_DIR turns the disk off. Where the folder can't
 // be used, `warn` gets one message per process, naming folder and reason, and the cache lives in memory only.
 std::shared_ptr<const std::string> CachedKernel(const KernelKey& key, const std::function<std::string()>& compile,
-    const std::function<void(const std::string&)>& warn);
+  const std::function<void(const std::string&)>& warn);
 
 }  // namespace ortplugin

@@ -43,7 +43,7 @@ Capture CaptureOf(Stream stream) {
   const EdgeData* edges = nullptr;
   size_t count = 0;
   CheckDriver(TheDriver().cuStreamGetCaptureInfo(stream, &status, &capture.id, &capture.graph, &nodes, &edges, &count),
-      "cuStreamGetCaptureInfo");
+    "cuStreamGetCaptureInfo");
   capture.is_active = status == kCaptureActive;
   if (capture.is_active) capture.last.assign(nodes, nodes + count);
   return capture;
@@ -74,7 +74,7 @@ void Overlap(Stream stream) {
   edge.type = kProgrammaticEdge;
   edge.from_port = last_kernel.next_starts == NextStarts::kAtLaunch ? kPortLaunchCompletion : kPortProgrammatic;
   CheckDriver(driver.cuStreamUpdateCaptureDependencies(stream, &last_kernel.node, &edge, 1, kSetCaptureDependencies),
-      "cuStreamUpdateCaptureDependencies");
+    "cuStreamUpdateCaptureDependencies");
 }
 
 // Makes every edge full by which `node` depends on others; returns these others.
@@ -113,10 +113,10 @@ bool KeepsItsEdges(Graph graph) {
 void FollowEmptyNode(Stream stream, const Capture& capture) {
   Node empty = nullptr;
   CheckDriver(TheDriver().cuGraphAddEmptyNode(&empty, capture.graph, capture.last.data(), capture.last.size()),
-      "cuGraphAddEmptyNode");
+    "cuGraphAddEmptyNode");
   const EdgeData full{};
   CheckDriver(TheDriver().cuStreamUpdateCaptureDependencies(stream, &empty, &full, 1, kSetCaptureDependencies),
-      "cuStreamUpdateCaptureDependencies");
+    "cuStreamUpdateCaptureDependencies");
 }
 
 }  // namespace
@@ -131,8 +131,8 @@ void Launch(const DeviceFacts& device, Function function, const LaunchShape& sha
   unsigned next_waits = 0;  // as far as is known
   void* with_switch[] = {arguments[0], &next_waits};
   CheckDriver(TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
-                  has_switch ? with_switch : arguments, nullptr),
-      "cuLaunchKernel");
+                has_switch ? with_switch : arguments, nullptr),
+    "cuLaunchKernel");
   last_kernel = {};
   if (!capture.is_active) return;
   capture = CaptureOf(stream);
@@ -172,8 +172,8 @@ bool IsCapturing(const DeviceFacts& device, Stream stream) {
 void RefuseCapture(const DeviceFacts& device, Stream stream) {
   if (IsCapturing(device, stream))
     Fail(
-        "these input shapes come for the first time while a CUDA graph is captured, when nothing can be compiled: "
-        "run once with them before the capture");
+      "these input shapes come for the first time while a CUDA graph is captured, when nothing can be compiled: "
+      "run once with them before the capture");
 }
 
 }  // namespace ortplugin::cuda

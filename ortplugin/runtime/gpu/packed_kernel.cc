@@ -20,17 +20,17 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   box[1] = map.box_rows;
   alignas(64) uint64_t encoded[kTensorMapWords];
   CheckDriver(
-      driver.cuTensorMapEncodeTiled(encoded, map.tf32 ? kMapTf32 : kMapUint16, static_cast<uint32_t>(map.sizes.size()),
-          reinterpret_cast<void*>(address + size * map.offset), map.sizes.data(), pitches.data(), box.data(),
-          steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
-      "cuTensorMapEncodeTiled");
+    driver.cuTensorMapEncodeTiled(encoded, map.tf32 ? kMapTf32 : kMapUint16, static_cast<uint32_t>(map.sizes.size()),
+      reinterpret_cast<void*>(address + size * map.offset), map.sizes.data(), pitches.data(), box.data(), steps.data(),
+      kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+    "cuTensorMapEncodeTiled");
   std::copy(encoded, encoded + kTensorMapWords, words);
 }
 
 void PackedKernel::Launch(const DeviceFacts& device, Stream stream, const void* const* addresses, size_t count) const {
   std::vector<uint64_t> numbers = arguments;
   std::transform(addresses, addresses + count, numbers.begin(),
-      [](const void* address) { return reinterpret_cast<uintptr_t>(address); });
+    [](const void* address) { return reinterpret_cast<uintptr_t>(address); });
   for (const TensorMap& map : maps) Encode(map, numbers[map.address], numbers.data() + map.word);
   void* parameters[] = {numbers.data()};
   cuda::Launch(device, function, launch, stream, parameters);

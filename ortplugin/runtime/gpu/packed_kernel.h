@@ -13,12 +13,12 @@ namespace ortplugin::cuda {
 // boxes of 128 bytes of the innermost dimension and `box_rows` of the next one, with the 128-byte swizzle, zeros where
 // the tensor ends.
 struct TensorMap {
-  size_t word;                  // of the array: where its 16 words stand, a multiple of 8
-  size_t address;               // which of the addresses is the tensor's
+  size_t word;  // of the array: where its 16 words stand, a multiple of 8
+  size_t address;  // which of the addresses is the tensor's
   std::vector<uint64_t> sizes;  // two to five, the innermost dimension's first, whose elements are neighbours
   std::vector<uint64_t> steps;  // of the other dimensions, in elements: multiples of 16 bytes below 2^40
-  uint32_t box_rows;            // up to 256
-  uint64_t offset = 0;          // where the tensor begins, in elements: a multiple of 16 bytes
+  uint32_t box_rows;  // up to 256
+  uint64_t offset = 0;  // where the tensor begins, in elements: a multiple of 16 bytes
   bool tf32 = false;
 };
 constexpr size_t kTensorMapWords = 16;

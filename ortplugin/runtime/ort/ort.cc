@@ -28,7 +28,7 @@ bool IsAtLeast(const ort::Api* api, int minor) {
   return found != TheReleases().minors.end() && found->second >= minor;
 }
 
-constexpr int kHasShape = 24;      // the first release with TensorTypeAndShape_HasShape
+constexpr int kHasShape = 24;  // the first release with TensorTypeAndShape_HasShape
 constexpr int kChecksOutput = 28;  // the first that checks the number of an output whose type is set
 
 // ORT shows a tensor of unknown shape as a scalar. Where it can't be asked which it is, it counts as unknown.
@@ -130,7 +130,7 @@ ort::ElementType ToOrt(DType dtype) {
 
 std::string NameOfOrt(ort::ElementType type) {
   static constexpr const char* kNames[] = {"undefined", "float", "uint8", "int8", "uint16", "int16", "int32", "int64",
-      "string", "bool", "float16", "double", "uint32", "uint64", "complex64", "complex128", "bfloat16"};
+    "string", "bool", "float16", "double", "uint32", "uint64", "complex64", "complex128", "bfloat16"};
   const auto index = static_cast<size_t>(type);
   return index < std::size(kNames) ? kNames[index] : "ONNX element type " + std::to_string(type);
 }
@@ -156,8 +156,7 @@ size_t ShapeContext::input_count() const {
 TensorType ShapeContext::input(size_t index) const {
   ort::TensorInfo* info = nullptr;  // ORT keeps it
   Check(api_,
-      ort::ShapeInferContext_GetInputTypeShape(
-          api_, static_cast<const ort::ShapeInferContext*>(context_), index, &info));
+    ort::ShapeInferContext_GetInputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index, &info));
   TensorType type = Describe(api_, info);
   // Inference is shown a tensor of unknown shape as a scalar, whose shape ORT says to know. Taken for one, it would
   // give the outputs a wrong rank, which ORT believes and kernels are then created with.
@@ -169,7 +168,7 @@ TensorType ShapeContext::input(size_t index) const {
 static const ort::OpAttr* FindAttribute(const ort::Api* api, ort::ShapeInferContext* context, const char* name) {
   const ort::OpAttr* attribute = nullptr;
   ort::Status* absent =
-      ort::ShapeInferContext_GetAttribute(api, static_cast<const ort::ShapeInferContext*>(context), name, &attribute);
+    ort::ShapeInferContext_GetAttribute(api, static_cast<const ort::ShapeInferContext*>(context), name, &attribute);
   if (absent != nullptr) ort::ReleaseStatus(api, absent);
   return absent != nullptr ? nullptr : attribute;
 }
@@ -177,7 +176,7 @@ static const ort::OpAttr* FindAttribute(const ort::Api* api, ort::ShapeInferCont
 // Of an attribute with `count` elements of T; ORT is asked for the size first.
 template <typename T, typename Container>
 static Container ReadAttribute(
-    const ort::Api* api, const ort::OpAttr* attribute, ort::OpAttrType type, const char* name) {
+  const ort::Api* api, const ort::OpAttr* attribute, ort::OpAttrType type, const char* name) {
   size_t bytes = 0;
   ort::Status* too_small = ort::ReadOpAttr(api, attribute, type, static_cast<void*>(nullptr), size_t{0}, &bytes);
   if (too_small != nullptr) ort::ReleaseStatus(api, too_small);
@@ -256,8 +255,8 @@ void ShapeContext::set_output(size_t index, const TensorType& type) {
     if (!symbols.empty()) Check(api_, ort::SetSymbolicDimensions(api_, info, symbols.data(), symbols.size()));
   }
   Check(api_,
-      ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,
-          static_cast<const ort::TensorInfo*>(info)));
+    ort::ShapeInferContext_SetOutputTypeShape(
+      api_, static_cast<const ort::ShapeInferContext*>(context_), index, static_cast<const ort::TensorInfo*>(info)));
 }
 
 std::string NodeInfo::name() const {
@@ -329,13 +328,13 @@ static void CheckAbsent(const ort::Api* api, const ort::KernelInfo* info, const 
   int64_t integer = 0;
   size_t length = 0, floats = 0, integers = 0;  // ORT gives an array of another type as an empty one
   ort::Status* const single[] = {
-      ort::KernelInfoGetAttribute_float(api, info, name, &number),
-      ort::KernelInfoGetAttribute_int64(api, info, name, &integer),
-      ort::KernelInfoGetAttribute_string(api, info, name, static_cast<char*>(nullptr), &length),
+    ort::KernelInfoGetAttribute_float(api, info, name, &number),
+    ort::KernelInfoGetAttribute_int64(api, info, name, &integer),
+    ort::KernelInfoGetAttribute_string(api, info, name, static_cast<char*>(nullptr), &length),
   };
   ort::Status* const arrays[] = {
-      ort::KernelInfoGetAttributeArray_float(api, info, name, static_cast<float*>(nullptr), &floats),
-      ort::KernelInfoGetAttributeArray_int64(api, info, name, static_cast<int64_t*>(nullptr), &integers),
+    ort::KernelInfoGetAttributeArray_float(api, info, name, static_cast<float*>(nullptr), &floats),
+    ort::KernelInfoGetAttributeArray_int64(api, info, name, static_cast<int64_t*>(nullptr), &integers),
   };
   bool is_there = (arrays[0] == nullptr && floats > 0) || (arrays[1] == nullptr && integers > 0);
   for (ort::Status* status : single) is_there = is_there || status == nullptr;
@@ -380,12 +379,12 @@ static T NumberAttribute(const ort::Api* api, const ort::KernelInfo* info, const
 
 int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
   return NumberAttribute(api_, info_, name, absent,
-      [&](int64_t* number) { return ort::KernelInfoGetAttribute_int64(api_, info_, name, number); });
+    [&](int64_t* number) { return ort::KernelInfoGetAttribute_int64(api_, info_, name, number); });
 }
 
 float NodeInfo::float_attribute(const char* name, float absent) const {
   return NumberAttribute(api_, info_, name, absent,
-      [&](float* number) { return ort::KernelInfoGetAttribute_float(api_, info_, name, number); });
+    [&](float* number) { return ort::KernelInfoGetAttribute_float(api_, info_, name, number); });
 }
 
 // An attribute of several numbers, empty where it is absent. `get`: (numbers, count), as in the C interface.
@@ -474,8 +473,8 @@ void Run::parallel_for(size_t count, const std::function<void(size_t)>& body) {
   };
   void (*function)(void*, size_t) = step;
   Check(api_,
-      ort::KernelContext_ParallelFor(api_, static_cast<const ort::KernelContext*>(context_), function, count, size_t{0},
-          static_cast<void*>(&call)));
+    ort::KernelContext_ParallelFor(
+      api_, static_cast<const ort::KernelContext*>(context_), function, count, size_t{0}, static_cast<void*>(&call)));
   if (call.failure != nullptr) std::rethrow_exception(call.failure);
 }
 
@@ -489,7 +488,7 @@ bool Run::allows_tf32() const {
   constexpr int kVersion = 3, kUseTf32 = 10011;  // ORT_CUDA_RESOURCE_VERSION and use_tf32_t in cuda_resource.h
   void* word = nullptr;
   if (ort::Status* const status = ort::KernelContext_GetResource(
-          api_, static_cast<const ort::KernelContext*>(context_), kVersion, kUseTf32, &word)) {
+        api_, static_cast<const ort::KernelContext*>(context_), kVersion, kUseTf32, &word)) {
     ort::ReleaseStatus(api_, status);
     return false;
   }
@@ -499,8 +498,8 @@ bool Run::allows_tf32() const {
 void* Run::scratch(const ort::MemoryInfo* memory, size_t bytes) {
   void* buffer = nullptr;
   Check(api_,
-      ort::KernelContext_GetScratchBuffer(
-          api_, static_cast<const ort::KernelContext*>(context_), memory, bytes, &buffer));
+    ort::KernelContext_GetScratchBuffer(
+      api_, static_cast<const ort::KernelContext*>(context_), memory, bytes, &buffer));
   if (buffer == nullptr) Fail("ONNX Runtime gave no scratch memory of ", bytes, " bytes");
   return buffer;
 }

@@ -33,7 +33,7 @@ void Check(const ort::Api* api, ort::Status* status);
 struct TensorType {
   ort::ElementType type = ort::kUndefined;
   bool has_shape = false;
-  Shape shape;                       // -1: not known
+  Shape shape;  // -1: not known
   std::vector<std::string> symbols;  // the name of each unknown dimension, or ""
 };
 

@@ -25,26 +25,26 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm,
-    &kScatterND,
-    &kScatterElements,
-    &kUpdateSlice,
-    &kFusedPointwise,
-    &kFusedSumTo,
-    &kFusedConv,
-    &kFusedConvTranspose,
-    &kConvGrad,
-    &kFusedPool,
-    &kFusedResize,
-    &kFusedMatMul,
-    &kFusedAttention,
-    &kFusedTranspose,
-    &kFusedLSTM,
+  &kFusedLayerNorm,
+  &kScatterND,
+  &kScatterElements,
+  &kUpdateSlice,
+  &kFusedPointwise,
+  &kFusedSumTo,
+  &kFusedConv,
+  &kFusedConvTranspose,
+  &kConvGrad,
+  &kFusedPool,
+  &kFusedResize,
+  &kFusedMatMul,
+  &kFusedAttention,
+  &kFusedTranspose,
+  &kFusedLSTM,
 };
 
 constexpr const char* kDomain = "ortplugin";
 constexpr size_t kLongestName = 200, kLongestMessage = 20000;  // a compiler's log is long
-constexpr const char* kRegistered = "ortplugin.registered";    // set in the session options that have the domain
+constexpr const char* kRegistered = "ortplugin.registered";  // set in the session options that have the domain
 
 // An operator on one execution provider, as ORT wants it. They are made once for each ORT in the process and never
 // freed: sessions refer to them until the end, and the order in which a process unloads libraries is not ours.
@@ -174,7 +174,7 @@ ort::CustomOpDomain* Domain(const ort::Api* api) {
 }  // namespace ortplugin
 
 extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* RegisterCustomOps(
-    ortplugin::ort::SessionOptions* options, const ortplugin::ort::ApiBase* base) {
+  ortplugin::ort::SessionOptions* options, const ortplugin::ort::ApiBase* base) {
   using namespace ortplugin;
   const ort::Api* api = base->GetApi(ort::kApiVersion);
   if (api == nullptr) {
@@ -182,13 +182,13 @@ extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* Regist
     api = base->GetApi(1);
     return Guard(api, "ortplugin", [&] {
       Fail("it needs ONNX Runtime ", ort::kMinimumRelease, " or later; this process has ", base->GetVersionString(),
-          ". Upgrade onnxruntime or onnxruntime-gpu");
+        ". Upgrade onnxruntime or onnxruntime-gpu");
     });
   }
   return Guard(api, "ortplugin", [&] {
     int registered = 0;
-    Check(api,
-        ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
+    Check(
+      api, ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
     if (registered) return;
     // By its release: asked for an API that it lacks, ORT prints a complaint.
     int minor = 0;

@@ -55,8 +55,8 @@ void Add(const ort::Api* api, const ort::MemoryInfo* memory, const Tensor& tenso
   const size_t bytes = static_cast<size_t>(ElementCount(tensor.shape)) * SizeOf(*FromOrt(tensor.type));
   ort::Value* value = nullptr;
   Check(api,
-      ort::CreateTensorWithDataAsOrtValue(api, memory, const_cast<void*>(tensor.data), bytes, tensor.shape.data(),
-          tensor.shape.size(), tensor.type, &value));
+    ort::CreateTensorWithDataAsOrtValue(api, memory, const_cast<void*>(tensor.data), bytes, tensor.shape.data(),
+      tensor.shape.size(), tensor.type, &value));
   values->Add(value);
 }
 
@@ -69,8 +69,8 @@ KeptNodeInfo::KeptNodeInfo(const NodeInfo& info) : api_(info.api()), info_(nullp
 KeptNodeInfo::~KeptNodeInfo() { ort::ReleaseKernelInfo(api_, info_); }
 
 StandardOperator::StandardOperator(const NodeInfo& info, const std::string& name, const char* domain, int version,
-    const std::vector<TypeConstraint>& types, const std::vector<Attribute>& attributes, size_t inputs, size_t outputs)
-    : api_(info.api()), name_(name) {
+  const std::vector<TypeConstraint>& types, const std::vector<Attribute>& attributes, size_t inputs, size_t outputs)
+  : api_(info.api()), name_(name) {
   OwnedAttributes made(api_);
   for (const Attribute& attribute : attributes) Add(api_, attribute, &made);
   std::vector<const char*> variables;
@@ -82,9 +82,9 @@ StandardOperator::StandardOperator(const NodeInfo& info, const std::string& name
   const ort::ElementType* const element_types = elements.data();
   try {
     Check(api_,
-        ort::CreateOp(api_, info.info(), name.c_str(), domain, version, variables.data(), element_types,
-            static_cast<int>(types.size()), made.data(), made.count(), static_cast<int>(inputs),
-            static_cast<int>(outputs), &op_));
+      ort::CreateOp(api_, info.info(), name.c_str(), domain, version, variables.data(), element_types,
+        static_cast<int>(types.size()), made.data(), made.count(), static_cast<int>(inputs), static_cast<int>(outputs),
+        &op_));
     Check(api_, ort::CreateCpuMemoryInfo(api_, ort::kDeviceAllocator, ort::kMemTypeDefault, &memory_));
   } catch (const Error& error) {
     if (op_ != nullptr) ort::ReleaseOp(api_, op_);
@@ -98,14 +98,14 @@ StandardOperator::~StandardOperator() {
 }
 
 void StandardOperator::Run(
-    const ortplugin::Run& run, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) const {
+  const ortplugin::Run& run, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) const {
   OwnedValues given(api_), made(api_);
   for (const Tensor& tensor : inputs) Add(api_, memory_, tensor, &given);
   for (const Tensor& tensor : outputs) Add(api_, memory_, tensor, &made);
   try {
     Check(api_,
-        ort::InvokeOp(api_, run.context(), static_cast<const ort::Op*>(op_), given.data(), given.count(), made.data(),
-            made.count()));
+      ort::InvokeOp(
+        api_, run.context(), static_cast<const ort::Op*>(op_), given.data(), given.count(), made.data(), made.count()));
   } catch (const Error& error) {
     Fail("ONNX Runtime's own ", name_, ": ", error.what());
   }

@@ -29,15 +29,14 @@ class KeptNodeInfo {
 class StandardOperator {
  public:
   using Attribute =
-      std::pair<const char*, std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>>;
+    std::pair<const char*, std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>>;
   // One of ORT's variables of types, such as "T", and what it stands for.
   using TypeConstraint = std::pair<const char*, ort::ElementType>;
 
   // `version`: of the domain, ai.onnx where it is "", as a model would import it. Throws Error with ORT's message where
   // it has no such kernel. Lists that are empty are left out.
   StandardOperator(const NodeInfo& info, const std::string& name, const char* domain, int version,
-      const std::vector<TypeConstraint>& types, const std::vector<Attribute>& attributes, size_t inputs,
-      size_t outputs);
+    const std::vector<TypeConstraint>& types, const std::vector<Attribute>& attributes, size_t inputs, size_t outputs);
   ~StandardOperator();
   StandardOperator(const StandardOperator&) = delete;
   StandardOperator& operator=(const StandardOperator&) = delete;

@@ -6,10 +6,10 @@ namespace {
 size_t InputCount(const Program& program, size_t own_inputs) { return program.parameters().size() - 1 + own_inputs; }
 
 [[noreturn]] void FailOperand(
-    const Program& program, size_t own_inputs, size_t input, const Shape& shape, const Shape& full) {
+  const Program& program, size_t own_inputs, size_t input, const Shape& shape, const Shape& full) {
   const Value& parameter = program.value(program.parameters()[input - own_inputs + 1]);
   Fail("input ", input, " ('", parameter.name, "'): the shape ", ToString(shape), " does not broadcast to ",
-      ToString(full));
+    ToString(full));
 }
 
 bool Broadcasts(const Shape& shape, const Shape& full) {
@@ -49,7 +49,7 @@ void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::El
   const Value& value = program.value(program.parameters()[parameter]);
   if (ToOrt(value.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", value.name, "' is ",
-        NameOf(value.dtype));
+      NameOf(value.dtype));
 }
 
 RunInputs ReadInputs(const Program& program, size_t own_inputs, Run& run) {
@@ -66,7 +66,7 @@ std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs,
   const size_t inputs = InputCount(program, own_inputs), outputs = program.results().size();
   if (info.input_count() != inputs)
     Fail("with its program of ", program.parameters().size(), " parameters the node takes ", inputs, " inputs; it has ",
-        info.input_count());
+      info.input_count());
   if (info.output_count() != outputs)
     Fail("the program has ", outputs, " results, the node ", info.output_count(), " outputs");
   std::vector<TensorType> types;
@@ -81,7 +81,7 @@ std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs
   const size_t inputs = InputCount(program, own_inputs);
   if (context.input_count() != inputs)
     Fail("with its program of ", program.parameters().size(), " parameters the node takes ", inputs, " inputs; it has ",
-        context.input_count());
+      context.input_count());
   std::vector<TensorType> types;
   for (size_t i = 0; i < inputs; ++i) {
     types.push_back(context.input(i));
@@ -91,7 +91,7 @@ std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs
 }
 
 void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
-    const TensorType& value, TensorType output, ShapeContext* context) {
+  const TensorType& value, TensorType output, ShapeContext* context) {
   for (size_t i = own_inputs; i < inputs.size(); ++i)
     if (value.has_shape && inputs[i].has_shape && !Broadcasts(inputs[i].shape, value.shape))
       FailOperand(program, own_inputs, i, inputs[i].shape, value.shape);

@@ -41,10 +41,10 @@ std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs
 // Gives every output the shape of `output`. Throws Error where an operand, of the types of all inputs, can't broadcast
 // to that of `value`.
 void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
-    const TensorType& value, TensorType output, ShapeContext* context);
+  const TensorType& value, TensorType output, ShapeContext* context);
 // The value's own shape.
 inline void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
-    const TensorType& value, ShapeContext* context) {
+  const TensorType& value, ShapeContext* context) {
   InferEpilogue(program, own_inputs, inputs, value, value, context);
 }
 

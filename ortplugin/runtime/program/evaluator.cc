@@ -62,7 +62,7 @@ using Bool = uint8_t;
 struct Job {
   const Statement* statement;
   DType from;  // of the last operand: T, or what Cast reads
-  DType to;    // of the result
+  DType to;  // of the result
   // How a Pow by a literal is computed: 0 for any exponent, 2 and 3 by multiplication.
   int power;
   const void* a;
@@ -207,7 +207,7 @@ ORTPLUGIN_INLINE void RunInteger(const Job& job) {
     case Op::kMax: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMax(a, b); });
     case Op::kClip:
       return Map3<T, T>(
-          job, [](T x, T low, T high) ORTPLUGIN_LANE { return lane::IntegerMin(lane::IntegerMax(x, low), high); });
+        job, [](T x, T low, T high) ORTPLUGIN_LANE { return lane::IntegerMin(lane::IntegerMax(x, low), high); });
     case Op::kBitwiseAnd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
     case Op::kBitwiseOr: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
     case Op::kBitwiseXor: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
@@ -230,8 +230,8 @@ ORTPLUGIN_INLINE void RunAngle(const Job& job) {
   const auto library = [](T x, T) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); };
   if constexpr (std::is_same_v<T, float>) {
     return MapWithin<T>(
-        job, [](T x, T) ORTPLUGIN_LANE { return !(lane::Abs(x) > lane::kMostAngle); },
-        [](T x, T) ORTPLUGIN_LANE { return lane::SinWithin<QUARTERS>(x); }, library);
+      job, [](T x, T) ORTPLUGIN_LANE { return !(lane::Abs(x) > lane::kMostAngle); },
+      [](T x, T) ORTPLUGIN_LANE { return lane::SinWithin<QUARTERS>(x); }, library);
   } else {
     return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); });
   }
@@ -242,8 +242,8 @@ ORTPLUGIN_INLINE void RunFmod(const Job& job) {
   const auto library = [](T a, T b) ORTPLUGIN_LANE { return std::fmod(a, b); };
   if constexpr (std::is_same_v<T, float>) {
     return MapWithin<T>(
-        job, [](T a, T b) ORTPLUGIN_LANE { return lane::IsModerateQuotient(a, b); },
-        [](T a, T b) ORTPLUGIN_LANE { return lane::FmodWithin(a, b); }, library);
+      job, [](T a, T b) ORTPLUGIN_LANE { return lane::IsModerateQuotient(a, b); },
+      [](T a, T b) ORTPLUGIN_LANE { return lane::FmodWithin(a, b); }, library);
   } else {
     return Map2<T, T>(job, library);
   }
@@ -312,7 +312,7 @@ ORTPLUGIN_INLINE void RunParametric(const Job& job) {
       const Bool negative = p != 0, positive = q != 0;
       return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
         return static_cast<Bool>((a == -lane::Infinity<T>()) & negative) |
-            static_cast<Bool>((a == lane::Infinity<T>()) & positive);
+          static_cast<Bool>((a == lane::Infinity<T>()) & positive);
       });
     }
     default: return RunFunction<T>(job);
@@ -415,7 +415,7 @@ template <typename T>
 ORTPLUGIN_INLINE double SquaresOf(const void* lanes, double mean, size_t count) {
   const T centre = static_cast<T>(mean);
   return Reduce(
-      static_cast<const T*>(lanes), count, [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
+    static_cast<const T*>(lanes), count, [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
 }
 
 template <typename T>
@@ -461,7 +461,7 @@ struct Functions {
     return is_double ? SquaresOf<double>(lanes, mean, count) : SquaresOf<float>(lanes, mean, count); \
   } \
   __VA_ARGS__ void Normalize##Name( \
-      bool is_double, const void* lanes, double mean, double scale, size_t count, void* normalized) { \
+    bool is_double, const void* lanes, double mean, double scale, size_t count, void* normalized) { \
     is_double ? NormalizeOf<double>(lanes, mean, scale, count, normalized) \
               : NormalizeOf<float>(lanes, mean, scale, count, normalized); \
   } \

@@ -16,9 +16,9 @@ constexpr size_t kBlock = 512;
 // A value's elements are held as `lanes`: float for float16, bfloat16 and float; double for double; uint8_t (0 or 1)
 // for bool; integers as they are. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these
 // three.
-size_t LaneSize(DType dtype);                                                   // bytes of one lane
-void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);   // contiguous elements
-void FillLanes(DType dtype, const void* element, size_t count, void* lanes);    // one element, repeated
+size_t LaneSize(DType dtype);  // bytes of one lane
+void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);  // contiguous elements
+void FillLanes(DType dtype, const void* element, size_t count, void* lanes);  // one element, repeated
 void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements);  // rounds to nearest, ties to even
 
 // Reductions and the scaling of normalisations, over lanes of a floating dtype. Sums add in lanes of the dtype's own
@@ -58,12 +58,12 @@ class Evaluator {
   struct Step {
     const Statement* statement;
     DType from, to;  // of the last operand and of the result
-    int power;       // of a Pow: 2 and 3 by multiplication, 0 for every other exponent
+    int power;  // of a Pow: 2 and 3 by multiplication, 0 for every other exponent
   };
   const Program* program_;
   std::vector<Step> steps_;
   std::vector<size_t> offsets_;  // of each value's lanes in a workspace's memory, in bytes
-  size_t bytes_;                 // of that memory
+  size_t bytes_;  // of that memory
 };
 
 }  // namespace ortplugin

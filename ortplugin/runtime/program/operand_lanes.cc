@@ -22,11 +22,11 @@ void Gather(const Axes& axes, const Shape& strides, const void* data, int64_t fi
   });
 }
 
-void Gather(size_t size, const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count,
-    void* gathered) {
+void Gather(
+  size_t size, const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count, void* gathered) {
   const auto gather = size == 1 ? Gather<uint8_t>
-      : size == 2               ? Gather<uint16_t>
-      : size == 4               ? Gather<uint32_t>
+    : size == 2                 ? Gather<uint16_t>
+    : size == 4                 ? Gather<uint32_t>
                                 : Gather<uint64_t>;
   gather(axes, strides, data, first, count, gathered);
 }
@@ -34,7 +34,7 @@ void Gather(size_t size, const Axes& axes, const Shape& strides, const void* dat
 }  // namespace
 
 void BlockOperand::Load(
-    int64_t first, size_t count, ValueId value, Evaluator::Workspace& workspace, void* scratch) const {
+  int64_t first, size_t count, ValueId value, Evaluator::Workspace& workspace, void* scratch) const {
   const size_t size = SizeOf(dtype_);
   const auto* elements = static_cast<const char*>(data_);
   switch (kind_) {
@@ -58,9 +58,9 @@ void BlockOperand::Prepare() {
   bool is_suffix = true;  // repeated over leading axes only
   for (size_t i = axes_.count(); i-- > 0;) {
     is_suffix = is_suffix &&
-        (strides_[i] == suffix ||
-            std::all_of(strides_.begin(), strides_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
-                [](int64_t stride) { return stride == 0; }));
+      (strides_[i] == suffix ||
+        std::all_of(strides_.begin(), strides_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+          [](int64_t stride) { return stride == 0; }));
     if (strides_[i] != 0) elements *= axes_.sizes[i];
     suffix *= axes_.sizes[i];
   }

@@ -45,15 +45,15 @@ inline bool IsLanes(DType dtype) { return SizeOf(dtype) == LaneSize(dtype); }
 class BlockOperand {
  public:
   enum class Kind {
-    kScalar,    // filled once for each workspace
-    kBound,     // its elements are lanes where they lie
-    kCopied,    // a linear tensor, converted, or taken out of the way of a result that overwrites it
+    kScalar,  // filled once for each workspace
+    kBound,  // its elements are lanes where they lie
+    kCopied,  // a linear tensor, converted, or taken out of the way of a result that overwrites it
     kPeriodic,  // lanes of one period and a block, made once
     kGathered,
   };
 
   BlockOperand(DType dtype, const Axes& axes, size_t parameter, const void* data, bool is_overwritten)
-      : dtype_(dtype), axes_(axes), strides_(axes.strides[parameter]), data_(data) {
+    : dtype_(dtype), axes_(axes), strides_(axes.strides[parameter]), data_(data) {
     if (axes_.is_scalar(parameter)) {
       kind_ = Kind::kScalar;
     } else if (axes_.is_linear(parameter)) {

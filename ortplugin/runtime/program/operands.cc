@@ -49,7 +49,7 @@ std::string Number(size_t n) { return std::to_string(n); }
 
 // "(long long)(index / (T)a.terms[3].divisor % ...) * a.terms[3].stride + ..." for terms numbered from `first`.
 std::string EmitOffset(
-    const std::vector<Term>& terms, size_t first, const std::string& index, const std::string& type) {
+  const std::vector<Term>& terms, size_t first, const std::string& index, const std::string& type) {
   std::string text;
   for (size_t i = 0; i < terms.size(); ++i) {
     const std::string term = "a.terms[" + Number(first + i) + "]";
@@ -172,7 +172,7 @@ std::string TextOf(const Node& node, size_t first, size_t second) {
     const size_t input = i == 0 ? first : second + i - 1;
     const DType declared = program.value(program.parameters()[i]).dtype;
     widened =
-        widened || (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
+      widened || (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
   }
   if (!widened) return text;
   std::string changed;
@@ -192,7 +192,7 @@ void CheckType(const Program& program, size_t input, ort::ElementType type) {
   const Value& parameter = program.value(program.parameters()[input]);
   if (ToOrt(parameter.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", parameter.name, "' is ",
-        NameOf(parameter.dtype));
+      NameOf(parameter.dtype));
 }
 
 std::string ProgramText(const ShapeContext& context, size_t first, size_t second) {
@@ -250,13 +250,13 @@ Axes JoinAxes(const Shape& full, const std::vector<Shape>& shapes) {
 }
 
 IndexMap::IndexMap(std::string name, const Axes& axes, int64_t unit, const std::vector<size_t>& tensors, bool wide)
-    : name_(std::move(name)), wide_(wide) {
+  : name_(std::move(name)), wide_(wide) {
   const size_t count = axes.count();
   suffix_.assign(count + 1, 1);
   // An axis without elements counts as one: no index is ever looked up, but periods and dividers are worked out here.
   for (size_t i = count; i-- > 0;)
     suffix_[i] = suffix_[i + 1] *
-        static_cast<uint64_t>(std::max<int64_t>(1, i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]));
+      static_cast<uint64_t>(std::max<int64_t>(1, i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]));
   std::vector<Shape> patterns;
   for (const size_t tensor : tensors) {
     const Shape& strides = axes.strides[tensor];
@@ -299,7 +299,7 @@ std::string IndexMap::EmitOffsets(const std::string& indent) const {
   std::string text;
   for (size_t n = 0; n < quotients_.size(); ++n)
     text += indent + "const index_t " + Quotient(quotients_[n]) + " = quotient(" + name_ + ", a." + name_ +
-        "_dividers[" + Number(n) + "]);\n";
+      "_dividers[" + Number(n) + "]);\n";
   size_t term = 0;
   for (size_t n = 0; n < offsets_.size(); ++n) {
     text += indent + "const unsigned long long " + name_ + "_o" + Number(n) + " = ";
@@ -309,7 +309,7 @@ std::string IndexMap::EmitOffsets(const std::string& indent) const {
       std::string coordinate = Quotient(run.inner);
       if (run.outer > 0) coordinate += " - " + Quotient(run.outer) + " * (index_t)" + numbers + ".period";
       text += (is_first ? "" : " + ") + std::string("(unsigned long long)(") + coordinate + ") * (index_t)" + numbers +
-          ".stride";
+        ".stride";
       is_first = false;
     }
     text += is_first ? "0;\n" : ";\n";
@@ -372,7 +372,7 @@ bool IsSharedVector(const Access& access) { return access.is_shared() && access.
 // A phase's operands that all rows share, or the others. `inner_terms`: the number of each parameter's first term along
 // a row.
 std::string EmitPhaseOperands(
-    const std::vector<Access>& accesses, const std::vector<size_t>& inner_terms, const Phase& phase, bool shared) {
+  const std::vector<Access>& accesses, const std::vector<size_t>& inner_terms, const Phase& phase, bool shared) {
   std::ostringstream text;
   text << "struct " << phase.name << (shared ? "Shared" : "Row") << " {\n";
   for (const size_t i : phase.parameters) {
@@ -437,8 +437,8 @@ std::string EmitScalars(const std::vector<ScalarOperand>& operands, const char* 
   return text.str();
 }
 
-std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
-    bool stream_results) {
+std::string EmitOperands(
+  const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases, bool stream_results) {
   std::vector<size_t> outer_terms, inner_terms;  // the number of each parameter's first term
   size_t terms = 0;
   for (const Access& access : accesses) {

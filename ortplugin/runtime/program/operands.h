@@ -40,7 +40,7 @@ struct Access {
   // Row r is elements [r * width, (r + 1) * width): an ordinary tensor of the full shape.
   bool is_linear() const {
     return is_contiguous() && outer.size() == 1 && outer[0].divisor == 1 && outer[0].modulus == 0 &&
-        outer[0].stride == width;
+      outer[0].stride == width;
   }
   int64_t RowOffset(int64_t row) const {
     int64_t offset = 0;
@@ -110,14 +110,14 @@ class IndexMap {
   // as those of a sum of nothing are.
   IndexMap(std::string name, const Axes& axes, int64_t unit, const std::vector<size_t>& tensors, bool wide);
 
-  std::string EmitMembers() const;                           // of the struct Arguments
+  std::string EmitMembers() const;  // of the struct Arguments
   std::string EmitOffsets(const std::string& indent) const;  // constants, from `name` and the Arguments `a`
-  std::string OffsetOf(size_t tensor) const;                 // which of them: "index_o0", in elements
-  std::vector<uint64_t> Numbers() const;                     // the members' values, in order
+  std::string OffsetOf(size_t tensor) const;  // which of them: "index_o0", in elements
+  std::vector<uint64_t> Numbers() const;  // the members' values, in order
   uint64_t largest_stride() const;
 
  private:
-  struct Run {            // neighbouring axes that a tensor has, as one coordinate
+  struct Run {  // neighbouring axes that a tensor has, as one coordinate
     size_t outer, inner;  // q[inner] - q[outer] * period, q[i] being the index over the axes before i
     uint64_t period, stride;
   };
@@ -125,10 +125,10 @@ class IndexMap {
 
   std::string name_;
   bool wide_;
-  std::vector<uint64_t> suffix_;               // what the index over all axes is divided by for q[i]
-  std::vector<std::vector<Run>> offsets_;      // by number
+  std::vector<uint64_t> suffix_;  // what the index over all axes is divided by for q[i]
+  std::vector<std::vector<Run>> offsets_;  // by number
   std::vector<std::pair<size_t, size_t>> of_;  // tensor, number of its offset
-  std::vector<size_t> quotients_;              // that are needed
+  std::vector<size_t> quotients_;  // that are needed
 };
 
 // CUDA C++ for the operands of a kernel. `accesses` are those of the program's parameters; results are linear.
@@ -140,9 +140,9 @@ class IndexMap {
 // and for all together: Arguments, Offsets (where a row starts in each tensor), SharedOperands (pointers to what all
 // rows share). `stream_results`: the results outgrow the cache and need not stay in it.
 struct Phase {
-  std::string name;                // "Prologue"
+  std::string name;  // "Prologue"
   std::vector<size_t> parameters;  // numbers of the parameters that it reads
-  std::vector<size_t> results;     // numbers of the results that it writes
+  std::vector<size_t> results;  // numbers of the results that it writes
 };
 
 // The numbers of common.cuh's Divider: exact for indices below 2^31, or 2^63 where `wide`. `divisor` is not 0: sizes
@@ -161,7 +161,7 @@ struct ScalarOperand {
 std::string EmitScalars(const std::vector<ScalarOperand>& operands, const char* load = "load");
 
 std::string EmitOperands(
-    const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases, bool stream_results);
+  const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases, bool stream_results);
 
 // `const float v3 = ...;` for each parameter of a phase, from the variables `row`, `shared` and `j`.
 std::string EmitParameterValues(const Program& program, const std::vector<Access>& accesses, const Phase& phase);

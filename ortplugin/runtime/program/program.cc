@@ -115,8 +115,8 @@ constexpr Row kOperators[] = {
 };
 
 static_assert(
-    kOperators[static_cast<size_t>(Op::kSumTo)].is_core && std::size(kOperators) == static_cast<size_t>(Op::kSumTo) + 1,
-    "the core operators stand last, and SumTo as the last of them");
+  kOperators[static_cast<size_t>(Op::kSumTo)].is_core && std::size(kOperators) == static_cast<size_t>(Op::kSumTo) + 1,
+  "the core operators stand last, and SumTo as the last of them");
 
 const Row& RowOf(Op op) { return kOperators[static_cast<size_t>(op)]; }
 
@@ -126,7 +126,7 @@ struct DTypeRow {
   const char* name;
   size_t size;
   const char* compute;  // ComputeTypeOf
-  const char* cast;     // the CUDA function
+  const char* cast;  // the CUDA function
   int64_t least;
   uint64_t most;
 };
@@ -211,7 +211,7 @@ class Lexer {
       token.type = Token::Type::kName;
       if (at_ - start > kMaxName) {
         FailAt(token, "found ", Quoted(text_.substr(start, at_ - start)), " of ", at_ - start,
-            " characters, expected a name of at most ", kMaxName);
+          " characters, expected a name of at most ", kMaxName);
       }
     } else if (IsDigit(c) || c == '-' || c == '+') {
       token.type = Token::Type::kNumber;
@@ -221,7 +221,7 @@ class Lexer {
       while (IsDigit(Peek()) || Peek() == ' ' || (IsLetter(Peek()) && Peek() != '_')) ++at_;
       if (Peek() != '"') {
         FailAt(token, "found ", Quoted(text_.substr(start, at_ - start + 1)),
-            ", expected letters, digits and spaces and a closing '\"'");
+          ", expected letters, digits and spaces and a closing '\"'");
       }
       ++at_;
       token.type = Token::Type::kString;
@@ -233,7 +233,7 @@ class Lexer {
       token.type = Token::Type::kSymbol;
     } else {
       FailAt(token, "found ", Quoted(text_.substr(at_, 1)),
-          ", expected a name, a number, a string or one of ( ) { } < > = ,");
+        ", expected a name, a number, a string or one of ( ) { } < > = ,");
     }
     token.text = text_.substr(start, at_ - start);
     return token;
@@ -328,7 +328,7 @@ uint64_t Integer(const Token& token, DType dtype) {
   const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
   if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
     FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
-        " in the place of ", row.name);
+      " in the place of ", row.name);
   }
   return negative ? 0 - magnitude : magnitude;
 }
@@ -360,7 +360,7 @@ bool Fits(Takes takes, DType dtype) {
 
 const char* TextOf(Takes takes) {
   constexpr const char* kTexts[] = {"a floating dtype", "a floating or an integer dtype", "an integer dtype",
-      "an unsigned integer dtype", "a floating dtype or an integer of 32 or 64 bits", "bool", "any dtype"};
+    "an unsigned integer dtype", "a floating dtype or an integer of 32 or 64 bits", "bool", "any dtype"};
   return kTexts[static_cast<size_t>(takes)];
 }
 
@@ -389,7 +389,7 @@ class TokenReader {
 
   bool IsNumber() const {
     return token_.type == Token::Type::kNumber ||
-        (token_.type == Token::Type::kName && (token_.text == "inf" || token_.text == "nan"));
+      (token_.type == Token::Type::kName && (token_.text == "inf" || token_.text == "nan"));
   }
 
   double NumberValue() const {
@@ -451,7 +451,7 @@ class AttributeReader : protected TokenReader {
         if (name.type != Token::Type::kName) Expected("an attribute's name");
         size_t index = 0;
         while (index < row.attributes.size() &&
-            (row.attributes[index].kind == Kind::kNone || name.text != row.attributes[index].name)) {
+          (row.attributes[index].kind == Kind::kNone || name.text != row.attributes[index].name)) {
           ++index;
         }
         if (index == row.attributes.size()) {
@@ -470,7 +470,7 @@ class AttributeReader : protected TokenReader {
       if (given[index] || row.attributes[index].kind == Kind::kNone) continue;
       if (row.attributes[index].required) {
         FailAt(op_token, "found ", row.name, " without the attribute '", row.attributes[index].name, "', expected ",
-            row.name, "<", row.attributes[index].name, "=", Example(row.attributes[index]), ">");
+          row.name, "<", row.attributes[index].name, "=", Example(row.attributes[index]), ">");
       }
       statement->attributes[index] = AttributeValue(row.attributes[index].preset);
     }
@@ -498,7 +498,7 @@ class AttributeReader : protected TokenReader {
         break;
       case Kind::kCount:
         if (!IsNumber() || !(NumberValue() >= 0 && NumberValue() <= 65536) ||
-            NumberValue() != std::trunc(NumberValue())) {
+          NumberValue() != std::trunc(NumberValue())) {
           Expected("an integer from 0 to 65536");
         }
         *value = NumberValue() + 0.0;
@@ -587,7 +587,7 @@ class Parser : AttributeReader {
     const auto [known, is_new] = ids_.emplace(name.text, id);
     if (!is_new) {
       FailAt(name, "found ", Describe(name), " again, expected a new name: it was assigned on line ",
-          tokens_[known->second].line);
+        tokens_[known->second].line);
     }
     parts_.values.push_back({kind, dtype, index, 0, std::string(name.text), 0});
     tokens_.push_back(name);
@@ -610,7 +610,7 @@ class Parser : AttributeReader {
     const auto known = ids_.find(declaration.name.text);
     if (known == ids_.end()) {
       FailAt(declaration.name, "found the result ", Describe(declaration.name),
-          ", which is never assigned, expected a statement that assigns it");
+        ", which is never assigned, expected a statement that assigns it");
     }
     for (const ValueId other : parts_.results) {
       if (other == known->second) {
@@ -620,7 +620,7 @@ class Parser : AttributeReader {
     const DType dtype = parts_.values[known->second].dtype;
     if (dtype != declaration.dtype) {
       FailAt(declaration.name, "found the result ", Describe(declaration.name), " declared ", NameOf(declaration.dtype),
-          ", expected ", NameOf(dtype), ", the dtype of its value");
+        ", expected ", NameOf(dtype), ", the dtype of its value");
     }
     used_[known->second] = true;
     parts_.results.push_back(known->second);
@@ -652,7 +652,7 @@ class Parser : AttributeReader {
         for (const Statement& statement : parts_.statements) {
           if (IsCore(statement.op) && (statement.op != Op::kSumTo || row.op != Op::kSumTo)) {
             FailAt(token_, "found ", Describe(token_), " after ", NameOf(statement.op),
-                ", expected at most one core operator");
+              ", expected at most one core operator");
           }
         }
       }
@@ -675,8 +675,8 @@ class Parser : AttributeReader {
       } else if (token_.type == Token::Type::kName) {
         const auto known = ids_.find(token_.text);
         if (known == ids_.end()) {
-          FailAt(token_, "found ", Describe(token_),
-              ", expected a parameter, the name of an earlier statement or a number");
+          FailAt(
+            token_, "found ", Describe(token_), ", expected a parameter, the name of an earlier statement or a number");
         }
         used_[known->second] = true;
         operands.push_back({token_, false, known->second});
@@ -689,7 +689,7 @@ class Parser : AttributeReader {
     }
     if (operands.size() != row.arity && IsSymbol(")")) {
       FailAt(token_, "found ", operands.size(), operands.size() == 1 ? " operand" : " operands", ", expected ",
-          row.arity, " for ", row.name);
+        row.arity, " for ", row.name);
     }
     if (!IsSymbol(")")) Expected("',' or ')'");
     Advance();
@@ -698,7 +698,7 @@ class Parser : AttributeReader {
 
   // Checks the operands' dtypes, makes the literals, returns the result's dtype.
   DType Types(
-      const Row& row, const Token& op_token, const std::vector<Operand>& operands, DType target, Statement* statement) {
+    const Row& row, const Token& op_token, const std::vector<Operand>& operands, DType target, Statement* statement) {
     size_t first = 0;  // of the operands that share one dtype
     if (row.op == Op::kWhere) {
       const Operand& condition = operands[0];
@@ -730,7 +730,7 @@ class Parser : AttributeReader {
       }
       if (parts_.values[operand.id].dtype != dtype) {
         FailAt(operand.token, "found ", DescribeOperand(operand), ", expected ", NameOf(dtype), " as ",
-            Quoted(giver->token.text), " is");
+          Quoted(giver->token.text), " is");
       }
       statement->operands.push_back(operand.id);
     }
@@ -744,7 +744,7 @@ class Parser : AttributeReader {
 
   Parts parts_;
   std::vector<Token> tokens_;  // by ValueId: where it was defined
-  std::vector<bool> used_;     // by ValueId
+  std::vector<bool> used_;  // by ValueId
   std::unordered_map<std::string_view, ValueId> ids_;
 };
 
@@ -767,7 +767,7 @@ std::string CudaNumber(T number) {
   if (std::isnan(number)) return kIsFloat ? "__int_as_float(0x7fc00000)" : "__longlong_as_double(0x7ff8000000000000LL)";
   if (std::isinf(number)) {
     const std::string magnitude =
-        kIsFloat ? "__int_as_float(0x7f800000)" : "__longlong_as_double(0x7ff0000000000000LL)";
+      kIsFloat ? "__int_as_float(0x7f800000)" : "__longlong_as_double(0x7ff0000000000000LL)";
     return (number < 0 ? "-" : "") + magnitude;
   }
   char text[64];
@@ -836,7 +836,7 @@ Program Program::Parse(std::string_view text) {
 }
 
 std::vector<uint32_t> Program::Closure(
-    const std::vector<ValueId>& targets, const std::vector<ValueId>& available) const {
+  const std::vector<ValueId>& targets, const std::vector<ValueId>& available) const {
   std::vector<bool> needed(values_.size()), at_hand(values_.size());
   for (const ValueId id : available) at_hand.at(id) = true;
   for (const ValueId id : targets) needed.at(id) = true;
@@ -882,7 +882,7 @@ std::string Program::ToString() const {
       const double value = statement.attributes[i];
       if (attribute.kind == Kind::kNone) continue;
       const bool is_preset =
-          value == AttributeValue(attribute.preset) && std::signbit(value) == std::signbit(attribute.preset);
+        value == AttributeValue(attribute.preset) && std::signbit(value) == std::signbit(attribute.preset);
       if (attribute.kind == Kind::kAxes ? statement.axes.empty() : !attribute.required && is_preset) continue;
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
@@ -945,7 +945,7 @@ static std::optional<std::pair<ValueId, double>> AsScaled(const Program& program
 // Gelu is often written with Erf: 1 + Erf(x / 1.414) of float16 is computed from x at once. What stands between is
 // emitted all the same; the compiler drops it where nothing else reads it. "" where the statement is not that.
 static std::string OnePlusErf(
-    const Program& program, const std::vector<uint32_t>& statements, const Statement& statement) {
+  const Program& program, const std::vector<uint32_t>& statements, const Statement& statement) {
   if (statement.op != Op::kAdd || program.value(statement.result).dtype != DType::kFloat16) return "";
   for (const size_t i : {0, 1}) {
     const Value& one = program.value(statement.operands[1 - i]);
@@ -984,7 +984,7 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
       const Value& operand = program.value(statement.operands[i]);
       text += i == 0 ? "(" : ", ";
       text +=
-          operand.kind == Value::Kind::kLiteral ? CudaLiteral(operand) : "v" + std::to_string(statement.operands[i]);
+        operand.kind == Value::Kind::kLiteral ? CudaLiteral(operand) : "v" + std::to_string(statement.operands[i]);
     }
     for (size_t i = 0; i < row.attributes.size(); ++i) {
       const Kind kind = row.attributes[i].kind;
@@ -1002,7 +1002,7 @@ void CheckIsPointwise(const Program& program) {
   for (const Statement& statement : program.statements())
     if (IsCore(statement.op))
       Fail("the program's '", program.value(statement.result).name, "' is a ", NameOf(statement.op),
-          ", which is not pointwise: another fused operator has it");
+        ", which is not pointwise: another fused operator has it");
 }
 
 }  // namespace ortplugin

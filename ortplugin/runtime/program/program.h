@@ -18,11 +18,11 @@ enum class DType : uint8_t {
   // clang-format on
 };
 
-size_t SizeOf(DType dtype);       // bytes of one element in a tensor
+size_t SizeOf(DType dtype);  // bytes of one element in a tensor
 const char* NameOf(DType dtype);  // "float16", as programs write it
 bool IsFloating(DType dtype);
 bool IsInteger(DType dtype);  // the eight; bool is neither
-bool IsSigned(DType dtype);   // of an integer
+bool IsSigned(DType dtype);  // of an integer
 // The value of a floating dtype nearest to `number`, ties to even.
 double RoundTo(DType dtype, double number);
 // The C++ and CUDA type that values of this dtype are computed in: "float" for float16, bfloat16 and float, "double",
@@ -47,8 +47,8 @@ struct Value {
   enum class Kind : uint8_t { kParameter, kLiteral, kResult };
   Kind kind;
   DType dtype;
-  uint32_t index;    // of the parameter, or of the statement that makes it; unused for a literal
-  double literal;    // of a literal, not yet rounded to dtype; of an integer dtype only the nearest double
+  uint32_t index;  // of the parameter, or of the statement that makes it; unused for a literal
+  double literal;  // of a literal, not yet rounded to dtype; of an integer dtype only the nearest double
   std::string name;  // as the text has it; empty for a literal
   uint64_t integer;  // of a literal of an integer dtype: its exact value, in two's complement where it is negative
 };
@@ -72,7 +72,7 @@ class Program {
 
   const std::vector<Value>& values() const { return values_; }
   const std::vector<ValueId>& parameters() const { return parameters_; }  // in the order of the node's inputs
-  const std::vector<ValueId>& results() const { return results_; }        // in the order of the node's outputs
+  const std::vector<ValueId>& results() const { return results_; }  // in the order of the node's outputs
   const std::vector<Statement>& statements() const { return statements_; }
   const Value& value(ValueId id) const { return values_[id]; }
 

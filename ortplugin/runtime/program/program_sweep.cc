@@ -8,22 +8,22 @@ std::vector<bool> FixedValues(const Program& program, const Axes& axes) {
   for (size_t id = 0; id < fixed.size(); ++id) {
     const Value& value = program.value(static_cast<ValueId>(id));
     fixed[id] =
-        value.kind == Value::Kind::kLiteral || (value.kind == Value::Kind::kParameter && axes.is_scalar(value.index));
+      value.kind == Value::Kind::kLiteral || (value.kind == Value::Kind::kParameter && axes.is_scalar(value.index));
   }
   for (const Statement& statement : program.statements())
     fixed[statement.result] = std::all_of(
-        statement.operands.begin(), statement.operands.end(), [&](ValueId operand) { return fixed[operand]; });
+      statement.operands.begin(), statement.operands.end(), [&](ValueId operand) { return fixed[operand]; });
   return fixed;
 }
 
 ProgramSweep::ProgramSweep(const Program& program, const Axes& axes, int64_t count, const std::vector<Input>& inputs,
-    const std::vector<void*>& outputs)
-    : program_(program),
-      count_(count),
-      outputs_(outputs),
-      is_fixed_(FixedValues(program, axes)),
-      once_(program, Statements(true)),
-      each_(program, Statements(false)) {
+  const std::vector<void*>& outputs)
+  : program_(program),
+    count_(count),
+    outputs_(outputs),
+    is_fixed_(FixedValues(program, axes)),
+    once_(program, Statements(true)),
+    each_(program, Statements(false)) {
   for (size_t i = 0; i < inputs.size(); ++i)
     operands_.emplace_back(inputs[i].stored, axes, i, inputs[i].data, IsOverwritten(i, inputs[i].data));
   for (const ValueId parameter : program.parameters()) reads_.push_back(IsRead(parameter, inputs));
@@ -74,7 +74,7 @@ bool ProgramSweep::IsRead(ValueId parameter, const std::vector<Input>& inputs) c
 bool ProgramSweep::Stays(size_t result, const std::vector<Input>& inputs) const {
   const Value& value = program_.value(program_.results()[result]);
   return value.kind == Value::Kind::kParameter && inputs[value.index].data == outputs_[result] &&
-      inputs[value.index].stored == value.dtype;
+    inputs[value.index].stored == value.dtype;
 }
 
 // Whether an input's memory, which a result may have too, is written while it is still to be read.
@@ -128,7 +128,7 @@ void ProgramSweep::Block(int64_t first, size_t count, Space& space) const {
     if (reads_[i]) operands_[i].Load(first, count, program_.parameters()[i], workspace, space.scratch);
   const auto place = [&](size_t r) {
     return static_cast<char*>(outputs_[r]) +
-        static_cast<size_t>(first) * SizeOf(program_.value(program_.results()[r]).dtype);
+      static_cast<size_t>(first) * SizeOf(program_.value(program_.results()[r]).dtype);
   };
   for (size_t r = 0; r < outputs_.size(); ++r)
     if (binds_[r]) workspace.Bind(program_.results()[r], place(r));

@@ -29,7 +29,7 @@ class ProgramSweep {
   // `axes`: those that parameters, in order, broadcast to `count` elements over. A result may lie where a parameter of
   // its size does that is linear in `axes`.
   ProgramSweep(const Program& program, const Axes& axes, int64_t count, const std::vector<Input>& inputs,
-      const std::vector<void*>& outputs);
+    const std::vector<void*>& outputs);
 
   void Run(ortplugin::Run& run) const;
 

@@ -62,7 +62,7 @@ ORTPLUGIN_INLINE T Sign(T x) {
 template <typename T>
 ORTPLUGIN_INLINE T Min(T a, T b) {
   const T smaller = a < b ? a : b;  // b if either is NaN
-  return a != a ? a : smaller;      // so NaN in either gives NaN
+  return a != a ? a : smaller;  // so NaN in either gives NaN
 }
 template <typename T>
 ORTPLUGIN_INLINE T Max(T a, T b) {
@@ -180,7 +180,7 @@ ORTPLUGIN_INLINE float ScaledExp(float x, float low, float factor) {
   const Reduced reduced = ReduceByLn2<2>(x);
   const float r = reduced.r + low;
   const float p = Polynomial(r, 0.00019611601601354778f, 0.0014104472938925028f, 0.008336103521287441f,
-      0.04166126996278763f, 0.16666613519191742f, 0.5000003576278687f);
+    0.04166126996278763f, 0.16666613519191742f, 0.5000003576278687f);
   const float power = std::fma(factor, std::fma(p, r * r, r), factor);
   // n is even, so that 2^n is a square of what is no overflow and no denormal. The second product rounds, where the
   // result is denormal.
@@ -193,14 +193,14 @@ ORTPLUGIN_INLINE float ExpWithin(float x) {
   const Reduced reduced = ReduceByLn2<2>(x);
   const float r = reduced.r;
   const float p = Polynomial(r, 0.00019611601601354778f, 0.0014104472938925028f, 0.008336103521287441f,
-      0.04166126996278763f, 0.16666613519191742f, 0.5000003576278687f, 1.0f, 1.0f);
+    0.04166126996278763f, 0.16666613519191742f, 0.5000003576278687f, 1.0f, 1.0f);
   const float half = PowerOfTwo(reduced.shifted);
   return p * half * half;
 }
 
 ORTPLUGIN_INLINE float Exp(float x) {
   x = x < -104.0f ? -104.0f : x;  // 0 from here
-  x = x > 89.0f ? 89.0f : x;      // infinity from here; NaN passes
+  x = x > 89.0f ? 89.0f : x;  // infinity from here; NaN passes
   return ExpWithin(x);
 }
 // For x <= 0 or NaN.
@@ -210,7 +210,7 @@ ORTPLUGIN_INLINE double ExpOfNegative(double x) { return std::exp(x); }
 // expm1(r) for |r| < 0.35.
 ORTPLUGIN_INLINE float Expm1OfSmall(float r) {
   const float p = Polynomial(r, 0.00019845883070956916f, 0.001394074410200119f, 0.008333389647305012f,
-      0.04166635870933533f, 0.1666666567325592f, 0.5f);
+    0.04166635870933533f, 0.1666666567325592f, 0.5f);
   return std::fma(p, r * r, r);
 }
 
@@ -250,7 +250,7 @@ ORTPLUGIN_INLINE float LogOfSplit(Split split, float low) {
   const float f = split.m - 1.0f;
   const float e = static_cast<float>(split.e);
   const float p = Polynomial(f, 0.06746625900268555f, -0.11675631254911423f, 0.11888153105974197f, -0.1240558996796608f,
-      0.14219553768634796f, -0.1666799634695053f, 0.2000211924314499f, -0.25000008940696716f, 0.3333331346511841f);
+    0.14219553768634796f, -0.1666799634695053f, 0.2000211924314499f, -0.25000008940696716f, 0.3333331346511841f);
   const float square = f * f;
   const float tail = std::fma(p, square * f, std::fma(-0.5f, square, std::fma(e, kLn2Low, low)));
   return std::fma(e, kLn2High, f + tail);
@@ -279,11 +279,11 @@ ORTPLUGIN_INLINE float Erf(float x) {
   const float a = Abs(x);
   const float s = x * x;
   const float p = Polynomial(s, -0.000599940714892f, 0.004994831047952175f, -0.02676772139966488f, 0.11281845718622208f,
-      -0.3761249780654907f, 0.12837915122509003f);
+    -0.3761249780654907f, 0.12837915122509003f);
   const float small = std::fma(x, p, x);
   const float t = a > 4.0f ? 4.0f : a;  // 1 from here
   const float q = Polynomial(t, 0.0001959317160071805f, -0.0030431656632572412f, 0.0222267247736454f,
-      -0.10393121093511581f, -0.6371826529502869f, -1.1276754140853882f, -0.00019572782912291586f);
+    -0.10393121093511581f, -0.6371826529502869f, -1.1276754140853882f, -0.00019572782912291586f);
   const float large = std::copysign(1.0f - ExpWithin(q), x);
   return a < 0.92f ? small : large;
 }
@@ -305,7 +305,7 @@ ORTPLUGIN_INLINE float NormalCdf(float x) {
 // ---- float: angles
 
 constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
-constexpr float kHalfPi = 1.57079637f;                 // rounded, and what that leaves
+constexpr float kHalfPi = 1.57079637f;  // rounded, and what that leaves
 constexpr float kHalfPiRest = -4.37113883e-08f;
 
 // SinWithin<0> is the sine, SinWithin<1> the cosine, for |x| up to kMostAngle or NaN: x less a multiple of pi / 2,
@@ -333,9 +333,9 @@ ORTPLUGIN_INLINE float Atan(float x) {
   const bool is_steep = a > 1.0f;
   const float t = (is_steep ? 1.0f : a) / (is_steep ? a : 1.0f);
   const float z = t * t;
-  const float p = Polynomial(z, -0.0017936296062543988f, 0.010914637707173824f, -0.03117789886891842f,
-      0.057957638055086136f, -0.0840345248579979f, 0.10952186584472656f, -0.14264242351055145f, 0.19998548924922943f,
-      -0.33333298563957214f);
+  const float p =
+    Polynomial(z, -0.0017936296062543988f, 0.010914637707173824f, -0.03117789886891842f, 0.057957638055086136f,
+      -0.0840345248579979f, 0.10952186584472656f, -0.14264242351055145f, 0.19998548924922943f, -0.33333298563957214f);
   const float angle = std::fma(p, z * t, t);
   const float steep = (kHalfPi - angle) + kHalfPiRest;
   return std::copysign(is_steep ? steep : angle, x);
@@ -346,7 +346,7 @@ ORTPLUGIN_INLINE float AsinOfPart(float a) {
   const float z = a > 0.5f ? 0.5f * (1.0f - a) : a * a;
   const float t = a > 0.5f ? std::sqrt(z) : a;
   const float p = Polynomial(
-      z, 0.04217822849750519f, 0.02417295053601265f, 0.04547160863876343f, 0.07495288550853729f, 0.16666752099990845f);
+    z, 0.04217822849750519f, 0.02417295053601265f, 0.04547160863876343f, 0.07495288550853729f, 0.16666752099990845f);
   return std::fma(p, z * t, t);
 }
 ORTPLUGIN_INLINE float Asin(float x) {
@@ -386,7 +386,7 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   const double s = (m - 1.0) / (m + 1.0);
   const double q = s * s;
   const double p = Polynomial(q, 0.28292090594425146, 0.3199043220953216, 0.4122092838686123, 0.5770779420752854,
-      0.9617966941142516, 2.8853900817778495);
+    0.9617966941142516, 2.8853900817778495);
   double log2 = std::fma(s, p, static_cast<double>(split.e));
   log2 = a == 0 ? -static_cast<double>(kFloatInf) : log2;
   log2 = a == kFloatInf ? static_cast<double>(kFloatInf) : log2;
@@ -397,7 +397,7 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   const double shifted = t + kDoubleRounder;
   const double r = t - (shifted - kDoubleRounder);
   const double e = Polynomial(r, 1.520191098871058e-05, 0.00015469317608382983, 0.0013333922821731415,
-      0.009618027171298638, 0.055504103528558904, 0.24022651198779285, 0.6931471807287178, 0.9999999999616102);
+    0.009618027171298638, 0.055504103528558904, 0.24022651198779285, 0.6931471807287178, 0.9999999999616102);
   const uint64_t n = BitCast<uint64_t>(shifted) - BitCast<uint64_t>(kDoubleRounder);
   float result = static_cast<float>(e * BitCast<double>((n + 1023u) << 52));
 

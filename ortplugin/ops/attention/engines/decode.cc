@@ -10,7 +10,7 @@ namespace ortplugin {
 namespace {
 
 constexpr int64_t kRows = 16, kKeys = 16;  // of a tile
-constexpr int64_t kFewKeys = 128;          // without a cache, for which one block is enough: flash's
+constexpr int64_t kFewKeys = 128;  // without a cache, for which one block is enough: flash's
 
 int64_t Padded(int64_t size) { return RoundUp(size, int64_t{16}); }
 
@@ -23,7 +23,7 @@ int64_t SharedBytes(const AttentionProblem& problem, const DecodeConfig& config)
   const int64_t keys = Padded(problem.head_size) + 8, values = Padded(problem.value_size) + 8;
   const int64_t partial = Padded(problem.value_size) + 2;
   const int64_t of_warp =
-      RoundUp(std::max(config.stages * kKeys * (keys + values) * 2, kRows * partial * 4), int64_t{16});
+    RoundUp(std::max(config.stages * kKeys * (keys + values) * 2, kRows * partial * 4), int64_t{16});
   const int64_t given = RoundUp(DivideUp(kRows, int64_t{config.cluster}) * config.cluster * partial * 4, int64_t{16});
   return kRows * keys * 2 + given + config.warps * of_warp;
 }
@@ -63,7 +63,7 @@ DecodeConfig ConfigureDecode(const AttentionProblem& problem, const cuda::Device
   DecodeConfig config{1, size <= 128 ? 8 : 4, size <= 128 ? 2 : 1, size <= 64 ? 2 : 1};
   // As many blocks as find a tile of keys for each of their warps, while multiprocessors are idle.
   while (config.cluster < 8 && config.cluster * config.warps * kKeys < problem.keys &&
-      2 * Blocks(problem, config) <= device.multiprocessors)
+    2 * Blocks(problem, config) <= device.multiprocessors)
     config.cluster *= 2;
   return config;
 }
@@ -76,7 +76,7 @@ std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cu
        << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
        << kClusterSource << kMmaSource << kAttentionRowsSource << kDecodeSource;
   const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
-      static_cast<unsigned>(32 * config.warps), static_cast<unsigned>(SharedBytes(problem, config))};
+    static_cast<unsigned>(32 * config.warps), static_cast<unsigned>(SharedBytes(problem, config))};
   return EngineKernel{text.str(), "decode", launch, AttentionArguments(problem)};
 }
 

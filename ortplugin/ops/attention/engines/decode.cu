@@ -22,7 +22,7 @@
 #define QK_PITCH (QK_PADDED + 8)  // so that the eight rows of an ldmatrix lie in different banks
 #define V_PITCH (V_PADDED + 8)
 #define STAGE_ELEMENTS (KEYS * (QK_PITCH + V_PITCH))
-#define PARTIAL (V_PADDED + 2)                          // floats of a row: its values, its maximum, its sum
+#define PARTIAL (V_PADDED + 2)  // floats of a row: its values, its maximum, its sum
 #define ROWS_OF_BLOCK ((ROWS + CLUSTER - 1) / CLUSTER)  // that are added up there
 #define WARP_BYTES \
   ((MAX(STAGES * STAGE_ELEMENTS * 2, ROWS * PARTIAL * 4) + 15) / 16 * 16)  // of a warp: its stages, then its results
@@ -81,7 +81,7 @@ struct WarpTile {
 #endif
 
   DEVICE WarpTile(const Arguments& a, const Keys& seen, long long batch, long long kv_head)
-      : scale((float)a.scale), softcap((float)a.softcap) {
+    : scale((float)a.scale), softcap((float)a.softcap) {
 #pragma unroll
     for (int n = 0; n < V_PADDED / 8; ++n)
 #pragma unroll
@@ -212,12 +212,12 @@ struct Place {
   const long long kv_heads, batch, head;  // head: of K and V
   const int block, group, rows;
   DEVICE explicit Place(const Arguments& a)
-      : kv_heads(a.heads / a.group),
-        batch(blockIdx.x / CLUSTER / kv_heads),
-        head(blockIdx.x / CLUSTER % kv_heads),
-        block(blockIdx.x % CLUSTER),
-        group((int)a.group),
-        rows((int)a.queries * group) {}
+    : kv_heads(a.heads / a.group),
+      batch(blockIdx.x / CLUSTER / kv_heads),
+      head(blockIdx.x / CLUSTER % kv_heads),
+      block(blockIdx.x % CLUSTER),
+      group((int)a.group),
+      rows((int)a.queries * group) {}
   // A row of the tile is a query of one of the heads that share those of K and V.
   DEVICE long long offset(const View& view, int row) const {
     return view.offset + batch * view.batch + (head * group + row % group) * view.head;
@@ -229,8 +229,8 @@ struct Place {
 #define SOURCE(x, name) \
   Source { \
     a.past_##name + place.kv_offset(a.past_##name##_view), a.x + place.kv_offset(a.x##_view), \
-        a.past_##name##_view.row, a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
-        a.present_##name##_view.row \
+      a.past_##name##_view.row, a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
+      a.present_##name##_view.row \
   }
 #else
 #define SOURCE(x, name) Source{nullptr, a.x + place.kv_offset(a.x##_view), 0, a.x##_view.row, nullptr, 0}
@@ -297,9 +297,9 @@ extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
-    __launch_bounds__(THREADS, MIN_BLOCKS) decode(const Arguments a) {
+  __launch_bounds__(THREADS, MIN_BLOCKS) decode(const Arguments a) {
   extern __shared__ __align__(16) uint4 shared[];
-  storage_t* const q = (storage_t*)shared;             // [ROWS][QK_PITCH]
+  storage_t* const q = (storage_t*)shared;  // [ROWS][QK_PITCH]
   float* const given = (float*)(q + ROWS * QK_PITCH);  // [ROWS_OF_BLOCK][CLUSTER][PARTIAL]
   char* const of_warps = (char*)(given + (ROWS_OF_BLOCK * CLUSTER * PARTIAL + 3) / 4 * 4);
   storage_t* const stages = (storage_t*)(of_warps + threadIdx.x / 32 * WARP_BYTES);

@@ -39,7 +39,7 @@ struct AttentionLaunch {
 // One kernel or, for a cache that no engine takes in, a copy to what is present before attention over that. Y has
 // elements, or what is present has.
 std::vector<AttentionLaunch> PlanAttention(
-    const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
+  const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
 // The kernel of the first engine that fits. The output has elements. Throws Error where none does.
 EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
 

@@ -84,7 +84,7 @@ std::string FlashSource(const AttentionProblem& problem, const FlashConfig& conf
 
 cuda::LaunchShape FlashLaunch(const AttentionProblem& problem, const FlashConfig& config) {
   return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(32 * config.warps),
-      static_cast<unsigned>(SharedBytes(problem, config))};
+    static_cast<unsigned>(SharedBytes(problem, config))};
 }
 
 std::optional<EngineKernel> MakeFlash(const AttentionProblem& problem, const cuda::DeviceFacts& device) {

@@ -15,7 +15,7 @@
 #define ROWS (16 * M_TILES * WARPS)
 #define THREADS (WARPS * 32)
 #define IS_TF32 (OCTET == 4)
-#define K_STEP (2 * OCTET)                      // of an MMA
+#define K_STEP (2 * OCTET)  // of an MMA
 #define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
 #define V_PADDED ((VALUE_SIZE + 15) / 16 * 16)
 #define QK_PITCH (QK_PADDED + OCTET)
@@ -29,8 +29,8 @@ DEVICE void copy(storage_t* to, const storage_t* from, bool exists) {
   copy_async(to, from, exists);
 #elif COPY > 1 || IS_TF32
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-      "n"(COPY * 16 / OCTET), "r"(exists ? COPY * 16 / OCTET : 0)
-      : "memory");
+    "n"(COPY * 16 / OCTET), "r"(exists ? COPY * 16 / OCTET : 0)
+    : "memory");
 #else
   Vector<storage_t, 1> one;
   load_if(exists, one, from);
@@ -68,7 +68,7 @@ struct Rotation {
 
   // Of the rows of a tile from the first position on, of which so many exist.
   DEVICE Rotation(const table_t* cosines, const table_t* sines, long long first, int count)
-      : cosines(cosines + first * PAIRS), sines(sines + first * PAIRS), count(count) {
+    : cosines(cosines + first * PAIRS), sines(sines + first * PAIRS), count(count) {
 #pragma unroll
     for (int i = 0; kIsEarly && i < kOwn; ++i) load(i, i);
   }
@@ -138,7 +138,7 @@ struct Queries {
   unsigned words[M_TILES][QK_PADDED / K_STEP][4];
 
   DEVICE explicit Queries(const storage_t* rows)
-      : own(rows + (threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH + threadIdx.x % 32 / 16 * OCTET) {
+    : own(rows + (threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 16) * QK_PITCH + threadIdx.x % 32 / 16 * OCTET) {
 #pragma unroll
     for (int m = 0; KEEPS_QUERIES && m < M_TILES; ++m)
 #pragma unroll
@@ -176,10 +176,10 @@ struct WarpTile {
 #endif
 
   DEVICE WarpTile(const Arguments& a, int first_row, long long batch, long long head)
-      : row(first_row + threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 32 / 4),
-        scale((float)a.scale),
-        exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
-        softcap((float)a.softcap) {
+    : row(first_row + threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 32 / 4),
+      scale((float)a.scale),
+      exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
+      softcap((float)a.softcap) {
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) {
 #pragma unroll
@@ -193,7 +193,7 @@ struct WarpTile {
 #if MASK
         const long long there = min((long long)row_of(m, half), a.queries - 1);
         mask[m][half] =
-            a.mask + a.mask_view.offset + batch * a.mask_view.batch + head * a.mask_view.head + there * a.mask_view.row;
+          a.mask + a.mask_view.offset + batch * a.mask_view.batch + head * a.mask_view.head + there * a.mask_view.row;
 #endif
       }
     }
@@ -298,7 +298,7 @@ struct WarpTile {
   DEVICE void add_values(const Scores& scores, const storage_t* v, int count) {
     const int lane = threadIdx.x % 32;
     const storage_t* const from =
-        v + (IS_TF32 ? lane % 4 * 2 * V_PITCH + lane / 4 * 2 : lane % 16 * V_PITCH + lane / 16 * 8);
+      v + (IS_TF32 ? lane % 4 * 2 * V_PITCH + lane / 4 * 2 : lane % 16 * V_PITCH + lane / 16 * 8);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / K_STEP; ++n) {
       if (EDGE && n * K_STEP >= count) break;
@@ -350,7 +350,7 @@ struct WarpTile {
         for (int e = 0; e < V_PADDED / 16; ++e) {
           const float (&low)[4] = sums[m][2 * e], (&high)[4] = sums[m][2 * e + 1];
           ((float4*)row)[e * 4 + lane % 4] = make_float4(
-              low[half * 2] * scale, high[half * 2] * scale, low[half * 2 + 1] * scale, high[half * 2 + 1] * scale);
+            low[half * 2] * scale, high[half * 2] * scale, low[half * 2 + 1] * scale, high[half * 2 + 1] * scale);
         }
 #else
 #pragma unroll
@@ -391,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     copy_rows<BLOCK_N, HEAD_SIZE, QK_PADDED>(to, k + key * a.k_view.row, a.k_view.row, seen.keys - key);
     copy_rows<BLOCK_N, VALUE_SIZE, V_PADDED>(
-        to + BLOCK_N * QK_PITCH, v + key * a.v_view.row, a.v_view.row, seen.keys - key);
+      to + BLOCK_N * QK_PITCH, v + key * a.v_view.row, a.v_view.row, seen.keys - key);
   };
 
   grid_dependency_wait();

@@ -6,10 +6,10 @@
 namespace ortplugin {
 
 struct FlashConfig {
-  int block_n;     // keys of a tile
-  int m_tiles;     // of 16 queries, of a warp
-  int warps;       // of a block
-  int copy;        // elements that are copied at once
+  int block_n;  // keys of a tile
+  int m_tiles;  // of 16 queries, of a warp
+  int warps;  // of a block
+  int copy;  // elements that are copied at once
   int min_blocks;  // of a multiprocessor
 };
 

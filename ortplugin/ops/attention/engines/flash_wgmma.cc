@@ -12,7 +12,7 @@ namespace ortplugin {
 namespace {
 
 constexpr int64_t kStaticShared = 256;  // barriers
-constexpr int64_t kBoxColumns = 64;     // of 128 bytes
+constexpr int64_t kBoxColumns = 64;  // of 128 bytes
 
 int64_t Rows(const FlashWgmmaConfig& config) { return int64_t{64} * config.consumers; }
 
@@ -23,8 +23,8 @@ int64_t Tiles(const AttentionProblem& problem, const FlashWgmmaConfig& config) {
 int64_t SharedBytes(const AttentionProblem& problem, const FlashWgmmaConfig& config) {
   const int64_t keys = DivideUp(problem.head_size, kBoxColumns), values = DivideUp(problem.value_size, kBoxColumns);
   return 128 *
-      (config.q_stages * Rows(config) * std::max(keys, values) +
-          int64_t{config.stages} * config.tile_n * (keys + values));
+    (config.q_stages * Rows(config) * std::max(keys, values) +
+      int64_t{config.stages} * config.tile_n * (keys + values));
 }
 
 // A tensor that TMA reads or writes: elements of a head side by side, all else in steps of 16 bytes.
@@ -35,7 +35,7 @@ bool HasMap(const AttentionProblem::View& view) {
 }
 
 cuda::TensorMap Map(const AttentionProblem& problem, size_t address, const AttentionProblem::View& view, int64_t heads,
-    int64_t rows, int64_t columns, int64_t box_rows) {
+  int64_t rows, int64_t columns, int64_t box_rows) {
   cuda::TensorMap map{0, address, {}, {}, static_cast<uint32_t>(box_rows), static_cast<uint64_t>(view.offset)};
   for (const int64_t size : {columns, rows, heads, problem.batch}) map.sizes.push_back(static_cast<uint64_t>(size));
   for (const int64_t step : {view.row, view.head, view.batch}) map.steps.push_back(static_cast<uint64_t>(step));
@@ -97,10 +97,10 @@ std::string FlashWgmmaSource(const AttentionProblem& problem, const FlashWgmmaCo
 }
 
 cuda::LaunchShape FlashWgmmaLaunch(
-    const AttentionProblem& problem, const FlashWgmmaConfig& config, const cuda::DeviceFacts& device) {
+  const AttentionProblem& problem, const FlashWgmmaConfig& config, const cuda::DeviceFacts& device) {
   const int64_t blocks = std::min(Tiles(problem, config), int64_t{device.multiprocessors} * config.min_blocks);
   return {static_cast<unsigned>(blocks), static_cast<unsigned>(128 * (config.consumers + 1)),
-      static_cast<unsigned>(SharedBytes(problem, config))};
+    static_cast<unsigned>(SharedBytes(problem, config))};
 }
 
 std::optional<EngineKernel> MakeFlashWgmma(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
@@ -109,17 +109,17 @@ std::optional<EngineKernel> MakeFlashWgmma(const AttentionProblem& problem, cons
   arguments.push_back(static_cast<uint64_t>(problem.batch * problem.heads));
   arguments.push_back(static_cast<uint64_t>(Section(problem, device)));
   std::vector<cuda::TensorMap> maps = {
-      Map(problem, 0, problem.q, problem.heads, problem.queries, problem.head_size, 64),
-      Map(problem, 1, problem.k, problem.kv_heads, problem.keys, problem.head_size, config.tile_n),
-      Map(problem, 2, problem.v, problem.kv_heads, problem.keys, problem.value_size, config.tile_n),
-      Map(problem, 3, problem.y, problem.heads, problem.queries, problem.value_size, 64),
+    Map(problem, 0, problem.q, problem.heads, problem.queries, problem.head_size, 64),
+    Map(problem, 1, problem.k, problem.kv_heads, problem.keys, problem.head_size, config.tile_n),
+    Map(problem, 2, problem.v, problem.kv_heads, problem.keys, problem.value_size, config.tile_n),
+    Map(problem, 3, problem.y, problem.heads, problem.queries, problem.value_size, 64),
   };
   for (cuda::TensorMap& map : maps) {
     map.word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));
     arguments.resize(map.word + cuda::kTensorMapWords);
   }
   return EngineKernel{
-      FlashWgmmaSource(problem, config), "flash_wgmma", FlashWgmmaLaunch(problem, config, device), arguments, maps};
+    FlashWgmmaSource(problem, config), "flash_wgmma", FlashWgmmaLaunch(problem, config, device), arguments, maps};
 }
 
 }  // namespace ortplugin

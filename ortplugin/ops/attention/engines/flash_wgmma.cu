@@ -16,7 +16,7 @@
 #define ROWS (64 * CONSUMERS)
 #define THREADS (128 * (CONSUMERS + 1))
 #define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
-#define QK_BOXES ((HEAD_SIZE + 63) / 64)        // of 64 columns
+#define QK_BOXES ((HEAD_SIZE + 63) / 64)  // of 64 columns
 #define V_BOXES ((VALUE_SIZE + 63) / 64)
 #define Q_BYTES (64 * 128 * (QK_BOXES > V_BOXES ? QK_BOXES : V_BOXES))  // of a warpgroup: queries, then results
 #define K_BYTES (TILE_N * 128 * QK_BOXES)
@@ -66,7 +66,7 @@ struct Schedule {
   const int of_head, all;  // tiles
   int round = 0;
   DEVICE explicit Schedule(const FlashArguments& g)
-      : g(g), seen(g.a), of_head(((int)g.a.queries + ROWS - 1) / ROWS), all(of_head * (int)g.all_heads) {}
+    : g(g), seen(g.a), of_head(((int)g.a.queries + ROWS - 1) / ROWS), all(of_head * (int)g.all_heads) {}
   DEVICE int index() const {
     return round * gridDim.x + (IS_CAUSAL && round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
   }
@@ -107,7 +107,7 @@ DEVICE void copy_queries(const FlashArguments& g, const Shared& shared) {
 #pragma unroll
       for (int box = 0; box < QK_BOXES; ++box)
         copy_box(shared.q + at * Q_BYTES + box * (64 * 128), &g.q, box * 64, tile.row + i * 64, tile.head, tile.batch,
-            shared.q_full(at));
+          shared.q_full(at));
     }
     ring.step();
   }
@@ -143,9 +143,9 @@ struct Rows {
   const float scale, exponent_scale, softcap;
 
   DEVICE explicit Rows(const Arguments& a)
-      : scale((float)a.scale),
-        exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
-        softcap((float)a.softcap) {}
+    : scale((float)a.scale),
+      exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
+      softcap((float)a.softcap) {}
 
   DEVICE void clear() {
 #pragma unroll
@@ -232,7 +232,7 @@ struct Rows {
         const unsigned at = to + j / 8 * (64 * 128) + (own + half * 8) * 128 + (j % 8 ^ lane / 4) * 16 + lane % 4 * 4;
         const int i = j * 4 + half * 2;
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pack(sums[i] * scale[half], sums[i + 1] * scale[half]))
-            : "memory");
+          : "memory");
       }
     fence_async_proxy();
     sync_named(CONSUMERS + threadIdx.x / 128, 128);
@@ -254,7 +254,7 @@ DEVICE void issue_scores(float (&s)[TILE_N / 2], unsigned q, unsigned k) {
 #pragma unroll
   for (int d = 0; d < QK_PADDED; d += 16)
     multiply_keys(s, descriptor_at(q + d / 64 * (64 * 128) + d % 64 * 2),
-        descriptor_at(k + d / 64 * (TILE_N * 128) + d % 64 * 2), d > 0);
+      descriptor_at(k + d / 64 * (TILE_N * 128) + d % 64 * 2), d > 0);
   commit_wgmma();
 }
 
@@ -262,7 +262,7 @@ DEVICE void issue_values(float (&sums)[VALUE_SIZE / 2], const unsigned (&p)[TILE
 #pragma unroll
   for (int n = 0; n < TILE_N; n += 16)
     add_values(
-        sums, p[n / 4], p[n / 4 + 1], p[n / 4 + 2], p[n / 4 + 3], descriptor_mn_major_at(v + n * 128, TILE_N * 128));
+      sums, p[n / 4], p[n / 4 + 1], p[n / 4 + 2], p[n / 4 + 3], descriptor_mn_major_at(v + n * 128, TILE_N * 128));
   commit_wgmma();
 }
 
@@ -345,7 +345,7 @@ DEVICE void consume(const FlashArguments& g, const Shared& shared) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    flash_wgmma(const __grid_constant__ FlashArguments g) {
+  flash_wgmma(const __grid_constant__ FlashArguments g) {
   extern __shared__ __align__(1024) uint4 dynamic[];
   __shared__ __align__(8) unsigned long long barriers[BARRIERS];
   Shared shared;

@@ -15,7 +15,7 @@ int64_t VectorOf(const AttentionProblem& problem, bool aligned) {
   const auto vector = static_cast<int64_t>(16 / SizeOf(problem.dtype));
   int64_t common = problem.head_size | problem.value_size;
   for (const AttentionProblem::View& view :
-      {problem.k, problem.v, problem.past_key, problem.past_value, problem.present_key, problem.present_value}) {
+    {problem.k, problem.v, problem.past_key, problem.past_value, problem.present_key, problem.present_value}) {
     if (view.column != 1) return 1;
     common |= view.offset | view.batch | view.head | view.row;
   }
@@ -36,7 +36,7 @@ EngineKernel MakePresent(const AttentionProblem& problem, bool aligned) {
        << (items < kMost - kThreads ? "unsigned" : "unsigned long long") << " index_t;\n\n"
        << kPresentSource;
   return {text.str(), "present", {static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads)},
-      AttentionArguments(problem)};
+    AttentionArguments(problem)};
 }
 
 }  // namespace ortplugin

@@ -9,12 +9,12 @@
 
 template <int WIDTH, bool IS_KEY>
 DEVICE void write(const Arguments& a, index_t item, const storage_t* added, const View& added_view,
-    const storage_t* past, const View& past_view, storage_t* present, const View& present_view) {
+  const storage_t* past, const View& past_view, storage_t* present, const View& present_view) {
   const index_t keys = (index_t)a.keys, kv_heads = (index_t)(a.heads / a.group), row = item / (WIDTH / VECTOR);
   const long long d = item % (WIDTH / VECTOR) * VECTOR, key = row % keys, both = row / keys;
   const long long head = both % kv_heads, batch = both / kv_heads;
-  storage_t* const to = present + batch * present_view.batch + head * present_view.head + key * present_view.row +
-      d * present_view.column;
+  storage_t* const to =
+    present + batch * present_view.batch + head * present_view.head + key * present_view.row + d * present_view.column;
   const storage_t* from = past + batch * past_view.batch + head * past_view.head;
   long long there = key;
   const View* view = &past_view;
@@ -44,5 +44,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) present(const Arguments a)
     write<HEAD_SIZE, true>(a, item, a.k, a.k_view, a.past_key, a.past_key_view, a.present_key, a.present_key_view);
   else if (item - of_keys < rows * (VALUE_SIZE / VECTOR))
     write<VALUE_SIZE, false>(
-        a, item - of_keys, a.v, a.v_view, a.past_value, a.past_value_view, a.present_value, a.present_value_view);
+      a, item - of_keys, a.v, a.v_view, a.past_value, a.past_value_view, a.present_value, a.present_value_view);
 }

@@ -109,7 +109,7 @@ DEVICE void load_queries(Queries& queries, const RotatedRows& rows, long long fi
 
 // s[r] = the product of query `own` + r and the lane's key.
 DEVICE void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile, const KeyRows& rows,
-    long long key, long long keys) {
+  long long key, long long keys) {
 #pragma unroll
   for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
   for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
@@ -124,7 +124,7 @@ DEVICE void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int o
 
 // results[r] += the lanes' weights times their keys' rows of V.
 DEVICE void add(Results& results, const compute_t (&weights)[ROWS_OF_WARP], Tile& tile, const Rows& rows, long long key,
-    long long keys) {
+  long long keys) {
 #pragma unroll
   for (int at = 0; at < VALUE_SIZE; at += CHUNK) {
     load_tile<VALUE_SIZE>(tile, rows, key, keys, at);
@@ -141,8 +141,8 @@ DEVICE void add(Results& results, const compute_t (&weights)[ROWS_OF_WARP], Tile
 }
 
 // The results of the queries from `query` on, each divided by its sum.
-DEVICE void store(const Arguments& a, storage_t* head, long long query, const Results& results,
-    const compute_t (&sum)[ROWS_OF_WARP]) {
+DEVICE void store(
+  const Arguments& a, storage_t* head, long long query, const Results& results, const compute_t (&sum)[ROWS_OF_WARP]) {
   const compute_t nan = infinity(compute_t()) - infinity(compute_t());
   const compute_t nothing = a.zero_where_nothing_is_seen ? compute_t(0) : nan;
 #pragma unroll

@@ -6,7 +6,7 @@
 namespace ortplugin {
 
 struct AttentionSimtConfig {
-  int rows;   // queries of a warp
+  int rows;  // queries of a warp
   int warps;  // of a block
   int chunk;  // of a head, that is in shared memory at a time
 };

@@ -17,16 +17,16 @@ namespace ortplugin {
 
 const std::vector<AttentionEngine>& AttentionEngines() {
   static const auto* const table = new std::vector<AttentionEngine>{
-      {"decode", FitsDecode, MakeDecode,
-          "fp16 and bf16, up to 16 queries for each head of K and V, on GPUs with clusters: all that takes in a cache; "
-          "before flash, which has one block for these queries"},
-      {"flash_wgmma", FitsFlashWgmma, MakeFlashWgmma,
-          "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
-          "instructions are half as fast"},
-      {"flash", FitsFlash, MakeFlash,
-          "fp16, bf16 and TF32 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
-      {"simt", FitsAttentionSimt, MakeAttentionSimt,
-          "every dtype, head size, layout and GPU; last, as it has no tensor cores"},
+    {"decode", FitsDecode, MakeDecode,
+      "fp16 and bf16, up to 16 queries for each head of K and V, on GPUs with clusters: all that takes in a cache; "
+      "before flash, which has one block for these queries"},
+    {"flash_wgmma", FitsFlashWgmma, MakeFlashWgmma,
+      "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
+      "instructions are half as fast"},
+    {"flash", FitsFlash, MakeFlash,
+      "fp16, bf16 and TF32 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
+    {"simt", FitsAttentionSimt, MakeAttentionSimt,
+      "every dtype, head size, layout and GPU; last, as it has no tensor cores"},
   };
   return *table;
 }
@@ -36,11 +36,11 @@ EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const 
     if (engine.fits(problem, aligned, device))
       if (std::optional<EngineKernel> kernel = engine.make(problem, device)) return *std::move(kernel);
   Fail("no kernel computes ", problem.batch, " x ", problem.heads, " heads of ", problem.queries,
-      " queries: these are more blocks than a launch has");
+    " queries: these are more blocks than a launch has");
 }
 
 std::vector<AttentionLaunch> PlanAttention(
-    const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
+  const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
   std::vector<AttentionLaunch> launches;
   const size_t inputs = 3u + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past;
   std::vector<size_t> all(inputs + 1 + 2 * problem.has_past);
@@ -97,7 +97,7 @@ std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
   std::vector<uint64_t> block(4u + problem.has_mask + 2 * problem.is_rotary() + 4 * problem.has_past);  // addresses
   for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
-           problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
+         problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
     block.push_back(static_cast<uint64_t>(number));
   for (const double number : {problem.scale, problem.softcap}) {
     uint64_t bits;

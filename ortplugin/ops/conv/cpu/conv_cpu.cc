@@ -38,30 +38,30 @@ bool Fits(const FusedActivation& taken, const Contraction& shape, const std::vec
 // Whether a convolution is the GEMM of X as it lies, a matrix [pixels, C], and a matrix of the weights.
 bool IsGemm(const Contraction& shape) {
   return shape.channels_last && !shape.x_channels_first && shape.groups == 1 &&
-      std::all_of(shape.windows.begin(), shape.windows.end(),
-          [](const Window& window) { return window.kernel == 1 && window.pad_begin == 0 && window.pad_end == 0; });
+    std::all_of(shape.windows.begin(), shape.windows.end(),
+      [](const Window& window) { return window.kernel == 1 && window.pad_begin == 0 && window.pad_end == 0; });
 }
 
 // Each image is a MatMul of the weights with the pixels under each tap, in double.
 void MultiplyUnfolded(Run& run, const HostScratch& scratch, const StandardOperator& matmul, const Contraction& shape,
-    const double* x, const void* w, double* y) {
+  const double* x, const void* w, double* y) {
   const int64_t size = ElementCount(shape.x_first()) / shape.batch;
   const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
   const int64_t depth = shape.channels / shape.groups * ElementCount(shape.kernel());
   const HostScratch::Buffer columns =
-      scratch.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
+    scratch.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
   for (int64_t n = 0; n < shape.batch; ++n) {
     Unfold(run, shape, x + n * size, static_cast<double*>(columns.get()));
     matmul.Run(run,
-        {{w, ort::kDouble, {shape.groups, shape.filters / shape.groups, depth}},
-            {columns.get(), ort::kDouble, {shape.groups, depth, pixels}}},
-        {{y + n * shape.filters * pixels, ort::kDouble, {shape.groups, shape.filters / shape.groups, pixels}}});
+      {{w, ort::kDouble, {shape.groups, shape.filters / shape.groups, depth}},
+        {columns.get(), ort::kDouble, {shape.groups, depth, pixels}}},
+      {{y + n * shape.filters * pixels, ort::kDouble, {shape.groups, shape.filters / shape.groups, pixels}}});
   }
 }
 
 // The program on the convolution's value and the node's operands.
 void Apply(Run& run, const Program& program, const ProgramSweep::Input& value, const Axes& axes, int64_t count,
-    const std::vector<Tensor>& inputs, const std::vector<void*>& outputs) {
+  const std::vector<Tensor>& inputs, const std::vector<void*>& outputs) {
   std::vector<ProgramSweep::Input> parameters{value};
   for (size_t i = kConvInputs; i < inputs.size(); ++i) parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
   ProgramSweep(program, axes, count, parameters, outputs).Run(run);
@@ -70,11 +70,11 @@ void Apply(Run& run, const Program& program, const ProgramSweep::Input& value, c
 class CpuConv : public Kernel {
  public:
   explicit CpuConv(const NodeInfo& info)
-      : node_(info, ProgramText(info, 0, kConvInputs)),
-        dtype_(ValueType(*node_.program)),
-        wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
-        kept_(info),
-        scratch_(info) {
+    : node_(info, ProgramText(info, 0, kConvInputs)),
+      dtype_(ValueType(*node_.program)),
+      wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
+      kept_(info),
+      scratch_(info) {
     if (wide_ == DType::kDouble || node_.attributes.channels_last)
       matmul_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
     if (wide_ == DType::kFloat) {
@@ -115,7 +115,7 @@ class CpuConv : public Kernel {
 
     if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
     const bool in_blocks =
-        blocked_ && NchwcConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
+      blocked_ && NchwcConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
     const bool is_gemm = !in_blocks && IsGemm(shape);
     const FusedActivation* taken = nullptr;
     if (in_blocks) taken = &*blocked_taken_;
@@ -141,7 +141,7 @@ class CpuConv : public Kernel {
 
   // A run whose X has no elements: there is nothing but padding.
   void Pad(Run& run, const Axes& axes, int64_t count, const std::vector<Tensor>& inputs,
-      const std::vector<void*>& outputs) const {
+    const std::vector<void*>& outputs) const {
     const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
     const HostScratch::Buffer value = scratch_.Take(bytes);
     std::memset(value.get(), 0, bytes);
@@ -160,8 +160,8 @@ class CpuConv : public Kernel {
     if (conv == nullptr) {
       const ConvAttributes& node_attributes = node_.attributes;
       std::vector<StandardOperator::Attribute> attributes{{"group", node_attributes.groups},
-          {"kernel_shape", node_attributes.kernel_shape}, {"strides", node_attributes.strides},
-          {"dilations", node_attributes.dilations}, {"pads", pads}};
+        {"kernel_shape", node_attributes.kernel_shape}, {"strides", node_attributes.strides},
+        {"dilations", node_attributes.dilations}, {"pads", pads}};
       const bool is_plain = taken == nullptr || (!taken->sum && taken->activation.empty());
       if (!is_plain && !taken->activation.empty()) {
         attributes.push_back({"activation", taken->activation});
@@ -169,18 +169,18 @@ class CpuConv : public Kernel {
       }
       const size_t inputs = taken == nullptr ? 2 : taken->sum ? 4 : taken->bias ? 3 : 2;
       conv = std::make_unique<StandardOperator>(kept_.info(), is_plain ? "Conv" : "FusedConv",
-          is_plain ? "" : "com.microsoft", is_plain ? kOpset : 1, Types(), attributes, inputs, 1);
+        is_plain ? "" : "com.microsoft", is_plain ? kOpset : 1, Types(), attributes, inputs, 1);
     }
     return *conv;
   }
 
   // The convolution's value, in the node's layout.
   void Convolve(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const FusedActivation* taken,
-      void* value) const {
+    void* value) const {
     const int64_t count = ElementCount(shape.result());
     const bool last = shape.channels_last;
     const HostOperand data(
-        &run, scratch_, dtype_, inputs[0].data, shape.x(), shape.channels_last && !shape.x_channels_first);
+      &run, scratch_, dtype_, inputs[0].data, shape.x(), shape.channels_last && !shape.x_channels_first);
     std::optional<HostOperand> weights;
     if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), last);
     const void* filters = weights_ ? weights_->data() : weights->data();
@@ -190,7 +190,7 @@ class CpuConv : public Kernel {
     void* made = first != nullptr ? first.get() : value;
     if (wide_ == DType::kDouble) {
       MultiplyUnfolded(
-          run, scratch_, *matmul_, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
+        run, scratch_, *matmul_, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
     } else {
       std::vector<Tensor> given{{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}};
       const std::optional<HostOperand> bias = Bias(run, inputs, taken);
@@ -206,12 +206,12 @@ class CpuConv : public Kernel {
 
   // The same in blocks of channels.
   void ConvolveBlocks(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs,
-      const FusedActivation& taken, float* value) const {
+    const FusedActivation& taken, float* value) const {
     const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), false);
     const std::optional<HostOperand> bias = Bias(run, inputs, &taken);
     const void* weights = weights_ ? weights_->data() : inputs[1].data;
     blocked_->Run(run, scratch_, shape, static_cast<const float*>(data.data()), static_cast<const float*>(weights),
-        bias ? static_cast<const float*>(bias->data()) : nullptr, value);
+      bias ? static_cast<const float*>(bias->data()) : nullptr, value);
   }
 
   // The bias that Conv takes along, as float.
@@ -236,20 +236,20 @@ class CpuConv : public Kernel {
     if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), false);
     // The weights are [M, C] and multiply from the right.
     const HostScratch::Buffer transposed_weights =
-        scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
+      scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
     Transpose(&run, weights_ ? weights_->data() : weights->data(), transposed_weights.get(), 1, shape.filters, channels,
-        SizeOf(wide_));
+      SizeOf(wide_));
     matmul_->Run(run,
-        {{data.data(), ToOrt(wide_), {pixels, channels}},
-            {transposed_weights.get(), ToOrt(wide_), {channels, shape.filters}}},
-        {{value, ToOrt(wide_), {pixels, shape.filters}}});
+      {{data.data(), ToOrt(wide_), {pixels, channels}},
+        {transposed_weights.get(), ToOrt(wide_), {channels, shape.filters}}},
+      {{value, ToOrt(wide_), {pixels, shape.filters}}});
   }
 
   CheckedConvNode node_;
   DType dtype_, wide_;  // of X and W, and of what is computed
   KeptNodeInfo kept_;
   HostScratch scratch_;
-  std::optional<HostOperand> weights_;    // constant ones that are not used as they lie
+  std::optional<HostOperand> weights_;  // constant ones that are not used as they lie
   std::optional<FusedActivation> taken_;  // by Conv, where a run's shapes fit
   std::optional<NchwcConv> blocked_;
   std::optional<FusedActivation> blocked_taken_;

@@ -66,7 +66,7 @@ bool IsPerChannel(const Shape& shape, size_t spatial, bool channels_last, int64_
 }
 
 FusedActivation TakeFusedActivation(const Program& program, const std::vector<TensorType>& operands, size_t spatial,
-    bool channels_last, bool takes_sum, bool takes_activation) {
+  bool channels_last, bool takes_sum, bool takes_activation) {
   FusedActivation fused{std::nullopt, std::nullopt, "", {}, program};
   const ValueId value = program.parameters()[0];
   const DType dtype = program.value(value).dtype;

@@ -13,7 +13,7 @@ namespace ortplugin {
 
 struct FusedActivation {
   std::optional<size_t> bias, sum;  // parameters of the program
-  std::string activation;           // "" for none
+  std::string activation;  // "" for none
   std::vector<float> activation_params;
   Program rest;  // what is left to do, with the same parameters; its value has all of that done
 };
@@ -21,7 +21,7 @@ struct FusedActivation {
 // The longest such beginning of a program. `operands`: the types of its parameters but the first; one whose shape is
 // not known is left to the rest. `takes_sum`, `takes_activation`: whether the kernel does.
 FusedActivation TakeFusedActivation(const Program& program, const std::vector<TensorType>& operands, size_t spatial,
-    bool channels_last, bool takes_sum, bool takes_activation);
+  bool channels_last, bool takes_sum, bool takes_activation);
 
 // Whether a shape is that of one number a channel: [M] with channels last, [M, 1, ..] with channels first, ones before
 // either. M is not compared where it is -1.

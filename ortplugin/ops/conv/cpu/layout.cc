@@ -9,7 +9,7 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kTile = 32;              // rows and columns: two tiles of doubles are half of an L1 cache
+constexpr int64_t kTile = 32;  // rows and columns: two tiles of doubles are half of an L1 cache
 constexpr int64_t kWidenedAtOnce = 16384;  // elements
 
 void ForEach(Run* run, int64_t tasks, const std::function<void(size_t)>& body) {
@@ -33,7 +33,7 @@ void TransposeAll(Run* run, const void* from, void* to, int64_t count, int64_t r
     const int64_t matrix = static_cast<int64_t>(task) / strips, first = static_cast<int64_t>(task) % strips * kTile;
     const int64_t offset = matrix * rows * columns;
     TransposeRows(static_cast<const T*>(from) + offset, static_cast<T*>(to) + offset, rows, columns, first,
-        std::min(rows, first + kTile));
+      std::min(rows, first + kTile));
   });
 }
 
@@ -50,8 +50,8 @@ void Row(const double* from, const Window& window, int64_t tap, double* to) {
 
 void Transpose(Run* run, const void* from, void* to, int64_t count, int64_t rows, int64_t columns, size_t size) {
   const auto transpose = size == 1 ? TransposeAll<uint8_t>
-      : size == 2                  ? TransposeAll<uint16_t>
-      : size == 4                  ? TransposeAll<uint32_t>
+    : size == 2                    ? TransposeAll<uint16_t>
+    : size == 4                    ? TransposeAll<uint32_t>
                                    : TransposeAll<uint64_t>;
   transpose(run, from, to, count, rows, columns);
 }
@@ -61,14 +61,14 @@ void Widen(Run* run, DType dtype, const void* from, void* to, int64_t count) {
   ForEach(run, (count + kWidenedAtOnce - 1) / kWidenedAtOnce, [&](size_t task) {
     const int64_t first = static_cast<int64_t>(task) * kWidenedAtOnce;
     LoadLanes(dtype, static_cast<const char*>(from) + static_cast<size_t>(first) * narrow,
-        static_cast<size_t>(std::min(kWidenedAtOnce, count - first)),
-        static_cast<char*>(to) + static_cast<size_t>(first) * wide);
+      static_cast<size_t>(std::min(kWidenedAtOnce, count - first)),
+      static_cast<char*>(to) + static_cast<size_t>(first) * wide);
   });
 }
 
 HostOperand::HostOperand(
-    Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape, bool channels_last)
-    : data_(data), owned_(nullptr, {&scratch}), between_(nullptr, {&scratch}) {
+  Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape, bool channels_last)
+  : data_(data), owned_(nullptr, {&scratch}), between_(nullptr, {&scratch}) {
   const int64_t count = ElementCount(shape);
   if (count == 0) return;
   if (channels_last && shape.size() < 2) Fail("a tensor of shape ", ToString(shape), " has no channels");

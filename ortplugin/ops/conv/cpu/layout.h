@@ -23,7 +23,7 @@ class HostOperand {
  public:
   // `shape`: as the tensor lies, channels last where `channels_last` says so. Keeps `data` where nothing changes.
   HostOperand(
-      Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape, bool channels_last);
+    Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape, bool channels_last);
   const void* data() const { return data_; }
 
  private:

@@ -31,7 +31,7 @@ HostVector<float> Blocks(const float* from, const Shape& shape, int64_t block, b
       for (int64_t tap = 0; tap < taps; ++tap) {
         const int64_t outer = (m / block * (columns / depth) + c / depth) * taps + tap;
         to[static_cast<size_t>((outer * depth + c % depth) * block + m % block)] =
-            from[(m * channels + c) * taps + tap];
+          from[(m * channels + c) * taps + tap];
       }
   return to;
 }
@@ -41,13 +41,13 @@ Tensor Floats(const void* data, const Shape& shape) { return {data, ort::kFloat,
 }  // namespace
 
 NchwcConv::NchwcConv(
-    const NodeInfo& info, const ConvAttributes& attributes, const Shape& weights, const FusedActivation& taken)
-    : kept_(info),
-      attributes_(attributes),
-      shape_(weights),
-      has_bias_(taken.bias.has_value()),
-      activation_(taken.activation),
-      activation_params_(taken.activation_params) {}
+  const NodeInfo& info, const ConvAttributes& attributes, const Shape& weights, const FusedActivation& taken)
+  : kept_(info),
+    attributes_(attributes),
+    shape_(weights),
+    has_bias_(taken.bias.has_value()),
+    activation_(taken.activation),
+    activation_params_(taken.activation_params) {}
 
 bool NchwcConv::Takes(const ConvAttributes& attributes, const Shape& weights) {
   const bool is_padded_alike = attributes.auto_pad == AutoPad::kNotSet || attributes.auto_pad == AutoPad::kValid;
@@ -63,9 +63,9 @@ bool NchwcConv::Pays(const Contraction& shape) {
   if (!is_direct && shape.channels % kReordered != 0) return false;
   // No more than a third of the work may be for channels that are not there.
   const double grown = static_cast<double>(RoundUp(shape.filters, block)) / static_cast<double>(shape.filters) *
-      (is_direct || shape.groups > 1
-              ? 1.0
-              : static_cast<double>(RoundUp(shape.channels, block)) / static_cast<double>(shape.channels));
+    (is_direct || shape.groups > 1
+        ? 1.0
+        : static_cast<double>(RoundUp(shape.channels, block)) / static_cast<double>(shape.channels));
   if (grown > 4.0 / 3) return false;
   if (shape.groups > 1) return true;
   // With channels last Conv has X and the result transposed, unless it is a GEMM.
@@ -79,7 +79,7 @@ bool NchwcConv::Pays(const Contraction& shape) {
 }
 
 void NchwcConv::Run(ortplugin::Run& run, const HostScratch& scratch, const Contraction& shape, const float* x,
-    const float* weights, const float* bias, float* value) const {
+  const float* weights, const float* bias, float* value) const {
   const int64_t block = Block(run, kept_.info(), scratch);
   RunBlocks(run, scratch, Make(block, weights), shape, block, x, bias, value);
 }
@@ -94,26 +94,26 @@ const NchwcConv::Operators& NchwcConv::Make(int64_t block, const float* weights)
   const int64_t x_channels_last = attributes_.channels_last && !attributes_.x_channels_first ? 1 : 0;
   auto made = std::make_unique<Operators>();
   made->into = std::make_unique<StandardOperator>(info, "ReorderInput", kDomain, 1, types,
-      std::vector<StandardOperator::Attribute>{{"channels_last", x_channels_last}}, 1, 1);
+    std::vector<StandardOperator::Attribute>{{"channels_last", x_channels_last}}, 1, 1);
   made->back = std::make_unique<StandardOperator>(info, "ReorderOutput", kDomain, 1, types,
-      std::vector<StandardOperator::Attribute>{{"channels", shape_[0]}, {"channels_last", channels_last}}, 1, 1);
+    std::vector<StandardOperator::Attribute>{{"channels", shape_[0]}, {"channels_last", channels_last}}, 1, 1);
   std::vector<StandardOperator::Attribute> attributes{
-      {"group", is_depthwise ? RoundUp(attributes_.groups, block) : int64_t{1}},
-      {"kernel_shape", Shape{shape_[2], shape_[3]}}, {"strides", attributes_.strides},
-      {"dilations", attributes_.dilations}, {"pads", attributes_.pads}};
+    {"group", is_depthwise ? RoundUp(attributes_.groups, block) : int64_t{1}},
+    {"kernel_shape", Shape{shape_[2], shape_[3]}}, {"strides", attributes_.strides},
+    {"dilations", attributes_.dilations}, {"pads", attributes_.pads}};
   if (!activation_.empty()) {
     attributes.push_back({"activation", activation_});
     attributes.push_back({"activation_params", activation_params_});
   }
   made->convolution =
-      std::make_unique<StandardOperator>(info, "Conv", kDomain, 1, types, attributes, size_t{has_bias_ ? 3u : 2u}, 1);
+    std::make_unique<StandardOperator>(info, "Conv", kDomain, 1, types, attributes, size_t{has_bias_ ? 3u : 2u}, 1);
   made->weights = Blocks(weights, shape_, block, is_depthwise || shape_[1] < block);
   made_ = std::move(made);
   return *made_;
 }
 
 void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators,
-    const Contraction& shape, int64_t block, const float* x, const float* bias, float* value) const {
+  const Contraction& shape, int64_t block, const float* x, const float* bias, float* value) const {
   Shape into = shape.x_first(), made = shape.result_first();
   made[1] = RoundUp(made[1], block);
   HostScratch::Buffer blocks(nullptr, {&scratch});
@@ -125,7 +125,7 @@ void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const
   const int64_t columns = shape.groups > 1 ? 1 : into[1];
   const Shape weights{made[1], columns, shape.windows[0].kernel, shape.windows[1].kernel};
   std::vector<Tensor> given{
-      Floats(blocks != nullptr ? blocks.get() : x, into), Floats(operators.weights.data(), weights)};
+    Floats(blocks != nullptr ? blocks.get() : x, into), Floats(operators.weights.data(), weights)};
   std::vector<float> all;  // the bias of the channels that are not there too
   if (bias != nullptr) {
     all.assign(bias, bias + shape.filters);
@@ -151,7 +151,7 @@ int64_t NchwcConv::Block(ortplugin::Run& run, const NodeInfo& info, const HostSc
   try {
     // Four channels become a block, the rest of which is zeros.
     const StandardOperator into(
-        info, "ReorderInput", kDomain, 1, {{"T", ort::kFloat}}, {{"channels_last", int64_t{0}}}, 1, 1);
+      info, "ReorderInput", kDomain, 1, {{"T", ort::kFloat}}, {{"channels_last", int64_t{0}}}, 1, 1);
     for (const int64_t size : {16, 8}) {
       constexpr float kUntouched = -1.0f;
       const std::vector<float> channels(kReordered, 1.0f);
@@ -163,7 +163,7 @@ int64_t NchwcConv::Block(ortplugin::Run& run, const NodeInfo& info, const HostSc
       }
       const auto written = std::find(blocks.begin(), blocks.end(), kUntouched) - blocks.begin();
       if (written == size && IsRight(run, info, scratch, size, size, 1) && IsRight(run, info, scratch, size, 3, 1) &&
-          IsRight(run, info, scratch, size, 2 * size, 2 * size))
+        IsRight(run, info, scratch, size, 2 * size, 2 * size))
         block = size;
       if (written == size) break;
     }
@@ -176,7 +176,7 @@ int64_t NchwcConv::Block(ortplugin::Run& run, const NodeInfo& info, const HostSc
 
 // Whether the convolution of a small image of whole numbers is exact.
 bool NchwcConv::IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScratch& scratch, int64_t block,
-    int64_t channels, int64_t groups) {
+  int64_t channels, int64_t groups) {
   constexpr int64_t kSize = 5, kTaps = 3;
   ConvAttributes attributes{};
   attributes.groups = groups;
@@ -204,7 +204,7 @@ bool NchwcConv::IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScr
           if (row < 0 || row >= kSize || column < 0 || column >= kSize) continue;
           const int64_t channel = groups > 1 ? m : c;
           sum += x[static_cast<size_t>((channel * kSize + row) * kSize + column)] *
-              weights[static_cast<size_t>((m * shape[1] + c) * kTaps * kTaps + tap)];
+            weights[static_cast<size_t>((m * shape[1] + c) * kTaps * kTaps + tap)];
         }
       if (y[static_cast<size_t>(m * kSize * kSize + at)] != sum) return false;
     }

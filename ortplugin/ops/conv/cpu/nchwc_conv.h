@@ -32,7 +32,7 @@ class NchwcConv {
   // The convolution with what it takes of the program. `x` and `value` are in the node's layout. `weights`: float,
   // channels first, the same in every run; they are put in blocks in the first. `bias`: M numbers, or null.
   void Run(ortplugin::Run& run, const HostScratch& scratch, const Contraction& shape, const float* x,
-      const float* weights, const float* bias, float* value) const;
+    const float* weights, const float* bias, float* value) const;
 
  private:
   struct Operators {
@@ -40,11 +40,11 @@ class NchwcConv {
     HostVector<float> weights;
   };
   void RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators, const Contraction& shape,
-      int64_t block, const float* x, const float* bias, float* value) const;
+    int64_t block, const float* x, const float* bias, float* value) const;
   const Operators& Make(int64_t block, const float* weights) const;
   static int64_t Block(ortplugin::Run& run, const NodeInfo& info, const HostScratch& scratch);
   static bool IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScratch& scratch, int64_t block,
-      int64_t channels, int64_t groups);
+    int64_t channels, int64_t groups);
 
   KeptNodeInfo kept_;
   ConvAttributes attributes_;

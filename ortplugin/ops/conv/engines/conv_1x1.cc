@@ -13,7 +13,7 @@ namespace ortplugin {
 namespace {
 
 constexpr int kTileM = 64;  // pixels of a tile: the M of an MMA
-constexpr int kLine = 64;   // channels, or filters, that are copied and written at once
+constexpr int kLine = 64;  // channels, or filters, that are copied and written at once
 
 int64_t SharedBytes(const Contraction& problem, const Conv1x1Config& config) {
   const int64_t weights = config.block_n * RoundUp(problem.channels, kLine);
@@ -50,7 +50,7 @@ bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
 bool Complete(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, int most_warps,
-    int most_stages, Conv1x1Config* config) {
+  int most_stages, Conv1x1Config* config) {
   constexpr int64_t kBesides = 45;  // registers of a thread for addresses and the like
   const int64_t operands = config->tile_n / 16 * OperandRegisters(program, problem);
   const int64_t sums = config->tile_n / 2 + kBesides;
@@ -59,13 +59,13 @@ bool Complete(const Program& program, const Contraction& problem, const cuda::De
   for (config->warps = most_warps; config->warps > 0; config->warps -= 4)
     for (config->stages = most_stages; config->stages > 1; --config->stages)
       if (registers * config->warps * 32 <= device.registers_per_multiprocessor &&
-          SharedBytes(problem, *config) <= device.shared_per_block)
+        SharedBytes(problem, *config) <= device.shared_per_block)
         return true;
   return false;
 }
 
 int MostWarps(
-    const Program& program, const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
   if (!config.dynamic_tiles) return 12;
   // Where results are most of what memory moves, eight are enough for it, and more make it slower.
   const int64_t bytes = 2 * Tiles(problem) * kTileM * (problem.channels + problem.filters);
@@ -76,7 +76,7 @@ int MostWarps(
 }
 
 std::optional<Conv1x1Config> Configure(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   // Found on an H200 among all that are possible, for 24 to 512 channels and filters: within 3% of the best on average.
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
   // few the copies of the weights count, and that there is work for all.
@@ -117,8 +117,8 @@ bool FitsConv1x1(const Program& program, const Contraction& problem, const cuda:
   if (problem.x_channels_first || problem.y_channels_first) return false;
   if (!problem.transposed && problem.strides() != Shape{1, 1}) return false;
   if (problem.transposed &&
-      (DivideUp(problem.rows().out, problem.rows().stride) != problem.rows().size ||
-          DivideUp(problem.columns().out, problem.columns().stride) != problem.columns().size || Patch(problem) > 16))
+    (DivideUp(problem.rows().out, problem.rows().stride) != problem.rows().size ||
+      DivideUp(problem.columns().out, problem.columns().stride) != problem.columns().size || Patch(problem) > 16))
     return false;
   return Configure(program, problem, device).has_value();
 }
@@ -167,17 +167,17 @@ std::string Conv1x1Source(const Program& program, const Contraction& problem, co
 }
 
 cuda::LaunchShape Conv1x1Launch(
-    const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
+  const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device) {
   const int64_t blocks_n = DivideUp(problem.filters, config.block_n);
   const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
   return {static_cast<unsigned>(std::min(Tiles(problem), most) * blocks_n), static_cast<unsigned>(config.warps * 32),
-      static_cast<unsigned>(SharedBytes(problem, config))};
+    static_cast<unsigned>(SharedBytes(problem, config))};
 }
 
 EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
   return {Conv1x1Source(program, problem, config), "conv_1x1", Conv1x1Launch(problem, config, device),
-      ConvArguments(program, problem)};
+    ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

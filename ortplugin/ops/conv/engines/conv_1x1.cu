@@ -61,7 +61,7 @@ struct Pixel {
 // share their tiles. No place is given back, so after some thousand addresses later ones find none, and divide their
 // tiles in advance.
 struct TileScheduler {
-  unsigned long long results;          // their address, or 0
+  unsigned long long results;  // their address, or 0
   unsigned finished, taken[BLOCKS_N];  // warpgroups that found no more tiles, and tiles that were taken of each slice
 };
 #define SCHEDULERS 1024  // of which the hash below has the bits
@@ -105,15 +105,15 @@ struct Copies {
   int rows, tiles, thread, tile, slot, k_tile, stage;
 
   DEVICE Copies(const storage_t* x, storage_t* stages, const int* upcoming, int rows, int tiles, int thread)
-      : x(x),
-        stages(stages),
-        upcoming(upcoming),
-        rows(rows),
-        tiles(tiles),
-        thread(thread),
-        slot(0),
-        k_tile(0),
-        stage(0) {}
+    : x(x),
+      stages(stages),
+      upcoming(upcoming),
+      rows(rows),
+      tiles(tiles),
+      thread(thread),
+      slot(0),
+      k_tile(0),
+      stage(0) {}
 
   DEVICE void next() {
     if (k_tile == 0) tile = upcoming[slot];
@@ -142,7 +142,7 @@ DEVICE void multiply(float (&sums)[TILE_N / 2], const storage_t* left, const sto
 #pragma unroll
   for (int c = 0; c < TILE_K; c += 16)
     wgmma(sums, descriptor(left + c / 64 * TILE_M * 64 + c % 64), descriptor(right + c / 64 * BLOCK_N * 64 + c % 64),
-        c > 0 || adds);
+      c > 0 || adds);
 }
 
 DEVICE void load_operands(PixelOperands<8>& to, const Arguments& a, int rows, int p, int m) {
@@ -165,7 +165,7 @@ DEVICE void exchange(float (&values)[2][8], const float* sums, bool odd) {
 // The program's results of eight filters from `m` on: of a pixel, and of the others of its patch, which meet no pixel
 // of x.
 DEVICE void store_results(const Arguments& a, const TileOperands<8>& of_filters, const PixelOperands<8>& operands,
-    const float (&values)[8], const Pixel& at, int m) {
+  const float (&values)[8], const Pixel& at, int m) {
   const int offset = at.offset() + m;
   Results<8> results;
 #pragma unroll
@@ -192,10 +192,10 @@ struct Epilogue {
   PixelOperands<8> operands[PREFETCH_OPERANDS ? TILE_N / 64 : 1][2][2];
 
   DEVICE Epilogue(int rows, int tile, int first_filter, int thread)
-      : rows(rows),
-        row(tile * TILE_M + thread / 32 * 16 + thread % 32 / 8 * 2),
-        m(first_filter + thread % 8 * 8),
-        odd(thread % 32 / 4 % 2) {}
+    : rows(rows),
+      row(tile * TILE_M + thread / 32 * 16 + thread % 32 / 8 * 2),
+      m(first_filter + thread % 8 * 8),
+      odd(thread % 32 / 4 % 2) {}
 
   // What the program reads of each pixel, for PREFETCH_OPERANDS.
   DEVICE void prefetch(const Arguments& a) {
@@ -240,10 +240,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
   const int blocks = gridDim.x / BLOCKS_N, step = WARPGROUPS * blocks;
   // Neighbouring tiles are at work at the same time; where their results interleave, in the same block.
   const int first_tile =
-      UP_H > 1 ? blockIdx.x / BLOCKS_N * WARPGROUPS + warpgroup : warpgroup * blocks + blockIdx.x / BLOCKS_N;
+    UP_H > 1 ? blockIdx.x / BLOCKS_N * WARPGROUPS + warpgroup : warpgroup * blocks + blockIdx.x / BLOCKS_N;
   // This warpgroup's next tiles, in a ring.
   int* const upcoming =
-      (int*)(weights + BLOCK_N * PADDED_CHANNELS + WARPGROUPS * (STAGES * TILE_M * TILE_K)) + warpgroup * STAGES;
+    (int*)(weights + BLOCK_N * PADDED_CHANNELS + WARPGROUPS * (STAGES * TILE_M * TILE_K)) + warpgroup * STAGES;
   if (thread < STAGES) upcoming[thread] = first_tile + thread * step;
   sync_warpgroup(warpgroup);
 #if DYNAMIC_TILES
@@ -276,8 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
       if (++stage == STAGES) stage = 0;
 #pragma unroll 1
       for (int n_tile = 0; n_tile < N_TILES; ++n_tile) {
-        multiply(sums, left, weights + (k_tile * (TILE_K / 64) * BLOCK_N + n_tile * TILE_N) * 64,
-            N_TILES == 1 && k_tile > 0);
+        multiply(
+          sums, left, weights + (k_tile * (TILE_K / 64) * BLOCK_N + n_tile * TILE_N) * 64, N_TILES == 1 && k_tile > 0);
         const bool last = N_TILES > 1 || k_tile == K_TILES - 1;
         Epilogue epilogue(rows, tile, first + n_tile * TILE_N, thread);
         if (PREFETCH_OPERANDS && last) epilogue.prefetch(a);  // while the tensor cores work

@@ -6,12 +6,12 @@
 namespace ortplugin {
 
 struct Conv1x1Config {
-  int tile_k;                // channels of a copy
-  int tile_n;                // filters of an MMA
-  int block_n;               // filters of a block
-  int stages;                // K tiles that are under way or in use
-  int warps;                 // of a block
-  bool dynamic_tiles;        // dynamic tile scheduler; else each warpgroup has its tiles in advance
+  int tile_k;  // channels of a copy
+  int tile_n;  // filters of an MMA
+  int block_n;  // filters of a block
+  int stages;  // K tiles that are under way or in use
+  int warps;  // of a block
+  bool dynamic_tiles;  // dynamic tile scheduler; else each warpgroup has its tiles in advance
   bool prefetches_operands;  // operands of pixels are read while the tensor cores work, not after them
 };
 
@@ -21,7 +21,7 @@ bool IsConv1x1Fast(const Program& program, const Contraction& problem, const cud
 Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config);
 cuda::LaunchShape Conv1x1Launch(
-    const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device);
+  const Contraction& problem, const Conv1x1Config& config, const cuda::DeviceFacts& device);
 
 EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 

@@ -23,8 +23,8 @@ bool IsMeasured(const Contraction& problem) {
   const Window &rows = problem.rows(), &columns = problem.columns();
   const int64_t kernel = rows.kernel;
   return problem.filters == problem.channels && problem.channels % 2 == 0 && columns.kernel == kernel &&
-      (kernel == 3 || kernel == 5 || kernel == 7) && problem.dilations() == Shape{1, 1} &&
-      rows.stride == columns.stride && rows.stride <= 2;
+    (kernel == 3 || kernel == 5 || kernel == 7) && problem.dilations() == Shape{1, 1} &&
+    rows.stride == columns.stride && rows.stride <= 2;
 }
 
 // A tile that is taken where it leaves so many threads for each multiprocessor.
@@ -36,7 +36,7 @@ struct Choice {
 
 // `config` with the first tile that is taken, or of one pixel.
 DepthwiseConfig WithTile(const Contraction& problem, const cuda::DeviceFacts& device, DepthwiseConfig config,
-    const std::vector<Choice>& choices) {
+  const std::vector<Choice>& choices) {
   const int64_t height = problem.rows().out, width = problem.columns().out;
   for (const Choice& choice : choices) {
     config.tile_h = choice.tile_h;
@@ -45,7 +45,7 @@ DepthwiseConfig WithTile(const Contraction& problem, const cuda::DeviceFacts& de
     if (Tiles(problem, config) * (problem.filters / config.vector) < choice.threads * device.multiprocessors) continue;
     // A tile that hangs over the edges wastes work.
     const int64_t covered =
-        DivideUp(height, choice.tile_h) * choice.tile_h * DivideUp(width, choice.tile_w) * choice.tile_w;
+      DivideUp(height, choice.tile_h) * choice.tile_h * DivideUp(width, choice.tile_w) * choice.tile_w;
     if (choice.tile_h * choice.tile_w < 7 || covered * 5 <= height * width * 6) return config;
   }
   config.tile_h = config.tile_w = 1;
@@ -106,19 +106,19 @@ bool FitsDepthwise(const Program& program, const Contraction& problem, const cud
 // thread: wider vectors leave too few threads, and too few registers for many pixels, which is what saves loads,
 // conversions and addresses.
 DepthwiseConfig ConfigureDepthwise(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   (void)program;
   if (!IsMeasured(problem)) return ConfigureAnyFilter(problem, device);
   const bool is_float = problem.dtype() == DType::kFloat, is_strided = problem.rows().stride == 2;
   const int kernel = static_cast<int>(problem.rows().kernel);
   const bool sevens = problem.columns().out % 7 == 0, is_seven = problem.columns().out == 7;
   const std::vector<Choice> of_three = {{2, 8, 300, is_strided && !is_float},
-      {1, 7, 300, is_strided && is_float && sevens}, {4, 7, 480, !is_strided && sevens}, {4, 4, 400, !is_strided},
-      {1, 7, 150, is_seven}, {2, 4, 300, true}, {2, 2, 83, true}, {1, 2, 68, !is_strided}, {2, 1, 68, true}};
+    {1, 7, 300, is_strided && is_float && sevens}, {4, 7, 480, !is_strided && sevens}, {4, 4, 400, !is_strided},
+    {1, 7, 150, is_seven}, {2, 4, 300, true}, {2, 2, 83, true}, {1, 2, 68, !is_strided}, {2, 1, 68, true}};
   const std::vector<Choice> of_five = {{4, 4, 340, !is_strided}, {2, 7, 230, sevens}, {2, 8, 230, !sevens},
-      {1, 7, 110, sevens}, {2, 4, 150, true}, {2, 2, 120, true}, {2, 1, 83, true}};
+    {1, 7, 110, sevens}, {2, 4, 150, true}, {2, 2, 120, true}, {2, 1, 83, true}};
   const std::vector<Choice> of_seven = {{4, 7, 300, sevens}, {2, 7, 120, sevens}, {2, 8, 160, !sevens},
-      {1, 7, 110, sevens}, {2, 4, 120, true}, {2, 2, 120, true}, {2, 1, 83, true}};
+    {1, 7, 110, sevens}, {2, 4, 120, true}, {2, 2, 120, true}, {2, 1, 83, true}};
   DepthwiseConfig best{};
   best.vector = 2;
   best = WithTile(problem, device, best, kernel == 3 ? of_three : kernel == 5 ? of_five : of_seven);
@@ -132,7 +132,7 @@ DepthwiseConfig ConfigureDepthwise(
     best.ahead = kernel == 7 || is_strided ? (kernel == 3 ? 3 : 2) : kernel;
   } else {
     const bool is_crowded =
-        Tiles(problem, best) * vectors >= LimitsNear(device).depthwise_crowded * device.multiprocessors;
+      Tiles(problem, best) * vectors >= LimitsNear(device).depthwise_crowded * device.multiprocessors;
     best.ahead = (is_strided && pixels >= 14) || (kernel == 7 && is_crowded) || (kernel == 3 && pixels == 8) ? 1 : 2;
   }
   best.float_weights = !is_float && kernel >= 5 && is_large;
@@ -159,13 +159,13 @@ std::string DepthwiseSource(const Program& program, const Contraction& problem, 
 
 cuda::LaunchShape DepthwiseLaunch(const Contraction& problem, const DepthwiseConfig& config) {
   return {static_cast<unsigned>(DivideUp(Tiles(problem, config), config.tiles) * Slices(problem, config)),
-      static_cast<unsigned>(config.lanes * config.tiles), 0, cuda::NextStarts::kAtTrigger};
+    static_cast<unsigned>(config.lanes * config.tiles), 0, cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeDepthwise(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const DepthwiseConfig config = ConfigureDepthwise(program, problem, device);
   return {DepthwiseSource(program, problem, config), "depthwise", DepthwiseLaunch(problem, config),
-      ConvArguments(program, problem)};
+    ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

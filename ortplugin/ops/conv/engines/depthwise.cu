@@ -39,13 +39,13 @@ struct Row {
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i)
       load_if(exists && (unsigned)(left + i * DILATION_W) < IMAGE_W, at[i],
-          corner + (row * DILATION_H * IMAGE_W + i * DILATION_W) * CHANNELS);
+        corner + (row * DILATION_H * IMAGE_W + i * DILATION_W) * CHANNELS);
   }
 };
 
 // Runs the program on the sums of a tile.
 DEVICE void epilogue(const Arguments& a, const TileOperands<VECTOR>& shared_operands,
-    const float (&sums)[TILE_H][TILE_W][VECTOR], int n, int first_y, int first_x, int m) {
+  const float (&sums)[TILE_H][TILE_W][VECTOR], int n, int first_y, int first_x, int m) {
   const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * FILTERS + m;
 #pragma unroll
   for (int i = 0; i < TILE_H; ++i) {
@@ -79,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   const int first_y = tile % TILES_Y * TILE_H, first_x = left_tile * TILE_W, n = tile / TILES_Y;
   const bool works = (FILTERS % SLICE == 0 || m < FILTERS) && n < (int)a.batch;
   const int top = works ? first_y * STRIDE_H - PAD_TOP : IMAGE_H, left = first_x * STRIDE_W - PAD_LEFT;
-  const storage_t* const corner = (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) +
-      (top * IMAGE_W + left) * CHANNELS + m / MULTIPLIER;
+  const storage_t* const corner =
+    (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) + (top * IMAGE_W + left) * CHANNELS + m / MULTIPLIER;
 
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   // Weights lie channel by channel in memory, tap by tap in shared memory. Past the last one it is read again.

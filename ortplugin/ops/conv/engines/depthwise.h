@@ -6,11 +6,11 @@
 namespace ortplugin {
 
 struct DepthwiseConfig {
-  int vector;          // channels of a thread
+  int vector;  // channels of a thread
   int tile_h, tile_w;  // pixels of a thread
-  int lanes;           // threads side by side along the channels
-  int tiles;           // of a block: threads = lanes * tiles
-  int ahead;           // rows of the image that are loaded before they are needed
+  int lanes;  // threads side by side along the channels
+  int tiles;  // of a block: threads = lanes * tiles
+  int ahead;  // rows of the image that are loaded before they are needed
   bool float_weights;  // weights are fp32 in shared memory
 };
 

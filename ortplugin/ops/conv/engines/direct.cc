@@ -24,7 +24,7 @@ int64_t InRows(const Contraction& conv, const DirectConfig& s) {
 int64_t Strips(const Contraction& conv, const DirectConfig& s) { return DivideUp(conv.columns().out, s.strip); }
 int64_t InWidth(const Contraction& conv, const DirectConfig& s) {
   return (Strips(conv, s) * s.strip - 1) * conv.columns().stride +
-      (conv.columns().kernel - 1) * conv.columns().dilation + 1;
+    (conv.columns().kernel - 1) * conv.columns().dilation + 1;
 }
 int64_t WindowWidth(const Contraction& conv, const DirectConfig& s) {
   return (s.strip - 1) * conv.columns().stride + (conv.columns().kernel - 1) * conv.columns().dilation + 1;
@@ -61,7 +61,7 @@ double Cost(const Contraction& conv, const DirectConfig& s, const cuda::DeviceFa
   const int64_t warps = s.threads / 32, chunks = DivideUp(conv.group_channels(), s.chunk);
   const double multiply_adds = number(conv.group_channels() * Taps(conv) * s.maps * s.strip);
   const double reads = number(conv.group_channels() * conv.rows().kernel *
-      (WindowWidth(conv, s) + conv.columns().kernel * std::max<int64_t>(1, s.maps / 4)));
+    (WindowWidth(conv, s) + conv.columns().kernel * std::max<int64_t>(1, s.maps / 4)));
   const double image = 14.0 * number(conv.group_channels() * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads;
   const double weights = 14.0 * number(conv.group_channels() * Taps(conv) * s.block_maps) / s.threads;
   const double results = 8.0 * s.maps * s.strip;
@@ -92,7 +92,7 @@ void SpreadOverBanks(const Contraction& conv, DirectConfig* s) {
         for (int64_t strip = first; strip < std::min(first + 32, all); ++strip) {
           const int64_t row = strip / strips % s->rows, image = strip / (strips * s->rows);
           const int64_t at = image * image_pitch + row * conv.rows().stride * row_pitch +
-              strip % strips * s->strip * conv.columns().stride;
+            strip % strips * s->strip * conv.columns().stride;
           most = std::max(most, ++met[at % 32]);
         }
         wavefronts += most;
@@ -152,10 +152,10 @@ bool FitsDirect(const Contraction& conv) {
   // The kernel counts the elements of a group's weights in 31 bits.
   constexpr int64_t kMost = int64_t{1} << 30;
   return conv.dtype() == DType::kFloat && Taps(conv) <= 81 &&
-      conv.group_channels() * conv.group_filters() < kMost / Taps(conv) &&
-      conv.columns().kernel * conv.columns().dilation <= 32 && conv.columns().out <= 512 &&
-      conv.rows().size * conv.columns().size * conv.group_channels() * conv.groups < (int64_t{1} << 26) &&
-      conv.rows().out >= 1 && conv.group_filters() * conv.groups < (int64_t{1} << 20);
+    conv.group_channels() * conv.group_filters() < kMost / Taps(conv) &&
+    conv.columns().kernel * conv.columns().dilation <= 32 && conv.columns().out <= 512 &&
+    conv.rows().size * conv.columns().size * conv.group_channels() * conv.groups < (int64_t{1} << 26) &&
+    conv.rows().out >= 1 && conv.group_filters() * conv.groups < (int64_t{1} << 20);
 }
 
 bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
@@ -165,9 +165,9 @@ bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
   if (conv.group_channels() <= limits.direct_few_channels)
     return conv.group_filters() <= limits.direct_most_outputs_few;
   const int64_t multiply_adds = conv.batch * conv.groups * conv.group_filters() * conv.rows().out * conv.columns().out *
-      conv.group_channels() * Taps(conv);
+    conv.group_channels() * Taps(conv);
   return conv.group_channels() <= limits.direct_most_channels && conv.group_filters() <= limits.direct_most_outputs &&
-      multiply_adds > limits.direct_least_work * gpu.multiprocessors;
+    multiply_adds > limits.direct_least_work * gpu.multiprocessors;
 }
 
 std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector) {
@@ -224,16 +224,16 @@ namespace {
 class EpilogueOperands {
  protected:
   EpilogueOperands(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config)
-      : conv_(conv),
-        program_(program),
-        axes_(axes),
-        config_(config),
-        map_(MapOf(conv, axes, config)),
-        repeated_(Repeated(conv, axes)),
-        across_(IsAcross(axes, config)),
-        inputs_(program.parameters().size()),
-        outputs_(program.results().size()),
-        is_shared_(inputs_) {
+    : conv_(conv),
+      program_(program),
+      axes_(axes),
+      config_(config),
+      map_(MapOf(conv, axes, config)),
+      repeated_(Repeated(conv, axes)),
+      across_(IsAcross(axes, config)),
+      inputs_(program.parameters().size()),
+      outputs_(program.results().size()),
+      is_shared_(inputs_) {
     // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
     int64_t room = cuda::kStaticSharedBytes - SharedBytes(conv, config);
     for (size_t i = 1; i < inputs_; ++i) {
@@ -246,7 +246,7 @@ class EpilogueOperands {
     for (size_t i = 1; i < inputs_; ++i) is_finished_ = is_finished_ && (IsScalar(axes, i) || is_shared_[i]);
     for (size_t i = 1; i < inputs_; ++i)
       are_constant_ =
-          are_constant_ && (!is_shared_[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
+        are_constant_ && (!is_shared_[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
   }
 
   DType TypeOf(size_t i) const { return program_.value(program_.parameters()[i]).dtype; }
@@ -274,7 +274,7 @@ class EpilogueOperands {
 class SourceWriter : EpilogueOperands {
  public:
   SourceWriter(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config)
-      : EpilogueOperands(conv, program, axes, config) {}
+    : EpilogueOperands(conv, program, axes, config) {}
 
   std::string Write() {
     text_ << kCommonSource << "\n" << kPointwiseSource << "\n";
@@ -297,7 +297,7 @@ class SourceWriter : EpilogueOperands {
     Define("OUTPUTS", conv_.group_filters());
     Define("GROUPS", conv_.groups);
     const std::pair<const char*, int64_t Window::*> sizes[] = {{"IMAGE_", &Window::size}, {"OUT_", &Window::out},
-        {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}, {"DILATION_", &Window::dilation}};
+      {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}, {"DILATION_", &Window::dilation}};
     for (const auto& [name, member] : sizes) {
       Define(std::string(name) + "H", conv_.rows().*member);
       Define(std::string(name) + "W", conv_.columns().*member);
@@ -456,12 +456,12 @@ class SourceWriter : EpilogueOperands {
 }  // namespace
 
 std::string DirectSource(
-    const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
+  const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
   return SourceWriter(conv, program, axes, config).Write();
 }
 
 std::vector<uint64_t> DirectArguments(
-    const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
+  const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
   std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
   block.push_back(static_cast<uint64_t>(conv.batch));
   const std::vector<uint64_t> numbers = MapOf(conv, axes, config).Numbers();
@@ -474,8 +474,7 @@ cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFac
   const int64_t at_once = std::max<int64_t>(1, int64_t{config.min_blocks} * gpu.multiprocessors / config.map_blocks);
   const int64_t rounds = DivideUp(config.tiles, at_once);
   return {static_cast<unsigned>(DivideUp(config.tiles, rounds) * config.map_blocks),
-      static_cast<unsigned>(config.threads), 0,
-      config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
+    static_cast<unsigned>(config.threads), 0, config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
 }
 
 bool FitsDirect(const Program&, const Contraction& problem, const cuda::DeviceFacts&) {
@@ -487,7 +486,7 @@ bool IsDirectFast(const Program&, const Contraction& problem, const cuda::Device
 }
 
 std::optional<EngineKernel> MakeDirect(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   constexpr size_t kOwnInputs = 2;  // X and W
   std::vector<Shape> shapes(kOwnInputs);
   shapes.insert(shapes.end(), problem.operands.begin(), problem.operands.end());
@@ -495,7 +494,7 @@ std::optional<EngineKernel> MakeDirect(
   const std::optional<DirectConfig> config = ConfigureDirect(problem, device, kMostVector);
   if (!config) return std::nullopt;
   return EngineKernel{DirectSource(problem, program, axes, *config), "conv_direct", DirectLaunch(*config, device),
-      DirectArguments(problem, program, axes, *config)};
+    DirectArguments(problem, program, axes, *config)};
 }
 
 }  // namespace ortplugin

@@ -14,8 +14,8 @@
 // and results are read and written in whole vectors of neighbouring elements.
 
 #define TAPS (KERNEL_H * KERNEL_W)
-#define STRIPS ((OUT_W + STRIP - 1) / STRIP)         // of a row
-#define TILE_STRIPS (IMAGES * ROWS * STRIPS)         // of a channel
+#define STRIPS ((OUT_W + STRIP - 1) / STRIP)  // of a row
+#define TILE_STRIPS (IMAGES * ROWS * STRIPS)  // of a channel
 #define WORKERS (TILE_STRIPS * (BLOCK_MAPS / MAPS))  // threads that have pixels
 #define IN_ROWS ((ROWS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1)
 #define IN_WIDTH ((STRIPS * STRIP - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
@@ -61,22 +61,22 @@ DEVICE void transfer(const Load& load, const Store& store) {
 struct Maps {
   int group, first, count;
   DEVICE Maps(int block)
-      : group(block / MAP_BLOCKS), first(block % MAP_BLOCKS * BLOCK_MAPS), count(min(BLOCK_MAPS, OUTPUTS - first)) {}
+    : group(block / MAP_BLOCKS), first(block % MAP_BLOCKS * BLOCK_MAPS), count(min(BLOCK_MAPS, OUTPUTS - first)) {}
 };
 
 // A chunk of the weights of a block's channels, zeros where there are none. Rotated filters are those of the
 // convolution that this one is the gradient of: [CHANNELS, OUTPUTS, taps backwards].
 DEVICE void load_weights(float* weights, const Arguments& a, const Maps& maps, int chunk) {
   const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)maps.group * OUTPUTS * CHANNELS * TAPS +
-      maps.first * (ROTATED_FILTERS ? TAPS : CHANNELS * TAPS);
+    maps.first * (ROTATED_FILTERS ? TAPS : CHANNELS * TAPS);
   transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
-      [&](int i) {
-        const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
-        const int from =
-            ROTATED_FILTERS ? (at / TAPS * OUTPUTS + map) * TAPS + TAPS - 1 - at % TAPS : map * (CHANNELS * TAPS) + at;
-        return map < maps.count && at < CHANNELS * TAPS ? to_compute(w[from]) : 0.0f;
-      },
-      [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });
+    [&](int i) {
+      const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
+      const int from =
+        ROTATED_FILTERS ? (at / TAPS * OUTPUTS + map) * TAPS + TAPS - 1 - at % TAPS : map * (CHANNELS * TAPS) + at;
+      return map < maps.count && at < CHANNELS * TAPS ? to_compute(w[from]) : 0.0f;
+    },
+    [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });
 }
 
 // What the program reads of each of a block's channels, on its way to shared memory. It is read early: behind the sums
@@ -108,23 +108,23 @@ struct Tile {
 // A chunk of the pixels that a tile meets, zeros where there are none.
 DEVICE void load_pixels(float* to, const Arguments& a, const Tile& tile, int group, int chunk) {
   const storage_t* x = (const storage_t*)a.in[0] +
-      ((unsigned long long)tile.first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
-      chunk * CHUNK * (IMAGE_H * IMAGE_W);
+    ((unsigned long long)tile.first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
+    chunk * CHUNK * (IMAGE_H * IMAGE_W);
   transfer<CHUNK * IMAGES * IN_ROWS * IN_WIDTH, CHUNKS == 1 ? 10 : 6>(
-      [&](int i) {
-        const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
-        const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
-        const int h = tile.first_row * STRIDE_H + line - PAD_TOP, v = column - PAD_LEFT;
-        const bool exists = h >= 0 && h < IMAGE_H && v >= 0 && v < IMAGE_W &&
-            tile.first_image + which < (index_t)a.images && chunk * CHUNK + channel < CHANNELS;
-        const unsigned long long offset =
-            (unsigned long long)(which * GROUPS * CHANNELS + channel) * (IMAGE_H * IMAGE_W) + h * IMAGE_W + v;
-        return exists ? to_compute(x[offset]) : 0.0f;
-      },
-      [&](int i, float value) {
-        const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS, image = i / (IN_WIDTH * IN_ROWS);
-        to[image * IMAGE_PITCH + line * ROW_PITCH + column] = value;
-      });
+    [&](int i) {
+      const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
+      const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
+      const int h = tile.first_row * STRIDE_H + line - PAD_TOP, v = column - PAD_LEFT;
+      const bool exists = h >= 0 && h < IMAGE_H && v >= 0 && v < IMAGE_W &&
+        tile.first_image + which < (index_t)a.images && chunk * CHUNK + channel < CHANNELS;
+      const unsigned long long offset =
+        (unsigned long long)(which * GROUPS * CHANNELS + channel) * (IMAGE_H * IMAGE_W) + h * IMAGE_W + v;
+      return exists ? to_compute(x[offset]) : 0.0f;
+    },
+    [&](int i, float value) {
+      const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS, image = i / (IN_WIDTH * IN_ROWS);
+      to[image * IMAGE_PITCH + line * ROW_PITCH + column] = value;
+    });
 }
 
 // Adds a chunk's products to a strip's sums. `from`: the first pixel that the strip meets; `by`: its first channel's
@@ -155,7 +155,7 @@ DEVICE void accumulate(float (&sums)[MAPS][STRIP], const float* from, const floa
 // Applies the program to a tile's values in shared memory, in runs of neighbouring elements of y: an image's channels,
 // or a channel's rows.
 DEVICE void store_results(const Arguments& a, const float* values, const Tile& tile, const Maps& maps,
-    const SharedOperands& shared_operands, const Scalars& scalars) {
+  const SharedOperands& shared_operands, const Scalars& scalars) {
   constexpr int kRun = IS_WHOLE ? BLOCK_MAPS * TILE_PIXELS : TILE_PIXELS;
   const int run = IS_WHOLE ? maps.count * TILE_PIXELS : min(ROWS, OUT_H - tile.first_row) * OUT_W;
   constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR, kAll = STAGED_SIZE / kRun * kSteps;
@@ -176,10 +176,10 @@ DEVICE void store_results(const Arguments& a, const float* values, const Tile& t
       const index_t image = tile.first_image + which;
       exists[k] = i < kAll && at < run && channel < OUTPUTS && image < (index_t)a.images;
       elements[k] = (image * (index_t)(GROUPS * OUTPUTS) + maps.group * OUTPUTS + channel) * (index_t)(OUT_H * OUT_W) +
-          tile.first_row * OUT_W + at;
+        tile.first_row * OUT_W + at;
       if (exists[k])
         operands[k].load(a, shared_operands, elements[k] / VECTOR, maps.group * OUTPUTS + maps.first,
-            [&](int j) { return in_block + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
+          [&](int j) { return in_block + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
     }
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   const Scalars scalars(a);
   const index_t tiles = ((index_t)a.images + IMAGES - 1) / IMAGES * ROW_TILES;
   for (index_t number = blockIdx.x / (GROUPS * MAP_BLOCKS); number < tiles;
-      number += gridDim.x / (GROUPS * MAP_BLOCKS)) {
+    number += gridDim.x / (GROUPS * MAP_BLOCKS)) {
     const Tile tile(number);
     float sums[MAPS][STRIP];
 #pragma unroll

@@ -14,14 +14,14 @@
 namespace ortplugin {
 
 struct DirectConfig {
-  int images, rows;            // of a tile
-  int maps, strip;             // of a thread: channels, and pixels of a row
-  int block_maps;              // channels of a block
-  int chunk;                   // input channels in shared memory at a time
+  int images, rows;  // of a tile
+  int maps, strip;  // of a thread: channels, and pixels of a row
+  int block_maps;  // channels of a block
+  int chunk;  // input channels in shared memory at a time
   int row_pitch, image_pitch;  // in shared memory, in elements
-  int vector;                  // elements of an access to operands and results
-  bool wide;                   // indices have 64 bits
-  bool is_short;               // the kernel takes a few microseconds
+  int vector;  // elements of an access to operands and results
+  bool wide;  // indices have 64 bits
+  bool is_short;  // the kernel takes a few microseconds
   int threads, min_blocks;
   int64_t tiles, map_blocks;  // map_blocks: of all groups
 };
@@ -38,13 +38,13 @@ std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda:
 std::string DirectSource(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 // The kernel's argument block: addresses of the node's inputs (X, W, operands) and outputs, still 0, then numbers.
 std::vector<uint64_t> DirectArguments(
-    const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
+  const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu);
 
 // The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
 bool FitsDirect(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 bool IsDirectFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 std::optional<EngineKernel> MakeDirect(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

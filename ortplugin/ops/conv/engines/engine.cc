@@ -58,7 +58,7 @@ bool FitsEngines(const Program& program, const Contraction& problem) {
   const int64_t x = problem.batch * problem.rows().size * problem.columns().size * problem.channels;
   const int64_t y = ElementCount(problem.result());
   const int64_t w =
-      problem.filters * problem.rows().kernel * problem.columns().kernel * (problem.channels / problem.groups);
+    problem.filters * problem.rows().kernel * problem.columns().kernel * (problem.channels / problem.groups);
   // Indices run a little past the end before they are compared with it.
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20);
   return x > 0 && y > 0 && x < kMost && y < kMost && w < kMost;
@@ -68,7 +68,7 @@ std::string ConvPreamble(const Program& program, const Contraction& problem) {
   const std::vector<Operand> operands = Operands(program, problem);
   const size_t outputs = program.results().size();
   const bool of_image = std::any_of(operands.begin(), operands.end(),
-      [](const Operand& operand) { return operand.strides[0] != 0 && !operand.is_of_pixel(); });
+    [](const Operand& operand) { return operand.strides[0] != 0 && !operand.is_of_pixel(); });
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
@@ -115,24 +115,24 @@ std::string ConvPreamble(const Program& program, const Contraction& problem) {
   text << EmitCuda(program, statements, "  ");
   for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
   text
-      << "}\ntemplate <int N>\nDEVICE void apply(const TileOperands<N>& tile, const "
-         "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
-         "j);\n}\n\n"
-      << "#define CHANNELS " << problem.channels << "\n"
-      << "#define FILTERS " << problem.filters << "\n"
-      << "#define IMAGE_H " << problem.rows().size << "\n"
-      << "#define IMAGE_W " << problem.columns().size << "\n"
-      << "#define OUT_H " << problem.rows().out << "\n"
-      << "#define OUT_W " << problem.columns().out << "\n"
-      << "#define KERNEL_H " << problem.rows().kernel << "\n"
-      << "#define KERNEL_W " << problem.columns().kernel << "\n"
-      << "#define STRIDE_H " << problem.rows().stride << "\n"
-      << "#define STRIDE_W " << problem.columns().stride << "\n"
-      << "#define PAD_TOP " << problem.rows().pad_begin << "\n"
-      << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
-      << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
-      << "#define OF_IMAGE " << of_image << "\n"
-      << kCopySource;
+    << "}\ntemplate <int N>\nDEVICE void apply(const TileOperands<N>& tile, const "
+       "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
+       "j);\n}\n\n"
+    << "#define CHANNELS " << problem.channels << "\n"
+    << "#define FILTERS " << problem.filters << "\n"
+    << "#define IMAGE_H " << problem.rows().size << "\n"
+    << "#define IMAGE_W " << problem.columns().size << "\n"
+    << "#define OUT_H " << problem.rows().out << "\n"
+    << "#define OUT_W " << problem.columns().out << "\n"
+    << "#define KERNEL_H " << problem.rows().kernel << "\n"
+    << "#define KERNEL_W " << problem.columns().kernel << "\n"
+    << "#define STRIDE_H " << problem.rows().stride << "\n"
+    << "#define STRIDE_W " << problem.columns().stride << "\n"
+    << "#define PAD_TOP " << problem.rows().pad_begin << "\n"
+    << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
+    << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
+    << "#define OF_IMAGE " << of_image << "\n"
+    << kCopySource;
   return text.str();
 }
 

@@ -38,7 +38,7 @@ struct Engine {
   bool (*beats_library)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   // Empty where no tile configuration fits the GPU's memory.
   std::optional<EngineKernel> (*make)(
-      const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   const char* reason;  // what it is for, why it stands where it stands, and why it is the fastest
 };
 
@@ -48,7 +48,7 @@ const std::vector<Engine>& EngineTable();
 // none, nothing; or without `only_where_fast`, for those that time it, that of the most general engine that fits.
 // Nothing for other than two spatial dimensions.
 std::optional<EngineKernel> FindEngineKernel(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, bool only_where_fast);
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, bool only_where_fast);
 
 // ---- What the engines share
 

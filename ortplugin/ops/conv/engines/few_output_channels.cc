@@ -16,15 +16,15 @@ constexpr int64_t kMostWeights = 32 << 10;  // bytes of shared memory
 struct Sizes {
   bool tensor_cores;
   int64_t octet, taps_h, taps_w, groups;  // an octet: channels in 16 bytes, and columns of a group
-  bool cuts;                              // the pads cut a patch at the left
-  int64_t patches_h, patches_w;           // of the result
+  bool cuts;  // the pads cut a patch at the left
+  int64_t patches_h, patches_w;  // of the result
 };
 
 Sizes SizesOf(const Contraction& problem) {
   Sizes sizes{};
   sizes.tensor_cores = problem.dtype() != DType::kFloat;
   sizes.octet =
-      sizes.tensor_cores ? engine_limits::few_output_channels_vector : engine_limits::few_output_channels_vector_fp32;
+    sizes.tensor_cores ? engine_limits::few_output_channels_vector : engine_limits::few_output_channels_vector_fp32;
   sizes.taps_h = DivideUp(problem.rows().kernel, problem.rows().stride);
   sizes.taps_w = DivideUp(problem.columns().kernel, problem.columns().stride);
   sizes.groups = DivideUp(problem.rows().stride * problem.columns().stride * problem.filters, sizes.octet);
@@ -61,7 +61,7 @@ int64_t Line(const Contraction& problem, const FewOutputChannelsConfig& config) 
 int64_t Tiles(const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   return problem.batch * DivideUp(sizes.patches_h, config.tile_h) *
-      DivideUp(problem.columns().out, (config.tile_w - sizes.cuts) * problem.columns().stride);
+    DivideUp(problem.columns().out, (config.tile_w - sizes.cuts) * problem.columns().stride);
 }
 
 // The most channels, a divisor of all, that fit.
@@ -70,7 +70,7 @@ int ChunkOf(const Contraction& problem, FewOutputChannelsConfig config) {
   for (int64_t chunk = std::min(problem.channels, 8 * octet); chunk > 0; chunk -= octet) {
     config.chunk = static_cast<int>(chunk);
     if (problem.channels % chunk == 0 && WeightBytes(problem, chunk) <= kMostWeights &&
-        SharedBytes(problem, config) <= cuda::kStaticSharedBytes)
+      SharedBytes(problem, config) <= cuda::kStaticSharedBytes)
       return config.chunk;
   }
   return 0;
@@ -120,7 +120,7 @@ bool FitsFewOutputChannels(const Program& program, const Contraction& problem, c
 }
 
 FewOutputChannelsConfig ConfigureFewOutputChannels(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   (void)program;
   const Sizes sizes = SizesOf(problem);
   // The form of tiles that takes the fewest instructions in all, on an H200 the fastest of those that were tried: 9.6
@@ -139,7 +139,7 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(
     if (option.tile_w == 1 + sizes.cuts || (option.tile_w < 16 && best.tile_h > 0)) break;
   }
   while (best.tile_h > 1 &&
-      Tiles(problem, best) < LimitsNear(device).few_output_channels_least_tiles * device.multiprocessors) {
+    Tiles(problem, best) < LimitsNear(device).few_output_channels_least_tiles * device.multiprocessors) {
     best.tile_h /= 2;
     Complete(problem, &best);
   }
@@ -153,7 +153,7 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(
 }
 
 std::string FewOutputChannelsSource(
-    const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config) {
+  const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   const int64_t k_steps = DivideUp(sizes.taps_h * sizes.taps_w * (config.chunk / sizes.octet), 2);
   std::ostringstream text;
@@ -173,17 +173,17 @@ std::string FewOutputChannelsSource(
 }
 
 cuda::LaunchShape FewOutputChannelsLaunch(
-    const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device) {
+  const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
-      cuda::NextStarts::kAtTrigger};
+    cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeFewOutputChannels(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
   return {FewOutputChannelsSource(program, problem, config), "few_output_channels",
-      FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};
+    FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -52,15 +52,15 @@
 struct Tile {
   int n, y, x;  // its first row of patches; its first column of pixels
   DEVICE Tile(int number)
-      : n(number / (TILES_X * TILES_Y)),
-        y(number / TILES_X % TILES_Y * TILE_H + PAD_TOP / STRIDE_H),
-        x(number % TILES_X * TILE_OUT_W) {}
+    : n(number / (TILES_X * TILES_Y)),
+      y(number / TILES_X % TILES_Y * TILE_H + PAD_TOP / STRIDE_H),
+      x(number % TILES_X * TILE_OUT_W) {}
 };
 
 // Where an octet of a chunk stands for the first patch, in elements of the part.
 DEVICE constexpr int place_of(int octet) {
   return (octet / (CHUNK / OCTET) / TAPS_W * PART_W + octet / (CHUNK / OCTET) % TAPS_W) * PITCH +
-      octet % (CHUNK / OCTET) * OCTET;
+    octet % (CHUNK / OCTET) * OCTET;
 }
 
 // The weight that channel `at` of an octet has in a column, in elements of w; -1 where there is none.
@@ -83,7 +83,7 @@ DEVICE void copy_part(storage_t* part, const storage_t* image, const Tile& tile,
     const int y = top + pixel / PART_W, x = left + pixel % PART_W;
     const bool exists = (unsigned)y < IMAGE_H && (unsigned)x < IMAGE_W;
     const storage_t* const from =
-        exists ? image + ((tile.n * IMAGE_H + y) * IMAGE_W + x) * CHANNELS + chunk * CHUNK + at : image;
+      exists ? image + ((tile.n * IMAGE_H + y) * IMAGE_W + x) * CHANNELS + chunk * CHUNK + at : image;
 #if __CUDA_ARCH__ >= 800
     copy_async(part + pixel * PITCH + at, from, exists);
 #else
@@ -137,7 +137,7 @@ DEVICE void copy_weights(uint4* to, const storage_t* w, int warp, int lane) {
       }
       if (i < CHUNKS * K_STEPS)
         ((uint2*)to)[(i * GROUPS + g) * 32 + lane] =
-            make_uint2((unsigned)x[0] | (unsigned)x[1] << 16, (unsigned)x[2] | (unsigned)x[3] << 16);
+          make_uint2((unsigned)x[0] | (unsigned)x[1] << 16, (unsigned)x[2] | (unsigned)x[3] << 16);
     }
 #else
 #pragma unroll 4
@@ -155,7 +155,7 @@ DEVICE void copy_weights(uint4* to, const storage_t* w, int warp, int lane) {
 // Adds the products of a chunk with all its weights. `at`: where each patch of the thread begins; `zeros`: what an
 // octet that does not exist meets.
 DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS],
-    const uint2* right, const uint4* zeros, int lane) {
+  const uint2* right, const uint4* zeros, int lane) {
 #pragma unroll UNROLL
   for (int i = 0; i < K_STEPS; ++i) {
     const int place = place_of(2 * i), step = place_of(2 * i + 1) - place - 8;  // mostly 0: side by side
@@ -168,22 +168,22 @@ DEVICE void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part, c
       if (2 * i + 1 >= OCTETS && lane >= 16) from = (const storage_t*)zeros;
       unsigned left[4];
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-          : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
-          : "r"((unsigned)__cvta_generic_to_shared(from))
-          : "memory");
+        : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
+        : "r"((unsigned)__cvta_generic_to_shared(from))
+        : "memory");
 #pragma unroll
       for (int g = 0; g < GROUPS; ++g)
         asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
             ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(sums[p][g][0]), "+f"(sums[p][g][1]), "+f"(sums[p][g][2]), "+f"(sums[p][g][3])
-            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(weights[g].x), "r"(weights[g].y));
+          : "+f"(sums[p][g][0]), "+f"(sums[p][g][1]), "+f"(sums[p][g][2]), "+f"(sums[p][g][3])
+          : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(weights[g].x), "r"(weights[g].y));
     }
   }
 }
 #else
 // Adds the products of a chunk with all its weights that exist. `at`: where each patch of the thread begins.
 DEVICE void accumulate(
-    float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS], const float4* right) {
+  float (&sums)[PARTS][GROUPS][4], const storage_t* part, const int (&at)[PARTS], const float4* right) {
 #pragma unroll
   for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
 #pragma unroll 1
@@ -202,8 +202,8 @@ DEVICE void accumulate(
           for (int i = 0; i < 4; ++i) {
             const int phase = (g * 4 + i) / FILTERS;
             const bool exists = g * 4 + i < COLUMNS &&
-                phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
-                phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
+              phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
+              phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
 #pragma unroll
             for (int p = 0; p < PARTS; ++p) {
               const float x = k == 0 ? left[p].x : k == 1 ? left[p].y : k == 2 ? left[p].z : left[p].w;
@@ -227,7 +227,7 @@ DEVICE void share_sums(float* shared_sums, const float (&sums)[PARTS][GROUPS][4]
       *(float2*)(to + 8 * SUM_PITCH) = make_float2(sums[p][g][2], sums[p][g][3]);
 #else
       *(float4*)(shared_sums + (p * THREADS + threadIdx.x) * SUM_PITCH + g * 4) =
-          make_float4(sums[p][g][0], sums[p][g][1], sums[p][g][2], sums[p][g][3]);
+        make_float4(sums[p][g][0], sums[p][g][1], sums[p][g][2], sums[p][g][3]);
 #endif
     }
 }
@@ -240,7 +240,7 @@ DEVICE void store_results(const Arguments& a, const float* shared_sums, const Ti
     const int in_y = CHANNELS_FIRST ? line % (TILE_H * STRIDE_H) : line, y = tile.y * STRIDE_H + in_y - PAD_TOP;
     if ((unsigned)y >= OUT_H || tile.x + (CHANNELS_FIRST ? first : first / FILTERS) >= OUT_W) continue;
     const float* const row =
-        shared_sums + in_y / STRIDE_H * (TILE_W * SUM_PITCH) + in_y % STRIDE_H * (STRIDE_W * FILTERS);
+      shared_sums + in_y / STRIDE_H * (TILE_W * SUM_PITCH) + in_y % STRIDE_H * (STRIDE_W * FILTERS);
     Results<VECTOR> results;
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) {
@@ -261,13 +261,13 @@ DEVICE void store_results(const Arguments& a, const float* shared_sums, const Ti
     }
     const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : 0;
     results.store(a,
-        CHANNELS_FIRST ? ((tile.n * FILTERS + m) * OUT_H + y) * OUT_W + tile.x + first
-                       : ((tile.n * OUT_H + y) * OUT_W + tile.x) * FILTERS + first);
+      CHANNELS_FIRST ? ((tile.n * FILTERS + m) * OUT_H + y) * OUT_W + tile.x + first
+                     : ((tile.n * OUT_H + y) * OUT_W + tile.x) * FILTERS + first);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    few_output_channels(const Arguments a, const unsigned next_waits) {
+  few_output_channels(const Arguments a, const unsigned next_waits) {
   __shared__ uint4 shared[WEIGHT_VECTORS + 1 + (PART_VECTORS > SUM_VECTORS ? PART_VECTORS : SUM_VECTORS)];
   uint4* const zeros = shared + WEIGHT_VECTORS;
   storage_t* const part = (storage_t*)(zeros + 1);

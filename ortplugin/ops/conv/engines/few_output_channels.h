@@ -7,21 +7,21 @@
 namespace ortplugin {
 
 struct FewOutputChannelsConfig {
-  int chunk;           // channels in shared memory at once
+  int chunk;  // channels in shared memory at once
   int tile_h, tile_w;  // patches of a block at once: the pixels that one pixel of X is the first to meet
-  int warps;           // of a block
-  int parts;           // of 16 patches that a warp works on at once; for float32 of a patch that a thread does
-  int vector;          // elements of the result that a thread makes at once
-  int min_blocks;      // that a multiprocessor should hold
+  int warps;  // of a block
+  int parts;  // of 16 patches that a warp works on at once; for float32 of a patch that a thread does
+  int vector;  // elements of the result that a thread makes at once
+  int min_blocks;  // that a multiprocessor should hold
 };
 
 bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 FewOutputChannelsConfig ConfigureFewOutputChannels(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 std::string FewOutputChannelsSource(
-    const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config);
+  const Program& program, const Contraction& problem, const FewOutputChannelsConfig& config);
 cuda::LaunchShape FewOutputChannelsLaunch(
-    const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device);
+  const Contraction& problem, const FewOutputChannelsConfig& config, const cuda::DeviceFacts& device);
 
 EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 

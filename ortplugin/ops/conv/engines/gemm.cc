@@ -30,10 +30,10 @@ struct TileKind {
 };
 constexpr int kStepN = 16;
 constexpr TileKind kTileKinds[] = {
-    {1, 256, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
-    {1, 128, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
-    {2, 128, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
-    {2, 128, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
+  {1, 256, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
+  {1, 128, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
+  {2, 128, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
+  {2, 128, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
 };
 
 int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * consumers; }
@@ -55,11 +55,11 @@ double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const 
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
   if (Size(problem) == 4 && tile_n > kWideFloat) return kNever;
   const int64_t tiles = DivideUp(
-      Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n), int64_t{device.multiprocessors});  // of a block
+    Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n), int64_t{device.multiprocessors});  // of a block
   // One warpgroup with wide tiles waits for its program between them.
   if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
   const double mmas =
-      static_cast<double>(DivideUp(problem.channels * Size(problem), 128)) * (kind.step + kind.step_n * tile_n);
+    static_cast<double>(DivideUp(problem.channels * Size(problem), 128)) * (kind.step + kind.step_n * tile_n);
   const double rest = kind.rest + kind.rest_n * tile_n;
   const auto count = static_cast<double>(tiles);
   if (!kind.take_turns) return kind.launch + count * (mmas + rest);
@@ -131,7 +131,7 @@ Contraction WithTwoWindows(const Contraction& problem) {
     const int64_t pixels = ElementCount(Shape(first, first + static_cast<std::ptrdiff_t>(spatial)));
     if (pixels != 1 && pixels != plane.columns().out) return problem;
     operand =
-        problem.channels_last ? Shape{operand[0], 1, pixels, operand.back()} : Shape{operand[0], operand[1], 1, pixels};
+      problem.channels_last ? Shape{operand[0], 1, pixels, operand.back()} : Shape{operand[0], operand[1], 1, pixels};
   }
   return plane;
 }
@@ -181,8 +181,8 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device) {
   const int64_t tiles = Tiles(problem, config.tile_m(), config.tile_n);
   return {static_cast<unsigned>(std::min<int64_t>(tiles, device.multiprocessors)),
-      static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
-      static_cast<unsigned>(config.stages * StageBytes(problem, config) + StagingBytes(config))};
+    static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
+    static_cast<unsigned>(config.stages * StageBytes(problem, config) + StagingBytes(config))};
 }
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const cuda::DeviceFacts& device) {
@@ -195,9 +195,9 @@ EngineKernel MakeGemm(const Program& program, const Contraction& given, const cu
   const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
   const bool tf32 = problem.dtype() == DType::kFloat;
   return {GemmSource(program, problem, config), "gemm", GemmLaunch(problem, config, device), arguments,
-      {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
-          {word + cuda::kTensorMapWords, 1, {channels, static_cast<uint64_t>(problem.filters)}, {channels},
-              static_cast<uint32_t>(config.tile_n), 0, tf32}}};
+    {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
+      {word + cuda::kTensorMapWords, 1, {channels, static_cast<uint64_t>(problem.filters)}, {channels},
+        static_cast<uint32_t>(config.tile_n), 0, tf32}}};
 }
 
 }  // namespace ortplugin

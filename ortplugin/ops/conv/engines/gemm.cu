@@ -32,7 +32,7 @@ struct GemmArguments {
 struct Tiles {
   int rows, groups, next;  // groups of TILE_M rows
   DEVICE explicit Tiles(const Arguments& a)
-      : rows((int)a.batch * IMAGE), groups((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
+    : rows((int)a.batch * IMAGE), groups((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
   DEVICE bool exists() const { return next < groups * TILES_N; }
   DEVICE void step(int count = 1) { next += gridDim.x * count; }
   DEVICE int row() const { return (ROWS_FIRST ? next % groups : next / TILES_N) * TILE_M; }
@@ -105,7 +105,7 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
 #pragma unroll
         for (int m = 0; m < M_TILES; ++m)
           wgmma(sums[m], descriptor(left + (k / ROW * TILE_M + m * 64) * ROW + k % ROW),
-              descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > 0);
+            descriptor(right + k / ROW * (TILE_N * ROW) + k % ROW), k > 0 || k_tile > 0);
       commit_wgmma();
       if (k_tile > 0) {
         wait_wgmma_but_last();

@@ -7,9 +7,9 @@
 namespace ortplugin {
 
 struct GemmConfig {
-  int tile_n;       // columns of a tile
-  int consumers;    // warpgroups that multiply
-  int tile_k;       // channels of a copy
+  int tile_n;  // columns of a tile
+  int consumers;  // warpgroups that multiply
+  int tile_k;  // channels of a copy
   bool take_turns;  // each consumer has tiles of its own: the program of one runs beside the MMAs of the other
   int stages;
   bool rows_first;  // neighbouring tiles have the same columns

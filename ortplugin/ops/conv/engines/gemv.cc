@@ -19,8 +19,8 @@ bool FitsGemv(const Program& program, const Contraction& problem, const cuda::De
   if (problem.batch > 1 && problem.batch * problem.channels * problem.filters > limits.gemv_most_multiply_adds)
     return false;
   return problem.rows().size == 1 && problem.columns().size == 1 && problem.rows().kernel == 1 &&
-      problem.columns().kernel == 1 && problem.rows().out == 1 && problem.columns().out == 1 &&
-      problem.pads() == Shape(4);
+    problem.columns().kernel == 1 && problem.rows().out == 1 && problem.columns().out == 1 &&
+    problem.pads() == Shape(4);
 }
 
 bool IsGemvFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -38,7 +38,7 @@ GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, con
   best.rows = 1;
   const auto warps = [&](int rows) { return problem.filters * DivideUp(problem.batch, rows) * best.lanes / 32; };
   while (best.rows < 4 && best.rows < best.lanes && best.rows < problem.batch &&
-      warps(2 * best.rows) >= LimitsNear(device).gemv_rows_least_warps * device.multiprocessors)
+    warps(2 * best.rows) >= LimitsNear(device).gemv_rows_least_warps * device.multiprocessors)
     best.rows *= 2;
   best.threads = 128;
   return best;

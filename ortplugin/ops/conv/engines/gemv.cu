@@ -8,7 +8,7 @@
 
 #define STEP (LANES * VECTOR)
 #define STEPS ((CHANNELS + STEP - 1) / STEP)
-#define AHEAD (STEPS < 8 ? STEPS : 8)                    // steps whose weights are loaded at once
+#define AHEAD (STEPS < 8 ? STEPS : 8)  // steps whose weights are loaded at once
 #define X_AHEAD (AHEAD < 16 / ROWS ? AHEAD : 16 / ROWS)  // steps whose rows of x are
 #define THREADS_OF_ROW (LANES / ROWS)
 

@@ -7,9 +7,9 @@
 namespace ortplugin {
 
 struct GemvConfig {
-  int vector;   // channels of an access
-  int lanes;    // threads that share an output's sum: a power of two, at most 32
-  int rows;     // of X for each weight that is read: a power of two, at most lanes
+  int vector;  // channels of an access
+  int lanes;  // threads that share an output's sum: a power of two, at most 32
+  int rows;  // of X for each weight that is read: a power of two, at most lanes
   int threads;  // of a block
 };
 

@@ -12,10 +12,10 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kMostFilter = 7;       // rows and columns of a filter
-constexpr int64_t kMostOctets = 64;      // of a chunk's sums, which are unrolled
-constexpr int64_t kMostSums = 64;        // registers of a thread
-constexpr int64_t kMostRagged = 64;      // channels and filters of one group
+constexpr int64_t kMostFilter = 7;  // rows and columns of a filter
+constexpr int64_t kMostOctets = 64;  // of a chunk's sums, which are unrolled
+constexpr int64_t kMostSums = 64;  // registers of a thread
+constexpr int64_t kMostRagged = 64;  // channels and filters of one group
 constexpr int64_t kMostReach = 1 << 20;  // pixels of a filter or pad: far more than shared memory holds
 
 // Sizes of grouped.cu, which has their meaning, by the names of its macros.
@@ -50,7 +50,7 @@ void Complete(const Contraction& problem, Tiling* t) {
   t->step_w = StepOf(columns);
   const int64_t move_w = columns.stride / t->step_w;
   t->pixels = ((t->tile_h - 1) * (rows.stride / t->step_h) + (rows.kernel - 1) * (rows.dilation / t->step_h) + 1) *
-      (t->tile_w + (columns.kernel - 1) * (columns.dilation / t->step_w) / move_w) * move_w;
+    (t->tile_w + (columns.kernel - 1) * (columns.dilation / t->step_w) / move_w) * move_w;
   t->w_rows = t->block_units * t->block_subs * t->columns * 8;
   t->octet = OctetOf(problem);
   t->x_vector = std::gcd(std::gcd(t->unit_channels, problem.channels), t->octet);
@@ -69,7 +69,7 @@ int64_t MergedOf(const Contraction& problem) {
   const auto cost = [&](int64_t merged) {
     const int64_t channels = merged * problem.group_channels(), filters = merged * problem.group_filters();
     return static_cast<double>(DivideUp(channels, OctetOf(problem)) * (8 * DivideUp(filters, 8) + 1)) /
-        static_cast<double>(merged);
+      static_cast<double>(merged);
   };
   int64_t best = 1;
   for (int64_t merged = 2; merged <= std::min<int64_t>(8, problem.groups); ++merged)
@@ -81,7 +81,7 @@ int64_t Resident(const Tiling& t, const cuda::DeviceFacts& device) {
   // Registers of a thread, about: narrow vectors of results are several at once.
   const int64_t sums = t.parts * t.item_units * t.columns * 4;
   const int64_t registers =
-      std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), 168);
+    std::min<int64_t>(RoundUp(sums + (t.vector <= 2 ? 112 : 104) + (t.octet == 4 ? 8 : 0), 8), 168);
   // A multiprocessor has four files of registers, whose warps are whole.
   const int64_t warps = device.registers_per_multiprocessor / 4 / (32 * registers) * 4;
   const int64_t most = std::min<int64_t>(8, warps / (t.warps_m * t.warps_n));
@@ -101,13 +101,13 @@ double Cost(const Tiling& t, int64_t resident, const cuda::DeviceFacts& device) 
   const int64_t x = t.pixels * t.block_units * t.chunk * t.octet, filters = t.item_units * t.unit_filters;
   const double copy_w = copied(w / t.w_vector, w * size);
   const double copy_x =
-      copied(x / t.x_vector, t.pixels * moved(t.chunks > 1 ? t.chunk * t.octet : t.block_units * t.unit_channels));
+    copied(x / t.x_vector, t.pixels * moved(t.chunks > 1 ? t.chunk * t.octet : t.block_units * t.unit_channels));
   const double copy = (copy_x + (t.chunks > 1 ? copy_w : 0)) * t.chunks;
   const double matrices = (t.item_units + 0.5 * columns / t.parts) * kMatrices;
   const int64_t parts = RoundUp(t.items, t.warps_n) * t.warps_m * t.parts;
   const double multiply = 0.5 * parts * t.chunks * t.taps * t.chunk * std::max(matrices, columns * kMma);
   const double results =
-      parts * std::max(columns * (5 + 24.0 / t.vector), 16 * moved(std::min(columns * 8, filters)) / kBytes);
+    parts * std::max(columns * (5 + 24.0 / t.vector), 16 * moved(std::min(columns * 8, filters)) / kBytes);
   const double sum = copy + multiply + results, most = std::max(copy, multiply + results);
 
   const int64_t blocks = t.tiles * t.slices, busiest = DivideUp(blocks, device.multiprocessors);
@@ -221,19 +221,19 @@ bool IsGroupedFast(const Program&, const Contraction& problem, const cuda::Devic
   if (IsRagged(problem)) return true;
   const MeasuredGpu* const target = FindTarget(device);
   return target != nullptr &&
-      std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
+    std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
 }
 
 std::optional<EngineKernel> MakeGrouped(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const std::optional<Tiling> found = Configure(problem, device);
   if (!found) return std::nullopt;
   const Tiling& t = *found;
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define MMA_TYPE "
-       << (t.octet == 4                                ? "\"tf32\"\n#define MMA_K \"8\""
-                  : problem.dtype() == DType::kFloat16 ? "\"f16\""
-                                                       : "\"bf16\"")
+       << (t.octet == 4                            ? "\"tf32\"\n#define MMA_K \"8\""
+              : problem.dtype() == DType::kFloat16 ? "\"f16\""
+                                                   : "\"bf16\"")
        << "\n#define MMA_HALF_K " << (t.octet == 4 ? "\"4\"" : "\"8\"") << "\n";
   const auto line = [](const char* name, int64_t value) {
     return "#define " + std::string(name) + " " + std::to_string(value) + "\n";
@@ -249,8 +249,8 @@ std::optional<EngineKernel> MakeGrouped(
        << line("UNROLL", std::max<int64_t>(1, t.taps * t.chunk / 2)) << kMmaSource << kGroupedSource;
   const int64_t most = std::max<int64_t>(1, t.min_blocks * device.multiprocessors / t.slices);
   const cuda::LaunchShape launch{static_cast<unsigned>(t.slices * std::min(t.tiles, most)),
-      static_cast<unsigned>(t.warps_m * t.warps_n * 32), static_cast<unsigned>(t.shared_bytes),
-      cuda::NextStarts::kAtTrigger};
+    static_cast<unsigned>(t.warps_m * t.warps_n * 32), static_cast<unsigned>(t.shared_bytes),
+    cuda::NextStarts::kAtTrigger};
   return EngineKernel{text.str(), "grouped", launch, ConvArguments(program, problem)};
 }
 

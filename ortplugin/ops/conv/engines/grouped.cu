@@ -54,21 +54,21 @@
 DEVICE void mma_half(float (&sums)[4], const unsigned (&a)[4], unsigned b) {
   asm("mma.sync.aligned.m16n8k" MMA_HALF_K ".row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b));
+    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+    : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 template <int N>
 DEVICE void load_matrices(unsigned (&x)[4], unsigned from) {
   if constexpr (N == 4) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-        : "r"(from)
-        : "memory");
+      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+      : "r"(from)
+      : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-        : "=r"(x[0]), "=r"(x[1])
-        : "r"(from)
-        : "memory");
+      : "=r"(x[0]), "=r"(x[1])
+      : "r"(from)
+      : "memory");
   }
 #pragma unroll
   for (int i = 0; OCTET == 4 && i < N; ++i) x[i] = to_tf32(__uint_as_float(x[i]));
@@ -82,8 +82,8 @@ DEVICE void copy_elements(unsigned to, const storage_t* from, bool exists) {
     copy_async(to, from, exists);
   } else if constexpr (kBytes > 2) {
     asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(exists ? kBytes : 0)
-        : "memory");
+      "cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(exists ? kBytes : 0)
+      : "memory");
   } else {
     unsigned short x = 0;
     load_if(exists, x, from);
@@ -94,9 +94,9 @@ DEVICE void copy_elements(unsigned to, const storage_t* from, bool exists) {
 struct Tile {
   int n, y, x;
   DEVICE Tile(int number)
-      : n(FLAT ? 0 : number / (TILES_X * TILES_Y)),
-        y(FLAT ? 0 : number / TILES_X % TILES_Y * TILE_H),
-        x((FLAT ? number : number % TILES_X) * TILE_W) {}
+    : n(FLAT ? 0 : number / (TILES_X * TILES_Y)),
+      y(FLAT ? 0 : number / TILES_X % TILES_Y * TILE_H),
+      x((FLAT ? number : number % TILES_X) * TILE_W) {}
 };
 
 DEVICE void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chunk, int first_unit) {
@@ -111,10 +111,10 @@ DEVICE void copy_part(unsigned to, const Arguments& a, const Tile& tile, int chu
     const int in_unit = chunk * (CHUNK * OCTET) + vector % kOfUnit * X_VECTOR;
     const int c = (first_unit + vector / kOfUnit) * UNIT_CHANNELS + in_unit;
     const bool exists = in_unit < UNIT_CHANNELS && c < CHANNELS &&
-        (FLAT ? x < (int)a.batch * (OUT_H * OUT_W) : (unsigned)y < IMAGE_H && (unsigned)x < IMAGE_W);
+      (FLAT ? x < (int)a.batch * (OUT_H * OUT_W) : (unsigned)y < IMAGE_H && (unsigned)x < IMAGE_W);
     const int at = FLAT ? x : (tile.n * IMAGE_H + y) * IMAGE_W + x;
     copy_elements<X_VECTOR>(to + (pixel * (PITCH * OCTET) + vector * X_VECTOR) * sizeof(storage_t),
-        exists ? image + at * CHANNELS + c : image, exists);
+      exists ? image + at * CHANNELS + c : image, exists);
   }
 }
 
@@ -129,7 +129,7 @@ DEVICE void copy_weights(unsigned to, const Arguments& a, int chunk, int first_u
     const int c = chunk * (CHUNK * OCTET) + k % (CHUNK * OCTET) - in_unit / GROUP_FILTERS * GROUP_CHANNELS;
     const bool exists = in_unit < UNIT_FILTERS && m < FILTERS && (unsigned)c < GROUP_CHANNELS;
     copy_elements<W_VECTOR>(to + (row * (W_PITCH * OCTET) + k) * sizeof(storage_t),
-        exists ? w + (m * TAPS + k / (CHUNK * OCTET)) * GROUP_CHANNELS + c : w, exists);
+      exists ? w + (m * TAPS + k / (CHUNK * OCTET)) * GROUP_CHANNELS + c : w, exists);
   }
 }
 
@@ -143,7 +143,7 @@ DEVICE constexpr int place_of(int octet) {
 // where its filters do.
 template <bool HALF>
 DEVICE void multiply(
-    float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&at)[PARTS], unsigned right, int i, bool is_high) {
+  float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&at)[PARTS], unsigned right, int i, bool is_high) {
   const int low = place_of(2 * i), high = HALF ? low : place_of(2 * i + 1);
   const int place = (is_high ? high : low) * 16;
 #pragma unroll
@@ -177,7 +177,7 @@ DEVICE void multiply(
 
 // Adds the products of an item with a chunk, the first to zeros. `units`: where its units begin, from `pixels`.
 DEVICE void accumulate(float (&sums)[PARTS][ITEM_COLUMNS][4], const unsigned (&pixels)[PARTS], unsigned units,
-    unsigned right, bool is_first, int lane) {
+  unsigned right, bool is_first, int lane) {
   unsigned at[PARTS];
 #pragma unroll
   for (int p = 0; p < PARTS; ++p) {
@@ -204,7 +204,7 @@ DEVICE float sum_anew(const Arguments& a, int n, int y, int x, int m) {
     const int v = x * STRIDE_W - PAD_LEFT + tap % KERNEL_W * DILATION_W;
     if ((unsigned)o >= IMAGE_H || (unsigned)v >= IMAGE_W) continue;
     const storage_t* const pixel =
-        image + ((n * IMAGE_H + o) * IMAGE_W + v) * CHANNELS + m / GROUP_FILTERS * GROUP_CHANNELS;
+      image + ((n * IMAGE_H + o) * IMAGE_W + v) * CHANNELS + m / GROUP_FILTERS * GROUP_CHANNELS;
 #pragma unroll 1
     for (int c = 0; c < GROUP_CHANNELS; ++c)
       sum += to_compute(pixel[c]) * to_compute(weights[(m * TAPS + tap) * GROUP_CHANNELS + c]);
@@ -216,7 +216,7 @@ DEVICE float sum_anew(const Arguments& a, int n, int y, int x, int m) {
 // Applies the program to the sums of 16 pixels of an item, which go through the warp's shared memory so that it reads
 // and writes along the filters.
 DEVICE void store_results(const Arguments& a, float* shared_sums, const float (&sums)[ITEM_COLUMNS][4],
-    const Tile& tile, int first_pixel, int first_unit, int sub, int lane) {
+  const Tile& tile, int first_pixel, int first_unit, int sub, int lane) {
   constexpr int kOfLane = (16 * ITEM_VECTORS + 31) / 32;
   constexpr int kAhead = VECTOR > 2 ? 8 / VECTOR : MERGED > 1 ? 2 : 4;  // vectors whose operands are read at once
   __syncwarp();
@@ -247,7 +247,7 @@ DEVICE void store_results(const Arguments& a, float* shared_sums, const float (&
       v.y = FLAT ? at / OUT_W % OUT_H : tile.y + pixel / TILE_W;
       v.x = FLAT ? at % OUT_W : tile.x + pixel % TILE_W;
       const bool exists = i < 16 * ITEM_VECTORS && pixel < PIXELS && in_unit < UNIT_FILTERS && v.m < FILTERS &&
-          (FLAT ? at < (int)a.batch * (OUT_H * OUT_W) : v.y < OUT_H && v.x < OUT_W);
+        (FLAT ? at < (int)a.batch * (OUT_H * OUT_W) : v.y < OUT_H && v.x < OUT_W);
       v.offset = exists ? (FLAT ? at : (v.n * OUT_H + v.y) * OUT_W + v.x) * FILTERS + v.m : -1;
       if (exists) {
         v.of_tile.load(a, v.n, v.m);
@@ -279,13 +279,13 @@ DEVICE void store_results(const Arguments& a, float* shared_sums, const float (&
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    grouped(const Arguments a, const unsigned next_waits) {
+  grouped(const Arguments a, const unsigned next_waits) {
   extern __shared__ __align__(16) uint4 shared[];
   const unsigned stages = (unsigned)__cvta_generic_to_shared(shared) + (CHUNKS > 1 ? 0 : W_BYTES);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be one
   const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
   float* const shared_sums =
-      (float*)((char*)shared + (CHUNKS > 1 ? 0 : W_BYTES) + STAGES * STAGE_BYTES) + warp * WARP_SUMS;
+    (float*)((char*)shared + (CHUNKS > 1 ? 0 : W_BYTES) + STAGES * STAGE_BYTES) + warp * WARP_SUMS;
   const int slice = blockIdx.x % SLICES,
             tiles = FLAT ? ((int)a.batch * (OUT_H * OUT_W) + TILE_W - 1) / TILE_W : (int)a.batch * (TILES_X * TILES_Y),
             step = gridDim.x / SLICES;
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     pixels[p] = stages + (pixel / TILE_W * (MOVE_H * PART_W) + pixel % TILE_W) * (PITCH * 16);
   }
   const unsigned filters =
-      stages + (CHUNKS > 1 ? X_BYTES : -W_BYTES) + ((lane / 16 * 8 + lane % 8) * W_PITCH + lane / 8 % 2) * 16;
+    stages + (CHUNKS > 1 ? X_BYTES : -W_BYTES) + ((lane / 16 * 8 + lane % 8) * W_PITCH + lane / 8 % 2) * 16;
 
   const auto copy = [&](int stage, int number, int chunk) {
     const unsigned to = stages + stage * STAGE_BYTES;
@@ -317,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
     for (int p = 0; p < PARTS; ++p)
       store_results(a, shared_sums, sums[p], tile, (warp_m * PARTS + p) * 16,
-          first_unit + item / BLOCK_SUBS * ITEM_UNITS, first_sub + item % BLOCK_SUBS, lane);
+        first_unit + item / BLOCK_SUBS * ITEM_UNITS, first_sub + item % BLOCK_SUBS, lane);
   };
 
   int number = blockIdx.x / SLICES, stage = 0;
@@ -343,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int unit = item / BLOCK_SUBS * ITEM_UNITS, rows = (unit * BLOCK_SUBS + item % BLOCK_SUBS) * SUB_FILTERS;
         const unsigned used = stage * STAGE_BYTES;
         accumulate(sums, pixels, used + unit * (CHUNK * 16), filters + (CHUNKS > 1 ? used : 0) + rows * (W_PITCH * 16),
-            chunk == 0, lane);
+          chunk == 0, lane);
         if (WARP_ITEMS > 1) store(sums, tile, item);
       }
       __syncthreads();  // the stage has been used

@@ -10,6 +10,6 @@ bool FitsGrouped(const Program& program, const Contraction& problem, const cuda:
 bool IsGroupedFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 // Nothing where no tile fits the GPU's shared memory.
 std::optional<EngineKernel> MakeGrouped(
-    const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -12,8 +12,8 @@
 namespace ortplugin {
 namespace {
 
-constexpr int kThreads = 256;                                            // of nchw_few
-constexpr int kColumns = 32, kTileK = 64;                                // of nchw_gemm
+constexpr int kThreads = 256;  // of nchw_few
+constexpr int kColumns = 32, kTileK = 64;  // of nchw_gemm
 constexpr int64_t kStagingBytes = int64_t{4} * 16 * (kColumns + 8) * 4;  // of a warpgroup
 
 // Both of a problem with pixels last: its columns are this convolution's filters, its filters the pixels.
@@ -54,7 +54,7 @@ bool FitsNchwFew(const Program& program, const Contraction& problem, const cuda:
   (void)device;
   const std::optional<Contraction> flat = WithPixelsLast(problem);
   return Fits(program, flat) && flat->channels <= engine_limits::nchw_few_most_channels &&
-      Rows(*flat) <= engine_limits::nchw_few_most_channels;
+    Rows(*flat) <= engine_limits::nchw_few_most_channels;
 }
 
 EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -67,7 +67,7 @@ EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, con
   // Enough blocks for the latency of memory; more would only load the weights more often.
   constexpr int64_t kResident = 8;
   const int64_t blocks =
-      std::min(DivideUp(flat.batch * Pixels(flat) / vector, int64_t{kThreads}), kResident * device.multiprocessors);
+    std::min(DivideUp(flat.batch * Pixels(flat) / vector, int64_t{kThreads}), kResident * device.multiprocessors);
   return {text.str(), "nchw_few", {static_cast<unsigned>(blocks), kThreads}, ConvArguments(program, flat)};
 }
 
@@ -76,7 +76,7 @@ bool FitsNchwGemm(const Program& program, const Contraction& problem, const cuda
   if (!device.has_wgmma() || !Fits(program, flat) || problem.dtype() == DType::kFloat) return false;
   // Pairs of weights are read at once; rows of pixels begin at multiples of 16 bytes.
   return flat->channels <= engine_limits::nchw_gemm_most_channels && flat->channels % 2 == 0 &&
-      Pixels(*flat) % engine_limits::nchw_gemm_pixels == 0;
+    Pixels(*flat) % engine_limits::nchw_gemm_pixels == 0;
 }
 
 NchwGemmConfig ConfigureNchwGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -108,10 +108,10 @@ EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, co
              batch = static_cast<uint64_t>(flat.batch);
   const int64_t tile_bytes = DivideUp(flat.channels, int64_t{kTileK}) * kTileK * config.tile_n * Size(flat);
   return {text.str(), "nchw_gemm",
-      {static_cast<unsigned>(Tiles(flat, config)), static_cast<unsigned>(config.consumers * 128),
-          static_cast<unsigned>(tile_bytes + config.consumers * kStagingBytes)},
-      arguments,
-      {{word, 0, {pixels, channels, batch, 1}, {pixels, channels * pixels, batch * channels * pixels}, kTileK}}};
+    {static_cast<unsigned>(Tiles(flat, config)), static_cast<unsigned>(config.consumers * 128),
+      static_cast<unsigned>(tile_bytes + config.consumers * kStagingBytes)},
+    arguments,
+    {{word, 0, {pixels, channels, batch, 1}, {pixels, channels * pixels, batch * channels * pixels}, kTileK}}};
 }
 
 }  // namespace ortplugin

@@ -17,7 +17,7 @@ EngineKernel MakeNchwFew(const Program& program, const Contraction& problem, con
 
 // Of more, on Hopper's tensor cores.
 struct NchwGemmConfig {
-  int tile_n;     // pixels of a tile: 64 or 128
+  int tile_n;  // pixels of a tile: 64 or 128
   int consumers;  // warpgroups of a block, each with 64 filters
 };
 bool FitsNchwGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);

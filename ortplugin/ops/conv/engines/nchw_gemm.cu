@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) nchw_gemm(const __grid_con
       expect_bytes(full + k_tile * 8, TILE_BYTES);
       for (int part = 0; part < TILE_N / 64; ++part)
         copy_box(tiles + k_tile * TILE_BYTES + part * MATRIX_BYTES, &g.x, pixel + part * 64, k_tile * TILE_K, n, 0,
-            full + k_tile * 8);
+          full + k_tile * 8);
     }
   }
   if (!CONSTANT_WEIGHTS) load_weights(g.a, row + warp * 16 + lane / 4, w);
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) nchw_gemm(const __grid_con
 #pragma unroll
     for (int step = k_tile * 4; step < K_STEPS && step < k_tile * 4 + 4; ++step)
       wgmma(sums[0], w[step][0], w[step][1], w[step][2], w[step][3],
-          descriptor_mn_major_at(tiles + k_tile * TILE_BYTES + step % 4 * (16 * 128), MATRIX_BYTES));
+        descriptor_mn_major_at(tiles + k_tile * TILE_BYTES + step % 4 * (16 * 128), MATRIX_BYTES));
   }
   commit_wgmma();
   epilogue.load(0);

@@ -41,7 +41,7 @@ bool IsPixelShuffleFast(const Contraction& contraction, const cuda::DeviceFacts&
   const int64_t size = static_cast<int64_t>(SizeOf(contraction.dtype()));
   if (size != 2 || contraction.channels % 8 != 0 || contraction.filters % 8 != 0) return false;
   return !IsIdentity(*contraction.program) ||
-      ElementCount(contraction.result()) * size <= target->limits.pixel_shuffle_most_bytes;
+    ElementCount(contraction.result()) * size <= target->limits.pixel_shuffle_most_bytes;
 }
 
 cudnn::Problem GemmProblem(const Contraction& contraction) {
@@ -72,8 +72,8 @@ EngineKernel PixelShuffleKernel(const Contraction& contraction) {
        << kPixelShuffleSource;
   const int64_t vectors = ElementCount(contraction.result()) / vector, each = kThreads * kParts;
   return EngineKernel{text.str(), "pixel_shuffle",
-      {static_cast<unsigned>(DivideUp(vectors, each)), static_cast<unsigned>(kThreads)},
-      ConvArguments(*contraction.program, contraction)};
+    {static_cast<unsigned>(DivideUp(vectors, each)), static_cast<unsigned>(kThreads)},
+    ConvArguments(*contraction.program, contraction)};
 }
 
 }  // namespace ortplugin

@@ -12,11 +12,11 @@ struct Place {
   int n, y, x, m;
   bool exists;
   DEVICE Place(int number, int batch)
-      : n(number / (OUT_H * OUT_W * VECTORS)),
-        y(number / (OUT_W * VECTORS) % OUT_H),
-        x(number / VECTORS % OUT_W),
-        m(number % VECTORS * VECTOR),
-        exists(n < batch) {}
+    : n(number / (OUT_H * OUT_W * VECTORS)),
+      y(number / (OUT_W * VECTORS) % OUT_H),
+      x(number / VECTORS % OUT_W),
+      m(number % VECTORS * VECTOR),
+      exists(n < batch) {}
   DEVICE int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS + m; }
 
   DEVICE void load_product(Vector<storage_t, VECTOR>& product, const storage_t* p) const {
@@ -24,7 +24,7 @@ struct Place {
     const int i = row / STRIDE_H, j = column / STRIDE_W, k = row % STRIDE_H, l = column % STRIDE_W;
     const bool is_product = exists && i < IMAGE_H && j < IMAGE_W && k < KERNEL_H && l < KERNEL_W;
     load_if(is_product, product,
-        p + (((n * IMAGE_H + i) * IMAGE_W + j) * (KERNEL_H * KERNEL_W) + k * KERNEL_W + l) * FILTERS + m);
+      p + (((n * IMAGE_H + i) * IMAGE_W + j) * (KERNEL_H * KERNEL_W) + k * KERNEL_W + l) * FILTERS + m);
   }
 };
 

@@ -32,7 +32,7 @@ struct Axis {
       while (tap < apart && (phase + pad - tap * dilation) % stride != 0) ++tap;
       const bool has_any = tap < apart && tap < kernel;
       phases.push_back(
-          {tap, has_any ? (phase + pad - tap * dilation) / stride : 0, has_any ? DivideUp(kernel - tap, apart) : 0});
+        {tap, has_any ? (phase + pad - tap * dilation) / stride : 0, has_any ? DivideUp(kernel - tap, apart) : 0});
     }
   }
 
@@ -63,10 +63,10 @@ std::string PairSource(const Program& program) {
     count += size;
   }
   return "#define RESULT_WORDS " + std::to_string(count) + "\nDEVICE unsigned& word_of(Results<2>& pair, int i) {\n" +
-      words.str() +
-      "  return pair.r0.words[0];\n}\n"
-      "DEVICE void join(Results<8>& all, const Results<2> (&pairs)[4]) {\n" +
-      joins.str() + "}\n";
+    words.str() +
+    "  return pair.r0.words[0];\n}\n"
+    "DEVICE void join(Results<8>& all, const Results<2> (&pairs)[4]) {\n" +
+    joins.str() + "}\n";
 }
 
 int64_t TileM(const PolyphaseConfig& config) { return 16 * config.warps * config.m_tiles; }
@@ -92,11 +92,11 @@ double Cost(const Contraction& problem, const PolyphaseConfig& config, const cud
   const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
   const double share = static_cast<double>(
-      std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
+    std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
   const double step = std::max(limits.polyphase_step + limits.polyphase_step_latency / (config.stages - 2),
-      share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
+    share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
   const double tile = std::max(limits.polyphase_tile + limits.polyphase_tile_columns * columns * config.m_tiles,
-      share * limits.polyphase_tile_area * rows * columns);
+    share * limits.polyphase_tile_area * rows * columns);
   std::vector<int64_t> steps;
   for (const Axis::Taps& down : Rows(problem).phases)
     for (const Axis::Taps& right : Columns(problem).phases)
@@ -126,9 +126,9 @@ bool FitsPolyphase(const Program& program, const Contraction& problem, const cud
   constexpr int64_t kMost = 1 << 13, kMostPhases = 16;  // a pixel's row and column, and how far taps reach, in 16 bits
   const int64_t rows = DivideUp(problem.rows().out, problem.rows().stride);
   const int64_t columns = DivideUp(problem.columns().out, problem.columns().stride);
-  for (const int64_t each : {problem.rows().size, problem.columns().size, rows, columns, problem.rows().pad_begin,
-           problem.columns().pad_begin, problem.rows().kernel * problem.rows().dilation,
-           problem.columns().kernel * problem.columns().dilation})
+  for (const int64_t each :
+    {problem.rows().size, problem.columns().size, rows, columns, problem.rows().pad_begin, problem.columns().pad_begin,
+      problem.rows().kernel * problem.rows().dilation, problem.columns().kernel * problem.columns().dilation})
     if (each >= kMost) return false;
   // Offsets of pixels of a phase, where X may end before it does, in bytes in 32 bits.
   const int64_t last = ((problem.batch - 1) * problem.rows().size + rows) * problem.columns().size + columns;
@@ -142,23 +142,23 @@ bool IsPolyphaseFast(const Program& program, const Contraction& problem, const c
   const TargetLimits& limits = target->limits;
   const int64_t taps = problem.rows().kernel * problem.columns().kernel;
   const int64_t multiply_adds =
-      problem.batch * problem.rows().size * problem.columns().size * taps * problem.channels * problem.filters;
+    problem.batch * problem.rows().size * problem.columns().size * taps * problem.channels * problem.filters;
   // A program cuDNN leaves to a kernel behind it.
   return !IsIdentity(program) || multiply_adds < limits.polyphase_much || problem.filters >= limits.polyphase_wide;
 }
 
 PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device) {
   constexpr PolyphaseConfig kConfigs[] = {
-      {256, 1, 8, 4, 1},
-      {128, 2, 8, 4, 1},
-      {128, 1, 8, 4, 1},
-      {64, 1, 8, 4, 2},
-      {64, 1, 4, 4, 3},
-      {64, 1, 4, 5, 2},
-      {64, 1, 4, 7, 1},
+    {256, 1, 8, 4, 1},
+    {128, 2, 8, 4, 1},
+    {128, 1, 8, 4, 1},
+    {64, 1, 8, 4, 2},
+    {64, 1, 4, 4, 3},
+    {64, 1, 4, 5, 2},
+    {64, 1, 4, 7, 1},
   };
   return *std::min_element(std::begin(kConfigs), std::end(kConfigs),
-      [&](const auto& one, const auto& other) { return Cost(problem, one, device) < Cost(problem, other, device); });
+    [&](const auto& one, const auto& other) { return Cost(problem, one, device) < Cost(problem, other, device); });
 }
 
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config) {
@@ -184,15 +184,15 @@ std::string PolyphaseSource(const Program& program, const Contraction& problem, 
 }
 
 cuda::LaunchShape PolyphaseLaunch(
-    const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+  const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
   return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
-      static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
+    static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
 }
 
 EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const PolyphaseConfig config = ConfigurePolyphase(problem, device);
   return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
-      ConvArguments(program, problem)};
+    ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -38,7 +38,7 @@ DEVICE void exchange(Results<2>& even, Results<2>& odd, bool is_odd, int distanc
 DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], int tile, int phase, int rows) {
   const int lane = threadIdx.x % 32, first = tile % TILES_N * TILE_N;
   const int first_row =
-      tile / TILES_N * TILE_M + threadIdx.x / 128 * (M_TILES * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    tile / TILES_N * TILE_M + threadIdx.x / 128 * (M_TILES * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
   int n[M_TILES * 2], y[M_TILES * 2], x[M_TILES * 2], offsets[M_TILES * 2];
 #pragma unroll
   for (int i = 0; i < M_TILES * 2; ++i) {
@@ -94,7 +94,7 @@ DEVICE void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], 
 
 // Where the pixels of a tile that a thread copies are.
 DEVICE void find_pixels(
-    unsigned (&from)[TILE_M * 8 / THREADS], unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
+  unsigned (&from)[TILE_M * 8 / THREADS], unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
 #pragma unroll
   for (int i = 0; i < TILE_M * 8 / THREADS; ++i) {
     const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
@@ -114,8 +114,8 @@ DEVICE void mma_stage(float (&sums)[M_TILES][TILE_N / 2], unsigned pixels, unsig
 }
 
 // Goes on to the next stage, tap and channels.
-DEVICE void advance(const Taps& down, const Taps& right, int& left, int& next_stage, int& next_right, int& next_down,
-    int& channel_tile) {
+DEVICE void advance(
+  const Taps& down, const Taps& right, int& left, int& next_stage, int& next_right, int& next_down, int& channel_tile) {
   --left;
   if (++next_stage == STAGES) next_stage = 0;
   if (++next_right == right.count) {
@@ -180,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(cons
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) {
         const int k = i * (THREADS / kAcross);
-        const bool exists = (CHANNELS % 64 == 0 || c + channel + k < CHANNELS) &&
-            (FILTERS % TILE_N == 0 || first + octet * 8 < FILTERS);
+        const bool exists =
+          (CHANNELS % 64 == 0 || c + channel + k < CHANNELS) && (FILTERS % TILE_N == 0 || first + octet * 8 < FILTERS);
         copy_async(to_filters + stage + k * 128, filters + k * kChannel, exists);
       }
       advance(down, right, left, next_stage, next_right, next_down, channel_tile);

@@ -7,10 +7,10 @@
 namespace ortplugin {
 
 struct PolyphaseConfig {
-  int tile_n;      // filters of a tile
-  int m_tiles;     // MMAs of 64 pixels that a warpgroup has of a tile
-  int warps;       // of a block
-  int stages;      // K tiles of 64 channels of a tap that are under way or in use
+  int tile_n;  // filters of a tile
+  int m_tiles;  // MMAs of 64 pixels that a warpgroup has of a tile
+  int warps;  // of a block
+  int stages;  // K tiles of 64 channels of a tap that are under way or in use
   int min_blocks;  // blocks that a multiprocessor should hold
 };
 
@@ -20,7 +20,7 @@ bool IsPolyphaseFast(const Program& program, const Contraction& problem, const c
 PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device);
 std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config);
 cuda::LaunchShape PolyphaseLaunch(
-    const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device);
+  const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device);
 
 EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 

@@ -11,7 +11,7 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kTileM = 64;       // pixels of a tile
+constexpr int64_t kTileM = 64;  // pixels of a tile
 constexpr int64_t kTileBytes = 128;  // of a tap's channels that are copied at once
 
 int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
@@ -37,9 +37,9 @@ int64_t CopiedBytes(const Contraction& problem, const SplitKConfig& config) {
 int64_t Cost(const Contraction& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
   const TargetLimits& limits = LimitsNear(device);
   const int64_t clusters =
-      config.split_k > 1 ? limits.split_k_cost_cluster + limits.split_k_cost_block * config.split_k : 0;
+    config.split_k > 1 ? limits.split_k_cost_cluster + limits.split_k_cost_block * config.split_k : 0;
   const int64_t sums = config.tile_n > 64 ? limits.split_k_cost_wide_tile
-      : config.tile_n > 32                ? limits.split_k_cost_middle_tile
+    : config.tile_n > 32                  ? limits.split_k_cost_middle_tile
                                           : 0;
   const int64_t waves = DivideUp(Blocks(problem, config), device.multiprocessors);
   return waves * CopiedBytes(problem, config) / limits.split_k_bytes_of_nanosecond + clusters + sums;
@@ -58,8 +58,8 @@ int64_t ReducedRows(const SplitKConfig& config) { return DivideUp(kTileM, config
 int64_t SharedBytes(const SplitKConfig& config) {
   const int64_t warpgroups = config.warps / 4;
   return warpgroups *
-      (config.stages * (kTileM + config.tile_n) * kTileBytes +
-          config.split_k * ReducedRows(config) * (config.tile_n + 8) * 4);
+    (config.stages * (kTileM + config.tile_n) * kTileBytes +
+      config.split_k * ReducedRows(config) * (config.tile_n + 8) * 4);
 }
 
 // Filters that a thread writes at once: few enough that all threads have some.
@@ -89,12 +89,12 @@ bool IsSplitKFast(const Program&, const Contraction& problem, const cuda::Device
   const bool is_product = problem.result()[1] * problem.result()[2] == 1;
   if (problem.dtype() == DType::kFloat && !(limits.matmul_tf32_pays && is_product)) return false;
   const bool is_plain = problem.rows().kernel == 1 && problem.columns().kernel == 1 && problem.strides() == Shape{1, 1};
-  const int64_t most = is_plain                ? limits.split_k_most_kib_1x1
-      : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
-                                               : limits.split_k_most_kib;
+  const int64_t most = is_plain              ? limits.split_k_most_kib_1x1
+    : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
+                                             : limits.split_k_most_kib;
   const SplitKConfig config = ConfigureSplitK(problem, device);
   return Blocks(problem, config) <= device.multiprocessors &&
-      CopiedBytes(problem, config) <= (most << 9) * Size(problem);
+    CopiedBytes(problem, config) <= (most << 9) * Size(problem);
 }
 
 SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -104,9 +104,9 @@ SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts
     SplitKConfig config{tile_n, 1, 4, 2};
     const int64_t tiles = Tiles(problem, config);
     for (; config.split_k == 1 ||
-        (config.split_k <= std::min(most_split_k, KTiles(problem)) &&
-            tiles * config.split_k <= Room(config.split_k, device));
-        ++config.split_k)
+      (config.split_k <= std::min(most_split_k, KTiles(problem)) &&
+        tiles * config.split_k <= Room(config.split_k, device));
+      ++config.split_k)
       if (best.tile_n == 0 || Cost(problem, config, device) < Cost(problem, best, device)) best = config;
   }
   const int64_t k_tiles = DivideUp(KTiles(problem), best.split_k);
@@ -136,13 +136,13 @@ std::string SplitKSource(const Program& program, const Contraction& problem, con
 
 cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config) {
   return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(config.warps * 32),
-      static_cast<unsigned>(SharedBytes(config))};
+    static_cast<unsigned>(SharedBytes(config))};
 }
 
 EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const SplitKConfig config = ConfigureSplitK(problem, device);
-  return {SplitKSource(program, problem, config), "split_k", SplitKLaunch(problem, config),
-      ConvArguments(program, problem)};
+  return {
+    SplitKSource(program, problem, config), "split_k", SplitKLaunch(problem, config), ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

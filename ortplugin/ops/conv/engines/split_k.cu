@@ -21,7 +21,7 @@
 #define K_TILES (KERNEL_H * KERNEL_W * CHANNEL_TILES)
 #define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
 #define REDUCED_ROWS ((TILE_M + SPLIT_K - 1) / SPLIT_K)  // pixels of a tile whose sums a block adds
-#define PITCH (TILE_N + 8)                               // floats of a row of sums: no conflicts of banks
+#define PITCH (TILE_N + 8)  // floats of a row of sums: no conflicts of banks
 #define OUT (OUT_H * OUT_W)
 
 // The weights of a K tile.
@@ -33,7 +33,7 @@ DEVICE void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stag
     const int row = i + thread / 8, m = first + row;
     const bool exists = m < FILTERS && c < CHANNELS;
     copy_async(to + swizzled_offset(row, octet, TILE_N),
-        exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
+      exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
   }
 }
 
@@ -58,7 +58,7 @@ struct Pixels {
       const int y = top[i] + down, at = left[i] + right;
       const bool exists = (unsigned)y < (unsigned)IMAGE_H && (unsigned)at < (unsigned)IMAGE_W && c < CHANNELS;
       copy_async(to + swizzled_offset(i * 16 + thread / 8, octet, TILE_M),
-          exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
+        exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
     }
   }
 };
@@ -79,7 +79,7 @@ DEVICE void add_partial_sums(float (&values)[VECTOR], const float* partial_sums,
 
 // Every block adds the sums of every SPLITth pixel: thread t of four has columns 2 t, 2 t + 1 of each eight.
 DEVICE void store_partial_sums(
-    const float (&sums)[TILE_N / 2], float* partial_sums, int k_part, int first_row, int rows, int thread, int lane) {
+  const float (&sums)[TILE_N / 2], float* partial_sums, int k_part, int first_row, int rows, int thread, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread / 32 * 16 + lane / 4 + half * 8;
@@ -117,16 +117,16 @@ DEVICE void wait_stage(int warpgroup, storage_t* stage, int thread) {
 }
 
 DEVICE void load_operands(
-    const Arguments& a, TileOperands<VECTOR>& of_filters, PixelOperands<VECTOR>& of_pixel, int p, int m) {
+  const Arguments& a, TileOperands<VECTOR>& of_filters, PixelOperands<VECTOR>& of_pixel, int p, int m) {
   of_filters.load(a, p / OUT, m);
   of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if SPLIT_K > 1
-    __cluster_dims__(SPLIT_K, 1, 1)
+  __cluster_dims__(SPLIT_K, 1, 1)
 #endif
-        split_k(const Arguments a) {
+    split_k(const Arguments a) {
   extern __shared__ __align__(1024) uint4 shared[];
   const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int tile = blockIdx.x / SPLIT_K, block = blockIdx.x % SPLIT_K;

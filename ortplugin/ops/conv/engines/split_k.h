@@ -7,10 +7,10 @@
 namespace ortplugin {
 
 struct SplitKConfig {
-  int tile_n;   // filters of a tile
+  int tile_n;  // filters of a tile
   int split_k;  // blocks of a cluster, which divide K among them
-  int warps;    // of a block: each warpgroup has its own part of K
-  int stages;   // K tiles of 128 bytes of channels that are under way or in use, for each warpgroup
+  int warps;  // of a block: each warpgroup has its own part of K
+  int stages;  // K tiles of 128 bytes of channels that are under way or in use, for each warpgroup
 };
 
 bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);

@@ -59,7 +59,7 @@ bool FitsStem(const Program& program, const Contraction& problem, const cuda::De
   const Sizes sizes = SizesOf(problem, 1, 8);
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
   return sizes.k_steps * FiltersOfWarp(problem) / 4 <= kMostWeights &&
-      SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
+    SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
 }
 
 bool IsStemFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -79,12 +79,12 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
   best.tile_h = is_small ? 4 : 2;
   best.parts = is_small && groups == 1 ? 2 : 1;
   best.warps = groups *
-      (is_small ? std::max(1,
-                      (groups == 1          ? 4
-                              : groups == 2 ? 8
-                                            : 12) /
-                          groups)
-                : std::max(1, 4 / groups));
+    (is_small ? std::max(1,
+                  (groups == 1      ? 4
+                      : groups == 2 ? 8
+                                    : 12) /
+                    groups)
+              : std::max(1, 4 / groups));
   best.min_blocks = is_small ? (best.warps > 8 ? 1 : best.warps > 4 ? 2 : 4) : 3;
   const int most_width = is_small && groups != 2 ? 64 : 128;
   const auto set_width = [&] {
@@ -92,14 +92,14 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
       best.tile_w = static_cast<int>(RoundUp(DivideUp(problem.columns().out, pieces), 8));
       if (best.tile_w == 8) break;
       const bool is_spread =
-          !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
+        !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
       if (best.tile_w <= most_width && is_spread && SharedBytes(problem, best) <= cuda::kStaticSharedBytes) break;
     }
   };
   set_width();
   // Beside very many weights there is room for a row alone.
   if (!is_small &&
-      (SharedBytes(problem, best) > cuda::kStaticSharedBytes || (best.tile_w < 32 && problem.columns().out >= 32))) {
+    (SharedBytes(problem, best) > cuda::kStaticSharedBytes || (best.tile_w < 32 && problem.columns().out >= 32))) {
     best.tile_h = best.buffers = 1;
     set_width();
   }
@@ -110,7 +110,7 @@ StemConfig ConfigureStem(const Program& program, const Contraction& problem, con
   }
   // With much to do and several groups, copying ahead pays for a small one, too.
   if (is_small && groups > 2 &&
-      Tiles(problem, best) >= LimitsNear(device).stem_copy_ahead_tiles * device.multiprocessors) {
+    Tiles(problem, best) >= LimitsNear(device).stem_copy_ahead_tiles * device.multiprocessors) {
     StemConfig steady = best;
     steady.warps = groups;
     steady.tile_h = 1;
@@ -142,13 +142,13 @@ std::string StemSource(const Program& program, const Contraction& problem, const
 cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
-      cuda::NextStarts::kAtTrigger};
+    cuda::NextStarts::kAtTrigger};
 }
 
 EngineKernel MakeStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const StemConfig config = ConfigureStem(program, problem, device);
-  return {StemSource(program, problem, config), "stem", StemLaunch(problem, config, device),
-      ConvArguments(program, problem)};
+  return {
+    StemSource(program, problem, config), "stem", StemLaunch(problem, config, device), ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -13,9 +13,9 @@
 
 #define PIXEL (CHANNELS_FIRST ? 1 : CHANNELS)  // elements from one pixel of a line to the next
 #define LINE_LENGTH (IMAGE_W * PIXEL)
-#define STEP (STRIDE_W * PIXEL)                         // from one result to the next
+#define STEP (STRIDE_W * PIXEL)  // from one result to the next
 #define LEAD ((COPY - PAD_LEFT * PIXEL % COPY) % COPY)  // where the first result's elements begin
-#define SPARE (LEAD % 2)                                // elements too much in front
+#define SPARE (LEAD % 2)  // elements too much in front
 #define RUN ((SPARE + KERNEL_W * PIXEL + 1) / 2 * 2)
 #define PAIRS (RUN / 2)
 #define SLOTS ((PAIRS + 3) / 4)  // of a line: four pairs, one for each quarter of a warp
@@ -43,8 +43,8 @@ DEVICE unsigned join(storage_t low, storage_t high) { return (unsigned)low.bits 
 DEVICE void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // The line of the kernel that a quarter of a warp has in a slot, and the number of the pair in that line.
@@ -56,9 +56,9 @@ DEVICE constexpr int pair_of(int slot, int quarter) {
 // Which elements of it count.
 DEVICE constexpr unsigned mask_of(int slot, int quarter) {
   const int pair = pair_of(slot, quarter);
-  return line_of(slot, quarter) >= LINES || pair >= PAIRS ? 0u
-                                                          : (SPARE && pair == 0 ? 0xffff0000u : ~0u) &
-          (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
+  return line_of(slot, quarter) >= LINES || pair >= PAIRS
+    ? 0u
+    : (SPARE && pair == 0 ? 0xffff0000u : ~0u) & (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
 }
 DEVICE constexpr bool has_mask(int slot) {
   return (mask_of(slot, 0) & mask_of(slot, 1) & mask_of(slot, 2) & mask_of(slot, 3)) != ~0u;
@@ -68,13 +68,13 @@ DEVICE constexpr bool has_mask(int slot) {
 DEVICE constexpr int place_of(int slot, int quarter) {
   const int line = line_of(slot, quarter) < LINES ? line_of(slot, quarter) : 0;
   return (CHANNELS_FIRST ? line / KERNEL_H * IMAGE_ROWS + line % KERNEL_H : line) * LINE_PITCH + LEAD - SPARE +
-      pair_of(slot, quarter) * 2;
+    pair_of(slot, quarter) * 2;
 }
 
 struct Tile {
   int n, y, x;
   DEVICE Tile(int number)
-      : n(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_H), x(number % TILES_X * TILE_W) {}
+    : n(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_H), x(number % TILES_X * TILE_W) {}
 };
 
 // Starts copying a tile's part of the image, COPY elements at a time, zeros where there is none.
@@ -94,7 +94,7 @@ DEVICE void copy_image(storage_t* shared, const storage_t* image, const Tile& ti
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0));
     } else {
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(COPY == 8 ? 4 : 2 * COPY),
-          "r"(exists ? 2 * COPY : 0));
+        "r"(exists ? 2 * COPY : 0));
     }
   }
   asm volatile("cp.async.commit_group;");
@@ -106,7 +106,7 @@ DEVICE void load_weights(uint4* shared_weights, const Arguments& a, int warp, in
   for (int i = warp; i < GROUPS * K_STEPS * (COLUMNS / 2); i += WARPS) {
     const int product = i / (COLUMNS / 2) % K_STEPS, group = i / (COLUMNS / 2) / K_STEPS;
     const storage_t* const w = (const storage_t*)a.in[1] +
-        (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
+      (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
     unsigned pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -142,8 +142,8 @@ DEVICE void read_weights(unsigned (&weights)[K_STEPS][2 * COLUMNS], const uint4*
 }
 
 DEVICE void multiply(float (&sums)[PARTS][COLUMNS][4], const storage_t* const (&at)[PARTS][2],
-    const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
-    const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
+  const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
+  const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
 #pragma unroll
   for (int i = 0; i < K_STEPS; ++i) {
     unsigned left[PARTS][4];
@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
           const int number = (part * PARTS + p) * 2 + h, octet = min(number, OCTETS - 1);
           const int in_y = octet / OCTETS_X, in_x = octet % OCTETS_X * 8 + row;
           at[p][h] = shared_image + buffer * kImage * 8 + in_y * (STRIDE_H * LINE_PITCH) + in_x * STEP +
-              (PACKED ? 0 : quarter * 2);
+            (PACKED ? 0 : quarter * 2);
           y[p][h] = number < OCTETS ? tile.y + in_y : OUT_H;  // past the edge nothing is written
           x[p][h] = tile.x + in_x;
         }

@@ -7,12 +7,12 @@
 namespace ortplugin {
 
 struct StemConfig {
-  int filters;         // of a warp: 16 or 32
-  int warps;           // of a block
+  int filters;  // of a warp: 16 or 32
+  int warps;  // of a block
   int tile_h, tile_w;  // pixels of a block
-  int buffers;         // parts of the image at once: 1, or 2 to copy one while the other is used
-  int parts;           // of 16 pixels that a warp works on at once
-  int min_blocks;      // that a multiprocessor should hold
+  int buffers;  // parts of the image at once: 1, or 2 to copy one while the other is used
+  int parts;  // of 16 pixels that a warp works on at once
+  int min_blocks;  // that a multiprocessor should hold
 };
 
 bool FitsStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);

@@ -43,51 +43,50 @@ bool FitsPolyphaseAlone(const Program& program, const Contraction& problem, cons
 
 const std::vector<Engine>& EngineTable() {
   static const auto* const table = new std::vector<Engine>{
-      {"few_output_channels", FitsFewOutputChannels, Always, Make<MakeFewOutputChannels>,
-          "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or "
-          "more "
-          "is empty for the most part, and the result may be NCHW without a kernel that transposes it"},
-      {"depthwise", FitsDepthwise, Always, Make<MakeDepthwise>,
-          "depthwise, in front of grouped, which takes those of large filters. By construction: a filter meets one "
-          "channel, so there is no matrix to multiply; it is memory-bound and touches each element once, the program "
-          "included"},
-      {"grouped", FitsGrouped, IsGroupedFast, MakeGrouped,
-          "groups, which no line behind it takes. By construction where a group's channels or filters are no multiple "
-          "of "
-          "eight, for which a library's tensor cores have no kernel; else as measured"},
-      {"stem", FitsStem, IsStemFast, Make<MakeStem>,
-          "up to four input channels, which split_k and conv_1x1 do not take. By construction where the image is NCHW, "
-          "which a library has transposed by a kernel in front; else as measured"},
-      {"gemv", FitsGemv, IsGemvFast, Make<MakeGemv>,
-          "1x1 on one pixel; before split_k, which divides sums for the same reason but in tiles of 64 pixels. By "
-          "construction for one image: each weight is read and used once; else as measured"},
-      {"split_k", FitsSplitK, IsSplitKFast, Make<MakeSplitK>,
-          "little work for the GPU; before conv_1x1, whose few tiles leave multiprocessors idle there. As measured"},
-      {"conv_1x1", FitsConv1x1, IsConv1x1Fast, Make<MakeConv1x1>,
-          "pointwise (1x1) convolution, plain or transposed, memory-bound; before polyphase, for its one tap. As "
-          "measured"},
-      {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
-          "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights "
-          "once. "
-          "As measured"},
-      {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
-          "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
-      {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
-          "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty "
-          "for "
-          "the most part. By construction: memory-bound, and the image is read as it lies"},
-      {"nchw_gemm", FitsNchwGemm, Always, Make<MakeNchwGemm>,
-          "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the "
-          "result "
-          "behind"},
-      {"direct", FitsDirect, IsDirectFast, MakeDirect,
-          "fp32, NCHW, few channels; behind what is pointwise. As measured"},
+    {"few_output_channels", FitsFewOutputChannels, Always, Make<MakeFewOutputChannels>,
+      "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or "
+      "more "
+      "is empty for the most part, and the result may be NCHW without a kernel that transposes it"},
+    {"depthwise", FitsDepthwise, Always, Make<MakeDepthwise>,
+      "depthwise, in front of grouped, which takes those of large filters. By construction: a filter meets one "
+      "channel, so there is no matrix to multiply; it is memory-bound and touches each element once, the program "
+      "included"},
+    {"grouped", FitsGrouped, IsGroupedFast, MakeGrouped,
+      "groups, which no line behind it takes. By construction where a group's channels or filters are no multiple "
+      "of "
+      "eight, for which a library's tensor cores have no kernel; else as measured"},
+    {"stem", FitsStem, IsStemFast, Make<MakeStem>,
+      "up to four input channels, which split_k and conv_1x1 do not take. By construction where the image is NCHW, "
+      "which a library has transposed by a kernel in front; else as measured"},
+    {"gemv", FitsGemv, IsGemvFast, Make<MakeGemv>,
+      "1x1 on one pixel; before split_k, which divides sums for the same reason but in tiles of 64 pixels. By "
+      "construction for one image: each weight is read and used once; else as measured"},
+    {"split_k", FitsSplitK, IsSplitKFast, Make<MakeSplitK>,
+      "little work for the GPU; before conv_1x1, whose few tiles leave multiprocessors idle there. As measured"},
+    {"conv_1x1", FitsConv1x1, IsConv1x1Fast, Make<MakeConv1x1>,
+      "pointwise (1x1) convolution, plain or transposed, memory-bound; before polyphase, for its one tap. As "
+      "measured"},
+    {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
+      "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights "
+      "once. "
+      "As measured"},
+    {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
+      "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
+    {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
+      "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty "
+      "for "
+      "the most part. By construction: memory-bound, and the image is read as it lies"},
+    {"nchw_gemm", FitsNchwGemm, Always, Make<MakeNchwGemm>,
+      "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the "
+      "result "
+      "behind"},
+    {"direct", FitsDirect, IsDirectFast, MakeDirect, "fp32, NCHW, few channels; behind what is pointwise. As measured"},
   };
   return *table;
 }
 
 std::optional<EngineKernel> FindEngineKernel(
-    const Program& program, const Contraction& given, const cuda::DeviceFacts& device, bool only_where_fast) {
+  const Program& program, const Contraction& given, const cuda::DeviceFacts& device, bool only_where_fast) {
   const Contraction plane = WithTwoWindows(given);
   if (plane.windows.size() != 2) return std::nullopt;
   // A matrix product's rows, however many: they are in no kernel's text then.
