@@ -1,45 +1,59 @@
-// FusedLSTM on the CPU: each direction of each sequence by itself, on ORT's threads. A step's sums are those of R's
-// columns, each gate's element of a unit beside the others as in G, so that its loop vectorises.
+// FusedLSTM on the CPU: each direction of a few sequences by itself, on ORT's threads. A step adds R's columns to the
+// gates, four at a time for each sequence, and then computes the states as a pointwise program.
 
 #include <algorithm>
-#include <cmath>
 
 #include "ortplugin/ops/lstm/lstm.h"
-#include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/x86_level.h"
 
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kGates = 4;
+constexpr int64_t kGates = 4, kSequences = 8, kColumns = 4;
+constexpr const char* kStates =
+  "(float i, float o, float f, float g, float c) => (float d, float h) {"
+  "  si = Sigmoid(i) tg = Tanh(g) added = Mul(si, tg) sf = Sigmoid(f) kept = Mul(sf, c) d = Add(kept, added)"
+  "  so = Sigmoid(o) td = Tanh(d) h = Mul(so, td) }";
 
-// sums[i] += scale x[i]; the same lane by lane whatever the vectors.
-ORTPLUGIN_INLINE void AddScaled(const float* x, float scale, float* __restrict sums, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) sums[i] += scale * x[i];
+// sums[i] += scales[0] x[i] + scales[1] x[i + count] + .., one after the other: the same lane by lane whatever the
+// vectors.
+ORTPLUGIN_INLINE void AddScaled(
+  const float* x, const float* scales, int64_t columns, float* __restrict sums, int64_t count) {
+  if (columns < kColumns) {
+    for (int64_t k = 0; k < columns; ++k)
+      for (int64_t i = 0; i < count; ++i) sums[i] += scales[k] * x[k * count + i];
+    return;
+  }
+  const float *const x1 = x + count, *const x2 = x1 + count, *const x3 = x2 + count;
+  const float a0 = scales[0], a1 = scales[1], a2 = scales[2], a3 = scales[3];
+  for (int64_t i = 0; i < count; ++i) sums[i] = sums[i] + a0 * x[i] + a1 * x1[i] + a2 * x2[i] + a3 * x3[i];
 }
-using Loop = void (*)(const float*, float, float*, int64_t);
+using Loop = void (*)(const float*, const float*, int64_t, float*, int64_t);
 #define ORTPLUGIN_LOOP(Name, attribute) \
-  attribute void Add##Name(const float* x, float scale, float* sums, int64_t count) { \
-    AddScaled(x, scale, sums, count); \
+  attribute void Add##Name(const float* x, const float* scales, int64_t columns, float* sums, int64_t count) { \
+    AddScaled(x, scales, columns, sums, count); \
   }
 ORTPLUGIN_LOOP(Baseline, )
 #if defined(__x86_64__) && defined(__GNUC__)
 ORTPLUGIN_LOOP(Avx2, __attribute__((target("avx2"))))
+ORTPLUGIN_LOOP(Avx512, __attribute__((target("avx512f"))))
 #endif
 #undef ORTPLUGIN_LOOP
 
 Loop ChooseLoop() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const int level = X86Level();
+  if (level >= 4) return AddAvx512;
   if (level >= 3) return AddAvx2;
 #endif
   return AddBaseline;
 }
 
-float Sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-
+// One run.
 class Recurrence {
  public:
   Recurrence(const LstmAttributes& attributes, const LstmRun& lstm)
@@ -47,52 +61,76 @@ class Recurrence {
       lstm_(lstm),
       hidden_(attributes.hidden),
       size_(static_cast<int64_t>(SizeOf(attributes.dtype))) {
-    // R[d, gate, unit, k] as columns[d, k, unit, gate].
-    const int64_t all = attributes.directions() * kGates * hidden_ * hidden_;
-    HostVector<float> r(static_cast<size_t>(all));
+    // R[d, gate, unit, k] as columns[d, gate, k, unit].
+    const int64_t matrices = attributes.directions() * kGates;
+    HostVector<float> r(static_cast<size_t>(matrices * hidden_ * hidden_));
     LoadLanes(attributes.dtype, lstm.r, r.size(), r.data());
     columns_.resize(r.size());
-    for (int64_t d = 0; d < attributes.directions(); ++d)
-      for (int64_t row = 0; row < kGates * hidden_; ++row)
-        for (int64_t k = 0; k < hidden_; ++k)
-          columns_[static_cast<size_t>(((d * hidden_ + k) * hidden_ + row % hidden_) * kGates + row / hidden_)] =
-            r[static_cast<size_t>((d * kGates * hidden_ + row) * hidden_ + k)];
+    for (int64_t matrix = 0; matrix < matrices; ++matrix)
+      for (int64_t k = 0; k < hidden_; ++k)
+        for (int64_t unit = 0; unit < hidden_; ++unit)
+          columns_[static_cast<size_t>((matrix * hidden_ + k) * hidden_ + unit)] =
+            r[static_cast<size_t>((matrix * hidden_ + unit) * hidden_ + k)];
   }
 
-  void Compute(int64_t d, int64_t sequence) const {
-    const int64_t steps = lstm_.shape.steps, batch = lstm_.shape.batch, width = attributes_.directions() * hidden_;
-    HostVector<float> memory(static_cast<size_t>((kGates + 2) * hidden_));
-    float *const sums = memory.data(), *const h = sums + kGates * hidden_, *const c = h + hidden_;
-    const int64_t state = (d * batch + sequence) * hidden_;
+  // One direction of the sequences from `first` on.
+  void Compute(int64_t d, int64_t first) const {
+    const int64_t steps = lstm_.shape.steps, width = attributes_.directions() * hidden_;
+    const int64_t count = std::min(kSequences, lstm_.shape.batch - first), all = count * hidden_;
+    HostVector<float> memory(static_cast<size_t>((kGates + 2) * all + kGates * hidden_));
+    float *const gates = memory.data(), *const h = gates + kGates * all, *const c = h + all, *const loaded = c + all;
+    const int64_t state = (d * lstm_.shape.batch + first) * hidden_;
     if (lstm_.h0 != nullptr) {
-      Load(lstm_.h0, state, hidden_, h);
-      Load(lstm_.c0, state, hidden_, c);
+      Load(lstm_.h0, state, all, h);
+      Load(lstm_.c0, state, all, c);
     }
-    const float* const columns = columns_.data() + d * hidden_ * hidden_ * kGates;
+    Evaluator::Workspace workspace(evaluator_);
     for (int64_t step = 0; step < steps; ++step) {
       const int64_t t = attributes_.is_reverse(d) ? steps - 1 - step : step;
-      const int64_t row = lstm_.shape.Row(sequence, t);
-      Load(lstm_.g, (row * width + d * hidden_) * kGates, kGates * hidden_, sums);
-      for (int64_t k = 0; k < hidden_; ++k) add_(columns + k * hidden_ * kGates, h[k], sums, kGates * hidden_);
-      for (int64_t unit = 0; unit < hidden_; ++unit) {
-        const float* const gates = sums + unit * kGates;  // i, o, f, c
-        c[unit] = Sigmoid(gates[2]) * c[unit] + Sigmoid(gates[0]) * std::tanh(gates[3]);
-        h[unit] = Sigmoid(gates[1]) * std::tanh(c[unit]);
+      for (int64_t s = 0; s < count; ++s) {
+        Load(lstm_.g, (lstm_.shape.Row(first + s, t) * width + d * hidden_) * kGates, kGates * hidden_, loaded);
+        for (int64_t gate = 0; gate < kGates; ++gate)
+          for (int64_t unit = 0; unit < hidden_; ++unit)
+            gates[gate * all + s * hidden_ + unit] = loaded[unit * kGates + gate];
       }
-      char* const y = Store(lstm_.y, row * width + d * hidden_, h);
-      LoadLanes(attributes_.dtype, y, static_cast<size_t>(hidden_), h);
+      AddProducts(d, h, count, gates);
+      Advance(gates, all, h, c, workspace);
+      for (int64_t s = 0; s < count; ++s) {  // h as it is read again
+        const char* const y =
+          Store(lstm_.y, lstm_.shape.Row(first + s, t) * width + d * hidden_, hidden_, h + s * hidden_);
+        LoadLanes(attributes_.dtype, y, static_cast<size_t>(hidden_), h + s * hidden_);
+      }
     }
-    if (lstm_.y_h != nullptr) Store(lstm_.y_h, state, h);
-    if (lstm_.y_c != nullptr) Store(lstm_.y_c, state, c);
+    if (lstm_.y_h != nullptr) Store(lstm_.y_h, state, all, h);
+    if (lstm_.y_c != nullptr) Store(lstm_.y_c, state, all, c);
   }
 
  private:
+  void AddProducts(int64_t d, const float* h, int64_t count, float* gates) const {
+    for (int64_t gate = 0; gate < kGates; ++gate)
+      for (int64_t k = 0; k < hidden_; k += kColumns)
+        for (int64_t s = 0; s < count; ++s)
+          add_(columns_.data() + ((d * kGates + gate) * hidden_ + k) * hidden_, h + s * hidden_ + k,
+            std::min(kColumns, hidden_ - k), gates + (gate * count + s) * hidden_, hidden_);
+  }
+
+  void Advance(const float* gates, int64_t all, float* h, float* c, Evaluator::Workspace& workspace) const {
+    for (int64_t at = 0; at < all; at += static_cast<int64_t>(kBlock)) {
+      for (int64_t gate = 0; gate < kGates; ++gate)
+        workspace.Bind(program_.parameters()[static_cast<size_t>(gate)], gates + gate * all + at);
+      workspace.Bind(program_.parameters()[kGates], c + at);
+      workspace.Bind(program_.results()[0], c + at);
+      workspace.Bind(program_.results()[1], h + at);
+      evaluator_.Run(workspace, static_cast<size_t>(std::min<int64_t>(kBlock, all - at)));
+    }
+  }
+
   void Load(const void* tensor, int64_t first, int64_t count, float* lanes) const {
     LoadLanes(attributes_.dtype, static_cast<const char*>(tensor) + first * size_, static_cast<size_t>(count), lanes);
   }
-  char* Store(void* tensor, int64_t first, const float* lanes) const {
+  char* Store(void* tensor, int64_t first, int64_t count, const float* lanes) const {
     char* const to = static_cast<char*>(tensor) + first * size_;
-    StoreLanes(attributes_.dtype, lanes, static_cast<size_t>(hidden_), to);
+    StoreLanes(attributes_.dtype, lanes, static_cast<size_t>(count), to);
     return to;
   }
 
@@ -100,6 +138,8 @@ class Recurrence {
   const LstmRun& lstm_;
   int64_t hidden_, size_;
   HostVector<float> columns_;
+  const Program program_ = Program::Parse(kStates);
+  const Evaluator evaluator_{program_, program_.Closure(program_.results(), program_.parameters())};
   const Loop add_ = ChooseLoop();
 };
 
@@ -109,12 +149,12 @@ class CpuLstm : public Kernel {
 
   void Compute(Run& run) const override {
     const LstmRun lstm = PrepareLstm(attributes_, run, true);
-    const int64_t tasks = attributes_.directions() * lstm.shape.batch;
-    if (tasks == 0) return;
+    const int64_t groups = DivideUp(lstm.shape.batch, kSequences);
+    if (groups == 0) return;
     const Recurrence recurrence(attributes_, lstm);
-    run.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
+    run.parallel_for(static_cast<size_t>(attributes_.directions() * groups), [&](size_t task) {
       const auto number = static_cast<int64_t>(task);
-      recurrence.Compute(number / lstm.shape.batch, number % lstm.shape.batch);
+      recurrence.Compute(number / groups, number % groups * kSequences);
     });
   }
 
