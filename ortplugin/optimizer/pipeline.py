@@ -167,7 +167,7 @@ TABLE: tuple[Step, ...] = (
   Step(NESTED_SLICES, EVERY_ROUND, "after Transposes between the slices are gone"),
   Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
   Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
-  Step(FUSE_LSTM, QUIET_ROUND, "once initial states and the shapes of views are constant"),
+  Step(FUSE_LSTM, QUIET_ROUND | GPU, "once initial states and the shapes of views are constant"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
   Step(ATTENTION_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),

@@ -1,7 +1,8 @@
 """Many small architectures, as five exporters wrote them, through the optimizer and ONNX Runtime.
 
 models/packed.py says where the files are from; architectures.json says which inputs each takes, and of what shapes.
-Each is optimized as it is, and once more to float16 or with its channels last. Outputs are compared as verification does.
+Each is optimized as it is, and once more to float16 or with its channels last. Outputs are compared as verification
+does.
 """
 
 import json

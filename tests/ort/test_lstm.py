@@ -11,7 +11,6 @@ from threads import in_threads
 import ortplugin
 from ort.host import make, plain
 from ortplugin.ops.lstm import decompose
-from ortplugin.program import NUMPY_DTYPES
 
 
 def run(session, case):
