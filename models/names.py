@@ -1,4 +1,4 @@
-"""Names of values inside an archive of models: each number says how many back it is, so equal layers have equal bytes."""
+"""Names inside an archive of models: each number says how many back it is, so equal layers have equal bytes."""
 
 from ortplugin.graph.messages import walk_graphs
 

@@ -188,18 +188,18 @@ def pads_without_ceil(pool: gs.Node) -> list[int] | None:
   return [*begin, *end]
 
 
-def windows_fit(shape: Shape | None, attributes: Mapping[str, Any]) -> bool:
-  """Whether no window of a pool is larger than the padded image. An open size is taken to be 1 or more.
+def windows_fit(shape: Shape | None, attributes: Mapping[str, Any], least: int = 1) -> bool:
+  """Whether no window of a pool is larger than the padded image. An open size is taken to be `least` or more.
 
-  Where one is larger, ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding, too.
+  Where one is larger, ONNX Runtime's AveragePool counts what lies beyond the padding, too: before opset 19, and in 1.32.
   """
   kernel = attributes["kernel_shape"]
   if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
     return True
   pads = attributes.get("pads") or [0] * (2 * len(kernel))
-  sizes = (1,) * len(kernel) if shape is None else shape[2:]
+  sizes = (least,) * len(kernel) if shape is None else shape[2:]
   return len(sizes) == len(kernel) and all(
-    (size if isinstance(size, int) else 1) + pads[axis] + pads[axis + len(kernel)] >= kernel[axis]
+    (size if isinstance(size, int) else least) + pads[axis] + pads[axis + len(kernel)] >= kernel[axis]
     for axis, size in enumerate(sizes)
   )
 

@@ -24,6 +24,7 @@ from ortplugin.passes.layout.plan import Layouts, Plan, Rule, shape_last
 KINDS = {"MaxPool": "max", "AveragePool": "average", "GlobalAveragePool": "global_average",
          "GlobalMaxPool": "global_max", "ReduceMean": "global_average", "ReduceMax": "global_max"}  # fmt: skip
 KEPT = ("auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides")
+LEAST = 1 << 20  # pixels of an open size
 
 
 def plan(scope: Scope, node: gs.Node, op: str, attributes: dict[str, Any]) -> Plan | None:
@@ -56,11 +57,8 @@ def pool(scope: Scope, node: gs.Node) -> Plan | None:
     attributes = {}
   if may_crop(attributes, len(attributes.get("kernel_shape", ()))):
     return None
-  if (
-    attributes.get("count_include_pad", 0)
-    and scope.opset < 19
-    and not windows_fit(scope.shape(node.inputs[0]), attributes)
-  ):
+  least = 1 if scope.opset < 19 else LEAST  # from there on windows fit but in the smallest images
+  if attributes.get("count_include_pad", 0) and not windows_fit(scope.shape(node.inputs[0]), attributes, least):
     return None
   return plan(scope, node, "FusedPool", {**attributes, "kind": KINDS[scope.op(node)]})
 
