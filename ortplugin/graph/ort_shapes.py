@@ -191,7 +191,7 @@ def pads_without_ceil(pool: gs.Node) -> list[int] | None:
 def windows_fit(shape: Shape | None, attributes: Mapping[str, Any], least: int = 1) -> bool:
   """Whether no window of a pool is larger than the padded image. An open size is taken to be `least` or more.
 
-  Where one is larger, ONNX Runtime's AveragePool counts what lies beyond the padding, too: before opset 19, and in 1.32.
+  Where one is larger, ONNX Runtime counts what an average has beyond the padding, too: before opset 19, and in 1.32.
   """
   kernel = attributes["kernel_shape"]
   if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
