@@ -357,7 +357,7 @@ def contenders(case, subject, models, stream, *, compiled):
   makers |= {column: session(*pair) for column, pair in models.items()}
   layouts = {"compile": False, "compile_last": True} if case.network.channels_last else {"compile": False}
   for column, last in layouts.items() if compiled else ():
-    makers[column] = lambda last=last: torch_replay(subject.module, subject.inputs, stream, channels_last=last)  # type: ignore[misc]
+    makers[column] = lambda last=last: torch_replay(subject.module, subject.inputs, stream, channels_last=last)
   return makers
 
 

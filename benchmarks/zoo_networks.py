@@ -312,7 +312,7 @@ def _transformers(name, model, config, takes):
   names = {_MASKED: with_mask, _CAUSAL: with_mask, _TOKENS: ("input_ids",)}.get(takes, ())
   more = {"use_cache": False} if takes == _CAUSAL or name == "bloom" else {}
 
-  class Network(type(picked(network, _first))):  # type: ignore[misc]
+  class Network(type(picked(network, _first))):
     def forward(self, *inputs):
       given = dict(zip(names, inputs, strict=True)) if names else {}
       return _first(self.model(*(() if names else inputs), **given, **more))

@@ -176,7 +176,7 @@ def case_of(
     sizes = (batch, heads, heads, queries, keys, head_size, head_size)
   given = {"scale": float(np.float32(sizes[5] ** -0.5)), **attributes}
   assert len(sizes) == 7
-  return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden)  # type: ignore[arg-type]
+  return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden)
 
 
 # ---- comparison
@@ -202,7 +202,7 @@ def check(case, found, unit=None, inputs=None):
   """
   inputs = case.inputs() if inputs is None else inputs
   node = case.node()
-  wide, wanted = OPERATOR.reference(node, inputs, False)[0], OPERATOR.reference(node, inputs)  # type: ignore[call-arg]
+  wide, wanted = OPERATOR.reference(node, inputs, False)[0], OPERATOR.reference(node, inputs)
   attention = attributes_of(node)
   c = UNIT_ROUNDOFF["double" if case.dtype == "double" else "float"] if unit is None else unit
   viewed = operands(attention, inputs)

@@ -144,7 +144,7 @@ def check(case, outputs, inputs=None, unit=0):
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program
-  wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
+  wide = OPERATOR.reference(node, arrays, rounded=False)
   sizes = sizes_of(case, arrays)
   rounded = OPERATOR.reference(node, arrays)
   dtype = program.results[0].dtype
@@ -164,10 +164,10 @@ def sizes_of(case, arrays):
   dtype = case.program.results[0].dtype
   dz_case = replace(case, gradients="dZ", operands="")
   count = len(case.operands.split())
-  (dz, *others) = OPERATOR.reference(dz_case.node(), arrays[count:], rounded=False)  # type: ignore[call-arg]
+  (dz, *others) = OPERATOR.reference(dz_case.node(), arrays[count:], rounded=False)
   bare = replace(case, text=typed("(T dz) => (T dz) {}", dtype), extra={})
   wide = [np.abs(np.asarray(each).astype(np.float64)) for each in (*arrays[:count], dz)]
-  sums = OPERATOR.reference(bare.node(), wide, rounded=False)  # type: ignore[call-arg]
+  sums = OPERATOR.reference(bare.node(), wide, rounded=False)
   return [*sums, *(np.abs(each.astype(np.float64)) for each in others)]
 
 

@@ -104,7 +104,7 @@ def check(case, outputs, inputs=None, unit=0, split=False):
   """
   arrays = case.inputs() if inputs is None else list(inputs)
   node, program = case.node(), case.program
-  wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
+  wide = OPERATOR.reference(node, arrays, rounded=False)
   wanted_all = OPERATOR.reference(node, arrays)
   absolute = [np.abs(each.astype(np.float64)) for each in arrays[:2]]
   size = transposed_convolution(attributes_of(node), absolute[0], absolute[1])

@@ -135,7 +135,7 @@ class DeviceSession(CapturingSession):
   def _read(self, name, bound):
     if isinstance(bound, np.ndarray):
       return bound
-    dtypes = {each.name: element_type(each.type)[1] for each in self.session.get_inputs()}  # type: ignore[index]
+    dtypes = {each.name: element_type(each.type)[1] for each in self.session.get_inputs()}
     dtype, (_, shape, address) = dtypes[name], bound
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)

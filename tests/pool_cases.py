@@ -67,7 +67,7 @@ class Case:
   def reference(self, x, rounded=True):
     operator = find(DOMAIN, self.op)
     assert operator is not None
-    made = operator.reference(self.node(), [x], rounded)  # type: ignore[call-arg]
+    made = operator.reference(self.node(), [x], rounded)
     return made[0]
 
 

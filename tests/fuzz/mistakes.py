@@ -133,7 +133,7 @@ class _Finder:
 
   def find_spec(self, name, path=None, target=None):
     """The module's spec; None for any other."""
-    return importlib.machinery.ModuleSpec(name, self) if name == self._module else None  # type: ignore[arg-type]
+    return importlib.machinery.ModuleSpec(name, self) if name == self._module else None
 
   def create_module(self, spec):
     """As usual."""

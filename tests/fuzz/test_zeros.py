@@ -18,7 +18,7 @@ def model_of(nodes, dtype="float"):
 
 
 def bits(model, x):
-  return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()  # type: ignore[no-any-return]
+  return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()
 
 
 @pytest.mark.parametrize(

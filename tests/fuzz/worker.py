@@ -74,7 +74,7 @@ class Worker:
         self.spent[stage] += time.monotonic() - since
         since = time.monotonic()
         if kind == "done":
-          return value  # type: ignore[no-any-return]
+          return value
         if kind == "stage":
           stage = value
         else:

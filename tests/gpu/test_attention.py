@@ -91,13 +91,13 @@ def test_random_cases(seed):
     group, kv_heads = int(rng.integers(1, 4)), int(rng.integers(1, 4))
     queries, keys = int(rng.integers(1, 150)), int(rng.integers(1, 300))
     size = 8 * int(rng.integers(1, 20)) if number % 2 else int(rng.integers(1, 130))
-    given = dict(one({}, {"causal": "upper_left"}, {"causal": "lower_right", "window": 37}))  # type: ignore[call-overload]
+    given = dict(one({}, {"causal": "upper_left"}, {"causal": "lower_right", "window": 37}))
     dtype = str(one("float16", "bfloat16", "float", "double", "TF32"))
     given, dtype = (given | DTYPES["TF32"], "float") if dtype == "TF32" else (given, dtype)
     shape = one((queries, keys), (1, 1, 1, keys), (2, 1, queries, keys), (2, group * kv_heads, queries, keys))
     mask = one(None, ("bool", shape), ("float", shape), (dtype, shape))
     sizes = (2, group * kv_heads, kv_heads, queries, keys, size, size)
-    case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,  # type: ignore[arg-type]
+    case = case_of(f"random {seed} {number}", dtype, sizes, str(layout), mask,
                    masked_rows=str(one("nan", "zero")), **given)  # fmt: skip
     check(case, run(make(case.model()), case))
 
@@ -111,7 +111,7 @@ def test_tf32_only_where_it_is_allowed(session, said):
   )
   feeds = {name: np.abs(each) + 1 if name == "v" else each for name, each in case.feeds().items()}
   (found,) = host(ortplugin.run(make(case.model(), use_tf32=session), feeds))
-  (wanted,) = OPERATOR.reference(case.node(), list(feeds.values()), rounded=False)  # type: ignore[call-arg]
+  (wanted,) = OPERATOR.reference(case.node(), list(feeds.values()), rounded=False)
   error = found / wanted - 1
   is_allowed = session == "1" if said is None else bool(said)
   assert 2e-5 < np.abs(error).max() < 2e-3 if is_allowed else np.abs(error).max() < 5e-6

@@ -173,7 +173,7 @@ def test_many_threads_run_one_session():
 def error_of(case, inputs, **provider):
   """Of a case of one result, relative to the largest of those that these inputs have."""
   (found,) = run(make(case.model(), **provider), case)
-  (wanted,) = OPERATOR.reference(case.node(), inputs, rounded=False)  # type: ignore[call-arg]
+  (wanted,) = OPERATOR.reference(case.node(), inputs, rounded=False)
   return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 

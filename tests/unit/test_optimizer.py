@@ -199,7 +199,7 @@ def test_what_optimize_takes(tmp_path):
   for form in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model):
     assert types_of(ortplugin.optimize(form)[0]) == ["Softmax"]
   with pytest.raises(UsageError, match="bytes"):
-    ortplugin.optimize(model.SerializeToString())  # type: ignore[arg-type]
+    ortplugin.optimize(model.SerializeToString())
   model.graph.node[0].input[0] = "nobody"
   with pytest.raises(ModelError, match="nobody"):
     ortplugin.optimize(model)

@@ -180,7 +180,7 @@ def test_sessions_never_fall_back_silently(library_file, monkeypatch):
     ({"providers": ["cpu"], "provider_options": []}, "one for each"),
   ):
     with pytest.raises(UsageError, match=words):
-      ortplugin.session("m.onnx", **arguments)  # type: ignore[arg-type]
+      ortplugin.session("m.onnx", **arguments)
 
 
 def test_element_types_are_onnxs():

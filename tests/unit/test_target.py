@@ -92,7 +92,7 @@ def numbers_of(path):
 
 @pytest.mark.parametrize("module", [turn_conv_transpose, image_output], ids=lambda module: module.__name__)
 def test_passes_have_no_measured_limit(module):
-  path = Path(str(module.__file__))  # type: ignore[attr-defined]
+  path = Path(str(module.__file__))
   assert [each for each in numbers_of(path) if not each.endswith(f": {RANK}")] == []
 
 

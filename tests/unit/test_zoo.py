@@ -55,7 +55,7 @@ def test_what_a_name_of_the_tables_says(kind, text, name, shape):
   case = zoo_networks.image_case("torchvision", kind, text)
   assert case.name == name
   assert [each.shape for each in case.inputs] == [shape]
-  assert case.build.args == (name.split("@")[0], 96 if "!" in text else 0)  # type: ignore[attr-defined]
+  assert case.build.args == (name.split("@")[0], 96 if "!" in text else 0)
 
 
 def test_a_sweep_sees_every_network_once_before_one_twice():

@@ -60,13 +60,13 @@ def convolve(g, x, filters=None, bias=None, **given):
   """A Conv; `given`: attributes, else random ones."""
   attributes = dict(given or window(g, x))
   channels = x.shape[1]
-  groups = int(attributes.get("group", 0) or g.choice([1, 1, 1, channels, *(d for d in (2, 3) if channels % d == 0)]))  # type: ignore[call-overload]
+  groups = int(attributes.get("group", 0) or g.choice([1, 1, 1, channels, *(d for d in (2, 3) if channels % d == 0)]))
   filters = g.choice([1, 2, 3, 4, 8, 16]) if filters is None else filters
   if groups > 1:
     filters = groups * g.choice([1, 1, 2]) if not given else max(groups, filters // groups * groups)
     attributes["group"] = groups
   kernel = attributes["kernel_shape"]
-  w = g.weights(filters, channels // groups, *kernel)  # type: ignore[misc]
+  w = g.weights(filters, channels // groups, *kernel)
   if g.chance(0.15):
     del attributes["kernel_shape"]
   has_bias = g.chance(0.5) if bias is None else bias
@@ -82,9 +82,9 @@ def transposed(g, x, **given):
     attributes["group"] = groups
   strides = attributes.get("strides", [1] * count)
   if not given and g.chance(0.2):
-    attributes["output_padding"] = [g.rng.randrange(max(1, s)) for s in strides]  # type: ignore[union-attr]
+    attributes["output_padding"] = [g.rng.randrange(max(1, s)) for s in strides]
   filters = g.choice([1, 2, 3, 4, 8])
-  w = g.weights(channels, filters, *attributes["kernel_shape"])  # type: ignore[misc]
+  w = g.weights(channels, filters, *attributes["kernel_shape"])
   return g.op("ConvTranspose", x, w, g.weights(filters * groups) if g.chance(0.5) else None, **attributes)
 
 
