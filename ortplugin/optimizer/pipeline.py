@@ -63,7 +63,7 @@ from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
 from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.cast_like import CAST_LIKE
-from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER
+from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
@@ -276,6 +276,7 @@ def _for(step: Pass, layout: str, gpu: bool) -> Pass:
   forms: dict[str, Pass] = {
     CHANNELS_LAST.name: last,
     FUSE_GROUP_NORM.name: FUSE_GROUP_NORM_ON_GPU if gpu else FUSE_GROUP_NORM,
+    COL2IM_TO_GATHER.name: COL2IM_TO_GATHER_ON_GPU if gpu else COL2IM_TO_GATHER,
     MERGE_DEPTHWISE.name: MERGE_DEPTHWISE_ON_GPU if gpu else MERGE_DEPTHWISE,
   }
   return replace(step, rewrite=forms[step.name]) if isinstance(step, Step) and step.name in forms else step

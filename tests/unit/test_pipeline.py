@@ -98,7 +98,7 @@ def test_the_layout_is_that_of_one_pass():
   assert isinstance(on_gpu, Step)
   assert on_gpu.rewrite is CHANNELS_LAST_ON_GPU
   changed = {a.name for a, b in zip(always, PIPELINE, strict=True) if a != b}
-  assert changed == {"channels-last", "fuse-group-norm", "merge-depthwise"}
+  assert changed == {"channels-last", "col2im-to-gather", "fuse-group-norm", "merge-depthwise"}
   on_gpu_alone = {"attention-to-tf32", "fuse-lstm", "fuse-transpose", "matmul-to-tf32"}
   assert {*ORDER} - {*names(select_passes())} == on_gpu_alone
   assert {*names(select_passes(only=on_gpu_alone))} == on_gpu_alone
