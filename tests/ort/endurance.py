@@ -34,6 +34,8 @@ from ortplugin.graph.domains import DOMAIN
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.
 CASES = {
+  "lstm": ("forward 1 1 16 float False",),
+  "transpose": ("to channels first, float16",),
   "attention": (
     "packed, fewer heads, float16",
     "K transposed, double",

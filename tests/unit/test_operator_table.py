@@ -81,7 +81,7 @@ LIBRARIES = {
 KERNELS = {"FusedAttention": "engines/simt.cu"}
 
 # The benchmark, where it is named after its workload.
-BENCHMARKS = {"FusedSumTo": "lerp", "ConvGrad": "mnist"}
+BENCHMARKS = {"FusedSumTo": "lerp", "ConvGrad": "mnist", "FusedTranspose": "zoo", "FusedLSTM": "zoo"}
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 

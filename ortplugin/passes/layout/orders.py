@@ -59,7 +59,7 @@ def reduced_axes(scope: Scope, node: gs.Node) -> list[int] | None:
   rank = scope.rank(node.inputs[0])
   as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
   axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
-  if rank is None or axes is None or not np.size(axes):
+  if not rank or axes is None or not np.size(axes):
     return None
   return sorted({int(axis) % rank for axis in np.reshape(axes, -1)})
 
