@@ -3,23 +3,13 @@
 #include <algorithm>
 
 #include "ortplugin/runtime/text.h"
+#include "ortplugin/runtime/ort/choose.h"
 
 namespace ortplugin {
 namespace {
 
 constexpr int64_t kGates = 4, kUnknown = -1, kLargest = (int64_t{1} << 31) - 1;
 constexpr const char* kInputs[] = {"G", "R", "h0", "c0"};
-
-// The place of the attribute's word among these.
-template <size_t N>
-size_t Choose(const char* attribute, const std::string& word, const char* const (&words)[N]) {
-  std::string known;
-  for (size_t i = 0; i < N; ++i) {
-    if (word == words[i]) return i;
-    known += (i ? ", " : "") + std::string(words[i]);
-  }
-  Fail("the attribute '", attribute, "' is ", Quoted(word), " but must be one of ", known);
-}
 
 template <typename Source>
 LstmAttributes ParseLstm(const Source& source) {

@@ -6,22 +6,12 @@
 
 #include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/text.h"
+#include "ortplugin/runtime/ort/choose.h"
 
 namespace ortplugin {
 namespace {
 
 constexpr int64_t kLargest = (int64_t{1} << 31) - 1;  // of every number: products of two have no overflow then
-
-// The place of `word` in `words`.
-template <size_t N>
-size_t Choose(const char* attribute, const std::string& word, const char* const (&words)[N]) {
-  std::string known;
-  for (size_t i = 0; i < N; ++i) {
-    if (word == words[i]) return i;
-    known += (i ? ", " : "") + std::string(words[i]);
-  }
-  Fail("the attribute '", attribute, "' is ", Quoted(word), " but must be one of ", known);
-}
 
 template <typename Source>
 bool Flag(const Source& source, const char* name) {
