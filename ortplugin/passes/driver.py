@@ -27,6 +27,8 @@ class Missed:
   reason: str
 
 
+PER_NODE = 20  # rewrites; a pass that makes more undoes what it did
+
 Outcome = Applied | Missed | list[Missed] | None
 Rule = Callable[[Scope, gs.Node], Outcome]
 
@@ -49,6 +51,7 @@ class RulePass:
 
   def _sweep(self, scope: Scope, changes: list[Change], limit: int | None) -> list[NearMiss]:
     """Goes over the nodes until nothing changes; the near misses are the last round's."""
+    most = len(changes) + PER_NODE * (len(scope.slots) + 1)
     while True:
       before = len(changes)
       misses: list[NearMiss] = []
@@ -59,6 +62,8 @@ class RulePass:
         if isinstance(outcome, Applied):
           result = label(outcome.node) if outcome.node is not None else ""
           changes.append(Change(self.name, outcome.nodes, result))
+          if len(changes) > most:
+            raise RuntimeError(f"it comes to no end: the last of {len(changes)} rewrites was at {outcome.nodes[0]}")
           # The node that stands there now is looked at next: it may take in more.
           index = scope.position[id(outcome.node)] if outcome.node is not None else index + 1
           continue

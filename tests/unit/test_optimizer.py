@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import built, parsed
@@ -15,6 +16,7 @@ from ortplugin.model.input_shapes import fix_input_shapes
 from ortplugin.optimizer import api
 from ortplugin.optimizer import pipeline as table
 from ortplugin.passes.base import Change, NearMiss, PassResult
+from ortplugin.passes.driver import Applied, RulePass
 from ortplugin.report import CONVERSION, Dropped, Report
 
 
@@ -163,6 +165,16 @@ def test_a_pass_that_fails_is_named(pipeline):
 
   pipeline(Replace("a", "Abs", "Exp"), Broken("broken", "", ""))
   with pytest.raises(optimizer.PassError, match="'broken' failed after rewrites by a: by zero; --skip broken"):
+    ortplugin.optimize(chain("Abs"))
+
+
+def test_a_pass_that_undoes_what_it_did_comes_to_an_end(pipeline):
+  def turn(scope, node):
+    scope.replace([node], new := gs.Node("Abs" if node.op == "Neg" else "Neg", "", {}, node.inputs), node.outputs[:])
+    return Applied(("turned",), new)
+
+  pipeline(RulePass("turn", "", turn))
+  with pytest.raises(optimizer.PassError, match=r"'turn' failed .* no end: .* rewrites .* turned; --skip turn"):
     ortplugin.optimize(chain("Abs"))
 
 

@@ -56,7 +56,7 @@ def _transpose(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   offer = _before(scope, maker, form.perm, 0)
-  if offer is None or offer.price >= price_of(scope.shape(y), y):
+  if offer is None or offer.price >= price_of(scope.shape(z), z):
     return None
   moved = offer.make(node)
   inputs = [moved] if form.joined is None else [moved, integers(scope, form.joined, f"{y.name}_shape")]
@@ -70,9 +70,7 @@ def _form(scope: Scope, x: gs.Tensor, steps: Sequence[gs.Node]) -> Form | None:
   """The chain of steps, the last one first, as a Transpose of x's axes and a view."""
   given = lengths(scope.shape(x))
   movement = None if given is None else Movement(given)
-  if movement is None or not all(movement.step(scope, each) for each in reversed(steps)):
-    return None
-  return movement.moved_first()
+  return None if movement is None or movement.take(scope, x, steps) is None else movement.moved_first()
 
 
 def _reduction(scope: Scope, node: gs.Node) -> Outcome:
@@ -129,16 +127,17 @@ def _chained(
   shape = scope.shape(x)
   given = None if shape is None else lengths((*(1,) * (len(perm) - (scope.rank(tensor) or 0)), *shape))
   movement = None if given is None or is_disputed(scope, x) else Movement(given)
-  if given is None or movement is None or not all(movement.step(scope, each) for each in reversed(chain)):
+  prices = None if movement is None else movement.take(scope, x, chain)
+  if given is None or movement is None or prices is None:
     return None
   movement.permute(perm)
   form = movement.shortest()
   price = form.price(x)
   last = reader
-  for step in chain:
+  for step, spared in zip(chain, prices, strict=True):
     if scope.used_beyond(step.outputs[0], [last]):
       break
-    price -= 0 if scope.op(step) in VIEWS else price_of(scope.shape(step.outputs[0]), step.outputs[0])
+    price -= spared
     last = step
 
   def make(before: gs.Node) -> gs.Tensor:

@@ -92,6 +92,19 @@ class Movement:
     self._axes = [[_Atom(length)] if length != 1 else [] for length in lengths]
     self._homes = [list(atoms) for atoms in self._axes]
 
+  def take(self, scope: Scope, x: gs.Tensor, chain: Sequence[gs.Node]) -> list[int] | None:
+    """Takes in the chain that starts at x, its last step first; what each moves, in bytes, or None if not possible.
+
+    x's lengths alone tell it: with two guesses of what is not known, a chain would cost less than itself, and be
+    replaced by itself without end.
+    """
+    prices: list[int] = []
+    for each in reversed(chain):
+      if not self.step(scope, each):
+        return None
+      prices.insert(0, 0 if scope.op(each) in VIEWS else price_of(self._lengths, x))
+    return prices
+
   def permute(self, perm: Sequence[int]) -> None:
     """Takes in a Transpose."""
     self._axes, self._made = [self._axes[axis] for axis in perm], [self._made[axis] for axis in perm]

@@ -18,7 +18,6 @@ from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome
-from ortplugin.passes.layout.cut import price_of
 from ortplugin.passes.layout.movement import VIEWS, Form, Movement, lengths
 
 FAR = 16  # steps that are looked at
@@ -37,29 +36,22 @@ def shorten(scope: Scope, node: gs.Node) -> Outcome:
   best: tuple[int, int] = (0, 0)  # how many bytes fewer move, and how many operators fewer there are
   found: tuple[gs.Tensor, list[gs.Node], Form] | None = None
   for count in range(len(chain), 1, -1):
-    form, x = _form(scope, chain[:count]), chain[count - 1].inputs[0]
-    if form is not None:
+    x = chain[count - 1].inputs[0]
+    given = lengths(scope.shape(x))
+    movement = None if given is None else Movement(given)
+    prices = None if movement is None else movement.take(scope, x, chain[:count])
+    if movement is not None and prices is not None:
       removed = _unshared(scope, chain[:count])
-      moved = [each.outputs[0] for each in removed if scope.op(each) in MOVERS]
       if not any(scope.op(each) == "Transpose" for each in removed):
         break  # Slices alone are rows in another order
-      price = sum(price_of(scope.shape(tensor), tensor) for tensor in moved)
-      gain = price - form.price(x), len(removed) - form.operators
+      form = movement.shortest()
+      gain = sum(prices[: len(removed)]) - form.price(x), len(removed) - form.operators
       if gain[0] > 0 and gain > best:
         best, found = gain, (x, removed, form)
   if found is None or is_disputed(scope, found[0]):
     return None
   labels = tuple(label(each) for each in reversed(found[1]))
   return Applied(labels, _replace(scope, *found))
-
-
-def _form(scope: Scope, chain: list[gs.Node]) -> Form | None:
-  """The shortest form of a chain, whose last step comes first; None if it cannot be told."""
-  given = lengths(scope.shape(chain[-1].inputs[0]))
-  movement = None if given is None else Movement(given)
-  if movement is None or not all(movement.step(scope, each) for each in reversed(chain)):
-    return None
-  return movement.shortest()
 
 
 def _unshared(scope: Scope, chain: list[gs.Node]) -> list[gs.Node]:

@@ -189,6 +189,9 @@ def _grouped(generator, factors):
     chain("4,7,5", "a = Transpose(x)  b = Slice(a, one, two, first)  y = Slice(a, two, to, first)", 3,
           ", float[F,G,H] b"),
     chain("4,7,N", "a = Transpose(x)  b = Slice(a, from, to, first)  y = Transpose<perm = [2, 0, 1]>(b)", 3),
+    # gcvit's windows: how many is not known, of either image
+    "g (float[N,16,8] x) => (float[A,B,C,D,E,F] y) <int64[6] s = {-1, 2, 2, 4, 4, 8}> "
+    "{ a = Reshape(x, s)  y = Transpose<perm = [0, 1, 3, 2, 4, 5]>(a) }",
     chain("4,7,5", "a = Transpose(x)  b = Slice(a, n, to, first)  y = Transpose(b)", 3, "", ", int64[1] n"),
   ],
 )  # fmt: skip
