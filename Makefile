@@ -16,6 +16,8 @@ SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find ortplu
 CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 PYTHON_SOURCES = ortplugin examples models tests $(wildcard benchmarks)
 
+# Tests start hundreds of processes, each of which would compile whatever it imports.
+export PYTHONDONTWRITEBYTECODE =
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
 .DELETE_ON_ERROR:

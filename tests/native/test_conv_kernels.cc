@@ -190,6 +190,7 @@ int main(int argc, char** argv) {
     text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype()) << " "
          << ToString(test_case.problem.result()) << " kernel " << test_case.problem.rows().kernel << " stride "
          << test_case.problem.rows().stride << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads;
+    if (!test::IsTaken(architecture, text.str(), 3)) continue;
     test::Compiled compiled(kernel->source, architecture);
     compiled.Check(text.str());
     CHECK_WITH(test::Contains(compiled.code(), kernel->entry), compiled.variant());

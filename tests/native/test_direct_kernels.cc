@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
          << config.images << " rows " << config.rows << " maps " << config.maps << " of " << config.block_maps
          << " strip " << config.strip << " chunk " << config.chunk << " vector " << config.vector << " threads "
          << config.threads << " blocks " << config.min_blocks;
+    if (!test::IsTaken(architecture, text.str(), 3)) continue;
     test::Compiled compiled(DirectSource(test_case.conv, program, axes, config), architecture);
     compiled.CheckRegisters(text.str());
     compiled.CheckLaunch(device, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});

@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
          << ToString(problem.result()) << " kernel " << problem.rows().kernel << " stride " << problem.rows().stride
          << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts << " chunk " << config.chunk
          << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x" << kernel->launch.threads;
+    if (!test::IsTaken(architecture, text.str(), 3)) continue;
     test::Compiled compiled(kernel->source, architecture);
     compiled.Check(text.str());
     // Measured on an H200 with the blocks that its registers hold, of which shared memory may hold fewer.
