@@ -27,14 +27,16 @@ class Scope:
   Nodes stay in topological order throughout. `flush` writes them back to the graph.
   """
 
-  def __init__(self, graph: gs.Graph, functions: frozenset[tuple[str, str]], names: set[str]) -> None:
+  def __init__(self, graph: gs.Graph, functions: frozenset[tuple[str, str]], names: "_Names") -> None:
     self.graph = graph
     self.opset: int = graph.opset or 0
     self._functions = functions
-    self._names = names  # of all values and nodes of the model, shared by its scopes
+    self._names = names
     self.slots: list[gs.Node | None] = list(graph.nodes)
     self.position = {id(node): index for index, node in enumerate(graph.nodes)}
     self._outputs = {id(tensor) for each in all_graphs(graph) for tensor in each.outputs}
+    # What graph/lengths.py found since the last edit. It keeps the tensors, or another might have the id of one.
+    self.lengths: dict[tuple[int, int], tuple[gs.Tensor, Any]] = {}
 
   # Nodes
 
@@ -138,17 +140,18 @@ class Scope:
 
   # Edits
 
+  def _changes(self) -> None:
+    """Called before each edit."""
+    self.lengths.clear()
+    self._names.read()
+
   def unique(self, name: str) -> str:
     """`name`, with a number if another value or node of the model has it.
 
     ONNX Runtime loads no model in which two nodes have one name. So what an edit adds is named here or after a node
     that it removes, never after a value alone: converters name nodes like their outputs.
     """
-    found, number = name, 2
-    while found in self._names:
-      found, number = f"{name}_{number}", number + 1
-    self._names.add(found)
-    return found
+    return self._names.take(name)
 
   def replace(self, old: Sequence[gs.Node], new: gs.Node | Sequence[gs.Node], outputs: Sequence[gs.Tensor]) -> None:
     """Puts `new`, one node or as many as `old` at most, in the place of `old`; the last takes over their `outputs`.
@@ -191,11 +194,13 @@ class Scope:
     self._insert(new, self.position[id(after)] + 1)
 
   def _insert(self, new: gs.Node, at: int) -> None:
+    self._changes()
     self.slots.insert(at, new)
     self.position.update({id(node): at + i for i, node in enumerate(self.slots[at:]) if node is not None})
 
   def remove(self, node: gs.Node) -> None:
     """Takes a node out of the graph. Its outputs remain, without a producer."""
+    self._changes()
     self.slots[self.position.pop(id(node))] = None
     _detach(node)
 
@@ -209,6 +214,7 @@ class Scope:
 
   def substitute(self, old: gs.Tensor, new: gs.Tensor) -> None:
     """Makes every node that reads `old`, in bodies too, read `new`."""
+    self._changes()
     for node in list(old.outputs):
       for index, tensor in enumerate(list(node.inputs)):
         if tensor is old:
@@ -223,15 +229,37 @@ class Scope:
     self.graph.nodes = [node for node in self.slots if node is not None]
 
 
+class _Names:
+  """Of all values and nodes of the model, shared by its scopes, read before the first edit: most passes make none."""
+
+  def __init__(self, graph: gs.Graph) -> None:
+    self._graph = graph
+    self._taken: set[str] = set()
+    self._next: dict[str, int] = {}
+
+  def take(self, name: str) -> str:
+    self.read()
+    found, number = name, self._next.get(name, 2)
+    while found in self._taken:
+      found, number = f"{name}_{number}", number + 1
+    self._taken.add(found)
+    self._next[name] = number
+    return found
+
+  def read(self) -> None:
+    """Takes them from the graph as it is, if that was not done."""
+    if self._taken:
+      return
+    for each in all_graphs(self._graph):
+      self._taken.update(node.name for node in each.nodes)
+      self._taken.update(tensor.name for node in each.nodes for tensor in (*node.inputs, *node.outputs))
+      self._taken.update(tensor.name for tensor in (*each.inputs, *each.outputs))
+      self._taken.update((vars(each).get("constants") or {}).keys())
+
+
 def scopes(graph: gs.Graph) -> Iterator[Scope]:
   """A Scope for the graph and for every body in it, outer before inner; each is flushed when left."""
-  functions = local_functions(graph)
-  names: set[str] = set()
-  for each in all_graphs(graph):
-    names.update(node.name for node in each.nodes)
-    names.update(tensor.name for node in each.nodes for tensor in (*node.inputs, *node.outputs))
-    names.update(tensor.name for tensor in (*each.inputs, *each.outputs))
-    names.update((vars(each).get("constants") or {}).keys())
+  functions, names = local_functions(graph), _Names(graph)
   for each in list(all_graphs(graph)):
     scope = Scope(each, functions, names)
     yield scope

@@ -21,7 +21,7 @@ from ortplugin.graph.facts import KEEPS_SHAPE, Scope
 from ortplugin.graph.pointwise import is_pointwise
 
 Name = str | tuple[int, int]
-VISITS = 256  # lengths that are looked at to tell those of one tensor, at most
+VISITS = 256  # lengths that are looked at anew to tell those of one tensor, at most
 KEEPS = frozenset((*KEEPS_SHAPE, "RMSNormalization", "CastLike", "Dropout"))
 PRODUCTS = ("MatMul", f"{DOMAIN}::FusedMatMul")
 # All results have the shape to which the inputs broadcast.
@@ -56,6 +56,7 @@ class Length(NamedTuple):
 
 
 ONE = Length(1)
+_Found = dict[tuple[int, int], tuple[gs.Tensor, Length]]
 
 
 def product(lengths: Sequence[Length]) -> Length:
@@ -77,7 +78,10 @@ def agreed(lengths: Sequence[Length]) -> Length | None:
 
 def dims(scope: Scope, tensor: gs.Tensor, told: Mapping[int, Sequence[Length]] | None = None) -> list[Length] | None:
   """The lengths of the tensor's axes; None if its rank is unknown. `told`: those of others, by their id."""
-  return _Lengths(scope, told or {}).dims(tensor)
+  question = _Lengths(scope, told or {})
+  found = question.dims(tensor)
+  question.keep()
+  return found
 
 
 def same_lengths(scope: Scope, a: gs.Tensor, b: gs.Tensor) -> bool:
@@ -91,8 +95,10 @@ def same_length(scope: Scope, a: gs.Tensor, b: gs.Tensor, axis: int) -> bool:
   given = [(scope.shape(each) or ())[axis] for each in (a, b)]
   if given[0] is not None and given[0] == given[1]:
     return True
-  lengths = _Lengths(scope, {})
-  return lengths.length(a, axis) == lengths.length(b, axis)
+  question = _Lengths(scope, {})
+  is_same = question.length(a, axis) == question.length(b, axis)
+  question.keep()
+  return is_same
 
 
 class _Lengths:
@@ -101,7 +107,18 @@ class _Lengths:
   def __init__(self, scope: Scope, told: Mapping[int, Sequence[Length]]) -> None:
     self.scope = scope
     self.told = told
-    self.seen: dict[tuple[int, int], Length] = {}
+    self.known: _Found = {} if told else scope.lengths
+    self.seen: _Found = {}
+    self.is_cut = False
+
+  def keep(self) -> None:
+    """Lets later questions begin with what this one found, unless it was cut short."""
+    if not self.is_cut:
+      self.known.update(self.seen)
+
+  def _is_full(self) -> bool:
+    self.is_cut = self.is_cut or len(self.seen) >= VISITS
+    return self.is_cut
 
   def dims(self, tensor: gs.Tensor) -> list[Length] | None:
     if id(tensor) in self.told:
@@ -117,15 +134,19 @@ class _Lengths:
     if isinstance(dim, int):
       return Length(dim)
     itself = Length(1, (dim if isinstance(dim, str) else (id(tensor), axis),))
-    if (isinstance(dim, str) and not is_generated(dim)) or len(self.seen) >= VISITS:
+    if isinstance(dim, str) and not is_generated(dim):
       return itself
     key = id(tensor), axis
+    if key in self.known:
+      return self.known[key][1]
     if key not in self.seen:
-      self.seen[key] = itself
+      if self._is_full():
+        return itself
+      self.seen[key] = tensor, itself
       node = self.scope.producer(tensor)
       found = self._derived(node, tensor, axis) if node is not None and node.inputs else None
-      self.seen[key] = found or self._of_a_cast(tensor, axis) or itself
-    return self.seen[key]
+      self.seen[key] = tensor, found or self._of_a_cast(tensor, axis) or itself
+    return self.seen[key][1]
 
   def _of_a_cast(self, tensor: gs.Tensor, axis: int) -> Length | None:
     """What a Cast of the tensor knows of it: behind a conversion to another precision, what the model says."""
@@ -208,9 +229,9 @@ class _Lengths:
     if values is not None:
       return [Length(int(each)) for each in values.ravel()] if values.ndim < 2 and values.dtype.kind in "iu" else None
     node = scope.producer(tensor)
-    if node is None or not node.inputs or scope.rank(tensor) not in (0, 1) or len(self.seen) >= VISITS:
+    if node is None or not node.inputs or scope.rank(tensor) not in (0, 1) or self._is_full():
       return None
-    self.seen[id(tensor), -1] = ONE  # counts the visit
+    self.seen[id(tensor), -1] = tensor, ONE  # counts the visit
     op, x = scope.op(node), node.inputs[0]
     if op == "Shape":
       given = self.dims(x)
