@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,6 @@ REPLAYS = 20
 ROUNDS = 15
 WAIT_CYCLES = 4_000_000  # two milliseconds, in which the host queues the replays
 
-Replay = Callable[[], Any]
 Tensors = Mapping[str, Any]
 
 
@@ -581,7 +580,7 @@ def main():
     timing.fill_readme("headline", headline({group: timing.read(args.out / f"{group}.json.xz") for group in GROUPS}))
 
 
-OPTIONS: timing.Options = {
+OPTIONS = {
   "--models": {"default": ",".join(GROUPS), "help": "NAME:SIZES,... or the name of a group"},
   "--dtype": {"default": "fp16", "choices": DTYPES, "help": "of the cases that name none"},
   "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},

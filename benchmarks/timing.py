@@ -325,10 +325,6 @@ def footer(name, unit, where, note="", libraries="onnxruntime torch"):
   return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
 
 
-Last = tuple[str, Callable[[Any], str]]
-"""A column behind the times: its title, and its cell for a row."""
-
-
 def to_copy(row):
   """The time over that of a copy."""
   times = row["microseconds"]

@@ -213,7 +213,7 @@ _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6, 
 _MASKED, _TOKENS, _CAUSAL, _IMAGE = "ids, mask", "ids", "decoder's ids, mask", "image"
 
 # Name: class of the model, what it takes, configuration when small and when usual: what differs from its defaults.
-TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+TRANSFORMERS = {
     "bert": ("BertModel", _MASKED, _TEXT, {}),
     "distilbert": ("DistilBertModel", _MASKED,
                    {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 256, "vocab_size": 500}, {}),
@@ -327,9 +327,7 @@ def _first(found):
   return found[0]
 
 
-CASES: dict[str, Case] = {
-  case.name: case for case in (*_images("torchvision", TORCHVISION), *_images("timm", TIMM), *_hugging_face())
-}
+CASES = {case.name: case for case in (*_images("torchvision", TORCHVISION), *_images("timm", TIMM), *_hugging_face())}
 
 
 # ---- weights and inputs

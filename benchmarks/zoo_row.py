@@ -22,7 +22,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,6 @@ FLOORS = {"fp16": 5e-4, "fp32": 1e-5, "tf32": 5e-4}
 SANE = 1e-3  # in float32, an original with a larger error is another network: no yardstick
 AGAIN = "again"  # the verdict of a row that ran out of memory beside others
 FLAT = 1e-3  # outputs whose deviation, or whose change with the input, is less of their magnitude tell nothing
-
-Tell = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)

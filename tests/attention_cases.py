@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Declared, Shape, compare, model_with, named
+from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Shape, compare, model_with, named
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -18,13 +18,12 @@ from ortplugin.ops.attention.layout import Sizes, parse, shape_of
 from ortplugin.ops.attention.reference import laid_out, scores, softmax
 from ortplugin.program import FLOATING, NUMPY_DTYPES
 
-Attributes = dict[str, Any]
 ABSORBING = 1e30  # a score is lost beside such a number, in float64 too
 TF32 = 2.0**-11  # the unit roundoff that it has
 
 # Layouts of Q, K, V and Y. In those that begin with "packed", Q, K and V are one tensor. {h}, {k} and {t}: the heads of
 # Q, of K, and of both and V.
-LAYOUTS: dict[str, tuple[str, str, str, str]] = {
+LAYOUTS = {
   "standard": ("b h s d",) * 4,
   "merged": ("b s (h d)",) * 4,
   "channels first": ("b (h d) s",) * 4,
@@ -419,7 +418,7 @@ def _past():
   return [case for case in made if not case.tables or case.sizes[3] == case.sizes[4] - (case.past or 0)]
 
 
-CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past())
+CASES = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past())
 
 
 def _large(name, dtype, *sizes_and_layout, **given):
@@ -427,7 +426,7 @@ def _large(name, dtype, *sizes_and_layout, **given):
 
 
 # Enough elements for every core and every block.
-LARGE_CASES: tuple[Case, ...] = (
+LARGE_CASES = (
   _large("ViT-B", "float16", (4, 12, 197, 197, 64), "packed"),
   _large("BERT", "float", (2, 12, 12, 384, 384, 64, 64), "merged", mask=("float", (2, 1, 1, 384))),
   _large("Llama", "bfloat16", (1, 16, 4, 300, 1000, 128, 128), causal="lower_right"),
@@ -461,7 +460,7 @@ TF32_CASES = tuple(
 )
 
 # A session of this model runs with any cache; each run gives the next one's.
-GROWING: list[Declared] = [
+GROWING = [
   ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
 ]  # fmt: skip
 

@@ -171,7 +171,7 @@ BIAS = "(T c, T b) => (T y) { y = Add(c, b) }"
 BIAS_RELU = "(T c, T b) => (T y) { a = Add(c, b) y = Relu(a) }"
 RESIDUAL_RELU = "(T c, T b, T r) => (T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"
 
-EPILOGUES: dict[str, str] = {
+EPILOGUES = {
   "bare": BARE,
   "bias": BIAS,
   "bias from the left": "(T c, T b) => (T y) { y = Add(b, c) }",
@@ -244,7 +244,7 @@ def pointwise_type(shape):
 # With channels first: X, W, attributes.
 
 Geometry = tuple[Shape, Shape, dict[str, Any]]
-GEOMETRIES: dict[str, Geometry] = {
+GEOMETRIES = {
   "3x3": ((2, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 1, 1, 1]}),
   "3x3, not padded": ((2, 5, 9, 11), (7, 5, 3, 3), {}),
   "1x1": ((2, 12, 7, 9), (16, 12, 1, 1), {}),
@@ -350,10 +350,10 @@ def _cases():
   return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 
 
-CASES: tuple[Case, ...] = tuple(_cases())
+CASES = tuple(_cases())
 
 # Input, filters, kernel, strides and pads.
-ONE_SIDED: list[tuple[Shape, int, Shape, list[int], list[int]]] = [
+ONE_SIDED = [
   ((1, 8, 2), 8, (3,), [1], [1, 0]),
   ((1, 8, 2), 8, (3,), [1], [0, 1]),
   ((2, 8, 40), 8, (4,), [1], [3, 0]),
@@ -366,7 +366,7 @@ ONE_SIDED: list[tuple[Shape, int, Shape, list[int], list[int]]] = [
 ]
 
 # x, filters, kernel, groups: channels and groups that no tile divides.
-GROUPED: list[tuple[Shape, int, tuple[int, ...], int]] = [
+GROUPED = [
   ((1, 12, 1, 1), 12, (1, 1), 3),
   ((4, 12, 1, 1), 24, (3, 3), 2),
   ((1, 20, 1), 20, (1,), 5),

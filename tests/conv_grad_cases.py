@@ -180,7 +180,7 @@ SCALED = "(T dy, T s, T y) => (T dz, bool p) { p = Greater(y, 0) g = Where(p, dy
 WIDENED = "(float16 dy) => (float dz) { dz = Cast<to=float>(dy) }"
 SIGMOID = "(T dy, T y) => (T dz, T r) { a = Sub(1, y) b = Mul(a, y) dz = Mul(b, dy) r = Neg(dy) }"
 
-GEOMETRIES: dict[str, Geometry] = {
+GEOMETRIES = {
     "3x3": Geometry(2, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)),
     "1x1": Geometry(2, 5, (6, 7), 3, (1, 1)),
     "strided": Geometry(2, 3, (9, 7), 4, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
@@ -252,5 +252,5 @@ def _others():
   return cases
 
 
-CASES: tuple[Case, ...] = (*_grid(), *_others())
+CASES = (*_grid(), *_others())
 by_name = named(CASES)

@@ -135,7 +135,7 @@ BIAS_RELU = "(T c, T b) => (T y) { s = Add(c, b) y = Relu(s) }"
 RESIDUAL = "(T c, T b, T r) => (T y, T s) { a = Add(c, b) s = Add(a, r) y = Tanh(s) }"
 
 # name: x, w, attributes
-GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
+GEOMETRIES = {
     "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
     "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
     "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
@@ -217,5 +217,5 @@ def _turned():
   return cases
 
 
-CASES: tuple[Case, ...] = (*_grid(), *_others(), *_turned())
+CASES = (*_grid(), *_others(), *_turned())
 by_name = named(CASES)

@@ -1,7 +1,5 @@
 """CuPy in host memory, as far as ortplugin/session/device.py uses it, and a session that says it is one on CUDA."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import itertools

@@ -1,19 +1,11 @@
 """A GPU and sessions that capture, in host memory: what check/replays.py does with them, without either."""
 
-from __future__ import annotations
-
 import ctypes
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from ortplugin.session import element_type, run_on_host
 from ortplugin.session.cuda_driver import CudaError, Gpu
-
-Arrays = dict[str, Any]
-Spoil = Callable[[int, Arrays, Arrays], Arrays]
-"""(number of the replay, from 0; its inputs; its outputs) -> what the graph gives instead."""
 
 
 class FakeGpu(Gpu):
@@ -129,7 +121,7 @@ class CapturingSession:
   Args:
       session: on the CPU.
       options: those of the CUDA provider.
-      spoil: what goes wrong in replays.
+      spoil: (number of the replay, from 0; its inputs; its outputs) -> what the graph gives instead.
       refuse: the message with which capturing fails; empty if it works.
       gpu: whose log tells of runs.
   """

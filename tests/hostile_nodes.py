@@ -27,7 +27,7 @@ from onnx_models import built
 Shape = tuple[int, ...]
 Mode = Literal["known", "open", "constant"]  # what the model says of its inputs: their shapes, nothing, all of them
 
-MODES: tuple[Mode, ...] = ("known", "open", "constant")
+MODES = ("known", "open", "constant")
 NODE = "culprit"
 LONG = 10_000_000  # characters
 MEMORY = 1 << 30  # bytes that a tensor may have: what takes more is refused, on any machine
@@ -235,8 +235,8 @@ def seeds():
 
 # ---- wrong
 
-TEXTS: tuple[Any, ...] = ("", "?", b"\xff\xfe\x80", "auto\0", "\x1b[2Jred", "a" * LONG, "ä" * 300, 7, 1.5, [1, 2])
-NUMBERS: tuple[Any, ...] = (-1, 0, 2, 3, *HUGE, "text", 1.5, [1], [])
+TEXTS = ("", "?", b"\xff\xfe\x80", "auto\0", "\x1b[2Jred", "a" * LONG, "ä" * 300, 7, 1.5, [1, 2])
+NUMBERS = (-1, 0, 2, 3, *HUGE, "text", 1.5, [1], [])
 
 
 def _wrong_lists(right):

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProgramCase, Shape, check_results, named, typed
+from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProgramCase, check_results, named, typed
 
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm, with_groups
@@ -127,10 +127,10 @@ RESIDUAL = """(T x, T b, T r, T gamma, T beta) => (T y, T s) {
 ADD = "(T x, T r) => (T y, T s) { s = Add(x, r) y = LayerNormalization(s) }"
 
 W = -1  # the width, in the shapes of PROGRAMS
-FULL: Shape = (3, 7, W)
+FULL = (3, 7, W)
 
 # name: the program, the parameters' shapes
-PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
+PROGRAMS = {
   "bare": (BARE, (FULL,)),
   "bare RMS": (BARE_RMS, (FULL,)),
   "gamma": ("(T x, T gamma) => (T y) { n = LayerNormalization(x) y = Mul(n, gamma) }", (FULL, (W,))),
@@ -453,11 +453,11 @@ def _axes():
   return cases
 
 
-CASES: tuple[Case, ...] = (*_programs(), *_widths(), *_shapes(), *_values(), *_axes())
+CASES = (*_programs(), *_widths(), *_shapes(), *_values(), *_axes())
 
 # Enough rows to fill a GPU, where the kernel takes its other schedules: several rows a block and two at once, blocks
 # that stay and read ahead, operands in shared memory.
-LARGE_CASES: tuple[Case, ...] = tuple(
+LARGE_CASES = tuple(
   Case(f"{rows} rows of {width}, {what}, {dtype}", typed(text, dtype), shapes)
   for rows, width, dtype in (
       (20011, 7, "float16"), (20011, 33, "float"), (9001, 100, "bfloat16"), (9001, 128, "float16"),

@@ -99,7 +99,7 @@ def check(case, outputs, inputs=None):
 
 
 SIZES = ((1, 1, 16), (2, 15, 48), (33, 16, 96), (7, 40, 128), (3, 9, 32))
-CASES: list[Case] = [
+CASES = [
   Case(f"{direction} {steps} {batch} {hidden} {dtype} {batch_first}", dtype, steps, batch, hidden, direction,
        batch_first, states=(steps + batch + hidden) % 2 == 0, outputs=1 + (steps + batch_first) % 3)
   for direction in DIRECTIONS

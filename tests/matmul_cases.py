@@ -100,7 +100,7 @@ def transposed(case):
 
 
 # A, N.
-GEOMETRIES: dict[str, tuple[Shape, int]] = {
+GEOMETRIES = {
   "a vector": ((24,), 16),
   "one row": ((1, 40), 24),
   "few rows": ((7, 32), 48),
@@ -117,7 +117,7 @@ GEOMETRIES: dict[str, tuple[Shape, int]] = {
 }
 TWO = "(T c, T u, T v) => (T y) { a = Mul(c, u) y = Add(a, v) }"
 # Operands that broadcast inside the rows: A, N, u, v. The last two have no view of three axes of rows.
-INSIDE: dict[str, tuple[Shape, int, Shape, Shape]] = {
+INSIDE = {
   "of each image": ((3, 37, 16), 24, (3, 1, 24), (1, 37, 1)),
   "a table of positions": ((3, 37, 16), 24, (37, 24), (24,)),
   "of each image, few": ((2, 5, 16), 8, (2, 1, 1), (5, 8)),
@@ -152,7 +152,7 @@ def _cases():
   return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 
 
-CASES: tuple[Case, ...] = tuple(_cases())
+CASES = tuple(_cases())
 
 by_name = {case.name: case for case in CASES}
 assert len(by_name) == len(CASES), "two cases have one name"

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-Mistake = tuple[list[str], int, str]  # arguments with {bert} and {tmp}, exit status, words of the message
-
 
 def check_mistake(mistake, bert, folder, run):
   """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz."""

@@ -2,7 +2,6 @@
 
 import re
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +19,6 @@ from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, par
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-Declared = Sequence[int | str | None] | None  # a shape in a model: sizes, names, unknown sizes; None is no shape
 
 OPSET = 18  # of ai.onnx, where a decomposition or a comparison needs it
 

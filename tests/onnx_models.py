@@ -1,7 +1,5 @@
 """Models for the tests, whose inputs, outputs and nodes are given in ONNX's textual syntax."""
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import onnx.parser
 import onnxruntime
@@ -25,10 +23,6 @@ def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
 def add_weights(model, /, **weights):
   """Arrays for more initializers, by name."""
   model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in weights.items())
-
-
-Values = Mapping[str, tuple[int | str, Sequence[int | str | None] | None]]
-"""Dtype, as TensorProto or text names it, and shape by name."""
 
 
 def infos(values):

@@ -7,7 +7,6 @@ which needs the library, is asked in ort/test_program_operators.py.
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +122,7 @@ def has_parity_case(spec):
   return {*dtypes_of(spec)} <= _PARITY.get(spec.name, set())
 
 
-_PARITY: dict[str, set[str]] = {}
+_PARITY = {}
 for _case in CASES:
   for _statement in _case.program.statements:
     _PARITY.setdefault(_statement.op, set()).add(_case.program.operand_dtype(_statement))
@@ -164,7 +163,7 @@ def _is_number(text, number):
   return repr(number).startswith(text[:-1]) if text.endswith("…") else float(text) == number
 
 
-POINTWISE_PLACES: dict[str, Callable[[OperatorSpec], bool]] = {
+POINTWISE_PLACES = {
   "the reference: POINTWISE in ortplugin/ops/pointwise_reference.py": has_reference,
   "the decomposition: _REWRITTEN in ortplugin/ops/decompose.py, where the standard lacks it": has_decomposition,
   "the CUDA function: op_<name> in ortplugin/device/pointwise.cuh": has_cuda,
@@ -174,7 +173,7 @@ POINTWISE_PLACES: dict[str, Callable[[OperatorSpec], bool]] = {
   "the parity case: tests/pointwise_cases.py, with every dtype": has_parity_case,
   "the evaluator's accuracy: tests/native/test_evaluator.cc": has_native_case,
 }
-PLACES: dict[str, Callable[[OperatorSpec], bool]] = {
+PLACES = {
   "cuDNN's yes or no: DirectMode in ortplugin/runtime/cudnn/pointwise.cc": has_case(
     "ortplugin/runtime/cudnn/pointwise.cc"
   ),

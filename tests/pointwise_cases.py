@@ -7,7 +7,7 @@ float64 reference. `check` compares; its docstring derives the tolerance.
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, Shape, check_results, named, typed
+from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, check_results, named, typed
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.pointwise import OPERATOR
@@ -123,9 +123,9 @@ CHAIN = """(T x, T a, T b) => (T y) {
   c = Clip(q, -4, 4)
   y = Sub(c, x)
 }"""
-FULL: Shape = (3, 7, 65)
+FULL = (3, 7, 65)
 
-PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
+PROGRAMS = {
   "sum and Relu": (SUM_RELU, (FULL, FULL)),
   "lerp, scalar weight": (LERP, (FULL, FULL, ())),
   "lerp, equal shapes": (LERP, (FULL, FULL, FULL)),
@@ -355,10 +355,10 @@ def _sizes():
   ]
 
 
-CASES: tuple[Case, ...] = (*_programs(), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
+CASES = (*_programs(), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
 
 # Enough elements for every core and every block.
-LARGE_CASES: tuple[Case, ...] = tuple(
+LARGE_CASES = tuple(
   Case(f"large: {name}, {dtype}", typed(text, dtype), shapes)
   for name, text, shapes in (
     ("contiguous", SUM_RELU, ((1 << 20,), (1 << 20,))),
@@ -373,7 +373,7 @@ LARGE_CASES: tuple[Case, ...] = tuple(
 by_name = named((*CASES, *LARGE_CASES))
 
 # What the operands of LERP become from run to run: other sizes, other broadcast axes.
-CHANGING: tuple[tuple[Shape, ...], ...] = (
+CHANGING = (
   ((3, 5, 7), (3, 5, 7), (5, 7)),
   ((3, 1, 7), (1, 5, 1), (1, 7)),
   ((1, 1, 1), (3, 5, 7), (5, 1)),

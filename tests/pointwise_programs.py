@@ -8,7 +8,7 @@ float16 and bfloat16 in float and rounds where a Cast says so, as a fused operat
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,6 @@ from ortplugin.program import (
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-T = TypeVar("T")
 OPSET = 20
 
 # ---- strategies

@@ -17,8 +17,6 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
 from ortplugin.program import DTYPE_NAMES, FLOATING, NUMPY_DTYPES
 
-Attributes = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Case:
@@ -104,7 +102,7 @@ def check(case, output, unit=None, x=None):
 # ---- cases
 
 # Windows: the attributes and the spatial shape. An average also counts its padding where it has any.
-WINDOWS: dict[str, tuple[Attributes, Shape]] = {
+WINDOWS = {
   "ResNet's stem": ({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, (13, 18)),
   "even halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (12, 10)),
   "odd halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (7, 9)),
@@ -238,7 +236,7 @@ def _empty():
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 # Input and output sizes, or scales.
-RESIZES: tuple[tuple[Shape, tuple[float, ...] | tuple[int, ...]], ...] = (
+RESIZES = (
   ((5, 7), (10, 14)),
   ((5, 7), (13, 9)),
   ((9, 8), (3, 1)),
@@ -304,14 +302,14 @@ def _empty_resize():
   return made
 
 
-CASES: tuple[Case, ...] = (*_windows(), *_global(), *_values(), *_empty(), *_resize(), *_empty_resize())
+CASES = (*_windows(), *_global(), *_values(), *_empty(), *_resize(), *_empty_resize())
 
 _STEM = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
 _HALF = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]}
 _TWICE = {"mode": "linear", "scales": (2.0, 2.0)}
 
 # Enough elements for every core and every block.
-LARGE_CASES: tuple[Case, ...] = tuple(
+LARGE_CASES = tuple(
   Case(f"large: {name}, {layout}, {dtype}", op, dtype, in_layout(layout, batch, channels, spatial),
        frozen({**given, "layout": layout}))
   for name, op, given, batch, channels, spatial in (

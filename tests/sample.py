@@ -2,8 +2,8 @@
 
 With ORTPLUGIN_SAMPLE=1, which `make test` sets, the cases of a large test that differ in dtype, layout or exporter
 alone take turns: one of them runs, by a hash of what they have in common. Of cases with the marker `one_in(n)` one in n
-runs. Property tests, and others that count, try a fifth of their examples. No chance is in it: the same ones on every
-machine and every day.
+runs, of 0 none: tests of what we test with. Property tests, and others that count, try a fifth of their examples. No
+chance is in it: the same ones on every machine and every day.
 """
 
 import os
@@ -25,16 +25,17 @@ def examples(count):
 
 
 def is_taken(name, every):
-  """Whether the one of this name is among the one in `every` that a sample has."""
-  return not SAMPLING or zlib.crc32(name.encode()) % every == 0
+  """Whether the one of this name is among the one in `every` that a sample has; of 0 it has none."""
+  return not SAMPLING or (every > 0 and zlib.crc32(name.encode()) % every == 0)
 
 
 def taken(every):
   """The sample of tests that are named as pytest does, "path::test[case]", each with the n of `one_in(n)`, or 1."""
   families = defaultdict(list)
   for name in every:
-    families[name.partition("[")[0]].append(name)
-  # No test is without a case.
+    if every[name] > 0:
+      families[name.partition("[")[0]].append(name)
+  # No other test is without a case.
   thin = [[name for name in each if is_taken(name, every[name])] or [min(each)] for each in families.values()]
   return {name for family in thin for name in (family if len(family) <= FEW else _turns(family))}
 

@@ -21,7 +21,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
 from ortplugin.ops.scatter import attributes_of, reference
 
-ONNX_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {
+ONNX_DTYPES = {
   "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),
   "bfloat16": (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
   "float": (TensorProto.FLOAT, np.dtype(np.float32)),
@@ -478,7 +478,7 @@ def _slice_cases():
   return cases
 
 
-CASES: tuple[Case, ...] = (*_nd_cases(), *_elements_cases(), *_reduction_cases(), *_slice_cases())
+CASES = (*_nd_cases(), *_elements_cases(), *_reduction_cases(), *_slice_cases())
 
 by_name = named(CASES)
 for _case in CASES:

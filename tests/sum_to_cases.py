@@ -7,7 +7,7 @@ A case is a program, the shapes of its inputs and what stands in them.
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, Shape, check_results, named, typed
+from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, check_results, named, typed
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.sum_to import OPERATOR, axes_of, sum_of
@@ -95,7 +95,7 @@ RELU_GRAD = """(T dy, T y) => (T db, T dx) {
   db = SumTo<axes="0 2 3", keepdims=0>(dx)
 }"""
 
-PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
+PROGRAMS = {
   "rows": (summed("1"), ((5, 77),)),
   "rows of vectors": (summed("1"), ((33, 64),)),
   "short rows": (summed("1", 0), ((1001, 3),)),
@@ -186,10 +186,10 @@ def _values():
   ]
 
 
-CASES: tuple[Case, ...] = (*_programs(), *_integers(), *_values())
+CASES = (*_programs(), *_integers(), *_values())
 
 # Enough elements for every core and every block.
-LARGE_CASES: tuple[Case, ...] = tuple(
+LARGE_CASES = tuple(
   Case(f"large: {name}, {dtype}", typed(text, dtype), shapes)
   for name, text, shapes in (
     ("everything", summed("0 1"), ((1031, 1021),)),
@@ -210,7 +210,7 @@ LARGE_CASES: tuple[Case, ...] = tuple(
 by_name = named((*CASES, *LARGE_CASES))
 
 # What the operands of BOTH become from run to run.
-CHANGING: tuple[tuple[Shape, ...], ...] = (
+CHANGING = (
   ((2, 3, 5, 7), (3, 1, 7)),
   ((1, 1, 1, 1), (3, 5, 7)),
   ((2, 0, 5, 7), (1, 1, 7)),

@@ -59,7 +59,7 @@ def check(case, output, x=None):
 
 
 # What exporters leave, smaller: shape and perm; then short, odd and long axes, and many of them.
-ORDERS: dict[str, tuple[Shape, Ints]] = {
+ORDERS = {
   "to channels first": ((2, 14, 14, 96), (0, 3, 1, 2)),
   "to channels last": ((2, 40, 7, 9), (0, 2, 3, 1)),
   "heads": ((2, 50, 8, 40), (0, 2, 1, 3)),
@@ -85,7 +85,7 @@ ORDERS: dict[str, tuple[Shape, Ints]] = {
   "nothing": ((3, 0, 4), (2, 0, 1)),
 }
 TO = TO_THE_END
-WINDOWS: dict[str, tuple[Shape, Ints, Ints, Ints]] = {
+WINDOWS = {
   "V": ((2, 49, 3, 4, 24), (2, 0, 3, 1, 4), (0, 0, 2, 0, 0), (TO, TO, 3, TO, TO)),
   "without the class token": ((2, 4, 50, 40), (0, 1, 3, 2), (0, 0, 1, 0), (TO, TO, TO, TO)),
   "from the end": ((4, 33, 18), (2, 0, 1), (-3, -30, 1), (TO, -1, -1)),
@@ -97,7 +97,7 @@ WINDOWS: dict[str, tuple[Shape, Ints, Ints, Ints]] = {
   "empty": ((4, 5), (1, 0), (3, 0), (2, TO)),
 }
 
-CASES: list[Case] = [
+CASES = [
   Case(f"{name}, {dtype}", dtype, shape, perm)
   for name, (shape, perm) in ORDERS.items()
   for dtype in ("float16", "uint8", "float", "double")

@@ -11,11 +11,9 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,10 +23,9 @@ from .generate import Case
 from .worker import Worker
 
 # What waits to be mended: a variant's case and why.
-OPEN: dict[str, str] = {}
+OPEN = {}
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 FLOATS = (np.float16, np.float32, np.float64)
-Feeds = dict[str, Any]
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +164,7 @@ def _keep(field, kept):
   field.extend(copies)
 
 
-VARIANTS: dict[str, Callable[[onnx.ModelProto, Feeds], tuple[onnx.ModelProto, Feeds]]] = {
+VARIANTS = {
   "plain": as_it_is,
   "constants": with_constants,
   "open": with_open_dims,

@@ -3,8 +3,6 @@
 Each value is rounded to bfloat16 where the model says so; our own operators run as they are.
 """
 
-from collections.abc import Callable, Iterable
-
 import onnx
 import onnx.parser
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
@@ -70,13 +68,6 @@ def _told(graph, types, opset):
       if name and name not in types and made.get(index):
         found[name] = made[index]
   return found
-
-
-Spell = Callable[[onnx.NodeProto, int, str], "Iterable[onnx.NodeProto] | None"]
-"""(node, the element type of its first value or 0, a unique name) -> the nodes in its place; None leaves it.
-
-The first value is the first input, of Where the second: its first is the condition.
-"""
 
 
 def spelled(text, name, **given):

@@ -345,7 +345,7 @@ def broadcasts(shape, to):
   )
 
 
-_ALLOWED: dict[tuple[str, int, str, tuple[bool, ...]], bool] = {}
+_ALLOWED = {}
 
 
 def allows(op, opset, dtype, main):

@@ -1,7 +1,6 @@
 """One case: the original and the optimized model run, and what is wrong with the latter."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -28,7 +27,6 @@ from .oracle import all_values, is_undefined
 from .providers import NotCapturedError, Provider
 from .reference import Finding, Reference, references_of
 
-Tell = Callable[[str], None]
 REUSED = "attempting to re-use buffer"  # ONNX Runtime's word where a result has another size than it had planned
 
 

@@ -2,11 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
-from .generate import Case
-from .reference import Finding
 from .smaller import (
   bypassed,
   copy,
@@ -20,8 +17,6 @@ from .smaller import (
   with_outputs,
   without,
 )
-
-Probe = Callable[[Case], "Finding | None"]
 
 
 class Minimiser:

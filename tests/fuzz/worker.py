@@ -31,7 +31,7 @@ def _write(stream, thing):
   stream.flush()
 
 
-LIVING: set[subprocess.Popen[bytes]] = set()
+LIVING = set()
 """The processes of all workers. One in a kernel that never returns outlives this process unless it is killed."""
 
 

@@ -1,8 +1,6 @@
 """Our engines for pointwise convolutions with channels first: equal to the reference for tiles of every form and all
 kinds of programs, in one, two and three dimensions; infinite elements reach no result that they don't belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +14,7 @@ cupy = pytest.importorskip("cupy")
 
 FLOATS = ["float16", "bfloat16"]
 # x, filters: pixels that are no vectors, one of them, less and more than a thread's of all blocks.
-FEW: list[tuple[tuple[int, ...], int]] = [
+FEW = [
   ((3, 8, 7, 9), 8),
   ((2, 16, 12, 10), 5),
   ((1, 1, 1), 16),
@@ -24,7 +22,7 @@ FEW: list[tuple[tuple[int, ...], int]] = [
   ((2, 3, 4, 5, 6), 7),
 ]
 # Less than a tile; tiles of 64 and 128 pixels and filters; what none of them divides; all K steps.
-MANY: list[tuple[tuple[int, ...], int]] = [
+MANY = [
   ((1, 2, 8), 40),
   ((3, 30, 7, 8), 72),
   ((8, 196, 384), 196),

@@ -14,11 +14,9 @@ import gc
 import json
 import resource
 import sys
-from collections.abc import Callable
 from functools import cache
 from itertools import combinations, cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -295,7 +293,7 @@ def threads(count, times):
   return {"different": different, "inputs": len({tuple(each) for each in wanted})}
 
 
-MODES: dict[str, Callable[..., dict[str, Any]]] = {
+MODES = {
   "runs": runs, "failed": failed, "sessions": sessions, "refused": refused, "threads": threads,
 }  # fmt: skip
 

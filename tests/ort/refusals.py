@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +10,6 @@ import onnx
 from node_cases import OPSET
 from onnx import TensorProto, helper
 from onnx_models import built
-
-Feed = tuple[str, Sequence[int], Sequence[Any] | None]
-"""The dtype, shape and values of an input, in order; None: zeros."""
 
 # Tries each model read from standard input, announcing it first: what ends the process shows in the last line.
 TRY_EACH = """

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -20,9 +19,6 @@ from ortplugin.optimizer import api, pipeline
 from ortplugin.passes.base import Change, NearMiss, PassResult
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
-
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def two_adds():

@@ -15,7 +15,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hostile_nodes import NODE, nodes, seeds
@@ -71,9 +70,6 @@ def found(library):
   with ThreadPoolExecutor(WORKERS) as pool:
     parts = list(pool.map(_work, range(WORKERS)))
   return {number: each for part in parts for number, each in part.items()}
-
-
-Found = dict[int, dict[str, Any]]
 
 
 def _fail(wrong):

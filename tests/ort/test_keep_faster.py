@@ -1,8 +1,6 @@
 """optimize-model --keep-faster. The CPU provider stands for a GPU, and given times for the clock, but at the end."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -16,7 +14,6 @@ from ortplugin.passes.base import Change, PassResult
 from ortplugin.report import GRAPH, PLAIN, Timing
 
 KINDS = ("Abs", "Neg", "Exp", "Sqrt")
-Run = Callable[..., tuple[str, Any, set[str]]]
 
 
 def fired(model):

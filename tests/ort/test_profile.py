@@ -1,7 +1,6 @@
 """Where a model spends its time: ONNX Runtime's profile, and the model's nodes that its own nodes stand for."""
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -18,7 +17,6 @@ from ortplugin.check.verify import Verifier
 from ortplugin.report import Profile
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
-Run = Callable[..., tuple[int, str, str]]
 
 
 def parsed(body, weights="", dims="[2,64]"):

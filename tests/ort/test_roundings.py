@@ -4,9 +4,6 @@ By ONNX each operator rounds, as in onnx's reference implementation, and in each
 result. The optimized model's is the exact one, rounded once. Where the model asks for the rounding itself it stays.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import onnx.parser
 import pytest
@@ -27,7 +24,6 @@ CONSTANTS = {
   "square": np.array([1 + 2.0**-9], np.float16),  # of the factor, as float16 has it
   "i": np.zeros((2, WIDTH), np.int64),
 }
-Exact = Callable[[Any, Any], Any]
 
 # By the pass: the nodes, x and r, and what they give in exact arithmetic.
 MODELS = {

@@ -1,7 +1,6 @@
 """Verification on CUDA: plain runs, then replays of CUDA graphs. The CPU provider stands for a GPU that captures."""
 
 import json
-from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 
@@ -9,7 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from fake_gpu import Arrays, CapturingSession, FakeGpu
+from fake_gpu import CapturingSession, FakeGpu
 
 from ortplugin.check import judge, timing, tune, verify
 from ortplugin.check.inputs import shifted
@@ -26,8 +25,6 @@ MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4,8] x) => (float[4,8] y, float[4,8] z) { a = Abs(x) y = Neg(a) e = Exp(x) z = Sqrt(e) }"""
 WEIGHTS = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"""
-
-Spoil = Callable[[onnx.ModelProto, Mapping[str, str], int, Arrays], Arrays]
 
 
 def no_fault(model, options, replay, outputs):

@@ -7,7 +7,6 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import onnx
@@ -23,7 +22,6 @@ from ortplugin.optimizer import loop, pipeline
 from ortplugin.passes.base import NearMiss, PassResult
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
-Run = Callable[..., tuple[int, str, str]]
 
 
 class Misses:

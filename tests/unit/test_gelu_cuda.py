@@ -12,7 +12,6 @@ from ortplugin.ops.pointwise_reference import evaluate
 from ortplugin.program import parse
 
 Array = npt.NDArray[np.float32]
-Wide = npt.NDArray[np.float64]
 
 POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "device" / "pointwise.cuh"
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -8,8 +8,6 @@ from sample import examples
 
 from ortplugin.graph.merging import BUDGET, CYCLE, FAR, Merging
 
-Edges = list[list[int]]  # for each node the earlier ones that it needs
-
 
 @st.composite
 def graphs(draw):

@@ -8,8 +8,6 @@ from sample import examples
 
 from ortplugin.graph.min_cut import INFINITE, min_cut
 
-Edges = list[tuple[int, int, int]]
-
 
 def cost(edges, sides):
   return sum(capacity for a, b, capacity in edges if sides[a] and not sides[b])

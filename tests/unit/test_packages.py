@@ -9,7 +9,6 @@ import ast
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 
 import ortplugin
@@ -17,8 +16,6 @@ import ortplugin
 ROOT = Path(ortplugin.__file__).parent
 MODULES_IN_ROOT = 10
 LINES_OF_FUNCTION = 80  # docstring included
-
-Edges = Mapping[str, Mapping[str, str]]  # from, to: the import that makes it one
 
 
 def modules():

@@ -27,6 +27,7 @@ def test_dtypes_and_layouts_take_turns():
 def test_a_test_keeps_a_case(monkeypatch):
   monkeypatch.setattr(sample, "SAMPLING", True)
   assert len(sample.taken(dict.fromkeys(SMALL, 10**9))) == 1
+  assert not sample.taken(dict.fromkeys(SMALL, 0))
 
 
 GROUP = """

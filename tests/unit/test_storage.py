@@ -481,6 +481,7 @@ KILLED = """
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("external", [False, True])
 def test_killed_at_every_step_leaves_the_old_output_or_the_new_one(tmp_path, external):
   """SIGKILL before each flush and each rename: the output is a whole model at every moment."""

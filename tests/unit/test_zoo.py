@@ -210,6 +210,7 @@ def test_what_waits_for_its_second_measurement_is_no_row(tmp_path, monkeypatch):
   assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
 
 
+@pytest.mark.one_in(0)
 def test_a_row_that_takes_too_long_is_ended():
   rows = _swept("sleeps", "right", workers=2, limit=5)
   assert rows["right"]["verdict"] == "right"
@@ -217,6 +218,7 @@ def test_a_row_that_takes_too_long_is_ended():
   assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
 
 
+@pytest.mark.one_in(0)
 def test_a_sweep_ends_in_time_without_what_is_not_done():
   begun = time.monotonic()
   assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)

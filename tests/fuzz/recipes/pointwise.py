@@ -12,7 +12,7 @@ _UNARY = """
 """
 UNARY = _UNARY.split()
 USUAL = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Exp", "Erf", "Sqrt", "Identity", "HardSwish", "Softplus"]
-ATTRIBUTES: dict[str, tuple[str, ...]] = {
+ATTRIBUTES = {
     "LeakyRelu": ("alpha",), "Elu": ("alpha",), "Celu": ("alpha",), "Selu": ("alpha", "gamma"),
     "HardSigmoid": ("alpha", "beta"), "ThresholdedRelu": ("alpha",), "Shrink": ("bias", "lambd"), "Swish": ("alpha",),
 }  # fmt: skip

@@ -1,13 +1,7 @@
 """The table of what random graphs are made of: functions that add a few nodes to a graph."""
 
-from collections.abc import Callable
-
-from ..graph import Graph
-
-Recipe = Callable[[Graph], object]
-
-GLUE: list[tuple[float, Recipe]] = []  # any operator, one or two nodes
-MOTIFS: list[tuple[float, Recipe]] = []  # what passes look for, as exporters write it
+GLUE = []  # any operator, one or two nodes
+MOTIFS = []  # what passes look for, as exporters write it
 
 
 def glue(weight=1.0):

@@ -13,8 +13,6 @@ from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
-Dims = tuple[int | str, ...]
-
 
 def up(x=(2, 16, 6, 5), w=(16, 8, 3, 3), dtype="float16", follows=True, constant=True, **attributes):
   """x -> ConvTranspose with bias -> Relu, or without both."""

@@ -11,7 +11,7 @@ from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
 
-WEIGHTS: dict[str, tuple[int, ...]] = {"w": (8, 8), "w2": (8, 8), "b": (8,), "s": (), "t": (1, 1, 8)}
+WEIGHTS = {"w": (8, 8), "w2": (8, 8), "b": (8,), "s": (), "t": (1, 1, 8)}
 NUMBERS = "one = Constant<value_float = 1.0>()  root = Constant<value_float = 1.4142135>()  "
 HALVES = "half = Cast<to = 10>(one)  halfroot = Cast<to = 10>(root)  "
 

@@ -10,7 +10,7 @@ from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 PASSES = (MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE, DEAD_NODES)
-WEIGHTS: dict[str, tuple[int, ...]] = {"w": (8, 6), "b": (6,)}
+WEIGHTS = {"w": (8, 6), "b": (6,)}
 TO_ROWS = "rows = Constant<value_ints = [-1, 8]>()  a = Reshape(x, rows)  "
 BACK = "k = Constant<value_ints = [{}]>()  y = Reshape(c, k)"
 
