@@ -152,3 +152,23 @@ def test_a_cast_may_know_more():
   scope.lengths.clear()
   tensors["n"].shape = ["r", 8]
   assert shown(dims(scope, tensors["j"])) == ["r", "8"]
+
+
+def test_later_questions_begin_with_what_earlier_ones_found():
+  """One that is cut short leaves nothing behind; asked in order, all are answered, until an edit."""
+  steps = 300
+  text = "y0 = Identity(x)  " + "  ".join(f"y{n + 1} = Add(y{n}, y{n})" for n in range(steps)) + "  y = Neg(x)"
+  for order, wanted in ((range(0, steps, 50), ["a", "b", "8"]), ((), ["?", "?", "?"])):
+    scope, tensors = scope_of(text)
+    for number in order:
+      dims(scope, tensors[f"y{number}"])
+    assert shown(dims(scope, tensors[f"y{steps}"])) == wanted
+    assert bool(scope.lengths) == bool(order)
+    scope.remove(next(node for node in scope.slots if node is not None and node.outputs[0].name == f"y{steps}"))
+    assert not scope.lengths
+
+
+def test_a_name_is_given_once():
+  scope, tensors = scope_of("y = Relu(x)  t = Neg(x)")
+  scope.remove(tensors["t"].inputs[0])
+  assert [scope.unique(name) for name in ("t", "t", "x", "new", "new")] == ["t_2", "t_3", "x_2", "new", "new_2"]
