@@ -24,8 +24,6 @@ take turns. The error of an output is the largest difference from the float32 ne
 magnitude; that of a network, its outputs' largest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

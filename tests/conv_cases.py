@@ -4,8 +4,6 @@ A case is a geometry, an epilogue, a layout and a dtype. Inputs come from a seed
 reference. `check` compares; `expect` says by how much a convolution may be off.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A case is one node with the shapes of its inputs and what stands in them. Inputs
 the reference, whose order of operations every kernel keeps, so `check` compares bits.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import zlib

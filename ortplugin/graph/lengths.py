@@ -7,7 +7,7 @@ to where its length comes from. Equal lengths here are equal in every run in whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from ortplugin.graph.pointwise import is_pointwise
 
 Name = str | tuple[int, int]
 VISITS = 256  # lengths that are looked at anew to tell those of one tensor, at most
+DEEP = 64  # of which each is asked for by the one before; up to five of Python's frames for one
 KEEPS = frozenset((*KEEPS_SHAPE, "RMSNormalization", "CastLike", "Dropout"))
 PRODUCTS = ("MatMul", f"{DOMAIN}::FusedMatMul")
 # All results have the shape to which the inputs broadcast.
@@ -79,7 +80,8 @@ def agreed(lengths: Sequence[Length]) -> Length | None:
 def dims(scope: Scope, tensor: gs.Tensor, told: Mapping[int, Sequence[Length]] | None = None) -> list[Length] | None:
   """The lengths of the tensor's axes; None if its rank is unknown. `told`: those of others, by their id."""
   question = _Lengths(scope, told or {})
-  found = question.dims(tensor)
+  rank = scope.rank(tensor)
+  found = question.dims(tensor) if id(tensor) in question.told or rank is None else question.all(tensor, range(rank))
   question.keep()
   return found
 
@@ -96,9 +98,17 @@ def same_length(scope: Scope, a: gs.Tensor, b: gs.Tensor, axis: int) -> bool:
   if given[0] is not None and given[0] == given[1]:
     return True
   question = _Lengths(scope, {})
-  is_same = question.length(a, axis) == question.length(b, axis)
+  is_same = question.all(a, [axis]) == question.all(b, [axis])
   question.keep()
   return is_same
+
+
+class _TooDeepError(Exception):
+  """There are too many questions open to ask for this axis of this tensor, too."""
+
+  def __init__(self, tensor: gs.Tensor, axis: int) -> None:
+    super().__init__()
+    self.place = tensor, axis
 
 
 class _Lengths:
@@ -110,6 +120,21 @@ class _Lengths:
     self.known: _Found = {} if told else scope.lengths
     self.seen: _Found = {}
     self.is_cut = False
+    self.depth = 0
+
+  def all(self, tensor: gs.Tensor, axes: Iterable[int]) -> list[Length]:
+    """The lengths of these axes. What is too deep in a question is one of its own, before that is asked again."""
+    found: list[Length] = []
+    for axis in axes:
+      open_ones = [(tensor, axis)]
+      while open_ones:
+        try:
+          length = self.length(*open_ones[-1])
+          open_ones.pop()
+        except _TooDeepError as error:
+          open_ones.append(error.place)
+      found.append(length)
+    return found
 
   def keep(self) -> None:
     """Lets later questions begin with what this one found, unless it was cut short."""
@@ -142,9 +167,18 @@ class _Lengths:
     if key not in self.seen:
       if self._is_full():
         return itself
+      if self.depth == DEEP:
+        raise _TooDeepError(tensor, axis)
       self.seen[key] = tensor, itself
+      self.depth += 1
       node = self.scope.producer(tensor)
-      found = self._derived(node, tensor, axis) if node is not None and node.inputs else None
+      try:
+        found = self._derived(node, tensor, axis) if node is not None and node.inputs else None
+      except _TooDeepError:
+        del self.seen[key]
+        raise
+      finally:
+        self.depth -= 1
       self.seen[key] = tensor, found or self._of_a_cast(tensor, axis) or itself
     return self.seen[key][1]
 

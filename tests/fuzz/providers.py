@@ -1,8 +1,6 @@
 """Where optimized models run: the CPU provider, CUDA, CUDA under a graph, one after the other, or CUDA with memory
 that is NaN where nothing was written."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import dataclass
 from functools import partial

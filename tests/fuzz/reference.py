@@ -1,7 +1,5 @@
 """What the original gives, and what is wrong with outputs that should be the same."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any
