@@ -35,7 +35,7 @@ class Scope:
     self.slots: list[gs.Node | None] = list(graph.nodes)
     self.position = {id(node): index for index, node in enumerate(graph.nodes)}
     self._outputs = {id(tensor) for each in all_graphs(graph) for tensor in each.outputs}
-    # What graph/lengths.py found since the last edit. It keeps the tensors, or another might have the id of one.
+    # What graph/lengths.py found since the last edit. It keeps tensors: another could have the id of one.
     self.lengths: dict[tuple[int, int], tuple[gs.Tensor, Any]] = {}
 
   # Nodes

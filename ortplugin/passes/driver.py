@@ -60,6 +60,7 @@ class RulePass:
         node = scope.slots[index]
         outcome = self.rule(scope, node) if node is not None else None
         if isinstance(outcome, Applied):
+          scope.lengths.clear()  # the rule may have set shapes
           result = label(outcome.node) if outcome.node is not None else ""
           changes.append(Change(self.name, outcome.nodes, result))
           if len(changes) > most:

@@ -95,8 +95,7 @@ class Movement:
   def take(self, scope: Scope, x: gs.Tensor, chain: Sequence[gs.Node]) -> list[int] | None:
     """Takes in the chain that starts at x, its last step first; what each moves, in bytes, or None if not possible.
 
-    x's lengths alone tell it: with two guesses of what is not known, a chain would cost less than itself, and be
-    replaced by itself without end.
+    x's lengths alone tell it: with two guesses of one that is not known, a chain would be cheaper than itself.
     """
     prices: list[int] = []
     for each in reversed(chain):
