@@ -269,11 +269,11 @@ def fill_readme(name, table):
   raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
 
 
-Options = Mapping[str, Mapping[str, Any]]  # "--flag": what add_argument takes
-
-
 def arguments(doc, options):
-  """A benchmark's command line: its own options and those of all; `source` is what --from names, or None."""
+  """A benchmark's command line: its own options, {"--flag": what add_argument takes}, and those of all.
+
+  `source` is what --from names, or None.
+  """
   parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
   for flag, given in options.items():
     parser.add_argument(flag, **given)
@@ -335,6 +335,7 @@ def table(record, columns, head, rule, name, last=None):
   """A Markdown table of the record's microseconds, those of `columns` that were measured; its lines.
 
   `head`, `rule` and `name` begin the lines, each up to its first time: "| tensors", "|---|" and what names a row.
+  `last`: the title of a column behind the times, and its cell for a row.
   """
   present = [column for column in columns if column in record["rows"][0]["microseconds"]]
   lines = [[head, *(columns[column] for column in present), *([last[0]] if last else [])]]

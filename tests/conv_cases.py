@@ -241,7 +241,6 @@ def pointwise_type(shape):
 # ---- geometries
 # With channels first: X, W, attributes.
 
-Geometry = tuple[Shape, Shape, dict[str, Any]]
 GEOMETRIES = {
   "3x3": ((2, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 1, 1, 1]}),
   "3x3, not padded": ((2, 5, 9, 11), (7, 5, 3, 3), {}),

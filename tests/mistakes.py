@@ -4,7 +4,10 @@ import numpy as np
 
 
 def check_mistake(mistake, bert, folder, run):
-  """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz."""
+  """Runs the command among broken files: empty.onnx, cut.onnx, text.onnx, link.onnx (to `bert`) and wrong.npz.
+
+  `mistake`: arguments with {bert} and {tmp}, exit status, words of the message.
+  """
   arguments, expected, words = mistake
   (folder / "empty.onnx").touch()
   (folder / "cut.onnx").write_bytes(bert.read_bytes()[:2000])

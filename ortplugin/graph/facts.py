@@ -140,8 +140,7 @@ class Scope:
 
   # Edits
 
-  def _changes(self) -> None:
-    """Called before each edit."""
+  def _before_edit(self) -> None:
     self.lengths.clear()
     self._names.read()
 
@@ -194,13 +193,13 @@ class Scope:
     self._insert(new, self.position[id(after)] + 1)
 
   def _insert(self, new: gs.Node, at: int) -> None:
-    self._changes()
+    self._before_edit()
     self.slots.insert(at, new)
     self.position.update({id(node): at + i for i, node in enumerate(self.slots[at:]) if node is not None})
 
   def remove(self, node: gs.Node) -> None:
     """Takes a node out of the graph. Its outputs remain, without a producer."""
-    self._changes()
+    self._before_edit()
     self.slots[self.position.pop(id(node))] = None
     _detach(node)
 
@@ -214,7 +213,7 @@ class Scope:
 
   def substitute(self, old: gs.Tensor, new: gs.Tensor) -> None:
     """Makes every node that reads `old`, in bodies too, read `new`."""
-    self._changes()
+    self._before_edit()
     for node in list(old.outputs):
       for index, tensor in enumerate(list(node.inputs)):
         if tensor is old:

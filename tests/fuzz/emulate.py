@@ -81,7 +81,10 @@ def spelled(text, name, **given):
 
 def respelled(model, spell):
   """The model with nodes spelled in another way, those in bodies and local functions too; None where `spell` leaves
-  each."""
+  each.
+
+  `spell`: (node, the element type of its first value, of Where the second, or 0, a unique name) -> nodes, or None.
+  """
   result = inlined(model)
   types = value_types(result)  # which replaces the graph
   return result if _respell(result.graph, types, spell) else None

@@ -28,7 +28,7 @@ from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR
 
 FLOAT = TensorProto.FLOAT
-X, W, PADDED = GEOMETRIES["3x3"]
+X, W, _ = GEOMETRIES["3x3"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,6 @@
 """Shapes as ONNX Runtime computes them, where onnx's inference gives others: all combinations of what matters."""
 
 from itertools import product
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,11 +13,9 @@ from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
-Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x
-
 
 def many(op, opset, shape, cases):
-  """One model with a node for each case, all of one input and each an output."""
+  """One model with a node for each case (attributes, the inputs after x), all of one input and each an output."""
   nodes, constants = [], {}
   for index, (attributes, inputs) in enumerate(cases):
     names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]

@@ -18,8 +18,6 @@ TEXT = """<ir_version: 10, opset_import: ["" : 18, "mine" : 1]>
         e = Constant <value_float : float = @eps> ()  v = Add (x, e)  y = Mul (v, s) }"""
 GIVEN, DAMAGED = b"grosse Zahl", b"gro\xdfe Zahl\xff"  # of one length
 
-Place = tuple[tuple[str, int | None], ...]
-
 
 def model():
   made = onnx.parser.parse_model(TEXT)

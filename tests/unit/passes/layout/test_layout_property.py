@@ -12,8 +12,6 @@ from sample import examples
 
 from ortplugin.optimizer import run_passes, select_passes
 
-Shape = tuple[int, ...]  # channels and one to three spatial dimensions
-
 
 class Network:
   """A network under construction, batch 2: nodes, constants, and the shape of each image."""
