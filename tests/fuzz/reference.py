@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +15,8 @@ from .emulate import emulated
 from .evaluate import UnfitError, make_session, run
 from .graph import HALVES
 from .narrow import narrow_feeds, narrow_model, widen_feeds, widen_model, with_tensors
+
+Outputs = dict[str, Any]
 
 
 @dataclass
