@@ -40,6 +40,36 @@ Contraction Contraction::Reversed() const {
   return reversed;
 }
 
+Contraction Contraction::WithMergedFrames() const {
+  const auto is_still = [&](size_t axis) {
+    const Window& window = windows[axis];
+    return window.kernel == 1 && window.stride == 1 && window.pad_begin == 0 && window.size == window.out;
+  };
+  if (windows.size() != 3 || !channels_last || x_channels_first || y_channels_first) return *this;
+  const bool is_of_frames = is_still(0);
+  if (!is_of_frames && !(is_still(1) && is_still(2))) return *this;
+  Contraction merged = *this;
+  const size_t axis = is_of_frames ? 0 : 2;  // of [N, D, H, W, C]
+  const Shape full = result();
+  for (Shape& operand : merged.operands) {
+    if (operand.size() > full.size()) return *this;
+    operand.insert(operand.begin(), full.size() - operand.size(), 1);
+    const bool is_whole = operand[axis] == full[axis] && operand[axis + 1] == full[axis + 1];
+    if (!is_whole && operand[axis] * operand[axis + 1] != 1) return *this;
+    operand[axis] *= operand[axis + 1];
+    operand.erase(operand.begin() + static_cast<std::ptrdiff_t>(axis) + 1);
+  }
+  if (is_of_frames) {
+    merged.batch *= windows[0].size;
+    merged.windows.erase(merged.windows.begin());
+  } else {
+    merged.windows.pop_back();
+    merged.columns().size = merged.columns().out = windows[1].size * windows[2].size;
+  }
+  constexpr int64_t kMost = INT32_MAX;  // of a length
+  return std::max(merged.batch, merged.columns().size) > kMost ? *this : merged;
+}
+
 bool Contraction::is_empty() const { return ElementCount(x_first()) == 0 || ElementCount(w_first()) == 0; }
 
 Shape Contraction::x_first() const { return WithSpatial({batch, channels}, Each(windows, &Window::size)); }

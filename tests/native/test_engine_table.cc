@@ -60,6 +60,36 @@ std::string Taken(const Contraction& problem, const cuda::DeviceFacts& device, b
   return std::string(kernel->entry) == "conv_direct" ? "direct" : kernel->entry;
 }
 
+// Frames in which nothing moves are images, and images in which nothing moves are rows.
+void TestFrames() {
+  Contraction volume = Square(DType::kFloat16, 2, 14, 64, 64, 3);
+  volume.windows.insert(volume.windows.begin(), {1, 1, 1, 0, 0, 5, 5});
+  volume.operands = {{64}, volume.result(), {2, 5, 1, 1, 64}, {5, 1, 1, 64}};
+  CHECK(volume.WithMergedFrames().windows.size() == 3);  // whose last operand is of frames
+  volume.operands.pop_back();
+  const Contraction images = volume.WithMergedFrames();
+  CHECK(images.x() == (Shape{10, 14, 14, 64}) && images.w() == (Shape{64, 3, 3, 64}));
+  CHECK(images.operands == (std::vector<Shape>{{1, 1, 1, 64}, images.result(), {10, 1, 1, 64}}));
+
+  Contraction in_time = volume;
+  in_time.windows = {{3, 2, 1, 1, 1, 8, 4}, {1, 1, 1, 0, 0, 14, 14}, {1, 1, 1, 0, 0, 7, 7}};
+  in_time.operands = {{64}, in_time.result(), {2, 1, 1, 1, 1}};
+  const Contraction rows = in_time.WithMergedFrames();
+  CHECK(
+    rows.x() == (Shape{2, 8, 98, 64}) && rows.w() == (Shape{64, 3, 1, 64}) && rows.result() == (Shape{2, 4, 98, 64}));
+  CHECK(rows.operands == (std::vector<Shape>{{1, 1, 1, 64}, rows.result(), {2, 1, 1, 1}}));
+  in_time.operands[1] = {7, 1};
+  CHECK(in_time.WithMergedFrames().windows.size() == 3);
+  in_time.operands.clear();
+  for (void (*change)(Contraction*) : {+[](Contraction* c) { c->windows[2].stride = 2; },
+         +[](Contraction* c) { c->windows[1].pad_end = 1, ++c->windows[1].out; },
+         +[](Contraction* c) { c->channels_last = false; }, +[](Contraction* c) { c->x_channels_first = true; }}) {
+    Contraction other = in_time;
+    change(&other);
+    CHECK(other.WithMergedFrames().windows.size() == 3);
+  }
+}
+
 void TestLines() {
   std::set<std::string> names;
   for (const Engine& engine : EngineTable()) {
@@ -124,6 +154,7 @@ void TestOthers() {
 }  // namespace
 
 int main() {
+  TestFrames();
   TestLines();
   TestWhoIsFastest();
   TestReasons();

@@ -116,7 +116,8 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
 
-std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, const cuda::DeviceFacts& gpu) {
+std::vector<std::string> ListConvAlgorithms(const Contraction& given, const cuda::DeviceFacts& gpu) {
+  const Contraction contraction = given.WithMergedFrames();
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;
   const size_t fused = IsIdentity(*contraction.program) ? kMostFused + kMostSplit : kMostFused;

@@ -26,7 +26,8 @@ void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceF
 
 }  // namespace
 
-bool ConvPlanner::Prepare(const Contraction& contraction) const {
+bool ConvPlanner::Prepare(const Contraction& given) const {
+  const Contraction contraction = given.WithMergedFrames();
   if (contraction.is_empty() || FindOwnKernel(contraction)) return false;
   const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
   if (IsShuffled(contraction)) {
@@ -47,7 +48,8 @@ std::optional<EngineKernel> ConvPlanner::FindOwnKernel(const Contraction& contra
   return FindEngineKernel(*contraction.program, contraction, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
 }
 
-std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::vector<size_t>& unaligned) const {
+std::unique_ptr<ConvPlan> ConvPlanner::Make(const Contraction& given, const std::vector<size_t>& unaligned) const {
+  Contraction contraction = given.WithMergedFrames();
   std::vector<Shape> shapes{contraction.x(), contraction.w()};
   shapes.insert(shapes.end(), contraction.operands.begin(), contraction.operands.end());
   // What is copied first is written by the kernel in front.
@@ -58,7 +60,7 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
   auto plan = std::make_unique<ConvPlan>();
   plan->inputs = shapes.size();
   plan->shape = contraction.result();
-  plan->output = contraction.output();
+  plan->output = given.output();
   EpilogueAxes(*contraction.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
   if (contraction.is_empty()) {
     // Whatever stands there becomes zero.

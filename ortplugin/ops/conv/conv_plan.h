@@ -59,10 +59,10 @@ class ConvPlanner {
     : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
 
   // `unaligned`: the numbers of the tensors that are copied. Throws Error where cuDNN is needed and has no plan.
-  std::unique_ptr<ConvPlan> Make(Contraction contraction, const std::vector<size_t>& unaligned) const;
+  std::unique_ptr<ConvPlan> Make(const Contraction& given, const std::vector<size_t>& unaligned) const;
 
   // Starts to build the cuDNN plan that Make will ask for. False: it will ask for none.
-  bool Prepare(const Contraction& contraction) const;
+  bool Prepare(const Contraction& given) const;
 
  private:
   // Of the engine that the node's algorithm and the GPU leave, if one fits.
