@@ -1,12 +1,12 @@
 // What becomes of the accumulators of Hopper's tensor cores: the program's results, for kernels whose warpgroups each
 // have M_TILES MMAs of 64 rows and TILE_N columns. Expects an engine's preamble (engine.h), whose pixels are the rows
 // and whose filters the columns, and as macros M_TILES, TILE_N, COLUMNS (columns that pass through shared memory at
-// once) and VECTOR (columns that are read and written at once).
+// once, a chunk of them), VECTOR (columns that are read and written at once) and AHEAD (chunks of operands that are on
+// their way at once, as many as registers have room for).
 
 #define SIZE ((int)sizeof(storage_t))
 #define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
 #define PITCH (COLUMNS + 8)  // floats: rows that are stored at the same time lie in different banks
-#define AHEAD (VECTOR >= 4 && SIZE * TILE_N <= 768 ? 2 : 1)  // chunks of operands; more take too many registers
 #define VECTORS (COLUMNS / VECTOR)  // of a row
 #define ITEMS (16 * VECTORS / 32)  // of VECTOR columns, of a thread
 #define IMAGE (IMAGE_H * IMAGE_W)
@@ -16,7 +16,7 @@
 struct Epilogue {
   const Arguments& a;
   float* staging;  // the warp's
-  int rows, row, first;
+  int rows, row, first, end;  // rows there are, and the tile's first one; its columns, and where their group ends
   PixelOperands<VECTOR> operands[AHEAD][ITEMS];
   TileOperands<VECTOR> of_filters[AHEAD];
 
@@ -27,7 +27,7 @@ struct Epilogue {
   DEVICE int column_of(int chunk) const { return first + chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR; }
   // The last chunk of a tile may be narrower.
   DEVICE bool has_column(int chunk, int m) const {
-    return m < FILTERS && (TILE_N % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_N);
+    return m < end && (TILE_N % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_N);
   }
   DEVICE void load(int chunk) {
     const int m = column_of(chunk);

@@ -216,6 +216,9 @@ FORMS = {
     "depthwise, two of each": {"group": 16, "filters": 32},
     "stem": {"x": (2, 3, 32, 32), "filters": 32, "kernel": (7, 7), "attributes": {"pads": [3] * 4, "strides": [2, 2]}},
     "stem, 3x3": {"x": (2, 3, 31, 33), "filters": 16, "attributes": {"pads": [1] * 4, "strides": [2, 2]}},
+    "stem, two columns at once": {
+        "x": (2, 3, 31, 64), "filters": 128, "kernel": (3, 4), "attributes": {"pads": [1] * 4, "strides": [1, 2]},
+    },
     "one channel": {"x": (3, 1, 28, 28), "filters": 16},
     "odd channels": {"x": (2, 13, 9, 11), "filters": 27},
     "one pixel": {"x": (5, 32, 1, 1), "filters": 48, "kernel": (1, 1), "attributes": {}},
@@ -223,6 +226,8 @@ FORMS = {
     "large": {"x": (4, 64, 56, 56), "filters": 64},
     "a row": {"x": (2, 16, 33), "kernel": (3,), "attributes": {"pads": [1, 1]}},
     "a row, stride 2": {"x": (2, 16, 33), "kernel": (5,), "attributes": {"pads": [2, 1], "strides": [2]}},
+    "frames": {"x": (2, 16, 5, 8, 9), "kernel": (1, 3, 3), "attributes": {"pads": [0, 1, 1] * 2}},
+    "in time": {"x": (2, 16, 7, 8, 9), "kernel": (3, 1, 1), "attributes": {"strides": [2, 1, 1]}},
     "a volume": {"x": (2, 16, 7, 8, 9), "kernel": (3, 3, 3), "attributes": {"pads": [1] * 6}},
 }  # fmt: skip
 

@@ -43,6 +43,9 @@ CASES = [
   ((1, 40, 12), 2, 13, 11, (4, 1), {"strides": [4, 1], "pads": [2, 0, 0, 0]}),
   ((8, 56, 56), 1, 18, 18, (3, 3), SAME),
   ((2, 28, 27), 1, 18, 36, (3, 3), HALVED),
+  # Those that gemm takes.
+  ((3, 9, 11), 4, 192, 128, (1, 1), {}),
+  ((1, 7, 5), 2, 256, 68, (1, 1), {}),
 ]
 
 
@@ -69,18 +72,18 @@ def test_equals_the_reference(capfd, number, dtype):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20])
+@pytest.mark.parametrize("number", [0, 2, 6, 7, 8, 9, 11, 12, 18, 20, 24, 25])
 def test_infinite_elements_stay_where_they_are(number, value):
   check_infinite_everywhere(replace(case(number, BARE), constant=False), value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("number", [0, 9, 18])
+@pytest.mark.parametrize("number", [0, 9, 18, 24])
 def test_maxima_of_nan(number, dtype):
   check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
-@pytest.mark.parametrize("number", [0, 2, 6, 8, 12, 20])
+@pytest.mark.parametrize("number", [0, 2, 6, 8, 12, 20, 25])
 def test_groups_end_with_the_tensor(number):
   """What lies behind X is not read."""
   given = case(number, RELU)

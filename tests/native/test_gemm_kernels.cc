@@ -35,6 +35,11 @@ std::vector<ConvCase> Cases() {
   cases.push_back({kIdentity, Product(kBrain, 25088, 96, 288)});
   for (const int64_t filters : {50257, 1002, 12})
     for (const DType dtype : {kHalf, kFloat}) cases.push_back({kResidual, Product(dtype, 256, 768, filters)});
+  for (const int64_t channels : {768, 3072})  // of SqueezeBERT: two copies of 256 bytes in a group, or six of 128
+    for (const DType dtype : {kHalf, kFloat}) {
+      cases.push_back({kResidual, Product(dtype, 1024, channels, 768)});
+      cases.back().problem.groups = 4;
+    }
   cases.push_back({kMixed, SquareConv(kBrain, false, 3, 14, 72, 200, 1, 1, 0, 14)});
   return WithOperands(cases);
 }
@@ -101,8 +106,9 @@ int main(int argc, char** argv) {
   CHECK(entry(Product(kHalf, 1024, 768, 3072), true) == "gemm");
   CHECK(entry(Product(kFloat, 1024, 12, 3072), false) == "gemm");
   CHECK(entry(SquareConv(kHalf, false, 64, 14, 1024, 512, 1, 1, 0, 14), true) == "library");
+  CHECK(entry(SquareConv(kHalf, false, 8, 14, 1024, 512, 1, 1, 0, 14), true) == "gemm");
 
-  const Contraction known = Product(kHalf, 128, 128, 256);
+  const Contraction known = Product(kHalf, 128, 96, 256);
   const auto fits = [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); };
   const Refusals refusals(known, fits, true);
   refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });

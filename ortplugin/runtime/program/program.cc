@@ -917,7 +917,7 @@ bool IsIdentity(const Program& program) {
   return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
 }
 
-// Whether pointwise.cuh has a cheaper form of it that is precise enough for float16.
+// Whether pointwise.cuh has a cheaper form of it that is precise enough for float16, and for values of TF32 products.
 static bool HasHalfForm(Op op) {
   return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu || op == Op::kGelu;
 }
@@ -942,11 +942,11 @@ static std::optional<std::pair<ValueId, double>> AsScaled(const Program& program
   return std::pair(scaled, divides ? 1 / number : number);
 }
 
-// Gelu is often written with Erf: 1 + Erf(x / 1.414) of float16 is computed from x at once. What stands between is
+// Gelu is often written with Erf: 1 + Erf(x / 1.414) in half form is computed from x at once. What stands between is
 // emitted all the same; the compiler drops it where nothing else reads it. "" where the statement is not that.
 static std::string OnePlusErf(
   const Program& program, const std::vector<uint32_t>& statements, const Statement& statement) {
-  if (statement.op != Op::kAdd || program.value(statement.result).dtype != DType::kFloat16) return "";
+  if (statement.op != Op::kAdd) return "";
   for (const size_t i : {0, 1}) {
     const Value& one = program.value(statement.operands[1 - i]);
     const Statement* erf = Among(program, statements, statement.operands[i]);
@@ -966,20 +966,22 @@ static std::string OnePlusErf(
   return "";
 }
 
-std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent) {
+std::string EmitCuda(
+  const Program& program, const std::vector<uint32_t>& statements, const std::string& indent, bool is_of_tf32) {
   std::string text;
   for (const uint32_t index : statements) {
     const Statement& statement = program.statements().at(index);
     const Row& row = RowOf(statement.op);
     if (IsCore(statement.op)) Fail("program: ", row.name, " is a core operator, EmitCuda writes pointwise ones only");
     const DType result = program.value(statement.result).dtype;
+    const bool is_half = result == DType::kFloat16 || (is_of_tf32 && result == DType::kFloat);
     text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
-    if (const std::string whole = OnePlusErf(program, statements, statement); !whole.empty()) {
+    if (const std::string whole = is_half ? OnePlusErf(program, statements, statement) : ""; !whole.empty()) {
       text += whole;
       continue;
     }
     text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;
-    if (result == DType::kFloat16 && HasHalfForm(statement.op)) text += "16";
+    if (is_half && HasHalfForm(statement.op)) text += "16";
     for (size_t i = 0; i < statement.operands.size(); ++i) {
       const Value& operand = program.value(statement.operands[i]);
       text += i == 0 ? "(" : ", ";

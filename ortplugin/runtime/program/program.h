@@ -98,8 +98,10 @@ bool IsIdentity(const Program& program);
 
 // CUDA C++ for the given statements, a line each: `const float v7 = op_Add(v3, v4);`. Value number N is the variable
 // `vN` of ComputeTypeOf its dtype; literals stand in place. The caller declares the variables of the parameters and of
-// a core operator's result. The op_* functions are in pointwise.cuh.
-std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent);
+// a core operator's result. The op_* functions are in pointwise.cuh. `is_of_tf32`: float results follow from products
+// that are rounded to TF32, and may be as precise as those of float16, which take fewer instructions.
+std::string EmitCuda(
+  const Program& program, const std::vector<uint32_t>& statements, const std::string& indent, bool is_of_tf32 = false);
 
 // Throws Error where a statement is a core operator.
 void CheckIsPointwise(const Program& program);

@@ -112,7 +112,9 @@ std::string ConvPreamble(const Program& program, const Contraction& problem) {
          << ");\n";
   std::vector<uint32_t> statements(program.statements().size());
   std::iota(statements.begin(), statements.end(), 0);
-  text << EmitCuda(program, statements, "  ");
+  // A depthwise convolution multiplies without rounding.
+  const bool is_of_tf32 = problem.dtype() == DType::kFloat && problem.allow_tf32 && problem.groups < problem.channels;
+  text << EmitCuda(program, statements, "  ", is_of_tf32);
   for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
   text
     << "}\ntemplate <int N>\nDEVICE void apply(const TileOperands<N>& tile, const "

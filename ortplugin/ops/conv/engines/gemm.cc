@@ -21,7 +21,7 @@ constexpr int kMostStages = 10;
 // Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 128 bytes of
 // channels take step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Fitted to
 // 37 products of 256 to 25,088 rows in fp16 (2026-11-25), of which the model's choice took 1.2% longer than the best on
-// average, 16% at most.
+// average, 16% at most, and to 27 of 8 to 25,088 rows in TF32 (2026-11-26), there 1.7% and 27% (of 8 rows).
 struct TileKind {
   int consumers, bytes_k;  // of a copy's channels
   bool take_turns;
@@ -29,11 +29,18 @@ struct TileKind {
   double launch, step, step_n, rest, rest_n;
 };
 constexpr int kStepN = 16;
-constexpr TileKind kTileKinds[] = {
+constexpr TileKind kHalfTiles[] = {
   {1, 256, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
   {1, 128, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
   {2, 128, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
   {2, 128, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
+};
+constexpr TileKind kFloatTiles[] = {
+  {1, 256, false, 64, 128, -1.433, 0.2089, -0.00032, -1.457, 0.04717},
+  {1, 128, false, 96, 192, -1.112, 0.1826, 0.00037, -0.162, 0.03118},
+  {2, 128, false, 96, 224, -2.425, 0.0453, 0.00203, 2.502, 0.02836},
+  {2, 128, true, 96, 160, -5.589, -0.0268, 0.00281, 5.287, 0.05335},
+  {2, 256, false, 96, 144, 0.829, -0.0112, 0.00304, -0.723, 0.03023},
 };
 
 int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * consumers; }
@@ -41,25 +48,28 @@ int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * c
 int64_t Rows(const Contraction& problem) { return problem.batch * problem.rows().size * problem.columns().size; }
 
 int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
-  return DivideUp(Rows(problem), tile_m) * DivideUp(problem.filters, tile_n);
+  return DivideUp(Rows(problem), tile_m) * problem.groups * DivideUp(problem.group_filters(), tile_n);
 }
 
 int64_t Size(const Contraction& problem) { return static_cast<int64_t>(SizeOf(problem.dtype())); }
 
 // Columns that are read and written at once.
-int64_t Vector(const Contraction& problem) { return std::min(16 / Size(problem), problem.filters & -problem.filters); }
+int64_t Vector(const Contraction& problem) {
+  return std::min(16 / Size(problem), problem.group_filters() & -problem.group_filters());
+}
 
 double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const cuda::DeviceFacts& device) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  constexpr int kWide = 160, kWideFloat = 240;  // what else a thread has in registers leaves too few for operands
+  constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands
   if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
-  if (Size(problem) == 4 && tile_n > kWideFloat) return kNever;
+  // What else a copy holds are the next group's channels, of which 0 times infinity would be NaN.
+  const int64_t bytes = problem.group_channels() * Size(problem);
+  if (problem.groups > 1 && bytes % kind.bytes_k != 0) return kNever;
   const int64_t tiles = DivideUp(
     Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n), int64_t{device.multiprocessors});  // of a block
   // One warpgroup with wide tiles waits for its program between them.
   if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
-  const double mmas =
-    static_cast<double>(DivideUp(problem.channels * Size(problem), 128)) * (kind.step + kind.step_n * tile_n);
+  const double mmas = static_cast<double>(DivideUp(bytes, 128)) * (kind.step + kind.step_n * tile_n);
   const double rest = kind.rest + kind.rest_n * tile_n;
   const auto count = static_cast<double>(tiles);
   if (!kind.take_turns) return kind.launch + count * (mmas + rest);
@@ -72,6 +82,29 @@ int64_t StageBytes(const Contraction& problem, const GemmConfig& config) {
   return (config.tile_m() + config.tile_n) * config.tile_k * Size(problem);
 }
 int64_t StagingBytes(const GemmConfig& config) { return int64_t{config.consumers} * 4 * 16 * kPitch * 4; }
+
+// Registers of a thread that hold what the program reads for a chunk of columns.
+int64_t OperandRegisters(const Program& program, const Contraction& problem) {
+  const int64_t vector = Vector(problem), items = 16 * kColumns / vector / 32;
+  int64_t registers = 0;
+  for (size_t i = 0; i < problem.operands.size(); ++i) {
+    const Shape& shape = problem.operands[i];
+    const int64_t columns = shape.empty() || shape.back() != problem.filters ? 1 : vector;
+    const auto size = static_cast<int64_t>(SizeOf(program.value(program.parameters()[i + 1]).dtype));
+    const bool is_of_rows = !shape.empty() && ElementCount(shape) > shape.back();
+    registers += DivideUp(columns * size, int64_t{4}) * (is_of_rows ? items : 1);
+  }
+  return registers;
+}
+
+// How many such chunks fit beside the accumulators and some thirty registers more.
+int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config) {
+  const int64_t tiles = config.take_turns ? 2 : 1;  // of 64 rows
+  const int64_t chunks = tiles * DivideUp(int64_t{config.tile_n}, int64_t{kColumns});
+  const int64_t room = (config.consumers == 2 && !config.take_turns ? 146 : 200) - tiles * config.tile_n / 2;
+  if (Vector(problem) < 4) return 1;
+  return std::clamp(room / std::max<int64_t>(1, OperandRegisters(program, problem)), int64_t{1}, chunks);
+}
 
 // Where operands, as the kernel finds them, stand in its parameter, and the two maps behind them.
 size_t MapWord(const Program& program, const Contraction& problem) {
@@ -87,24 +120,27 @@ bool IsPointwise(const Contraction& problem) {
 }
 
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.groups != 1) return false;
+  if (!FitsEngines(program, problem)) return false;
   if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
   if (problem.channels * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes
+  if (problem.groups > 1 && problem.group_channels() * Size(problem) % 128 != 0) return false;  // Cost
   return IsPointwise(problem);
 }
 
 bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
-  if (target == nullptr || (problem.dtype() == DType::kFloat && target->limits.matmul_tf32_pays == 0)) return false;
-  // A matrix product; of images it was not measured.
-  return problem.rows().size * problem.columns().size == 1;
+  if (target == nullptr) return false;
+  if (problem.dtype() == DType::kFloat) return target->limits.matmul_tf32_pays != 0;
+  const bool is_product = problem.rows().size * problem.columns().size == 1;
+  return is_product || problem.groups > 1 ||
+    Rows(problem) * problem.channels * problem.filters <= target->limits.gemm_most_multiply_adds;
 }
 
 GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
   GemmConfig config{};
   double least = std::numeric_limits<double>::infinity();
-  for (const TileKind& kind : kTileKinds)
+  const auto consider = [&](const TileKind& kind) {
     for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
       const double cost = Cost(problem, kind, tile_n, device);
       if (cost >= least) continue;
@@ -112,6 +148,11 @@ GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& de
       const int tile_k = kind.bytes_k / static_cast<int>(Size(problem));
       config = {tile_n, kind.consumers, tile_k, kind.take_turns, 0, Rows(problem) < problem.filters};
     }
+  };
+  if (Size(problem) == 4)
+    std::for_each(std::begin(kFloatTiles), std::end(kFloatTiles), consider);
+  else
+    std::for_each(std::begin(kHalfTiles), std::end(kHalfTiles), consider);
   const int64_t room = device.shared_per_block - kStaticShared - StagingBytes(config);
   config.stages = static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
   return config;
@@ -166,10 +207,13 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
        << "#define TILE_K " << config.tile_k << "\n"
        << "#define CONSUMERS " << config.consumers << "\n"
        << "#define STAGES " << config.stages << "\n"
+       << "#define GROUP_CHANNELS " << problem.group_channels() << "\n"
+       << "#define GROUP_FILTERS " << problem.group_filters() << "\n"
        << "#define TAKE_TURNS " << config.take_turns << "\n"
        << "#define M_TILES " << (config.take_turns ? 2 : 1) << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
        << "#define COLUMNS " << kColumns << "\n"
+       << "#define AHEAD " << ChunksAhead(program, problem, config) << "\n"
        << "#define VECTOR " << Vector(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
@@ -192,11 +236,12 @@ EngineKernel MakeGemm(const Program& program, const Contraction& given, const cu
   const size_t word = MapWord(program, problem);
   arguments.resize(word + 2 * cuda::kTensorMapWords);
   const auto channels = static_cast<uint64_t>(problem.channels);
+  const auto of_group = static_cast<uint64_t>(problem.group_channels());
   const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
   const bool tf32 = problem.dtype() == DType::kFloat;
   return {GemmSource(program, problem, config), "gemm", GemmLaunch(problem, config, device), arguments,
     {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
-      {word + cuda::kTensorMapWords, 1, {channels, static_cast<uint64_t>(problem.filters)}, {channels},
+      {word + cuda::kTensorMapWords, 1, {of_group, static_cast<uint64_t>(problem.filters)}, {of_group},
         static_cast<uint32_t>(config.tile_n), 0, tf32}}};
 }
 

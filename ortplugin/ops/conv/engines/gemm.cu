@@ -1,4 +1,5 @@
-// y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1
+// y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1, in
+// groups, too, each of which has tiles of its own
 //
 // The text in front of this one is generated for the node at hand (gemm.cc, engine.cc): the sizes as macros, the
 // operands and `apply`, which is the program; what wgmma.cuh has for Hopper's tensor cores, tma.cuh for its copies and
@@ -14,8 +15,9 @@
 #define SHARERS (TAKE_TURNS ? 1 : CONSUMERS)  // warpgroups of a tile
 #define TILE_M (64 * M_TILES * SHARERS)
 #define ROW (128 / SIZE)  // channels of a swizzled row
-#define K_TILES ((CHANNELS + TILE_K - 1) / TILE_K)
-#define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
+#define K_TILES ((GROUP_CHANNELS + TILE_K - 1) / TILE_K)
+#define GROUP_TILES ((GROUP_FILTERS + TILE_N - 1) / TILE_N)
+#define TILES_N (FILTERS / GROUP_FILTERS * GROUP_TILES)
 #define PRODUCER_WARPS (TAKE_TURNS ? 4 : 2)  // only whole warpgroups give registers away; two of the four do nothing
 #define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32)
 #define X_BYTES (TILE_M * TILE_K * SIZE)
@@ -30,13 +32,16 @@ struct GemmArguments {
 // Tiles in the order in which blocks take them. Those at work at the same time read the same rows of the larger of x
 // and w: ROWS_FIRST where that is w.
 struct Tiles {
-  int rows, groups, next;  // groups of TILE_M rows
+  int rows, tiles_m, next;
   DEVICE explicit Tiles(const Arguments& a)
-    : rows((int)a.batch * IMAGE), groups((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
-  DEVICE bool exists() const { return next < groups * TILES_N; }
+    : rows((int)a.batch * IMAGE), tiles_m((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
+  DEVICE bool exists() const { return next < tiles_m * TILES_N; }
   DEVICE void step(int count = 1) { next += gridDim.x * count; }
-  DEVICE int row() const { return (ROWS_FIRST ? next % groups : next / TILES_N) * TILE_M; }
-  DEVICE int column() const { return (ROWS_FIRST ? next / groups : next % TILES_N) * TILE_N; }
+  DEVICE int row() const { return (ROWS_FIRST ? next % tiles_m : next / TILES_N) * TILE_M; }
+  DEVICE int tile_n() const { return ROWS_FIRST ? next / tiles_m : next % TILES_N; }
+  DEVICE int group() const { return tile_n() / GROUP_TILES; }
+  DEVICE int column() const { return group() * GROUP_FILTERS + tile_n() % GROUP_TILES * TILE_N; }
+  DEVICE int end() const { return (group() + 1) * GROUP_FILTERS; }
 };
 
 // One thread for x and one for w, since they keep the copy engine busy together only.
@@ -52,7 +57,7 @@ struct Producer {
     for (int k = 0; k < TILE_K; k += ROW) {
       const int channel = k_tile * TILE_K + k;
       if (OF_X)
-        copy_box(to + k * (TILE_M * SIZE), &g.x, channel, tiles.row(), barrier);
+        copy_box(to + k * (TILE_M * SIZE), &g.x, tiles.group() * GROUP_CHANNELS + channel, tiles.row(), barrier);
       else
         copy_box(to + k * (TILE_N * SIZE), &g.w, channel, tiles.column(), barrier);
     }
@@ -90,7 +95,9 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
   }
 #pragma unroll 1
   for (int turn = 0; tiles.exists(); tiles.step(TAKE_TURNS ? CONSUMERS : 1), ++turn) {
-    Epilogue epilogue{a, staging, tiles.rows, tiles.row() + own_rows + warp % 4 * 16, tiles.column()};
+    Epilogue epilogue{a, staging, tiles.rows, tiles.row() + own_rows + warp % 4 * 16, tiles.column(), tiles.end()};
+#pragma unroll
+    for (int chunk = 0; chunk < AHEAD; ++chunk) epilogue.load(chunk);  // beside all that the tensor cores do
     float sums[M_TILES][TILE_N / 2];
     int before = 0;
     if (TAKE_TURNS && (turn > 0 || warpgroup > 0)) wait_barrier(turns + warpgroup * 8, (turn - (warpgroup == 0)) & 1);
@@ -118,8 +125,6 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
       if (threadIdx.x % 128 == 0) arrive(turns + (warpgroup + 1) % CONSUMERS * 8);
       ring.skip((CONSUMERS - 1) * K_TILES);
     }
-    epilogue.load(0);  // while the last MMAs run
-    if (AHEAD > 1 && M_TILES * CHUNKS > 1) epilogue.load(1);
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) wait_wgmma(sums[m]);
     release(before);

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
 #include "ortplugin/target/target.h"
@@ -216,12 +217,20 @@ bool FitsGrouped(const Program& program, const Contraction& problem, const cuda:
   return Configure(problem, device).has_value();
 }
 
-bool IsGroupedFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+bool IsGroupedFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   // cuDNN's tensor cores take a group's channels by 16 bytes; what others it pads or computes without them.
   if (IsRagged(problem)) return true;
   const MeasuredGpu* const target = FindTarget(device);
-  return target != nullptr &&
-    std::max(problem.group_channels(), problem.group_filters()) <= target->limits.grouped_most_channels;
+  if (target == nullptr) return false;
+  const int64_t channels = problem.group_channels(), filters = problem.group_filters();
+  const bool suits_cudnn = channels == filters && (channels & (channels - 1)) == 0;
+  const TargetLimits& limits = target->limits;
+  const int64_t most = !suits_cudnn    ? limits.grouped_most_channels_uneven
+    : problem.dtype() == DType::kFloat ? limits.grouped_most_channels_tf32
+                                       : limits.grouped_most_channels;
+  const int64_t wide = std::max(channels, filters);
+  if (wide > limits.grouped_most_channels && FitsGemm(program, problem, device)) return false;  // it is faster
+  return wide <= most;
 }
 
 std::optional<EngineKernel> MakeGrouped(

@@ -95,6 +95,7 @@ EngineKernel MakeNchwGemm(const Program& program, const Contraction& problem, co
        << "#define CONSUMERS " << config.consumers << "\n"
        << "#define M_TILES 1\n"
        << "#define COLUMNS " << kColumns << "\n"
+       << "#define AHEAD 2\n"
        << "#define VECTOR " << engine_limits::nchw_gemm_pixels << "\n\n"
        << WgmmaFunction("wgmma", flat.dtype(), config.tile_n, WgmmaA::kRegisters, true)
        << WgmmaWait("wgmma", config.tile_n) << kWgmmaSource << "\n"

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) nchw_gemm(const __grid_con
   }
   if (!CONSTANT_WEIGHTS) load_weights(g.a, row + warp * 16 + lane / 4, w);
   float* const staging = (float*)((char*)shared + K_TILES * TILE_BYTES) + warp * (16 * PITCH);
-  Epilogue epilogue{g.a, staging, (n + 1) * ROWS, n * ROWS + row + warp * 16, pixel};
+  Epilogue epilogue{g.a, staging, (n + 1) * ROWS, n * ROWS + row + warp * 16, pixel, FILTERS};
   float sums[M_TILES][TILE_N / 2];
 #pragma unroll
   for (int i = 0; i < TILE_N / 2; ++i) sums[0][i] = 0.0f;
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) nchw_gemm(const __grid_con
   }
   commit_wgmma();
   epilogue.load(0);
-  if (AHEAD > 1 && CHUNKS > 1) epilogue.load(1);
+  if (CHUNKS > 1) epilogue.load(1);
   wait_wgmma<0>(sums[0]);
   epilogue.run(sums);
 }

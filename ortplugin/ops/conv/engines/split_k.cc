@@ -85,16 +85,17 @@ bool IsSplitKFast(const Program&, const Contraction& problem, const cuda::Device
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
-  // Of fp32 products alone.
-  const bool is_product = problem.result()[1] * problem.result()[2] == 1;
-  if (problem.dtype() == DType::kFloat && !(limits.matmul_tf32_pays && is_product)) return false;
+  const SplitKConfig config = ConfigureSplitK(problem, device);
+  if (Blocks(problem, config) > device.multiprocessors) return false;
+  const bool is_product = problem.rows().out * problem.columns().out == 1;
+  if (is_product && problem.batch <= limits.split_k_few_rows)
+    return problem.dtype() != DType::kFloat || limits.matmul_tf32_pays != 0;
+  if (problem.dtype() == DType::kFloat) return false;
   const bool is_plain = problem.rows().kernel == 1 && problem.columns().kernel == 1 && problem.strides() == Shape{1, 1};
   const int64_t most = is_plain              ? limits.split_k_most_kib_1x1
     : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
                                              : limits.split_k_most_kib;
-  const SplitKConfig config = ConfigureSplitK(problem, device);
-  return Blocks(problem, config) <= device.multiprocessors &&
-    CopiedBytes(problem, config) <= (most << 9) * Size(problem);
+  return CopiedBytes(problem, config) <= (most << 10);
 }
 
 SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device) {

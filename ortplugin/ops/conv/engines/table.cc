@@ -44,17 +44,15 @@ bool FitsPolyphaseAlone(const Program& program, const Contraction& problem, cons
 const std::vector<Engine>& EngineTable() {
   static const auto* const table = new std::vector<Engine>{
     {"few_output_channels", FitsFewOutputChannels, Always, Make<MakeFewOutputChannels>,
-      "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or "
-      "more "
+      "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or more "
       "is empty for the most part, and the result may be NCHW without a kernel that transposes it"},
     {"depthwise", FitsDepthwise, Always, Make<MakeDepthwise>,
       "depthwise, in front of grouped, which takes those of large filters. By construction: a filter meets one "
       "channel, so there is no matrix to multiply; it is memory-bound and touches each element once, the program "
       "included"},
     {"grouped", FitsGrouped, IsGroupedFast, MakeGrouped,
-      "groups, which no line behind it takes. By construction where a group's channels or filters are no multiple "
-      "of "
-      "eight, for which a library's tensor cores have no kernel; else as measured"},
+      "groups, of which only gemm takes some, pointwise and wide. By construction where a group's channels or filters "
+      "are no multiple of eight, for which a library's tensor cores have no kernel; else as measured"},
     {"stem", FitsStem, IsStemFast, Make<MakeStem>,
       "up to four input channels, which split_k and conv_1x1 do not take. By construction where the image is NCHW, "
       "which a library has transposed by a kernel in front; else as measured"},
@@ -67,18 +65,15 @@ const std::vector<Engine>& EngineTable() {
       "pointwise (1x1) convolution, plain or transposed, memory-bound; before polyphase, for its one tap. As "
       "measured"},
     {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
-      "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights "
-      "once. "
+      "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights once. "
       "As measured"},
     {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
       "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
     {"nchw_few", FitsNchwFew, Always, Make<MakeNchwFew>,
-      "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty "
-      "for "
+      "pointwise (1x1) with channels first, few channels and filters; before nchw_gemm, whose tiles would be empty for "
       "the most part. By construction: memory-bound, and the image is read as it lies"},
     {"nchw_gemm", FitsNchwGemm, Always, Make<MakeNchwGemm>,
-      "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the "
-      "result "
+      "pointwise (1x1) with channels first. By construction: a library transposes the image in front and the result "
       "behind"},
     {"direct", FitsDirect, IsDirectFast, MakeDirect, "fp32, NCHW, few channels; behind what is pointwise. As measured"},
   };
