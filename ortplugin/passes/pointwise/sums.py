@@ -44,8 +44,7 @@ def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
   dtype = scope.dtype(x)
   if dtype not in FLOATING or scope.dtype(y) != dtype:
     return None
-  check_ranks(scope, [x, y])
-  axes = _axes(scope, node)
+  axes = axes_of_reduction(scope, node)
   if not axes:
     return None
   words = " ".join(map(str, axes))
@@ -53,8 +52,12 @@ def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
   return Member(node, Program((Parameter(dtype, "x"),), (Parameter(dtype, "y"),), (sum_to,)), (x,), (y,))
 
 
-def _axes(scope: Scope, node: gs.Node) -> list[int]:
-  """The axes, ascending from 0 on; none where the operator changes nothing or sums a scalar."""
+def axes_of_reduction(scope: Scope, node: gs.Node) -> list[int]:
+  """The axes, ascending from 0 on; none where the operator changes nothing or reduces a scalar.
+
+  Raises NotPointwiseError where they or a rank are unknown, or a rank is beyond a FusedSumTo's.
+  """
+  check_ranks(scope, [node.inputs[0], node.outputs[0]])
   rank = scope.rank(node.inputs[0]) or 0
   axes: list[int] | None = node.attrs.get("axes")
   if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
