@@ -167,7 +167,7 @@ def _before(scope: Scope, maker: gs.Node, perm: Sequence[int], depth: int) -> _O
         break
       offers[id(tensor)] = offer
     else:
-      price = sum(offer.price for offer in offers.values())
+      price = sum(offer.price for offer in offers.values()) - found.spared
       if best is None or price < best[0]:
         best = price, found, offers
   if best is None:

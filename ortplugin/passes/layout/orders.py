@@ -16,6 +16,7 @@ from ortplugin.graph.shapes import element_count
 from ortplugin.graph.slices import constant_slices
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout.axes import REDUCTIONS
+from ortplugin.passes.layout.cut import price_of
 from ortplugin.passes.layout.fuse_pool import POOL_RULES, over_all_pixels
 from ortplugin.passes.layout.plan import Layouts, Plan, to_last
 
@@ -25,10 +26,14 @@ Edit = Callable[[gs.Node], None]
 
 @dataclass(frozen=True)
 class Permuted:
-  """A form of a node: the permutation of each of its inputs that then has its axes in another order."""
+  """A form of a node: the permutation of each of its inputs that then has its axes in another order.
+
+  `spared`: bytes that the node itself moves less.
+  """
 
   inputs: dict[int, Sequence[int]]
   edit: Edit
+  spared: int = 0
 
 
 def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permuted]:
@@ -41,7 +46,11 @@ def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permu
   elif op == "Concat" and all(scope.rank(each) == rank for each in node.inputs):
     yield Permuted(dict.fromkeys(range(len(node.inputs)), perm), _axis(perm.index(int(node.attrs["axis"]) % rank)))
   elif op in ("Softmax", "LogSoftmax") and scope.opset >= 13:
-    yield Permuted({0: perm}, _axis(perm.index(int(node.attrs.get("axis", -1)) % rank)))
+    old = int(node.attrs.get("axis", -1)) % rank
+    new = perm.index(old)
+    # Over another axis than the last ONNX Runtime's kernel transposes what it reads, and what it writes.
+    spared = 2 * price_of(scope.shape(node.inputs[0]), node.inputs[0]) * ((old != rank - 1) - (new != rank - 1))
+    yield Permuted({0: perm}, _axis(new), spared)
   elif op == "Pad" and (pads := scope.constant(node.inputs[1])) is not None and pads.size == 2 * rank:
     if len(node.inputs) < 4 or node.inputs[3].is_empty():
       order = [int(part[axis]) for part in (pads[:rank], pads[rank:]) for axis in perm]
