@@ -35,6 +35,7 @@ from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.padded_order import PADDED_ORDER
+from ortplugin.passes.layout.paired_columns import PAIRED_COLUMNS
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
@@ -58,6 +59,7 @@ from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
 from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
+from ortplugin.passes.pointwise.slow_sums import SLOW_SUMS
 from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
 from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
@@ -189,6 +191,7 @@ TABLE: tuple[Step, ...] = (
   Step(VECTOR_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which the Reshape after it would keep away"),
   Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
   Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
+  Step(PAIRED_COLUMNS, QUIET_ROUND | GPU, "with its epilogue, which the Reshape after it would keep away"),
   Step(LONE_SPLIT, QUIET_ROUND, "after attention, which reads parts itself; before the Transposes around it"),
   Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
   Step(ATTENTION_VIEWS, QUIET_ROUND, "after the layout is chosen, which puts Transposes beside attention"),
@@ -208,6 +211,7 @@ TABLE: tuple[Step, ...] = (
   Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
   Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
   Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
+  Step(SLOW_SUMS, QUIET_ROUND | GPU, "once norms are ours; before sums are joined with what is around them"),
   Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
   Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
   Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
