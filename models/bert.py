@@ -6,7 +6,6 @@ Weights come from a function of their PyTorch name, so that the same builder ser
 (models/minilm.py) and random ones (`build_bert_base`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ OPSET = 17
 IR_VERSION = 8
 
 Array = NDArray[Any]
-Weights = Callable[[str, tuple[int, ...]], Array]  # (PyTorch parameter name, shape) -> values of that shape
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,8 @@ gradients of convolutions, `ortplugin.ConvGrad`; run `optimize-model` on it to f
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -32,8 +30,6 @@ RELU_GRADIENT = """(float dy, float y) => (float dz) {
   p = Greater(y, 0)
   dz = Where(p, dy, 0)
 }"""
-
-Array = npt.NDArray[Any]
 
 
 class _Builder:

@@ -17,15 +17,17 @@ from models.names import unpack_names
 from ortplugin.graph.messages import walk_tensors
 
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.bz2"
+MANY = "architectures/"
 
 
-def unpack(folder, source=ARCHIVE):
-  """Writes every file to `folder`, "lerp/<name>.onnx" into its own."""
-  with tarfile.open(source) as archive:
+def unpack(folder, many=False):
+  """Writes every file to `folder`, "lerp/<name>.onnx" into its own; of those of many architectures all or none."""
+  with tarfile.open(ARCHIVE) as archive:
     for member in archive:
+      if member.name.startswith(MANY) != many:
+        continue
       data = archive.extractfile(member)
-      assert data is not None
-      path = folder / member.name
+      path = folder / member.name.removeprefix(MANY)
       path.parent.mkdir(parents=True, exist_ok=True)
       path.write_bytes(_whole(data.read()) if path.suffix == ".onnx" else data.read())
 

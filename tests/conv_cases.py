@@ -35,13 +35,26 @@ __all__ = ["CASES", "Case", "Expectation", "by_name", "check", "expect"]
 Attributes = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Case(ProductCase):
-  """One node with its inputs. `shapes`: of X, W and the operands, in the node's layout.
+class RandomProduct(ProductCase):
+  """A product whose inputs are drawn; the subclass has `products`, how many a sum has.
 
-  `values`: what stands in X, a row of VALUES or "special"; the weights are normal, scaled so that sums are of the
-  order of one. `constant`: whether W is a constant of the model.
+  `values`: what stands in the first factor, a row of VALUES or "special"; the second is normal, scaled so that sums are
+  of the order of one.
   """
+
+  def inputs(self):
+    """The factors and the operands."""
+    rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+    first, second, *operands = self.shapes
+    value, *others = self.program.parameters
+    scale = 1 / np.sqrt(max(1, self.products))
+    arrays = [made_array(rng, value.dtype, first, self.values), made_array(rng, value.dtype, second, "normal", scale)]
+    return arrays + [made_array(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
+
+
+@dataclass(frozen=True)
+class Case(RandomProduct):
+  """One node with its inputs. `shapes`: of X, W and the operands, in the node's layout."""
 
   name: str
   text: str
@@ -52,22 +65,8 @@ class Case(ProductCase):
   exact: tuple[str, ...] = ()
 
   @property
-  def names(self):
-    """The inputs' names."""
-    return ["X", "W", *(parameter.name for parameter in self.program.parameters[1:])]
-
-  def inputs(self):
-    """X, W and the operands."""
-    rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-    x, w, *operands = self.shapes
-    value, *others = self.program.parameters
-    scale = 1 / np.sqrt(max(1, int(np.prod(w[1:]))))
-    arrays = [made_array(rng, value.dtype, x, self.values), made_array(rng, value.dtype, w, "normal", scale)]
-    return arrays + [made_array(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
-
-  @property
-  def constants(self):
-    return ("W",) if self.constant else ()
+  def products(self):
+    return int(np.prod(self.shapes[1][1:]))
 
   def node(self, name="convolution"):
     program = self.program
@@ -224,7 +223,6 @@ def made(name, epilogue, dtype, x, w, values="normal", **attributes):
   """A case in NCHW; `name` ends with what tells it from others."""
   bare = Case(name, typed(BARE, dtype), (x, w), attributes)
   result = OPERATOR.infer_shapes(bare.node(), [pointwise_type(x), pointwise_type(w)])[0].shape
-  assert result is not None
   whole = tuple(int(dim) for dim in result if isinstance(dim, int))
   text = typed(epilogue, dtype)
   operands = tuple(operand_shape(parameter.name, whole) for parameter in parse(text).parameters[1:])

@@ -47,7 +47,6 @@ class Case(ProductCase):
         known = [self.laid(self.x), self.laid(self.w), *[None] * len(self.operands)]
         types = [TensorType(None, each) for each in known]
         whole = OPERATOR.infer_shapes(self.node(), types)[0].shape
-        assert whole is not None
         sizes = tuple(int(size) for size in whole if size is not None)
         shape = sizes if self.is_turned else self.unlaid(sizes)
       given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
@@ -65,13 +64,8 @@ class Case(ProductCase):
     return "output_layout" in self.attributes
 
   @property
-  def names(self):
-    """Those of the inputs."""
-    return ["X", "W", *(each.name for each in self.program.parameters[1:])]
-
-  @property
-  def constants(self):
-    return ("W",) if self.constant_weights else ()
+  def constant(self):
+    return self.constant_weights
 
   def inputs(self):
     return normal_inputs(self.name, self.shapes, self.dtypes)

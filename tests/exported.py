@@ -4,7 +4,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from models.packed import ARCHIVE, unpack
+from models.packed import unpack
 
 _folder = tempfile.TemporaryDirectory(prefix="ortplugin-models-")  # removed when the process ends
 DATA = Path(_folder.name)
@@ -18,5 +18,5 @@ _architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
 @cache
 def architectures():
   """A folder with the models of many architectures and architectures.json, unpacked when first asked for."""
-  unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.bz2"))
+  unpack(Path(_architectures.name), many=True)
   return Path(_architectures.name)

@@ -42,7 +42,6 @@ def expect(case, inputs=None, unit=None):
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
   core = program.core
-  assert core is not None
   # The normalised value is asked for too, for the conditioning of its rows.
   summed = core.names[0]
   names = [result.name for result in program.results]

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, compare, model_with
+from node_cases import UNIT_ROUNDOFF, compare, model_with, named
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -122,4 +122,4 @@ CASES += [
     Case(f"a NaN, {dtype}", dtype, 5, 12, 48, nan=3),
   )
 ]
-by_name = {case.name: case for case in CASES}
+by_name = named(CASES)

@@ -4,17 +4,16 @@ A case is the shapes of A and B, an epilogue and a dtype. Inputs come from a see
 reference, the slack from conv_cases.py: a product is a convolution of one element.
 """
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, expect_of, made_array
+from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, RandomProduct, expect_of
 from node_cases import (
-  ProductCase,
   Shape,
   check_results,
+  named,
   output_name,
   typed,
 )
@@ -28,11 +27,10 @@ __all__ = ["BARE", "BIAS", "BIAS_RELU", "CASES", "RESIDUAL_RELU", "Case", "by_na
 
 
 @dataclass(frozen=True)
-class Case(ProductCase):
-  """One node with its inputs: A, B as the node has it, and the operands.
+class Case(RandomProduct):
+  """One node with its inputs: A, B as the node has it, and the operands."""
 
-  `values`: what stands in A, a row of VALUES or "special"; B is normal, scaled so that sums are of the order of one.
-  """
+  factors = ("A", "B")
 
   name: str
   text: str
@@ -44,20 +42,8 @@ class Case(ProductCase):
   attributes: Mapping[str, Any] = field(default_factory=dict)
 
   @property
-  def names(self):
-    return ["A", "B", *(each.name for each in self.program.parameters[1:])]
-
-  def inputs(self):
-    rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-    a, b, *operands = self.shapes
-    value, *others = self.program.parameters
-    scale = 1 / np.sqrt(max(1, a[-1]))
-    arrays = [made_array(rng, value.dtype, a, self.values), made_array(rng, value.dtype, b, "normal", scale)]
-    return arrays + [made_array(rng, p.dtype, each, "normal") for p, each in zip(others, operands, strict=True)]
-
-  @property
-  def constants(self):
-    return ("B",) if self.constant else ()
+  def products(self):
+    return self.shapes[0][-1]
 
   def node(self):
     program = self.program
@@ -154,5 +140,4 @@ def _cases():
 
 CASES = tuple(_cases())
 
-by_name = {case.name: case for case in CASES}
-assert len(by_name) == len(CASES), "two cases have one name"
+by_name = named(CASES)

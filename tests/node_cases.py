@@ -63,7 +63,6 @@ def changed(node, changes):
 def assert_invalid(node, reason):
   """The decomposition refuses the node with its name, its operator and the reason."""
   operator = find(node.domain, node.op_type)
-  assert operator is not None
   with pytest.raises(ModelError) as caught:
     operator.decompose(node, OPSET)
   assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
@@ -180,13 +179,13 @@ class ProgramCase:
 
 
 class ProductCase:
-  """What cases of a product with a program behind it share; the subclass has `shapes`, `names`, `inputs`, `node`."""
+  """What cases of a product with a program behind it share; the subclass has `text`, `shapes`, `inputs`, `node`.
 
-  text: str
-  shapes: Any
-  names: Any
-  inputs: Any
-  node: Any
+  `factors`: the names of what is multiplied, of which the second may be a `constant` of the model.
+  """
+
+  factors = ("X", "W")
+  constant = False
 
   @property
   def program(self):
@@ -199,9 +198,14 @@ class ProductCase:
     return [value.dtype, value.dtype, *(each.dtype for each in others)]
 
   @property
+  def names(self):
+    """Those of the inputs."""
+    return [*self.factors, *(each.name for each in self.program.parameters[1:])]
+
+  @property
   def constants(self):
     """Names of the inputs that are constants of the model."""
-    return ()
+    return self.factors[1:] if self.constant else ()
 
   @property
   def results(self):

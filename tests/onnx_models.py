@@ -1,5 +1,7 @@
 """Models for the tests, whose inputs, outputs and nodes are given in ONNX's textual syntax."""
 
+import re
+
 import numpy as np
 import onnx.parser
 import onnxruntime
@@ -8,14 +10,23 @@ from onnx import TensorProto, helper, numpy_helper
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
 
+_CONSTANT = re.compile(r"(^|(?<=[\]{})>]))(\s*\w+ = )([a-z]+\d*(?:\[[^\]]*\])? \{[^{}]*\})")
+_VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")
+
+
+def in_full(nodes):
+  """Nodes in ONNX's textual syntax, of text in which constants may be 'a = float {0.5}' or 'a = {1, 2}', of int64."""
+  whole = _VECTOR.sub(lambda match: f"{match[2]}int64[{match[3].count(',') + 1}] {match[3]}", nodes)
+  return _CONSTANT.sub(r"\1\2Constant<value = \3> ()", whole)
+
 
 def parsed(graph, opset=17, ir=8, *, domains=(), weights=None):
-  """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'.
+  """A model: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }', the nodes as of `in_full`.
 
   `domains` are those in use besides ONNX's own, each in its version 1; `weights` are arrays for more initializers.
   """
   imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
-  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {graph}")
+  model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> {in_full(graph)}")
   add_weights(model, **(weights or {}))
   return model
 

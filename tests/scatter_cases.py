@@ -10,7 +10,6 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from node_cases import OPSET, UNIT_ROUNDOFF, Shape, bits, model_with, named, same_kind
 from onnx import TensorProto, helper
@@ -19,27 +18,12 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
 from ortplugin.ops.scatter import attributes_of, reference
 
-ONNX_DTYPES = {
-  "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),
-  "bfloat16": (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
-  "float": (TensorProto.FLOAT, np.dtype(np.float32)),
-  "double": (TensorProto.DOUBLE, np.dtype(np.float64)),
-  "int8": (TensorProto.INT8, np.dtype(np.int8)),
-  "int16": (TensorProto.INT16, np.dtype(np.int16)),
-  "int32": (TensorProto.INT32, np.dtype(np.int32)),
-  "int64": (TensorProto.INT64, np.dtype(np.int64)),
-  "uint8": (TensorProto.UINT8, np.dtype(np.uint8)),
-  "uint16": (TensorProto.UINT16, np.dtype(np.uint16)),
-  "uint32": (TensorProto.UINT32, np.dtype(np.uint32)),
-  "uint64": (TensorProto.UINT64, np.dtype(np.uint64)),
-  "bool": (TensorProto.BOOL, np.dtype(np.bool_)),
-  "float8e4m3fn": (TensorProto.FLOAT8E4M3FN, np.dtype(ml_dtypes.float8_e4m3fn)),
-  "float8e4m3fnuz": (TensorProto.FLOAT8E4M3FNUZ, np.dtype(ml_dtypes.float8_e4m3fnuz)),
-  "float8e5m2": (TensorProto.FLOAT8E5M2, np.dtype(ml_dtypes.float8_e5m2)),
-  "float8e5m2fnuz": (TensorProto.FLOAT8E5M2FNUZ, np.dtype(ml_dtypes.float8_e5m2fnuz)),
-}
 FLOATING = ("float16", "bfloat16", "float", "double")
 ARITHMETIC = (*FLOATING, "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+ONNX_DTYPES = {
+  name: (kind := TensorProto.DataType.Value(name.upper()), np.dtype(helper.tensor_dtype_to_np_dtype(kind)))
+  for name in (*ARITHMETIC, "bool", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")
+}
 
 INPUTS = {
   "ScatterND": ("data", "indices", "updates"),
@@ -93,7 +77,6 @@ class Case:
     return arrays
 
   def _indices(self, rng, shape):
-    assert isinstance(self.indices, str)
     data = self.shapes[0]
     if self.op == "ScatterND":
       limits = np.array(data[: shape[-1]], np.int64)

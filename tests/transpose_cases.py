@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import Shape, bits, model_with, same_kind
+from node_cases import Shape, bits, model_with, named, same_kind
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -108,7 +108,7 @@ CASES += [
   for dtype in ("float16", "int8", "int32", "int64")
 ]
 CASES += [Case(f"odd, of {dtype}", dtype, *ORDERS["odd"]) for dtype in (*FLOATING, *INTEGERS, "bool")]
-by_name = {case.name: case for case in CASES}
+by_name = named(CASES)
 
 
 def random_case(seed):

@@ -93,7 +93,6 @@ def confirm(judge, case, finding):
       again = bare and _optimized(Judge(bare), judge.tell, case, references, finding, faults, False)
       if again is not None and again.what != "finding":  # by each output that the original has right
         return Verdict("unfit", BY_OPTIMIZATIONS)
-      assert verdict.finding is not None
       if bare and model is not None and _fails_alike(bare, case, model, references, verdict.finding):
         return Verdict("unfit", f"{ORIGINAL}fails alike without ONNX Runtime's own optimizations")
     return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict

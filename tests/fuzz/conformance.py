@@ -25,7 +25,6 @@ from .worker import Worker
 # What waits to be mended: a variant's case and why.
 OPEN = {}
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
-FLOATS = (np.float16, np.float32, np.float64)
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from .generate import Case
 from .graph import HALVES
 from .narrow import narrow_model
 
-USUAL = {"dtype": "fp32", "kept": [], "checks": [], "dead": False}  # what a header leaves out
+USUAL = {"seed": 0, "dtype": "fp32", "kept": [], "checks": [], "dead": False}  # what a header leaves out
 FOLDER = Path(__file__).resolve().parent / "corpus"
 PACKED = FOLDER / "earlier.json.bz2"
 

@@ -94,7 +94,7 @@ def _shrink(node, name):
   for which, value in (("bias", given.get("bias", 0.0)), ("low", -lambd), ("high", lambd)):
     yield _constant(f"{name}/{which}", value)
   yield from spelled(
-    """zero = Constant<value = double {0}>()  below = Less(x, low)  above = Greater(x, high)
+    """zero = double {0}  below = Less(x, low)  above = Greater(x, high)
     more = Add(x, bias)  less = Sub(x, bias)  right = Where(above, less, zero)  y = Where(below, more, right)""",
     name, x=node.input[0], y=node.output[0],
   )  # fmt: skip
@@ -102,8 +102,8 @@ def _shrink(node, name):
 
 def _hard_swish(node, name):
   yield from spelled(
-    """six = Constant<value = double {6}>()  half = Constant<value = double {0.5}>()
-    zero = Constant<value = double {0}>()  one = Constant<value = double {1}>()
+    """six = double {6}  half = double {0.5}
+    zero = double {0}  one = double {1}
     sixth = Div(x, six)  line = Add(sixth, half)  below = Min(line, one)  gate = Max(below, zero)  y = Mul(x, gate)""",
     name, x=node.input[0], y=node.output[0],
   )  # fmt: skip
@@ -114,7 +114,7 @@ def _sigmoid(node, name):
 
 
 # 1 / (1 + e^-x): of double, too, ONNX Runtime's Sigmoid of -40 is 0.
-_LOGISTIC = """unit = Constant<value = double {1}>()  negated = Neg(x)  exp = Exp(negated)
+_LOGISTIC = """unit = double {1}  negated = Neg(x)  exp = Exp(negated)
   divisor = Add(unit, exp)  y = Div(unit, divisor)"""
 
 
@@ -155,8 +155,8 @@ def _gelu(node, name):
   yield from before
   yield _constant(f"{name}/root", math.sqrt(2 / math.pi))
   yield from spelled(
-    """half = Constant<value = double {0.5}>()  one = Constant<value = double {1}>()
-    cubic = Constant<value = double {0.044715}>()
+    """half = double {0.5}  one = double {1}
+    cubic = double {0.044715}
     square = Mul(x, x)  cube = Mul(square, x)  rest = Mul(cube, cubic)  sum = Add(x, rest)  scaled = Mul(sum, root)
     tanh = Tanh(scaled)  gate = Add(tanh, one)  halved = Mul(x, half)  y = Mul(halved, gate)""",
     name, x=x, y=node.output[0],
@@ -180,8 +180,8 @@ def _exact_gelu(node, name):
   horner = "  ".join(f"p{i} = Mul(sum{i - 1}, t)  sum{i} = Add(p{i}, c{i})" for i in range(1, last + 1))
   # Where is none before opset 9.
   yield from spelled(
-    f"""half = Constant<value = double {{0.5}}>()  one = Constant<value = double {{1}}>()
-    zero = Constant<value = double {{0}}>()
+    f"""half = double {{0.5}}  one = double {{1}}
+    zero = double {{0}}
     magnitude = Abs(x)  z = Mul(magnitude, root)  half_z = Mul(z, half)  divisor = Add(half_z, one)
     t = Div(one, divisor)  {horner}  square = Mul(z, z)  exponent = Sub(sum{last}, square)
     power = Exp(exponent)  erfc = Mul(power, t)  tail = Mul(erfc, half)  rest = Sub(one, tail)

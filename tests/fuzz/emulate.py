@@ -6,6 +6,7 @@ Each value is rounded to bfloat16 where the model says so; our own operators run
 import onnx
 import onnx.parser
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx_models import in_full
 
 from ortplugin.graph.dtypes import same_types
 from ortplugin.model.annotate import LIKE_FIRST_INPUT
@@ -71,8 +72,8 @@ def _told(graph, types, opset):
 
 
 def spelled(text, name, **given):
-  """Nodes in ONNX's textual syntax, whose values are called `name`/value, but for those that are given a name."""
-  nodes = list(onnx.parser.parse_graph(f"g () => () {{ {text} }}").node)
+  """Nodes of text, as of `in_full`, whose values are called `name`/value, but for those that are given a name."""
+  nodes = list(onnx.parser.parse_graph(f"g () => () {{ {in_full(text)} }}").node)
   for node in nodes:
     for names in (node.input, node.output):
       names[:] = [given.get(each, f"{name}/{each}") for each in names]

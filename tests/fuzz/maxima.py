@@ -84,7 +84,7 @@ def _spelled(node, dtype, name):
   yield from _times_unit(node, dtype, name)
 
 
-_LIMITS = "zero = Constant<value = float {0}>()  unit = Constant<value = float {1}>()"
+_LIMITS = "zero = float {0}  unit = float {1}"
 
 
 def _number(source, at, name):

@@ -108,7 +108,6 @@ MISTAKES = (
 def source_of(module):
   """The file of a module of ortplugin, which is not imported for that."""
   package = importlib.util.find_spec("ortplugin")
-  assert package is not None
   folders = [Path(each) for each in package.submodule_search_locations or ()]
   files = [folder.joinpath(*module.split(".")[1:]).with_suffix(".py") for folder in folders]
   return next(file for file in files if file.is_file())

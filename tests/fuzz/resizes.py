@@ -44,8 +44,8 @@ def _spelled(node, name, used):
   made = onnx.NodeProto()
   made.CopyFrom(node)
   yield from spelled(
-    """image = Constant<value = int64[4] {0, 0, 1, -1}>()  row = Constant<value = int64[3] {0, 0, -1}>()
-    first = Constant<value = int64[2] {0, 1}>()  last = Constant<value = int64[1] {2}>()
+    """image = {0, 0, 1, -1}  row = {0, 0, -1}
+    first = {0, 1}  last = {2}
     x = Reshape(given, image)""",
     name, given=node.input[0],
   )  # fmt: skip
@@ -73,7 +73,7 @@ def _beside_an_axis(node, name):
   for each in made.attribute:
     if each.name == "axes":
       each.ints[:] = [axis - (axis < 0) for axis in each.ints]
-  text = "last = Constant<value = int64[1] {-1}>()  x = Unsqueeze(given, last)"
+  text = "last = {-1}  x = Unsqueeze(given, last)"
   yield from spelled(text, name, given=node.input[0])
   yield made
   yield from spelled("result = Squeeze(y, last)", name, result=node.output[0])

@@ -36,7 +36,7 @@ def _spelled(node, dtype, name):
   yield bare
   yield from spelled(
     f"""negative = Or(first, second)  one = Cast<to = {dtype}>(negative)  two = Add(one, one)
-    wide = Constant<value = float {{1}}>()  unit = Cast<to = {dtype}>(wide)  sign = Sub(unit, two)
+    wide = float {{1}}  unit = Cast<to = {dtype}>(wide)  sign = Sub(unit, two)
     nothing = Sub(unit, unit)  plus = Add(unsigned, nothing)  y = Mul(plus, sign)""",
     name, first=f"{name}/0/chosen", second=f"{name}/1/chosen", y=node.output[0],
   )  # fmt: skip

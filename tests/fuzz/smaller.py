@@ -103,7 +103,6 @@ def without(case, span):
     shape = [sizes[0] if len(set(sizes)) == 1 else None
              for sizes in zip(*(array.shape for array in arrays if array is not None), strict=True)]  # fmt: skip
     first = arrays[0]
-    assert first is not None
     model.graph.input.append(helper.make_tensor_value_info(name, to_onnx(first.dtype), shape))
     for each, array in zip(feeds, arrays, strict=True):
       each[name] = array

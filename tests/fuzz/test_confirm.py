@@ -8,8 +8,8 @@ from onnx_models import parsed
 
 import ortplugin
 from fuzz.confirm import BY_OPTIMIZATIONS
-from fuzz.generate import Case
 from fuzz.guilty import find_guilty
+from fuzz.handmade import case_of
 from fuzz.minimise import Minimiser
 from fuzz.worker import Worker
 
@@ -21,7 +21,7 @@ FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.
 
 
 def case(feeds=2, model=MODEL):
-  return Case(0, "fp32", model, None, frozenset(), FEEDS[:feeds])
+  return case_of(model, *FEEDS[:feeds])
 
 
 def ask(faults, feeds=2, model=MODEL, **options):
@@ -123,7 +123,7 @@ def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes():
   feeds = [{"x": each["x"].reshape(1, 2, 3)} for each in FEEDS]
   worker = Worker("ortplugin:stale", module="fuzz.faulty_worker")
   try:
-    assert finding_of(worker.ask(Case(0, "fp32", model, None, frozenset(), feeds))).kind == "values"
+    assert finding_of(worker.ask(case_of(model, *feeds))).kind == "values"
   finally:
     worker.close()
 

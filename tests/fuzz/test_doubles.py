@@ -1,7 +1,6 @@
 """Shrink, HardSwish, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx
@@ -10,7 +9,7 @@ from onnx_models import parsed
 
 from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
-from fuzz.generate import Case
+from fuzz.handmade import case_of, judged_as
 from fuzz.judge import Judge
 
 NODES = {
@@ -73,7 +72,7 @@ def test_what_stays():
   for model in (model_of(NODES["Shrink"], "float"), model_of("y = Tanh(x)"), model_of("y = Gelu(x)")):
     assert in_double(model) == model
   body = model_of(
-    "t = Constant <value = bool {1}> () "
+    "t = bool {1} "
     "y = If (t) <then_branch = g () => (double[n] z) { z = Shrink (x) }, "
     "else_branch = h () => (double[n] z) { z = Neg (x) }>"
   )
@@ -84,18 +83,14 @@ def test_what_stays():
 def judge(original, optimized, monkeypatch, x=X[:-3]):
   names = {"double": "fp64", "float": "fp32"}
   dtype = "float" if x.dtype == np.float32 else "double"
-
-  class Report:
-    changes: tuple[Any, ...] = ()
-
-  monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(optimized, dtype), Report()))
-  return Judge().judge(Case(0, names[dtype], model_of(original, dtype), None, frozenset(), [{"x": x}]))
+  case = case_of(model_of(original, dtype), {"x": x}, dtype=names[dtype])
+  return judged_as(monkeypatch, case, model_of(optimized, dtype))
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_a_mistake_beside_one_is_found(library, name, monkeypatch):
   """It is less than a tolerance of float32."""
-  after = NODES[name].replace("y =", "a =") + " f = Constant <value = double {{{}}}> () y = Mul(a, f)"
+  after = NODES[name].replace("y =", "a =") + " f = double {{{}}} y = Mul(a, f)"
   assert judge(after.format(1), after.format(1), monkeypatch).what == "same"
   assert judge(after.format(1), after.format("1.0000001"), monkeypatch).what == "finding"
 
@@ -108,7 +103,6 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   run(make_session(in_double(broken).SerializeToString()), {"x": X})
   monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
   finding = judge("original", "optimized", monkeypatch).finding
-  assert finding is not None
   assert finding.kind == "load"
   assert judge("optimized", "original", monkeypatch).what == "unfit"
 
@@ -151,7 +145,6 @@ def test_small_values_of_float32(library, name, monkeypatch):
   node, ours, wanted = SMALL[name]
   x = np.linspace(*RANGES[name], 30).astype(np.float32)
   model, form = model_of(f"y = {node}", "float"), through_double(model_of(f"y = {node}", "float"))
-  assert form is not None
   right = wanted(x.astype(np.float64))
   got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, form)]
   np.testing.assert_allclose(got[1], right, rtol=1e-6)
@@ -172,7 +165,7 @@ def test_a_comparison_with_what_it_was_made_of(library):
   )
   x = np.linspace(-1e-4, 0, 100).astype(np.float32)
   assert not run(make_session(model.SerializeToString()), {"x": x})["y"].all()
-  case = Case(0, "fp32", model, None, frozenset(), [{"x": x}], {"only": ["lone-pointwise"]})
+  case = case_of(model, {"x": x}, only=["lone-pointwise"])
   verdict = Judge().judge(case)
   assert verdict.what == "same", verdict
   assert verdict.rewrites
@@ -189,7 +182,6 @@ def test_small_values_in_a_body_s_own_names():
         t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
             d = Add(a, c)  e = Sigmoid(d) }> (s, x) }""", 12, 7)  # fmt: skip
   form = through_double(model)
-  assert form is not None
   feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
   np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
 
@@ -198,6 +190,5 @@ def test_small_values_in_a_local_function():
   text = """<ir_version: 9, opset_import: ["": 18, "local": 1]> g (float[2] x) => (float[2] y) { y = local.F(x) }
         <domain: "local", opset_import: ["": 18]> F (a) => (c) { b = Neg(a)  c = Sigmoid(b) }"""
   form = through_double(onnx.parser.parse_model(text))
-  assert form is not None
   feeds = {"x": np.array([64, 20], np.float32)}
   np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"], np.exp([-64, -20]), 1e-6)

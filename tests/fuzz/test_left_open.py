@@ -6,7 +6,7 @@ from onnx_models import parsed
 
 import ortplugin
 from fuzz.corpus import corpus, from_text
-from fuzz.generate import Case
+from fuzz.handmade import case_of
 from fuzz.judge import Judge
 from fuzz.providers import Provider
 from fuzz.reference import Reference
@@ -48,7 +48,7 @@ def problem(model, first, when_finite=True, **changes):
   `when_finite`: they do so on any input, not only on those that are infinite or NaN.
   """
   feeds = {"x": np.array([first, 1, 2, 3, -1, -2, -3, 0.5], np.float32).reshape(1, 2, 2, 2)}
-  case = Case(0, "fp32", model, None, frozenset(), [feeds])
+  case = case_of(model, feeds)
   reference = Reference(case, feeds)
   got = {name: np.array(value) for name, value in reference.wanted.items()}
   for name, value in changes.items():

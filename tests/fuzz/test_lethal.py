@@ -8,7 +8,7 @@ from onnx_models import add_weights, parsed
 import ortplugin
 from fuzz import lethal
 from fuzz.evaluate import Evaluator, UnfitError, make_session
-from fuzz.generate import Case
+from fuzz.handmade import case_of
 from fuzz.judge import Judge, optimize
 from fuzz.worker import Worker
 
@@ -65,12 +65,8 @@ def test_nodes(library, name, shape, dies):
 def test_a_case_is_unfit_and_its_other_feeds_are_judged(library, name, shape):
   empty = {"x": np.ones(shape, np.float32)}
   full = {"x": np.ones([max(1, size) for size in shape], np.float32)}
-  assert (
-    Judge()
-    .judge(Case(0, "fp32", model_of(name), None, frozenset(), [empty]))
-    .message.startswith("ONNX Runtime dies of")
-  )
-  assert Judge().judge(Case(0, "fp32", model_of(name), None, frozenset(), [full, empty])).what == "same"
+  assert Judge().judge(case_of(model_of(name), empty)).message.startswith("ONNX Runtime dies of")
+  assert Judge().judge(case_of(model_of(name), full, empty)).what == "same"
 
 
 @pytest.mark.parametrize(("x", "other", "words"), [
@@ -83,7 +79,7 @@ def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
   feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
   assert lethal.of_model(model, feeds) == words
   if not words:
-    assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [feeds])).what == "same"
+    assert Judge().judge(case_of(model, feeds)).what == "same"
 
 
 def test_a_shape_that_is_not_known_may_be_what_it_dies_of():
@@ -122,7 +118,7 @@ def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library,
   shape = (1, 16, 1, 1) if dtype == onnx.TensorProto.FLOAT else (2, 2, 1)
   x = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(dtype))
   worker = Worker()
-  verdict = worker.ask(Case(0, "fp32", model, None, frozenset(), [{"x": x}], {}, ("ort",)))
+  verdict = worker.ask(case_of(model, {"x": x}, checks=("ort",)))
   worker.close()
   assert verdict.what == "unfit"
   assert "own optimizations: the process died" in verdict.message
@@ -135,7 +131,7 @@ def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
   model = parsed(f"""g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
         {{ a = {first}(x)  t = Transpose<perm = [{perm}]>(a)  y = MatMul(t, w) }}""")
   options = {"precision": "fp16", "skip": ["matmul-to-fused", "fuse-transpose"]}  # which leave nothing to die of
-  case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], options, ("ort",))
+  case = case_of(model, {"x": np.ones((2, 2, 2), np.float32)}, checks=("ort",), **options)
   worker = Worker()
   assert worker.ask(case).what == "same"
   worker.close()
@@ -156,7 +152,7 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, 
     18,
   )
   options = {"layout": layout, "skip": ["fuse-resize"]}
-  case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 2, 3, 3), np.float32)}], options, ("ort",))
+  case = case_of(model, {"x": np.ones((1, 2, 3, 3), np.float32)}, checks=("ort",), **options)
   assert Judge().judge(case).what == "same"
   made, _ = optimize(case)
   assert lethal.of_cubic(made) == cubic
@@ -173,7 +169,7 @@ def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
     10,
   )
   feeds = {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}
-  case = Case(0, "fp32", model, None, frozenset(), [feeds], {"layout": layout}, ("ort",))
+  case = case_of(model, feeds, checks=("ort",), layout=layout)
   assert Judge().judge(case).what == "same"
   made, _ = optimize(case)
   assert lethal.of_crop(made) == crops
@@ -226,6 +222,6 @@ def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library
     13,
     7,
   )
-  verdict = Judge().judge(Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 1, 0), np.float32)}]))
+  verdict = Judge().judge(case_of(model, {"x": np.ones((1, 1, 0), np.float32)}))
   assert verdict.what == what
   assert ("fails alike" in verdict.message) == (what == "unfit")

@@ -1,7 +1,6 @@
 """The oracle: how far rounding moves an output, in every opset, and what the original leaves unwritten."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from onnx_models import parsed
 
 from fuzz import oracle
 from fuzz.evaluate import make_session, run
-from fuzz.generate import Case
+from fuzz.handmade import case_of, judged_as
 from fuzz.judge import REUSED, Judge
 from fuzz.narrow import narrow_model
 from fuzz.providers import Provider
@@ -46,7 +45,7 @@ def test_a_shape_that_values_decide():
   """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
   model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted = 1>(a) }")
   close = np.array([1.0, 1.0034], np.float32)  # their roots are 1.7 units in the last place of fp16 apart
-  case = Case(0, "fp16", model, model, frozenset(), [{"x": close}])
+  case = case_of(model, {"x": close}, dtype="fp16", wide=model)
   got = {"y": np.ones(1, np.float32)}
   assert Reference(case, {"x": close}).problem(got) is None
   far = {"x": np.array([1.0, 1.5], np.float32)}
@@ -57,7 +56,7 @@ def test_a_float_that_rounding_decides():
   """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
   text = """(float[1] x) => (float[1] y) <float[1] c = {1.0017}>
         { a = Sqrt(x) b = Less(a, c) z = Cast<to = 1>(b) y = Mul(z, c) }"""
-  case = Case(0, "fp16", model_of(text), model_of(text), frozenset(), [{"x": np.ones(1, np.float32)}])
+  case = case_of(model_of(text), {"x": np.ones(1, np.float32)}, dtype="fp16", wide=model_of(text))
   zero = {"y": np.zeros(1, np.float16)}
   assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), case.feeds[0]).problem(zero) is None
   far = {"x": np.full(1, 0.98, np.float32)}
@@ -70,12 +69,12 @@ def test_a_sum_that_is_zero_but_for_rounding():
         { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims = 0>(s, axes) t = Cast<to = 9>(b) f = Cast<to = 1>(t)
           e = Constant<value_floats = [1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape = [1]>(x) }"""
   x = {"x": np.array([[[5, 7, -12]]], np.float32)}
-  reference = Reference(Case(0, "fp32", model_of(text), None, frozenset(), [x]), x)
+  reference = Reference(case_of(model_of(text), x), x)
   assert reference.wanted["y"] == 1
   assert reference.problem({"y": np.zeros(1, np.float32), "p": x["x"]}) is None
   assert reference.problem({"y": np.zeros(1, np.float32), "p": x["x"] + 1}) is not None
   other = {"x": x["x"] + 1}
-  reference = Reference(Case(0, "fp32", model_of(text), None, frozenset(), [other]), other)
+  reference = Reference(case_of(model_of(text), other), other)
   assert reference.problem({"y": np.zeros(1, np.float32), "p": other["x"]}) is not None
 
 
@@ -85,7 +84,7 @@ def test_a_sum_that_rounding_makes_zero(divides, right):
   model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999, 0.5, -1}}>
         {{ a = {divides}(x, c)  y = Div(a, a) }}""")
   x = {"x": np.array([1, 1, 1] if divides == "Sub" else [0.001, 1, 1], np.float32)}
-  reference = Reference(Case(0, "fp32", model, None, frozenset(), [x], {"precision": "bf16"}), x)
+  reference = Reference(case_of(model, x, precision="bf16"), x)
   assert (reference.problem({"y": np.array([np.nan, 1, 1], np.float32)}) is None) is right
   assert reference.problem({"y": np.array([1, np.nan, 1], np.float32)}) is not None
 
@@ -95,7 +94,7 @@ def test_a_tangent_of_a_rounded_number(moved, right):
   """Eight trials need not show how far it may be off; of small numbers they do."""
   model = model_of("(float[64] x) => (float[64] y) { a = Neg(x)  y = Tan(a) }")
   x = np.linspace(300, 800, 64, dtype=np.float32) * np.float32(moved)
-  reference = Reference(Case(0, "fp32", model, None, frozenset(), [{"x": x}], {"precision": "bf16"}), {"x": x})
+  reference = Reference(case_of(model, {"x": x}, precision="bf16"), {"x": x})
   have = {"y": np.tan(-x.astype(np.float64) * (1 + 2.0**-8 if right else 2)).astype(np.float32)}
   assert (reference.problem(have) is None) is right
 
@@ -118,7 +117,7 @@ def test_shapes_where_an_empty_tensor_does_not_fit(size):
     9,
   )
   feeds = [{"x": np.ones((3, size, size), np.float32)}]
-  assert Judge().judge(Case(0, "fp32", model, None, frozenset(), feeds, {}, ("shapes",))).what == "same"
+  assert Judge().judge(case_of(model, *feeds, checks=("shapes",))).what == "same"
 
 
 @pytest.mark.parametrize(("batch", "undefined"), [(1, False), (2, True), (4, False)])
@@ -175,13 +174,9 @@ def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
   model = model_of(IN_FP16, 21)
   with pytest.raises(Exception, match=REUSED):
     run(make_session(model.SerializeToString()), feeds)
-  case = Case(0, "fp32", model_of(POOLS, 21), None, frozenset(), [feeds])
+  case = case_of(model_of(POOLS, 21), feeds)
 
-  class Report:
-    changes: tuple[Any, ...] = ()
-
-  monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model, Report()))
-  assert Judge().judge(case).what == "unfit"
+  assert judged_as(monkeypatch, case, model).what == "unfit"
 
 
 @pytest.mark.parametrize(
@@ -215,5 +210,5 @@ def test_a_failure_that_rounding_decides(selects, what):
   model = model_of(f"""(float[3] x) => (float[?, ?] y) <int64[2] s = {{4, {width}}}>
         {{ a = Mul(x, x)  u = {selects}(a)  y = Expand(u, s) }}""")
   x = {"x": np.array([1.5, -1.5, 2], np.float32)}
-  assert Judge(Failing()).judge(Case(0, "fp32", model, None, frozenset(), [x])).what == what
-  assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [x])).what == "same"
+  assert Judge(Failing()).judge(case_of(model, x)).what == what
+  assert Judge().judge(case_of(model, x)).what == "same"

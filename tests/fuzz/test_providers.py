@@ -9,7 +9,7 @@ import pytest
 from onnx_models import parsed
 
 from fuzz import providers
-from fuzz.generate import Case
+from fuzz.handmade import case_of
 from fuzz.judge import Judge
 from fuzz.providers import Cuda, LostError, NotCapturedError, provider_of
 from fuzz.test_confirm import ask
@@ -106,7 +106,7 @@ def test_one_after_the_other(monkeypatch, graph, mode):
   machine.outputs = {False: np.array(False), True: np.array(graph == "wrong")}
   if graph == "fails":
     machine.running[False] = "there is no such kernel"
-  case = Case(0, "fp32", MODEL, None, frozenset(), [{"x": np.array(True)}])
+  case = case_of(MODEL, {"x": np.array(True)})
   verdict = Judge(both).judge(case)
   assert verdict.captured == (graph in ("right", "wrong"))
   assert verdict.what == ("finding" if mode else "same")

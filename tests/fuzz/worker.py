@@ -62,8 +62,6 @@ class Worker:
     if self._process is None or self._tasks >= RENEW:
       self.close()
       self._start()
-    assert self._process is not None
-    assert self._process.stdin is not None
     self._tasks += 1
     stage, words, since = "start", "", time.monotonic()
     try:
@@ -114,8 +112,6 @@ class Worker:
     return pickle.loads(self._bytes(size, end))
 
   def _bytes(self, count, end):
-    assert self._process is not None
-    assert self._process.stdout is not None
     pipe, data = self._process.stdout, b""
     while len(data) < count:
       left = end - time.monotonic()

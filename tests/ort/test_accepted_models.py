@@ -11,6 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import NodeProto, helper, numpy_helper
+from onnx_models import add_weights
 
 from ort.host import make
 from ortplugin.cli import main
@@ -25,8 +26,7 @@ def built(nodes, weights=None, opsets='"" : 17', ir=8, inputs="float[2,4] x", ou
   """Nodes that make t of x; then y = t + Exp(Neg(x)), for the optimizer to have work."""
   graph = f"accepted ({inputs}) => ({output}) {{ {nodes} neg = Neg(x) exp = Exp(neg) y = Add(t, exp) }}"
   model = onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{opsets}]> {graph}")
-  arrays = {name: np.asarray(values, np.float32) for name, values in (weights or {}).items()}
-  model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+  add_weights(model, **{name: np.asarray(values, np.float32) for name, values in (weights or {}).items()})
   return model
 
 

@@ -6,7 +6,7 @@ from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_na
 from node_cases import typed
 
 import ortplugin
-from ort.host import make, on_any_threads, run
+from ort.host import assert_equals_reference, make, on_any_threads, run
 from ort.refusals import with_attributes
 
 # Enough for every core, with parts of every loop left over.
@@ -26,10 +26,7 @@ LARGE_CASES = tuple(
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
-  session = make(case.model())
-  found = run(session, case)
-  check(case, found)
-  assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+  assert_equals_reference(case, check)
 
 
 @pytest.mark.parametrize("case", LARGE_CASES)

@@ -48,7 +48,6 @@ def _run(first, errors, found):
   environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
   command = [sys.executable, str(SCRIPT), str(first), str(WORKERS)]
   with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
-    assert process.stdout is not None
     begun = None
     timer = threading.Timer(PATIENCE * 2, process.kill)  # until the first line: imports, and the list of nodes
     timer.start()

@@ -3,7 +3,6 @@ happens with nodes, inputs and surroundings that are wrong."""
 
 import re
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -32,8 +31,6 @@ from ort.host import (
 from ort.refusals import assert_refused_in_time, python, refusals_of, wrong_programs
 from ortplugin.errors import RuntimeMissingError
 from ortplugin.session import CUDA, gpu_count
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.parametrize("case", CASES)

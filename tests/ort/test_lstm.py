@@ -9,16 +9,12 @@ from node_cases import changed
 from threads import in_threads
 
 import ortplugin
-from ort.host import make, plain
+from ort.host import make, plain, run
 from ortplugin.ops.lstm import decompose
 
 
-def run(session, case):
-  return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -26,7 +22,7 @@ def test_equals_the_reference(library, case):
     assert session.get_outputs()[0].shape == list(found[0].shape)
 
 
-def test_a_nan_stays_in_its_sequence(library):
+def test_a_nan_stays_in_its_sequence():
   case = by_name["a NaN, float16"]
   y, *states = run(make(case.model()), case)
   assert np.isnan(y[:, 3]).any()
@@ -37,14 +33,14 @@ def test_a_nan_stays_in_its_sequence(library):
 @pytest.mark.parametrize("opset", [11, 18])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("dtype", ["float16", "float"])
-def test_the_decomposition_gives_the_same(library, dtype, direction, opset):
+def test_the_decomposition_gives_the_same(dtype, direction, opset):
   for batch_first in (False, True):
     for columns in (1, 2):
       case = Case("decomposed", dtype, 5, 6, 16, direction, batch_first, states=batch_first, columns=columns)
       check(case, run(plain(case.model(nodes=decompose(case.node(), opset), opset=opset)), case))
 
 
-def test_unknown_lengths(library):
+def test_unknown_lengths():
   case = by_name["R of a run, float"]
   session = make(case.model([("n", "m", None), *case.shapes[1:2], (2, "m", 48), (2, "m", 48)]))
   assert session.get_outputs()[0].shape == ["n", "m", 96]
@@ -53,7 +49,7 @@ def test_unknown_lengths(library):
     check(each, run(session, each))
 
 
-def test_sequences_on_many_threads(library):
+def test_sequences_on_many_threads():
   case = Case("large", "float16", 20, 64, 48)
   wanted = run(make(case.model(), 1), case)
   check(case, wanted)
@@ -81,7 +77,7 @@ def test_sequences_on_many_threads(library):
     ({"inputs": ["R", "G"]}, "must have"),
   ],
 )
-def test_what_is_refused(library, changes, words):
+def test_what_is_refused(changes, words):
   case = by_name["R of a run, float"]
 
   def attempt():

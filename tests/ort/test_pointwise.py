@@ -35,8 +35,6 @@ from ort.host import (
 from ort.refusals import wrong_programs
 from ortplugin.program import INTEGERS
 
-FLOAT = TensorProto.FLOAT
-
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):

@@ -117,8 +117,6 @@ def test_an_overflow_that_nobody_foresaw_is_found_and_named():
   original.graph.output[0].name = "b"
   with pytest.raises(VerificationError, match=r"from the rewrite 'precision'.*--precision-skip") as failed:
     ortplugin.optimize(original, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
-  assert failed.value.report is not None
-  assert failed.value.report.guilty is not None
   assert failed.value.report.guilty.rewrite == "precision"
 
 

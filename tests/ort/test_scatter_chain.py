@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnx.parser
 import onnxruntime
 import pytest
-from onnx_models import parsed
+from onnx_models import add_weights, parsed
 
 import ortplugin
 
@@ -21,9 +19,7 @@ def model(graph):
   """`graph` with the constants i0 to i3 that it reads, an index of one row each."""
   made = parsed(graph, 18)
   used = {name for node in made.graph.node for name in node.input}
-  for number in range(4):
-    if f"i{number}" in used:
-      made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([[number * 7]]), f"i{number}"))
+  add_weights(made, **{f"i{number}": [[number * 7]] for number in range(4) if f"i{number}" in used})
   return made
 
 

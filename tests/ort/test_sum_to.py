@@ -10,8 +10,6 @@ from ort.host import assert_refused, assert_runs_repeat, make, on_any_threads, p
 from ort.refusals import wrong_programs
 from ortplugin.ops.sum_to import OPERATOR
 
-FLOAT = TensorProto.FLOAT
-
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):

@@ -8,21 +8,16 @@ from onnx_models import parsed
 from threads import in_threads
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
-import ortplugin
 from ort.host import make, plain
+from ort.host import run_one as run
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.transpose import decompose
 from ortplugin.optimizer import select_passes
 from ortplugin.optimizer.loop import run_passes
 
 
-def run(session, case):
-  (y,) = ortplugin.run(session, case.feeds()).values()  # NumPy lacks bfloat16, so not session.run
-  return y
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_the_reference(library, case):
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
   check(case, found)
@@ -31,20 +26,20 @@ def test_equals_the_reference(library, case):
 
 
 @pytest.mark.parametrize("first", range(0, 60, 12))
-def test_random_orders_and_windows(library, first):
+def test_random_orders_and_windows(first):
   for seed in range(first, first + 12):
     case = random_case(seed)
     check(case, run(make(case.model()), case))
 
 
 @pytest.mark.parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
-def test_the_decomposition_gives_the_same(library, name):
+def test_the_decomposition_gives_the_same(name):
   case = by_name[name]
   model = model_with(decompose(case.node(), OPSET), [("x", case.dtype, case.shape)], [("y", case.dtype)])
   check(case, run(plain(model), case))
 
 
-def test_attention_as_exporters_write_it(library, rng):
+def test_attention_as_exporters_write_it(rng):
   """Of coat: Q, K and V, and V without its class token; the same outputs with and without the pass."""
   graph = """g (float[N,50,96] x) => (float[N,4,50,50] s, float[N,4,8,49] v)
     <int64[5] heads = {0, 50, 3, 4, 8}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[1] one = {1},
@@ -63,7 +58,7 @@ def test_attention_as_exporters_write_it(library, rng):
     np.testing.assert_array_equal(got, each)
 
 
-def test_unknown_lengths(library):
+def test_unknown_lengths():
   """Of an axis that is copied whole the name stays; the window follows the lengths of each run."""
   case = Case("open", "float", (), (2, 0, 1), (0, 1, -3), (TO, TO, TO))
   session = make(case.model(("n", "m", "k")))
@@ -73,7 +68,7 @@ def test_unknown_lengths(library):
     check(each, run(session, each))
 
 
-def test_large_tensors_on_many_threads(library):
+def test_large_tensors_on_many_threads():
   cases = [Case(f"large {perm}", "float16", (4, 300, 7, 96), perm) for perm in ((0, 2, 1, 3), (0, 3, 1, 2))]
   for case in cases:
     one = run(make(case.model(), 1), case)
@@ -98,7 +93,7 @@ def test_large_tensors_on_many_threads(library):
     ({"perm": list(range(17))}, (1,) * 17, "'perm' has 17 numbers; there must be 1 to 16"),
   ],
 )
-def test_what_is_refused(library, attributes, shape, words):
+def test_what_is_refused(attributes, shape, words):
   node = helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, **attributes)
 
   def attempt():

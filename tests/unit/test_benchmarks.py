@@ -24,8 +24,6 @@ def _load_models():
   """benchmarks/models.py by another name, without what it does to sys.path: `models` is a package of ours."""
   path = Path(timing.__file__).with_name("models.py")
   spec = importlib.util.spec_from_file_location("benchmark_models", path)
-  assert spec is not None
-  assert spec.loader is not None
   module = importlib.util.module_from_spec(spec)
   sys.modules[spec.name] = module
   before = [*sys.path]

@@ -3,8 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
-from onnx_models import annotated
+from onnx_models import add_weights, annotated
 
 from ortplugin.graph.constant_values import constant_values
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
@@ -19,8 +18,7 @@ def graph(dtype, more=""):
       s = Sqrt(v)  n = Div(d, s)  k = Reshape(n, shape)  c = Conv(x, k)  {more}  y = Relu(c) }}""")
   rng = np.random.default_rng(0)
   half = np.float16 if dtype == "float16" else np.float32
-  model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((8, 27)).astype(half), "w"))
-  model.graph.initializer.append(numpy_helper.from_array(np.array([8, 3, 3, 3]), "shape"))
+  add_weights(model, w=rng.standard_normal((8, 27)).astype(half), shape=[8, 3, 3, 3])
   return model
 
 

@@ -5,13 +5,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from ortplugin.ops.pointwise_reference import evaluate
 from ortplugin.program import parse
-
-Array = npt.NDArray[np.float32]
 
 POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "device" / "pointwise.cuh"
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -31,7 +31,6 @@ def written(model, **options):
   writer = Writer(SEED, {}, scope, **options)
   value = write(writer, node, [tensor.name for tensor in node.inputs])
   dtype = scope.dtype(node.outputs[0])
-  assert dtype is not None
   program = Program(tuple(writer.parameters), (Parameter(dtype, value),), tuple(writer.statements))
   assert [tensor.name for tensor in writer.inputs] == [parameter.name for parameter in program.parameters]
   return program.renamed({value: "y_"}).renamed({s.name: f"t{i}" for i, s in enumerate(program.statements[:-1])})

@@ -40,7 +40,6 @@ def shown(lengths):
   def names(each):
     return [name if isinstance(name, str) and len(name) == 1 else "?" for name in each.names]
 
-  assert lengths is not None
   return ["*".join(names(each) + [str(each.number)] * (each.number != 1 or not each.names)) for each in lengths]
 
 

@@ -132,7 +132,7 @@ def test_beside_what_has_no_elements():
 def test_beside_a_constant_without_elements_that_inference_finds():
   """What followed from onnx's shape of the Concat is forgotten, too."""
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
-    s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
+    s = {2, 0, 3}  e = ConstantOfShape(s)
     c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
   graph = annotated(model)
   assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]

@@ -70,7 +70,6 @@ def whole():
 
 def profiled():
   report = named("n")
-  assert report.profile is not None
   return Report("profile", profile=Profile("CPU", "generated", report.profile.original), changes=report.changes,
                 labels_before=report.labels_before, labels_after=report.labels_after)  # fmt: skip
 

@@ -1,7 +1,5 @@
 """What the tests of attention share: graphs of q, k and v, and the fused node's attributes."""
 
-import re
-
 import onnx
 import pytest
 from onnx_models import all_attributes
@@ -24,14 +22,7 @@ def in_float(monkeypatch):
 
 
 def graph(nodes, inputs, y="float[2,5,32] y", constants="", opset=18):
-  """A model of nodes in ONNX's textual syntax; int64 vectors are written as name = {1,2}."""
-
-  def vector(match):
-    name, numbers = match.groups()
-    return f"{name} = Constant<value = int64[{len(numbers.split(','))}] {{{numbers}}}> ()"
-
-  text = re.sub(r"(\w+) = \{([-0-9,]+)\}", vector, nodes)
-  return model(f"g ({inputs}) => ({y}) <{constants}> {{ {text} }}", opset)
+  return model(f"g ({inputs}) => ({y}) <{constants}> {{ {nodes} }}", opset)
 
 
 def feeds(original, scale=1.0, rng=None, **lengths):
@@ -68,11 +59,14 @@ def attentions(optimized):
   return [node for node in optimized.graph.node if node.op_type == "FusedAttention"]
 
 
-def fused(original, *passes, **lengths):
-  """The model with its one attention fused, whose outputs equal the original's, and the node."""
-  optimized, _ = run_pass(original, FUSE_ATTENTION, *passes, DEAD_NODES)
+def fused(original, *passes, into=None, given=None, **lengths):
+  """The model with its one attention fused, whose outputs equal the original's, and the node.
+
+  `into` as of run_pass; `given` are inputs that are not random.
+  """
+  optimized, _ = run_pass(original, FUSE_ATTENTION, *passes, DEAD_NODES, into=into)
   (node,) = attentions(optimized)
-  assert_equal(original, optimized, feeds(original, **lengths))
+  assert_equal(original, optimized, feeds(original, **lengths) | (given or {}))
   return optimized, node
 
 
@@ -80,8 +74,3 @@ def assert_equal(original, optimized, given):
   """Equal outputs in ONNX Runtime, of the fused model decomposed."""
   for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
     assert_close(expected, found)
-
-
-def no_constants(optimized):
-  """The operators in order."""
-  return (node.op_type for node in optimized.graph.node if node.op_type != "Constant")

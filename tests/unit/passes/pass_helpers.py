@@ -192,6 +192,7 @@ def seeded(model):
 def run_same(
   original,
   *passes,
+  start=None,
   precision="",
   rng=None,
   limit=None,
@@ -200,8 +201,8 @@ def run_same(
   changes=None,
   **lengths,
 ):
-  """`run_pass`, after which the model's outputs are the same."""
-  optimized, result = run_pass(original, *passes, limit=limit, into=into, program=program, changes=changes)
+  """`run_pass`, on `start` if it is not the original, after which the original's outputs are the same."""
+  optimized, result = run_pass(start or original, *passes, limit=limit, into=into, program=program, changes=changes)
   assert_same_outputs(original, optimized, precision, rng, **lengths)
   return optimized, result
 

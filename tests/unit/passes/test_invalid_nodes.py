@@ -16,33 +16,33 @@ from ortplugin.optimizer import run_passes, select_passes
 SEEDS = 60
 TEXTS = {
     "transposes": """g (float[N,4,5,6] x) => (float[A,B,C,D] y) { t = Transpose<perm = [0, 3, 1, 2]>(x)
-      s = Constant<value = int64[5] {0, 2, 3, 4, 5}> ()  r = Reshape(t, s)  u = Transpose<perm = [0, 3, 4, 1, 2]>(r)
-      v = Transpose<perm = [0, 1, 2, 4, 3]>(u)  q = Constant<value = int64[4] {0, 4, 5, 6}> ()
+      s = {0, 2, 3, 4, 5}  r = Reshape(t, s)  u = Transpose<perm = [0, 3, 4, 1, 2]>(r)
+      v = Transpose<perm = [0, 1, 2, 4, 3]>(u)  q = {0, 4, 5, 6}
       y = Reshape(v, q) }""",
     "scatters": """g (float[3,4,5] x, float[2,4,5] u, float[3,1,5] z2) => (float[A,B,C] y) {
-      i = Constant<value = int64[2,1] {0, 1}> ()  t = Transpose<perm = [1, 0, 2]>(x)
+      i = int64[2,1] {0, 1}  t = Transpose<perm = [1, 0, 2]>(x)
       v = Transpose<perm = [1, 0, 2]>(u)
       w = Transpose<perm = [1, 0, 2]>(v)  a = Transpose<perm = [1, 0, 2]>(t)  s = ScatterND(a, i, w)
       b = Transpose<perm = [1, 0, 2]>(s)
-      z = Constant<value = int64[3,1,5] {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2}> ()
+      z = int64[3,1,5] {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2}
       y = ScatterElements<axis = 0>(b, z, z2) }""",
     "norms": """g (float[N,3,8] x, float[8] r, float[3,8] q) => (float[A,B,C] y)
       <float[8] g = {1, 2, 3, 4, 5, 6, 7, 8}> {
       a = Add(x, r)  b = Mul(a, q)  m = ReduceMean<axes = [-1]>(b)  d = Sub(b, m)  p = Mul(d, d)
-      v = ReduceMean<axes = [-1]>(p)  e = Constant<value = float {0.00001}> ()  w = Add(v, e)  s = Sqrt(w)
+      v = ReduceMean<axes = [-1]>(p)  e = float {0.00001}  w = Add(v, e)  s = Sqrt(w)
       n = Div(d, s)  o = Mul(n, g)  l = LayerNormalization(o, g)  c = Cast<to = 10>(l)  y = Cast<to = 1>(c) }""",
-    "shapes": """g (float[2,3,4] x) => (float[A,B,C] y) { s = Shape(x)  i = Constant<value = int64[1] {1}> ()
-      n = Gather(s, i)  b = Constant<value = int64[1] {0}> ()  e = Constant<value = int64[1] {2}> ()
-      p = Slice(s, b, e)  z = Size(x)  o = Constant<value = int64[1] {-1}> ()  k = Concat<axis = 0>(p, o)
-      r = Reshape(x, k)  q = Constant<value = int64[2] {0, 2}> ()  v = Unsqueeze(r, q)  w = Squeeze(v, q)
+    "shapes": """g (float[2,3,4] x) => (float[A,B,C] y) { s = Shape(x)  i = {1}
+      n = Gather(s, i)  b = {0}  e = {2}
+      p = Slice(s, b, e)  z = Size(x)  o = {-1}  k = Concat<axis = 0>(p, o)
+      r = Reshape(x, k)  q = {0, 2}  v = Unsqueeze(r, q)  w = Squeeze(v, q)
       f = ReduceSum(w, i)  y = Mul(f, x) }""",
     "images": graph("""r = Relu(c)  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)
-      m = ReduceMean<axes = [2, 3]>(p)  n = Mul(p, m)  k = Constant<value = int64[8] {0, 0, 1, 1, 0, 0, 1, 1}> ()
-      z = Pad(n, k)  a = Concat<axis = 1>(z, z)  h, i = Split<axis = 1>(a)  b = Constant<value = int64[1] {1}> ()
-      e = Constant<value = int64[1] {3}> ()  f = Slice(h, b, e, b)
+      m = ReduceMean<axes = [2, 3]>(p)  n = Mul(p, m)  k = {0, 0, 1, 1, 0, 0, 1, 1}
+      z = Pad(n, k)  a = Concat<axis = 1>(z, z)  h, i = Split<axis = 1>(a)  b = {1}
+      e = {3}  f = Slice(h, b, e, b)
       y = Softmax<axis = 1>(f)""", out="float[A,B,C,D] y"),
     "linear layers": graph(f"""p = GlobalAveragePool(c)  f = Flatten(p)
-      w2 = Constant<value = float[4,2] {{1, 2, 3, 4, 5, 6, 7, 8}}> ()
+      w2 = float[4,2] {{1, 2, 3, 4, 5, 6, 7, 8}}
       y = Gemm(f, w2)  q = {SAME}(c, w)""", out="float[A,B] y"),
 }  # fmt: skip
 NUMBERS = (-(2**63), -9, -1, 0, 1, 2, 3, 7, 2**31, 2**62, 2**63 - 1)
@@ -125,10 +125,10 @@ def test_a_length_beyond_63_bits_is_open():
 
 
 def test_a_slice_of_a_slice_beyond_63_bits_stays():
-  made = model(f"""g (float[N,M] x, float[1,1] u) => (float[N,M] y) {{ z = Constant<value = int64[1] {{0}}> ()
-    e = Constant<value = int64[1] {{{2**62}}}> ()  t = Constant<value = int64[1] {{{2**62}}}> ()
-    p = Slice(x, z, e, z, t)  i = Constant<value = int64[1,1] {{{2**62}}}> ()  v = ScatterND(p, i, u)
-    j = Constant<value = int64[2,1] {{0, {2**62}}}> ()  y = ScatterND(x, j, v) }}""")
+  made = model(f"""g (float[N,M] x, float[1,1] u) => (float[N,M] y) {{ z = {{0}}
+    e = int64[1] {{{2**62}}}  t = int64[1] {{{2**62}}}
+    p = Slice(x, z, e, z, t)  i = int64[1,1] {{{2**62}}}  v = ScatterND(p, i, u)
+    j = int64[2,1] {{0, {2**62}}}  y = ScatterND(x, j, v) }}""")
   run_passes(made, select_passes(gpu=True))
 
 

@@ -25,7 +25,7 @@ SPLIT = """three = {32,32,32}  q0, k0, v0 = Split<axis = -1> (x, three)  q1 = Re
   k1 = Reshape(k0, shape)  v1 = Reshape(v0, shape)  q = Transpose<perm = [0,2,1,3]> (q1)
   k = Transpose<perm = [0,2,1,3]> (k1)  v = Transpose<perm = [0,2,1,3]> (v1)  """
 JOIN = "present_key = Concat<axis = -2> (past_key, k)  present_value = Concat<axis = 2> (past_value, v)  "
-ATTEND = """kt = Transpose<perm = [0,1,3,2]> (keys)  s = MatMul(q, kt)  c = Constant<value = float {0.4}> ()
+ATTEND = """kt = Transpose<perm = [0,1,3,2]> (keys)  s = MatMul(q, kt)  c = float {0.4}
   scaled = Mul(s, c)  p = Softmax<axis = -1> (scaled)  o = MatMul(p, values)
   ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)"""
 PLAIN = ATTEND.replace("keys", "present_key").replace("values", "present_value")
@@ -114,7 +114,7 @@ def test_llama():
 
 def test_a_scale_of_the_new_keys_stays():
   """It is part of what is present; one of Q is part of the scale."""
-  scaled = "two = Constant<value = float {2}> ()  qs = Mul(q, two)  ks = Mul(k, two)  "
+  scaled = "two = float {2}  qs = Mul(q, two)  ks = Mul(k, two)  "
   nodes = HEADS + SPLIT + scaled + JOIN.replace("(past_key, k)", "(past_key, ks)") + PLAIN.replace("(q,", "(qs,")
   optimized, _ = run_same(built(nodes), *PASSES)
   (node,) = attentions(optimized)
@@ -151,7 +151,7 @@ def test_a_cache_of_fixed_length(scatter):
     HEADS
     + SPLIT
     + """key = {k}  value = {v}  kt = Transpose<perm = [0,1,3,2]> (key)  s = MatMul(q, kt)
-      none = Constant<value = float {-30000}> ()  nil = Constant<value = float {0}> ()  m = Where(seen, nil, none)
+      none = float {-30000}  nil = float {0}  m = Where(seen, nil, none)
       masked = Add(s, m)  p = Softmax<axis = -1> (masked)  o = MatMul(p, value)
       ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)
       present_key = Identity(key)  present_value = Identity(value)"""

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from attention_helpers import assert_equal, attentions, attributes, feeds, in_float, no_constants  # noqa: F401
+from attention_helpers import attributes, fused, in_float  # noqa: F401
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_pass
+from pass_helpers import assert_unchanged, model, operators
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 pytestmark = pytest.mark.usefixtures("in_float")
 
@@ -20,14 +19,6 @@ ROOT = round(8**-0.5, 5)
 
 def operator(node, inputs, y, opset=23, contrib=False):
   return model(f"g ({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
-
-
-def fuse(original, **given):
-  """The operators after the pass, and the fused node; outputs are equal."""
-  optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
-  assert_equal(original, optimized, {**feeds(original), **given})
-  (node,) = attentions(optimized)
-  return list(no_constants(optimized)), node
 
 
 ONNX = {
@@ -49,8 +40,7 @@ ONNX = {
 @pytest.mark.parametrize("form", ONNX)
 def test_attention_of_onnx(form, opset):
   node, inputs, y, expected = ONNX[form]
-  operators, found = fuse(operator(node, inputs, y, opset))
-  assert operators == ["FusedAttention"]
+  _, found = fused(operator(node, inputs, y, opset), into=["FusedAttention"])
   assert attributes(found) == expected
 
 
@@ -58,18 +48,17 @@ def test_a_row_that_is_masked_whole_is_zero():
   original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
   mask = np.ones((5, 5), bool)
   mask[2] = False
-  _, node = fuse(original, m=mask)
+  _, node = fused(original, given={"m": mask})
   assert attributes(node)["masked_rows"] == "zero"
 
 
 def test_views_before_and_after_are_read_through():
-  views = """shape = Constant<value = int64[4] {2,5,4,8}> ()  few = Constant<value = int64[4] {2,5,2,8}> ()
+  views = """shape = {2,5,4,8}  few = {2,5,2,8}
     q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
     kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
     a = Attention(qh, kh, vh)  t = Transpose<perm = [0,2,1,3]> (a)
-    joined = Constant<value = int64[3] {2,5,32}> ()  y = Reshape(t, joined)"""
-  operators, node = fuse(operator(views, THREE, "float[2,5,32] y"))
-  assert operators == ["FusedAttention"]
+    joined = {2,5,32}  y = Reshape(t, joined)"""
+  _, node = fused(operator(views, THREE, "float[2,5,32] y"), into=["FusedAttention"])
   assert attributes(node) == {**LAID, "scale": ROOT}
 
 
@@ -91,19 +80,17 @@ CONTRIB = {
 
 @pytest.mark.parametrize("form", CONTRIB)
 def test_attention_of_onnx_runtime(form):
-  node, inputs, expected, operators = CONTRIB[form]
+  node, inputs, expected, into = CONTRIB[form]
   width = 12 if "12] v" in inputs else 32
   original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
-  found, fused = fuse(original)
-  assert found == operators
-  assert attributes(fused) == expected
+  _, found = fused(original, into=into)
+  assert attributes(found) == expected
 
 
 def test_the_bias_of_the_projections_is_added_before(rng):
   original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
   add_weights(original, b=rng.standard_normal(96).astype(np.float32))
-  operators, _ = fuse(original)
-  assert operators == ["Add", "Add", "Add", "FusedAttention"]
+  fused(original, into=["Add", "Add", "Add", "FusedAttention"])
 
 
 def test_one_product_with_its_weights(rng):
@@ -115,10 +102,10 @@ def test_one_product_with_its_weights(rng):
     for name, shape in (("w", (16, 96)), ("b", (96,))):
       values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
       add_weights(original, **{name: values})
-    operators, fused = fuse(original)
-    assert operators[-1] == "FusedAttention"
-    assert operators.count("MatMul") == 1
-    assert attributes(fused)["k_layout"] == "b s (1/3 h d)"
+    optimized, found = fused(original)
+    assert operators(optimized)[-1] == "FusedAttention"
+    assert operators(optimized).count("MatMul") == 1
+    assert attributes(found)["k_layout"] == "b s (1/3 h d)"
 
 
 PASTS = ", float[2,{},3,8] p, float[2,{},3,8] o"
@@ -141,8 +128,7 @@ def test_a_cache(name):
   heads = 4 if contrib else 2
   y += f", float[2,{heads},8,8] pk, float[2,{heads},8,8] pv"
   made = operator(f"y, pk, pv = {node}", inputs + PASTS.format(heads, heads), y, 17 if contrib else 23, contrib)
-  operators, found = fuse(made)
-  assert operators == ["FusedAttention"]
+  _, found = fused(made, into=["FusedAttention"])
   assert (list(found.input[-2:]), list(found.output)) == (["p", "o"], ["y", "pk", "pv"])
   assert attributes(found) == expected
 

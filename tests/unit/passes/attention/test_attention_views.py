@@ -2,7 +2,7 @@
 
 import pytest
 from attention_helpers import attentions, attributes
-from pass_helpers import assert_same_outputs, model, operators, restore, run_pass
+from pass_helpers import model, operators, restore, run_pass, run_same
 
 from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
 
@@ -17,8 +17,7 @@ def written(nodes, x, y):
 
 def rewritten(original):
   """After one change, with the outputs that it had."""
-  optimized, _ = run_pass(original, ATTENTION_VIEWS, changes=1)
-  assert_same_outputs(restore(original), optimized)
+  optimized, _ = run_same(restore(original), ATTENTION_VIEWS, start=original, changes=1)
   return optimized
 
 
@@ -29,9 +28,9 @@ def packed(order):
 @pytest.mark.parametrize("order", ["{}/3 h", "h {}/3"])
 def test_an_image_of_channels_last(order):
   """As botnet and coatnet: one 1x1 convolution makes Q, K and V; the pixels are one axis for attention alone."""
-  nodes = f"""c = Transpose<perm = [0, 3, 1, 2]> (x)  flat = Constant<value_ints = [2, 24, 15]> ()
+  nodes = f"""c = Transpose<perm = [0, 3, 1, 2]> (x)  flat = {{2, 24, 15}}
     r = Reshape(c, flat)  a = {NODE}{packed(order)}, y_layout = "b (h d) s"> (r, r, r)
-    image = Constant<value_ints = [2, 8, 3, 5]> ()  i = Reshape(a, image)  y = Transpose<perm = [0, 2, 3, 1]> (i)"""
+    image = {{2, 8, 3, 5}}  i = Reshape(a, image)  y = Transpose<perm = [0, 2, 3, 1]> (i)"""
   optimized = rewritten(written(nodes, "float[2,3,5,24] x", "float[2,3,5,8] y"))
   assert set(operators(optimized)) == {"Reshape", "FusedAttention"}
   found = attributes(attentions(optimized)[0])
@@ -55,7 +54,7 @@ def test_what_is_written_by_rows_is_written_in_another_order_of_them():
   nodes = f"a = {NODE}> (x, x, x)  y = Transpose<perm = [0, 2, 1, 3]> (a)"
   optimized = rewritten(written(nodes, "float[2,2,5,4] x", "float[2,5,2,4] y"))
   assert operators(optimized) == ["FusedAttention"]
-  nodes = f"a = {NODE}> (x, x, x)  rows = Constant<value_ints = [4, 5, 4]> ()  y = Reshape(a, rows)"
+  nodes = f"a = {NODE}> (x, x, x)  rows = {{4, 5, 4}}  y = Reshape(a, rows)"
   run_pass(written(nodes, "float[2,2,5,4] x", "float[4,5,4] y"), ATTENTION_VIEWS, changes=0)
 
 

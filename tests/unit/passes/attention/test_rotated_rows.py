@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from attention_helpers import attentions, graph, in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, run_pass, run_same
 
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
@@ -37,8 +38,7 @@ def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   angles = np.random.default_rng(3).uniform(-4, 4, (3, 4))
   if rotated != APART:
     angles = np.repeat(angles, 2, -1) if NEIGHBOURS in rotated else np.concatenate([angles, angles], -1)
-  for name, values in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
-    original.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+  add_weights(original, cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32))
   return original
 
 

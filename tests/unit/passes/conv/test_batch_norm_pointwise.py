@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, run_pass, run_same
+from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
@@ -40,8 +40,7 @@ def test_in_float16_it_runs_in_float():
   """A mean of 20 in float16 sums of Mul and Add would be off by their rounding."""
   original = model(graph(dtype="float16", parameters="float16"))
   optimized, _ = run_same(original, BATCH_NORM_POINTWISE, into=["Cast", "Mul", "Add", "Cast"])
-  fused, _ = run_pass(optimized, FUSE_POINTWISE, into=["FusedPointwise"])
-  assert_same_outputs(original, fused)
+  run_same(original, FUSE_POINTWISE, start=optimized, into=["FusedPointwise"])
 
 
 @pytest.mark.parametrize(

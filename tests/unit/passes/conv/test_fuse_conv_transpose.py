@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnx_models import all_attributes, built
+from onnx import TensorProto, helper
+from onnx_models import add_weights, all_attributes, built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
@@ -86,10 +86,9 @@ def test_what_follows_is_drawn_in(after, statements, group):
 def test_a_decoder_has_its_channels_last(rng):
   """Two transposed convolutions in float16: a Transpose at either end of the region, none between."""
   first = up(("Relu",), dtype="float16", strides=[2, 2])
-  second = numpy_helper.from_array(rng.standard_normal((6, 8, 2, 2)).astype(np.float16), "w2")
   first.graph.node[-1].output[0] = "middle"
   first.graph.node.append(helper.make_node("ConvTranspose", ["middle", "w2"], ["y"], "up2", strides=[2, 2]))
-  first.graph.initializer.append(second)
+  add_weights(first, w2=rng.standard_normal((6, 8, 2, 2)).astype(np.float16))
   optimized, _, _ = run_passes(first, PIPELINE)
   assert operators(optimized) == ["FusedTranspose", "FusedConvTranspose", "FusedConvTranspose", "FusedTranspose"]
   layouts = [helper.get_attribute_value(a) for n in optimized.graph.node for a in n.attribute if a.name == "layout"]

@@ -21,8 +21,7 @@ def node_of(model, op):
 
 
 def test_one_convolution():
-  optimized, result = change(model(graph("y = Identity(c)")))
-  assert operators(optimized) == ["Transpose", "FusedConv", "Identity", "Transpose"]
+  optimized, result = change(model(graph("y = Identity(c)")), into=["Transpose", "FusedConv", "Identity", "Transpose"])
   conv = node_of(optimized, "FusedConv")
   assert attribute(conv, "layout") == b"NHWC"
   (weight,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer if each.name == conv.input[1]]
@@ -39,9 +38,8 @@ def test_a_region_of_pointwise_convolutions_stays(beside):
     <float[2,2,1] w = {{1, 2, 3, 4}}, float[2,2,3] v = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}> {{
       c = Conv(x, w)  y = Relu(c)  {beside} }}""")
   single, _ = run_pass(original, FUSE_CONV)
-  optimized, result = run_pass(single, CHANNELS_LAST_ON_GPU)
+  _, result = run_same(original, CHANNELS_LAST_ON_GPU, start=single)
   assert bool(result.changes) == bool(beside)
-  assert_same_outputs(original, optimized)
 
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
@@ -82,13 +80,12 @@ def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
 
 def test_float16_and_float_that_may_round_by_default():
   half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
-  optimized, _ = run_pass(half, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
-  assert_same_outputs(half_original(), optimized)
+  run_same(half_original(), CHANNELS_LAST, start=half, into=["Transpose", "FusedConv", "Relu", "Transpose"])
   single, _ = run_pass(model(graph("y = Relu(c)")), FUSE_CONV)
   for allowed in ({}, {"allow_tf32": 1}):
     said = onnx.ModelProto.FromString(single.SerializeToString())
     node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
-    optimized, _ = run_pass(said, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
+    run_pass(said, CHANNELS_LAST, into=["Transpose", "FusedConv", "Relu", "Transpose"])
   node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 0))
   assert_unchanged(single, [CHANNELS_LAST])
   double, _ = run_pass(model(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x")), FUSE_CONV)
@@ -245,8 +242,7 @@ def tokens(text):
   ],
 )
 def test_what_leaves_a_region_without_a_transpose(nodes, constants, out, expected):
-  optimized, _ = change(model(graph(nodes, constants, out=f"{out} y")))
-  assert operators(optimized) == ["Transpose", "FusedConv", *expected]
+  change(model(graph(nodes, constants, out=f"{out} y")), into=["Transpose", "FusedConv", *expected])
 
 
 @pytest.mark.parametrize(
@@ -302,8 +298,10 @@ def test_one_transpose_for_all_readers():
 def test_a_branch_that_no_convolution_needs_stays():
   """Two values that are made with channels first, and a result that is needed so: their sum is one, too."""
   nodes = "a = LRN<size = 3>(r)  b = LRN<size = 3>(s)  d = Add(a, b)  y = Add(d, c)"
-  optimized, _ = change(model(graph(nodes, "", ", float[N,4,5,6] r, float[N,4,5,6] s")))
-  assert operators(optimized) == ["Transpose", "FusedConv", "Transpose", "LRN", "LRN", "Add", "Add"]
+  change(
+    model(graph(nodes, "", ", float[N,4,5,6] r, float[N,4,5,6] s")),
+    into=["Transpose", "FusedConv", "Transpose", "LRN", "LRN", "Add", "Add"],
+  )
 
 
 def test_vectors_are_views():
@@ -311,8 +309,7 @@ def test_vectors_are_views():
   ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}"
   original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{ones}> {{
     a = ReduceSumSquare<axes = [2, 3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
-  optimized, _ = change(original)
-  assert operators(optimized) == ["ReduceSumSquare", "Reshape", "FusedConv", "Sigmoid", "Reshape"]
+  change(original, into=["ReduceSumSquare", "Reshape", "FusedConv", "Sigmoid", "Reshape"])
 
 
 def test_weights_that_are_computed():
@@ -340,12 +337,10 @@ def test_what_a_body_or_a_graph_output_needs_is_transposed():
   nodes = """a = Relu(c)  y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(a) },
       else_branch = otherwise () => (float[N,4,5,6] e) { e = Abs(c) }>"""
   original = model(graph(nodes, "", ", bool b", "float[N,4,5,6] y, float[N,4,5,6] a"))
-  optimized, _ = change(original)
-  assert operators(optimized) == ["Transpose", "FusedConv", "Transpose", "Relu", "If"]
+  change(original, into=["Transpose", "FusedConv", "Transpose", "Relu", "If"])
   nodes = nodes.replace("Abs(c)", "Abs(a)")
   original = model(graph(nodes, "", ", bool b", "float[N,4,5,6] y, float[N,4,5,6] a"))
-  optimized, _ = change(original)
-  assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose", "If"]
+  change(original, into=["Transpose", "FusedConv", "Relu", "Transpose", "If"])
 
 
 def test_inside_a_body():
@@ -371,17 +366,20 @@ def test_epilogues_with_channels_last():
   nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
   original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV)
-  optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)
-  assert operators(optimized) == ["Transpose", "FusedConv", "FusedConv", "Transpose"]
-  assert_same_outputs(original, optimized)
+  run_same(
+    original,
+    CHANNELS_LAST_ALWAYS,
+    CONV_EPILOGUE,
+    start=before,
+    into=["Transpose", "FusedConv", "FusedConv", "Transpose"],
+  )
 
 
 def test_epilogues_from_before_change_with_their_convolution():
   nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
   original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV, CONV_EPILOGUE)
-  optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS, into=["Transpose", "FusedConv", "FusedConv", "Transpose"])
-  assert_same_outputs(original, optimized)
+  run_same(original, CHANNELS_LAST_ALWAYS, start=before, into=["Transpose", "FusedConv", "FusedConv", "Transpose"])
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_an_older_scatter_stays():
 def test_a_shape_that_is_changed_stays():
   """TorchScript writes shapes so; ONNX Runtime computes them on the host."""
   original = model("""g (float[N,4] x, int64[1] n) => (float[A,B] y) { s = Shape(x)
-    at = Constant<value = int64[1] {1}> ()  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
+    at = {1}  t = ScatterElements(s, at, n)  y = Expand(x, t) }""")
   assert_unchanged(original, [FUSE_SCATTER])
 
 
@@ -169,32 +169,32 @@ def test_unique_constants(case):
 RUN_TIME = {
     "NonZero": ("g (float[3,4] x, bool[3,4] m, float[N] u) => (float[3,4] y) "
                 "{ n = NonZero(m)  i = Transpose<perm = [1, 0]>(n)  y = ScatterND(x, i, u) }", 1),
-    "TopK along the axis": ("g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = Constant<value = int64[1] {2}> () "
+    "TopK along the axis": ("g (float[3,4] x, float[3,2] u) => (float[3,4] y) { k = {2} "
                             "v, i = TopK(x, k)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
     "TopK along another axis": ("""g (float[3,4] x, float[2,4] u) => (float[3,4] y) {
-      k = Constant<value = int64[1] {2}> ()  v, i = TopK<axis = 0>(x, k)
+      k = {2}  v, i = TopK<axis = 0>(x, k)
       y = ScatterElements<axis = 1>(x, i, u) }""", 0),
     "ArgMax": ("g (float[3,4] x, float[3,1] u) => (float[3,4] y) "
                "{ i = ArgMax<axis = 1>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 1),
     "ArgMax along another axis": ("g (float[3,4] x, float[1,4] u) => (float[3,4] y) "
                                   "{ i = ArgMax<axis = 0>(x)  y = ScatterElements<axis = 1>(x, i, u) }", 0),
     "a Range": ("""g (float[N,4] x, float[M,4] u) => (float[N,4] y) { s = Shape<end = 1>(u)  n = Squeeze(s)
-      z = Constant<value = int64 {0}> ()  o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
-      a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 1),
+      z = int64 {0}  o = int64 {1}  r = Range(z, n, o)
+      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 1),
     "a Range from anywhere": ("""g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
-      o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
-      a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
+      o = int64 {1}  r = Range(z, n, o)
+      a = {1}  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
     "places of a condition": ("""g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = Constant<value = int64[1] {1}> ()  p = Squeeze(t, o)
-      s = Constant<value = int64[2] {-1, 1}> ()  c = Reshape(p, s)  f = Shape(c)
-      w = Constant<value = int64[1] {4}> ()  z = Constant<value = int64[1] {0}> ()  h = Gather(f, z)
+      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = {1}  p = Squeeze(t, o)
+      s = {-1, 1}  c = Reshape(p, s)  f = Shape(c)
+      w = {4}  z = {0}  h = Gather(f, z)
       e = Concat<axis = 0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
     "places of a matrix's rows": ("""g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
-      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = Constant<value = int64[1] {0}> ()
-      o = Constant<value = int64[1] {1}> ()  c = Slice(t, z, o, o)  i = Reshape(c, d)
+      n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = {0}
+      o = {1}  c = Slice(t, z, o, o)  i = Reshape(c, d)
       y = ScatterND(x, i, u) }""", 0),
     "TopK of a vector": ("""g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
-      k = Constant<value = int64[1] {3}> ()  w, j = TopK(v, k)  a = Constant<value = int64[1] {1}> ()
+      k = {3}  w, j = TopK(v, k)  a = {1}
       i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""", 1),
     "an input": (TUPLES % "", 0),
     "one index": ("g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) "
@@ -221,21 +221,21 @@ def test_unique_at_run_time(case, rng):
 COPY = """g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {{
   {0}  y = ScatterElements<axis = 1>(x, j, u) }}"""
 REPEATED = {
-  "index_copy": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
-                 "s = Constant<value = int64[3] {3, 2, 5}> ()  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-  "a shape at run time": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a)  s = Shape(u)  "
+  "index_copy": ("a = {0, 2}  k = Unsqueeze(i, a) "
+                 "s = {3, 2, 5}  j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "a shape at run time": ("a = {0, 2}  k = Unsqueeze(i, a)  s = Shape(u)  "
                           "j = Expand(k, s)", ["Unsqueeze", "ScatterElements"]),
-  "without the leading axis": ("a = Constant<value = int64[1] {1}> ()  k = Unsqueeze(i, a)  s = Shape(u)  "
+  "without the leading axis": ("a = {1}  k = Unsqueeze(i, a)  s = Shape(u)  "
                                "j = Expand(k, s)", ["Unsqueeze", "Unsqueeze", "ScatterElements"]),
-  "tiled": ("a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a) "
-            "s = Constant<value = int64[3] {3, 1, 5}> ()  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
+  "tiled": ("a = {0, 2}  k = Unsqueeze(i, a) "
+            "s = {3, 1, 5}  j = Tile(k, s)", ["Unsqueeze", "ScatterElements"]),
   "tiled along its own axis": (
-      "a = Constant<value = int64[2] {0, 2}> ()  z = Constant<value = int64[1] {0}> () "
-      "o = Constant<value = int64[1] {1}> ()  f = Slice(i, z, o)  p = Constant<value = int64[1] {2}> ()  "
+      "a = {0, 2}  z = {0} "
+      "o = {1}  f = Slice(i, z, o)  p = {2}  "
       "g2 = Tile(f, p)  k = Unsqueeze(g2, a)  s = Shape(u)  j = Expand(k, s)",
       ["Slice", "Tile", "Unsqueeze", "ScatterElements"]),
   "repeated twice": (
-      "a = Constant<value = int64[2] {0, 2}> ()  k = Unsqueeze(i, a)  t = Constant<value = int64[3] {1, 2, 5}> ()  "
+      "a = {0, 2}  k = Unsqueeze(i, a)  t = {1, 2, 5}  "
       "h = Expand(k, t)  s = Shape(u)  j = Expand(h, s)", ["Unsqueeze", "ScatterElements"]),
 }  # fmt: skip
 
@@ -264,8 +264,8 @@ def test_a_constant_index_that_was_only_repeated():
 def test_rows_of_columns():
   """a[:, index] = v, as TorchScript writes it: pairs of every row and each index."""
   original = model("""g (float[3,4,5] x, int64[2] i, float[3,2,5] u) => (float[3,4,5] y) {
-    rows = Constant<value = int64[3,2,1] {0, 0, 1, 1, 2, 2}> ()  s = Constant<value = int64[2] {3, 2}> ()
-    e = Expand(i, s)  a = Constant<value = int64[1] {-1}> ()  columns = Unsqueeze(e, a)
+    rows = int64[3,2,1] {0, 0, 1, 1, 2, 2}  s = {3, 2}
+    e = Expand(i, s)  a = {-1}  columns = Unsqueeze(e, a)
     j = Concat<axis = -1>(rows, columns)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER, DEAD_NODES, into=["Reshape", "ScatterElements"])
   assert ours(optimized)[0][1] == {"axis": 1}
@@ -274,7 +274,7 @@ def test_rows_of_columns():
 def test_pairs_that_belong_together_stay_tuples():
   """a[index, other] = v"""
   original = model("""g (float[3,4,5] x, int64[2] i, int64[2] k, float[2,5] u) => (float[3,4,5] y) {
-    a = Constant<value = int64[1] {-1}> ()  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
+    a = {-1}  b = Unsqueeze(i, a)  c = Unsqueeze(k, a)
     j = Concat<axis = -1>(b, c)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_same(original, FUSE_SCATTER)
   assert ours(optimized) == [("ScatterND", {})]
@@ -305,7 +305,7 @@ def test_nothing_to_do(text):
 
 def test_inside_bodies():
   original = model("""g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) {
-    n = Constant<value = int64 {2}> ()  t = Constant<value = bool {1}> ()
+    n = int64 {2}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
         d = Identity(c)  v = Neg(u)  z = ScatterND(a, i, v) }> }""")
   optimized, _ = run_same(original, FUSE_SCATTER, changes=1)

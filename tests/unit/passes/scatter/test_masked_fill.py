@@ -7,13 +7,13 @@ from pass_helpers import assert_unchanged, model, operators, random_feeds, resto
 from ortplugin.passes.scatter.masked_fill import MASKED_FILL
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
-COUNT = """m1 = Constant<value = int64[1] {-1}> ()  flat = Reshape(m, m1)  number = Cast<to = 7> (flat)
+COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to = 7> (flat)
   count = ReduceSum(number)"""
 PLACES = "places = NonZero(m)  i = Transpose<perm = [1, 0]> (places)"
 
 
 def fill(
-    x="float[3,4]", mask="bool[3,4]", value="v = Constant<value = float {2.5}> ()",
+    x="float[3,4]", mask="bool[3,4]", value="v = float {2.5}",
     updates="w = Expand(v, count)  u = Reshape(w, m1)", places=PLACES, scatter="ScatterND",
     opset=18
 ):  # fmt: skip
@@ -25,15 +25,15 @@ def fill(
 FORMS = {
   "as dynamo writes it": fill(),
   "without the Reshape": fill(updates="u = Expand(v, count)"),
-  "a value of shape [1]": fill(value="v = Constant<value = float[1] {2.5}> ()"),
+  "a value of shape [1]": fill(value="v = float[1] {2.5}"),
   "more dimensions than x": fill(
-    value="v = Constant<value = float[1,1,1] {2.5}> ()",
+    value="v = float[1,1,1] {2.5}",
     updates="c1 = Concat<axis = 0>(one, one, count)  w = Expand(v, c1)  u = Reshape(w, m1)",
-    places=PLACES + "  one = Constant<value = int64[1] {1}> ()",
+    places=PLACES + "  one = {1}",
   ),
-  "int64": fill(x="int64[3,4]", value="v = Constant<value = int64 {7}> ()"),
-  "float16": fill(x="float16[3,4]", value="h = Constant<value = float {2.5}> ()  v = Cast<to = 10> (h)"),
-  "double": fill(x="double[3,4]", value="v = Constant<value = double {2.5}> ()"),
+  "int64": fill(x="int64[3,4]", value="v = int64 {7}"),
+  "float16": fill(x="float16[3,4]", value="h = float {2.5}  v = Cast<to = 10> (h)"),
+  "double": fill(x="double[3,4]", value="v = double {2.5}"),
   "a perm that is absent": fill(places="places = NonZero(m)  i = Transpose(places)"),
   "ConstantOfShape": fill(updates="u = ConstantOfShape<value = float[1] {2.5}> (count)"),
   "an open size": fill(x="float[N,4]", mask="bool[N,4]"),
@@ -60,7 +60,7 @@ def test_all_or_nothing_is_chosen(chosen, rng):
 def test_a_mask_over_the_first_axes():
   original = model(
     f"""g (float[3,4,5] x, bool[3,4] m) => (float[3,4,5] y) {{ {COUNT}  {PLACES}
-      v = Constant<value = float {{2.5}}> ()  five = Constant<value = int64[1] {{5}}> ()
+      v = float {{2.5}}  five = {{5}}
       s = Concat<axis = 0>(count, five)  u = Expand(v, s)  y = ScatterND(x, i, u) }}""",
     18,
   )
@@ -71,8 +71,8 @@ def test_a_mask_that_was_repeated():
   """Where broadcasts it."""
   original = model(
     f"""g (float[3,4] x, bool[3,1] m0) => (float[3,4] y) {{
-      s = Constant<value = int64[2] {{3, 4}}> ()  m = Expand(m0, s)  {COUNT}  {PLACES}
-      v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
+      s = {{3, 4}}  m = Expand(m0, s)  {COUNT}  {PLACES}
+      v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["Where"])
@@ -93,7 +93,7 @@ MISSES = {
   "a mask of numbers": (fill(mask="float[3,4]"), "'m' is no mask of 'x'"),
   "an unknown size": (fill(x="float[N,4]", mask="bool[3,4]"), "is not surely that of 'x', [N, 4]"),
   "no Where for int8": (
-    fill(x="int8[3,4]", value="h = Constant<value = float {2.5}> ()  v = Cast<to = 3> (h)"),
+    fill(x="int8[3,4]", value="h = float {2.5}  v = Cast<to = 3> (h)"),
     "for which ONNX Runtime has no Where",
   ),
 }
@@ -112,8 +112,8 @@ OTHERS = {
   "a sum": fill(scatter='ScatterND<reduction = "add">'),
   "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
   "values that differ": fill(
-    value="v = Constant<value = float[2] {1.0, 2.0}> ()",
-    updates="w = Tile(v, count)  z = Constant<value = int64[1] {0}> ()  u = Slice(w, z, count)",
+    value="v = float[2] {1.0, 2.0}",
+    updates="w = Tile(v, count)  z = {0}  u = Slice(w, z, count)",
   ),
 }
 
@@ -126,7 +126,7 @@ def test_what_is_no_masked_fill_stays(case):
 def test_the_places_are_used_elsewhere_too():
   original = model(
     f"""g (float[3,4] x, bool[3,4] m) => (float[3,4] y, int64[N,2] i) {{ {COUNT}  {PLACES}
-      v = Constant<value = float {{2.5}}> ()  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
+      v = float {{2.5}}  u = Expand(v, count)  y = ScatterND(x, i, u) }}""",
     18,
   )
   run_same(original, MASKED_FILL, DEAD_NODES, into=["NonZero", "Transpose", "Where"])

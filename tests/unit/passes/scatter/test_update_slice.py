@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
@@ -22,17 +23,13 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
-def constant(name, values, dtype=np.int64):
-  return numpy_helper.from_array(np.array(values, dtype), name)
-
-
 def scatter(
     indices, data="float[3,4,5]", updates="float[1,4,5]", op="ScatterND", opset=17,
     attributes="", dtype=np.int64
 ):  # fmt: skip
   """y = op(x, indices, u) with constant indices."""
   made = model(f"g ({data} x, {updates} u) => ({data} y) {{ y = {op}{attributes}(x, i, u) }}", opset)
-  made.graph.initializer.append(constant("i", indices, dtype))
+  add_weights(made, i=np.array(indices, dtype))
   return made
 
 
@@ -132,8 +129,8 @@ def test_out_of_range_stays_an_error(indices):
 
 
 ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
-  zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()  s = Shape(x)  b = Gather(s, zero)
-  r = Range(zero, b, one)  a = Constant<value = int64[1] {{1}}> ()  i = Unsqueeze(r, a)
+  zero = int64 {{0}}  one = int64 {{1}}  s = Shape(x)  b = Gather(s, zero)
+  r = Range(zero, b, one)  a = {{1}}  i = Unsqueeze(r, a)
   y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
 
 
@@ -171,7 +168,7 @@ def test_indices_at_run_time_stay():
 def test_one_index_at_run_time(rng):
   """a[i] = v: a single index is a slice wherever it points; negative ones mean the same in both."""
   original = model("""g (float[3,4] x, int64 i, float[1,4] u) => (float[3,4] y) {
-    s = Constant<value = int64[2] {1, 1}> ()  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
+    s = {1, 1}  j = Reshape(i, s)  y = ScatterND(x, j, u) }""")
   optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES, into=["Reshape", "UpdateSlice"])
   feeds = random_feeds(original, rng)
   for index in (-3, -1, 0, 2):
@@ -182,9 +179,9 @@ def test_one_index_at_run_time(rng):
 def test_a_loop_of_assignments():
   """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
   original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
-    n = Constant<value = int64 {3}> ()  t = Constant<value = bool {1}> ()
+    n = int64 {3}  t = bool {1}
     y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
-        d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = Constant<value = int64[2] {1, 1}> ()
+        d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = {1, 1}
         j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES)
   assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
@@ -193,19 +190,19 @@ def test_a_loop_of_assignments():
 
 def test_starts_of_int32():
   original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
-    s = Constant<value = int64[2] {3, 1}> ()  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
+    s = {3, 1}  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
   run_same(original, UPDATE_SLICE, DEAD_NODES, into=["Cast", "Reshape", "UpdateSlice"])
 
 
 RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
-  zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()
+  zero = int64 {{0}}  one = int64 {{1}}
   sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
   sx = Shape(x)  b = Gather(sx, zero)
-  rows = Range(zero, b, one)  column = Constant<value = int64[2] {{-1, 1}}> ()  r = Reshape(rows, column)
+  rows = Range(zero, b, one)  column = {{-1, 1}}  r = Reshape(rows, column)
   t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis = 0> (f, m1n)
-  er = Expand(r, grid)  ei = Expand(i, grid)  last = Constant<value = int64[1] {{-1}}> ()
+  er = Expand(r, grid)  ei = Expand(i, grid)  last = {{-1}}
   ur = Unsqueeze(er, last)  ui = Unsqueeze(ei, last)  j = Concat<axis = -1> (ur, ui)  y = ScatterND(x, j, u) }}"""
-M1 = "m1 = Constant<value = int64[1] {-1}> ()"
+M1 = "m1 = {-1}"
 
 
 @pytest.mark.parametrize(
@@ -213,11 +210,11 @@ M1 = "m1 = Constant<value = int64[1] {-1}> ()"
   [
       ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
       ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
-      ("w = Constant<value = int64 {2}> ()  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
+      ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
        "m1n = Shape(i)", [1]),
-      ("w = Constant<value = int64 {2}> ()  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
+      ("w = int64 {2}  d = Mul(n, w)  end = Add(start, d)  i = Range(start, end, w)  "
        "m1n = Reshape(n, m1)", []),  # could be stretched, for all that is known
-      ("end = Add(start, n)  minus = Constant<value = int64 {-1}> ()  o = Sub(end, one)  d = Sub(start, one)  "
+      ("end = Add(start, n)  minus = int64 {-1}  o = Sub(end, one)  d = Sub(start, one)  "
        "i = Range(o, d, minus)  m1n = Shape(i)", []),
   ],
 )  # fmt: skip
@@ -234,15 +231,15 @@ def test_a_grid_of_ranges(steps, axes):
 
 def test_a_start_that_may_be_negative_stays():
   original = model("""g (float[8,4] x, int64 start, float[k,4] u) => (float[8,4] y) {
-    z = Constant<value = int64[1] {0}> ()  one = Constant<value = int64 {1}> ()  su = Shape<end = 1> (u)
+    z = {0}  one = int64 {1}  su = Shape<end = 1> (u)
     n = Squeeze(su)  end = Add(start, n)  r = Range(start, end, one)
-    a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
+    a = {1}  i = Unsqueeze(r, a)  y = ScatterND(x, i, u) }""")
   assert_unchanged(original, [UPDATE_SLICE], "may be negative, and its indices would go on at the other end")
 
 
 CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) => (float[1,2,8,4] y) {
-  numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
-  a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(s, a)
+  numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
+  a = {-1}  i = Unsqueeze(s, a)
   kt = Transpose<perm = [2, 1, 0, 3]> (k)  ut = Transpose<perm = [2, 1, 0, 3]> (u)
   yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
 
@@ -261,8 +258,8 @@ def test_an_index_that_is_stretched_along_its_axis_stays():
   """A vector of one element repeated k times writes one row k times, not k rows."""
   assert_unchanged(
     model("""g (float[8,4] x, int64[1] pos, int64[1] end, int64[1] k, float[m,4] u) => (float[8,4] y) {
-      numbers = Constant<value = int64[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()  s = Slice(numbers, pos, end)
-      e = Expand(s, k)  a = Constant<value = int64[1] {-1}> ()  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
+      numbers = {0, 1, 2, 3, 4, 5, 6, 7}  s = Slice(numbers, pos, end)
+      e = Expand(s, k)  a = {-1}  i = Unsqueeze(e, a)  y = ScatterND(x, i, u) }"""),
     [UPDATE_SLICE],
   )
 
@@ -286,15 +283,14 @@ USES = {
 def test_what_else_needs_the_data(case):
   """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
   original = model(USES[case])
-  original.graph.initializer.append(constant("i", [[0]]))
+  add_weights(original, i=[[0]])
   run_same(original, UPDATE_SLICE, changes=1)
 
 
 @pytest.mark.parametrize("overridable", [False, True])
 def test_data_that_is_an_initializer(overridable, rng):
   original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
-  weights = numpy_helper.from_array(rng.standard_normal((3, 4)).astype(np.float32), "d")
-  original.graph.initializer.extend([constant("i", [[1]]), weights])
+  add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))
   if overridable:
     original.graph.input.append(onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, [3, 4]))
   optimized, _ = run_same(original, UPDATE_SLICE, into=["UpdateSlice"])
@@ -311,7 +307,7 @@ def test_the_result_has_a_known_shape():
   original = model(
     "g (float[N,4] x, float[1,4] u) => (float[N,4] y) { a = Neg(x)  b = ScatterND(a, i, u)  y = Neg(b) }"
   )
-  original.graph.initializer.append(constant("i", [[0]]))
+  add_weights(original, i=[[0]])
   optimized, _ = run_pass(original, UPDATE_SLICE)
   found = {each.name: each for node in import_model(optimized).nodes for each in node.outputs}["b"]
   assert tuple(found.shape) == ("N", 4)
@@ -322,5 +318,5 @@ def test_limit():
   original = model(
     "g (float[3,4] x, float[1,4] u) => (float[3,4] y) { a = ScatterND(x, i, u)  y = ScatterND(a, i, u) }"
   )
-  original.graph.initializer.append(constant("i", [[0]]))
+  add_weights(original, i=[[0]])
   run_pass(original, UPDATE_SLICE, limit=1, into=["UpdateSlice", "ScatterND"], changes=1)

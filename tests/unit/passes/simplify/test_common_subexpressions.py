@@ -21,7 +21,7 @@ def test_two_subs_of_old_torchscript():
 
 def test_equal_constants_are_the_same():
   original = model("""g (float[N,8] x) => (float[N,8] y) <float a = {2}> {
-    b = Constant<value = float {2.0}> ()  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
+    b = float {2.0}  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Pow", "Add"])
 
 
@@ -46,12 +46,12 @@ KEPT = {
   "other attributes": "a = LeakyRelu<alpha = 0.1> (x)  b = LeakyRelu<alpha = 0.2> (x)  y = Add(a, b)",
   "one attribute left out": "a = LeakyRelu(x)  b = LeakyRelu<alpha = 0.2> (x)  y = Add(a, b)",
   "operands in another order": "c = Cos(x)  a = Sub(x, c)  b = Sub(c, x)  y = Add(a, b)",
-  "constants of another shape": """p = Constant<value = float {2.0}> ()  q = Constant<value = float[1,1,1] {2.0}> ()
-    a = Mul(x, p)  w = Mul(x, q)  s = Constant<value = int64[1] {0}> ()  b = Squeeze(w, s)  y = Add(a, b)""",
-  "constants 0 and -0": """p = Constant<value = float {0.0}> ()  q = Constant<value = float {-0.0}> ()
+  "constants of another shape": """p = float {2.0}  q = float[1,1,1] {2.0}
+    a = Mul(x, p)  w = Mul(x, q)  s = {0}  b = Squeeze(w, s)  y = Add(a, b)""",
+  "constants 0 and -0": """p = float {0.0}  q = float {-0.0}
     a = Div(x, p)  b = Div(x, q)  y = Add(a, b)""",
   "random": "a = RandomNormalLike(x)  b = RandomNormalLike(x)  y = Add(a, b)",
-  "dropout in training": """r = Constant<value = float {0.5}> ()  t = Constant<value = bool {1}> ()
+  "dropout in training": """r = float {0.5}  t = bool {1}
     a = Dropout(x, r, t)  b = Dropout(x, r, t)  y = Add(a, b)""",
   "another number of outputs": """a = Dropout(x)  b, m = Dropout(x)  c = Cast<to = 1> (m)  s = Add(a, b)
     y = Add(s, c)""",

@@ -7,7 +7,7 @@ from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 def test_a_chain_goes_at_once():
   original = model("""g (float[N] x) => (float[N] y) <float unused = {1}> {
-    two = Constant<value = float {2.0}> ()  a = Mul(x, two)  b = Add(a, unused)  y = Neg(x) }""")
+    two = float {2.0}  a = Mul(x, two)  b = Add(a, unused)  y = Neg(x) }""")
   optimized, result = run_same(original, DEAD_NODES, into=["Neg"])
   assert len(optimized.graph.node) == 1
   assert not optimized.graph.initializer
@@ -43,7 +43,7 @@ def test_what_a_body_reads_stays():  # RELIABILITY 10
 def test_one_output_of_several_in_use_stays():
   assert_unchanged(
     model("""g (float[N,4] x) => (int64[N,1] i) {
-      k = Constant<value = int64[1] {1}> ()  v, i = TopK(x, k) }"""),
+      k = {1}  v, i = TopK(x, k) }"""),
     [DEAD_NODES],
   )
 

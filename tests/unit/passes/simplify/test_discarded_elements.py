@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
@@ -18,7 +18,7 @@ def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
   original = model(f"g (int64[2,3] x) => (int64[2,3] y{outputs}) {{ {nodes}  y = Add(x, w) }}")
   given = {"c": logs, "near": near, "far": ~near, "distance": DISTANCE, "most": np.array(2)}
   used = {name for node in original.graph.node for name in node.input}
-  original.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in given.items() if name in used)
+  add_weights(original, **{name: each for name, each in given.items() if name in used})
   return original
 
 
@@ -41,9 +41,7 @@ STAY = {
   "the other branch": graph(f"{CAST}  w = Where(near, i, distance)"),
   "both branches": graph(f"{CAST}  w = Where(near, i, i)"),
   "another reader": graph(f"{CAST}  w = Where(near, distance, i)", outputs=", int64[2,3] i"),
-  "what moves elements": graph(
-    f"{CAST}  s = Constant<value_ints = [2, 3]>()  r = Reshape(i, s)  w = Where(near, distance, r)"
-  ),
+  "what moves elements": graph(f"{CAST}  s = {{2, 3}}  r = Reshape(i, s)  w = Where(near, distance, r)"),
   "a condition at run time": graph(f"{CAST}  z = Cast<to = 9>(x)  w = Where(z, distance, i)"),
   "no Where": graph(f"{CAST}  w = Min(i, distance)"),
   "what fits": graph(f"{CAST}  w = Where(near, distance, i)", logs=np.ones((2, 3), np.float32)),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
 from ortplugin.passes.simplify.flat_pad import FLAT_PAD
@@ -11,8 +12,7 @@ from ortplugin.passes.simplify.flat_pad import FLAT_PAD
 def graph(x, pads, mode="constant", before="Relu", more=""):
   original = model(f"""g (float[{x}] x) => (float[{",".join("ABCDE"[:x.count(",") + 1])}] y) {{
     a = {before}(x)  b = Pad<mode = "{mode}">(a, p{more})  y = Neg(b) }}""", 18)  # fmt: skip
-  constants = {"p": np.array(pads.split(), np.int64), "seven": np.float32(-7), "axes": np.array([-2, 1])}
-  original.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items())
+  add_weights(original, p=np.array(pads.split(), np.int64), seven=np.float32(-7), axes=[-2, 1])
   return original
 
 

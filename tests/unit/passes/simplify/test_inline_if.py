@@ -1,16 +1,16 @@
 """An If with a known condition gives way to its branch; others stay."""
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
+from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.passes.simplify.inline_if import INLINE_IF
 
 
 def conditional(
-    condition="c = Constant<value = bool {1}> ()", then="t = Neg(a)", other="e = Abs(a)",
+    condition="c = bool {1}", then="t = Neg(a)", other="e = Abs(a)",
     rest="y = Exp(r)", inputs="", outputs="float[3,4] y"
 ):  # fmt: skip
   return model(f"""g (float[3,4] x{inputs}) => ({outputs}) {{ {condition}  a = Sin(x)
@@ -20,11 +20,11 @@ def conditional(
 
 @pytest.mark.parametrize(("value", "expected"), [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
 def test_the_branch_that_is_taken(value, expected):
-  run_same(conditional(f"c = Constant<value = bool {{{value}}}> ()"), INLINE_IF, into=expected, changes=1)
+  run_same(conditional(f"c = bool {{{value}}}"), INLINE_IF, into=expected, changes=1)
 
 
 FORMS = {
-  "a condition of shape [1]": conditional("c = Constant<value = bool[1] {1}> ()"),
+  "a condition of shape [1]": conditional("c = bool[1] {1}"),
   "several nodes": conditional(then="b = Neg(a)  d = Mul(b, a)  t = Sub(d, b)"),
   "the output of the model": conditional(rest="", outputs="float[3,4] r"),
   "an outer value as it is": conditional(then="t = Identity(a)"),
@@ -39,12 +39,12 @@ FORMS = {
                                         else_branch = s () => (float[3,4] v) { v = Abs(b) }>""",
   ),
   "one in the branch that goes": conditional(
-    other="""k = Constant<value = bool {0}> ()
+    other="""k = bool {0}
             e = If (k) <then_branch = q () => (float[3,4] u) { u = Neg(a) },
                         else_branch = s () => (float[3,4] v) { v = Abs(a) }>"""
   ),
   "one in the other": conditional(
-    then="""b = Neg(a)  k = Constant<value = bool {0}> ()
+    then="""b = Neg(a)  k = bool {0}
             t = If (k) <then_branch = q () => (float[3,4] u) { u = Neg(b) },
                         else_branch = s () => (float[3,4] v) { v = Abs(b) }>"""
   ),
@@ -71,7 +71,7 @@ def test_constants_of_the_branch_move_with_it(rng):
 
 def test_names_that_another_body_has_too():
   """Two Ifs may use the same names in their branches; outside each value has one of its own."""
-  original = model("""g (float[3,4] x) => (float[3,4] y) { c = Constant<value = bool {1}> ()
+  original = model("""g (float[3,4] x) => (float[3,4] y) { c = bool {1}
         r = If (c) <then_branch = th () => (float[3,4] t) { b = Neg(x)  t = Neg(b) },
                     else_branch = el () => (float[3,4] e) { e = Abs(x) }>
         y = If (c) <then_branch = th2 () => (float[3,4] t) { b = Sin(r)  t = Exp(b) },
@@ -81,7 +81,7 @@ def test_names_that_another_body_has_too():
 
 
 def test_several_outputs():
-  original = model("""g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = Constant<value = bool {0}> ()
+  original = model("""g (float[3,4] x) => (float[3,4] y, float[3,4] z) { c = bool {0}
         y, s = If (c) <then_branch = th () => (float[3,4] t, float[3,4] u) { t = Neg(x)  u = Abs(x) },
                        else_branch = el () => (float[3,4] e, float[3,4] f) { f = Sin(x)  e = Exp(f) }>
         z = Neg(s) }""")
@@ -90,9 +90,9 @@ def test_several_outputs():
 
 def test_inside_a_body():
   original = model("""g (float[3,4] x) => (float[3,4] y) {
-        n = Constant<value = int64 {2}> ()  o = Constant<value = bool {1}> ()
+        n = int64 {2}  o = bool {1}
         y = Loop(n, o, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) { d = Identity(c)
-            p = Constant<value = bool {0}> ()  z = If (p) <then_branch = th () => (float[3,4] t) { t = Neg(a) },
+            p = bool {0}  z = If (p) <then_branch = th () => (float[3,4] t) { t = Neg(a) },
                         else_branch = el () => (float[3,4] e) { e = Abs(a) }> }> }""")
   optimized, _ = run_same(original, INLINE_IF)
   assert operators(optimized.graph.node[-1].attribute[0].g) == ["Identity", "Abs"]
@@ -100,8 +100,8 @@ def test_inside_a_body():
 
 def test_an_output_of_another_shape_stays():
   """TorchScript declares the shape that the other branch would give, which the If hides."""
-  original = model("""g (float[3,4] x) => (float[12] y) { c = Constant<value = bool {0}> ()
-        y = If (c) <then_branch = th () => (float[12] t) { s = Constant<value = int64[1] {-1}> ()  t = Reshape(x, s) },
+  original = model("""g (float[3,4] x) => (float[12] y) { c = bool {0}
+        y = If (c) <then_branch = th () => (float[12] t) { s = {-1}  t = Reshape(x, s) },
                     else_branch = el () => (float[3,4] e) { e = Abs(x) }> }""")
   assert_unchanged(original, [INLINE_IF])
 
@@ -112,13 +112,13 @@ def test_a_condition_at_run_time_stays():
 
 def test_a_condition_that_a_caller_may_override_stays():  # RELIABILITY 11
   original = conditional("", inputs=", bool c")
-  original.graph.initializer.append(helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]))
+  add_weights(original, c=True)
   assert_unchanged(original, [INLINE_IF])
 
 
 def test_an_output_that_the_branch_takes_from_outside_stays():
   """It would have to be two things by one name."""
-  original = model("""g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = Constant<value = bool {1}> ()  a = Sin(x)
+  original = model("""g (float[3,4] x) => (float[3,4] a, float[3,4] r) { c = bool {1}  a = Sin(x)
         r = If (c) <then_branch = th () => (float[3,4] t) { t = Identity(a) },
                     else_branch = el () => (float[3,4] e) { e = Abs(a) }> }""")
   optimized, _ = run_pass(original, INLINE_IF, into=["Sin", "Identity"])

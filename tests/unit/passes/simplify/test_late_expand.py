@@ -16,7 +16,7 @@ def graph(nodes, inputs, shape=(2, 1, 3, 4), y="float[2,5,3,4] y"):
 
 MASK = "bool[2,1,1,4] m"
 WHERE = "zero = Constant<value_float = 0.0>()  low = Constant<value_float = -65504.0>()  e = Expand(m, s)"
-VIEW = "to = Constant<value = int64[2] {10, -1}>() "
+VIEW = "to = {10, -1} "
 
 CASES = {
   "away": (graph("e = Expand(m, s)  y = Add(x, e)", "float[2,5,3,4] x, float[2,1,1,4] m"), ["Add"]),
@@ -47,7 +47,7 @@ CASES = {
       graph(f"{VIEW} e = Expand(a, s)  v = Reshape(e, to)  f = Expand(b, s)  w = Reshape(f, to)  y = Add(v, w)",
             "float[2,5,1,4] a, float[2,5,3,1] b", (2, 5, 3, 4), y="float[10,12] y"), ["Add", "Reshape"]),
   "behind a view beside what is no Expand, and a number": (
-      graph("""one = Constant<value = int64[1] {1}>()  half = Constant<value_float = 0.5>()  e = Expand(m, s)
+      graph("""one = {1}  half = Constant<value_float = 0.5>()  e = Expand(m, s)
             v = Unsqueeze(e, one)  w = Unsqueeze(x, one)  y = Max(half, v, w)""", "float[4] m, float[2,5,3,4] x",
             (2, 5, 3, 4), y="float[2,1,5,3,4] y"), ["Max", "Unsqueeze"]),
   "behind a view that others read": (

@@ -14,9 +14,9 @@ from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
         ("s = Shape(k)", [3, 4]),
         ("s = Shape<start = 1> (k)", [4]),
         ("s = Shape<start = -1, end = 2> (k)", [4]),
-        ("t = Size(k)  a = Constant<value = int64[1] {0}> ()  s = Unsqueeze(t, a)", [12]),
-        ("t = Shape(x)  i = Constant<value = int64[1] {-1}> ()  s = Gather(t, i)", [4]),
-        ("""t = Shape(x)  b = Constant<value = int64[1] {1}> ()  e = Constant<value = int64[1] {9}> ()
+        ("t = Size(k)  a = {0}  s = Unsqueeze(t, a)", [12]),
+        ("t = Shape(x)  i = {-1}  s = Gather(t, i)", [4]),
+        ("""t = Shape(x)  b = {1}  e = {9}
           s = Slice(t, b, e)""", [4]),
     ],
 )  # fmt: skip
@@ -34,10 +34,10 @@ def test_known(nodes, value, rng):
   "nodes",
   [
     "s = Shape(x)",
-    "t = Shape(x)  i = Constant<value = int64[1] {0}> ()  s = Gather(t, i)",
-    "t = Shape(x)  i = Constant<value = int64[1] {5}> ()  s = Gather(t, i)",  # invalid: ONNX Runtime says so
-    "t = Size(x)  a = Constant<value = int64[1] {0}> ()  s = Unsqueeze(t, a)",
-    """t = Shape(x)  b = Constant<value = int64[1] {0}> ()  e = Constant<value = int64[1] {1}> ()
+    "t = Shape(x)  i = {0}  s = Gather(t, i)",
+    "t = Shape(x)  i = {5}  s = Gather(t, i)",  # invalid: ONNX Runtime says so
+    "t = Size(x)  a = {0}  s = Unsqueeze(t, a)",
+    """t = Shape(x)  b = {0}  e = {1}
       s = Slice(t, b, e)""",
   ],
 )
