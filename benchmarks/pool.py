@@ -51,14 +51,11 @@ class Case:
     return helper.make_node(self.op, ["x"], ["y"], "node", domain=DOMAIN, layout=layout, **self.given)
 
   def reference(self, x):
-    operator = find(DOMAIN, self.op)
-    assert operator is not None
-    return operator.reference(self.node(self.nchw), [x.astype(np.float64)])[0]
+    return find(DOMAIN, self.op).reference(self.node(self.nchw), [x.astype(np.float64)])[0]
 
   def model(self, count, *, fused):
     """A model of `count` steps that share nothing: ours, or ONNX's with channels first."""
     operator, dtype = find(DOMAIN, self.op), timing.DTYPES[self.dtype]
-    assert operator is not None
     nodes, inputs, outputs = [], [], []
     shape = self.shape(self.nchw if fused else True)
     for step in range(count):

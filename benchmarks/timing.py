@@ -452,7 +452,6 @@ def algorithms(model):
   known = {name: (each.elem_type, tuple(dim.dim_value for dim in each.shape.dim)) for name, each in types.items()}
   known |= constants
   operator = find(node.domain, node.op_type)
-  assert operator is not None
   given = [TensorType(helper.tensor_dtype_to_np_dtype(known[name][0]), known[name][1]) for name in node.input]
   listed = operator.device_variants(node, given, [name in constants for name in node.input])
   return [str(each["algorithm"]) for each in listed]

@@ -273,14 +273,12 @@ class Runner:
     self.stream = stream
     (out,) = self.session.get_outputs()
     element = element_type(out.type)
-    assert element is not None
     dtype = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}[element[1].name]
     self.inputs = {f"x{number}": torch.empty_like(each) for number, each in enumerate(like)}
     self.output = torch.empty(tuple(shape), dtype=dtype, device=setting.device)
     self._binding = self.session.io_binding()
     for value in self.session.get_inputs():
       each, taken = self.inputs[value.name], element_type(value.type)
-      assert taken is not None
       self._binding.bind_input(value.name, setting.device, 0, taken[0], list(each.shape), each.data_ptr())
     self._binding.bind_output(out.name, setting.device, 0, element[0], list(shape), self.output.data_ptr())
     self._options = onnxruntime().RunOptions()
