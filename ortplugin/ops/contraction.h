@@ -59,8 +59,9 @@ struct Contraction {
 
   // With X and the result in each other's place.
   Contraction Reversed() const;
-  // Of three spatial dimensions two, where channels are last and every operand allows it: frames in which nothing moves
-  // are images of the batch, and images in which nothing does are one row each. Engines and libraries know two best.
+  // Of three spatial dimensions two, in TF32 where channels are last and every operand allows it: frames in which
+  // nothing moves are images of the batch, and images in which nothing does are one row each. cuDNN knows two best
+  // there.
   Contraction WithMergedFrames() const;
 
   int64_t group_channels() const { return channels / groups; }

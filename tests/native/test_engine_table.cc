@@ -62,11 +62,15 @@ std::string Taken(const Contraction& problem, const cuda::DeviceFacts& device, b
 
 // Frames in which nothing moves are images, and images in which nothing moves are rows.
 void TestFrames() {
-  Contraction volume = Square(DType::kFloat16, 2, 14, 64, 64, 3);
+  Contraction volume = Square(DType::kFloat, 2, 14, 64, 64, 3);
   volume.windows.insert(volume.windows.begin(), {1, 1, 1, 0, 0, 5, 5});
   volume.operands = {{64}, volume.result(), {2, 5, 1, 1, 64}, {5, 1, 1, 64}};
+  volume.allow_tf32 = true;
   CHECK(volume.WithMergedFrames().windows.size() == 3);  // whose last operand is of frames
   volume.operands.pop_back();
+  Contraction half = volume;
+  half.dtypes = Contraction::AllOf(DType::kFloat16);
+  CHECK(half.WithMergedFrames().windows.size() == 3);
   const Contraction images = volume.WithMergedFrames();
   CHECK(images.x() == (Shape{10, 14, 14, 64}) && images.w() == (Shape{64, 3, 3, 64}));
   CHECK(images.operands == (std::vector<Shape>{{1, 1, 1, 64}, images.result(), {10, 1, 1, 64}}));
