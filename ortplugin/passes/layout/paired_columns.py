@@ -48,7 +48,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return Missed(label(node), f"its result's {width} columns are not known to be pairs")
   if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
     return Missed(label(node), f"auto_pad is {attributes['auto_pad']}")
-  if weights is None or any(each is None or each.size not in (1, filters) for each in operands):
+  if weights is None or any(each is None or each.size not in (1, each.ndim and each.shape[-1]) for each in operands):
     return Missed(label(node), "its weights and operands are not constants of one number or one for each channel")
   padded = [np.pad(weights, ((0, 0), (0, 0), side, (0, 0))) for side in ((0, 1), (1, 0))]
   inputs = [node.inputs[0], scope.add_constant(np.concatenate(padded), f"{node.inputs[1].name}_pairs")]

@@ -5,8 +5,7 @@
     y = ReduceL2(x)        over any axes              becomes    y = Sqrt(SumTo(x * x))
 
 Over the first or the last axes ONNX Runtime has kernels of its own. cuDNN's took 35 microseconds for the halves of
-[8, 28, 28, 2, 128] in float32, ours 4, and 44 for the norms of 1,536 rows of 784, on an H200. The Sqrt is drawn into
-what divides by the norm.
+[8, 28, 28, 2, 128] in float32, ours 4, and 44 for the norms of 1,536 rows of 784, on an H200.
 """
 
 import numpy as np

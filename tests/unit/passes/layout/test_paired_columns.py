@@ -13,16 +13,17 @@ from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.paired_columns import PAIRED_COLUMNS
 
 
-def graph(attributes="pads = [1, 1, 1, 1]", *, x="N,3,7,8", w=(16, 3, 3, 3), bias="", dtype="float16"):
+def graph(attributes="pads = [1, 1, 1, 1]", *, x="N,3,7,8", w=(16, 3, 3, 3), bias="", dtype="float16", more=""):
   def known(name, *shape):
     values = (np.arange(math.prod(shape)) * 7 % 13 - 6) / 8
     bits = values.astype(np.float16).view(np.uint16) if dtype == "float16" else values
     return f"{dtype}[{','.join(map(str, shape))}] {name} = {{{', '.join(map(str, bits))}}}"
 
-  more, constants = (f", {dtype}[{w[0]}] b", "") if bias else ("", f", {known('b', w[0])}")
-  text = f"""g ({dtype}[{x}] x{more}) => ({dtype}[A,B,C,D] y) <{known("w", *w)}{constants}> {{
-    c = Conv<{attributes}>(x, w, b)  r = Relu(c)  p = MaxPool<kernel_shape = [2, 2]>(r)
-    y = Transpose<perm = [0, 2, 3, 1]>(p) }}"""
+  given, constants = (f", {dtype}[{w[0]}] b", "") if bias else ("", f", {known('b', w[0])}")
+  constants += f", {known(more, 1, 1, 1, w[0])}" if more else ""
+  text = f"""g ({dtype}[{x}] x{given}) => ({dtype}[A,B,C,D] y) <{known("w", *w)}{constants}> {{
+    c = Conv<{attributes}>(x, w, b)  r = {f"Add(c, {more})" if more else "Relu(c)"}
+    p = MaxPool<kernel_shape = [2, 2]>(r)  y = Transpose<perm = [0, 2, 3, 1]>(p) }}"""
   return model(text)
 
 
@@ -48,11 +49,12 @@ STAY = {
   "odd columns": (graph(x="N,3,7,9"), "are not known to be pairs"),
   "unknown columns": (graph(x="N,3,7,W"), "are not known to be pairs"),
   "a bias that is no constant": (graph(bias="b"), "are not constants"),
+  "an operand of each column, as many as filters": (graph(x="N,3,7,16", more="columns"), "are not constants"),
   "auto_pad": (graph('auto_pad = "SAME_UPPER"'), "auto_pad is SAME_UPPER"),
   "strides": (graph("strides = [1, 2]"), None),
   "dilations": (graph("dilations = [1, 2]"), None),
-  "filters that stem does not take": (graph(w=(72, 3, 3, 3)), None),
-  "filters of which twice as many are no 16": (graph(w=(12, 3, 3, 3)), None),
+  "72 filters": (graph(w=(72, 3, 3, 3)), None),
+  "12 filters": (graph(w=(12, 3, 3, 3)), None),
   "float": (graph(dtype="float"), None),
   "many channels": (graph(x="N,16,7,8", w=(16, 16, 3, 3)), None),
 }
