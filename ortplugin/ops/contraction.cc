@@ -41,16 +41,12 @@ Contraction Contraction::Reversed() const {
 }
 
 Contraction Contraction::WithMergedFrames() const {
-  const auto is_still = [&](size_t axis) {
-    const Window& window = windows[axis];
-    return window.kernel == 1 && window.stride == 1 && window.pad_begin == 0 && window.size == window.out;
-  };
   // In fp16 R(2+1)D-18 takes a third longer with two.
   if (!allow_tf32 || dtype() != DType::kFloat || windows.size() != 3 || !channels_last || x_channels_first ||
     y_channels_first)
     return *this;
-  const bool is_of_frames = is_still(0);
-  if (!is_of_frames && !(is_still(1) && is_still(2))) return *this;
+  const bool is_of_frames = windows[0].is_pointwise();
+  if (!is_of_frames && !(windows[1].is_pointwise() && windows[2].is_pointwise())) return *this;
   Contraction merged = *this;
   const size_t axis = is_of_frames ? 0 : 2;  // of [N, D, H, W, C]
   const Shape full = result();

@@ -18,6 +18,8 @@ struct Window {
   int64_t pad_begin = 0, pad_end = 0;  // the padding; what is cut off the ends of a transposed convolution's result
   int64_t size = 1, out = 1;  // of input and result
   int64_t extent() const { return (kernel - 1) * dilation + 1; }
+  // Whether every element of the input is one of the result.
+  bool is_pointwise() const { return kernel * stride == 1 && pad_begin == 0 && pad_end == 0 && size == out; }
 };
 
 struct Contraction {

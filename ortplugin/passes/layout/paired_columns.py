@@ -24,8 +24,9 @@ from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import integers
 from ortplugin.program import parse
+from ortplugin.target import ENGINES
 
-MOST_FILTERS = 64  # of which stem takes twice as many
+MOST_FILTERS = ENGINES["stem_most_filters"] // 2
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

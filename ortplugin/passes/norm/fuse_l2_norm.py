@@ -4,7 +4,8 @@
     y = RMSNormalization<epsilon = 0>(x) / sqrt(n)
 
 PyTorch's limit of 1e-12 is 0 in float16, where a row of zeros is NaN, as it stays. A larger limit may be above the norm
-of a row of small numbers, as may any in a dtype with more exponents: these stay.
+of a row of small numbers, as may any in a dtype with more exponents: slow_sums.py
+has these.
 """
 
 import math

@@ -14,9 +14,11 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers
+from ortplugin.passes.pointwise.sums import axes_of_reduction
 
 REDUCTIONS = ("ReduceMax", "ReduceMin")
 FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
@@ -36,9 +38,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     scope.used_beyond(extreme, readers) or not readers or not all(_asks(scope, each, extreme) for each in readers)
   ):
     return None
-  axes = _axes(scope, node, rank)
-  if axes is None:
-    return Missed(label(node), "its axes are not constant")
+  try:
+    axes = axes_of_reduction(scope, node)
+  except NotPointwiseError as reason:
+    return Missed(label(node), str(reason))
+  if rank and not axes:
+    return Missed(label(node), "its axes are none: it reduces nothing")
   signed = np.dtype(numbers.dtype).kind not in "ub"
   lengths = [(scope.shape(numbers) or ())[axis] for axis in axes]
   if scope.op(node) == "ReduceMax" and signed and not all(isinstance(n, int) and n > 0 for n in lengths):
@@ -75,19 +80,6 @@ def _asks(scope: Scope, reader: gs.Node, number: gs.Tensor) -> bool:
   if scope.op(reader) == "Greater":
     return reader.inputs[0] is number and scope.scalar(reader.inputs[1]) == 0 and scope.rank(reader.inputs[1]) == 0
   return scope.op(reader) == "Cast" and reader.outputs[0].dtype == np.bool_
-
-
-def _axes(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
-  """The axes, ascending; None where they are not known, or where none are reduced."""
-  axes = node.attrs.get("axes")
-  if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
-    axes = scope.constant(node.inputs[1])
-    if axes is None:
-      return None
-  given = [int(axis) for axis in axes] if axes is not None else []
-  if (given and not rank) or (not given and node.attrs.get("noop_with_empty_axes", 0)):
-    return None
-  return sorted({axis % rank for axis in given}) or list(range(rank))
 
 
 def _count(scope: Scope, node: gs.Node, bools: gs.Tensor, axes: list[int]) -> gs.Tensor:

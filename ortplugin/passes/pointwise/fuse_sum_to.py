@@ -10,7 +10,8 @@ or a second reading of one, and a launch. What is joined:
   (passes/pointwise/cost.py);
 - another sum, over the same axes, or over any of a tensor that then need not be written;
 - a Cast of the sum.
-A lone ReduceSum stays, and so do sums of integers, which wrap here and do not in ONNX Runtime.
+A lone ReduceSum stays (slow_sums.py takes some), and so do sums of integers, which wrap here and do not in ONNX
+Runtime.
 """
 
 from collections.abc import Iterator

@@ -114,9 +114,8 @@ size_t MapWord(const Program& program, const Contraction& problem) {
 }  // namespace
 
 bool IsPointwise(const Contraction& problem) {
-  return std::all_of(problem.windows.begin(), problem.windows.end(), [](const Window& window) {
-    return window.kernel == 1 && window.stride == 1 && window.pad_begin == 0 && window.pad_end == 0;
-  });
+  return std::all_of(
+    problem.windows.begin(), problem.windows.end(), [](const Window& window) { return window.is_pointwise(); });
 }
 
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -124,7 +123,7 @@ bool FitsGemm(const Program& program, const Contraction& problem, const cuda::De
   if (problem.dtype() == DType::kFloat && !problem.allow_tf32) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
   if (problem.channels * Size(problem) % 16 != 0) return false;  // rows begin at multiples of 16 bytes
-  if (problem.groups > 1 && problem.group_channels() * Size(problem) % 128 != 0) return false;  // Cost
+  if (problem.groups > 1 && problem.group_channels() * Size(problem) % 128 != 0) return false;  // as Cost wants
   return IsPointwise(problem);
 }
 

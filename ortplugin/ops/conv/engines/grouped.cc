@@ -165,9 +165,7 @@ void TryTiles(const Contraction& problem, const cuda::DeviceFacts& device, Tilin
 std::optional<Tiling> Configure(const Contraction& problem, const cuda::DeviceFacts& device) {
   Tiling t{};
   t.merged = MergedOf(problem);
-  t.flat = true;
-  for (const Window& window : problem.windows)
-    if (window.kernel > 1 || window.stride > 1 || window.size != window.out || window.pad_begin != 0) t.flat = false;
+  t.flat = IsPointwise(problem);
   t.tile_h = t.tile_w = t.stages = 1;
   const int64_t units = DivideUp(problem.groups, t.merged);
   const int64_t octets = DivideUp(t.merged * problem.group_channels(), OctetOf(problem));

@@ -54,7 +54,9 @@ int64_t Tiles(const Contraction& problem, const StemConfig& config) {
 bool FitsStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.transposed) return false;
   if (!device.has_mma_m16n8k16()) return false;
-  if (problem.channels > 4 || problem.groups != 1 || problem.filters % 16 != 0 || problem.filters > 128) return false;
+  if (problem.channels > 4 || problem.groups != 1 || problem.filters % 16 != 0 ||
+    problem.filters > engine_limits::stem_most_filters)
+    return false;
   if (problem.dilations() != Shape{1, 1}) return false;
   const Sizes sizes = SizesOf(problem, 1, 8);
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
