@@ -1,5 +1,5 @@
-// y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1; each
-// group has tiles of its own
+// y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1;
+// each group has tiles of its own
 //
 // The text in front of this one is generated for the node at hand (gemm.cc, engine.cc): the sizes as macros, the
 // operands and `apply`, which is the program; what wgmma.cuh has for Hopper's tensor cores, tma.cuh for its copies and
