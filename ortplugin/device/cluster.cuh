@@ -1,5 +1,12 @@
 // Blocks that work together as a cluster of CLUSTER, by distributed shared memory; 1: each is alone.
 
+// Tells the other blocks that this one has begun, so that they may write to its shared memory; nothing is there yet.
+DEVICE void begin_cluster() {
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 // All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
 // wait.
 DEVICE void arrive_cluster() {

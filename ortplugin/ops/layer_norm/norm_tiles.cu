@@ -270,7 +270,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, MIN_BLOCKS) no
   __shared__ Scales scales;
   Held* const held = (Held*)dynamic;
   const Piece piece;
-  arrive_cluster();
+  begin_cluster();
   grid_dependency_wait();
   Moments moments[PARTS];
   take_moments(args, piece, held, moments);

@@ -18,14 +18,14 @@ int64_t Blocks(const AttentionProblem& problem, const DecodeConfig& config) {
   return problem.batch * problem.kv_heads * config.cluster;
 }
 
-// As decode.cu lays it out: queries, what blocks of the cluster give, and each warp's stages, later its results.
+// As decode.cu lays it out: queries, what blocks of the cluster give, each warp's stages, each warp's results.
 int64_t SharedBytes(const AttentionProblem& problem, const DecodeConfig& config) {
   const int64_t keys = Padded(problem.head_size) + 8, values = Padded(problem.value_size) + 8;
   const int64_t partial = Padded(problem.value_size) + 2;
-  const int64_t of_warp =
-    RoundUp(std::max(config.stages * kKeys * (keys + values) * 2, kRows * partial * 4), int64_t{16});
+  const int64_t stages = config.stages * kKeys * (keys + values) * 2;
+  const int64_t results = problem.queries * problem.group() * partial * 4;
   const int64_t given = RoundUp(DivideUp(kRows, int64_t{config.cluster}) * config.cluster * partial * 4, int64_t{16});
-  return kRows * keys * 2 + given + config.warps * of_warp;
+  return kRows * keys * 2 + given + config.warps * (stages + results);
 }
 
 // Whether all that is copied begins and steps by 16 bytes.

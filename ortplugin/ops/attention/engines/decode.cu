@@ -24,9 +24,6 @@
 #define STAGE_ELEMENTS (KEYS * (QK_PITCH + V_PITCH))
 #define PARTIAL (V_PADDED + 2)  // floats of a row: its values, its maximum, its sum
 #define ROWS_OF_BLOCK ((ROWS + CLUSTER - 1) / CLUSTER)  // that are added up there
-#define WARP_BYTES \
-  ((MAX(STAGES * STAGE_ELEMENTS * 2, ROWS * PARTIAL * 4) + 15) / 16 * 16)  // of a warp: its stages, then its results
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 // The rows of K or V of one head: those of past, then the new ones.
 struct Source {
@@ -268,11 +265,11 @@ DEVICE void rotate_keys(const Arguments& a, const Place& place, storage_t* to, i
 #endif
 
 // What the block's warps have, to the blocks that add up the rows: row to block row % CLUSTER.
-DEVICE void give(const Place& place, const float* of_warps, float* given) {
+DEVICE void give(const Place& place, const float* partials, float* given) {
   for (int i = threadIdx.x; i < place.rows * VALUE_SIZE; i += THREADS) {
     const int row = i / VALUE_SIZE, column = i % VALUE_SIZE;
     float most, sum, value;
-    add<WARPS>(of_warps + row * PARTIAL, WARP_BYTES / 4, column, most, sum, value);
+    add<WARPS>(partials + row * PARTIAL, place.rows * PARTIAL, column, most, sum, value);
     float* const to = given + (row / CLUSTER * CLUSTER + place.block) * PARTIAL;
     store_to_block(to + column, row % CLUSTER, value);
     if (column > 0) continue;
@@ -301,8 +298,9 @@ __cluster_dims__(CLUSTER, 1, 1)
   extern __shared__ __align__(16) uint4 shared[];
   storage_t* const q = (storage_t*)shared;  // [ROWS][QK_PITCH]
   float* const given = (float*)(q + ROWS * QK_PITCH);  // [ROWS_OF_BLOCK][CLUSTER][PARTIAL]
-  char* const of_warps = (char*)(given + (ROWS_OF_BLOCK * CLUSTER * PARTIAL + 3) / 4 * 4);
-  storage_t* const stages = (storage_t*)(of_warps + threadIdx.x / 32 * WARP_BYTES);
+  storage_t* const of_warps = (storage_t*)(given + (ROWS_OF_BLOCK * CLUSTER * PARTIAL + 3) / 4 * 4);
+  storage_t* const stages = of_warps + threadIdx.x / 32 * (STAGES * STAGE_ELEMENTS);
+  float* const partials = (float*)(of_warps + WARPS * (STAGES * STAGE_ELEMENTS));  // [WARPS][rows][PARTIAL]
   const Place place(a);
   const Source k = SOURCE(k, key), v = SOURCE(v, value);
   const int keys = (int)a.keys;
@@ -316,7 +314,8 @@ __cluster_dims__(CLUSTER, 1, 1)
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
   const int begin = HAS_PAST ? 0 : seen_from / KEYS * KEYS, end = HAS_PAST ? keys : seen_to;
   const int step = CLUSTER * WARPS * KEYS;
-  int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS, next = first;
+  const int begin_of_warp = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS;
+  int first = begin_of_warp, next = first;
   const auto copy_tile = [&](int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     if (next < end) {
@@ -330,8 +329,15 @@ __cluster_dims__(CLUSTER, 1, 1)
     next += step;
   };
 
+  const auto write_tile = [&](const storage_t* from, int first_key) {
+#if HAS_PAST
+    write_present<HEAD_SIZE, QK_PADDED>(k, from, first_key, keys);
+    write_present<VALUE_SIZE, V_PADDED>(v, from + KEYS * QK_PITCH, first_key, keys);
+#endif
+  };
+
   __syncwarp();
-  arrive_cluster();
+  begin_cluster();
   grid_dependency_wait();
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) copy_tile(stage);
@@ -346,22 +352,23 @@ __cluster_dims__(CLUSTER, 1, 1)
     __syncwarp();
     storage_t* const from = stages + stage * STAGE_ELEMENTS;
     if (first + KEYS > seen_from && first < seen_to) tile.take(q, from, first);
-#if HAS_PAST
-    write_present<HEAD_SIZE, QK_PADDED>(k, from, first, keys);
-    write_present<VALUE_SIZE, V_PADDED>(v, from + KEYS * QK_PITCH, first, keys);
-#endif
-    __syncwarp();
+    if (next < end) {
+      write_tile(from, first);
+      __syncwarp();
+    }
     copy_tile(stage);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
-  wait_copies<0>();
-  __syncwarp();
-  tile.store((float*)stages, place.rows);
+  tile.store(partials + threadIdx.x / 32 * (place.rows * PARTIAL), place.rows);
   __syncthreads();
   if (CLUSTER > 1) wait_cluster();  // there are no blocks to give to before they have started
-  give(place, (const float*)of_warps, given);
+  give(place, partials, given);
   __syncwarp();
   arrive_cluster();
+  // The last tiles, which are still there: in front of the barrier it would wait until they are written.
+  const int tiles = (end - begin_of_warp + step - 1) / step;
+  for (int i = max(0, tiles - STAGES); i < tiles; ++i)
+    write_tile(stages + i % STAGES * STAGE_ELEMENTS, begin_of_warp + i * step);
   wait_cluster();
   write_results(a, place, given);
 }

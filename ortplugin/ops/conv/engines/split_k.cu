@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const Pixels pixels(first_row, rows, thread);
 
   int k_tile = K_TILES * k_part / K_PARTS, stage = 0;
-  arrive_cluster();
+  begin_cluster();
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i)
