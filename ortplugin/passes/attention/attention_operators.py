@@ -14,7 +14,6 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.lengths import ONE, Length
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Term, whole
@@ -62,7 +61,7 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
       raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
     return fuse_core(scope, node, reader(scope, node), tf32)
   except NotFusableError as reason:
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
 
 
 def _onnx_attention(scope: Scope, node: gs.Node) -> Core:

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import element_count
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.operands import remove_unused
@@ -38,21 +38,21 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   front, rest = (_rows(scope, each, axis) for each in (node.inputs[0], found.x))
   x = None if rest is None else rest[0].inputs[0]
   if front is None or rest is None or x is None or front[0].inputs[0] is not x:
-    return Missed(label(node), f"'{found.x.name}' is not the rest of a tensor whose first rows are in front of it")
+    return Missed(node, f"'{found.x.name}' is not the rest of a tensor whose first rows are in front of it")
   if (front[1], front[2], rest[2]) != (0, rest[1], shape[axis]) or element_count(shape) is None:
-    return Missed(label(node), f"'{y.name}' is not all rows of '{x.name}', in order, or its shape is not known")
+    return Missed(node, f"'{y.name}' is not all rows of '{x.name}', in order, or its shape is not known")
   if 2 * found.pairs != shape[-1] or scope.dtype(found.cos) != scope.dtype(x) or axis == len(shape) - 1:
-    return Missed(label(node), "a part of each head is rotated, or in another dtype")
+    return Missed(node, "a part of each head is rotated, or in another dtype")
   made = [_table(scope, each, found, axis - len(shape), rest[2] - rest[1]) for each in (found.cos, found.sin)]
   held = [each for each in made if each is not None]
   if len(held) != 2:
-    return Missed(label(node), f"'{found.cos.name}' or '{found.sin.name}' is no constant, or not of one row for each")
+    return Missed(node, f"'{found.cos.name}' or '{found.sin.name}' is no constant, or not of one row for each")
   tables = []
   for values, number in zip(held, (1, 0), strict=True):
     ahead = np.full_like(values.take([0] * rest[1], axis - len(shape)), number)
     tables.append(scope.add_constant(np.concatenate([ahead, values], axis - len(shape)), f"{y.name}_table"))
   old = [node, *found.nodes, rest[0], front[0]]
-  labels = tuple(label(each) for each in {id(each): each for each in old}.values())
+  labels = labelled(*{id(each): each for each in old}.values())
   parts = [
     emit(scope, node, "Mul", [value, table], shape)
     for value, table in zip((x, _turned(scope, node, x, found)), tables, strict=True)

@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import NotFoldableError, batch_norm, stored
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit
 from ortplugin.program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
@@ -25,7 +25,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, rank, dtype = node.inputs[0], scope.rank(node.inputs[0]), scope.dtype(node.inputs[0])
   if rank is None or rank < 2 or dtype not in FLOATING:
-    return Missed(label(node), f"the rank or the dtype of '{x.name}' is unknown")
+    return Missed(node, f"the rank or the dtype of '{x.name}' is unknown")
   wide = "double" if dtype == "double" else "float"
   try:
     affine = batch_norm(scope, node)
@@ -35,8 +35,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       for what, values in (("scale", affine.scale), ("shift", affine.shift))
     )
   except NotFoldableError as reason:
-    return Missed(label(node), str(reason))
-  labels = (label(node),)
+    return Missed(node, str(reason))
+  labels = labelled(node)
   given = scope.shape(x)
   names = [tensor.name for tensor in node.inputs]
   value = x if wide == dtype else _cast(scope, node, x, wide)

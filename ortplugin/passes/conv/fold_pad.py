@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.ort_shapes import windows_fit
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
@@ -37,8 +37,8 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
         raise _StaysError("a window larger than the image counts nothing beyond it, but beyond its own padding")
       node.attrs["count_include_pad"] = 1
   except _StaysError as reason:
-    return Missed(label(node), str(reason))
-  labels = (label(pad), label(node))
+    return Missed(node, str(reason))
+  labels = labelled(pad, node)
   node.attrs["pads"] = total
   node.attrs.pop("auto_pad", None)  # VALID, without which there are pads
   node.inputs[0] = pad.inputs[0]

@@ -8,7 +8,7 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.ort_shapes import may_crop
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
@@ -34,7 +34,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if reason is None and bias is not None:
     reason = _bias_problem(scope, bias, _channels(scope, node, w), dtype)
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   assert dtype is not None
 
   attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
@@ -42,7 +42,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
     attributes["kernel_shape"] = list(kernel)
   if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
-    return Missed(label(node), f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
+    return Missed(node, f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
                                "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
   program = biased(dtype, bias is not None)
   # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
@@ -50,12 +50,12 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   like = [gs.Variable(each.name, each.dtype, each.shape) for each in (x, w)]
   reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   inputs = [x, w]
   if bias is not None:
     inputs.append(unsqueeze(scope, node, bias, list(range(1, (scope.rank(x) or 0) - 1))))
   new = conv_node(op, node.name, attributes, program, inputs)
-  labels = (label(node),)
+  labels = labelled(node)
   scope.replace([node], new, [node.outputs[0]])
   return Applied(labels, new)
 

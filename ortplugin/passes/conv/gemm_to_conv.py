@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node
 from ortplugin.passes.conv.matmul_to_conv import from_convolutions
@@ -34,13 +34,13 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   dtype, w = conv_dtype(scope, node), node.inputs[1]
   weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)
   if dtype is None or weights is None or weights.ndim != 2:
-    return Missed(label(node), f"'{w.name}' is no constant of two dimensions of the dtype of '{pixels.name}'")
+    return Missed(node, f"'{w.name}' is no constant of two dimensions of the dtype of '{pixels.name}'")
   rows = weights if node.attrs.get("transB", 0) else weights.T
   if not len(rows):
     return None  # to a Reshape 0 is no length: it copies the 1 that stands there before
   bias = _bias(scope, node, len(rows))
   if isinstance(bias, str):
-    return Missed(label(node), bias)
+    return Missed(node, bias)
   spatial = (scope.rank(pixels) or 0) - 2
   v = scope.add_constant(rows.reshape(len(rows), *[1] * spatial, rows.shape[1]), f"{w.name}_rows")
   inputs = [pixels, v]
@@ -51,7 +51,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   y = node.outputs[0]
   batch = (scope.shape(pixels) or (None,))[0]
   made = gs.Variable(scope.unique(f"{y.name}_nhwc"), y.dtype, (batch, *[1] * spatial, len(rows)))
-  labels = (label(node),)
+  labels = labelled(node)
   scope.replace([node], conv, [made])
   view = [made, integers(scope, [0, len(rows)], f"{y.name}_shape")]
   scope.insert_after(gs.Node("Reshape", scope.unique(f"{y.name}/Reshape"), {}, view, [y]), conv)

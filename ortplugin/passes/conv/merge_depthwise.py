@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import NotFoldableError, constant
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, Rule, RulePass
 
 WORK = 2
@@ -57,7 +57,7 @@ def _merge(even_slow: bool) -> Rule:
       if not even_slow and merged.filters.dtype == np.float32:
         raise NotFoldableError(SLOW)
     except NotFoldableError as reason:
-      return Missed(label(node), str(reason))
+      return Missed(node, str(reason))
     weights = [scope.add_constant(merged.filters, f"{node.outputs[0].name}_filters")]
     if merged.bias is not None:
       weights.append(scope.add_constant(merged.bias, f"{node.outputs[0].name}_bias"))
@@ -68,7 +68,7 @@ def _merge(even_slow: bool) -> Rule:
       "strides": list(merged.strides),
     }
     new = gs.Node("Conv", convolutions[0].name, attributes, [split.inputs[0], *weights])
-    labels = tuple(label(each) for each in (split, *convolutions, node))
+    labels = labelled(split, *convolutions, node)
     scope.replace([split, *convolutions, node], new, [node.outputs[0]])
     return Applied(labels, new)
 

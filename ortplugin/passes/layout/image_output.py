@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import show
 from ortplugin.ops.conv_transpose import NAME
 from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
@@ -48,8 +48,8 @@ def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
   if len(node.outputs) > 1 or scope.used_beyond(node.outputs[0], [transpose]):
     reason = "others read what it makes with channels last"
   if reason is not None:
-    return Missed(label(node), reason)
-  labels = (label(node), label(transpose))
+    return Missed(node, reason)
+  labels = labelled(node, transpose)
   attributes = {**node.attrs, "output_layout": "NCHW"}
   new = conv_node(NAME, node.name, attributes, parse(str(node.attrs["program"])), node.inputs)
   scope.replace([node, transpose], new, [transpose.outputs[0]])

@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.slices import constant_slices
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers, reshape
@@ -135,7 +135,7 @@ def _replace(scope: Scope, steps: Steps, ends: Sequence[gs.Node], numbers: Seque
   if any(len(one) > ORDER or len(one) * images > PARTS for one in parts):
     raise _UnknownError
   shared = [each for each in steps.nodes if all(each is not end for end in ends)]
-  labels = tuple(label(each) for each in (*shared, *ends))
+  labels = labelled(*shared, *ends)
   moved = reshape(scope, first, steps.x, [images, rows // images, width])
   if any(ZERO in one for one in parts):
     pads = integers(scope, [0, 0, 0, 0, 1, 0], f"{first.outputs[0].name}_pads")

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
 HALF = ("float16", "bfloat16")
@@ -26,8 +26,8 @@ def narrow(scope: Scope, node: gs.Node) -> Outcome:
   back = readers[0] if len(readers) == 1 and scope.op(readers[0]) == "Cast" else None
   used = scope.used_beyond(node.outputs[0], [] if back is None else [back])
   if back is None or used or scope.dtype(back.outputs[0]) != scope.dtype(cast.inputs[0]):
-    return Missed(label(node), used or f"it is not cast back to {scope.dtype(cast.inputs[0])}")
-  labels = (label(cast), label(node), label(back))
+    return Missed(node, used or f"it is not cast back to {scope.dtype(cast.inputs[0])}")
+  labels = labelled(cast, node, back)
   new = gs.Node(node.op, node.name, dict(node.attrs), [cast.inputs[0]], [], DOMAIN)
   scope.replace([node, back], new, [back.outputs[0]])
   if not cast.outputs[0].outputs and not scope.is_output(cast.outputs[0]):

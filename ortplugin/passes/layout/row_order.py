@@ -24,7 +24,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.slices import constant_slices
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers, reshape
@@ -64,7 +64,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       continue
     if any(not isinstance(dim, int) for dim in scope.shape(steps.x) or (None,)):
       reason = f"the shape of '{steps.x.name}' is not known; fix the shapes of the model's inputs with --input-shape"
-      missed = missed or Missed(label(node), reason)
+      missed = missed or Missed(node, reason)
       continue
     try:
       return _replace(scope, steps, _order(scope, steps))
@@ -202,7 +202,7 @@ def _replace(scope: Scope, steps: Steps, order: Rows) -> Applied:
   one = order[: len(order) // images]
   if len(one) > ORDER:
     raise _NotRowsError
-  labels = tuple(label(each) for each in steps.nodes)
+  labels = labelled(*steps.nodes)
   moved = reshape(scope, last, steps.x, [images, rows // images, width])
   if not np.array_equal(one, np.arange(rows // images)):
     indices = integers(scope, [int(each) for each in one], f"{y.name}_order")

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import Shape
 from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
 from ortplugin.passes.emit import integers
@@ -28,7 +28,7 @@ def merge(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   new = gs.Node("Transpose", node.name, {"perm": [inner[axis] for axis in outer]}, [first.inputs[0]])
-  labels = (label(first), label(node))
+  labels = labelled(first, node)
   scope.replace([first, node], new, [y])
   return Applied(labels, new)
 
@@ -49,7 +49,7 @@ def as_view(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [node.inputs[0], integers(scope, target, f"{y.name}_shape")])
-  labels = (label(node),)
+  labels = labelled(node)
   scope.replace([node], new, [y])
   return Applied(labels, new)
 
@@ -76,7 +76,7 @@ def one_view(scope: Scope, node: gs.Node) -> Outcome:
   if any(is_disputed(scope, tensor) for tensor in (x, node.inputs[0], y)):
     return None
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
-  labels = (label(maker), label(node))
+  labels = labelled(maker, node)
   scope.replace([node], new, [y])
   if not scope.used_beyond(maker.outputs[0], []):
     scope.remove(maker)

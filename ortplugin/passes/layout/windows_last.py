@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
@@ -48,7 +48,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   last = shape_last(made) or ()
   dims = integers(scope, [dim if isinstance(dim, int) else 0 for dim in last], f"{y.name}_last")
   images = emit(scope, node, "Reshape", [rows, dims], last)
-  labels = (label(first), label(node))
+  labels = labelled(first, node)
   new = gs.Node("Transpose", node.name, {"perm": to_first(len(made))}, [images])
   scope.replace([first, node], new, [y])
   return Applied(labels, new)

@@ -25,7 +25,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.lengths import same_length
 from ortplugin.graph.shapes import show
 from ortplugin.ops.lstm import DIRECTIONS, FAST_HIDDEN, GATES, NAME
@@ -52,7 +52,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   reason = _fault(scope, node)
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   x, r = node.inputs[0], node.inputs[2]
   directions, hidden = _directions(node), int((scope.shape(r) or (0,))[-1] or 0)
   h0, c0 = _input(node, 5), _input(node, 6)
@@ -72,7 +72,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   wanted, *last = node.outputs
   while last and not scope.used_beyond(last[-1], []):
     last.pop()
-  labels = tuple(label(each) for each in (node, *views))
+  labels = labelled(node, *views)
   made = y or gs.Variable(scope.unique(f"{g.name}_rows"), x.dtype, (*rows, directions * hidden))
   scope.replace([node, *views], fused, [made, *(_unread(scope, g) if each.is_empty() else each for each in last)])
   if y is None and scope.used_beyond(wanted, []):
@@ -215,7 +215,7 @@ def batch_first(scope: Scope, node: gs.Node) -> Outcome:
   y = layers[-1].outputs[0]
   if reader is None and (y.outputs or scope.is_output(y)):
     return None
-  labels = tuple(label(each) for each in (before, *layers, *([reader] if reader else [])))
+  labels = labelled(before, *layers, *([reader] if reader else []))
   product.inputs[0] = before.inputs[0]
   if not scope.used_beyond(before.outputs[0], []):
     scope.remove(before)
@@ -246,7 +246,7 @@ def columns(scope: Scope, node: gs.Node) -> Outcome:
     return None
   if len(made) != 4 or made[3] != (scope.shape(node.outputs[0]) or (None,))[-1]:
     return None
-  labels = tuple(label(each) for each in (move, view, product, node, apart, back))
+  labels = labelled(move, view, product, node, apart, back)
   product.inputs[0] = move.inputs[0]
   for each in (view, move):
     if not scope.used_beyond(each.outputs[0], []):

@@ -34,9 +34,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   wide = next((t for t in node.inputs[OWN_INPUTS:] if not is_row(scope, t)), None)
   high = next((t for t in node.inputs[OWN_INPUTS:] if (scope.rank(t) or 0) > (scope.rank(y) or 0)), None)
   if high is not None:  # as [1, N] is of a vector: an operand must not add dimensions to what the view made
-    return Missed(label(node), f"'{high.name}' has more dimensions than '{y.name}'")
+    return Missed(node, f"'{high.name}' has more dimensions than '{y.name}'")
   if wide is not None:
-    return Missed(label(node), f"'{wide.name}' is no row, so that the view behind the product changes its place")
+    return Missed(node, f"'{wide.name}' is no row, so that the view behind the product changes its place")
   a = node.inputs[0]
   maker = scope.producer(a)
   x = maker.inputs[0] if maker is not None and scope.op(maker) in VIEWS else a
@@ -46,7 +46,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       return None
     made = _reshaped(scope, node, view, x)
     if made is None:
-      return Missed(label(node), f"the shape of '{y.name}' is not known beforehand")
+      return Missed(node, f"the shape of '{y.name}' is not known beforehand")
     x = made
   labels = label(node), label(view)
   new = gs.Node(node.op, node.name, dict(node.attrs), [x, *node.inputs[1:]], [], node.domain)

@@ -53,7 +53,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   for each, reader in pairwise(old):
     reason = reason or scope.used_beyond(each.outputs[0], [reader]) or None
   if reason or not width or isinstance(axis, str):
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
   statements = (
     Statement("n", "RMSNormalization", ("x",), (("axis", axis), ("epsilon", 0.0))),
     Statement("y", "Mul", ("n", 1 / math.sqrt(width))),

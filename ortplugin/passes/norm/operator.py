@@ -26,7 +26,7 @@ def fuse_operator(
   """Replaces a node that is a whole normalisation. `x`: what is added up. `sum_output`: which output is the sum."""
 
   def missed(reason: str) -> Missed:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
 
   for tensor in (*x, node.outputs[0], *(each for each in (gamma, beta) if each is not None)):
     reason = unsupported(scope) or floating(scope, tensor)

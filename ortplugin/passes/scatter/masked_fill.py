@@ -30,13 +30,13 @@ def fill(scope: Scope, node: gs.Node) -> Outcome:
   if mask is None or value is None:
     return None
   if x.dtype is None or np.dtype(x.dtype) not in DTYPES:
-    return Missed(label(node), f"the dtype of '{x.name}' is {x.dtype}, for which ONNX Runtime has no Where")
+    return Missed(node, f"the dtype of '{x.name}' is {x.dtype}, for which ONNX Runtime has no Where")
   rank, covered = scope.rank(x), scope.rank(mask)
   if mask.dtype != np.bool_ or rank is None or covered is None or not 0 < covered <= rank:
-    return Missed(label(node), f"'{mask.name}' is no mask of '{x.name}'")
+    return Missed(node, f"'{mask.name}' is no mask of '{x.name}'")
   if any(extent(scope, mask, axis) != extent(scope, x, axis) for axis in range(covered)):
     shapes = f"{show(scope.shape(mask))} is not surely that of '{x.name}', {show(scope.shape(x))}"
-    return Missed(label(node), f"the shape of '{mask.name}', {shapes}")
+    return Missed(node, f"the shape of '{mask.name}', {shapes}")
   name = label(node)
   mask = _smaller(scope, mask)
   mask = unsqueeze(scope, node, mask, range(scope.rank(mask) or 0, (scope.rank(mask) or 0) + rank - covered))

@@ -59,7 +59,7 @@ def update(scope: Scope, node: gs.Node) -> Outcome:
       return None
     reason = terms.reason or _range_reason(terms, axis, size, length)
     if reason:
-      return Missed(label(node), reason)
+      return Missed(node, reason)
     vector = column.vector
     along = length is not None and length == size  # as far as shape inference knows
     if isinstance(vector, gs.Tensor) and scope.rank(vector) == 1:

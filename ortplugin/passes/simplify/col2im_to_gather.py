@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers
 
@@ -33,12 +33,12 @@ def rewrite(dtypes: Sequence[str], scope: Scope, node: gs.Node) -> Outcome:
   x, y = node.inputs[0], node.outputs[0]
   image, block, shape = scope.constant(node.inputs[1]), scope.constant(node.inputs[2]), scope.shape(x)
   if image is None or block is None or shape is None or len(shape) != 3 or x.name in disputed(scope.graph):
-    return Missed(label(node), "the sizes of its image, its block or its input are not known")
+    return Missed(node, "the sizes of its image, its block or its input are not known")
   columns = _columns(node, [int(n) for n in image], [int(n) for n in block])
   taps, (channels, blocks) = prod(map(int, block)), shape[1:]
   if columns is None or not isinstance(channels, int) or not channels or blocks is None:
-    return Missed(label(node), f"more than {MOST} columns add to a pixel, or its input's shape is not known")
-  labels, count, total = (label(node),), channels // taps, taps * int(blocks)
+    return Missed(node, f"more than {MOST} columns add to a pixel, or its input's shape is not known")
+  labels, count, total = labelled(node), channels // taps, taps * int(blocks)
   c = emit(scope, node, "Reshape", [x, integers(scope, [0, count, total], f"{y.name}_c")], (shape[0], count, total))
   c = emit(scope, node, "Transpose", [c], (shape[0], total, count), perm=[0, 2, 1])
   if (columns == total).any():

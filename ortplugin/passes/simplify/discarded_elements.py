@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 
@@ -31,7 +31,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   fits = np.isfinite(wide) & (wide > limits.min) & (wide < limits.max)
   if fits.all() or not _are_discarded(scope, node, ~fits):
     return None
-  labels = (label(node),)
+  labels = labelled(node)
   node.inputs[0] = scope.add_constant(np.where(fits, x, np.zeros((), x.dtype)), node.inputs[0].name)
   return Applied(labels, node)
 

@@ -22,7 +22,7 @@ from ortplugin.graph.convert import attached, node_proto, type_of
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.inference import infer_shapes
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.shapes import Shape, element_count
 from ortplugin.ops.scatter.reference import update_slice
 from ortplugin.passes.driver import Applied, Outcome, RulePass
@@ -76,7 +76,7 @@ def _with_scalars(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArra
   for index, (name, array) in enumerate(given):
     if array.shape == (1,):
       node.inputs[index] = scope.add_constant(array.reshape(()), f"{name}_scalar")
-  return Applied((label(node),), node)
+  return Applied(labelled(node), node)
 
 
 def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:

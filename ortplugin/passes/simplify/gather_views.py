@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import element_count
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import integers
@@ -32,7 +32,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   made = _shape(scope, node, dims, indices)
   if made is None:
     return None
-  labels, y = (label(node),), node.outputs[0]
+  labels, y = labelled(node), node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
   scope.replace([node], new, [y])
   return Applied(labels, new)

@@ -20,7 +20,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import broadcast, element_count, equal
 from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
@@ -42,7 +42,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     given, made = broadcast(operands), scope.shape(y)
     if given is None or made is None:
       continue
-    labels = (label(expand), label(node))
+    labels = labelled(expand, node)
     if equal(given, made):
       node.inputs[index] = x
     elif (
@@ -117,7 +117,7 @@ def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
   moved = transpose(scope, node, small, perm)
   dims = integers(scope, [int(dim) for dim in made if isinstance(dim, int)], f"{y.name}_shape")
   new = gs.Node("Expand", node.name, {}, [moved, dims])
-  labels = (label(expand), label(node))
+  labels = labelled(expand, node)
   scope.replace([expand, node], new, [y])
   return Applied(labels, new)
 
