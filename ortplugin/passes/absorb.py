@@ -17,10 +17,10 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
+from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import show
-from ortplugin.passes.driver import Applied, Missed, Outcome
+from ortplugin.passes.driver import Applied, Missed, Outcome, replaced
 from ortplugin.passes.members import Member, compose, member_of, read_fused
 from ortplugin.program import (
   FLOATING,
@@ -140,9 +140,7 @@ class Core:
         names = {"tensor": tensor.name, "early": label(a), "late": label(b), "kept": kept}
         raise NotPointwiseError(self.cycle.format(**names))
     new, outputs = self.make(scope, first, other, self.results(scope, first, other))
-    labels = labelled(a, b)
-    scope.replace([a, b], new, outputs)
-    return Applied(labels, new)
+    return replaced(scope, [a, b], new, outputs)
 
   def check_operand(self, scope: Scope, node: gs.Node, tensor: gs.Tensor, whole: gs.Tensor, fits: bool) -> None:
     """Raises NotPointwiseError where what reads the value of `node` can't join because of `tensor`, which it reads

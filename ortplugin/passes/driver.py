@@ -1,6 +1,6 @@
 """The driver of rewrites: walks the nodes in order, applies what fires, collects what nearly did."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
@@ -97,11 +97,16 @@ class PatternRewrite:
       if reason is None:
         new = self.rewrite(match, scope)
         nodes = [*reversed(match.interior), match.root]
-        labels = labelled(*nodes)
-        scope.replace(nodes, new, [node.outputs[0]])
-        return Applied(labels, new)
+        return replaced(scope, nodes, new, [node.outputs[0]])
       missed = missed or Missed(node, reason)
     return missed
+
+
+def replaced(scope: Scope, old: Sequence[gs.Node], new: gs.Node, outputs: Sequence[gs.Tensor]) -> Applied:
+  """Puts `new` in the place of `old`, whose `outputs` it takes over (Scope.replace)."""
+  labels = labelled(*old)
+  scope.replace(old, new, outputs)
+  return Applied(labels, new)
 
 
 def interior_use(match: Match, scope: Scope) -> str | None:

@@ -13,8 +13,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import NotFoldableError, batch_norm, stored
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.graph.labels import label
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit
 from ortplugin.program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
 
@@ -36,7 +36,6 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     )
   except NotFoldableError as reason:
     return Missed(node, str(reason))
-  labels = labelled(node)
   given = scope.shape(x)
   names = [tensor.name for tensor in node.inputs]
   value = x if wide == dtype else _cast(scope, node, x, wide)
@@ -47,8 +46,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   else:
     total = emit(scope, node, "Add", operands, given)
     last = gs.Node("Cast", node.name, {"to": ONNX_DTYPES[dtype]}, [total])
-  scope.replace([node], last, [node.outputs[0]])
-  return Applied(labels, last)
+  return replaced(scope, [node], last, [node.outputs[0]])
 
 
 def _cast(scope: Scope, node: gs.Node, x: gs.Tensor, dtype: str) -> gs.Tensor:

@@ -8,12 +8,11 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.ort_shapes import may_crop
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, why_invalid
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import unsqueeze
 
 FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}  # with one contract: see fused_conv.py
@@ -55,9 +54,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if bias is not None:
     inputs.append(unsqueeze(scope, node, bias, list(range(1, (scope.rank(x) or 0) - 1))))
   new = conv_node(op, node.name, attributes, program, inputs)
-  labels = labelled(node)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def _channels(scope: Scope, node: gs.Node, w: gs.Tensor) -> Dim:

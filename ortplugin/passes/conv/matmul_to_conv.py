@@ -13,11 +13,10 @@ from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, is_channels_last, is_fused_conv
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 
 FAR = 64  # operators between a MatMul and the convolutions before it, at most
 
@@ -41,9 +40,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   rows = scope.add_constant(weights.T.reshape(weights.shape[1], *[1] * spatial, weights.shape[0]), f"{w.name}_rows")
   attributes = {"layout": "NHWC", "kernel_shape": [1] * spatial}
   new = conv_node("FusedConv", node.name, attributes, biased(dtype, False), [x, rows])
-  labels = labelled(node)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:

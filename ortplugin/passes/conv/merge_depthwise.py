@@ -17,8 +17,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import NotFoldableError, constant
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, Rule, RulePass
+from ortplugin.graph.labels import label
+from ortplugin.passes.driver import Missed, Outcome, Rule, RulePass, replaced
 
 WORK = 2
 SLOW = "in float32 one large filter may be slower on a CPU; optimize it for a GPU (--provider cuda) to have it so"
@@ -68,9 +68,7 @@ def _merge(even_slow: bool) -> Rule:
       "strides": list(merged.strides),
     }
     new = gs.Node("Conv", convolutions[0].name, attributes, [split.inputs[0], *weights])
-    labels = labelled(split, *convolutions, node)
-    scope.replace([split, *convolutions, node], new, [node.outputs[0]])
-    return Applied(labels, new)
+    return replaced(scope, [split, *convolutions, node], new, [node.outputs[0]])
 
   return rule
 

@@ -28,10 +28,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import show
 from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.program import parse
 from ortplugin.target import DEFAULT, ENGINES
 
@@ -78,9 +77,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     attributes["allow_tf32"] = node.attrs["allow_tf32"]
   inputs = [node.inputs[0], scope.add_constant(turned(weights, group), f"{w.name}_turned"), *node.inputs[2:]]
   new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
-  labels = labelled(node)
-  scope.replace([node], new, list(node.outputs))
-  return Applied(labels, new)
+  return replaced(scope, [node], new, list(node.outputs))
 
 
 def turned(weights: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:

@@ -9,8 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 
 CHANNELS = 1 << 16  # of which an order is written into the model
 
@@ -43,9 +42,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   indices = scope.add_constant(order.astype(np.int64), f"{y.name}_order")
   gather = gs.Node("Gather", node.name, {"axis": 1}, [x, indices])
   nodes = [first, transpose, node]
-  labels = labelled(*nodes)
-  scope.replace(nodes, gather, [y])
-  return Applied(labels, gather)
+  return replaced(scope, nodes, gather, [y])
 
 
 def _maker(scope: Scope, node: gs.Node, op: str, wanted: str) -> gs.Node | None:

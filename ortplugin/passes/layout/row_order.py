@@ -24,9 +24,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.slices import constant_slices
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers, reshape
 from ortplugin.program import FLOATING
 
@@ -202,14 +201,12 @@ def _replace(scope: Scope, steps: Steps, order: Rows) -> Applied:
   one = order[: len(order) // images]
   if len(one) > ORDER:
     raise _NotRowsError
-  labels = labelled(*steps.nodes)
   moved = reshape(scope, last, steps.x, [images, rows // images, width])
   if not np.array_equal(one, np.arange(rows // images)):
     indices = integers(scope, [int(each) for each in one], f"{y.name}_order")
     moved = emit(scope, last, "Gather", [moved, indices], (images, len(one), width), axis=1)
   new = gs.Node("Reshape", last.name, {}, [moved, integers(scope, shape, f"{y.name}_shape")])
-  scope.replace(steps.nodes, new, [y])
-  return Applied(labels, new)
+  return replaced(scope, steps.nodes, new, [y])
 
 
 def _repeats(order: Rows, images: int, rows: int) -> bool:

@@ -11,7 +11,7 @@ from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import Shape
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
+from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of, replaced
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout.movement import VIEWS, lengths
 from ortplugin.passes.layout.transpose_split import shorten
@@ -28,9 +28,7 @@ def merge(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   new = gs.Node("Transpose", node.name, {"perm": [inner[axis] for axis in outer]}, [first.inputs[0]])
-  labels = labelled(first, node)
-  scope.replace([first, node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [first, node], new, [y])
 
 
 def _perm(scope: Scope, node: gs.Node) -> list[int] | None:
@@ -49,9 +47,7 @@ def as_view(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [node.inputs[0], integers(scope, target, f"{y.name}_shape")])
-  labels = labelled(node)
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 def _target(shape: Shape, perm: list[int]) -> list[int] | None:

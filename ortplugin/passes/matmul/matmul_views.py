@@ -11,10 +11,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.extents import extents
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.lengths import same_length
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
 
@@ -48,10 +47,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if made is None:
       return Missed(node, f"the shape of '{y.name}' is not known beforehand")
     x = made
-  labels = label(node), label(view)
   new = gs.Node(node.op, node.name, dict(node.attrs), [x, *node.inputs[1:]], [], node.domain)
-  scope.replace([node, view], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node, view], new, [y])
 
 
 def _keeps_rows(scope: Scope, before: gs.Tensor, after: gs.Tensor) -> bool:

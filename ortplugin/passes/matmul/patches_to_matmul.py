@@ -16,10 +16,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import show
 from ortplugin.passes.conv.fused import is_fused_conv
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.matmul.fused import product_node
 from ortplugin.passes.matmul.matmul_to_fused import DTYPES, TF32
@@ -56,9 +55,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   a = emit(scope, node, "Reshape", [a, integers(scope, [kept, *whole], "patches")], (batch, *whole))
   new = product_node(node.name, parse(str(node.attrs["program"])), [a, rows, *node.inputs[2:]], True)
   new.attrs |= {name: value for name, value in node.attrs.items() if name == "allow_tf32"}
-  labels, outputs = labelled(node), list(node.outputs)
-  scope.replace([node], new, outputs)
-  return Applied(labels, new)
+  return replaced(scope, [node], new, list(node.outputs))
 
 
 def _is_of_patches(node: gs.Node, kernel: list[int]) -> bool:

@@ -13,10 +13,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import Shape, element_count, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of, replaced
 from ortplugin.passes.emit import MOVED_ELEMENTS, unsqueeze
 from ortplugin.passes.norm.decomposed import floating
 from ortplugin.passes.norm.fused import Norm, Over, fused_node
@@ -112,9 +111,7 @@ def _fuse(
     over = {"axis": 1, "axes": " ".join(map(str, range(2, rank))), "groups": groups}
   norm = Norm(CORE, over, float(node.attrs.get("epsilon", 1e-5)), [x], ["x"], dtype, dtype, scales[0], scales[1])
   new = fused_node(norm, node.name)
-  labels = labelled(*nodes)
-  scope.replace(nodes, new, [y])
-  return Applied(labels, new)
+  return replaced(scope, nodes, new, [y])
 
 
 _fuse_any = first_of(between_reshapes, instance_normalization, group_normalization)

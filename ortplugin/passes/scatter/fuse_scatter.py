@@ -14,9 +14,8 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.columns import INDEX_ELEMENTS, Column
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.progression import progression
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import reshape, unsqueeze
 from ortplugin.passes.scatter.node import ScatterNode, columns_of, read_scatter
 from ortplugin.passes.scatter.unique import is_unique
@@ -44,10 +43,8 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   }
   if scatter.reduction == "none":
     attributes.pop("reduction", None)
-  name = label(node)
   new = gs.Node(op, node.name, attributes, [scatter.data, indices, scatter.updates], [], DOMAIN)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied((name,), new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def _smaller(scope: Scope, scatter: ScatterNode) -> gs.Tensor:

@@ -10,9 +10,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.extents import extent
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import reshape, unsqueeze
 
 REPEATS = ("Expand", "Reshape", "Tile", "Unsqueeze", "Squeeze", "Identity")
@@ -37,14 +36,12 @@ def fill(scope: Scope, node: gs.Node) -> Outcome:
   if any(extent(scope, mask, axis) != extent(scope, x, axis) for axis in range(covered)):
     shapes = f"{show(scope.shape(mask))} is not surely that of '{x.name}', {show(scope.shape(x))}"
     return Missed(node, f"the shape of '{mask.name}', {shapes}")
-  name = label(node)
   mask = _smaller(scope, mask)
   mask = unsqueeze(scope, node, mask, range(scope.rank(mask) or 0, (scope.rank(mask) or 0) + rank - covered))
   if (scope.rank(value) or 0) > rank:
     value = reshape(scope, node, value, [])
   new = gs.Node("Where", node.name, {}, [mask, value, x], [])
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied((name,), new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def _mask(scope: Scope, indices: gs.Tensor) -> gs.Tensor | None:

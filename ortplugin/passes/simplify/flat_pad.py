@@ -16,9 +16,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import Dim, element_count
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 
 DTYPES = ("float16", "float", "double", "bool")  # of the CUDA provider's Pad
@@ -48,15 +47,13 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   cut = any(isinstance(dim, int) and number < 1 for dim, number in zip(shape, made, strict=True))
   if made.count(-1) > 1 or None in steps or 0 in shape or cut:
     return Missed(node, f"the shape of '{x.name}' is not known well enough: {list(shape)}")
-  labels = labelled(node)
   for dims, added in filter(None, steps):
     view = [1, *dims] if tuple(dims) == shape else dims
     numbers = [number for side in (0, 1) for number in (*[0] * (len(view) - len(added)), *(p[side] for p in added))]
     x = emit(scope, node, "Reshape", [x, integers(scope, view, f"{y.name}_view")], None)
     x = emit(scope, node, "Pad", [x, integers(scope, numbers, f"{y.name}_pads"), *node.inputs[2:3]], None, mode=mode)
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 def _pads(scope: Scope, node: gs.Node, rank: int) -> Pads | None:

@@ -12,9 +12,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import element_count
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ortplugin.passes.driver import Outcome, RulePass, replaced
 from ortplugin.passes.emit import integers
 
 INDICES = 1 << 20  # that are looked at
@@ -32,10 +31,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   made = _shape(scope, node, dims, indices)
   if made is None:
     return None
-  labels, y = labelled(node), node.outputs[0]
+  y = node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 def _shape(scope: Scope, node: gs.Node, dims: list[int], indices: npt.NDArray[Any]) -> list[int] | None:

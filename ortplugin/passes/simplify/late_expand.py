@@ -23,7 +23,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import broadcast, element_count, equal
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
+from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of, replaced
 from ortplugin.passes.emit import integers, transpose, unsqueeze
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -117,9 +117,7 @@ def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
   moved = transpose(scope, node, small, perm)
   dims = integers(scope, [int(dim) for dim in made if isinstance(dim, int)], f"{y.name}_shape")
   new = gs.Node("Expand", node.name, {}, [moved, dims])
-  labels = labelled(expand, node)
-  scope.replace([expand, node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [expand, node], new, [y])
 
 
 def _may_be_expanded(scope: Scope, y: gs.Tensor) -> bool:
