@@ -36,8 +36,8 @@ def columns(scope: Scope, indices: gs.Tensor) -> list[Column] | None:
   if array is not None:
     found = [_of_array(array[..., component]) for component in range(array.shape[-1])]
     return [each for each in found if each is not None] if None not in found else None
-  node = scope.producer(indices)
-  if node is not None and scope.op(node) == "Concat" and node.attrs["axis"] in (-1, len(shape) - 1):
+  node = scope.producer(indices, "Concat")
+  if node is not None and node.attrs["axis"] in (-1, len(shape) - 1):
     parts = [columns(scope, each) for each in node.inputs]
     return None if None in parts else [each for part in parts if part is not None for each in part]
   column = trace(scope, indices) if shape[-1] == 1 else None

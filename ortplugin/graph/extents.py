@@ -55,8 +55,8 @@ def _distance(scope: Scope, start: gs.Tensor, limit: gs.Tensor) -> Extent | None
   """`limit` - `start`, where it is known to be a length: limit if start is 0, n if limit is start + n."""
   if scope.scalar(start) == 0:
     return _number(scope, limit)
-  node = scope.producer(limit)
-  if node is None or scope.op(node) != "Add":
+  node = scope.producer(limit, "Add")
+  if node is None:
     return None
   rest = [each for each in node.inputs if each is not start]
   return _number(scope, rest[0]) if len(rest) == 1 else None

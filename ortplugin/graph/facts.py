@@ -52,9 +52,13 @@ class Scope:
       return f"{domain}::{node.op}"
     return "" if is_malformed(node, self.opset) else str(node.op)
 
-  def producer(self, tensor: gs.Tensor) -> gs.Node | None:
-    """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value."""
-    return next((node for node in tensor.inputs if id(node) in self.position), None)
+  def producer(self, tensor: gs.Tensor, *operators: str) -> gs.Node | None:
+    """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value.
+
+    `operators`: None, too, where it is none of these.
+    """
+    node = next((node for node in tensor.inputs if id(node) in self.position), None)
+    return node if node is None or not operators or self.op(node) in operators else None
 
   def consumers(self, tensor: gs.Tensor) -> list[gs.Node]:
     """The nodes of this graph that read the tensor, each once, in order."""
@@ -92,16 +96,13 @@ class Scope:
   def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> npt.NDArray[Any] | None:
     """The value, if it is a constant of at most so many elements that no caller may override; else None."""
     if not isinstance(tensor, gs.Constant):
-      producer = self.producer(tensor)
-      if producer is None or self.op(producer) != "Constant":
-        return None
-      return held_by(producer, elements)
+      producer = self.producer(tensor, "Constant")
+      return None if producer is None else held_by(producer, elements)
     return value_of(tensor, elements)
 
   def is_constant(self, tensor: gs.Tensor) -> bool:
     """Whether the value is a constant of any size."""
-    producer = self.producer(tensor)
-    return isinstance(tensor, gs.Constant) or (producer is not None and self.op(producer) == "Constant")
+    return isinstance(tensor, gs.Constant) or self.producer(tensor, "Constant") is not None
 
   def scalar(self, tensor: gs.Tensor) -> float | None:
     """The number that a constant with one element holds, whatever its rank and numeric dtype; else None."""
@@ -132,10 +133,8 @@ class Scope:
 
   def _shape_root(self, tensor: gs.Tensor) -> gs.Tensor:
     """The value from which operators that keep the shape lead to this one."""
-    producer = self.producer(tensor)
-    while producer is not None and self.op(producer) in KEEPS_SHAPE and tensor is producer.outputs[0]:
+    while (producer := self.producer(tensor, *KEEPS_SHAPE)) is not None and tensor is producer.outputs[0]:
       tensor = producer.inputs[0]
-      producer = self.producer(tensor)
     return tensor
 
   # Edits

@@ -25,8 +25,7 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   """Lets one attention read and write its cache."""
   if not is_attention(scope, node) or number_of_past(node) or "rotary" in node.attrs:
     return None
-  found = [scope.producer(tensor) for tensor in node.inputs[1:3]]
-  key, value = (each if each is not None and scope.op(each) == "Concat" else None for each in found)
+  key, value = (scope.producer(tensor, "Concat") for tensor in node.inputs[1:3])
   if key is None and value is None:
     return None
   if key is None or value is None or key is value:

@@ -90,8 +90,8 @@ def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) ->
 
 def _viewed(scope: Scope, tensor: gs.Tensor, axes: Axes) -> tuple[gs.Tensor, Axes] | None:
   """What a view of the scores reads."""
-  node = scope.producer(tensor)
-  if node is not None and scope.op(node) in RESHAPES:
+  node = scope.producer(tensor, *RESHAPES)
+  if node is not None:
     given = score_dims(scope, node.inputs[0])
     before = None if given is None else regroup(axes, given)
     return None if before is None else (node.inputs[0], before)
@@ -158,8 +158,8 @@ def _nan_check(scope: Scope, node: gs.Node) -> gs.Node | None:
   """The IsNaN of Where(IsNaN(p), 0, p), as PyTorch writes it for rows that are masked whole."""
   if scope.op(node) != "Where":
     return None
-  check = scope.producer(node.inputs[0])
-  if check is None or scope.op(check) != "IsNaN" or check.inputs[0] is not node.inputs[2]:
+  check = scope.producer(node.inputs[0], "IsNaN")
+  if check is None or check.inputs[0] is not node.inputs[2]:
     return None
   return check if scope.scalar(node.inputs[1]) == 0 else None
 

@@ -22,8 +22,8 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
   """Merges the Pad that makes the input of a Conv or AveragePool into it."""
   if scope.op(node) not in ("Conv", "AveragePool") or not node.inputs:
     return None
-  pad = scope.producer(node.inputs[0])
-  if pad is None or scope.op(pad) != "Pad":
+  pad = scope.producer(node.inputs[0], "Pad")
+  if pad is None:
     return None
   try:
     spatial = _spatial_pads(scope, pad)

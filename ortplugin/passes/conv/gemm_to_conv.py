@@ -63,13 +63,11 @@ def pixels_of(scope: Scope, x: gs.Tensor) -> gs.Tensor | None:
   channels = (scope.shape(x) or (None, None))[1]
   if not isinstance(channels, int) or channels < 1:
     return None
-  view = scope.producer(x)
-  while view is not None and scope.op(view) in VIEWS:
-    given = view.inputs[0]
-    shape = scope.shape(given)
+  while (view := scope.producer(x, *VIEWS)) is not None:
+    x = view.inputs[0]
+    shape = scope.shape(x)
     if shape is not None and 3 <= len(shape) <= 5 and shape[-1] == channels and all(d == 1 for d in shape[1:-1]):
-      return given if from_convolutions(scope, given) else None
-    view = scope.producer(given)
+      return x if from_convolutions(scope, x) else None
   return None
 
 

@@ -41,8 +41,8 @@ def _merge(even_slow: bool) -> Rule:
       return None
     makers = [scope.producer(each) for each in node.inputs]
     convolutions = [each for each in makers if each is not None and scope.op(each) == "Conv"]
-    split = scope.producer(convolutions[0].inputs[0]) if len(convolutions) == len(makers) else None
-    if split is None or scope.op(split) != "Split" or not _of_channels(scope, split):
+    split = scope.producer(convolutions[0].inputs[0], "Split") if len(convolutions) == len(makers) else None
+    if split is None or not _of_channels(scope, split):
       return None
     if len(split.outputs) != len(makers) or any(
       each.inputs[0] is not part for each, part in zip(convolutions, split.outputs, strict=True)

@@ -47,8 +47,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def _maker(scope: Scope, node: gs.Node, op: str, wanted: str) -> gs.Node | None:
   """What makes the first input of a node of the operator `op`, if that is a `wanted`."""
-  maker = scope.producer(node.inputs[0]) if scope.op(node) == op else None
-  return maker if maker is not None and scope.op(maker) == wanted else None
+  return scope.producer(node.inputs[0], wanted) if scope.op(node) == op else None
 
 
 CHANNEL_SHUFFLE = RulePass(

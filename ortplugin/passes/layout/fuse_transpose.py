@@ -117,8 +117,8 @@ def _pays(scope: Scope, node: gs.Node) -> bool:
   swapped = [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]
   if readers and perm == swapped and all(scope.op(each) in PRODUCTS for each in readers):
     return False
-  maker = scope.producer(node.inputs[0])
-  before = [scope.producer(each) for each in maker.inputs] if maker is not None and scope.op(maker) in PASSED else []
+  maker = scope.producer(node.inputs[0], *PASSED)
+  before = [scope.producer(each) for each in maker.inputs] if maker is not None else []
   passed = [output for reader in readers if scope.op(reader) in PASSED for output in reader.outputs]
   behind = [reader for output in passed for reader in scope.consumers(output)]
   return not any(_undoes(scope, perm, each) for each in (*before, *behind) if each is not None)

@@ -19,8 +19,8 @@ def narrow(scope: Scope, node: gs.Node) -> Outcome:
   """Takes the Casts around one pool away."""
   if scope.op(node) != f"{DOMAIN}::FusedPool" or scope.dtype(node.inputs[0]) != "float":
     return None
-  cast = scope.producer(node.inputs[0])
-  if cast is None or scope.op(cast) != "Cast" or scope.dtype(cast.inputs[0]) not in HALF:
+  cast = scope.producer(node.inputs[0], "Cast")
+  if cast is None or scope.dtype(cast.inputs[0]) not in HALF:
     return None
   readers = scope.consumers(node.outputs[0])
   back = readers[0] if len(readers) == 1 and scope.op(readers[0]) == "Cast" else None

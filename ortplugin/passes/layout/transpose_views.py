@@ -20,8 +20,8 @@ from ortplugin.program import FLOATING
 
 def merge(scope: Scope, node: gs.Node) -> Outcome:
   """Makes one Transpose of two, the first of which nothing else needs."""
-  first = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
-  if first is None or scope.op(first) != "Transpose" or scope.used_beyond(node.inputs[0], [node]):
+  first = scope.producer(node.inputs[0], "Transpose") if scope.op(node) == "Transpose" else None
+  if first is None or scope.used_beyond(node.inputs[0], [node]):
     return None
   inner, outer = _perm(scope, first), _perm(scope, node)
   if inner is None or outer is None or len(inner) != len(outer):

@@ -28,8 +28,8 @@ FAR = 16  # operators between the windows and a convolution, at most
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   """Changes one Reshape and the Transpose before it."""
-  first = scope.producer(node.inputs[0]) if scope.op(node) == "Reshape" else None
-  if first is None or scope.op(first) != "Transpose" or scope.used_beyond(node.inputs[0], [node]):
+  first = scope.producer(node.inputs[0], "Transpose") if scope.op(node) == "Reshape" else None
+  if first is None or scope.used_beyond(node.inputs[0], [node]):
     return None
   x, y = first.inputs[0], node.outputs[0]
   given, made = scope.shape(x), scope.shape(y)

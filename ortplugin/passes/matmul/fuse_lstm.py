@@ -121,12 +121,13 @@ def _is_zero(scope: Scope, tensor: gs.Tensor) -> bool:
   """Whether an initial state is surely zero everywhere."""
   if tensor.is_empty():
     return True
-  known, maker = scope.constant(tensor, ELEMENTS), scope.producer(tensor)
+  known = scope.constant(tensor, ELEMENTS)
   if known is not None:
     return not np.any(known)
-  if maker is not None and scope.op(maker) == "ConstantOfShape":
-    return "value" not in maker.attrs or not np.any(maker.attrs["value"].values)
-  return maker is not None and scope.op(maker) in PARTS and _is_zero(scope, maker.inputs[0])
+  if (filled := scope.producer(tensor, "ConstantOfShape")) is not None:
+    return "value" not in filled.attrs or not np.any(filled.attrs["value"].values)
+  maker = scope.producer(tensor, *PARTS)
+  return maker is not None and _is_zero(scope, maker.inputs[0])
 
 
 def _product(scope: Scope, node: gs.Node) -> gs.Node:
@@ -233,8 +234,8 @@ def columns(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) != FUSED or not node.attrs.get("batch_first", 0):
     return None
   product = _product_before(scope, node)
-  view = None if product is None else scope.producer(product.inputs[0])
-  move = None if view is None or scope.op(view) != "Reshape" else scope.producer(view.inputs[0])
+  view = None if product is None else scope.producer(product.inputs[0], "Reshape")
+  move = None if view is None else scope.producer(view.inputs[0])
   apart = only_reader(scope, node.outputs[0])
   back = None if apart is None or scope.op(apart) != "Reshape" else only_reader(scope, apart.outputs[0])
   if product is None or view is None or move is None or apart is None or back is None:

@@ -116,8 +116,8 @@ def _affine(dtype: str, has_bias: bool, alpha: float, beta: float) -> Program:
 def _weights(scope: Scope, node: gs.Node, turned: Turned) -> tuple[gs.Tensor, bool] | str:
   """The weights of a product and whether they are [N, K]; or why they are none."""
   w, trans_b = node.inputs[1], bool(node.attrs.get("transB", 0))
-  maker = scope.producer(w)
-  if maker is not None and scope.op(maker) == "Transpose" and maker.attrs.get("perm", [1, 0]) == [1, 0]:
+  maker = scope.producer(w, "Transpose")
+  if maker is not None and maker.attrs.get("perm", [1, 0]) == [1, 0]:
     w, trans_b = maker.inputs[0], not trans_b
   shape = scope.shape(w)
   if not scope.is_constant(w) or shape is None or len(shape) != 2:

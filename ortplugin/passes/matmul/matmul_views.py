@@ -37,8 +37,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if wide is not None:
     return Missed(node, f"'{wide.name}' is no row, so that the view behind the product changes its place")
   a = node.inputs[0]
-  maker = scope.producer(a)
-  x = maker.inputs[0] if maker is not None and scope.op(maker) in VIEWS else a
+  maker = scope.producer(a, *VIEWS)
+  x = a if maker is None else maker.inputs[0]
   x = x if _keeps_rows(scope, x, a) else a
   if not _same_rows(scope, x, y):
     if not any(is_pointwise(scope, each) for each in scope.consumers(y)):

@@ -29,8 +29,8 @@ def between_reshapes(scope: Scope, node: gs.Node) -> Outcome:
   """InstanceNormalization of [N, G, -1] between two Reshapes."""
   if scope.op(node) != "InstanceNormalization":
     return None
-  split, readers = scope.producer(node.inputs[0]), scope.consumers(node.outputs[0])
-  if split is None or scope.op(split) != "Reshape" or len(readers) != 1 or scope.op(readers[0]) != "Reshape":
+  split, readers = scope.producer(node.inputs[0], "Reshape"), scope.consumers(node.outputs[0])
+  if split is None or len(readers) != 1 or scope.op(readers[0]) != "Reshape":
     return None
   x, y = split.inputs[0], readers[0].outputs[0]
   given, made = scope.shape(x), scope.shape(split.outputs[0])

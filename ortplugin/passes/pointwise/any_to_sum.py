@@ -69,8 +69,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def _cast_of(scope: Scope, numbers: gs.Tensor) -> gs.Tensor | None:
   """The bools of which the tensor is a Cast."""
-  maker = scope.producer(numbers)
-  if maker is None or scope.op(maker) != "Cast" or maker.inputs[0].dtype != np.bool_:
+  maker = scope.producer(numbers, "Cast")
+  if maker is None or maker.inputs[0].dtype != np.bool_:
     return None
   return maker.inputs[0]
 

@@ -57,13 +57,12 @@ def _smaller(scope: Scope, scatter: ScatterNode) -> gs.Tensor:
       if (small == small.take([0], axis)).all():
         small = small.take([0], axis)
     return indices if small.size == known.size else scope.add_constant(small, indices.name)
-  node = scope.producer(indices)
-  while node is not None and scope.op(node) in ("Expand", "Tile"):
+  while (node := scope.producer(indices, "Expand", "Tile")) is not None:
     x = node.inputs[0]
     rank = scope.rank(x)
     if rank is None or rank > scatter.rank or (scope.op(node) == "Tile" and not _is_broadcast(scope, node)):
       break
-    indices, node = x, scope.producer(x)
+    indices = x
   missing = scatter.rank - (scope.rank(indices) or 0)
   return unsqueeze(scope, scatter.node, indices, range(missing))
 

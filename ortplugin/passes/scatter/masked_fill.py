@@ -46,11 +46,11 @@ def fill(scope: Scope, node: gs.Node) -> Outcome:
 
 def _mask(scope: Scope, indices: gs.Tensor) -> gs.Tensor | None:
   """The tensor whose true places the indices are; None if they are something else."""
-  rows = scope.producer(indices)
-  if rows is None or scope.op(rows) != "Transpose" or list(rows.attrs.get("perm", [1, 0])) != [1, 0]:
+  rows = scope.producer(indices, "Transpose")
+  if rows is None or list(rows.attrs.get("perm", [1, 0])) != [1, 0]:
     return None
-  places = scope.producer(rows.inputs[0])
-  return None if places is None or scope.op(places) != "NonZero" else places.inputs[0]
+  places = scope.producer(rows.inputs[0], "NonZero")
+  return None if places is None else places.inputs[0]
 
 
 def _single(scope: Scope, updates: gs.Tensor) -> gs.Tensor | None:
@@ -72,8 +72,8 @@ def _single(scope: Scope, updates: gs.Tensor) -> gs.Tensor | None:
 
 def _smaller(scope: Scope, mask: gs.Tensor) -> gs.Tensor:
   """The mask before it was repeated to its shape, which Where does itself."""
-  node = scope.producer(mask)
-  if node is None or scope.op(node) != "Expand" or scope.rank(node.inputs[0]) != scope.rank(mask):
+  node = scope.producer(mask, "Expand")
+  if node is None or scope.rank(node.inputs[0]) != scope.rank(mask):
     return mask
   return node.inputs[0]
 

@@ -71,8 +71,7 @@ def read_scatter(scope: Scope, node: gs.Node) -> ScatterNode | Missed | None:
 def _is_shape(scope: Scope, node: gs.Node) -> bool:
   """Whether it is a shape that is changed: ONNX Runtime computes those on the host."""
   data = node.inputs[0]
-  producer = scope.producer(data)
-  made = scope.is_constant(data) or (producer is not None and scope.op(producer) == "Shape")
+  made = scope.is_constant(data) or scope.producer(data, "Shape") is not None
   return made and data.dtype == np.int64 and scope.rank(data) == 1 and (element_count(scope.shape(data)) or 9) <= 8
 
 

@@ -64,8 +64,8 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
 
 def _transposed(scope: Scope, tensor: gs.Tensor) -> tuple[gs.Node | None, list[int] | None]:
   """The Transpose that makes the tensor, and its perm."""
-  node = scope.producer(tensor)
-  if node is None or scope.op(node) != "Transpose" or "perm" not in node.attrs:
+  node = scope.producer(tensor, "Transpose")
+  if node is None or "perm" not in node.attrs:
     return None, None
   return node, list(node.attrs["perm"])
 

@@ -34,8 +34,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if not node.inputs or not is_symmetric(scope, node):
     return None
   for index, tensor in enumerate(node.inputs):
-    expand = scope.producer(tensor)
-    if expand is None or scope.op(expand) != "Expand" or is_disputed(scope, expand.inputs[0]):
+    expand = scope.producer(tensor, "Expand")
+    if expand is None or is_disputed(scope, expand.inputs[0]):
       continue
     x, y = expand.inputs[0], node.outputs[0]
     operands = [scope.shape(x if at == index else each) for at, each in enumerate(node.inputs)]
@@ -71,8 +71,8 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
   views: list[gs.Node] = []
   operands: list[gs.Tensor] = []
   for tensor in node.inputs:
-    view = scope.producer(tensor)
-    if view is not None and scope.op(view) in VIEWS and equal(scope.shape(tensor), made):
+    view = scope.producer(tensor, *VIEWS)
+    if view is not None and equal(scope.shape(tensor), made):
       views.append(view)
       operands.append(view.inputs[0])
     elif element_count(scope.shape(tensor)) == 1:
@@ -86,8 +86,7 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
     return None
   if any((scope.rank(each) or 0) > len(whole) for each in operands):
     return None
-  makers = [scope.producer(view.inputs[0]) for view in views]
-  if not any(each is not None and scope.op(each) == "Expand" for each in makers):
+  if all(scope.producer(view.inputs[0], "Expand") is None for view in views):
     return None
   labels = tuple(dict.fromkeys(label(each) for each in (*views, node)))
   y, view = node.outputs[0], views[0]
@@ -105,8 +104,8 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
 
 def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
   """Lets a Transpose read what an Expand does, which goes behind it."""
-  expand = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
-  if expand is None or scope.op(expand) != "Expand" or scope.used_beyond(node.inputs[0], [node]):
+  expand = scope.producer(node.inputs[0], "Expand") if scope.op(node) == "Transpose" else None
+  if expand is None or scope.used_beyond(node.inputs[0], [node]):
     return None
   x, y = expand.inputs[0], node.outputs[0]
   given, made = scope.shape(x), scope.shape(y)

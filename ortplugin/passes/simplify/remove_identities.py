@@ -61,8 +61,8 @@ def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
 
 def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
   """The value that a Cast to a wider dtype and this one leave as it was."""
-  maker = scope.producer(cast.inputs[0])
-  if maker is None or scope.op(maker) != "Cast":
+  maker = scope.producer(cast.inputs[0], "Cast")
+  if maker is None:
     return None
   given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
   exact = given is not None and given == back and wide is not None and holds(wide, given)
@@ -77,8 +77,8 @@ def _is_whole(scope: Scope, update: gs.Node) -> bool:
   data, updates = update.inputs[:2]
   if scope.is_constant(updates) and not scope.is_constant(data):
     return False
-  inner = scope.producer(updates)
-  same = inner is not None and scope.op(inner) == UPDATE_SLICE and inner.inputs[0] is data
+  inner = scope.producer(updates, UPDATE_SLICE)
+  same = inner is not None and inner.inputs[0] is data
   forward = all(step > 0 for step in update.attrs.get("steps", ()))
   return forward and (same or equal(scope.shape(data), scope.shape(updates)))
 
