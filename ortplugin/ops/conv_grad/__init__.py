@@ -6,7 +6,7 @@
 For Y = Relu(Conv(X, W) + B) the program is `(T dy, T y) => (T dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }`, for a
 bare convolution `(T dz) => (T dz) {}`. reference.py has the sums.
 
-Domain `ortplugin`, version 1.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
 Attributes:
     `program` (string): docs/programs.md, without core operators. The first result is dZ, in T, the dtype of X and W.
     `gradients` (string): which of "dX", "dW", "dB" and "dZ" are wanted, in this order, separated by spaces.
@@ -14,16 +14,13 @@ Attributes:
     `transposed`: 1 for the gradients of a ConvTranspose (default 0).
     `layout`: "NCHW" (default) or "NHWC", as in FusedConv: W is [M, C/group, k..] or [M, k.., C/group], and for a
         ConvTranspose [C, M/group, k..] or [C, k.., M/group].
-    `group` (1), `strides` (ones), `dilations` (ones), `pads` (zeros; begins, then ends): as ONNX's. What auto_pad or
-        output_shape would say stands in `pads`.
-    `kernel_shape`: must be given.
+    `group` (1), `strides` (ones), `dilations` (ones), `pads` (zeros; begins, then ends), `kernel_shape` (required):
+        as ONNX's. What auto_pad or output_shape would say stands in `pads`.
     `output_padding` (zeros): read where X is not given: how much larger (smaller, if transposed) X's spatial sizes
         are than those from which a ConvTranspose (Conv) of dZ alone would be made; 0 where the strides divide.
     `weight_dtype` (string): the dtype of dW and dB; T by default, "float" to keep what is accumulated.
     `allow_tf32` (0): float32 products may be rounded to TF32 on a GPU.
-    `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW: "own" (a kernel of ours, where there is
-        one), "cudnn" (what its heuristics propose), or cuDNN's engine and its knobs, as `--tune` finds them; never
-        changes results beyond rounding. What the shapes, the GPU or its cuDNN don't have is "auto", with a warning.
+    `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW; never changes results beyond rounding.
 Inputs: X and W, as `operands` says, then one for each parameter of the program. Those broadcast to S, the shape of the
     convolution's value; floating dtypes only for X and W.
 Outputs: those of `gradients`, in order, then the program's results after the first, which have the shape S. dX has

@@ -5,11 +5,8 @@
     n    = s / sqrt(mean(s^2) + epsilon)                      RMSNormalization
     outs = epilogue(n, s, inputs)                             any pointwise program; gamma and beta are a Mul and an Add
 
-mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last, or over `axes`, which
-count from 0: the channels of [N, C, H, W] are "1". With `groups` they are taken over `axes` and each of so many equal
-parts of the axis `axis`: GroupNorm of [N, C, H, W] is axis=1, axes="2 3", of [N, H, W, C] axis=-1, axes="1 2". Once the
-parts are an axis and axes of length 1 are left out, the axes are at most two runs of neighbours, of which a second ends
-with the last axis: any others are an error.
+mean and var (biased, of the squared deviations) are taken over the axes that docs/programs.md says, with groups over
+each of their parts.
 
 Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
@@ -18,8 +15,8 @@ Inputs: one for each of the program's parameters, in order; float16, bfloat16, f
 Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
 Reductions run in float32, in float64 for double. Other arithmetic likewise.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
-    declared, shapes that do not broadcast, an axis out of range, groups that
-    do not divide theirs, more than two runs of axes.
+    declared, shapes that do not broadcast, an axis out of range, groups that do not divide theirs, more than two runs of
+    axes.
 """
 
 from collections.abc import Sequence
