@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
 
 
@@ -25,8 +26,6 @@ class Operator:
   """One fused operator. Every function takes the onnx.NodeProto and raises ModelError that names the node."""
 
   name: str
-  domain: str
-  version: int
   summary: str
   infer_shapes: Callable[[onnx.NodeProto, Sequence[TensorType]], list[TensorType]]
   """(node, inputs) -> outputs"""
@@ -34,6 +33,8 @@ class Operator:
   """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
   reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
   """(node, inputs) -> outputs, computed in float64"""
+  domain: str = DOMAIN
+  version: int = 1
   variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
   """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them.
     Of those that set the same attributes it takes the best, and goes on from there with those that set others."""

@@ -26,6 +26,7 @@ Errors: an invalid program or one with a core operator, attributes that contradi
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,11 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.graph.conv_geometry import ConvAttributes, out_shape, read_attributes
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv import reference as reference_module
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.program import Program
 
 NAME = "FusedConv"
 ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -51,19 +50,9 @@ def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
   return read_attributes(node)
 
 
-def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-  return read_epilogue(node, own_inputs=2)
-
-
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """Every output's dtype as declared and the convolution's shape, None where the inputs' shapes do not tell."""
-  attributes, program = attributes_of(node), program_of(node)
-
-  def shape(x: Shape | None, w: Shape | None) -> Shape | None:
-    return out_shape(attributes, x, w)
-
-  return infer_results(node, program, inputs, shape)
+  return infer_results(node, read_epilogue(node), inputs, partial(out_shape, attributes_of(node)))
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
@@ -72,20 +61,18 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
   then done in float.
   """
-  return decompose_around(node, attributes_of(node), program_of(node), opset, "Conv", ATTRIBUTES)
+  return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "Conv", ATTRIBUTES)
 
 
 def reference(
   node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
   """The outputs in NumPy, computed in float64; see reference.py."""
-  return reference_module.conv(attributes_of(node), program_of(node), inputs, rounded)
+  return reference_module.conv(attributes_of(node), read_epilogue(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a convolution with bias, activation, residual and whatever else is pointwise, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

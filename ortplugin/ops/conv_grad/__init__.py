@@ -38,7 +38,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.base import Operator
@@ -150,8 +149,6 @@ def device_variants(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="gradients of Conv and ConvTranspose: input, weight, bias, through what is pointwise after them",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -26,13 +26,11 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
 from ortplugin.ops.conv_transpose import reference as reference_module
-from ortplugin.program import Program
 
 NAME = "FusedConvTranspose"
 ATTRIBUTES = (
@@ -46,19 +44,10 @@ def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
   return read_attributes(node, transposed=True)
 
 
-def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-  return read_epilogue(node, own_inputs=2)
-
-
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """Every output's dtype as declared and the result's shape, None where the inputs' shapes do not tell."""
-  attributes, program = attributes_of(node), program_of(node)
-
-  def shape(x: Shape | None, w: Shape | None) -> Shape | None:
-    return out_shape(attributes, x, w)
-
-  results = infer_results(node, program, inputs, shape)
+  attributes = attributes_of(node)
+  results = infer_results(node, read_epilogue(node), inputs, partial(out_shape, attributes))
   if attributes.output_layout == attributes.layout:
     return results
   return [TensorType(each.dtype, None if each.shape is None else first(each.shape)) for each in results]
@@ -70,20 +59,18 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
   bfloat16: it is then done in float.
   """
-  return decompose_around(node, attributes_of(node), program_of(node), opset, "ConvTranspose", ATTRIBUTES)
+  return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "ConvTranspose", ATTRIBUTES)
 
 
 def reference(
   node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
   """The outputs in NumPy, computed in float64; see reference.py."""
-  return reference_module.conv_transpose(attributes_of(node), program_of(node), inputs, rounded)
+  return reference_module.conv_transpose(attributes_of(node), read_epilogue(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -15,8 +15,8 @@ Inputs: one for each of the program's parameters, in order; float16, bfloat16, f
 Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
 Reductions run in float32, in float64 for double. Other arithmetic likewise.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
-    declared, shapes that do not broadcast, an axis out of range, groups that do not divide theirs, more than two runs of
-    axes.
+    declared, shapes that do not broadcast, an axis out of range, groups that do not divide theirs, more than two runs
+    of axes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
@@ -124,8 +123,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="layer or RMS normalisation with pointwise prologue and epilogue",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import to_onnx
@@ -63,8 +62,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="any chain of pointwise operators, with broadcasting",
   infer_shapes=infer_shapes,
   decompose=decompose,

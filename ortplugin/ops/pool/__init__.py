@@ -32,7 +32,6 @@ from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -240,8 +239,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="maximum and average pooling, over windows or over all of an image, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -30,7 +30,6 @@ from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -189,8 +188,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="an image of another size, by the nearest element or linearly, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

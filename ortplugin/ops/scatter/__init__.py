@@ -30,7 +30,6 @@ import onnx
 from onnx import AttributeProto
 
 from ortplugin.errors import ModelError, near_names
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import MINIMUM_OPSET, Builder
@@ -258,8 +257,6 @@ def _operator(name: str, summary: str) -> Operator:
   run: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]] = reference
   return Operator(
     name=name,
-    domain=DOMAIN,
-    version=1,
     summary=summary,
     infer_shapes=infer_shapes,
     decompose=decompose,

@@ -27,7 +27,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape, TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
@@ -143,8 +142,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="sums over axes of what pointwise operators compute, and such values, in one pass",
   infer_shapes=infer_shapes,
   decompose=decompose,

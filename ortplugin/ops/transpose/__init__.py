@@ -21,7 +21,6 @@ import onnx
 from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, TensorType
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -106,8 +105,6 @@ def reference(node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]]) -> list[
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a part of a tensor with its axes in another order, in one copy",
   infer_shapes=infer_shapes,
   decompose=decompose,
