@@ -21,6 +21,11 @@ CONSTANT_ELEMENTS = 1024  # constants up to this size are looked at
 KEEPS_SHAPE = ("Cast", "Identity", "Relu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "LayerNormalization")
 
 
+def optional_input(node: gs.Node, index: int) -> gs.Tensor | None:
+  """An input that may be left out."""
+  return node.inputs[index] if index < len(node.inputs) and not node.inputs[index].is_empty() else None
+
+
 class Scope:
   """One graph, outermost or a body, while a pass works on it.
 
@@ -110,6 +115,17 @@ class Scope:
     if array is None or array.size != 1 or array.dtype == object or array.dtype.kind in "SUbc":
       return None
     return float(array.reshape(()).astype(np.float64))
+
+  def axes(self, node: gs.Node) -> list[int] | None:
+    """The axes of a reduction, Squeeze or Unsqueeze, an attribute or its second input: as they are given, [] where none
+    are; None where they are no constant.
+    """
+    given, tensor = node.attrs.get("axes"), optional_input(node, 1)
+    if given is None and tensor is not None:
+      given = self.constant(tensor)
+      if given is None:
+        return None
+    return [] if given is None else [int(axis) for axis in np.reshape(given, -1)]  # ONNX Runtime takes a scalar, too
 
   def dtype(self, tensor: gs.Tensor) -> str | None:
     """The dtype in the language of programs; None if unknown or not in it."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.columns import Vector
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count
 
@@ -102,7 +102,8 @@ def _of_range(scope: Scope, node: gs.Node) -> Progression | None:
 
 def _of_slice(scope: Scope, node: gs.Node) -> Progression | None:
   whole = progression(scope, node.inputs[0], None)
-  step = 1.0 if len(node.inputs) < 5 or node.inputs[4].is_empty() else scope.scalar(node.inputs[4])
+  given = optional_input(node, 4)
+  step = 1.0 if given is None else scope.scalar(given)
   if whole is None or not step:
     return None
   return Progression(node.outputs[0], whole.step * int(step), whole.reason)

@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.lengths import ONE, Length
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Term, whole
@@ -30,7 +30,6 @@ from ortplugin.passes.attention.operator_axes import (
   default_scale,
   lengths_of,
   make_atoms,
-  optional_input,
   read_heads,
   read_packed,
 )

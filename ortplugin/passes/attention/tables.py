@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.lengths import ONE, Length, dims
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.attention.node import is_attention, tables_of
@@ -191,8 +191,7 @@ def _why_no_cache(scope: Scope, found: Rotation, place: Place) -> str | None:
 
 
 def _positions(node: gs.Node) -> gs.Tensor | None:
-  index = 1 if f"{node.domain}::{node.op}" == CONTRIB else 3
-  return node.inputs[index] if len(node.inputs) > index and not node.inputs[index].is_empty() else None
+  return optional_input(node, 1 if f"{node.domain}::{node.op}" == CONTRIB else 3)
 
 
 def _from_cache(scope: Scope, node: gs.Node, cache: gs.Tensor, operator: gs.Node, place: Place) -> gs.Tensor:

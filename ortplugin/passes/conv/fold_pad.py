@@ -8,7 +8,7 @@ A MaxPool stays: it pads with the lowest number, not with zero.
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.ort_shapes import windows_fit
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
@@ -56,10 +56,10 @@ def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
   else:
     pads = _integers(scope, pad, 1, "the pads") or []
     axes = _integers(scope, pad, 3, "the axes")
-    filled = len(pad.inputs) > 2 and not pad.inputs[2].is_empty()
-    number = scope.scalar(pad.inputs[2]) if filled and attached(pad.inputs[2], "initial") is None else None
-    if filled and number is None:
-      raise _StaysError(f"the value of {label(pad)}, '{pad.inputs[2].name}', is no constant")
+    filled = optional_input(pad, 2)
+    number = scope.scalar(filled) if filled is not None and attached(filled, "initial") is None else None
+    if filled is not None and number is None:
+      raise _StaysError(f"the value of {label(pad)}, '{filled.name}', is no constant")
     value = number or 0.0
   if value != 0:
     raise _StaysError(f"{label(pad)} pads with {value:g}, not with 0")
@@ -82,11 +82,12 @@ def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
 
 def _integers(scope: Scope, pad: gs.Node, index: int, what: str) -> list[int] | None:
   """The values of a constant input; None if it is absent."""
-  if index >= len(pad.inputs) or pad.inputs[index].is_empty():
+  given = optional_input(pad, index)
+  if given is None:
     return None
-  array = scope.constant(pad.inputs[index])
+  array = scope.constant(given)
   if array is None:
-    raise _StaysError(f"{what} of {label(pad)}, '{pad.inputs[index].name}', are no constant")
+    raise _StaysError(f"{what} of {label(pad)}, '{given.name}', are no constant")
   return [int(each) for each in array.reshape(-1)]
 
 

@@ -7,7 +7,7 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.ort_shapes import may_crop
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
@@ -25,7 +25,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if op is None or len(node.inputs) < 2:
     return None
   x, w = node.inputs[:2]
-  bias = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+  bias = optional_input(node, 2)
   dtype = conv_dtype(scope, node)
   reason = unsupported(scope) or unknown_rank(scope, x) or unknown_rank(scope, w)
   if reason is None and dtype is None:

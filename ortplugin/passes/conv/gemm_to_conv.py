@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import labelled
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node
@@ -78,9 +78,9 @@ def _bias(scope: Scope, node: gs.Node, count: int) -> npt.NDArray[Any] | str | N
   scale = [float(node.attrs.get(name, 1)) for name in ("alpha", "beta")]
   if node.attrs.get("transA", 0) or scale != [1, 1]:
     return f"it has transA = {node.attrs.get('transA', 0)}, alpha = {scale[0]:g} and beta = {scale[1]:g}"
-  if len(node.inputs) < 3 or node.inputs[2].is_empty():
+  given = optional_input(node, 2)
+  if given is None:
     return None
-  given = node.inputs[2]
   bias = None if attached(given, "initial") is not None else scope.constant(given, ELEMENTS)
   # [N, 1] is one number for each row, even where there are as many rows as columns.
   if bias is None or (bias.size != 1 and bias.shape not in ((count,), (1, count))):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import NotFoldableError, constant
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Missed, Outcome, Rule, RulePass, replaced
 
@@ -80,7 +80,8 @@ def _of_channels(scope: Scope, node: gs.Node) -> bool:
 def _part(scope: Scope, node: gs.Node) -> _Part:
   """A convolution. Raises NotFoldableError for what is not depthwise, or not known."""
   filters = constant(scope, node.inputs[1], "the filters")
-  bias = constant(scope, node.inputs[2], "the bias") if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+  given = optional_input(node, 2)
+  bias = None if given is None else constant(scope, given, "the bias")
   axes = filters.ndim - 2
   if filters.shape[1] != 1 or int(node.attrs.get("group", 1)) != len(filters):
     raise NotFoldableError(f"{label(node)} is not depthwise")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import NotFoldableError, Wide, constant, stored
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
@@ -34,9 +34,10 @@ def weight_of(scope: Scope, conv: gs.Node) -> tuple[npt.NDArray[Any], int]:
 
 def bias_of(scope: Scope, node: gs.Node, channels: int) -> Wide:
   """The bias of a convolution or BatchNormalization; zeros if it has none."""
-  if len(node.inputs) < 3 or node.inputs[2].is_empty():
+  given = optional_input(node, 2)
+  if given is None:
     return np.zeros(channels)
-  bias = constant(scope, node.inputs[2], f"the bias of {label(node)}").astype(np.float64)
+  bias = constant(scope, given, f"the bias of {label(node)}").astype(np.float64)
   if bias.shape != (channels,):
     raise NotFoldableError(f"the bias of {label(node)} has the shape {list(bias.shape)}, not [{channels}]")
   return bias
@@ -48,7 +49,7 @@ def store(
   """Gives the node new constants; raises, before it changes anything, if they don't fit the dtypes."""
   given = list(node.inputs)
   new_weight = stored(weight, old.dtype, f"the weight of {label(node)}", peaks)
-  given_bias = given[2] if len(given) > 2 and not given[2].is_empty() else None
+  given_bias = optional_input(node, 2)
   keeps_none = given_bias is None and not bias.any()
   new_bias = stored(bias, old.dtype if given_bias is None else given_bias.dtype, f"the bias of {label(node)}")
   name = given[1].name

@@ -105,8 +105,3 @@ def _may_be_longer(scope: Scope, name: str, tensor: gs.Tensor, x: gs.Tensor) -> 
     f"{name}, '{tensor.name}', of shape {show(scope.shape(tensor))} may be longer than '{x.name}' of shape "
     f"{show(scope.shape(x))}; fix the shapes of the model's inputs with --input-shape"
   )
-
-
-def optional(node: gs.Node, index: int) -> gs.Tensor | None:
-  """An input that may be left out."""
-  return node.inputs[index] if index < len(node.inputs) and not node.inputs[index].is_empty() else None
