@@ -18,6 +18,7 @@ from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 FLOATS = ["float16", "bfloat16"]
 # x, filters: less than a tile; several tiles along N and K, several blocks along N; what none of them divides. All with
@@ -36,12 +37,6 @@ SHAPES = [
   ((12, 384, 80, 75), 192),
   ((8, 192, 96, 100), 64),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _hopper():
-  if cupy.cuda.Device().compute_capability != "90":
-    pytest.skip("its instructions are Hopper's")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
