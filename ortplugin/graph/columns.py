@@ -6,17 +6,17 @@ where that vector is start, start + step, start + 2 step, ..., the column is a s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.extents import extent, extents, unsqueezed_axes
 from ortplugin.graph.facts import Scope
 
 INDEX_ELEMENTS = 1 << 22  # constant indices up to this many elements are looked at
 
-Vector: TypeAlias = gs.Tensor | npt.NDArray[Any]
+Vector: TypeAlias = gs.Tensor | Array
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def trace(scope: Scope, tensor: gs.Tensor) -> Column | None:
   return Column(long[0] if long else None, tensor) if len(long) <= 1 else None
 
 
-def _of_array(array: npt.NDArray[Any]) -> Column | None:
+def _of_array(array: Array) -> Column | None:
   if array.size == 0:
     return None
   varying = [axis for axis in range(array.ndim) if (array != array.take([0], axis)).any()]

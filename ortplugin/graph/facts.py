@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from ortplugin.arrays import Array
 from ortplugin.graph.convert import all_graphs, is_external, local_functions
 from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.labels import label
@@ -98,7 +98,7 @@ class Scope:
 
   # Values
 
-  def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> npt.NDArray[Any] | None:
+  def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> Array | None:
     """The value, if it is a constant of at most so many elements that no caller may override; else None."""
     if not isinstance(tensor, gs.Constant):
       producer = self.producer(tensor, "Constant")
@@ -218,7 +218,7 @@ class Scope:
     self.slots[self.position.pop(id(node))] = None
     _detach(node)
 
-  def add_constant(self, array: npt.NDArray[Any], hint: str) -> gs.Constant:
+  def add_constant(self, array: Array, hint: str) -> gs.Constant:
     """A new initializer of this graph."""
     constant = gs.Constant(self.unique(hint), np.ascontiguousarray(array).reshape(array.shape))
     if "constants" not in vars(self.graph):
@@ -293,7 +293,7 @@ def _detach(node: gs.Node) -> None:
     list.clear(tensors)
 
 
-def value_of(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
+def value_of(constant: gs.Constant, elements: int) -> Array | None:
   """What a Constant of at most so many elements holds; None for a larger one. gs.Constant.values would decode it."""
   values = constant._values
   if values.dtype is None or int(np.prod(values.shape, dtype=object)) > elements:
@@ -303,7 +303,7 @@ def value_of(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
   return None if is_external(values.tensor) else numpy_helper.to_array(values.tensor)
 
 
-def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
+def held_by(node: gs.Node, elements: int) -> Array | None:
   """What the operator Constant gives, as `value_of`."""
   attributes = node.attrs
   if isinstance(attributes.get("value"), gs.Constant):
@@ -316,7 +316,7 @@ def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
   return None
 
 
-def known_values(tensor: gs.Tensor, elements: int) -> npt.NDArray[Any] | None:
+def known_values(tensor: gs.Tensor, elements: int) -> Array | None:
   """What a Constant or the output of an operator Constant holds, as `value_of`; None of anything else."""
   if isinstance(tensor, gs.Constant):
     return value_of(tensor, elements)

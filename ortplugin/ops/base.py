@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
 
@@ -31,7 +30,7 @@ class Operator:
   """(node, inputs) -> outputs"""
   decompose: Callable[[onnx.NodeProto, int], list[onnx.NodeProto]]
   """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
-  reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
+  reference: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]]
   """(node, inputs) -> outputs, computed in float64"""
   domain: str = DOMAIN
   version: int = 1

@@ -27,12 +27,10 @@ Errors: an invalid program or one with a core operator, attributes that contradi
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.graph.conv_geometry import ConvAttributes, out_shape, read_attributes
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
@@ -64,9 +62,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "Conv", ATTRIBUTES)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
   return reference_module.conv(attributes_of(node), read_epilogue(node), inputs, rounded)
 

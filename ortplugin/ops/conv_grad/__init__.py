@@ -34,9 +34,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops import pointwise_reference
@@ -69,9 +69,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
   return [made[name] for name in gradient.gradients] + extra
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; `rounded`: in their own dtypes, else before that last rounding.
 
   dX and dW are made from the dZ that float64 arithmetic gives, rounded to T: what the kernels store.
@@ -84,7 +82,7 @@ def reference(
   results = [(np.broadcast_to(values[each.name], whole), each.dtype) for each in gradient.program.results]
   given = {name: _first(each, gradient) for name, each in zip(gradient.operands, inputs, strict=False)}
   z = _first(pointwise_reference.rounded(*results[0]), gradient).astype(np.float64)
-  made: dict[str, npt.NDArray[Any]] = {}
+  made: dict[str, Array] = {}
   if "dX" in gradient.gradients:
     made["dX"] = _last(_data(gradient, z, given["W"], shapes), gradient)
   if "dW" in gradient.gradients:
@@ -100,25 +98,25 @@ def _window(gradient: Gradient) -> reference_module.Window:
   return reference_module.Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
 
 
-def _data(gradient: Gradient, z: npt.NDArray[Any], w: npt.NDArray[Any], shapes: Shapes) -> npt.NDArray[Any]:
+def _data(gradient: Gradient, z: Array, w: Array, shapes: Shapes) -> Array:
   assert shapes.x is not None
   sizes = [int(size) for size in shapes.x[2:] if size is not None]
   make = reference_module.forward if gradient.transposed else reference_module.data_gradient
   return make(z, w, sizes, _window(gradient))
 
 
-def _weight(gradient: Gradient, z: npt.NDArray[Any], x: npt.NDArray[Any], shapes: Shapes) -> npt.NDArray[Any]:
+def _weight(gradient: Gradient, z: Array, x: Array, shapes: Shapes) -> Array:
   assert shapes.w is not None
   kernel = [int(size) for size in shapes.w[2:] if size is not None]
   small, large = (x, z) if gradient.transposed else (z, x)
   return reference_module.weight(small, large, kernel, _window(gradient))
 
 
-def _first(array: npt.NDArray[Any], gradient: Gradient) -> npt.NDArray[Any]:
+def _first(array: Array, gradient: Gradient) -> Array:
   return np.moveaxis(array, -1, 1) if gradient.channels_last else np.asarray(array)
 
 
-def _last(array: npt.NDArray[Any], gradient: Gradient) -> npt.NDArray[Any]:
+def _last(array: Array, gradient: Gradient) -> Array:
   return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if gradient.channels_last else array
 
 

@@ -20,12 +20,11 @@ Errors: an invalid program, another number of inputs or outputs than the program
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
@@ -114,9 +113,7 @@ def _reshape(builder: Builder, value: str, shape: str, output: str = "") -> str:
   return builder.op("Reshape", value, shape, output=output, **zero)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
   return reference_module.layer_norm(program_of(node), inputs, rounded)
 

@@ -26,10 +26,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
 from ortplugin.graph.shapes import Dim, Shape, TensorType
@@ -224,9 +224,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return builder.nodes
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
   pool = attributes_of(node)
   (x,) = inputs

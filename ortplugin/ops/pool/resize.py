@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
 from ortplugin.graph.shapes import Dim, Shape, TensorType
@@ -170,9 +170,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return b.nodes
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
   resize = attributes_of(node)
   (x,) = inputs

@@ -20,12 +20,10 @@ Errors: an invalid program, one without SumTo or with a normalisation, a SumTo t
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.shapes import Shape, TensorType, broadcast
 from ortplugin.ops.base import Operator
@@ -133,9 +131,7 @@ def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str
     builder.cast(builder.sum(builder.cast(x, wide), axes, keepdims), dtype, output)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
   return reference_module.sum_to(program_of(node), inputs, rounded)
 

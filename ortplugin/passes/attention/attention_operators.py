@@ -4,13 +4,12 @@ What they have beyond FusedAttention, such as a length for each row, is a reason
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope, optional_input
@@ -220,7 +219,7 @@ def _causal(node: gs.Node, atoms: Atoms, cache: Cache | None = None) -> str:
   return _corner(atoms, cache)
 
 
-def _parts(scope: Scope, bias: gs.Tensor, tensors: Sequence[gs.Tensor]) -> list[npt.NDArray[Any]]:
+def _parts(scope: Scope, bias: gs.Tensor, tensors: Sequence[gs.Tensor]) -> list[Array]:
   """The parts for Q, K and V of one bias."""
   values = None if attached(bias, "initial") is not None else scope.constant(bias, ELEMENTS)
   widths = [lengths_of(scope, each)[-1].known or 0 for each in tensors]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ortplugin.arrays import Array
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.axes import Atom, flat
@@ -12,7 +13,6 @@ from ortplugin.passes.attention.mask_values import (
   ABSORBING,
   ELEMENTS,
   LOWEST,
-  Array,
   causal_window,
   filled_in,
   mask_values,

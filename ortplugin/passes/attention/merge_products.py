@@ -10,12 +10,11 @@ one number, which is what repeated-constants makes of equal ones, is that number
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
@@ -28,8 +27,6 @@ from ortplugin.passes.emit import emit
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
 TAIL = " (h d)"
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ so that attention-rotary knows it, and nothing is taken apart and put together. 
 infinity a row in front has a NaN then; scores are NaN or infinite either way.)
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import labelled
@@ -77,7 +75,7 @@ def _rows(scope: Scope, tensor: gs.Tensor, axis: int) -> tuple[gs.Node, int, int
   return (node, *slice(*numbers[:2]).indices(length)[:2]) if isinstance(length, int) else None
 
 
-def _table(scope: Scope, table: gs.Tensor, found: Rotation, axis: int, rows: int) -> npt.NDArray[Any] | None:
+def _table(scope: Scope, table: gs.Tensor, found: Rotation, axis: int, rows: int) -> Array | None:
   """The values, with a column for each element; None if they are not constant, with a row for each rotated one."""
   values = scope.constant(table, ELEMENTS)
   if values is None or values.ndim < -axis or values.shape[axis] != rows:

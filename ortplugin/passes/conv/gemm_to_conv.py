@@ -6,11 +6,9 @@ That is a classifier after convolutions with channels last, and its second layer
 draws that in through the view. So does a MatMul.
 """
 
-from typing import Any
-
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope, optional_input
@@ -71,7 +69,7 @@ def pixels_of(scope: Scope, x: gs.Tensor) -> gs.Tensor | None:
   return None
 
 
-def _bias(scope: Scope, node: gs.Node, count: int) -> npt.NDArray[Any] | str | None:
+def _bias(scope: Scope, node: gs.Node, count: int) -> Array | str | None:
   """The bias of a Gemm, one number for each column or one for all; None if it has none; else why it is no bias."""
   if scope.op(node) == "MatMul":
     return None

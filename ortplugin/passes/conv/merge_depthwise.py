@@ -9,12 +9,11 @@ zeros of the filter make NaN of it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import NotFoldableError, constant
 from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
@@ -28,8 +27,8 @@ SLOW = "in float32 one large filter may be slower on a CPU; optimize it for a GP
 class _Part:
   """A depthwise convolution: its filters [C, 1, spatial..], biases [C], and how far it pads before and after."""
 
-  filters: npt.NDArray[Any]
-  bias: npt.NDArray[Any] | None
+  filters: Array
+  bias: Array | None
   pads_begin: tuple[int, ...]
   pads_end: tuple[int, ...]
   strides: tuple[int, ...]

@@ -22,9 +22,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
@@ -80,7 +80,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   return replaced(scope, [node], new, list(node.outputs))
 
 
-def turned(weights: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
+def turned(weights: Array, group: int) -> Array:
   """The convolution's weights [M, kernel.., C/group] from [C, kernel.., M/group], those of the transposed one."""
   rows, *kernel, columns = weights.shape
   apart = np.flip(weights, tuple(range(1, weights.ndim - 1))).reshape(group, rows // group, *kernel, columns)
@@ -101,7 +101,7 @@ def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
   return f"its pads {given} cut off more than its kernel adds" if min(pads) < 0 else pads
 
 
-def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
+def _loss(scope: Scope, node: gs.Node, weights: Array, group: int) -> str | None:
   """Why a convolution is not known to be faster; None if it is."""
   columns, kernel = weights.shape[-1], weights.shape[1:-1]
   small = len(kernel) == 2 and max(kernel) <= DEPTHWISE_FILTER and prod(kernel) <= DEPTHWISE_TAPS

@@ -1,12 +1,10 @@
 """Weight and bias of a convolution, or scale and bias of a BatchNormalization, as a pass reads and replaces them."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import NotFoldableError, Wide, constant, stored
+from ortplugin.arrays import Array, Wide
+from ortplugin.graph.channels import NotFoldableError, constant, stored
 from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 
@@ -20,7 +18,7 @@ def only_for(scope: Scope, tensor: gs.Tensor, node: gs.Node) -> None:
     raise NotFoldableError(used)
 
 
-def weight_of(scope: Scope, conv: gs.Node) -> tuple[npt.NDArray[Any], int]:
+def weight_of(scope: Scope, conv: gs.Node) -> tuple[Array, int]:
   """The weights of a convolution, and its groups."""
   tensor = conv.inputs[1]
   weight, groups = constant(scope, tensor, f"the weight of {label(conv)}"), int(conv.attrs.get("group", 1))
@@ -43,9 +41,7 @@ def bias_of(scope: Scope, node: gs.Node, channels: int) -> Wide:
   return bias
 
 
-def store(
-  scope: Scope, node: gs.Node, old: npt.NDArray[Any], weight: Wide, peaks: Wide, bias: npt.NDArray[np.float64]
-) -> None:
+def store(scope: Scope, node: gs.Node, old: Array, weight: Wide, peaks: Wide, bias: Wide) -> None:
   """Gives the node new constants; raises, before it changes anything, if they don't fit the dtypes."""
   given = list(node.inputs)
   new_weight = stored(weight, old.dtype, f"the weight of {label(node)}", peaks)

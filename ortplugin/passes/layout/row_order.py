@@ -16,12 +16,12 @@ them move memory, a Concat or Gather among them, or three: one or two Transposes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.slices import constant_slices
@@ -180,7 +180,7 @@ def _axis_of_view(rows: Rows, axis: int, made: Sequence[int], width: int) -> int
   return places[0]
 
 
-def _within(indices: npt.NDArray[Any], size: int) -> bool:
+def _within(indices: Array, size: int) -> bool:
   return bool(((indices >= -size) & (indices < size)).all())
 
 

@@ -16,12 +16,11 @@ that a model makes of x [N, H, W, C] by a Transpose and a Reshape to [N * W, H, 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
@@ -37,7 +36,6 @@ from ortplugin.passes.matmul.batch_first import only_reader
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product, product_node
 from ortplugin.passes.matmul.matmul_views import is_row
 
-Array = npt.NDArray[Any]
 DTYPES = ("float16", "bfloat16")
 FUSED = f"{DOMAIN}::{NAME}"
 ACTIVATIONS = ["Sigmoid", "Tanh", "Tanh"]

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
@@ -161,7 +161,7 @@ def _tables(scope: Scope, shape: tuple[int, ...]) -> Iterator[gs.Constant]:
         yield table
 
 
-def _same_bits(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
+def _same_bits(a: Array, b: Array) -> bool:
   return bool(np.array_equal(a.view(np.uint16), np.ascontiguousarray(b).view(np.uint16)))
 
 

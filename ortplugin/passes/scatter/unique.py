@@ -1,11 +1,9 @@
 """Whether a scatter surely updates no element twice: then its order does not matter, and nothing has to be sorted."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.columns import INDEX_ELEMENTS, Vector, columns, trace
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.progression import progression
@@ -87,7 +85,7 @@ def _of_different_places(scope: Scope, vector: gs.Tensor) -> bool:
   return vector is node.outputs[-1]
 
 
-def _wrapped(indices: npt.NDArray[Any], size: object) -> npt.NDArray[Any] | None:
+def _wrapped(indices: Array, size: object) -> Array | None:
   """The indices counted from the front; None where that needs a size that is not known."""
   wide = indices.astype(np.int64)
   if isinstance(size, int):

@@ -4,12 +4,11 @@ y = GatherND(x, [[[[0, 0], [0, 1], ..]], [[[1, 0], ..]], ..])     x [B, S]     b
 """
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import element_count
@@ -36,7 +35,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   return replaced(scope, [node], new, [y])
 
 
-def _shape(scope: Scope, node: gs.Node, dims: list[int], indices: npt.NDArray[Any]) -> list[int] | None:
+def _shape(scope: Scope, node: gs.Node, dims: list[int], indices: Array) -> list[int] | None:
   """The shape of what is read, if that is all, in order; else None."""
   if scope.op(node) == "Gather":
     axis = int(node.attrs.get("axis", 0)) % len(dims)

@@ -6,12 +6,10 @@
 BERT has one token type where it is not told them. The rows of the table are a constant then.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import is_symmetric
@@ -63,7 +61,7 @@ def _fits(scope: Scope, reader: gs.Node, tensor: gs.Tensor, shape: Shape) -> boo
   return equal(broadcast(operands), scope.shape(reader.outputs[0]))
 
 
-def _once(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def _once(array: Array) -> Array | None:
   """The array with length 1 on each axis along which it is the same, to the bit; None of one without elements."""
   if not array.size or array.dtype == object:
     return None
