@@ -8,17 +8,14 @@ from functools import partial
 from itertools import cycle
 
 import numpy as np
-import pytest
 from node_cases import Array
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, bind, host, keep_busy, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, bind, cupy, host, keep_busy, make, python, run, run_bound, same_bits
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
-
-cupy = pytest.importorskip("cupy")
 
 
 @dataclass(frozen=True)

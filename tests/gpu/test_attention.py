@@ -9,13 +9,11 @@ from attention_cases import CASES, GROWING, LARGE_CASES, TF32_CASES, by_name, ca
 from node_cases import model_with
 
 import ortplugin
-from gpu.device import host, make, need_memory, run, run_bound
+from gpu.device import cupy, host, make, need_memory, run, run_bound
 from gpu.sessions import check_addresses, check_capture, check_repeats, check_replays, check_stream, check_threads
 from gpu.sessions import trial as trial_of
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.program import NUMPY_DTYPES
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernels can take.
 CHOSEN = (

@@ -13,7 +13,7 @@ from onnx import helper
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
+from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound, same_bits
 from gpu.sessions import (
   check_addresses,
   check_capture,
@@ -23,8 +23,6 @@ from gpu.sessions import (
   check_threads,
   trial,
 )
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernel can take.
 CHOSEN = (

@@ -11,7 +11,7 @@ from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, exp
 from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF
 
-from gpu.device import make, run
+from gpu.device import cupy, make, run
 from gpu.sessions import (
   Trial,
   check_addresses,
@@ -25,8 +25,6 @@ from gpu.sessions import (
 )
 from gpu.test_few_output_channels import NOT_TAKEN
 from ortplugin.ops.matmul import OPERATOR
-
-cupy = pytest.importorskip("cupy")
 
 GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"

@@ -10,8 +10,6 @@ from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
 from gpu.transposed import MAXIMA
 
-cupy = pytest.importorskip("cupy")
-
 FLOATS = ["float16", "bfloat16"]
 # x, filters: pixels that are no vectors, one of them, less and more than a thread's of all blocks.
 FEW = [

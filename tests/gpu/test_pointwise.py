@@ -25,7 +25,7 @@ from pointwise_cases import (
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, need_memory, python, run, run_bound
+from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound
 from gpu.sessions import (
   check_addresses,
   check_capture,
@@ -35,8 +35,6 @@ from gpu.sessions import (
   check_threads,
   trial,
 )
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernel can take: vectors of whole rows, across rows, with a tail, of all dtypes.
 CHOSEN = (

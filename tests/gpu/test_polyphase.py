@@ -7,12 +7,11 @@ import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import typed
 
-from gpu.device import host, make, run, run_bound
+from gpu.device import cupy, host, make, run, run_bound
 from gpu.sessions import check_graph, permuted
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
-cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.usefixtures("hopper")
 
 # An operand of each image, one of each row, results of several sizes.

@@ -9,11 +9,9 @@ from ort.host import make as make_on_cpu
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
-from gpu.device import at_offset, host, make, need_memory, run, run_bound, same_bits
+from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import check_capture, check_replays, check_threads, trial
 from ortplugin.graph.domains import DOMAIN
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernels can take.
 CHOSEN = (

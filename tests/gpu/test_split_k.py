@@ -12,7 +12,6 @@ from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
 
-cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.usefixtures("hopper")
 
 SAME = {"pads": [1, 1, 1, 1]}

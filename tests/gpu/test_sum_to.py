@@ -20,10 +20,8 @@ from sum_to_cases import (
 )
 
 import ortplugin
-from gpu.device import make, need_memory, run, run_bound
+from gpu.device import cupy, make, need_memory, run, run_bound
 from gpu.sessions import check_addresses, check_capture, check_repeats, check_replays, check_threads, trial
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernel can take.
 CHOSEN = (
