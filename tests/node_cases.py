@@ -3,21 +3,20 @@
 import re
 import zlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import pytest
 from onnx import helper
 from onnx_models import all_attributes, built, computed
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops import Operator, find
+from ortplugin.ops import Operator, TensorType, find
 from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, parse
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 OPSET = 18  # of ai.onnx, where a decomposition or a comparison needs it
@@ -61,12 +60,13 @@ def changed(node, changes):
 
 
 def assert_invalid(node, reason):
-  """The decomposition refuses the node with its name, its operator and the reason."""
-  operator = find(node.domain, node.op_type)
-  with pytest.raises(ModelError) as caught:
-    operator.decompose(node, OPSET)
-  assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
-  assert reason in str(caught.value)
+  """The decomposition and shape inference refuse the node with its name, its operator and the reason."""
+  operator, unknown = find(node.domain, node.op_type), [TensorType(None, None)] * len(node.input)
+  for refuse in (lambda: operator.decompose(node, OPSET), lambda: operator.infer_shapes(node, unknown)):
+    with pytest.raises(ModelError) as caught:
+      refuse()
+    assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def output_name(program, result):

@@ -7,7 +7,9 @@ float64 reference. `check` compares; its docstring derives the tolerance.
 from dataclasses import dataclass
 
 import numpy as np
-from node_cases import UNIT_ROUNDOFF, Expectation, ProgramCase, check_results, named, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, Expectation, ProgramCase, check_results, named, typed
+from onnx import helper
+from onnx_models import built, infos
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.pointwise import OPERATOR
@@ -103,6 +105,40 @@ def check(case, outputs, expected=None):
   over the statements. So a cancellation gets what it needs and nothing else does.
   """
   check_results(case, outputs, expect(case) if expected is None else expected)
+
+
+# ---- memory taken over
+
+LINKS = 4
+
+
+def chained(dtype, shape):
+  """A serialised model of nodes that each turn (s, d) into (s + d, s - d): both inputs of each node end there, so both
+  outputs may lie on an input, and crosswise."""
+  text = typed("(T x, T r) => (T s, T d) { s = Add(x, r) d = Sub(x, r) }", dtype)
+  nodes = [helper.make_node("Neg", [f"n{name}"], [f"{name}0"]) for name in "sd"]
+  for index in range(LINKS):
+    node = node_of(text, f"link{index}")
+    node.input[:] = [f"s{index}", f"d{index}"]
+    node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
+    nodes.append(node)
+  of = (dtype, shape)
+  inputs, results = {"ns": of, "nd": of}, {f"{name}{LINKS}": of for name in "sd"}
+  model = built(nodes, inputs, results, OPSET, 9, domains=["ortplugin"])
+  model.graph.value_info.extend(infos({f"{name}{i}": of for i in range(LINKS) for name in "sd"}))
+  return model.SerializeToString()
+
+
+def check_chain(run, dtype, shape):
+  """Runs such a model, three times: sums and differences of small whole numbers are exact in every dtype."""
+  rng = np.random.default_rng(shape[-1])
+  for _ in range(3):
+    s, d = (rng.integers(-8, 8, shape).astype(NUMPY_DTYPES[dtype]) for _ in range(2))
+    found = run({"ns": -s, "nd": -d})
+    for _ in range(LINKS):
+      s, d = s + d, s - d
+    np.testing.assert_array_equal(found[0], s)
+    np.testing.assert_array_equal(found[1], d)
 
 
 # ---- programs

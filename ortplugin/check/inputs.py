@@ -21,7 +21,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProt
 
 from ortplugin.check.child import free_memory
 from ortplugin.errors import UsageError, near_names, one_line
-from ortplugin.graph.messages import copy_fields, walk_graphs
+from ortplugin.graph.messages import walk_graphs, without_initializers
 from ortplugin.model.checks import HEAVY, byte_count, skeleton
 from ortplugin.model.inline import inlined
 from ortplugin.model.input_shapes import Shapes
@@ -97,9 +97,7 @@ def generate(model: ModelProto, sizes: Sizes, shapes: Shapes | None = None, seed
 
 def without_weights(model: ModelProto) -> ModelProto:
   """A copy whose large initializers have no data: all that `generate` needs, cheap to send to another process."""
-  result = ModelProto()
-  copy_fields(model, result, leave_out="graph")
-  copy_fields(model.graph, result.graph, leave_out="initializer")
+  result = without_initializers(model)
   for tensor in model.graph.initializer:
     if byte_count(tensor, f"initializer '{tensor.name}'") < HEAVY:
       result.graph.initializer.append(tensor)

@@ -34,6 +34,7 @@ from ortplugin.check.inputs import shifted
 from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.messages import standard_opset
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import Operator, find
 from ortplugin.report import TunedNode
@@ -110,7 +111,7 @@ def tune(
   if not nodes:
     return result, []
   values = _inputs_of(model, nodes, feeds, place)
-  opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+  opset = standard_opset(model)
   initializers = {tensor.name: tensor for tensor in model.graph.initializer}
   found: list[tuple[NodeProto, Operator, tuple[Any, ...]]] = []
   alike: dict[tuple[Any, ...], tuple[NodeProto, Operator, dict[str, Any]]] = {}  # one node for all of a key

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array, Wide
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-
-Wide = npt.NDArray[np.float64]
 
 _FINFO: Any = ml_dtypes.finfo  # NumPy's knows its own dtypes only
 
@@ -35,7 +34,7 @@ class Affine:
     return self.scale.size in (1, channels) and self.shift.size in (1, channels)
 
 
-def constant(scope: Scope, tensor: gs.Tensor, what: str) -> npt.NDArray[Any]:
+def constant(scope: Scope, tensor: gs.Tensor, what: str) -> Array:
   """The floating point value of a constant that no caller may override. Raises NotFoldableError if it is none."""
   if attached(tensor, "initial") is not None:
     raise NotFoldableError(f"a caller may override {what}, '{tensor.name}', which is a graph input")
@@ -88,19 +87,19 @@ def channel_operand(scope: Scope, node: gs.Node, x: gs.Tensor, channels: int, ra
   return Affine(scale, shift)
 
 
-def scaled_rows(weight: npt.NDArray[Any], factors: Wide) -> Wide:
+def scaled_rows(weight: Array, factors: Wide) -> Wide:
   """Weights [rows, ...] times a factor for each row, or one for all."""
   return weight.astype(np.float64) * factors.reshape(-1, *[1] * (weight.ndim - 1))
 
 
-def scaled_columns(weight: npt.NDArray[Any], factors: Wide, groups: int) -> Wide:
+def scaled_columns(weight: Array, factors: Wide, groups: int) -> Wide:
   """Weights [rows, columns, ...] in groups of rows, times a factor for each column of each group, or one for all."""
   blocks = weight.astype(np.float64).reshape(groups, -1, weight.shape[1], int(np.prod(weight.shape[2:])))
   product: Wide = blocks * factors.reshape(-1, 1, factors.size // groups if factors.size > 1 else 1, 1)
   return product.reshape(weight.shape)
 
 
-def stored(values: Wide, dtype: npt.DTypeLike, what: str, channel_peaks: Wide | None = None) -> npt.NDArray[Any]:
+def stored(values: Wide, dtype: npt.DTypeLike, what: str, channel_peaks: Wide | None = None) -> Array:
   """The values in `dtype`. Raises NotFoldableError if one does not fit.
 
   `channel_peaks`: the largest magnitude of each channel. If one lies below the dtype's smallest normal number, the

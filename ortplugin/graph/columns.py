@@ -6,17 +6,17 @@ where that vector is start, start + step, start + 2 step, ..., the column is a s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.extents import extent, extents, unsqueezed_axes
 from ortplugin.graph.facts import Scope
 
 INDEX_ELEMENTS = 1 << 22  # constant indices up to this many elements are looked at
 
-Vector: TypeAlias = gs.Tensor | npt.NDArray[Any]
+Vector: TypeAlias = gs.Tensor | Array
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def columns(scope: Scope, indices: gs.Tensor) -> list[Column] | None:
   if array is not None:
     found = [_of_array(array[..., component]) for component in range(array.shape[-1])]
     return [each for each in found if each is not None] if None not in found else None
-  node = scope.producer(indices)
-  if node is not None and scope.op(node) == "Concat" and node.attrs["axis"] in (-1, len(shape) - 1):
+  node = scope.producer(indices, "Concat")
+  if node is not None and node.attrs["axis"] in (-1, len(shape) - 1):
     parts = [columns(scope, each) for each in node.inputs]
     return None if None in parts else [each for part in parts if part is not None for each in part]
   column = trace(scope, indices) if shape[-1] == 1 else None
@@ -63,7 +63,7 @@ def trace(scope: Scope, tensor: gs.Tensor) -> Column | None:
   return Column(long[0] if long else None, tensor) if len(long) <= 1 else None
 
 
-def _of_array(array: npt.NDArray[Any]) -> Column | None:
+def _of_array(array: Array) -> Column | None:
   if array.size == 0:
     return None
   varying = [axis for axis in range(array.ndim) if (array != array.take([0], axis)).any()]

@@ -29,7 +29,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.messages import copy_fields
+from ortplugin.graph.messages import copy_fields, without_initializers
 from ortplugin.graph.order import topological_order
 from ortplugin.graph.shapes import Dim, Shape
 
@@ -96,9 +96,7 @@ def lighten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.Ten
 
   Passes copy a model in every round; its weights are then copied once, by `put_back`.
   """
-  light = onnx.ModelProto()
-  copy_fields(model, light, leave_out="graph")
-  copy_fields(model.graph, light.graph, leave_out="initializer")
+  light = without_initializers(model)
   overridable = {each.name for each in model.graph.input}
   weights = {}
   for tensor in model.graph.initializer:

@@ -4,7 +4,6 @@ An extent is a length, a name (equal names are equal lengths), or the place wher
 are equal lengths in every run.
 """
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
@@ -44,19 +43,16 @@ def extent(scope: Scope, tensor: gs.Tensor, axis: int) -> Extent:
 
 def unsqueezed_axes(scope: Scope, node: gs.Node) -> list[int] | None:
   """The axes that an Unsqueeze adds, from the front of its result of known rank; None where they are not known."""
-  axes = node.attrs.get("axes")
-  if axes is None and len(node.inputs) > 1:
-    axes = scope.constant(node.inputs[1])
-  rank = scope.rank(node.outputs[0])
-  return None if axes is None or not rank else sorted(int(axis) % rank for axis in np.reshape(axes, -1))
+  axes, rank = scope.axes(node), scope.rank(node.outputs[0])
+  return None if axes is None or not rank else sorted(axis % rank for axis in axes)
 
 
 def _distance(scope: Scope, start: gs.Tensor, limit: gs.Tensor) -> Extent | None:
   """`limit` - `start`, where it is known to be a length: limit if start is 0, n if limit is start + n."""
   if scope.scalar(start) == 0:
     return _number(scope, limit)
-  node = scope.producer(limit)
-  if node is None or scope.op(node) != "Add":
+  node = scope.producer(limit, "Add")
+  if node is None:
     return None
   rest = [each for each in node.inputs if each is not start]
   return _number(scope, rest[0]) if len(rest) == 1 else None

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from ortplugin.arrays import Array
 from ortplugin.graph.convert import all_graphs, is_external, local_functions
 from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.labels import label
@@ -19,6 +19,11 @@ from ortplugin.program import DTYPE_NAMES
 
 CONSTANT_ELEMENTS = 1024  # constants up to this size are looked at
 KEEPS_SHAPE = ("Cast", "Identity", "Relu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "LayerNormalization")
+
+
+def optional_input(node: gs.Node, index: int) -> gs.Tensor | None:
+  """An input that may be left out."""
+  return node.inputs[index] if index < len(node.inputs) and not node.inputs[index].is_empty() else None
 
 
 class Scope:
@@ -52,9 +57,13 @@ class Scope:
       return f"{domain}::{node.op}"
     return "" if is_malformed(node, self.opset) else str(node.op)
 
-  def producer(self, tensor: gs.Tensor) -> gs.Node | None:
-    """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value."""
-    return next((node for node in tensor.inputs if id(node) in self.position), None)
+  def producer(self, tensor: gs.Tensor, *operators: str) -> gs.Node | None:
+    """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value.
+
+    `operators`: None, too, where it is none of these.
+    """
+    node = next((node for node in tensor.inputs if id(node) in self.position), None)
+    return node if node is None or not operators or self.op(node) in operators else None
 
   def consumers(self, tensor: gs.Tensor) -> list[gs.Node]:
     """The nodes of this graph that read the tensor, each once, in order."""
@@ -89,19 +98,16 @@ class Scope:
 
   # Values
 
-  def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> npt.NDArray[Any] | None:
+  def constant(self, tensor: gs.Tensor, elements: int = CONSTANT_ELEMENTS) -> Array | None:
     """The value, if it is a constant of at most so many elements that no caller may override; else None."""
     if not isinstance(tensor, gs.Constant):
-      producer = self.producer(tensor)
-      if producer is None or self.op(producer) != "Constant":
-        return None
-      return held_by(producer, elements)
+      producer = self.producer(tensor, "Constant")
+      return None if producer is None else held_by(producer, elements)
     return value_of(tensor, elements)
 
   def is_constant(self, tensor: gs.Tensor) -> bool:
     """Whether the value is a constant of any size."""
-    producer = self.producer(tensor)
-    return isinstance(tensor, gs.Constant) or (producer is not None and self.op(producer) == "Constant")
+    return isinstance(tensor, gs.Constant) or self.producer(tensor, "Constant") is not None
 
   def scalar(self, tensor: gs.Tensor) -> float | None:
     """The number that a constant with one element holds, whatever its rank and numeric dtype; else None."""
@@ -109,6 +115,17 @@ class Scope:
     if array is None or array.size != 1 or array.dtype == object or array.dtype.kind in "SUbc":
       return None
     return float(array.reshape(()).astype(np.float64))
+
+  def axes(self, node: gs.Node) -> list[int] | None:
+    """The axes of a reduction, Squeeze or Unsqueeze, an attribute or its second input: as they are given, [] where none
+    are; None where they are no constant.
+    """
+    given, tensor = node.attrs.get("axes"), optional_input(node, 1)
+    if given is None and tensor is not None:
+      given = self.constant(tensor)
+      if given is None:
+        return None
+    return [] if given is None else [int(axis) for axis in np.reshape(given, -1)]  # ONNX Runtime takes a scalar, too
 
   def dtype(self, tensor: gs.Tensor) -> str | None:
     """The dtype in the language of programs; None if unknown or not in it."""
@@ -132,10 +149,8 @@ class Scope:
 
   def _shape_root(self, tensor: gs.Tensor) -> gs.Tensor:
     """The value from which operators that keep the shape lead to this one."""
-    producer = self.producer(tensor)
-    while producer is not None and self.op(producer) in KEEPS_SHAPE and tensor is producer.outputs[0]:
+    while (producer := self.producer(tensor, *KEEPS_SHAPE)) is not None and tensor is producer.outputs[0]:
       tensor = producer.inputs[0]
-      producer = self.producer(tensor)
     return tensor
 
   # Edits
@@ -203,7 +218,7 @@ class Scope:
     self.slots[self.position.pop(id(node))] = None
     _detach(node)
 
-  def add_constant(self, array: npt.NDArray[Any], hint: str) -> gs.Constant:
+  def add_constant(self, array: Array, hint: str) -> gs.Constant:
     """A new initializer of this graph."""
     constant = gs.Constant(self.unique(hint), np.ascontiguousarray(array).reshape(array.shape))
     if "constants" not in vars(self.graph):
@@ -278,7 +293,7 @@ def _detach(node: gs.Node) -> None:
     list.clear(tensors)
 
 
-def value_of(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
+def value_of(constant: gs.Constant, elements: int) -> Array | None:
   """What a Constant of at most so many elements holds; None for a larger one. gs.Constant.values would decode it."""
   values = constant._values
   if values.dtype is None or int(np.prod(values.shape, dtype=object)) > elements:
@@ -288,7 +303,7 @@ def value_of(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
   return None if is_external(values.tensor) else numpy_helper.to_array(values.tensor)
 
 
-def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
+def held_by(node: gs.Node, elements: int) -> Array | None:
   """What the operator Constant gives, as `value_of`."""
   attributes = node.attrs
   if isinstance(attributes.get("value"), gs.Constant):
@@ -301,7 +316,7 @@ def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
   return None
 
 
-def known_values(tensor: gs.Tensor, elements: int) -> npt.NDArray[Any] | None:
+def known_values(tensor: gs.Tensor, elements: int) -> Array | None:
   """What a Constant or the output of an operator Constant holds, as `value_of`; None of anything else."""
   if isinstance(tensor, gs.Constant):
     return value_of(tensor, elements)

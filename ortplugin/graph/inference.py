@@ -31,7 +31,7 @@ from ortplugin.graph.bounds import (
   result_bound,
   tightest,
 )
-from ortplugin.graph.messages import bodies
+from ortplugin.graph.messages import bodies, standard_opset
 from ortplugin.graph.shapes_only import DOMAIN as SHAPES_ONLY
 from ortplugin.graph.shapes_only import OPAQUE, dtype_only, guarded_slice, shapes_only
 
@@ -77,7 +77,7 @@ class _Bounds:
   visits: int = 0
 
   def __post_init__(self) -> None:
-    self.opset = next((each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    self.opset = standard_opset(self.model)
     self.imported = {each.domain for each in self.model.opset_import}
     if self.imported & {"", "ai.onnx"}:
       self.imported |= {"", "ai.onnx"}
@@ -156,7 +156,7 @@ class _Bounds:
 
   def keep_nothing(self, function: FunctionProto) -> None:
     """Replaces the nodes of a local function, of whose calls nothing is known here, so that no value is kept."""
-    opset = next((each.version for each in function.opset_import if each.domain in ("", "ai.onnx")), self.opset)
+    opset = standard_opset(function) or self.opset
     known: dict[str, Bound] = {}
     for node in function.node:
       if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):

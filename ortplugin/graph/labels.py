@@ -12,3 +12,8 @@ def label(node: gs.Node) -> str:
   outputs: Sequence[gs.Tensor] = node.outputs
   first = next((tensor.name for tensor in outputs if tensor.name), "")
   return f"'{first}' ({node.op})" if first else f"({node.op})"
+
+
+def labelled(*nodes: gs.Node) -> tuple[str, ...]:
+  """The label of each."""
+  return tuple(label(node) for node in nodes)

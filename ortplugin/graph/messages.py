@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 
 def walk_graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -90,6 +90,19 @@ def copy_fields(
       target.MergeFromString(_varint(field.number << 3 | 2) + _varint(len(value)) + value)
     else:
       setattr(target, field.name, value)
+
+
+def without_initializers(model: ModelProto) -> ModelProto:
+  """A copy without the graph's initializers."""
+  result = ModelProto()
+  copy_fields(model, result, leave_out="graph")
+  copy_fields(model.graph, result.graph, leave_out="initializer")
+  return result
+
+
+def standard_opset(holder: ModelProto | FunctionProto) -> int:
+  """The version of the standard domain; 0 where it is not imported."""
+  return next((each.version for each in holder.opset_import if each.domain in ("", "ai.onnx")), 0)
 
 
 def _varint(number: int) -> bytes:

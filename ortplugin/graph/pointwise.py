@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 from ortplugin.program import (
   DTYPES,
@@ -196,10 +196,10 @@ def _dropout(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
     used = "" if mask.is_empty() else scope.used_beyond(mask, [])
     if used:
       raise NotPointwiseError(f"its mask is wanted: {used}")
-  if len(node.inputs) > 2 and not node.inputs[2].is_empty():
-    training = scope.constant(node.inputs[2], 1)
+  if (mode := optional_input(node, 2)) is not None:
+    training = scope.constant(mode, 1)
     if training is None or training.any():
-      raise NotPointwiseError(f"'{node.inputs[2].name}' is not surely false: {label(node)} may drop values")
+      raise NotPointwiseError(f"'{mode.name}' is not surely false: {label(node)} may drop values")
   return _cast(writer, node, hints)
 
 
@@ -253,8 +253,8 @@ def _clip(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
     given = (node.attrs.get("min"), node.attrs.get("max"))
     limits = [limit if number is None else float(number) for limit, number in zip(limits, given, strict=True)]
   for index in (1, 2):
-    if index < len(node.inputs) and not node.inputs[index].is_empty():
-      limits[index - 1] = _operand(writer, node, node.inputs[index], hints[index], dtype)
+    if (limit := optional_input(node, index)) is not None:
+      limits[index - 1] = _operand(writer, node, limit, hints[index], dtype)
   return writer.emit("Clip", writer.name(x, hints[0]), *limits)
 
 
@@ -266,8 +266,8 @@ def _bias_add(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
 
 def _contrib_gelu(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
   x = writer.name(node.inputs[0], hints[0])
-  if len(node.inputs) > 1 and not node.inputs[1].is_empty():
-    x = writer.emit("Add", x, writer.name(node.inputs[1], "bias"))
+  if (bias := optional_input(node, 1)) is not None:
+    x = writer.emit("Add", x, writer.name(bias, "bias"))
   if node.op == "QuickGelu":
     return writer.emit("QuickGelu", x, alpha=float(node.attrs.get("alpha", 1.702)))
   return writer.emit("Gelu", x, approximate="tanh" if node.op == "FastGelu" else "none")

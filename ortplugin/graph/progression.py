@@ -1,14 +1,13 @@
 """Vectors that are start, start + step, start + 2 step, ..: constants, and what Range, Slice and Add make."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.columns import Vector
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count
 
@@ -77,7 +76,7 @@ def is_non_negative(scope: Scope, tensor: gs.Tensor, depth: int = SAFE_DEPTH) ->
   return all(is_non_negative(scope, each, depth - 1) for each in given if not each.is_empty())
 
 
-def _of_array(array: npt.NDArray[Any], size: int | None) -> Progression | None:
+def _of_array(array: Array, size: int | None) -> Progression | None:
   values = [int(each) for each in array.reshape(-1)]
   if size is not None and all(-size <= each < size for each in values):
     values = [each % size for each in values]
@@ -102,7 +101,8 @@ def _of_range(scope: Scope, node: gs.Node) -> Progression | None:
 
 def _of_slice(scope: Scope, node: gs.Node) -> Progression | None:
   whole = progression(scope, node.inputs[0], None)
-  step = 1.0 if len(node.inputs) < 5 or node.inputs[4].is_empty() else scope.scalar(node.inputs[4])
+  given = optional_input(node, 4)
+  step = 1.0 if given is None else scope.scalar(given)
   if whole is None or not step:
     return None
   return Progression(node.outputs[0], whole.step * int(step), whole.reason)

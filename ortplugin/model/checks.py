@@ -14,7 +14,7 @@ import onnx.defs
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from ortplugin.errors import ModelError, one_line
-from ortplugin.graph.messages import copy_fields, walk_graphs, walk_nodes, walk_tensors
+from ortplugin.graph.messages import walk_graphs, walk_nodes, walk_tensors, without_initializers
 
 # Bits per element in raw_data, by ONNX dtype. Strings have no fixed size and are never raw.
 BITS: dict[int, int] = {
@@ -130,9 +130,7 @@ def skeleton(model: ModelProto) -> ModelProto:
 
   Cheap to copy, serialise, check and infer shapes on, whatever the weights weigh.
   """
-  result = ModelProto()
-  copy_fields(model, result, leave_out="graph")
-  copy_fields(model.graph, result.graph, leave_out="initializer")
+  result = without_initializers(model)
   inputs = {value.name for value in model.graph.input}
   for tensor in model.graph.initializer:
     if byte_count(tensor, f"initializer '{tensor.name}'") < HEAVY:

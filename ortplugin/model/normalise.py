@@ -20,7 +20,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.messages import bodies, copy_fields, walk_graphs, walk_nodes
+from ortplugin.graph.messages import bodies, walk_graphs, walk_nodes, without_initializers
 
 # Of ONNX Runtime's own, with the one version of each.
 DOMAINS = {
@@ -59,9 +59,7 @@ def normalise(model: ModelProto) -> None:
 
 def normalised(model: ModelProto) -> ModelProto:
   """The model in its valid form: itself if that is what it has, else a copy."""
-  names = ModelProto()  # all that `normalise` looks at, without the weights
-  copy_fields(model, names, leave_out="graph")
-  copy_fields(model.graph, names.graph, leave_out="initializer")
+  names = without_initializers(model)  # all that `normalise` looks at
   names.graph.initializer.extend(TensorProto(name=each.name) for each in model.graph.initializer)
   before = names.SerializeToString(deterministic=True)
   normalise(names)

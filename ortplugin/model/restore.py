@@ -35,7 +35,7 @@ def restore_operators(
   """`restore` of the operators of these names, all by default, whose domain stays imported."""
   from onnx import ModelProto
 
-  from ortplugin.graph.messages import walk_graphs, walk_nodes
+  from ortplugin.graph.messages import standard_opset, walk_graphs, walk_nodes
   from ortplugin.graph.ort_shapes import may_differ
   from ortplugin.model.checks import check_structure, check_tensors
   from ortplugin.model.normalise import normalised
@@ -48,9 +48,9 @@ def restore_operators(
     check_structure(result)
   else:
     result = load_model(model_or_path)
-  _restore_nodes(result.graph, _opset(result), names)
+  _restore_nodes(result.graph, standard_opset(result), names)
   for function in result.functions:
-    _restore_nodes(function, _opset(function), names)
+    _restore_nodes(function, standard_opset(function), names)
   if any(may_differ(node) for node in walk_nodes(result)):
     # The shapes that the model says are right: beside one that ONNX Runtime infers wrongly they would not fit.
     for info in (each for graph in walk_graphs(result.graph) for each in graph.value_info):
@@ -58,10 +58,6 @@ def restore_operators(
         info.type.tensor_type.ClearField("shape")
   check_structure(result)
   return result
-
-
-def _opset(holder: ModelProto | FunctionProto) -> int:
-  return next((entry.version for entry in holder.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
 def _drop_import(holder: ModelProto | FunctionProto, domain: str) -> None:

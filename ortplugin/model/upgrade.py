@@ -29,7 +29,7 @@ import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ortplugin.errors import ModelError, one_line
-from ortplugin.graph.messages import walk_graphs
+from ortplugin.graph.messages import standard_opset, walk_graphs
 from ortplugin.model import kept_names
 from ortplugin.model.checks import check_structure, skeleton
 from ortplugin.ops.decompose import MINIMUM_OPSET
@@ -46,17 +46,12 @@ ALLOWZERO_OPSET = 14  # from which on a Reshape's 0 may be a length
 _APART = "ortplugin.upgrade"  # a domain that the conversion passes over
 
 
-def opset(model: ModelProto) -> int:
-  """The version of the standard domain; 0 if the model does not import it."""
-  return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
-
-
 def upgrade(model: ModelProto, target: int = MINIMUM_OPSET, why: str = "") -> ModelProto:
   """The model with opset `target` if its own is older, else itself. It is not changed.
 
   Raises ModelError if it can't be; `why` it has to be, a clause, is part of the message.
   """
-  found = opset(model)
+  found = standard_opset(model)
   if found == 0 or found >= target:
     return model
   if found < 13 <= target and any(node.op_type in ("Softmax", "LogSoftmax") for node in _nodes(model.graph)):
@@ -112,7 +107,7 @@ def _check_convertible(model: ModelProto, found: int, target: int) -> None:
 
 
 def _converted(model: ModelProto, target: int) -> ModelProto:
-  light, found = skeleton(model), opset(model)
+  light, found = skeleton(model), standard_opset(model)
   ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", target]
   light.ir_version = max(light.ir_version, ir_version)
   for each in light.opset_import:

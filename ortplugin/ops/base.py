@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
 
 
@@ -25,15 +25,15 @@ class Operator:
   """One fused operator. Every function takes the onnx.NodeProto and raises ModelError that names the node."""
 
   name: str
-  domain: str
-  version: int
   summary: str
   infer_shapes: Callable[[onnx.NodeProto, Sequence[TensorType]], list[TensorType]]
   """(node, inputs) -> outputs"""
   decompose: Callable[[onnx.NodeProto, int], list[onnx.NodeProto]]
   """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
-  reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
+  reference: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]]
   """(node, inputs) -> outputs, computed in float64"""
+  domain: str = DOMAIN
+  version: int = 1
   variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
   """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them.
     Of those that set the same attributes it takes the best, and goes on from there with those that set others."""

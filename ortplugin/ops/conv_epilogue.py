@@ -14,7 +14,7 @@ from ortplugin.program import FLOATING, NUMPY_DTYPES, Program
 BFLOAT16_OPSET = 22  # from which Conv and ConvTranspose take it
 
 
-def read_epilogue(node: onnx.NodeProto, own_inputs: int) -> Program:
+def read_epilogue(node: onnx.NodeProto, own_inputs: int = 2) -> Program:
   """The node's program, whose first parameter is what the operator makes of its first `own_inputs` inputs.
 
   Raises ModelError that names the node.

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array
 from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, Program, Statement, integer_range
-
-Array = npt.NDArray[Any]
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 

@@ -11,13 +11,14 @@ from onnx import ModelProto
 
 from ortplugin.check.inputs import load_inputs
 from ortplugin.errors import ModelError, UsageError, VerificationError
+from ortplugin.graph.messages import standard_opset
 from ortplugin.model.checks import check_structure, check_tensors
 from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
 from ortplugin.model.inline import inline_functions
 from ortplugin.model.input_shapes import Shapes, fix_input_shapes
 from ortplugin.model.normalise import normalised
 from ortplugin.model.storage import PathLike, StoredModel, load
-from ortplugin.model.upgrade import BFLOAT16_OPSET, opset, upgrade
+from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
 from ortplugin.optimizer.keep_faster import Left, take_back
 from ortplugin.optimizer.loop import run_stages
 from ortplugin.optimizer.options import Options, Progress
@@ -219,7 +220,7 @@ def _prepare(original: ModelProto, options: Options, target: Precision | None) -
     start = ModelProto()
     start.CopyFrom(upgraded)
     fix_input_shapes(start, options.input_shapes)
-  versions = None if upgraded is inlined else (opset(inlined), opset(upgraded))
+  versions = None if upgraded is inlined else (standard_opset(inlined), standard_opset(upgraded))
   return _Prepared(start, upgraded is not original, functions, versions, misses)
 
 

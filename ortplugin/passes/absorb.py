@@ -20,7 +20,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import show
-from ortplugin.passes.driver import Applied, Missed, Outcome
+from ortplugin.passes.driver import Applied, Missed, Outcome, replaced
 from ortplugin.passes.members import Member, compose, member_of, read_fused
 from ortplugin.program import (
   FLOATING,
@@ -126,7 +126,7 @@ class Core:
         if other is not None:
           return self._join(scope, first, other)
       except (NotPointwiseError, ProgramError) as reason:
-        misses.append(Missed(label(each), str(reason)))
+        misses.append(Missed(each, str(reason)))
     return misses
 
   def _join(self, scope: Scope, first: Member, other: Member) -> Applied:
@@ -140,9 +140,7 @@ class Core:
         names = {"tensor": tensor.name, "early": label(a), "late": label(b), "kept": kept}
         raise NotPointwiseError(self.cycle.format(**names))
     new, outputs = self.make(scope, first, other, self.results(scope, first, other))
-    labels = label(a), label(b)
-    scope.replace([a, b], new, outputs)
-    return Applied(labels, new)
+    return replaced(scope, [a, b], new, outputs)
 
   def check_operand(self, scope: Scope, node: gs.Node, tensor: gs.Tensor, whole: gs.Tensor, fits: bool) -> None:
     """Raises NotPointwiseError where what reads the value of `node` can't join because of `tensor`, which it reads
@@ -199,7 +197,7 @@ def chain_of(
     try:
       member = draw(node, members)
     except (NotPointwiseError, ProgramError) as reason:
-      misses.append(Missed(label(node), str(reason)))
+      misses.append(Missed(node, str(reason)))
       continue
     if member is None:
       continue
@@ -212,7 +210,7 @@ def chain_of(
   if left_out:
     kept = [member.node for member in (*members[:best], left_out[0])]
     used = next((u for each in members[:best] for t in each.outputs if (u := scope.used_beyond(t, kept))), "")
-    misses.append(Missed(label(kept[-1]), used or "together with what is before it, it exceeds a program's limits"))
+    misses.append(Missed(kept[-1], used or "together with what is before it, it exceeds a program's limits"))
   return members[:best], outputs, misses
 
 

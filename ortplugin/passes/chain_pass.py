@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.passes.absorb import Chain
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.driver import Missed
 from ortplugin.passes.members import Member
 
 
@@ -30,7 +29,7 @@ class ChainPass:
   def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
     """Draws into each such operator of the graph and its bodies what it can; at most `limit` of them change."""
     changes: list[Change] = []
-    misses: list[Missed] = []
+    misses: list[NearMiss] = []
     for scope in scopes(graph):
       while True:  # the near misses are the last sweep's, which changes nothing
         before, missed = len(changes), []
@@ -38,12 +37,11 @@ class ChainPass:
           if limit is not None and len(changes) >= limit:
             break
           members, outputs, reasons = self.chain(scope, node)
-          missed += reasons
+          missed += [each.near_miss(self.name) for each in reasons]
           if len(members) > 1:
-            labels = tuple(label(member.node) for member in members)
+            labels = labelled(*(member.node for member in members))
             changes.append(Change(self.name, labels, label(self.draw(scope, members, outputs))))
         if len(changes) == before or (limit is not None and len(changes) >= limit):
           misses += missed
           break
-    found = dict.fromkeys(NearMiss(self.name, each.node, each.reason) for each in misses)
-    return PassResult(tuple(changes), tuple(found))
+    return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))

@@ -1,12 +1,12 @@
 """The driver of rewrites: walks the nodes in order, applies what fires, collects what nearly did."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pattern import Match, Pattern, matches
 from ortplugin.passes.base import Change, NearMiss, PassResult
 
@@ -21,10 +21,14 @@ class Applied:
 
 @dataclass(frozen=True)
 class Missed:
-  """A rewrite nearly was: the label of the node where it failed, and why."""
+  """A rewrite nearly was: the node where it failed, and why."""
 
-  node: str
+  node: gs.Node
   reason: str
+
+  def near_miss(self, rewrite: str) -> NearMiss:
+    """What the report has of it; `rewrite`: the pass's name."""
+    return NearMiss(rewrite, label(self.node), self.reason)
 
 
 PER_NODE = 20  # rewrites; a pass that makes more undoes what it did
@@ -69,7 +73,7 @@ class RulePass:
           index = scope.position[id(outcome.node)] if outcome.node is not None else index + 1
           continue
         for missed in outcome if isinstance(outcome, list) else [outcome] if outcome else []:
-          misses.append(NearMiss(self.name, missed.node, missed.reason))
+          misses.append(missed.near_miss(self.name))
         index += 1
       if len(changes) == before or (limit is not None and len(changes) >= limit):
         return misses
@@ -93,11 +97,16 @@ class PatternRewrite:
       if reason is None:
         new = self.rewrite(match, scope)
         nodes = [*reversed(match.interior), match.root]
-        labels = tuple(label(each) for each in nodes)
-        scope.replace(nodes, new, [node.outputs[0]])
-        return Applied(labels, new)
-      missed = missed or Missed(label(node), reason)
+        return replaced(scope, nodes, new, [node.outputs[0]])
+      missed = missed or Missed(node, reason)
     return missed
+
+
+def replaced(scope: Scope, old: Sequence[gs.Node], new: gs.Node, outputs: Sequence[gs.Tensor]) -> Applied:
+  """Puts `new` in the place of `old`, whose `outputs` it takes over (Scope.replace)."""
+  labels = labelled(*old)
+  scope.replace(old, new, outputs)
+  return Applied(labels, new)
 
 
 def interior_use(match: Match, scope: Scope) -> str | None:

@@ -160,18 +160,14 @@ def grows(scope: Scope, node: gs.Node) -> bool:
 def _reduced(scope: Scope, node: gs.Node) -> int | None:
   """How many numbers one result of a reduction is made of; None if unknown."""
   shape = scope.shape(node.inputs[0])
-  axes = node.attrs.get("axes")
-  if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
-    given = scope.constant(node.inputs[1])
-    if given is None:
-      return None
-    axes = [int(axis) for axis in given]
-  if shape is None:
+  axes = scope.axes(node)
+  if shape is None or axes is None:
     return None
-  if not axes:
-    axes = [] if node.attrs.get("noop_with_empty_axes") else range(len(shape))
+  if not axes and not node.attrs.get("noop_with_empty_axes"):
+    axes = list(range(len(shape)))
   lengths = [shape[axis] for axis in axes if -len(shape) <= axis < len(shape)]
-  return None if any(not isinstance(each, int) for each in lengths) else math.prod(lengths)
+  known = [each for each in lengths if isinstance(each, int)]
+  return math.prod(known) if len(known) == len(lengths) else None
 
 
 def is_floating(dtype: Dtype | None, target: Precision) -> bool:

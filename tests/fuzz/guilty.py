@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from ortplugin.model.upgrade import opset
+from ortplugin.graph.messages import standard_opset
 from ortplugin.ops.decompose import MINIMUM_OPSET
 
 from .judge import optimize
@@ -35,6 +35,6 @@ def find_guilty(case, finding, worker):
   while high - low > 1:
     middle = (low + high) // 2
     low, high = (low, middle) if fails(middle) else (middle, high)
-  if high == 1 and opset(case.model) < MINIMUM_OPSET:
+  if high == 1 and standard_opset(case.model) < MINIMUM_OPSET:
     return "upgrade"  # which shows where anything is rewritten
   return changes[high - 1]

@@ -3,22 +3,19 @@ and in many threads; and new shapes are refused while a graph is captured."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 
 import numpy as np
-import pytest
 from node_cases import Array
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, bind, host, keep_busy, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, bind, cupy, host, keep_busy, make, python, run, run_bound, same_bits
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
-
-cupy = pytest.importorskip("cupy")
 
 
 @dataclass(frozen=True)
@@ -111,6 +108,11 @@ def check_graph(model, trials):
     wanted = host(ortplugin.run(plain, each.feeds))
     each.check(wanted)
     assert same_bits(host(ortplugin.run(graph, each.feeds)), wanted)
+
+
+def check_replays(case, count=3):
+  """`check_graph` of a test case and others of its shapes."""
+  check_graph(case.model(), [Trial(replace(case, name=f"{case.name}, replay {i}").feeds()) for i in range(count)])
 
 
 def check_threads(model, trial_of, threads=8):

@@ -20,14 +20,12 @@ from onnx_models import built
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, before_nan, host, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, before_nan, cupy, host, make, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_all, check_capture, check_graph, check_threads
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.program import NUMPY_DTYPES, parse
-
-cupy = pytest.importorskip("cupy")
 
 BARE = "(T c) => (T c) {}"
 BIAS = "(T c, T b) => (T y) { y = Add(c, b) }"

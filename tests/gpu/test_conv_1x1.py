@@ -10,14 +10,14 @@ from conv_transpose_cases import BIAS_RELU, RESIDUAL
 from node_cases import typed
 
 import ortplugin
-from gpu.device import bind, host, keep_busy, make, run, run_bound
+from gpu.device import bind, cupy, host, keep_busy, make, run, run_bound
 from gpu.sessions import session_on
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_same_bits, own
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
-cupy = pytest.importorskip("cupy")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 FLOATS = ["float16", "bfloat16"]
 # x, filters: less than a tile; several tiles along N and K, several blocks along N; what none of them divides. All with
@@ -36,12 +36,6 @@ SHAPES = [
   ((12, 384, 80, 75), 192),
   ((8, 192, 96, 100), 64),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _hopper():
-  if cupy.cuda.Device().compute_capability != "90":
-    pytest.skip("its instructions are Hopper's")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

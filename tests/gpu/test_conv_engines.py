@@ -6,13 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu.device import at_offset, make, run_bound, same_bits
+from gpu.device import at_offset, cupy, make, run_bound, same_bits
 from gpu.sessions import check_graph
 from gpu.test_conv import RELU, SCALED, SEVERAL, SILU, Conv, algorithms
 from gpu.transposed import MAXIMA
 from ortplugin.ops.conv import reference
-
-cupy = pytest.importorskip("cupy")
 
 FLOATS = ["float16", "bfloat16", "float"]
 

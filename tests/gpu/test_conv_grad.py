@@ -25,8 +25,6 @@ from gpu.sessions import (
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
-cupy = pytest.importorskip("cupy")
-
 LARGE_CASES = tuple(
     Case(f"large: {name}, {'transposed, ' if transposed else ''}{layout}, {dtype}", geometry, typed(RELU, dtype),
          transposed=transposed, layout=layout, attributes=attributes)

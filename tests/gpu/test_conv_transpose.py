@@ -13,11 +13,9 @@ from conv_transpose_cases import check as check_exactly
 from node_cases import typed
 
 import ortplugin
-from gpu.device import before_nan, host, make, run, run_bound
+from gpu.device import before_nan, cupy, host, make, run, run_bound
 from gpu.sessions import check_addresses, check_all, check_graph, check_repeats, permuted, variants
 from ortplugin.ops.conv_transpose import OPERATOR
-
-cupy = pytest.importorskip("cupy")
 
 check = partial(check_exactly, split=True)
 

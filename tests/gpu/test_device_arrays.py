@@ -16,11 +16,10 @@ from onnx import TensorProto, helper
 from onnx_models import built, parsed
 
 import ortplugin
+from gpu.device import cupy
 from ortplugin.errors import UsageError
 from ortplugin.ops import OPERATORS
 from ortplugin.session import device, host_outputs
-
-cupy = pytest.importorskip("cupy")
 
 NAMES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64}
 TOLERANCES = {"float16": 5e-3, "bfloat16": 4e-2, "float": 1e-5, "double": 1e-12}

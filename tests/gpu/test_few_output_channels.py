@@ -11,8 +11,6 @@ from gpu.device import make, run
 from gpu.sessions import check_graph, permuted
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
-cupy = pytest.importorskip("cupy")
-
 FLOATS = ["float16", "bfloat16", "float"]
 # A scale of each image, an operand of each row, results of several dtypes.
 SEVERAL = """(T c, T b, T r, float g) => (T y, bool p, float z) {

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 import ortplugin
-from gpu.device import before_nan, host, make, same_bits
+from gpu.device import before_nan, cupy, host, make, same_bits
 from gpu.test_conv import BARE, RELU, RESIDUAL, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
-
-cupy = pytest.importorskip("cupy")
 
 SAME = {"pads": [1, 1, 1, 1]}
 HALVED = {"pads": [1, 1, 1, 1], "strides": [2, 2]}

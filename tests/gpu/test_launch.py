@@ -9,10 +9,8 @@ from onnx_models import built
 
 import ortplugin
 from gpu.cuda_graph import AT_EXIT, AT_LAUNCH, captured, our_kernels
-from gpu.device import bind, host, make, same_bits
+from gpu.device import bind, cupy, host, make, same_bits
 from gpu.sessions import session_on
-
-cupy = pytest.importorskip("cupy")
 
 SLOW = "(float16 x) => (float16 y) {\n  a0 = Sin(x)\n" + "".join(f"  a{i} = Sin(a{i - 1})\n" for i in range(1, 200))
 SLOW += "  y = Mul(a199, 1.25)\n}"

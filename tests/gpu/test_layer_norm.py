@@ -4,7 +4,6 @@ addresses; and what happens when memory, NVRTC or the shapes are not as wished."
 import itertools
 import re
 import statistics
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,19 +13,16 @@ from onnx import helper
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
+from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound, same_bits
 from gpu.sessions import (
-  Trial,
   check_addresses,
   check_capture,
-  check_graph,
   check_repeats,
+  check_replays,
   check_stream,
   check_threads,
   trial,
 )
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernel can take.
 CHOSEN = (
@@ -132,8 +128,7 @@ def test_one_input_of_many_may_start_anywhere():
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
-  case = by_name[name]
-  check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(4)])
+  check_replays(by_name[name], 4)
 
 
 def test_work_is_on_the_sessions_stream():

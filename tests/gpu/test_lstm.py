@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from lstm_cases import CASES, Case, by_name, check
 
-from gpu.device import at_offset, make, run, run_bound
+from gpu.device import at_offset, cupy, make, run, run_bound
 from gpu.sessions import check_graph, check_repeats, check_stream, check_threads
 from gpu.sessions import trial as trial_of
 from ortplugin.ops.lstm import FAST_HIDDEN
-
-cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.usefixtures("library")
 

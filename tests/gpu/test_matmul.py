@@ -11,7 +11,7 @@ from matmul_cases import BARE, BIAS_RELU, CASES, INSIDE, RESIDUAL_RELU, TWO, exp
 from matmul_cases import check as check_exactly
 from node_cases import UNIT_ROUNDOFF
 
-from gpu.device import make, run
+from gpu.device import cupy, make, run
 from gpu.sessions import (
   Trial,
   check_addresses,
@@ -25,8 +25,6 @@ from gpu.sessions import (
 )
 from gpu.test_few_output_channels import NOT_TAKEN
 from ortplugin.ops.matmul import OPERATOR
-
-cupy = pytest.importorskip("cupy")
 
 GELU = "(T c, T b) => (T y) { a = Add(c, b) y = Gelu(a) }"
 SEVERAL = "(T c, T b, T r) => (T s, T y) { a = Add(c, b) s = Add(a, r) y = Relu(s) }"
@@ -201,10 +199,8 @@ def to_tf32(array):
   ],
 )  # fmt: skip
 @pytest.mark.parametrize("text", [BARE, GELU, RESIDUAL_RELU], ids=["bare", "gelu", "residual"])
-def test_factors_are_rounded_to_the_nearest(capfd, text, m, k, n):
+def test_factors_are_rounded_to_the_nearest(hopper, capfd, text, m, k, n):
   """By our engine; cut off they would make results smaller by some 1e-3."""
-  if cupy.cuda.Device().compute_capability != "90":
-    pytest.skip("its instructions are Hopper's")
   case = transposed(made(f"tf32 {m} {k} {n}", text, "float", (m, k), n, constant=True, attributes=TF32))
   a, b, *operands = case.inputs()
   assert error_of(case, [to_tf32(a), to_tf32(b), *operands]) < 2e-4

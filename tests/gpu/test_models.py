@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import ortplugin
+from gpu.device import cupy
 from models.bert import BertConfig, build_bert, build_bert_base, random_weights
 
-cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
 MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536)  # the demo's, with other weights

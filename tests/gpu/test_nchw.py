@@ -10,8 +10,6 @@ from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
 from gpu.transposed import MAXIMA
 
-cupy = pytest.importorskip("cupy")
-
 FLOATS = ["float16", "bfloat16"]
 # x, filters: pixels that are no vectors, one of them, less and more than a thread's of all blocks.
 FEW = [
@@ -51,20 +49,14 @@ def test_few_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
-@pytest.fixture
-def _hopper():
-  if cupy.cuda.Device().compute_capability != "90":
-    pytest.skip("its instructions are Hopper's")
-
-
-@pytest.mark.usefixtures("_hopper")
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("x", "filters"), MANY)
 def test_many_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
-@pytest.mark.usefixtures("_hopper")
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
 def test_infinite_elements_and_addresses(library, x, filters):
   conv = conv_of(x, filters, "float16", constant=False)

@@ -3,13 +3,10 @@ place, under threads and CUDA graphs, beyond 2^31 elements; and what happens whe
 
 import itertools
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from node_cases import OPSET, bits, typed
-from onnx import helper
-from onnx_models import built
+from node_cases import bits, typed
 from pointwise_cases import (
   CASES,
   CHAIN,
@@ -19,28 +16,25 @@ from pointwise_cases import (
   SUM_RELU,
   Case,
   by_name,
+  chained,
   check,
+  check_chain,
   expect,
   model_of,
-  node_of,
 )
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, need_memory, python, run, run_bound
+from gpu.device import at_offset, cupy, host, make, need_memory, python, run, run_bound
 from gpu.sessions import (
-  Trial,
   check_addresses,
   check_capture,
-  check_graph,
   check_repeats,
+  check_replays,
   check_stream,
   check_threads,
   trial,
 )
-from ortplugin.program import ONNX_DTYPES
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernel can take: vectors of whole rows, across rows, with a tail, of all dtypes.
 CHOSEN = (
@@ -182,38 +176,13 @@ def test_swapped_inputs_are_results():
   assert (cupy.asnumpy(y) == wanted[0]).all()
 
 
-def chained(dtype, shape, count):
-  """A model of nodes that each turn (s, d) into (s + d, s - d); all memory between them may be taken over."""
-  text = typed("(T x, T r) => (T s, T d) { s = Add(x, r) d = Sub(x, r) }", dtype)
-  nodes = [helper.make_node("Neg", [f"n{i}"], [f"{name}0"]) for i, name in enumerate("sd")]
-  for index in range(count):
-    node = node_of(text, f"link{index}")
-    node.input[:] = [f"s{index}", f"d{index}"]
-    node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
-    nodes.append(node)
-  kind = ONNX_DTYPES[dtype]
-  of = (kind, shape)
-  results = {f"{name}{count}": of for name in "sd"}
-  return built(nodes, {"n0": of, "n1": of}, results, OPSET, 9, domains=["ortplugin"]).SerializeToString()
-
-
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize("length", [5, 70001, 1 << 20])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_graph):
-  """Sums and differences of small whole numbers are exact."""
-  count, shape = 4, (2, length)
-  model = chained(dtype, shape, count)
+  model = chained(dtype, (2, length))
   session = ortplugin.session(model, ["cuda"], cuda_graph=True) if cuda_graph else make(model)
-  rng = np.random.default_rng(length)
-  numpy = {"float16": np.float16, "float": np.float32}[dtype]
-  for _ in range(3):
-    s, d = (rng.integers(-8, 8, shape).astype(numpy) for _ in range(2))
-    found = host(ortplugin.run(session, {"n0": -s, "n1": -d}))
-    for _ in range(count):
-      s, d = s + d, s - d
-    np.testing.assert_array_equal(found[0], s)
-    np.testing.assert_array_equal(found[1], d)
+  check_chain(lambda feeds: host(ortplugin.run(session, feeds)), dtype, (2, length))
 
 
 # ---- streams and graphs
@@ -221,8 +190,7 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_g
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
-  case = by_name[name]
-  check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
+  check_replays(by_name[name])
 
 
 def test_work_is_on_the_sessions_stream():

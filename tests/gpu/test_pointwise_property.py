@@ -7,14 +7,11 @@ import os
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from pointwise_programs import compare_fused, estimates, examples, fused_graph, model_of
 
 import ortplugin
-from gpu.device import make
-
-cupy = pytest.importorskip("cupy")
+from gpu.device import cupy, make
 
 GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
 

@@ -7,12 +7,12 @@ import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import typed
 
-from gpu.device import host, make, run, run_bound
+from gpu.device import cupy, host, make, run, run_bound
 from gpu.sessions import check_graph, permuted
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
-cupy = pytest.importorskip("cupy")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 # An operand of each image, one of each row, results of several sizes.
 SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
@@ -60,12 +60,6 @@ SIZES = """(T c, int8 i) => (T y, double z) {
   t = Mul(w, j)
   z = Cast<to=double>(t)
 }"""
-
-
-@pytest.fixture(autouse=True)
-def _hopper():
-  if cupy.cuda.Device().compute_capability != "90":
-    pytest.skip("its instructions are Hopper's")
 
 
 def case_of(number, dtype, text, operands):

@@ -1,8 +1,6 @@
 """FusedPool and FusedResize in ONNX Runtime on a GPU: equal to their references for every dtype, window, layout and
 address, the same bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from node_cases import model_with
@@ -11,11 +9,9 @@ from ort.host import make as make_on_cpu
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
-from gpu.device import at_offset, host, make, need_memory, run, run_bound, same_bits
-from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
+from gpu.device import at_offset, cupy, host, make, need_memory, run, run_bound, same_bits
+from gpu.sessions import check_capture, check_replays, check_threads, trial
 from ortplugin.graph.domains import DOMAIN
-
-cupy = pytest.importorskip("cupy")
 
 # One of each way that the kernels can take.
 CHOSEN = (
@@ -150,8 +146,7 @@ def test_tensors_may_start_anywhere(name, which):
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
-  case = by_name[name]
-  check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
+  check_replays(by_name[name])
 
 
 GLOBAL = frozen({"kind": "global_average", "layout": "NHWC"})

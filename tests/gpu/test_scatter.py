@@ -22,11 +22,9 @@ from scatter_cases import (
 )
 from threads import in_threads
 
-from gpu.device import make, need_memory
+from gpu.device import cupy, make, need_memory
 from gpu.sessions import check_graph, trial
 from ortplugin.graph.domains import DOMAIN
-
-cupy = pytest.importorskip("cupy")
 
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write

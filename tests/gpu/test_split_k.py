@@ -12,7 +12,7 @@ from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan
 from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA
 
-cupy = pytest.importorskip("cupy")
+pytestmark = pytest.mark.usefixtures("hopper")
 
 SAME = {"pads": [1, 1, 1, 1]}
 # x, filters, kernel, attributes: on 132 multiprocessors blocks alone and clusters of two to six, one to four
@@ -39,12 +39,6 @@ CASES = [
   ((1, 64, 28, 28), 384, (2, 2), {}),
   ((1, 320, 28, 28), 352, (3, 3), SAME),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _hopper():
-  if cupy.cuda.Device().compute_capability != "90":
-    pytest.skip("its instructions are Hopper's")
 
 
 def case(number, program, dtype="float16"):

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
-from gpu.device import make, need_memory, run, run_bound
+from gpu.device import cupy, make, need_memory, run, run_bound
 from gpu.sessions import check_addresses, check_capture, check_graph, check_stream, check_threads, trial
-
-cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.usefixtures("library")
 

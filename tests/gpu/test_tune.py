@@ -9,10 +9,10 @@ from node_cases import UNIT_ROUNDOFF, typed
 from onnx_models import parsed
 
 import ortplugin
+from gpu.device import cupy
 from ortplugin.check import tune
 from ortplugin.session import CUDA
 
-cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
 ROWS, UPDATES, WIDTH = 5000, 3000, 64

@@ -15,7 +15,7 @@ from onnx_models import parsed
 from threads import in_threads
 
 import ortplugin
-from gpu.device import python, same_bits
+from gpu.device import cupy, python, same_bits
 from ortplugin.check import judge, tune
 from ortplugin.check.inputs import shifted, without_weights
 from ortplugin.check.judge import Judge, Question, Side
@@ -28,7 +28,6 @@ from ortplugin.report import GRAPH, PLAIN
 from ortplugin.session import CUDA, gpu_count
 from ortplugin.session.cuda_driver import Gpu
 
-cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.skipif(gpu_count() < 2, reason="needs two GPUs")
 
 BERT = DATA / "bert_torchscript_opset14_fp16.onnx"

@@ -18,7 +18,7 @@ from onnx_models import add_weights, built
 from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
-from gpu.device import python
+from gpu.device import cupy, python
 from gpu.faulty import Faulty, planting
 from ortplugin import optimizer
 from ortplugin.check import judge, tune
@@ -31,8 +31,6 @@ from ortplugin.optimizer import pipeline
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN
 from ortplugin.session import CUDA
 from ortplugin.session.cuda_driver import CudaError, Gpu
-
-cupy = pytest.importorskip("cupy")
 
 # A chain of kernels, ours and ONNX Runtime's.
 CHAIN = """<ir_version: 8, opset_import: ["": 18]>

@@ -1,15 +1,11 @@
 """What our kernels owe for transposed convolutions, as checks of a case on a GPU."""
 
 import numpy as np
-import pytest
 from conv_transpose_cases import check
 
 import ortplugin
-from gpu.device import at_offset, host, make, run_bound
+from gpu.device import at_offset, cupy, host, make, run_bound
 from ortplugin.ops.conv_transpose import OPERATOR
-
-cupy = pytest.importorskip("cupy")
-
 
 # Maxima and minima of ours are NaN where an operand is (docs/operators.md); an instruction that drops NaN is as short.
 MAXIMA = "(T c) => (T r, T a, T i, T l) { r = Relu(c) a = Max(c, 0.5) i = Min(0.5, c) l = Clip(c, -1, 1) }"

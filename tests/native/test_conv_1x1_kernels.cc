@@ -1,12 +1,10 @@
 // Compiles our engine for pointwise (1x1) convolutions, and fails where the compiler spills registers to local memory
 // or makes the tensor cores wait for each MMA. Needs NVRTC but no GPU.
-//
-//   test_conv_1x1_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 
 #include "ortplugin/ops/conv/engines/conv_1x1.h"
-#include "tests/native/square_conv.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -40,9 +38,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return AskForArchitecture(argv[0]);
-  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   ForEachCase(Cases(), device, FitsConv1x1, [&](const Program& program, const Contraction& problem) {
     const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
     const cuda::LaunchShape launch = Conv1x1Launch(problem, config, device);
@@ -56,7 +52,7 @@ int main(int argc, char** argv) {
     const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
     CHECK_WITH(prefetches_operands.empty() == !problem.constant_weights, variant + prefetches_operands);
   });
-  if (!device.has_wgmma()) return Summary();
+  if (!device.has_wgmma()) return;
 
   const Program program = Program::Parse(kIdentity);
   CHECK(ConfigureConv1x1(program, Layer(kHalf, 256, 56, 64, 256), device).dynamic_tiles);
@@ -81,7 +77,8 @@ int main(int argc, char** argv) {
   const Program tanh = Program::Parse("(float16 c) => (float16 y) {\n  y = Gelu<approximate=\"tanh\">(c)\n}");
   CHECK(!IsConv1x1Fast(tanh, Layer(kHalf, 64, 28, 192, 768), device));
   CHECK(!IsConv1x1Fast(program, Layer(kHalf, 64, 28, 192, 768), device));
-  const Refusals refusals(known, [&](const Contraction& other) { return FitsConv1x1(program, other, device); });
+  const Refusals refusals =
+    RefusalsOfWgmma(known, [&](const Contraction& other) { return FitsConv1x1(program, other, device); });
   refusals.Check("a larger kernel", [](Contraction* changed) { changed->columns().kernel = 2; });
   refusals.Check("pads", [](Contraction* changed) { changed->rows().pad_begin = 1; });
   refusals.Check("a plain one with strides", [](Contraction* changed) { changed->transposed = false; });
@@ -96,5 +93,4 @@ int main(int argc, char** argv) {
     changed->rows().out = changed->columns().out = 2;
   });
   refusals.Check("weights that fill shared memory", [](Contraction* changed) { changed->channels = 2048; });
-  return Summary();
 }

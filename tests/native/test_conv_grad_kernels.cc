@@ -1,18 +1,17 @@
 // Compiles the kernels of ConvGrad for a GPU architecture, and fails where the compiler spills registers to local
 // memory. Needs NVRTC but no GPU.
 //
-//   test_conv_grad_kernels sm_90     VERBOSE=1 shows each variant; DUMP=folder keeps the sources
+// DUMP=folder keeps the sources.
 
 #include <cstdlib>
 #include <fstream>
-#include <iostream>
 #include <sstream>
 
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_grad/weight_grad.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
@@ -81,9 +80,7 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const std::string architecture = argc == 2 ? argv[1] : "sm_90";
-  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts&) {
   for (const size_t bytes : {2, 4, 8}) {
     test::Compiled compiled(PadSource(bytes), architecture);
     compiled.Check("pads " + std::to_string(bytes) + " bytes:");
@@ -116,5 +113,4 @@ int main(int argc, char** argv) {
   CHECK(IsWeightGradProgram(relu, axes, true) && !IsWeightGradProgram(relu, spread, true));
   CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 17, 2)));
   CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 7, 2, DType::kDouble)));
-  return test::Summary();
 }

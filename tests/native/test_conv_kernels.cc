@@ -1,7 +1,5 @@
 // Compiles our engines of FusedConv for a GPU architecture, and fails where the compiler spills registers to local
 // memory. Needs NVRTC but no GPU.
-//
-//   test_conv_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <functional>
 #include <sstream>
@@ -11,7 +9,7 @@
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
@@ -19,7 +17,6 @@ using namespace ortplugin;
 namespace {
 
 const char* const kSilu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Swish(s)\n}";
-const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, a scale of each image's channels, an operand of each row, mixed dtypes.
 const char* const kMixed =
   "(bfloat16 c, bfloat16 b, bfloat16 r, float g, bfloat16 e) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
@@ -43,7 +40,7 @@ Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, i
 }
 
 const char* ProgramOf(DType dtype) {
-  return dtype == DType::kFloat16 ? kSilu : dtype == DType::kFloat ? kRelu : kMixed;
+  return dtype == DType::kFloat16 ? kSilu : dtype == DType::kFloat ? test::kFloatRelu : kMixed;
 }
 
 std::vector<Case> Cases() {
@@ -114,7 +111,7 @@ struct Shuffle {
 const Shuffle kShuffles[] = {
   {kSilu, {8, 32, 32, 256}, {256, 2, 2, 128}, {2, 2}, {}, {}, {{128}}},
   {kSilu, {8, 28, 28, 512}, {512, 1, 1, 256}, {2, 2}, {}, {1, 1}, {{256}}},
-  {kRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
+  {test::kFloatRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
   {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
 };
 
@@ -175,10 +172,7 @@ void TestShuffles(const std::string& architecture) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
   for (const Case& test_case : Cases()) {
     const Program program = Program::Parse(test_case.program);
     const std::optional<EngineKernel> kernel = FindEngineKernel(program, test_case.problem, device, false);
@@ -198,5 +192,4 @@ int main(int argc, char** argv) {
       {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
   }
   TestShuffles(architecture);
-  return test::Summary();
 }

@@ -1,14 +1,12 @@
 // Compiles the kernel for convolutions of few channels for a GPU architecture, and fails where the compiler spills
 // registers to local memory. Needs NVRTC but no GPU.
-//
-//   test_direct_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 #include <utility>
 
 #include "ortplugin/ops/conv/engines/direct.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
@@ -16,7 +14,6 @@ using namespace ortplugin;
 namespace {
 
 const char* const kIdentity = "(float c) => (float c) {}";
-const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, operands of a row and of an image, mixed dtypes.
 const char* const kMixed =
   "(float c, float b, float r, float16 e, float g) => (float y, float16 z) {\n  s = Add(c, b)\n  t = Add(s, r)\n"
@@ -44,16 +41,13 @@ Contraction Rotated180(Contraction conv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
-  for (const Case& test_case :
-    {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
-      Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
-      Case{Square(1000, 32, 7, 32, 3, 1), kRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
-      Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
-      Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
+  for (const Case& test_case : {Case{Square(100, 1, 28, 16, 3, 1), test::kFloatRelu, 16},
+         Case{Square(1000, 1, 28, 16, 3, 1), test::kFloatRelu, 16},
+         Case{Square(100, 16, 14, 32, 3, 1), test::kFloatRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
+         Case{Square(1000, 32, 7, 32, 3, 1), test::kFloatRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
+         Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
+         Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
     const Program program = Program::Parse(test_case.program);
     const Shape full = test_case.conv.result();
     std::vector<Shape> shapes{full};
@@ -81,5 +75,4 @@ int main(int argc, char** argv) {
   wide.rows().dilation = 200;
   wide.rows().out = (2000 + 2 - 401) / 4 + 1;
   CHECK(!FitsDirect(wide) || !ConfigureDirect(wide, device, 16));
-  return test::Summary();
 }

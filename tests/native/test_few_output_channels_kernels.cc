@@ -1,14 +1,12 @@
 // Compiles our transposed convolution for few output channels for a GPU architecture, and fails where the compiler
 // spills registers to local memory. Needs NVRTC but no GPU.
-//
-//   test_few_output_channels_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
@@ -18,7 +16,6 @@ namespace {
 constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
 
 const char* const kTanh = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Tanh(s)\n}";
-const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, an operand of each row, mixed dtypes.
 const char* const kMixed =
   "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
@@ -35,14 +32,11 @@ Contraction Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64
   return problem;
 }
 
-const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kFloat ? kRelu : kMixed; }
+const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kFloat ? test::kFloatRelu : kMixed; }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
   for (const Contraction& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
          Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
          Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
@@ -72,17 +66,14 @@ int main(int argc, char** argv) {
   const Contraction known = Up(kHalf, 4, 32, 64, 3, 4, 2, 1, false);
   for (const test::Gpu& gpu : test::kGpus)
     CHECK_WITH(FitsFewOutputChannels(program, known, gpu.facts) == (gpu.facts.major >= 8), gpu.name);
-  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
-    Contraction other = known;
-    change(&other);
-    CHECK_WITH(!FindEngineKernel(program, other, device, false), what);
-  };
-  refused("nine filters", [](Contraction* changed) { changed->filters = 9; });
-  refused("12 channels", [](Contraction* changed) { changed->channels = 12; });
-  refused("groups", [](Contraction* changed) { changed->groups = 2; });
-  refused("dilations", [](Contraction* changed) { changed->rows().dilation = 2; });
-  refused("a stride of five", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
-  refused("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
-  refused("weights that fill shared memory", [](Contraction* changed) { changed->channels = 1024; });
-  return test::Summary();
+  const test::Refusals refusals(
+    known, [&](const Contraction& other) { return FindEngineKernel(program, other, device, false).has_value(); });
+  refusals.Check("nine filters", [](Contraction* changed) { changed->filters = 9; });
+  refusals.Check("12 channels", [](Contraction* changed) { changed->channels = 12; });
+  refusals.Check("groups", [](Contraction* changed) { changed->groups = 2; });
+  refusals.Check("dilations", [](Contraction* changed) { changed->rows().dilation = 2; });
+  refusals.Check(
+    "a stride of five", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
+  refusals.Check("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
+  refusals.Check("weights that fill shared memory", [](Contraction* changed) { changed->channels = 1024; });
 }

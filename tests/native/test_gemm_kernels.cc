@@ -1,13 +1,11 @@
 // Compiles our engine for matrix products, and fails where the compiler spills registers to local memory or makes the
 // tensor cores wait for each MMA. Needs NVRTC but no GPU.
-//
-//   test_gemm_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 #include <string>
 
 #include "ortplugin/ops/conv/engines/gemm.h"
-#include "tests/native/square_conv.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -46,9 +44,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return AskForArchitecture(argv[0]);
-  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   ForEachCase(Cases(), device, FitsGemm, [&](const Program& program, const Contraction& problem) {
     const GemmConfig config = ConfigureGemm(problem, device);
     const cuda::LaunchShape launch = GemmLaunch(problem, config, device);
@@ -61,7 +57,7 @@ int main(int argc, char** argv) {
     CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
       variant + BeforeWait(source));
   });
-  if (!device.has_wgmma()) return Summary();
+  if (!device.has_wgmma()) return;
 
   // Configurations of all sizes: they fit, and there is something to do ahead.
   for (const int64_t rows : {1, 7, 197, 1024, 100000})
@@ -110,12 +106,11 @@ int main(int argc, char** argv) {
 
   const Contraction known = Product(kHalf, 128, 96, 256);
   const auto fits = [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); };
-  const Refusals refusals(known, fits, true);
+  const Refusals refusals = RefusalsOfWgmma(known, fits, true);
   refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
   refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
   refusals.Check("strides", [](Contraction* changed) { changed->rows().stride = 2; });
   refusals.Check("pads", [](Contraction* changed) { changed->rows().pad_begin = 1; });
   refusals.Check("channels that are no octets", [](Contraction* changed) { changed->channels = 100; });
   refusals.Check("no rows", [](Contraction* changed) { changed->batch = 0; });
-  return Summary();
 }

@@ -1,14 +1,12 @@
 // Compiles our grouped convolution for a GPU architecture, and fails where the compiler spills registers. Needs NVRTC
 // but no GPU.
-//
-//   test_grouped_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <iterator>
 #include <sstream>
 
 #include "ortplugin/ops/conv/engines/grouped.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/square_conv.h"
 
 using namespace ortplugin;
@@ -18,7 +16,6 @@ namespace {
 constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16;
 
 const char* const kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
-const char* const kFloatRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, an operand of each row, mixed dtypes.
 const char* const kMixed =
   "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
@@ -38,10 +35,7 @@ Contraction Grouped(DType dtype, int64_t batch, int64_t size, int64_t groups, in
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
   std::vector<Contraction> problems;
   const int64_t layers[] = {28, 34, 1, 1, 68, 17, 1, 1, 17, 68, 1, 1, 136, 136, 1, 1, 1, 2, 3, 1, 2, 2, 3, 2, 3, 5, 5,
     1, 4, 4, 3, 1, 8, 8, 3, 2, 12, 7, 3, 1, 24, 24, 7, 2, 32, 32, 3, 1, 56, 56, 3, 1, 112, 112, 3, 2, 232, 232, 3, 1};
@@ -56,7 +50,7 @@ int main(int argc, char** argv) {
   for (const Contraction& problem : problems) {
     const Program program = Program::Parse(problem.dtype() == kHalf ? kRelu
         : problem.dtype() == kBrain                                 ? kMixed
-                                                                    : kFloatRelu);
+                                                                    : test::kFloatRelu);
     CHECK(FitsGrouped(program, problem, device) == device.has_mma_m16n8k16());
     if (!device.has_mma_m16n8k16()) continue;
     const EngineKernel kernel = *MakeGrouped(program, problem, device);
@@ -74,16 +68,12 @@ int main(int argc, char** argv) {
 
   const Program program = Program::Parse(kRelu);
   const Contraction known = Grouped(kHalf, 4, 28, 4, 28, 34, 3, 1);
-  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
-    Contraction other = known;
-    change(&other);
-    CHECK_WITH(!FitsGrouped(program, other, test::H200()), what);
-  };
-  refused("one wide group", [](Contraction* changed) { changed->groups = 1; });
-  refused("depthwise", [](Contraction* changed) { changed->groups = changed->filters = changed->channels; });
-  refused("transposed", [](Contraction* changed) { changed->transposed = true; });
-  refused("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kFloat); });
-  refused("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
-  refused("a tile that fills shared memory", [](Contraction* changed) { changed->rows().dilation = 1 << 12; });
-  return test::Summary();
+  const test::Refusals refusals(
+    known, [&](const Contraction& other) { return FitsGrouped(program, other, test::H200()); });
+  refusals.Check("one wide group", [](Contraction* changed) { changed->groups = 1; });
+  refusals.Check("depthwise", [](Contraction* changed) { changed->groups = changed->filters = changed->channels; });
+  refusals.Check("transposed", [](Contraction* changed) { changed->transposed = true; });
+  refusals.Check("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kFloat); });
+  refusals.Check("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
+  refusals.Check("a tile that fills shared memory", [](Contraction* changed) { changed->rows().dilation = 1 << 12; });
 }

@@ -19,12 +19,10 @@
 #include <ctime>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "ortplugin/runtime/error.h"

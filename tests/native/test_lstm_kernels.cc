@@ -1,20 +1,15 @@
 // Compiles the kernels of FusedLSTM for a GPU architecture, in the variants that nodes can take, and fails where the
 // compiler uses local memory or a launch asks for what the GPU lacks. Needs NVRTC but no GPU.
-//
-//   test_lstm_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 
 #include "ortplugin/ops/lstm/lstm.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
 
-int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture("test_lstm_kernels");
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& gpu = test::DeviceOf(architecture);
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& gpu) {
   using Direction = LstmAttributes::Direction;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat})
     for (const int64_t hidden : {5, 16, 48, 96, 112, 128, 144, 4096})
@@ -36,5 +31,4 @@ int main(int argc, char** argv) {
         }
   LstmAttributes huge{4097, DType::kFloat16, Direction::kForward, false, false, 1};
   CHECK(test::Contains(test::ErrorOf([&] { ConfigureLstm(huge, gpu, true); }), "'hidden_size' is 4097"));
-  return test::Summary();
 }

@@ -1,11 +1,9 @@
 // Compiles our pointwise convolutions with channels first, and fails where the compiler spills registers to local
 // memory or makes the tensor cores wait for each MMA. Needs NVRTC but no GPU.
-//
-//   test_nchw_kernels sm_90     VERBOSE=1 shows each variant
 
 #include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/nchw.h"
-#include "tests/native/square_conv.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -37,27 +35,20 @@ std::vector<ConvCase> WithOperandsFirst(std::vector<ConvCase> cases) {
 void Refuse(Contraction known, bool (*fits)(const Program&, const Contraction&, const cuda::DeviceFacts&),
   const cuda::DeviceFacts& device) {
   known.operands.clear();
-  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
-    Contraction other = known;
-    change(&other);
-    CHECK_WITH(!fits(Program::Parse(kIdentity), other, device), what);
-  };
-  CHECK(fits(Program::Parse(kIdentity), known, device));
-  refused("channels last", [](Contraction* changed) { changed->channels_last = true; });
-  refused("groups", [](Contraction* changed) { changed->groups = 2; });
-  refused("a transposed one", [](Contraction* changed) { changed->transposed = true; });
-  refused("strides", [](Contraction* changed) { changed->rows().stride = 2; });
-  refused("pads", [](Contraction* changed) { changed->columns().pad_end = 1; });
-  refused("no images", [](Contraction* changed) { changed->batch = 0; });
-  refused("many channels", [](Contraction* changed) { changed->channels = 514; });
+  const Program program = Program::Parse(kIdentity);
+  const Refusals refusals(known, [&](const Contraction& other) { return fits(program, other, device); });
+  refusals.Check("channels last", [](Contraction* changed) { changed->channels_last = true; });
+  refusals.Check("groups", [](Contraction* changed) { changed->groups = 2; });
+  refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
+  refusals.Check("strides", [](Contraction* changed) { changed->rows().stride = 2; });
+  refusals.Check("pads", [](Contraction* changed) { changed->columns().pad_end = 1; });
+  refusals.Check("no images", [](Contraction* changed) { changed->batch = 0; });
+  refusals.Check("many channels", [](Contraction* changed) { changed->channels = 514; });
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = DeviceOf(architecture);
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& device) {
   const auto few = WithOperandsFirst({{kRelu, First(kHalf, 8, 196, 8, 8)}, {kResidual, First(kFloat, 3, 7, 16, 5)},
     {kMixed, First(kBrain, 2, 12, 3, 16)}});
   for (const ConvCase& each : few) {
@@ -85,7 +76,7 @@ int main(int argc, char** argv) {
         .empty(),
       variant + BeforeWait(kernel.source));
   });
-  if (!device.has_wgmma()) return Summary();
+  if (!device.has_wgmma()) return;
   Refuse(cases[0].problem, FitsNchwGemm, device);
   Contraction odd = cases[0].problem;
   odd.channels = 195;
@@ -110,5 +101,4 @@ int main(int argc, char** argv) {
   CHECK(WithTwoWindows(sequence).windows.size() == 3);
   sequence.operands = {{3, 1, 1, 1, 384}};
   CHECK(WithTwoWindows(sequence).operands[0] == (Shape{3, 1, 1, 384}));
-  return Summary();
 }

@@ -1,12 +1,10 @@
 // Compiles our engine for transposed convolutions with strides, and fails where the compiler spills registers to local
 // memory or makes the tensor cores wait for each MMA. Needs NVRTC but no GPU.
-//
-//   test_polyphase_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 
 #include "ortplugin/ops/conv/engines/polyphase.h"
-#include "tests/native/square_conv.h"
+#include "tests/native/kernel_main.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -55,9 +53,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return AskForArchitecture(argv[0]);
-  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   size_t number = 0;
   const auto check = [&](const Program& program, const Contraction& problem) {
     const PolyphaseConfig config = ConfigurePolyphase(problem, device);
@@ -74,7 +70,7 @@ int main(int argc, char** argv) {
       CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers.str(), config.min_blocks);
   };
   ForEachCase(Cases(), device, FitsPolyphase, check, 1);  // all: they are counted
-  if (!device.has_wgmma()) return Summary();
+  if (!device.has_wgmma()) return;
 
   const Program program = Program::Parse(kIdentity);
   const Contraction known = Layer(kHalf, 8, 28, 128, 128);
@@ -84,7 +80,8 @@ int main(int argc, char** argv) {
   CHECK(IsPolyphaseFast(relu, much, device) && !IsPolyphaseFast(program, much, device) &&
     IsPolyphaseFast(program, known, device));
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256), device));
-  const Refusals refusals(known, [&](const Contraction& other) { return FitsPolyphase(program, other, device); });
+  const Refusals refusals =
+    RefusalsOfWgmma(known, [&](const Contraction& other) { return FitsPolyphase(program, other, device); });
   refusals.Check("a plain one", [](Contraction* changed) { changed->transposed = false; });
   refusals.Check("25 phases", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
   refusals.Check("no strides", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 1; });
@@ -104,5 +101,4 @@ int main(int argc, char** argv) {
   });
   refusals.Check("taps that reach as far", [](Contraction* changed) { changed->columns().dilation = 3000; });
   CHECK(!FitsPolyphase(Program::Parse("(float16 c) => (bool p) {\n  p = Greater(c, 0)\n}"), known, device));
-  return Summary();
 }

@@ -1,11 +1,6 @@
 // Compiles the kernels of the scatter operators for a GPU architecture, in each form and for every dtype and reduction,
 // and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
-//
-//   test_scatter_kernels sm_90            VERBOSE=1 shows each variant
 
-#include <algorithm>
-#include <cstdlib>
-#include <iostream>
 #include <map>
 #include <set>
 #include <sstream>
@@ -13,7 +8,7 @@
 #include "ortplugin/ops/scatter/scatter_cuda.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
 
@@ -99,14 +94,7 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::cerr << "usage: test_scatter_kernels sm_90\n";
-    return 2;
-  }
-  const std::string architecture = argv[1];
-  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts&) {
   const ScatterAttributes nd = Of(ScatterKind::kND), elements = Of(ScatterKind::kElements, 1);
   ScatterAttributes slice = Of(ScatterKind::kSlice);
   slice.axes = {1, 2};
@@ -143,5 +131,4 @@ int main(int argc, char** argv) {
   }
   CompileAll(architecture, {"slice", slice, {{9, 8, 7, 6}, {9, 3, 2, 1}, {2}}}, ort::kFloat);
   CompileAll(architecture, {"long slice", slice, {{90, 80, 70, 6}, {1, 30, 20, 6}, {2}}}, ort::kFloat16);
-  return test::Summary();
 }

@@ -1,14 +1,12 @@
 // Compiles our engine for split-K convolutions, and fails where the compiler spills registers to local memory or makes
 // the tensor cores wait for each MMA. Needs NVRTC but no GPU.
-//
-//   test_split_k_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 #include <string>
 
 #include "ortplugin/ops/conv/engines/split_k.h"
 #include "tests/native/wgmma_cases.h"
-#include "tests/native/square_conv.h"
+#include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
 using namespace test;
@@ -45,9 +43,7 @@ std::vector<ConvCase> Cases() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return AskForArchitecture(argv[0]);
-  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
   ForEachCase(Cases(), device, FitsSplitK, [&](const Program& program, const Contraction& problem) {
     const SplitKConfig config = ConfigureSplitK(problem, device);
     const cuda::LaunchShape launch = SplitKLaunch(problem, config);
@@ -61,7 +57,7 @@ int main(int argc, char** argv) {
     CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant);
     CHECK_WITH(CopiesBeforeWait(source) == weights, variant + std::to_string(CopiesBeforeWait(source)));
   });
-  if (!device.has_wgmma()) return Summary();
+  if (!device.has_wgmma()) return;
 
   // Configurations of all sizes: they fit, and no part is empty.
   const Program program = Program::Parse(kIdentity);
@@ -99,7 +95,8 @@ int main(int argc, char** argv) {
   CHECK(!FindEngineKernel(program, Layer(kHalf, 64, 56, 64, 64, 3), device, true));
 
   const Contraction known = Layer(kHalf, 2, 14, 128, 256, 3);
-  const Refusals refusals(known, [&](const Contraction& other) { return FitsSplitK(program, other, device); });
+  const Refusals refusals =
+    RefusalsOfWgmma(known, [&](const Contraction& other) { return FitsSplitK(program, other, device); });
   refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
   refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
   refusals.Check("double", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kDouble); });
@@ -110,5 +107,4 @@ int main(int argc, char** argv) {
     changed->filters = 1 << 21;
     changed->batch = changed->rows().out = changed->columns().out = 1;
   });
-  return Summary();
 }

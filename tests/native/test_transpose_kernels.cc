@@ -1,13 +1,11 @@
 // Compiles the kernels of FusedTranspose for a GPU architecture, in the variants that shapes can take, and fails where
 // the compiler uses local memory or a launch asks for what the GPU lacks. Needs NVRTC but no GPU.
-//
-//   test_transpose_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <sstream>
 
 #include "ortplugin/ops/transpose/transpose.h"
 #include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
+#include "tests/native/kernel_main.h"
 
 using namespace ortplugin;
 
@@ -49,10 +47,7 @@ const Case kCases[] = {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture("test_transpose_kernels");
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& gpu = test::DeviceOf(architecture);
+void TestKernels(const std::string& architecture, const cuda::DeviceFacts& gpu) {
   for (const Case& each : kCases) {
     const std::vector<int64_t> starts(each.shape.size()), ends(each.shape.size(), INT64_MAX);
     const TransposeConfig config =
@@ -70,5 +65,4 @@ int main(int argc, char** argv) {
     compiled.CheckLaunch(gpu, TransposeName(config), config.threads, config.shared_bytes);
     if (architecture == "sm_90") compiled.CheckWaits();
   }
-  return test::Summary();
 }

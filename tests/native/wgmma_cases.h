@@ -2,7 +2,6 @@
 // what every such kernel owes.
 #pragma once
 
-#include <functional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
 
 namespace test {
 
@@ -90,28 +90,15 @@ inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, con
   return compiled.variant();
 }
 
-// Fails where a kernel takes what `known`, which it takes, becomes by a change.
-class Refusals {
- public:
-  using Fits = std::function<bool(const Contraction&)>;
-  Refusals(const Contraction& known, Fits fits, bool takes_any_filters = false)
-    : known_(known), fits_(std::move(fits)) {
-    CHECK(fits_(known_));
-    Check("float32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
-    Check("groups", [](Contraction* changed) { changed->groups = 2; });
-    Check("12 channels", [](Contraction* changed) { changed->channels = 12; });
-    if (!takes_any_filters) Check("12 filters", [](Contraction* changed) { changed->filters = 12; });
-    Check("Y with channels first", [](Contraction* changed) { changed->y_channels_first = true; });
-  }
-  void Check(const char* what, void (*change)(Contraction*)) const {
-    Contraction other = known_;
-    change(&other);
-    CHECK_WITH(!fits_(other), what);
-  }
-
- private:
-  Contraction known_;
-  Fits fits_;
-};
+// Those of every engine for Hopper's tensor cores, and more that a test adds.
+inline Refusals RefusalsOfWgmma(const Contraction& known, Refusals::Fits fits, bool takes_any_filters = false) {
+  const Refusals refusals(known, std::move(fits));
+  refusals.Check("float32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
+  refusals.Check("groups", [](Contraction* changed) { changed->groups = 2; });
+  refusals.Check("12 channels", [](Contraction* changed) { changed->channels = 12; });
+  if (!takes_any_filters) refusals.Check("12 filters", [](Contraction* changed) { changed->filters = 12; });
+  refusals.Check("Y with channels first", [](Contraction* changed) { changed->y_channels_first = true; });
+  return refusals;
+}
 
 }  // namespace test

@@ -16,7 +16,9 @@ from pointwise_cases import (
   SUM_RELU,
   Case,
   by_name,
+  chained,
   check,
+  check_chain,
   expect,
   model_of,
   node_of,
@@ -128,42 +130,11 @@ def test_shapes_may_change_from_run_to_run():
     check(case, run(session, case))
 
 
-CHAINED = """
-(T x, T r) => (T s, T d) {
-  s = Add(x, r)
-  d = Sub(x, r)
-}
-"""
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
 @pytest.mark.parametrize("length", [5, 70001])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(dtype, length):
-  """Both inputs of each node end there, so both outputs may lie on an input, and crosswise. Sums and differences of
-  small whole numbers are exact in every dtype."""
-  text, count = typed(CHAINED, dtype), 4
-  nodes = []
-  for index in range(count):
-    node = node_of(text, f"link{index}")
-    node.input[:] = [f"s{index}", f"d{index}"]
-    node.output[:] = [f"s{index + 1}", f"d{index + 1}"]
-    nodes.append(node)
-  entry = [helper.make_node("Neg", ["n0"], ["s0"]), helper.make_node("Neg", ["n1"], ["d0"])]
-  of = (dtype, [2, length])
-  results = {f"{name}{count}": of for name in "sd"}
-  model = built([*entry, *nodes], {"n0": of, "n1": of}, results, OPSET, 9, domains=["ortplugin"])
-  model.graph.value_info.extend(infos({f"{name}{i}": of for i in range(count) for name in "sd"}))
-  session = make(model.SerializeToString())
-  rng = np.random.default_rng(length)
-  numpy = {"float16": np.float16, "float": np.float32, "double": np.float64}[dtype]
-  x, r = (rng.integers(-8, 8, (2, length)).astype(numpy) for _ in range(2))
-  for _ in range(3):
-    found = session.run(None, {"n0": -x, "n1": -r})
-    s, d = x, r
-    for _ in range(count):
-      s, d = s + d, s - d
-    np.testing.assert_array_equal(found[0], s)
-    np.testing.assert_array_equal(found[1], d)
+  session = make(chained(dtype, (2, length)))
+  check_chain(lambda feeds: session.run(None, feeds), dtype, (2, length))
 
 
 def test_an_input_that_is_read_again_is_kept():

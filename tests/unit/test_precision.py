@@ -448,7 +448,7 @@ def test_the_same_model_twice_is_the_same(tmp_path):
   assert report.converted == 3
   twice, second = ortplugin.optimize(once, precision="fp16")
   assert not second.changes
-  assert twice.SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+  assert twice == once
 
 
 def test_tf32_is_an_attribute_of_convolutions():
@@ -462,7 +462,7 @@ def test_tf32_is_an_attribute_of_convolutions():
   assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 1
   again, second = ortplugin.optimize(optimized, precision="tf32")
   assert not second.changes
-  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  assert again == optimized
   plain, _ = ortplugin.optimize(original)
   assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
   exact, report = ortplugin.optimize(optimized, precision="fp32")

@@ -92,14 +92,14 @@ def test_shape_inference():
   assert [each.dtype for each in types] == [np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.bool_)]
 
 
-def wrong(program, inputs=1, outputs=1):
-  names = [f"i{n}" for n in range(inputs)], [f"o{n}" for n in range(outputs)]
-  return helper.make_node("FusedSumTo", *names, "gradient", domain=DOMAIN, program=program)
+def wrong(program, outputs=1):
+  return helper.make_node(
+    "FusedSumTo", ["x"], [f"o{n}" for n in range(outputs)], "gradient", domain=DOMAIN, program=program
+  )
 
 
 SUM = typed(summed("1"), "float")
-WRONG = {
-  "expected '('": wrong("nonsense"),
+WRONG = {  # what every operator with a program refuses, test_layer_norm_spec.py has
   "the program holds no SumTo": wrong("(float x) => (float y) { y = Relu(x) }"),
   "holds a LayerNormalization": wrong("(float x) => (float y) { y = LayerNormalization(x) }"),
   "'y' computes with the sum 's'": wrong('(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'),
@@ -109,8 +109,6 @@ WRONG = {
   "'c' computes with the sum 's'": wrong(
     '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }'
   ),
-  "2 inputs, but its program has 1": wrong(SUM, inputs=2),
-  "2 outputs, but its program has 1": wrong(SUM, outputs=2),
 }
 
 

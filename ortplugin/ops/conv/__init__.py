@@ -3,29 +3,18 @@
     c[n, m, o] = sum over i and k of X[n, i, o * stride + k * dilation - begin] * W[m, i, k]
     outs       = program(c, operands)             bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
 Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
 Attributes:
     `program` (string, required): docs/programs.md, without core operator. Its first parameter is the convolution's
-        value c; its dtype, float16, bfloat16, float or double, is also that of X and W. The value is not rounded
-        before the program sees it. A convolution with nothing after it has `(float c) => (float c) {}`.
-    `auto_pad`, `dilations`, `group`, `kernel_shape`, `pads`, `strides`: as ONNX's Conv has them, in ONNX's order, with
-        its defaults. Other pads than zero are refused beside another auto_pad than NOTSET.
+        value c; its dtype, float16, bfloat16, float or double, is also that of X and W. c is not rounded before.
+    `auto_pad`, `dilations`, `group`, `kernel_shape`, `pads`, `strides`: as ONNX's Conv has them, with its defaults.
     `layout` (string): "NCHW" (default) or "NHWC", channels first or last for 1, 2 or 3 spatial dimensions:
         X [N, C, spatial..], W [M, C/group, spatial..], Y [N, M, spatial..], or
         X [N, spatial.., C], W [M, spatial.., C/group], Y [N, spatial.., M]; then `kernel_shape` must be given.
-    `input_layout` (string): the layout of X, by default `layout`. "NCHW" beside the layout NHWC lets the first
-        convolution of a network read an image as it comes.
-    `allow_tf32` (0 or 1): whether a GPU's tensor cores may round the factors of float products to 10 bits of mantissa
-        (TF32). Absent: as the option use_tf32 of the session's CUDA provider says, 1 by default. Before ONNX Runtime
-        1.20, which does not tell it, absent is 0.
+    `input_layout` (string): the layout of X, by default `layout`; or "NCHW" beside the layout NHWC.
+    `allow_tf32` (0 or 1): whether a GPU may round the factors of float products to TF32; absent: as the session says.
     `algorithm` (string): "auto" (default), or what `--tune` found: on CUDA only; it changes rounding alone.
-        "own"    our own kernel
-        "fused"  cuDNN, the program in its kernel; "fused:engine=3;k2=1" by that plan
-        "split"  cuDNN, then the program in a kernel of ours; "split:engine=3;k2=1" by that plan
-        "shuffle"  only of FusedConvTranspose: cuDNN's matrix product, then a kernel of ours; so with a plan, too
-        A choice that the shapes, the GPU or its cuDNN don't have is "auto", with a warning: our own kernel where one is
-        known to be the fastest, else "fused", else "split".
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
     the convolution, in its layout, also where a result needs only some operands. Every operand must broadcast to S, in
     that layout: a bias is [M, 1, 1] in NCHW and [M] in NHWC, for two spatial dimensions.
@@ -37,20 +26,17 @@ Errors: an invalid program or one with a core operator, attributes that contradi
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.graph.conv_geometry import ConvAttributes, out_shape, read_attributes
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv import reference as reference_module
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.program import Program
 
 NAME = "FusedConv"
 ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -62,19 +48,9 @@ def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
   return read_attributes(node)
 
 
-def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-  return read_epilogue(node, own_inputs=2)
-
-
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """Every output's dtype as declared and the convolution's shape, None where the inputs' shapes do not tell."""
-  attributes, program = attributes_of(node), program_of(node)
-
-  def shape(x: Shape | None, w: Shape | None) -> Shape | None:
-    return out_shape(attributes, x, w)
-
-  return infer_results(node, program, inputs, shape)
+  return infer_results(node, read_epilogue(node), inputs, partial(out_shape, attributes_of(node)))
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
@@ -83,20 +59,16 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
   then done in float.
   """
-  return decompose_around(node, attributes_of(node), program_of(node), opset, "Conv", ATTRIBUTES)
+  return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "Conv", ATTRIBUTES)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
-  return reference_module.conv(attributes_of(node), program_of(node), inputs, rounded)
+  return reference_module.conv(attributes_of(node), read_epilogue(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a convolution with bias, activation, residual and whatever else is pointwise, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -23,7 +23,7 @@ def device_variants(
   Raises ModelError that names the node where the library can't tell, as without cuDNN.
   """
   read_attributes(node, transposed)
-  read_epilogue(node, own_inputs=2)
+  read_epilogue(node)
   return variants_of(node, inputs, constant, device_id)
 
 

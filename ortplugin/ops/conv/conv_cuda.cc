@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/conv_cuda.h"
 
 #include <optional>
-#include <utility>
 
 #include "ortplugin/ops/conv/conv_plan.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"

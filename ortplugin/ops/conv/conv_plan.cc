@@ -1,8 +1,6 @@
 #include "ortplugin/ops/conv/conv_plan.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <utility>
 
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/ops/transpose/transpose.h"

@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/geometry.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "ortplugin/runtime/text.h"
 

@@ -6,19 +6,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array, Wide
 from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops import pointwise_reference
 from ortplugin.program import Program
 
-Array = npt.NDArray[Any]
-Wide = npt.NDArray[np.float64]
 
-
-def conv(
-  attributes: ConvAttributes, program: Program, inputs: Sequence[Array], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def conv(attributes: ConvAttributes, program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs of a FusedConv: X, W and the program's other parameters to one array of S for each result.
 
   `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding,
@@ -28,9 +23,7 @@ def conv(
   return epilogue(program, convolution(attributes, x, w), operands, rounded)
 
 
-def epilogue(
-  program: Program, c: Wide, operands: Sequence[Array], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def epilogue(program: Program, c: Wide, operands: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The program's results, its first parameter being `c`, whose shape all of them have.
 
   Raises ValueError where an operand does not broadcast to that shape.

@@ -6,7 +6,7 @@
 For Y = Relu(Conv(X, W) + B) the program is `(T dy, T y) => (T dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }`, for a
 bare convolution `(T dz) => (T dz) {}`. reference.py has the sums.
 
-Domain `ortplugin`, version 1.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
 Attributes:
     `program` (string): docs/programs.md, without core operators. The first result is dZ, in T, the dtype of X and W.
     `gradients` (string): which of "dX", "dW", "dB" and "dZ" are wanted, in this order, separated by spaces.
@@ -14,16 +14,13 @@ Attributes:
     `transposed`: 1 for the gradients of a ConvTranspose (default 0).
     `layout`: "NCHW" (default) or "NHWC", as in FusedConv: W is [M, C/group, k..] or [M, k.., C/group], and for a
         ConvTranspose [C, M/group, k..] or [C, k.., M/group].
-    `group` (1), `strides` (ones), `dilations` (ones), `pads` (zeros; begins, then ends): as ONNX's. What auto_pad or
-        output_shape would say stands in `pads`.
-    `kernel_shape`: must be given.
+    `group` (1), `strides` (ones), `dilations` (ones), `pads` (zeros; begins, then ends), `kernel_shape` (required):
+        as ONNX's. What auto_pad or output_shape would say stands in `pads`.
     `output_padding` (zeros): read where X is not given: how much larger (smaller, if transposed) X's spatial sizes
         are than those from which a ConvTranspose (Conv) of dZ alone would be made; 0 where the strides divide.
     `weight_dtype` (string): the dtype of dW and dB; T by default, "float" to keep what is accumulated.
     `allow_tf32` (0): float32 products may be rounded to TF32 on a GPU.
-    `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW: "own" (a kernel of ours, where there is
-        one), "cudnn" (what its heuristics propose), or cuDNN's engine and its knobs, as `--tune` finds them; never
-        changes results beyond rounding. What the shapes, the GPU or its cuDNN don't have is "auto", with a warning.
+    `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW; never changes results beyond rounding.
 Inputs: X and W, as `operands` says, then one for each parameter of the program. Those broadcast to S, the shape of the
     convolution's value; floating dtypes only for X and W.
 Outputs: those of `gradients`, in order, then the program's results after the first, which have the shape S. dX has
@@ -37,11 +34,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.base import Operator
@@ -73,9 +69,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
   return [made[name] for name in gradient.gradients] + extra
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; `rounded`: in their own dtypes, else before that last rounding.
 
   dX and dW are made from the dZ that float64 arithmetic gives, rounded to T: what the kernels store.
@@ -88,7 +82,7 @@ def reference(
   results = [(np.broadcast_to(values[each.name], whole), each.dtype) for each in gradient.program.results]
   given = {name: _first(each, gradient) for name, each in zip(gradient.operands, inputs, strict=False)}
   z = _first(pointwise_reference.rounded(*results[0]), gradient).astype(np.float64)
-  made: dict[str, npt.NDArray[Any]] = {}
+  made: dict[str, Array] = {}
   if "dX" in gradient.gradients:
     made["dX"] = _last(_data(gradient, z, given["W"], shapes), gradient)
   if "dW" in gradient.gradients:
@@ -104,25 +98,25 @@ def _window(gradient: Gradient) -> reference_module.Window:
   return reference_module.Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
 
 
-def _data(gradient: Gradient, z: npt.NDArray[Any], w: npt.NDArray[Any], shapes: Shapes) -> npt.NDArray[Any]:
+def _data(gradient: Gradient, z: Array, w: Array, shapes: Shapes) -> Array:
   assert shapes.x is not None
   sizes = [int(size) for size in shapes.x[2:] if size is not None]
   make = reference_module.forward if gradient.transposed else reference_module.data_gradient
   return make(z, w, sizes, _window(gradient))
 
 
-def _weight(gradient: Gradient, z: npt.NDArray[Any], x: npt.NDArray[Any], shapes: Shapes) -> npt.NDArray[Any]:
+def _weight(gradient: Gradient, z: Array, x: Array, shapes: Shapes) -> Array:
   assert shapes.w is not None
   kernel = [int(size) for size in shapes.w[2:] if size is not None]
   small, large = (x, z) if gradient.transposed else (z, x)
   return reference_module.weight(small, large, kernel, _window(gradient))
 
 
-def _first(array: npt.NDArray[Any], gradient: Gradient) -> npt.NDArray[Any]:
+def _first(array: Array, gradient: Gradient) -> Array:
   return np.moveaxis(array, -1, 1) if gradient.channels_last else np.asarray(array)
 
 
-def _last(array: npt.NDArray[Any], gradient: Gradient) -> npt.NDArray[Any]:
+def _last(array: Array, gradient: Gradient) -> Array:
   return np.ascontiguousarray(np.moveaxis(array, 1, -1)) if gradient.channels_last else array
 
 
@@ -153,8 +147,6 @@ def device_variants(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="gradients of Conv and ConvTranspose: input, weight, bias, through what is pointwise after them",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include "ortplugin/ops/conv/planned_kernel.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 
 #include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/round_up.h"

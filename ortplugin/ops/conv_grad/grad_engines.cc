@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/direct.h"

@@ -19,9 +19,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ortplugin.arrays import Array
+
 Index = tuple[Any, ...]
 
 

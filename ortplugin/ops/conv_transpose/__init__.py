@@ -3,39 +3,32 @@
     c[n, m, i] = sum over j, o and k with o * stride + k * dilation - begin = i of X[n, j, o] * W[j, m, k]
     outs       = program(c, operands)             bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
 Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
 Attributes: `program`, `layout`, `allow_tf32` and `algorithm` as FusedConv has them, those of ONNX's ConvTranspose,
     with its defaults: `auto_pad`, `dilations`, `group`, `kernel_shape`, `output_padding`, `output_shape` (the spatial
     sizes), `pads`, `strides`. In the layout "NCHW" X is [N, C, spatial..], W [C, M/group, spatial..] and the result
     [N, M, spatial..]; in "NHWC" X is [N, spatial.., C], W [C, spatial.., M/group] and the result [N, spatial.., M], and
-    `kernel_shape` must be given. And `output_layout` (string), the layout of every output, by default `layout`: "NCHW"
-    beside the layout NHWC lets the last convolution of a network write an image as it is wanted. The operands stay
-    NHWC, so that one of the result's size can't share an output's memory.
+    `kernel_shape` must be given. And `output_layout` (string), the layout of every output, by default `layout`, or
+    "NCHW" beside the layout NHWC.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
     the transposed convolution, in the output layout. Every operand must broadcast to S in the layout.
-`algorithm` may also be "shuffle", where the kernel does not overlap (kernel <= stride): a matrix product, then a kernel
-    of ours that puts its pixels in their places, with the program.
 Sums accumulate in float32, in float64 for double. No output is read before it is written.
 Errors: as FusedConv's; pads that leave nothing of the result.
 """
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
 from ortplugin.ops.conv_transpose import reference as reference_module
-from ortplugin.program import Program
 
 NAME = "FusedConvTranspose"
 ATTRIBUTES = (
@@ -49,19 +42,10 @@ def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
   return read_attributes(node, transposed=True)
 
 
-def program_of(node: onnx.NodeProto) -> Program:
-  """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-  return read_epilogue(node, own_inputs=2)
-
-
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """Every output's dtype as declared and the result's shape, None where the inputs' shapes do not tell."""
-  attributes, program = attributes_of(node), program_of(node)
-
-  def shape(x: Shape | None, w: Shape | None) -> Shape | None:
-    return out_shape(attributes, x, w)
-
-  results = infer_results(node, program, inputs, shape)
+  attributes = attributes_of(node)
+  results = infer_results(node, read_epilogue(node), inputs, partial(out_shape, attributes))
   if attributes.output_layout == attributes.layout:
     return results
   return [TensorType(each.dtype, None if each.shape is None else first(each.shape)) for each in results]
@@ -73,20 +57,16 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
   bfloat16: it is then done in float.
   """
-  return decompose_around(node, attributes_of(node), program_of(node), opset, "ConvTranspose", ATTRIBUTES)
+  return decompose_around(node, attributes_of(node), read_epilogue(node), opset, "ConvTranspose", ATTRIBUTES)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
-  return reference_module.conv_transpose(attributes_of(node), program_of(node), inputs, rounded)
+  return reference_module.conv_transpose(attributes_of(node), read_epilogue(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -1,6 +1,5 @@
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
 
-#include <algorithm>
 #include <cstring>
 #include <optional>
 

@@ -1,22 +1,19 @@
 """FusedConvTranspose in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array, Wide
 from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops.conv.reference import epilogue
 from ortplugin.ops.conv_grad.reference import Window, data_gradient
 from ortplugin.program import Program
 
-Array = npt.NDArray[Any]
-
 
 def conv_transpose(
   attributes: ConvAttributes, program: Program, inputs: Sequence[Array], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+) -> list[Array]:
   """The outputs of a FusedConvTranspose: X, W and the program's other parameters to one array of S for each result.
 
   `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding,
@@ -29,7 +26,7 @@ def conv_transpose(
   return [np.ascontiguousarray(np.moveaxis(each, -1, 1)) for each in results]
 
 
-def transposed_convolution(attributes: ConvAttributes, x: Array, w: Array) -> npt.NDArray[np.float64]:
+def transposed_convolution(attributes: ConvAttributes, x: Array, w: Array) -> Wide:
   """The transposed convolution alone, in the node's layout."""
   channels_last = attributes.layout == "NHWC"
   if channels_last:

@@ -5,11 +5,8 @@
     n    = s / sqrt(mean(s^2) + epsilon)                      RMSNormalization
     outs = epilogue(n, s, inputs)                             any pointwise program; gamma and beta are a Mul and an Add
 
-mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last, or over `axes`, which
-count from 0: the channels of [N, C, H, W] are "1". With `groups` they are taken over `axes` and each of so many equal
-parts of the axis `axis`: GroupNorm of [N, C, H, W] is axis=1, axes="2 3", of [N, H, W, C] axis=-1, axes="1 2". Once the
-parts are an axis and axes of length 1 are left out, the axes are at most two runs of neighbours, of which a second ends
-with the last axis: any others are an error.
+mean and var (biased, of the squared deviations) are taken over the axes that docs/programs.md says, with groups over
+each of their parts.
 
 Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
@@ -18,19 +15,17 @@ Inputs: one for each of the program's parameters, in order; float16, bfloat16, f
 Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
 Reductions run in float32, in float64 for double. Other arithmetic likewise.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
-    declared, shapes that do not broadcast, an axis out of range, groups that
-    do not divide theirs, more than two runs of axes.
+    declared, shapes that do not broadcast, an axis out of range, groups that do not divide theirs, more than two runs
+    of axes.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
@@ -118,17 +113,13 @@ def _reshape(builder: Builder, value: str, shape: str, output: str = "") -> str:
   return builder.op("Reshape", value, shape, output=output, **zero)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
   return reference_module.layer_norm(program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="layer or RMS normalisation with pointwise prologue and epilogue",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array
 from ortplugin.ops.pointwise_reference import rounded as rounded_to
 from ortplugin.ops.pointwise_reference import values
 from ortplugin.program import Program, Statement, sum_axes
-
-Array = npt.NDArray[Any]
 
 
 def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

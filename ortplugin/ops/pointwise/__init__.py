@@ -14,14 +14,11 @@ Errors: an invalid program, one with a core operator, another number of inputs o
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import to_onnx
@@ -54,17 +51,13 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused")
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
   return reference_module.pointwise(program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="any chain of pointwise operators, with broadcasting",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -1,7 +1,5 @@
 #include "ortplugin/ops/pointwise/pointwise.h"
 
-#include <algorithm>
-
 #include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {

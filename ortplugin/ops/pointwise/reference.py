@@ -1,15 +1,12 @@
 """FusedPointwise in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array
 from ortplugin.ops import pointwise_reference
 from ortplugin.program import Program
-
-Array = npt.NDArray[Any]
 
 
 def pointwise(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

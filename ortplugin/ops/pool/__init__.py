@@ -3,23 +3,18 @@
     Y[n, c, o] = max or mean over k of X[n, c, o * stride + k * dilation - begin]         windows
     Y[n, c, 0] = max or mean over i of X[n, c, i]                                        global
 
-Domain `ortplugin`, version 1.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
 Input: X, of 1 to 3 spatial dimensions; Output: Y, of X's dtype.
 Attributes:
     `kind` (string, required): "max", "average", "global_average" or "global_max".
     `layout` (string): "NCHW" (default) or "NHWC": X [N, C, spatial..] or [N, spatial.., C], and so Y.
     `kernel_shape` (required), `strides`, `dilations`, `pads`, `auto_pad`, `ceil_mode`, and of an average
         `count_include_pad`: as ONNX's MaxPool and AveragePool have them, in ONNX's order, with its defaults; none of
-        them with a global kind. Pads are smaller than the kernel. SAME_UPPER and SAME_LOWER take no dilations: ONNX and
-        its runtimes disagree on what these pads are then.
-Dtypes: float16, bfloat16, float, double; of a maximum also int8 and uint8.
-What lies in the padding is left out: it takes no part in a maximum, nor in an average's count unless
-    `count_include_pad` is 1. With `ceil_mode` 1 a last window may reach beyond the padding, where nothing counts, but
-    does not begin there. A window without any element has the lowest value, -inf, as its maximum and the average 0;
-    so has an image without any, of a global kind, as ONNX Runtime's ReduceMax and ReduceMean have it.
-A maximum of NaN and anything is NaN. Sums accumulate in float32, in float64 for double, always in the same order.
-A kernel that is larger than the padded input by less than a stride has one window, which reaches beyond; by less than
-    two strides none: then Y is empty. Both as in ONNX Runtime.
+        them with a global kind.
+Dtypes: float16, bfloat16, float, double; of a maximum also int8 and uint8. Sums accumulate in float32, in float64 for
+    double.
+A window without any element has the lowest value, -inf, as its maximum and the average 0; so has an image without any,
+    of a global kind, as ONNX Runtime's ReduceMax and ReduceMean have it.
 Errors: attributes that contradict each other or the shape, a kernel that is larger by more, another dtype, and with
     windows a spatial dimension of 0 elements. The batch and the channels may be 0, and where the batch is, the spatial
     dimensions.
@@ -31,13 +26,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -230,9 +224,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return builder.nodes
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
   pool = attributes_of(node)
   (x,) = inputs
@@ -245,8 +237,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="maximum and average pooling, over windows or over all of an image, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -5,12 +5,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ortplugin.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     Y[n, c, o] = X[n, c, nearest(at(o))]                                  nearest
     Y[n, c, o] = (1 - w) X[n, c, i] + w X[n, c, i + 1], i + w = at(o)      linear, one spatial axis after the other
 
-Domain `ortplugin`, version 1.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
 Input: X, of 1 to 3 spatial dimensions; Output: Y, of X's dtype.
 Attributes, as ONNX's Resize has them, but for the spatial dimensions alone and constant:
     `mode` (string): "nearest" (default) or "linear".
@@ -13,12 +13,7 @@ Attributes, as ONNX's Resize has them, but for the spatial dimensions alone and 
     `sizes` (ints) or `scales` (floats), one of the two: Y's spatial sizes, or what X's are multiplied by.
     `layout` (string): "NCHW" (default) or "NHWC": X [N, C, spatial..] or [N, spatial.., C], and so Y.
 Dtypes: float16, bfloat16, float, double; of the nearest elements also int8, uint8 and int32.
-at(o) is computed in float32, in the order of ONNX's formula, and rounded as in ONNX Runtime: what lies up to 1e-6 from
-    the middle of two elements counts as the middle. Beyond the edges the elements at the edges count. Linear arithmetic
-    runs in float32, in float64 for double.
-Both X[i] and X[i + 1] take part even where w is 0, so a NaN or an infinity there makes a NaN, as in ONNX Runtime's
-    Resize; beyond the edge there is no X[i + 1]. Where every scale is 1, Y is X. In one spatial dimension ONNX
-    Runtime's Resize lets the next channel and the next image take part with weight 0, too: FusedResize does not.
+at(o) is computed in float32, in the order of ONNX's formula; linear arithmetic runs in float32, in float64 for double.
 Errors: attributes that contradict each other or the shape, `sizes` for a spatial dimension of 0 elements, another
     dtype. Any dimension of X may be 0, and a small scale may leave no elements: then Y is empty.
 """
@@ -29,13 +24,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -176,9 +170,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return b.nodes
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
   resize = attributes_of(node)
   (x,) = inputs
@@ -194,8 +186,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="an image of another size, by the nearest element or linearly, in NCHW or NHWC",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -25,12 +25,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError, near_names
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import MINIMUM_OPSET, Builder
@@ -232,8 +231,8 @@ def _slice_to_onnx(b: Builder, node: onnx.NodeProto, scatter: Scatter) -> None:
 
 
 def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], wide: bool = False, skip_invalid: bool = False
-) -> list[npt.NDArray[np.generic]]:
+  node: onnx.NodeProto, inputs: Sequence[Array], wide: bool = False, skip_invalid: bool = False
+) -> list[Array]:
   """The output in NumPy, the very bits of every kernel; `wide`: floating sums in float64. See reference.py."""
   scatter = attributes_of(node)
   if node.op_type == "UpdateSlice":
@@ -255,11 +254,9 @@ def _variants(node: onnx.NodeProto) -> Sequence[Mapping[str, Any]]:
 
 
 def _operator(name: str, summary: str) -> Operator:
-  run: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]] = reference
+  run: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]] = reference
   return Operator(
     name=name,
-    domain=DOMAIN,
-    version=1,
     summary=summary,
     infer_shapes=infer_shapes,
     decompose=decompose,

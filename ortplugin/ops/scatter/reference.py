@@ -14,13 +14,11 @@ out. Otherwise it raises ValueError, as the CPU kernel does.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ortplugin.arrays import Array
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

@@ -20,14 +20,11 @@ Errors: an invalid program, one without SumTo or with a normalisation, a SumTo t
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape, TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
@@ -134,17 +131,13 @@ def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str
     builder.cast(builder.sum(builder.cast(x, wide), axes, keepdims), dtype, output)
 
 
-def reference(
-  node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
-) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
   return reference_module.sum_to(program_of(node), inputs, rounded)
 
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="sums over axes of what pointwise operators compute, and such values, in one pass",
   infer_shapes=infer_shapes,
   decompose=decompose,

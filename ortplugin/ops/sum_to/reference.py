@@ -2,15 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array
 from ortplugin.ops import pointwise_reference
 from ortplugin.program import Program, Statement, sum_axes
-
-Array = npt.NDArray[Any]
 
 
 def sum_to(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

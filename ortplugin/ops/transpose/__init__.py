@@ -13,15 +13,13 @@ Errors: a `perm` that is no permutation of x's axes, another number of starts or
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
+from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, TensorType
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -98,7 +96,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   return b.nodes
 
 
-def reference(node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[np.generic]]:
+def reference(node: onnx.NodeProto, inputs: Sequence[Array]) -> list[Array]:
   """The output in NumPy; see reference.py."""
   transposition = attributes_of(node)
   return [formulas.transpose(inputs[0], transposition.perm, transposition.starts, transposition.ends)]
@@ -106,8 +104,6 @@ def reference(node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]]) -> list[
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a part of a tensor with its axes in another order, in one copy",
   infer_shapes=infer_shapes,
   decompose=decompose,

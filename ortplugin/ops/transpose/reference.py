@@ -4,15 +4,13 @@ y = Transpose(x[starts : ends])
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from ortplugin.arrays import Array
 
 
-def transpose(
-  x: npt.NDArray[Any], perm: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-) -> npt.NDArray[np.generic]:
+def transpose(x: Array, perm: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Array:
   """x's window, whose bounds are those of NumPy's slices, with its axes in the order `perm`."""
   window = x[tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))]
   return np.ascontiguousarray(window.transpose(perm))

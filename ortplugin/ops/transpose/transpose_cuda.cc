@@ -1,7 +1,6 @@
 // FusedTranspose on the GPU: which variant of transpose.cu a shape gets, its tile, and the launch.
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <sstream>
 #include <tuple>

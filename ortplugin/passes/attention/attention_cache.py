@@ -12,7 +12,7 @@ which they are views, as in fuse_attention.py.
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.lengths import dims
 from ortplugin.graph.shapes import show
 from ortplugin.ops.attention import layout as layouts
@@ -25,22 +25,21 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   """Lets one attention read and write its cache."""
   if not is_attention(scope, node) or number_of_past(node) or "rotary" in node.attrs:
     return None
-  found = [scope.producer(tensor) for tensor in node.inputs[1:3]]
-  key, value = (each if each is not None and scope.op(each) == "Concat" else None for each in found)
+  key, value = (scope.producer(tensor, "Concat") for tensor in node.inputs[1:3])
   if key is None and value is None:
     return None
   if key is None or value is None or key is value:
     other = node.inputs[2 if value is None else 1]
-    return Missed(label(node), f"'{other.name}' is no cache of its own, unlike the other one of K and V")
+    return Missed(node, f"'{other.name}' is no cache of its own, unlike the other one of K and V")
   reason = _why_not(scope, node, key, value)
   if reason:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   layout, attributes = layout_at(node, 1), dict(node.attrs)
   if str(layout) != layouts.STANDARD:
     attributes["past_layout"] = str(layout)
   inputs = [node.inputs[0], key.inputs[1], value.inputs[1], *node.inputs[3:], key.inputs[0], value.inputs[0]]
   new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
-  labels: tuple[str, ...] = (label(key), label(value))
+  labels: tuple[str, ...] = labelled(key, value)
   scope.replace([key, value, node], new, [*node.outputs, key.outputs[0], value.outputs[0]])
   views: dict[int, gs.Node] = {}
   for index in (1, 2):

@@ -4,17 +4,15 @@ What they have beyond FusedAttention, such as a length for each row, is a reason
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.lengths import ONE, Length
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Term, whole
@@ -31,7 +29,6 @@ from ortplugin.passes.attention.operator_axes import (
   default_scale,
   lengths_of,
   make_atoms,
-  optional_input,
   read_heads,
   read_packed,
 )
@@ -62,7 +59,7 @@ def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:
       raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
     return fuse_core(scope, node, reader(scope, node), tf32)
   except NotFusableError as reason:
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
 
 
 def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
@@ -222,7 +219,7 @@ def _causal(node: gs.Node, atoms: Atoms, cache: Cache | None = None) -> str:
   return _corner(atoms, cache)
 
 
-def _parts(scope: Scope, bias: gs.Tensor, tensors: Sequence[gs.Tensor]) -> list[npt.NDArray[Any]]:
+def _parts(scope: Scope, bias: gs.Tensor, tensors: Sequence[gs.Tensor]) -> list[Array]:
   """The parts for Q, K and V of one bias."""
   values = None if attached(bias, "initial") is not None else scope.constant(bias, ELEMENTS)
   widths = [lengths_of(scope, each)[-1].known or 0 for each in tensors]

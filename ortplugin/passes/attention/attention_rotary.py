@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.lengths import Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.ops.attention import layout as layouts
@@ -52,16 +52,16 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
     other = node.inputs[0 if rotations[0] is None else 1]
     made = scope.producer(other)
     by = f", made by {label(made)}, is" if made is not None else " is"
-    return Missed(label(node), f"only one of Q and K is rotated: '{other.name}'{by} not, as a cache of keys is not")
+    return Missed(node, f"only one of Q and K is rotated: '{other.name}'{by} not, as a cache of keys is not")
   operands = [each for each in found if isinstance(each, _Operand)]
   reason = next((each for each in found if isinstance(each, str)), None) or _unlike(scope, *operands)
   for each in operands:
     reason = reason or scope.used_beyond(node.inputs[each.index], [node]) or None
   if reason:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   tables = make_tables(scope, node, operands[0].rotation, operands[0].place)
   if isinstance(tables, str):
-    return Missed(label(node), tables)
+    return Missed(node, tables)
   old = {id(each): each for operand in operands for each in operand.rotation.nodes}
   for operand in operands:
     old |= {id(each): each for each in read_farther(scope, node, operand.index, operand.rotation.x, operand.sizes)}
@@ -72,7 +72,7 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
   dtype = scope.dtype(tables[0])
   if dtype != node.attrs["qkv_dtype"]:
     node.attrs["rotary_dtype"] = dtype
-  labels = tuple(label(each) for each in old.values())
+  labels = labelled(*old.values())
   remove_unused(scope, old.values())
   return Applied(labels, node)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.lengths import ONE, Length
 from ortplugin.passes.attention.axes import Atom, length
 from ortplugin.passes.attention.layouts import Layout, Names, layout_of, restored_shape, size_of
@@ -83,16 +83,16 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
   found = _reads(scope, core, tf32)
   reason = found if isinstance(found, str) else unsupported(scope) or _used_beside(scope, core)
   if isinstance(found, str) or reason:
-    return Missed(label(node), reason or "")
+    return Missed(node, reason or "")
   choice = _choose(core, found)
   if isinstance(choice, str):
-    return Missed(label(node), choice)
+    return Missed(node, choice)
   chain = core.chain
   masking = plan_masks(scope, chain.masks, {**choice.names, "t": core.columns.leaves()})
   if isinstance(masking, str):
-    return Missed(label(node), masking)
+    return Missed(node, masking)
   if chain.causal and masking.causal not in ("none", chain.causal):
-    return Missed(label(node), "it is causal, and so is its mask in another way")
+    return Missed(node, "it is causal, and so is its mask in another way")
   if chain.causal:
     masking = replace(masking, causal=chain.causal)
   read, layout = choice.y
@@ -111,7 +111,7 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core, tf32: bool = False) -> Ap
   inner = list({id(each): each for each in chain.nodes}.values())
   after = [scope.producer(each.tensor) for each in found.found[3][1:] if each.depth <= read.depth]
   old = [*reversed(inner), *(each for each in after if each is not None)]
-  labels = tuple(label(each) for each in old)
+  labels = labelled(*old)
   shape = restored_shape(_lengths(read)) if layout.shape is not None else None
   new = attention_node(scope, node, given, scope.dtype(read.tensor) or "")
   replaced(scope, old, new, read.tensor, shape, read.tensor.dtype)

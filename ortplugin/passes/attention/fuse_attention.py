@@ -67,7 +67,7 @@ def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
     axes = tuple((whole(atoms[letter]),) for letter in product.operands[side])
     found = softmax_before(scope, node.inputs[side], axes, Chain((node,)))
     if found is not None and repeats:
-      return Missed(label(node), repeats)
+      return Missed(node, repeats)
     if found is not None:
       return _inside(scope, product, side, atoms, found)
   return None
@@ -94,14 +94,14 @@ def _inside(
   columns, node = atoms[second.summed], second.node
   axis = int(softmax.attrs.get("axis", -1 if scope.opset >= 13 else 1))
   if axis not in (-1, len(axes) - 1) or not is_over(axes, -1, columns):
-    return Missed(label(softmax), f"its axis {axis} is not that over which {label(node)} adds up")
+    return Missed(softmax, f"its axis {axis} is not that over which {label(node)} adds up")
   row, column = second.own(side)[-1], second.own(1 - side)[-1]
   rows, value = atoms[row], atoms[column]
   leading = [letter for letter in second.result if letter not in (row, column)]
   letters = {letter: (whole(atom),) for letter, atom in atoms.items()}
   v = _read(scope, second, 1 - side, letters, leading)
   if v is None:
-    return Missed(label(node), _unlike(scope, node))
+    return Missed(node, _unlike(scope, node))
   scores = trace_scores(scope, softmax.inputs[0], axes, chain)
   if isinstance(scores, Missed):
     return scores
@@ -124,17 +124,17 @@ def _queries_and_keys(scope: Scope, scores: Scores, rows: Atom, columns: Atom) -
     if row and column:
       break
   else:
-    return Missed(label(first.node), "its rows and columns are not those of the Softmax")
+    return Missed(first.node, "its rows and columns are not those of the Softmax")
   sizes = [(dims(scope, first.node.inputs[each]) or [])[first.operands[each].index(first.summed)] for each in (0, 1)]
   repeats = _may_repeat(scope, first, *sizes)
   if repeats:
-    return Missed(label(first.node), repeats)
+    return Missed(first.node, repeats)
   head = Atom(sizes[0] if sizes[1].known is None else sizes[1])
   letters[first.summed] = (whole(head),)
   leading = [letter for letter in first.result if letter not in (row[0], column[0])]
   q, k = (_read(scope, first, each, letters, leading) for each in (side, 1 - side))
   if q is None or q.repeated or k is None:
-    return Missed(label(first.node), _unlike(scope, first.node))
+    return Missed(first.node, _unlike(scope, first.node))
   return q, k, head
 
 

@@ -97,8 +97,8 @@ def _where(
 
 def _absorbing(scope: Scope, before: gs.Node, tensor: gs.Tensor, smaller: bool) -> gs.Tensor:
   """Where(mask, bias, -65504) in float16, in which it hides the score that it is added to, in float32."""
-  node = scope.producer(tensor)
-  if node is None or scope.op(node) != "Where" or scope.dtype(tensor) != "float16":
+  node = scope.producer(tensor, "Where")
+  if node is None or scope.dtype(tensor) != "float16":
     return tensor
   for index, kept in ((2, True), (1, False)):
     filling, condition = scope.scalar(node.inputs[index]), node.inputs[0]
@@ -111,8 +111,7 @@ def _absorbing(scope: Scope, before: gs.Node, tensor: gs.Tensor, smaller: bool) 
 
 def stripped(scope: Scope, condition: gs.Tensor, kept: bool) -> tuple[gs.Tensor, bool]:
   """The bools without the Not, and without the And with nothing but true, that make them."""
-  node = scope.producer(condition)
-  while node is not None and scope.op(node) in ("Not", "And"):
+  while (node := scope.producer(condition, "Not", "And")) is not None:
     if scope.op(node) == "Not":
       condition, kept = node.inputs[0], not kept
     else:
@@ -122,7 +121,6 @@ def stripped(scope: Scope, condition: gs.Tensor, kept: bool) -> tuple[gs.Tensor,
       if not others:
         break
       condition = others[0]
-    node = scope.producer(condition)
   values = scope.constant(condition, ELEMENTS)
   smaller = None if values is None else without_repeats(values)
   if smaller is not None and smaller is not values:

@@ -7,19 +7,15 @@ FusedAttention adds in float32. There LOWEST does it: x + LOWEST is LOWEST for e
 filled in, or Where(mask, 0, -65504) in float16, become Where(mask, 0, LOWEST) in float32.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from ortplugin.arrays import Array
 from ortplugin.graph.facts import Scope
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
 
 LOWEST = -1e31  # and float32's lowest number + LOWEST is still that number, not -inf
 ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
 ELEMENTS = 1 << 23  # of constant masks that are looked at, and that one may have once it is repeated for each window
-
-Array = npt.NDArray[Any]
 
 
 def without_repeats(values: Array) -> Array:

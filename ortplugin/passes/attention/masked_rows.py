@@ -42,8 +42,8 @@ def _is_zero_or_lowest(scope: Scope, mask: Mask) -> bool:
   values = mask_values(scope, mask)
   if values is not None:
     return bool(((values == 0) | (values <= 100 * LOWEST) | (values == LOWEST)).all())
-  node = scope.producer(mask.tensor)
-  if node is not None and scope.op(node) == "Where" and scope.dtype(mask.tensor) == "float16":
+  node = scope.producer(mask.tensor, "Where")
+  if node is not None and scope.dtype(mask.tensor) == "float16":
     numbers = [scope.scalar(each) for each in node.inputs[1:]]  # emit_mask has LOWEST in the place of the lower one
     return 0 in numbers and any(number is not None and number <= ABSORBING for number in numbers)
   return _has_two_values(scope, mask.tensor, FAR)

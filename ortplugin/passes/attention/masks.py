@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ortplugin.arrays import Array
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.axes import Atom, flat
@@ -12,7 +13,6 @@ from ortplugin.passes.attention.mask_values import (
   ABSORBING,
   ELEMENTS,
   LOWEST,
-  Array,
   causal_window,
   filled_in,
   mask_values,
@@ -136,8 +136,8 @@ def _selecting(scope: Scope, mask: Mask, alone: bool) -> Mask:
 
   A finite number does so where the mask is `alone`: another mask that is added makes a difference to it.
   """
-  node = scope.producer(mask.tensor)
-  if mask.filling is not None or node is None or scope.op(node) != "Where":
+  node = scope.producer(mask.tensor, "Where")
+  if mask.filling is not None or node is None:
     return mask
   condition = scope.constant(node.inputs[0], ELEMENTS)
   if condition is not None and (condition.all() or not condition.any()):
@@ -152,8 +152,8 @@ def _selecting(scope: Scope, mask: Mask, alone: bool) -> Mask:
 
 def _conjuncts(scope: Scope, mask: Mask) -> list[Mask]:
   """The bools of an And with a constant, each on its own, where false is -inf."""
-  node = scope.producer(mask.tensor)
-  if mask.filling != -np.inf or not mask.kept or node is None or scope.op(node) != "And":
+  node = scope.producer(mask.tensor, "And")
+  if mask.filling != -np.inf or not mask.kept or node is None:
     return [mask]
   if not any(scope.is_constant(each) for each in node.inputs):
     return [mask]

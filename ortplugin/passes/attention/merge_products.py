@@ -10,16 +10,15 @@ one number, which is what repeated-constants makes of equal ones, is that number
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.operands import OPERANDS
@@ -28,8 +27,6 @@ from ortplugin.passes.emit import emit
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
 TAIL = " (h d)"
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def merge(scope: Scope, node: gs.Node) -> Outcome:
 
 def _merge(scope: Scope, node: gs.Node, group: Sequence[_Projection]) -> Applied:
   old = list({id(each): each for one in group for each in one.nodes}.values())
-  labels = tuple(label(each) for each in old)
+  labels = labelled(*old)
   x, total, width = group[0].x, sum(each.heads for each in group), sum(each.weight.shape[1] for each in group)
   dtype = group[0].weight.dtype
   weight = scope.add_constant(np.concatenate([each.weight for each in group], axis=1), f"{node.name}/weights")
@@ -112,16 +109,16 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
     return None
   nodes.append(made)
   if _may_be_overridden(weights):
-    return Missed(label(made), f"a caller may override '{weights.name}', which is a graph input")
+    return Missed(made, f"a caller may override '{weights.name}', which is a graph input")
   used = _used(scope, node, nodes)
   if used:
-    return Missed(label(made), used)
+    return Missed(made, used)
   weight = scope.constant(weights, ELEMENTS)
   if weight is None or weight.ndim != 2:
     return None
   weight = weight.T if transposed else weight
   if scope.used_beyond(weights, [made]) and weight.nbytes > COPY_BYTES:
-    return Missed(label(made), f"its weights, {show(weight.shape)}, are used elsewhere too and would be copied")
+    return Missed(made, f"its weights, {show(weight.shape)}, are used elsewhere too and would be copied")
   bias = inner if bias is None else bias
   if weight.shape[1] % heads or (bias is not None and bias.size not in (1, weight.shape[1])):
     return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.lengths import Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Atom, Axes, Term, whole
@@ -121,11 +121,6 @@ def cache_of(scope: Scope, node: gs.Node, added: Length) -> tuple[Cache, Length]
 def default_scale(atoms: Atoms) -> float:
   """1 / sqrt(head size)"""
   return float(atoms.d.size.number**-0.5)
-
-
-def optional_input(node: gs.Node, index: int) -> gs.Tensor | None:
-  """An input that may be left out."""
-  return node.inputs[index] if index < len(node.inputs) and not node.inputs[index].is_empty() else None
 
 
 def check_absent(node: gs.Node, first: int, what: str, besides: int | None = None) -> None:

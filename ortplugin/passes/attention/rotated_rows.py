@@ -7,15 +7,13 @@ so that attention-rotary knows it, and nothing is taken apart and put together. 
 infinity a row in front has a NaN then; scores are NaN or infinite either way.)
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import element_count
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.operands import remove_unused
@@ -38,21 +36,21 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   front, rest = (_rows(scope, each, axis) for each in (node.inputs[0], found.x))
   x = None if rest is None else rest[0].inputs[0]
   if front is None or rest is None or x is None or front[0].inputs[0] is not x:
-    return Missed(label(node), f"'{found.x.name}' is not the rest of a tensor whose first rows are in front of it")
+    return Missed(node, f"'{found.x.name}' is not the rest of a tensor whose first rows are in front of it")
   if (front[1], front[2], rest[2]) != (0, rest[1], shape[axis]) or element_count(shape) is None:
-    return Missed(label(node), f"'{y.name}' is not all rows of '{x.name}', in order, or its shape is not known")
+    return Missed(node, f"'{y.name}' is not all rows of '{x.name}', in order, or its shape is not known")
   if 2 * found.pairs != shape[-1] or scope.dtype(found.cos) != scope.dtype(x) or axis == len(shape) - 1:
-    return Missed(label(node), "a part of each head is rotated, or in another dtype")
+    return Missed(node, "a part of each head is rotated, or in another dtype")
   made = [_table(scope, each, found, axis - len(shape), rest[2] - rest[1]) for each in (found.cos, found.sin)]
   held = [each for each in made if each is not None]
   if len(held) != 2:
-    return Missed(label(node), f"'{found.cos.name}' or '{found.sin.name}' is no constant, or not of one row for each")
+    return Missed(node, f"'{found.cos.name}' or '{found.sin.name}' is no constant, or not of one row for each")
   tables = []
   for values, number in zip(held, (1, 0), strict=True):
     ahead = np.full_like(values.take([0] * rest[1], axis - len(shape)), number)
     tables.append(scope.add_constant(np.concatenate([ahead, values], axis - len(shape)), f"{y.name}_table"))
   old = [node, *found.nodes, rest[0], front[0]]
-  labels = tuple(label(each) for each in {id(each): each for each in old}.values())
+  labels = labelled(*{id(each): each for each in old}.values())
   parts = [
     emit(scope, node, "Mul", [value, table], shape)
     for value, table in zip((x, _turned(scope, node, x, found)), tables, strict=True)
@@ -65,8 +63,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def _rows(scope: Scope, tensor: gs.Tensor, axis: int) -> tuple[gs.Node, int, int] | None:
   """The Slice that takes the tensor's rows along the axis, forwards and one by one, and which: from, to."""
-  node = scope.producer(tensor)
-  if node is None or scope.op(node) != "Slice" or len(node.inputs) < 4:
+  node = scope.producer(tensor, "Slice")
+  if node is None or len(node.inputs) < 4:
     return None
   held = [scope.constant(each, 1) for each in node.inputs[1:]]
   numbers = [int(each.reshape(())) for each in held if each is not None and each.size == 1]
@@ -77,7 +75,7 @@ def _rows(scope: Scope, tensor: gs.Tensor, axis: int) -> tuple[gs.Node, int, int
   return (node, *slice(*numbers[:2]).indices(length)[:2]) if isinstance(length, int) else None
 
 
-def _table(scope: Scope, table: gs.Tensor, found: Rotation, axis: int, rows: int) -> npt.NDArray[Any] | None:
+def _table(scope: Scope, table: gs.Tensor, found: Rotation, axis: int, rows: int) -> Array | None:
   """The values, with a column for each element; None if they are not constant, with a row for each rotated one."""
   values = scope.constant(table, ELEMENTS)
   if values is None or values.ndim < -axis or values.shape[axis] != rows:

@@ -109,7 +109,7 @@ def _whole(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
 
 def _full(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
   """x cos + turned(x) sin"""
-  one, other = (_product(scope, each) for each in node.inputs)
+  one, other = (scope.producer(each, "Mul") for each in node.inputs)
   if one is None or other is None:
     return None
   for left, right in ((one, other), (other, one)):
@@ -119,8 +119,8 @@ def _full(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
       if halves is None:
         continue
       (second, first), interleaved, nodes = halves
-      negated = scope.producer(second)
-      if negated is None or scope.op(negated) != "Neg":
+      negated = scope.producer(second, "Neg")
+      if negated is None:
         continue
       for x, cos in _either(left):
         own = taken(scope, x, width)
@@ -139,7 +139,7 @@ def _split(scope: Scope, values: Sequence[gs.Tensor], width: int, interleaved: b
   minus, plus = (scope.producer(each) for each in values)
   if minus is None or plus is None or (scope.op(minus), scope.op(plus)) != ("Sub", "Add"):
     return None
-  a, b, c, d = (_product(scope, each) for each in (*minus.inputs, *plus.inputs))
+  a, b, c, d = (scope.producer(each, "Mul") for each in (*minus.inputs, *plus.inputs))
   if a is None or b is None or c is None or d is None:
     return None
   for x1, cos in _either(a):
@@ -198,11 +198,6 @@ def _joined(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
   if scope.op(node) != "Concat" or not rank:
     return []
   return list(node.inputs) if int(node.attrs.get("axis", 0)) % rank == rank - 1 else []
-
-
-def _product(scope: Scope, tensor: gs.Tensor) -> gs.Node | None:
-  node = scope.producer(tensor)
-  return node if node is not None and scope.op(node) == "Mul" else None
 
 
 def _either(product: gs.Node) -> list[tuple[gs.Tensor, gs.Tensor]]:

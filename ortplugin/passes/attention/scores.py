@@ -15,7 +15,6 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.lengths import ONE, Length, agreed, dims
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Atom, Axes, flat, regroup
@@ -91,8 +90,8 @@ def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) ->
 
 def _viewed(scope: Scope, tensor: gs.Tensor, axes: Axes) -> tuple[gs.Tensor, Axes] | None:
   """What a view of the scores reads."""
-  node = scope.producer(tensor)
-  if node is not None and scope.op(node) in RESHAPES:
+  node = scope.producer(tensor, *RESHAPES)
+  if node is not None:
     given = score_dims(scope, node.inputs[0])
     before = None if given is None else regroup(axes, given)
     return None if before is None else (node.inputs[0], before)
@@ -159,8 +158,8 @@ def _nan_check(scope: Scope, node: gs.Node) -> gs.Node | None:
   """The IsNaN of Where(IsNaN(p), 0, p), as PyTorch writes it for rows that are masked whole."""
   if scope.op(node) != "Where":
     return None
-  check = scope.producer(node.inputs[0])
-  if check is None or scope.op(check) != "IsNaN" or check.inputs[0] is not node.inputs[2]:
+  check = scope.producer(node.inputs[0], "IsNaN")
+  if check is None or check.inputs[0] is not node.inputs[2]:
     return None
   return check if scope.scalar(node.inputs[1]) == 0 else None
 
@@ -174,9 +173,8 @@ def is_over(axes: Axes, axis: int, atom: Atom) -> bool:
 def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> Scores | Missed:
   """Goes from the scores that enter the Softmax back to the product of Q and K."""
   node = scope.producer(tensor)
-  name = "" if node is None else label(node)
   if node is None or not node.inputs or len(chain.nodes) >= FAR:
-    return Missed(label(chain.nodes[-1]), f"'{tensor.name}' is not computed from a product of queries and keys")
+    return Missed(chain.nodes[-1], f"'{tensor.name}' is not computed from a product of queries and keys")
   op = scope.op(node)
   product = product_of(scope, node)
   if product is not None:
@@ -187,24 +185,24 @@ def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> S
   if op in ("Mul", "Div"):
     scaled = scalar_operand(scope, node)
     if scaled is None:
-      return Missed(name, "its factor is no constant number")
+      return Missed(node, "its factor is no constant number")
     return trace_scores(scope, scaled[0], axes, replace(chain, factor=chain.factor * scaled[1]))
   if op == "Tanh":
     if chain.softcap or not chain.factor > 0:
-      return Missed(name, f"its result is multiplied by {chain.factor:g}, which is no cap")
+      return Missed(node, f"its result is multiplied by {chain.factor:g}, which is no cap")
     return trace_scores(scope, node.inputs[0], axes, replace(chain, factor=1.0, softcap=chain.factor))
   if op in ("Add", "Where"):
     return _masked(scope, node, op, axes, chain)
   read = _viewed(scope, tensor, axes)
   if read is None:
-    return Missed(name, "it stands between the product of queries and keys and the Softmax")
+    return Missed(node, "it stands between the product of queries and keys and the Softmax")
   return trace_scores(scope, *read, chain)
 
 
 def _masked(scope: Scope, node: gs.Node, op: str, axes: Axes, chain: Chain) -> Scores | Missed:
   """Through an Add or Where, by that one of its operands that leads to a product."""
   if chain.softcap or chain.factor != 1:
-    return Missed(label(node), "the scores are scaled or capped after they are masked")
+    return Missed(node, "the scores are scaled or capped after they are masked")
   missed: Missed | None = None
   for scores, others, kept in _operands(node, op):
     mask = _mask(scope, op, scores, others, axes, kept)
@@ -213,9 +211,9 @@ def _masked(scope: Scope, node: gs.Node, op: str, axes: Axes, chain: Chain) -> S
       if all(fits(scope, each, scores) for each in others):
         return found
       shapes = " and ".join(show(scope.shape(each)) for each in others)
-      return Missed(label(node), f"the mask of shape {shapes} may be larger than the scores")
+      return Missed(node, f"the mask of shape {shapes} may be larger than the scores")
     missed = missed or found
-  return missed or Missed(label(node), "it neither adds a mask nor fills in a large negative number")
+  return missed or Missed(node, "it neither adds a mask nor fills in a large negative number")
 
 
 def _operands(node: gs.Node, op: str) -> list[tuple[gs.Tensor, list[gs.Tensor], bool]]:

@@ -7,11 +7,11 @@ Concat(f, f), then Cos, Sin and other operators that know no position along the 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.lengths import ONE, Length, dims
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.attention.node import is_attention, tables_of
@@ -120,7 +120,7 @@ def _repeats(scope: Scope, node: gs.Node, width: Dim) -> bool:
   return made.inputs[0] is made.inputs[1] and int(made.attrs.get("axis", 0)) in (-1, len(before) - 1)
 
 
-def _columns(values: npt.NDArray[np.generic], interleaved: bool) -> tuple[npt.NDArray[np.generic], ...]:
+def _columns(values: Array, interleaved: bool) -> tuple[Array, ...]:
   """Both columns of each pair."""
   half = values.shape[-1] // 2
   if interleaved:
@@ -153,7 +153,7 @@ def _table(scope: Scope, node: gs.Node, table: gs.Tensor, found: Rotation, place
   return emit(scope, node, "Squeeze", [table, integers(scope, ones, "axes")], shape)
 
 
-def _shared(scope: Scope, values: npt.NDArray[np.generic], name: str) -> gs.Tensor:
+def _shared(scope: Scope, values: Array, name: str) -> gs.Tensor:
   """The constant that another attention has already, or a new one."""
   for each in scope.slots:
     if each is None or not is_attention(scope, each):
@@ -191,8 +191,7 @@ def _why_no_cache(scope: Scope, found: Rotation, place: Place) -> str | None:
 
 
 def _positions(node: gs.Node) -> gs.Tensor | None:
-  index = 1 if f"{node.domain}::{node.op}" == CONTRIB else 3
-  return node.inputs[index] if len(node.inputs) > index and not node.inputs[index].is_empty() else None
+  return optional_input(node, 1 if f"{node.domain}::{node.op}" == CONTRIB else 3)
 
 
 def _from_cache(scope: Scope, node: gs.Node, cache: gs.Tensor, operator: gs.Node, place: Place) -> gs.Tensor:

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Outcome, Rule, RulePass
 
 ABSENT = {
@@ -35,7 +35,7 @@ def _set(value: int) -> Rule:
       return None
     if any(tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32 for tensor in node.inputs[:2]):
       node.attrs["allow_tf32"] = value
-      return Applied((label(node),), node)
+      return Applied(labelled(node), node)
     return None
 
   return rewrite

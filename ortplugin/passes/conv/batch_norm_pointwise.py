@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import NotFoldableError, batch_norm, stored
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit
 from ortplugin.program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
 
@@ -25,7 +25,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   x, rank, dtype = node.inputs[0], scope.rank(node.inputs[0]), scope.dtype(node.inputs[0])
   if rank is None or rank < 2 or dtype not in FLOATING:
-    return Missed(label(node), f"the rank or the dtype of '{x.name}' is unknown")
+    return Missed(node, f"the rank or the dtype of '{x.name}' is unknown")
   wide = "double" if dtype == "double" else "float"
   try:
     affine = batch_norm(scope, node)
@@ -35,8 +35,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       for what, values in (("scale", affine.scale), ("shift", affine.shift))
     )
   except NotFoldableError as reason:
-    return Missed(label(node), str(reason))
-  labels = (label(node),)
+    return Missed(node, str(reason))
   given = scope.shape(x)
   names = [tensor.name for tensor in node.inputs]
   value = x if wide == dtype else _cast(scope, node, x, wide)
@@ -47,8 +46,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   else:
     total = emit(scope, node, "Add", operands, given)
     last = gs.Node("Cast", node.name, {"to": ONNX_DTYPES[dtype]}, [total])
-  scope.replace([node], last, [node.outputs[0]])
-  return Applied(labels, last)
+  return replaced(scope, [node], last, [node.outputs[0]])
 
 
 def _cast(scope: Scope, node: gs.Node, x: gs.Tensor, dtype: str) -> gs.Tensor:

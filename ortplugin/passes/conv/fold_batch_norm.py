@@ -22,7 +22,7 @@ from ortplugin.graph.channels import (
 )
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.passes.conv.weights import bias_of, only_for, store, weight_of
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
@@ -39,7 +39,7 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
     if op == "BatchNormalization" or (op in ARITHMETIC and len(node.inputs) == 2):
       return _after(scope, node)
   except NotFoldableError as reason:
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
   return None
 
 
@@ -86,7 +86,7 @@ def _after(scope: Scope, node: gs.Node) -> Applied | None:
       scaled = scaled_rows(weight, affine.scale)
       peaks = np.abs(scaled).reshape(channels, -1).max(1)
     shifted = bias * affine.scale + affine.shift
-  labels = (label(target), label(node))
+  labels = labelled(target, node)
   store(scope, target, weight, scaled, peaks, np.broadcast_to(shifted, (channels,)))
   y = node.outputs[0]
   scope.remove(node)
@@ -114,7 +114,7 @@ def _before(scope: Scope, conv: gs.Node) -> Applied | None:
   with np.errstate(all="ignore"):
     scaled = scaled_columns(weight, affine.scale, groups)
     shifts = scaled_columns(weight, affine.shift, groups).reshape(weight.shape[0], -1).sum(1)
-  labels = (label(norm), label(conv))
+  labels = labelled(norm, conv)
   store(scope, conv, weight, scaled, np.abs(scaled).reshape(weight.shape[0], -1).max(1), bias + shifts)
   conv.inputs[0] = norm.inputs[0]
   scope.remove(norm)

@@ -8,8 +8,8 @@ A MaxPool stays: it pads with the lowest number, not with zero.
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.facts import Scope, optional_input
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.ort_shapes import windows_fit
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
@@ -22,8 +22,8 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
   """Merges the Pad that makes the input of a Conv or AveragePool into it."""
   if scope.op(node) not in ("Conv", "AveragePool") or not node.inputs:
     return None
-  pad = scope.producer(node.inputs[0])
-  if pad is None or scope.op(pad) != "Pad":
+  pad = scope.producer(node.inputs[0], "Pad")
+  if pad is None:
     return None
   try:
     spatial = _spatial_pads(scope, pad)
@@ -37,8 +37,8 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
         raise _StaysError("a window larger than the image counts nothing beyond it, but beyond its own padding")
       node.attrs["count_include_pad"] = 1
   except _StaysError as reason:
-    return Missed(label(node), str(reason))
-  labels = (label(pad), label(node))
+    return Missed(node, str(reason))
+  labels = labelled(pad, node)
   node.attrs["pads"] = total
   node.attrs.pop("auto_pad", None)  # VALID, without which there are pads
   node.inputs[0] = pad.inputs[0]
@@ -56,10 +56,10 @@ def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
   else:
     pads = _integers(scope, pad, 1, "the pads") or []
     axes = _integers(scope, pad, 3, "the axes")
-    filled = len(pad.inputs) > 2 and not pad.inputs[2].is_empty()
-    number = scope.scalar(pad.inputs[2]) if filled and attached(pad.inputs[2], "initial") is None else None
-    if filled and number is None:
-      raise _StaysError(f"the value of {label(pad)}, '{pad.inputs[2].name}', is no constant")
+    filled = optional_input(pad, 2)
+    number = scope.scalar(filled) if filled is not None and attached(filled, "initial") is None else None
+    if filled is not None and number is None:
+      raise _StaysError(f"the value of {label(pad)}, '{filled.name}', is no constant")
     value = number or 0.0
   if value != 0:
     raise _StaysError(f"{label(pad)} pads with {value:g}, not with 0")
@@ -82,11 +82,12 @@ def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
 
 def _integers(scope: Scope, pad: gs.Node, index: int, what: str) -> list[int] | None:
   """The values of a constant input; None if it is absent."""
-  if index >= len(pad.inputs) or pad.inputs[index].is_empty():
+  given = optional_input(pad, index)
+  if given is None:
     return None
-  array = scope.constant(pad.inputs[index])
+  array = scope.constant(given)
   if array is None:
-    raise _StaysError(f"{what} of {label(pad)}, '{pad.inputs[index].name}', are no constant")
+    raise _StaysError(f"{what} of {label(pad)}, '{given.name}', are no constant")
   return [int(each) for each in array.reshape(-1)]
 
 

@@ -7,13 +7,12 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.ort_shapes import may_crop
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, why_invalid
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import unsqueeze
 
 FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}  # with one contract: see fused_conv.py
@@ -26,7 +25,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if op is None or len(node.inputs) < 2:
     return None
   x, w = node.inputs[:2]
-  bias = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+  bias = optional_input(node, 2)
   dtype = conv_dtype(scope, node)
   reason = unsupported(scope) or unknown_rank(scope, x) or unknown_rank(scope, w)
   if reason is None and dtype is None:
@@ -34,7 +33,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if reason is None and bias is not None:
     reason = _bias_problem(scope, bias, _channels(scope, node, w), dtype)
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   assert dtype is not None
 
   attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
@@ -42,7 +41,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
     attributes["kernel_shape"] = list(kernel)
   if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
-    return Missed(label(node), f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
+    return Missed(node, f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
                                "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
   program = biased(dtype, bias is not None)
   # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
@@ -50,14 +49,12 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   like = [gs.Variable(each.name, each.dtype, each.shape) for each in (x, w)]
   reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   inputs = [x, w]
   if bias is not None:
     inputs.append(unsqueeze(scope, node, bias, list(range(1, (scope.rank(x) or 0) - 1))))
   new = conv_node(op, node.name, attributes, program, inputs)
-  labels = (label(node),)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def _channels(scope: Scope, node: gs.Node, w: gs.Tensor) -> Dim:

@@ -6,15 +6,13 @@ That is a classifier after convolutions with channels last, and its second layer
 draws that in through the view. So does a MatMul.
 """
 
-from typing import Any
-
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.facts import Scope, optional_input
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node
 from ortplugin.passes.conv.matmul_to_conv import from_convolutions
@@ -34,13 +32,13 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   dtype, w = conv_dtype(scope, node), node.inputs[1]
   weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)
   if dtype is None or weights is None or weights.ndim != 2:
-    return Missed(label(node), f"'{w.name}' is no constant of two dimensions of the dtype of '{pixels.name}'")
+    return Missed(node, f"'{w.name}' is no constant of two dimensions of the dtype of '{pixels.name}'")
   rows = weights if node.attrs.get("transB", 0) else weights.T
   if not len(rows):
     return None  # to a Reshape 0 is no length: it copies the 1 that stands there before
   bias = _bias(scope, node, len(rows))
   if isinstance(bias, str):
-    return Missed(label(node), bias)
+    return Missed(node, bias)
   spatial = (scope.rank(pixels) or 0) - 2
   v = scope.add_constant(rows.reshape(len(rows), *[1] * spatial, rows.shape[1]), f"{w.name}_rows")
   inputs = [pixels, v]
@@ -51,7 +49,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   y = node.outputs[0]
   batch = (scope.shape(pixels) or (None,))[0]
   made = gs.Variable(scope.unique(f"{y.name}_nhwc"), y.dtype, (batch, *[1] * spatial, len(rows)))
-  labels = (label(node),)
+  labels = labelled(node)
   scope.replace([node], conv, [made])
   view = [made, integers(scope, [0, len(rows)], f"{y.name}_shape")]
   scope.insert_after(gs.Node("Reshape", scope.unique(f"{y.name}/Reshape"), {}, view, [y]), conv)
@@ -63,26 +61,24 @@ def pixels_of(scope: Scope, x: gs.Tensor) -> gs.Tensor | None:
   channels = (scope.shape(x) or (None, None))[1]
   if not isinstance(channels, int) or channels < 1:
     return None
-  view = scope.producer(x)
-  while view is not None and scope.op(view) in VIEWS:
-    given = view.inputs[0]
-    shape = scope.shape(given)
+  while (view := scope.producer(x, *VIEWS)) is not None:
+    x = view.inputs[0]
+    shape = scope.shape(x)
     if shape is not None and 3 <= len(shape) <= 5 and shape[-1] == channels and all(d == 1 for d in shape[1:-1]):
-      return given if from_convolutions(scope, given) else None
-    view = scope.producer(given)
+      return x if from_convolutions(scope, x) else None
   return None
 
 
-def _bias(scope: Scope, node: gs.Node, count: int) -> npt.NDArray[Any] | str | None:
+def _bias(scope: Scope, node: gs.Node, count: int) -> Array | str | None:
   """The bias of a Gemm, one number for each column or one for all; None if it has none; else why it is no bias."""
   if scope.op(node) == "MatMul":
     return None
   scale = [float(node.attrs.get(name, 1)) for name in ("alpha", "beta")]
   if node.attrs.get("transA", 0) or scale != [1, 1]:
     return f"it has transA = {node.attrs.get('transA', 0)}, alpha = {scale[0]:g} and beta = {scale[1]:g}"
-  if len(node.inputs) < 3 or node.inputs[2].is_empty():
+  given = optional_input(node, 2)
+  if given is None:
     return None
-  given = node.inputs[2]
   bias = None if attached(given, "initial") is not None else scope.constant(given, ELEMENTS)
   # [N, 1] is one number for each row, even where there are as many rows as columns.
   if bias is None or (bias.size != 1 and bias.shape not in ((count,), (1, count))):

@@ -13,11 +13,10 @@ from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, is_channels_last, is_fused_conv
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 
 FAR = 64  # operators between a MatMul and the convolutions before it, at most
 
@@ -31,19 +30,17 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   dtype = conv_dtype(scope, node)
   if dtype is None:
-    return Missed(label(node), f"'{x.name}' and '{w.name}' are not known to have one floating dtype")
+    return Missed(node, f"'{x.name}' and '{w.name}' are not known to have one floating dtype")
   if attached(w, "initial") is not None:
-    return Missed(label(node), f"a caller may override '{w.name}', which is a graph input")
+    return Missed(node, f"a caller may override '{w.name}', which is a graph input")
   weights = scope.constant(w, ELEMENTS)
   if weights is None or weights.ndim != 2:
-    return Missed(label(node), f"'{w.name}' is no constant of two dimensions")
+    return Missed(node, f"'{w.name}' is no constant of two dimensions")
   spatial = (scope.rank(x) or 0) - 2
   rows = scope.add_constant(weights.T.reshape(weights.shape[1], *[1] * spatial, weights.shape[0]), f"{w.name}_rows")
   attributes = {"layout": "NHWC", "kernel_shape": [1] * spatial}
   new = conv_node("FusedConv", node.name, attributes, biased(dtype, False), [x, rows])
-  labels = (label(node),)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:

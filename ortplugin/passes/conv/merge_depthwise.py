@@ -9,16 +9,15 @@ zeros of the filter make NaN of it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import NotFoldableError, constant
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Missed, Outcome, Rule, RulePass
+from ortplugin.passes.driver import Missed, Outcome, Rule, RulePass, replaced
 
 WORK = 2
 SLOW = "in float32 one large filter may be slower on a CPU; optimize it for a GPU (--provider cuda) to have it so"
@@ -28,8 +27,8 @@ SLOW = "in float32 one large filter may be slower on a CPU; optimize it for a GP
 class _Part:
   """A depthwise convolution: its filters [C, 1, spatial..], biases [C], and how far it pads before and after."""
 
-  filters: npt.NDArray[Any]
-  bias: npt.NDArray[Any] | None
+  filters: Array
+  bias: Array | None
   pads_begin: tuple[int, ...]
   pads_end: tuple[int, ...]
   strides: tuple[int, ...]
@@ -41,8 +40,8 @@ def _merge(even_slow: bool) -> Rule:
       return None
     makers = [scope.producer(each) for each in node.inputs]
     convolutions = [each for each in makers if each is not None and scope.op(each) == "Conv"]
-    split = scope.producer(convolutions[0].inputs[0]) if len(convolutions) == len(makers) else None
-    if split is None or scope.op(split) != "Split" or not _of_channels(scope, split):
+    split = scope.producer(convolutions[0].inputs[0], "Split") if len(convolutions) == len(makers) else None
+    if split is None or not _of_channels(scope, split):
       return None
     if len(split.outputs) != len(makers) or any(
       each.inputs[0] is not part for each, part in zip(convolutions, split.outputs, strict=True)
@@ -57,7 +56,7 @@ def _merge(even_slow: bool) -> Rule:
       if not even_slow and merged.filters.dtype == np.float32:
         raise NotFoldableError(SLOW)
     except NotFoldableError as reason:
-      return Missed(label(node), str(reason))
+      return Missed(node, str(reason))
     weights = [scope.add_constant(merged.filters, f"{node.outputs[0].name}_filters")]
     if merged.bias is not None:
       weights.append(scope.add_constant(merged.bias, f"{node.outputs[0].name}_bias"))
@@ -68,9 +67,7 @@ def _merge(even_slow: bool) -> Rule:
       "strides": list(merged.strides),
     }
     new = gs.Node("Conv", convolutions[0].name, attributes, [split.inputs[0], *weights])
-    labels = tuple(label(each) for each in (split, *convolutions, node))
-    scope.replace([split, *convolutions, node], new, [node.outputs[0]])
-    return Applied(labels, new)
+    return replaced(scope, [split, *convolutions, node], new, [node.outputs[0]])
 
   return rule
 
@@ -82,7 +79,8 @@ def _of_channels(scope: Scope, node: gs.Node) -> bool:
 def _part(scope: Scope, node: gs.Node) -> _Part:
   """A convolution. Raises NotFoldableError for what is not depthwise, or not known."""
   filters = constant(scope, node.inputs[1], "the filters")
-  bias = constant(scope, node.inputs[2], "the bias") if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+  given = optional_input(node, 2)
+  bias = None if given is None else constant(scope, given, "the bias")
   axes = filters.ndim - 2
   if filters.shape[1] != 1 or int(node.attrs.get("group", 1)) != len(filters):
     raise NotFoldableError(f"{label(node)} is not depthwise")

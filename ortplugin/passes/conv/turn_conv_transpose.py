@@ -22,16 +22,15 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.program import parse
 from ortplugin.target import DEFAULT, ENGINES
 
@@ -58,32 +57,30 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   reason = why_invalid(node)
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   if not is_channels_last(node):
-    return Missed(label(node), UNKNOWN)
+    return Missed(node, UNKNOWN)
   w = node.inputs[1]
   weights = scope.constant(w, ELEMENTS)
   if weights is None:
-    return Missed(label(node), f"'{w.name}' is no constant")
+    return Missed(node, f"'{w.name}' is no constant")
   if 0 in weights.shape:
     return None
   group, kernel = int(node.attrs.get("group", 1)), weights.shape[1:-1]
   pads = _pads(node, kernel)
   reason = pads if isinstance(pads, str) else _loss(scope, node, weights, group)
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   attributes: dict[str, Any] = {"kernel_shape": list(kernel), "pads": pads}
   attributes |= {name: node.attrs[name] for name in ("dilations", "group", "layout") if name in node.attrs}
   if "allow_tf32" in node.attrs:
     attributes["allow_tf32"] = node.attrs["allow_tf32"]
   inputs = [node.inputs[0], scope.add_constant(turned(weights, group), f"{w.name}_turned"), *node.inputs[2:]]
   new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
-  labels = (label(node),)
-  scope.replace([node], new, list(node.outputs))
-  return Applied(labels, new)
+  return replaced(scope, [node], new, list(node.outputs))
 
 
-def turned(weights: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
+def turned(weights: Array, group: int) -> Array:
   """The convolution's weights [M, kernel.., C/group] from [C, kernel.., M/group], those of the transposed one."""
   rows, *kernel, columns = weights.shape
   apart = np.flip(weights, tuple(range(1, weights.ndim - 1))).reshape(group, rows // group, *kernel, columns)
@@ -104,7 +101,7 @@ def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
   return f"its pads {given} cut off more than its kernel adds" if min(pads) < 0 else pads
 
 
-def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
+def _loss(scope: Scope, node: gs.Node, weights: Array, group: int) -> str | None:
   """Why a convolution is not known to be faster; None if it is."""
   columns, kernel = weights.shape[-1], weights.shape[1:-1]
   small = len(kernel) == 2 and max(kernel) <= DEPTHWISE_FILTER and prod(kernel) <= DEPTHWISE_TAPS

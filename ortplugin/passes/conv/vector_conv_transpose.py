@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node, is_channels_last, why_invalid
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import integers
@@ -40,13 +40,13 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if weights is None:
     reason = f"'{node.inputs[1].name}' is no constant"
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   assert weights is not None
   _, *kernel, channels = weights.shape
   operands = [_operand(scope, tensor, kernel) for tensor in node.inputs[OWN_INPUTS:]]
   if any(operand is None for operand in operands):
     name = next(t.name for t, made in zip(node.inputs[OWN_INPUTS:], operands, strict=True) if made is None)
-    return Missed(label(node), f"'{name}' is no constant with one number or one for each channel")
+    return Missed(node, f"'{name}' is no constant with one number or one for each channel")
 
   rows = np.moveaxis(weights, 0, -1).reshape(-1, *[1] * len(kernel), weights.shape[0])
   inputs = [node.inputs[0], scope.add_constant(rows, f"{node.inputs[1].name}_rows"), *operands]
@@ -60,7 +60,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   scope.insert(conv, node)
   target = integers(scope, [0, *kernel, channels], f"{y.name}_shape")
   view = gs.Node("Reshape", scope.unique(f"{y.name}/Reshape"), {}, [long, target])
-  labels = (label(node),)
+  labels = labelled(node)
   scope.replace([node], view, [y])
   return Applied(labels, conv)
 

@@ -1,13 +1,11 @@
 """Weight and bias of a convolution, or scale and bias of a BatchNormalization, as a pass reads and replaces them."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.channels import NotFoldableError, Wide, constant, stored
-from ortplugin.graph.facts import Scope
+from ortplugin.arrays import Array, Wide
+from ortplugin.graph.channels import NotFoldableError, constant, stored
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
@@ -20,7 +18,7 @@ def only_for(scope: Scope, tensor: gs.Tensor, node: gs.Node) -> None:
     raise NotFoldableError(used)
 
 
-def weight_of(scope: Scope, conv: gs.Node) -> tuple[npt.NDArray[Any], int]:
+def weight_of(scope: Scope, conv: gs.Node) -> tuple[Array, int]:
   """The weights of a convolution, and its groups."""
   tensor = conv.inputs[1]
   weight, groups = constant(scope, tensor, f"the weight of {label(conv)}"), int(conv.attrs.get("group", 1))
@@ -34,21 +32,20 @@ def weight_of(scope: Scope, conv: gs.Node) -> tuple[npt.NDArray[Any], int]:
 
 def bias_of(scope: Scope, node: gs.Node, channels: int) -> Wide:
   """The bias of a convolution or BatchNormalization; zeros if it has none."""
-  if len(node.inputs) < 3 or node.inputs[2].is_empty():
+  given = optional_input(node, 2)
+  if given is None:
     return np.zeros(channels)
-  bias = constant(scope, node.inputs[2], f"the bias of {label(node)}").astype(np.float64)
+  bias = constant(scope, given, f"the bias of {label(node)}").astype(np.float64)
   if bias.shape != (channels,):
     raise NotFoldableError(f"the bias of {label(node)} has the shape {list(bias.shape)}, not [{channels}]")
   return bias
 
 
-def store(
-  scope: Scope, node: gs.Node, old: npt.NDArray[Any], weight: Wide, peaks: Wide, bias: npt.NDArray[np.float64]
-) -> None:
+def store(scope: Scope, node: gs.Node, old: Array, weight: Wide, peaks: Wide, bias: Wide) -> None:
   """Gives the node new constants; raises, before it changes anything, if they don't fit the dtypes."""
   given = list(node.inputs)
   new_weight = stored(weight, old.dtype, f"the weight of {label(node)}", peaks)
-  given_bias = given[2] if len(given) > 2 and not given[2].is_empty() else None
+  given_bias = optional_input(node, 2)
   keeps_none = given_bias is None and not bias.any()
   new_bias = stored(bias, old.dtype if given_bias is None else given_bias.dtype, f"the bias of {label(node)}")
   name = given[1].name

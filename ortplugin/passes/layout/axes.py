@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout.fuse_pool import over_all_pixels
-from ortplugin.passes.layout.plan import Layouts, Plan, Rule, axis_last, to_last
+from ortplugin.passes.layout.plan import Edit, Layouts, Plan, Rule, axis_last, to_last
 
 REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
               "ReduceLogSumExp", "ReduceSumSquare")  # fmt: skip
@@ -83,10 +83,7 @@ def _in_order(rank: int, removed: list[int]) -> bool:
 
 def reduction(scope: Scope, node: gs.Node) -> Plan | None:
   """A sum, mean, maximum, ... over given axes."""
-  rank = scope.rank(node.inputs[0])
-  as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
-  axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
-  given = [] if axes is None else [int(axis) for axis in np.reshape(axes, -1)]  # ONNX Runtime takes a scalar, too
+  rank, given = scope.rank(node.inputs[0]), scope.axes(node)
   if rank is None or rank < 3 or not given:
     return None
   if any(not -rank <= axis < rank for axis in given):
@@ -94,15 +91,19 @@ def reduction(scope: Scope, node: gs.Node) -> Plan | None:
   keeps = bool(node.attrs.get("keepdims", 1))
   if not keeps and not _in_order(rank, [axis % rank for axis in given]):
     return None
-  new = sorted(axis_last(axis, rank) for axis in given)
+  return Plan((0,), (0,) if keeps else (), with_axes(scope, sorted(axis_last(axis, rank) for axis in given)))
+
+
+def with_axes(scope: Scope, axes: list[int]) -> Edit:
+  """Gives the node other axes, where it has its own."""
 
   def edit(layouts: Layouts, node: gs.Node) -> None:
-    if as_input:
-      node.inputs[1] = integers(scope, new, node.inputs[1].name)
+    if "axes" in node.attrs:
+      node.attrs["axes"] = axes
     else:
-      node.attrs["axes"] = new
+      node.inputs[1] = integers(scope, axes, node.inputs[1].name)
 
-  return Plan((0,), (0,) if keeps else (), edit)
+  return edit
 
 
 def pool_or_reduction(scope: Scope, node: gs.Node) -> Plan | None:
@@ -113,9 +114,9 @@ def pool_or_reduction(scope: Scope, node: gs.Node) -> Plan | None:
 def pad(scope: Scope, node: gs.Node) -> Plan | None:
   """Pad with constant pads, of all axes or of given ones."""
   rank, pads = scope.rank(node.inputs[0]), scope.constant(node.inputs[1]) if len(node.inputs) > 1 else None
-  with_axes = len(node.inputs) > 3 and not node.inputs[3].is_empty()
-  axes = scope.constant(node.inputs[3]) if with_axes else None
-  if rank is None or rank < 3 or pads is None or (with_axes and axes is None):
+  given = optional_input(node, 3)
+  axes = None if given is None else scope.constant(given)
+  if rank is None or rank < 3 or pads is None or (given is not None and axes is None):
     return None
   if axes is None and pads.size != 2 * rank:
     return None
@@ -136,8 +137,8 @@ def pad(scope: Scope, node: gs.Node) -> Plan | None:
 def part(scope: Scope, node: gs.Node) -> Plan | None:
   """Slice along given axes, or along the first ones."""
   rank, count = scope.rank(node.inputs[0]), (scope.shape(node.inputs[1]) or (None,))[0]
-  given = len(node.inputs) > 3 and not node.inputs[3].is_empty()
-  axes = scope.constant(node.inputs[3]) if given else range(count) if isinstance(count, int) else None
+  given = optional_input(node, 3)
+  axes = scope.constant(given) if given is not None else range(count) if isinstance(count, int) else None
   if rank is None or rank < 3 or axes is None:
     return None
   new = [axis_last(int(axis), rank) for axis in np.reshape(axes, -1)]

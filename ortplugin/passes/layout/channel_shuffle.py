@@ -9,8 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 
 CHANNELS = 1 << 16  # of which an order is written into the model
 
@@ -35,23 +34,20 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   for maker, reader in ((first, transpose), (transpose, node)):
     used = scope.used_beyond(maker.outputs[0], [reader])
     if used:
-      return Missed(label(node), used)
+      return Missed(node, used)
   groups, members = (int(dim) for dim in split[1:3] if isinstance(dim, int))
   if groups * members > CHANNELS:  # a shape is only a claim: no constant is made as long as it says
-    return Missed(label(node), f"{groups * members} channels are more than {CHANNELS}")
+    return Missed(node, f"{groups * members} channels are more than {CHANNELS}")
   order = np.arange(groups * members).reshape(groups, members).T.reshape(-1)
   indices = scope.add_constant(order.astype(np.int64), f"{y.name}_order")
   gather = gs.Node("Gather", node.name, {"axis": 1}, [x, indices])
   nodes = [first, transpose, node]
-  labels = tuple(label(each) for each in nodes)
-  scope.replace(nodes, gather, [y])
-  return Applied(labels, gather)
+  return replaced(scope, nodes, gather, [y])
 
 
 def _maker(scope: Scope, node: gs.Node, op: str, wanted: str) -> gs.Node | None:
   """What makes the first input of a node of the operator `op`, if that is a `wanted`."""
-  maker = scope.producer(node.inputs[0]) if scope.op(node) == op else None
-  return maker if maker is not None and scope.op(maker) == wanted else None
+  return scope.producer(node.inputs[0], wanted) if scope.op(node) == op else None
 
 
 CHANNEL_SHUFFLE = RulePass(

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
@@ -121,7 +121,7 @@ class ChannelsLast:
   def _change(self, scope: Scope, region: Region) -> Change:
     chosen = [(scope.slots[place], region.plans[place]) for place in cheapest(scope, region)]
     convolutions = [scope.slots[place] for place in region.seeds]
-    labels = tuple(label(node) for node in convolutions if node is not None)
+    labels = labelled(*(node for node in convolutions if node is not None))
     layouts = Layouts(scope)
     transposes: dict[int, gs.Node] = {}  # Transposes beside the region, some of which nothing needs any more
     for node, plan in chosen:

@@ -47,7 +47,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def _transpose(scope: Scope, node: gs.Node) -> Outcome:
   removed, z = [node], node.inputs[0]
-  while (view := scope.producer(z)) is not None and scope.op(view) in VIEWS and not scope.used_beyond(z, removed[-1:]):
+  while (view := scope.producer(z, *VIEWS)) is not None and not scope.used_beyond(z, removed[-1:]):
     removed.append(view)
     z = view.inputs[0]
   form = _form(scope, z, removed)

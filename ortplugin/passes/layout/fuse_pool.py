@@ -70,10 +70,8 @@ def ours(scope: Scope, node: gs.Node) -> Plan | None:
 
 def over_all_pixels(scope: Scope, node: gs.Node) -> Plan | None:
   """ReduceMean or ReduceMax that is a global pool; None for another."""
-  rank = scope.rank(node.inputs[0])
-  as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
-  axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
-  if rank is None or axes is None or sorted(int(axis) % rank for axis in np.reshape(axes, -1)) != list(range(2, rank)):
+  rank, axes = scope.rank(node.inputs[0]), scope.axes(node)
+  if not rank or not axes or sorted(axis % rank for axis in axes) != list(range(2, rank)):
     return None
   found = plan(scope, node, "FusedPool", {"kind": KINDS[scope.op(node)]})
   if found is None or node.attrs.get("keepdims", 1):

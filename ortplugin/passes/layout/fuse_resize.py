@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.pool.resize import OPERATOR
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
@@ -25,15 +25,15 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
     return None
   attributes, x = resize_attributes(scope, node), node.inputs[0]
   if attributes is None:
-    return Missed(label(node), "it does not resize the spatial axes alone, by constants and without more attributes")
+    return Missed(node, "it does not resize the spatial axes alone, by constants and without more attributes")
   if x.dtype is None:
-    return Missed(label(node), f"the dtype of '{x.name}' is not known")
+    return Missed(node, f"the dtype of '{x.name}' is not known")
   proto = onnx.helper.make_node(OPERATOR.name, ["x"], ["y"], node.name, domain=DOMAIN, **attributes)
   try:
     OPERATOR.infer_shapes(proto, [TensorType(x.dtype, scope.shape(x))])
   except ModelError as error:
-    return Missed(label(node), str(error))
-  labels = (label(node),)
+    return Missed(node, str(error))
+  labels = labelled(node)
   node.op, node.domain, node.attrs = OPERATOR.name, DOMAIN, attributes
   node.inputs = [x]
   return Applied(labels, node)

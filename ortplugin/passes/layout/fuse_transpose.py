@@ -29,7 +29,7 @@ from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import Shape, TensorType
 from ortplugin.ops.transpose import MOST_AXES, OPERATOR, TO_THE_END
@@ -77,7 +77,7 @@ def rewrite(left_alone: Collection[int], scope: Scope, node: gs.Node) -> Outcome
     return None
   reason = unsupported(scope) or unknown_rank(scope, x)
   if reason or x.dtype is None:
-    return Missed(label(node), reason or f"the dtype of '{x.name}' is unknown")
+    return Missed(node, reason or f"the dtype of '{x.name}' is unknown")
   if not _pays(scope, node):
     return None
   view, parts = _behind(scope, node)
@@ -87,7 +87,7 @@ def rewrite(left_alone: Collection[int], scope: Scope, node: gs.Node) -> Outcome
     source = _Source(x, tuple(_perm(scope, node) or ()), {}, None, None)
   readers = list({id(part.node): part.node for part in parts}.values())
   replaced = list({id(each): each for each in (node, *([view] if view else []), *readers)}.values())
-  labels = tuple(label(each) for each in ([source.drawn] if source.drawn else []) + replaced)
+  labels = labelled(*([source.drawn] if source.drawn else []), *replaced)
   made = [_emit(scope, source, part, view is not None) for part in parts]
   for each in reversed(replaced):
     scope.remove(each)
@@ -117,8 +117,8 @@ def _pays(scope: Scope, node: gs.Node) -> bool:
   swapped = [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2]
   if readers and perm == swapped and all(scope.op(each) in PRODUCTS for each in readers):
     return False
-  maker = scope.producer(node.inputs[0])
-  before = [scope.producer(each) for each in maker.inputs] if maker is not None and scope.op(maker) in PASSED else []
+  maker = scope.producer(node.inputs[0], *PASSED)
+  before = [scope.producer(each) for each in maker.inputs] if maker is not None else []
   passed = [output for reader in readers if scope.op(reader) in PASSED for output in reader.outputs]
   behind = [reader for output in passed for reader in scope.consumers(output)]
   return not any(_undoes(scope, perm, each) for each in (*before, *behind) if each is not None)

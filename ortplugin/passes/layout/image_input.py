@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.ops.conv import NAME
 from ortplugin.passes.conv.fused import is_channels_last
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
@@ -31,8 +31,8 @@ def read_as_it_comes(scope: Scope, node: gs.Node) -> Outcome:
   if shape is None or len(shape) != 4:
     return None
   if not isinstance(shape[1], int) or shape[1] > MOST_CHANNELS:
-    return Missed(label(node), f"its image has {shape[1]} channels; up to {MOST_CHANNELS} are read as they come")
-  labels = (label(transpose), label(node))
+    return Missed(node, f"its image has {shape[1]} channels; up to {MOST_CHANNELS} are read as they come")
+  labels = labelled(transpose, node)
   node.inputs[0] = transpose.inputs[0]
   node.attrs["input_layout"] = "NCHW"
   if not scope.is_output(transpose.outputs[0]) and not transpose.outputs[0].outputs:

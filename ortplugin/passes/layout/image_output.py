@@ -13,11 +13,10 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.ops.conv_transpose import NAME
 from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.layout.plan import is_perm, to_first
 from ortplugin.program import parse
 from ortplugin.target import ENGINES
@@ -48,12 +47,10 @@ def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
   if len(node.outputs) > 1 or scope.used_beyond(node.outputs[0], [transpose]):
     reason = "others read what it makes with channels last"
   if reason is not None:
-    return Missed(label(node), reason)
-  labels = (label(node), label(transpose))
+    return Missed(node, reason)
   attributes = {**node.attrs, "output_layout": "NCHW"}
   new = conv_node(NAME, node.name, attributes, parse(str(node.attrs["program"])), node.inputs)
-  scope.replace([node, transpose], new, [transpose.outputs[0]])
-  return Applied(labels, new)
+  return replaced(scope, [node, transpose], new, [transpose.outputs[0]])
 
 
 def _reason(scope: Scope, node: gs.Node) -> str | None:

@@ -6,11 +6,10 @@ y = Transpose<perm>(ReduceSum<axes = [1]>(x))     is     ReduceSum<axes = [3]>(T
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import element_count
 from ortplugin.graph.slices import constant_slices
@@ -52,7 +51,7 @@ def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permu
     spared = 2 * price_of(scope.shape(node.inputs[0]), node.inputs[0]) * ((old != rank - 1) - (new != rank - 1))
     yield Permuted({0: perm}, _axis(new), spared)
   elif op == "Pad" and (pads := scope.constant(node.inputs[1])) is not None and pads.size == 2 * rank:
-    if len(node.inputs) < 4 or node.inputs[3].is_empty():
+    if optional_input(node, 3) is None:
       order = [int(part[axis]) for part in (pads[:rank], pads[rank:]) for axis in perm]
       yield Permuted({0: perm}, lambda new: _set(scope, new, 1, order))
   elif op == "Slice" and (taken := constant_slices(scope, node, rank)) is not None:
@@ -65,12 +64,8 @@ def forms_of(scope: Scope, node: gs.Node, perm: Sequence[int]) -> Iterator[Permu
 
 def reduced_axes(scope: Scope, node: gs.Node) -> list[int] | None:
   """The axes of a reduction, from the front; None where they are not known, or none are given."""
-  rank = scope.rank(node.inputs[0])
-  as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
-  axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
-  if not rank or axes is None or not np.size(axes):
-    return None
-  return sorted({int(axis) % rank for axis in np.reshape(axes, -1)})
+  rank, axes = scope.rank(node.inputs[0]), scope.axes(node)
+  return sorted({axis % rank for axis in axes}) if rank and axes else None
 
 
 def reduction(scope: Scope, node: gs.Node, order: Sequence[int]) -> Permuted | None:
@@ -89,7 +84,7 @@ def reduction(scope: Scope, node: gs.Node, order: Sequence[int]) -> Permuted | N
   new = sorted(order.index(axis) for axis in axes)
 
   def edit(made: gs.Node) -> None:
-    if len(made.inputs) > 1 and not made.inputs[1].is_empty():
+    if optional_input(made, 1) is not None:
       _set(scope, made, 1, new)
     else:
       made.attrs["axes"] = new

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.facts import Scope, optional_input
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.slices import constant_slices
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers, reshape
@@ -116,9 +116,9 @@ def _moved(scope: Scope, node: gs.Node, given: Sequence[Numbers]) -> Numbers:
       return np.asarray(x.take(indices, axis))
   if op == "Pad" and node.attrs.get("mode", "constant") == "constant":
     pads = scope.constant(node.inputs[1])
-    zero = len(node.inputs) < 3 or node.inputs[2].is_empty() or scope.scalar(node.inputs[2]) == 0
-    with_axes = len(node.inputs) > 3 and not node.inputs[3].is_empty()
-    if zero and not with_axes and pads is not None and pads.size == 2 * x.ndim and pads.min() >= 0:
+    filled = optional_input(node, 2)
+    zero = filled is None or scope.scalar(filled) == 0
+    if zero and optional_input(node, 3) is None and pads is not None and pads.size == 2 * x.ndim and pads.min() >= 0:
       return np.asarray(np.pad(x, pads.reshape(2, -1).T, constant_values=ZERO))
   raise _UnknownError
 
@@ -135,7 +135,7 @@ def _replace(scope: Scope, steps: Steps, ends: Sequence[gs.Node], numbers: Seque
   if any(len(one) > ORDER or len(one) * images > PARTS for one in parts):
     raise _UnknownError
   shared = [each for each in steps.nodes if all(each is not end for end in ends)]
-  labels = tuple(label(each) for each in (*shared, *ends))
+  labels = labelled(*shared, *ends)
   moved = reshape(scope, first, steps.x, [images, rows // images, width])
   if any(ZERO in one for one in parts):
     pads = integers(scope, [0, 0, 0, 0, 1, 0], f"{first.outputs[0].name}_pads")

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.ops.conv import NAME
 from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
@@ -46,11 +46,11 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   weights = scope.constant(node.inputs[1], ELEMENTS)
   operands = [scope.constant(tensor, ELEMENTS) for tensor in node.inputs[OWN_INPUTS:]]
   if not isinstance(width, int) or width % 2:
-    return Missed(label(node), f"its result's {width} columns are not known to be pairs")
+    return Missed(node, f"its result's {width} columns are not known to be pairs")
   if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-    return Missed(label(node), f"auto_pad is {attributes['auto_pad']}")
+    return Missed(node, f"auto_pad is {attributes['auto_pad']}")
   if weights is None or any(each is None or each.size not in (1, each.ndim and each.shape[-1]) for each in operands):
-    return Missed(label(node), "its weights and operands are not constants of one number or one for each channel")
+    return Missed(node, "its weights and operands are not constants of one number or one for each channel")
   padded = [np.pad(weights, ((0, 0), (0, 0), side, (0, 0))) for side in ((0, 1), (1, 0))]
   inputs = [node.inputs[0], scope.add_constant(np.concatenate(padded), f"{node.inputs[1].name}_pairs")]
   for tensor, known in zip(node.inputs[OWN_INPUTS:], operands, strict=True):
@@ -63,7 +63,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   conv.outputs.append(pairs)
   scope.insert(conv, node)
   view = gs.Node("Reshape", node.name, {}, [pairs, integers(scope, [0, 0, width, filters], f"{y.name}_shape")])
-  labels = (label(node),)
+  labels = labelled(node)
   scope.replace([node], view, [y])
   return Applied(labels, conv)
 

@@ -6,12 +6,11 @@ that: which of its inputs and outputs then have channels last, and what changes 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import Dim, Shape
@@ -122,7 +121,7 @@ class Layouts:
       return self.last(tensor, before)
     return self._constant(tensor, -rank, lambda: array.transpose(to_last(rank)))
 
-  def _constant(self, tensor: gs.Tensor, key: int, value: Callable[[], npt.NDArray[Any]]) -> gs.Tensor:
+  def _constant(self, tensor: gs.Tensor, key: int, value: Callable[[], Array]) -> gs.Tensor:
     if (id(tensor), key) not in self._constants:
       self._constants[id(tensor), key] = self.scope.add_constant(value(), f"{tensor.name}_nhwc")
     return self._constants[id(tensor), key]
@@ -161,7 +160,7 @@ def _as_view(dims: Sequence[Dim]) -> list[int] | None:
   return [0, *rest] if len(rest) == len(dims) - 1 and len(rest) - rest.count(1) <= 1 else None
 
 
-def stripped(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def stripped(array: Array) -> Array:
   """The constant of full rank with channels last, without leading axes of length 1."""
   array = array.transpose(to_last(array.ndim))
   while array.ndim > 1 and array.shape[0] == 1:

@@ -16,17 +16,16 @@ them move memory, a Concat or Gather among them, or three: one or two Transposes
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.slices import constant_slices
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers, reshape
 from ortplugin.program import FLOATING
 
@@ -64,7 +63,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       continue
     if any(not isinstance(dim, int) for dim in scope.shape(steps.x) or (None,)):
       reason = f"the shape of '{steps.x.name}' is not known; fix the shapes of the model's inputs with --input-shape"
-      missed = missed or Missed(label(node), reason)
+      missed = missed or Missed(node, reason)
       continue
     try:
       return _replace(scope, steps, _order(scope, steps))
@@ -181,7 +180,7 @@ def _axis_of_view(rows: Rows, axis: int, made: Sequence[int], width: int) -> int
   return places[0]
 
 
-def _within(indices: npt.NDArray[Any], size: int) -> bool:
+def _within(indices: Array, size: int) -> bool:
   return bool(((indices >= -size) & (indices < size)).all())
 
 
@@ -202,14 +201,12 @@ def _replace(scope: Scope, steps: Steps, order: Rows) -> Applied:
   one = order[: len(order) // images]
   if len(one) > ORDER:
     raise _NotRowsError
-  labels = tuple(label(each) for each in steps.nodes)
   moved = reshape(scope, last, steps.x, [images, rows // images, width])
   if not np.array_equal(one, np.arange(rows // images)):
     indices = integers(scope, [int(each) for each in one], f"{y.name}_order")
     moved = emit(scope, last, "Gather", [moved, indices], (images, len(one), width), axis=1)
   new = gs.Node("Reshape", last.name, {}, [moved, integers(scope, shape, f"{y.name}_shape")])
-  scope.replace(steps.nodes, new, [y])
-  return Applied(labels, new)
+  return replaced(scope, steps.nodes, new, [y])
 
 
 def _repeats(order: Rows, images: int, rows: int) -> bool:

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Outcome
 from ortplugin.passes.layout.movement import VIEWS, Form, Movement, lengths
 
@@ -50,7 +50,7 @@ def shorten(scope: Scope, node: gs.Node) -> Outcome:
         best, found = gain, (x, removed, form)
   if found is None or is_disputed(scope, found[0]):
     return None
-  labels = tuple(label(each) for each in reversed(found[1]))
+  labels = labelled(*reversed(found[1]))
   return Applied(labels, _replace(scope, *found))
 
 

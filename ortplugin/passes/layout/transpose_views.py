@@ -9,9 +9,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import Shape
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
+from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of, replaced
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout.movement import VIEWS, lengths
 from ortplugin.passes.layout.transpose_split import shorten
@@ -20,17 +20,15 @@ from ortplugin.program import FLOATING
 
 def merge(scope: Scope, node: gs.Node) -> Outcome:
   """Makes one Transpose of two, the first of which nothing else needs."""
-  first = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
-  if first is None or scope.op(first) != "Transpose" or scope.used_beyond(node.inputs[0], [node]):
+  first = scope.producer(node.inputs[0], "Transpose") if scope.op(node) == "Transpose" else None
+  if first is None or scope.used_beyond(node.inputs[0], [node]):
     return None
   inner, outer = _perm(scope, first), _perm(scope, node)
   if inner is None or outer is None or len(inner) != len(outer):
     return None
   y = node.outputs[0]
   new = gs.Node("Transpose", node.name, {"perm": [inner[axis] for axis in outer]}, [first.inputs[0]])
-  labels = (label(first), label(node))
-  scope.replace([first, node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [first, node], new, [y])
 
 
 def _perm(scope: Scope, node: gs.Node) -> list[int] | None:
@@ -49,9 +47,7 @@ def as_view(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [node.inputs[0], integers(scope, target, f"{y.name}_shape")])
-  labels = (label(node),)
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 def _target(shape: Shape, perm: list[int]) -> list[int] | None:
@@ -76,7 +72,7 @@ def one_view(scope: Scope, node: gs.Node) -> Outcome:
   if any(is_disputed(scope, tensor) for tensor in (x, node.inputs[0], y)):
     return None
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
-  labels = (label(maker), label(node))
+  labels = labelled(maker, node)
   scope.replace([node], new, [y])
   if not scope.used_beyond(maker.outputs[0], []):
     scope.remove(maker)

@@ -1,11 +1,11 @@
 """Views of a tensor with channels last: those that keep batch and channels, and those of one pixel for each."""
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import Shape, element_count
 from ortplugin.passes.emit import integers
+from ortplugin.passes.layout.axes import with_axes
 from ortplugin.passes.layout.plan import Edit, Layouts, Plan, Rule, axis_last, is_vector, to_last
 
 
@@ -57,37 +57,20 @@ def flatten(scope: Scope, node: gs.Node) -> Plan | None:
 
 def squeeze(scope: Scope, node: gs.Node) -> Plan | None:
   """Squeeze of all spatial axes."""
-  rank, axes = scope.rank(node.inputs[0]), _axes(scope, node)
+  rank, axes = scope.rank(node.inputs[0]), scope.axes(node)
   if rank is None or rank < 3 or axes is None or sorted(axis % rank for axis in axes) != list(range(2, rank)):
     return None
-  return Plan((0,), (), _with_axes(scope, [axis_last(axis, rank) for axis in range(2, rank)]))
+  return Plan((0,), (), with_axes(scope, [axis_last(axis, rank) for axis in range(2, rank)]))
 
 
 def unsqueeze(scope: Scope, node: gs.Node) -> Plan | None:
   """Unsqueeze of [N, C] to one pixel for each channel."""
-  rank, axes = scope.rank(node.outputs[0]), _axes(scope, node)
+  rank, axes = scope.rank(node.outputs[0]), scope.axes(node)
   if rank is None or scope.rank(node.inputs[0]) != 2 or axes is None:
     return None
   if sorted(axis % rank for axis in axes) != list(range(2, rank)):
     return None
-  return Plan((), (0,), _with_axes(scope, [axis_last(axis, rank) for axis in range(2, rank)]))
-
-
-def _axes(scope: Scope, node: gs.Node) -> list[int] | None:
-  axes = node.attrs.get("axes")
-  if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
-    axes = scope.constant(node.inputs[1])
-  return None if axes is None else [int(axis) for axis in np.reshape(axes, -1)]  # ONNX Runtime takes a scalar, too
-
-
-def _with_axes(scope: Scope, axes: list[int]) -> Edit:
-  def edit(layouts: Layouts, node: gs.Node) -> None:
-    if "axes" in node.attrs:
-      node.attrs["axes"] = axes
-    else:
-      node.inputs[1] = integers(scope, axes, node.inputs[1].name)
-
-  return edit
+  return Plan((), (0,), with_axes(scope, [axis_last(axis, rank) for axis in range(2, rank)]))
 
 
 def lengths(scope: Scope, node: gs.Node) -> Plan | None:

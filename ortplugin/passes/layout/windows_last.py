@@ -15,11 +15,10 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ortplugin.passes.driver import Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.layout.fuse_pool import KINDS
 from ortplugin.passes.layout.plan import shape_last, to_first
@@ -29,8 +28,8 @@ FAR = 16  # operators between the windows and a convolution, at most
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   """Changes one Reshape and the Transpose before it."""
-  first = scope.producer(node.inputs[0]) if scope.op(node) == "Reshape" else None
-  if first is None or scope.op(first) != "Transpose" or scope.used_beyond(node.inputs[0], [node]):
+  first = scope.producer(node.inputs[0], "Transpose") if scope.op(node) == "Reshape" else None
+  if first is None or scope.used_beyond(node.inputs[0], [node]):
     return None
   x, y = first.inputs[0], node.outputs[0]
   given, made = scope.shape(x), scope.shape(y)
@@ -48,10 +47,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   last = shape_last(made) or ()
   dims = integers(scope, [dim if isinstance(dim, int) else 0 for dim in last], f"{y.name}_last")
   images = emit(scope, node, "Reshape", [rows, dims], last)
-  labels = (label(first), label(node))
   new = gs.Node("Transpose", node.name, {"perm": to_first(len(made))}, [images])
-  scope.replace([first, node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [first, node], new, [y])
 
 
 def _meets_convolution(scope: Scope, tensor: gs.Tensor) -> bool:

@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
 from ortplugin.passes.matmul.matmul_views import is_row
@@ -45,7 +45,7 @@ def read(scope: Scope, node: gs.Node) -> Outcome:
     layouts = [words_of(str(node.attrs.get(name, PLAIN))) for name in OPERANDS]
     if places[-1] >= len(OPERANDS) or any(len(layouts[at]) != len(perm) for at in places):
       continue
-    labels = (label(transpose), label(product), label(node))
+    labels = labelled(transpose, product, node)
     back = [perm.index(axis) for axis in range(len(perm))]
     given = scope.shape(tensor)
     made = gs.Variable(
@@ -81,7 +81,7 @@ def write(scope: Scope, node: gs.Node) -> Outcome:
   if view is None or perm is None or len(perm) != len(words):
     return None
   shape, width = scope.shape(view.outputs[0]), (scope.shape(y) or (None,))[-1]
-  labels = tuple(label(each) for each in (node, *between, view))
+  labels = labelled(node, *between, view)
   new = gs.Node(product.op, product.name, dict(product.attrs), list(product.inputs), [], DOMAIN)
   scope.replace([*between, view], new, [view.outputs[0]])
   node.attrs["y_layout"] = " ".join(words[axis] for axis in perm)

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import Shape, show
 from ortplugin.passes.conv.fused import conv_dtype, conv_node
 from ortplugin.passes.conv.planes import has_engine
@@ -30,7 +30,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   while (maker := scope.producer(tensor)) is not None and is_product(scope, maker):
     reason = scope.used_beyond(tensor, [reader]) or ("" if len(maker.outputs) == 1 else "it has several results")
     if reason:
-      return Missed(label(maker), reason)
+      return Missed(maker, reason)
     products.insert(0, maker)
     reader, tensor = maker, maker.inputs[0]
   if not products or maker is None or not _moves(scope, maker, last_to=0):
@@ -41,12 +41,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     made = _shape(scope, product, shape)
     if made is None or not has_engine(conv_dtype(scope, product), shape, made[1]):
       filters = "unknown filters" if made is None else f"{made[1]} filters"
-      return Missed(label(product), f"no engine with channels first takes '{x.name}', {show(shape)}, and {filters}")
+      return Missed(product, f"no engine with channels first takes '{x.name}', {show(shape)}, and {filters}")
     wide = next((each for each in product.inputs[OWN_INPUTS:] if not is_row(scope, each)), None)
     if wide is not None:
-      return Missed(label(product), f"'{wide.name}' is not one number for each of its columns")
+      return Missed(product, f"'{wide.name}' is not one number for each of its columns")
     shape = made
-  labels = (label(maker), *(label(each) for each in products), label(node))
+  labels = labelled(maker, *products, node)
   gone = [*products, node] if scope.used_beyond(tensor, products) else [maker, *products, node]
   new: list[gs.Node] = []
   for product in products:

@@ -16,16 +16,15 @@ that a model makes of x [N, H, W, C] by a Transpose and a Reshape to [N * W, H, 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.lengths import same_length
 from ortplugin.graph.shapes import show
 from ortplugin.ops.lstm import DIRECTIONS, FAST_HIDDEN, GATES, NAME
@@ -37,7 +36,6 @@ from ortplugin.passes.matmul.batch_first import only_reader
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product, product_node
 from ortplugin.passes.matmul.matmul_views import is_row
 
-Array = npt.NDArray[Any]
 DTYPES = ("float16", "bfloat16")
 FUSED = f"{DOMAIN}::{NAME}"
 ACTIVATIONS = ["Sigmoid", "Tanh", "Tanh"]
@@ -52,7 +50,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     return None
   reason = _fault(scope, node)
   if reason is not None:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   x, r = node.inputs[0], node.inputs[2]
   directions, hidden = _directions(node), int((scope.shape(r) or (0,))[-1] or 0)
   h0, c0 = _input(node, 5), _input(node, 6)
@@ -72,7 +70,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   wanted, *last = node.outputs
   while last and not scope.used_beyond(last[-1], []):
     last.pop()
-  labels = tuple(label(each) for each in (node, *views))
+  labels = labelled(node, *views)
   made = y or gs.Variable(scope.unique(f"{g.name}_rows"), x.dtype, (*rows, directions * hidden))
   scope.replace([node, *views], fused, [made, *(_unread(scope, g) if each.is_empty() else each for each in last)])
   if y is None and scope.used_beyond(wanted, []):
@@ -121,12 +119,13 @@ def _is_zero(scope: Scope, tensor: gs.Tensor) -> bool:
   """Whether an initial state is surely zero everywhere."""
   if tensor.is_empty():
     return True
-  known, maker = scope.constant(tensor, ELEMENTS), scope.producer(tensor)
+  known = scope.constant(tensor, ELEMENTS)
   if known is not None:
     return not np.any(known)
-  if maker is not None and scope.op(maker) == "ConstantOfShape":
-    return "value" not in maker.attrs or not np.any(maker.attrs["value"].values)
-  return maker is not None and scope.op(maker) in PARTS and _is_zero(scope, maker.inputs[0])
+  if (filled := scope.producer(tensor, "ConstantOfShape")) is not None:
+    return "value" not in filled.attrs or not np.any(filled.attrs["value"].values)
+  maker = scope.producer(tensor, *PARTS)
+  return maker is not None and _is_zero(scope, maker.inputs[0])
 
 
 def _product(scope: Scope, node: gs.Node) -> gs.Node:
@@ -215,7 +214,7 @@ def batch_first(scope: Scope, node: gs.Node) -> Outcome:
   y = layers[-1].outputs[0]
   if reader is None and (y.outputs or scope.is_output(y)):
     return None
-  labels = tuple(label(each) for each in (before, *layers, *([reader] if reader else [])))
+  labels = labelled(before, *layers, *([reader] if reader else []))
   product.inputs[0] = before.inputs[0]
   if not scope.used_beyond(before.outputs[0], []):
     scope.remove(before)
@@ -233,8 +232,8 @@ def columns(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) != FUSED or not node.attrs.get("batch_first", 0):
     return None
   product = _product_before(scope, node)
-  view = None if product is None else scope.producer(product.inputs[0])
-  move = None if view is None or scope.op(view) != "Reshape" else scope.producer(view.inputs[0])
+  view = None if product is None else scope.producer(product.inputs[0], "Reshape")
+  move = None if view is None else scope.producer(view.inputs[0])
   apart = only_reader(scope, node.outputs[0])
   back = None if apart is None or scope.op(apart) != "Reshape" else only_reader(scope, apart.outputs[0])
   if product is None or view is None or move is None or apart is None or back is None:
@@ -246,7 +245,7 @@ def columns(scope: Scope, node: gs.Node) -> Outcome:
     return None
   if len(made) != 4 or made[3] != (scope.shape(node.outputs[0]) or (None,))[-1]:
     return None
-  labels = tuple(label(each) for each in (move, view, product, node, apart, back))
+  labels = labelled(move, view, product, node, apart, back)
   product.inputs[0] = move.inputs[0]
   for each in (view, move):
     if not scope.used_beyond(each.outputs[0], []):

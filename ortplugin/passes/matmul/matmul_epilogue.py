@@ -63,8 +63,7 @@ def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
   if scope.is_output(tensor) or any(id(each) not in scope.position for each in readers):
     return True
   spared = [FUSED_POINTWISE, FUSED_SUM_TO]
-  maker = scope.producer(tensor)
-  if maker is not None and scope.op(maker) == "Cast":
+  if scope.producer(tensor, "Cast") is not None:
     spared.append(FUSED_LAYER_NORM)  # which reads the narrow value and casts it itself
   names = {"ReduceSum", *(f"{DOMAIN}::{each}" for each in spared)}
   return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)

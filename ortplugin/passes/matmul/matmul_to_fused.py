@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
@@ -116,8 +116,8 @@ def _affine(dtype: str, has_bias: bool, alpha: float, beta: float) -> Program:
 def _weights(scope: Scope, node: gs.Node, turned: Turned) -> tuple[gs.Tensor, bool] | str:
   """The weights of a product and whether they are [N, K]; or why they are none."""
   w, trans_b = node.inputs[1], bool(node.attrs.get("transB", 0))
-  maker = scope.producer(w)
-  if maker is not None and scope.op(maker) == "Transpose" and maker.attrs.get("perm", [1, 0]) == [1, 0]:
+  maker = scope.producer(w, "Transpose")
+  if maker is not None and maker.attrs.get("perm", [1, 0]) == [1, 0]:
     w, trans_b = maker.inputs[0], not trans_b
   shape = scope.shape(w)
   if not scope.is_constant(w) or shape is None or len(shape) != 2:
@@ -161,7 +161,7 @@ def _tables(scope: Scope, shape: tuple[int, ...]) -> Iterator[gs.Constant]:
         yield table
 
 
-def _same_bits(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> bool:
+def _same_bits(a: Array, b: Array) -> bool:
   return bool(np.array_equal(a.view(np.uint16), np.ascontiguousarray(b).view(np.uint16)))
 
 

@@ -11,10 +11,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.extents import extents
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.lengths import same_length
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
 
@@ -34,24 +33,22 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   wide = next((t for t in node.inputs[OWN_INPUTS:] if not is_row(scope, t)), None)
   high = next((t for t in node.inputs[OWN_INPUTS:] if (scope.rank(t) or 0) > (scope.rank(y) or 0)), None)
   if high is not None:  # as [1, N] is of a vector: an operand must not add dimensions to what the view made
-    return Missed(label(node), f"'{high.name}' has more dimensions than '{y.name}'")
+    return Missed(node, f"'{high.name}' has more dimensions than '{y.name}'")
   if wide is not None:
-    return Missed(label(node), f"'{wide.name}' is no row, so that the view behind the product changes its place")
+    return Missed(node, f"'{wide.name}' is no row, so that the view behind the product changes its place")
   a = node.inputs[0]
-  maker = scope.producer(a)
-  x = maker.inputs[0] if maker is not None and scope.op(maker) in VIEWS else a
+  maker = scope.producer(a, *VIEWS)
+  x = a if maker is None else maker.inputs[0]
   x = x if _keeps_rows(scope, x, a) else a
   if not _same_rows(scope, x, y):
     if not any(is_pointwise(scope, each) for each in scope.consumers(y)):
       return None
     made = _reshaped(scope, node, view, x)
     if made is None:
-      return Missed(label(node), f"the shape of '{y.name}' is not known beforehand")
+      return Missed(node, f"the shape of '{y.name}' is not known beforehand")
     x = made
-  labels = label(node), label(view)
   new = gs.Node(node.op, node.name, dict(node.attrs), [x, *node.inputs[1:]], [], node.domain)
-  scope.replace([node, view], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node, view], new, [y])
 
 
 def _keeps_rows(scope: Scope, before: gs.Tensor, after: gs.Tensor) -> bool:

@@ -16,10 +16,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.passes.conv.fused import is_fused_conv
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.matmul.fused import product_node
 from ortplugin.passes.matmul.matmul_to_fused import DTYPES, TF32
@@ -43,10 +42,10 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if not isinstance(channels, int) or channels * p * q < LONG:
     return None
   if not isinstance(height, int) or not isinstance(width, int) or height % p or width % q:
-    return Missed(label(node), f"'{x.name}' of {show(shape)} is not known to be whole patches of {p} x {q}")
+    return Missed(node, f"'{x.name}' of {show(shape)} is not known to be whole patches of {p} x {q}")
   weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)
   if weights is None or weights.shape[1:] != (p, q, channels):
-    return Missed(label(node), f"'{w.name}' is no constant that can be rearranged")
+    return Missed(node, f"'{w.name}' is no constant that can be rearranged")
   h, v, long = height // p, width // q, channels * p * q
   rows = scope.add_constant(weights.transpose(0, 3, 1, 2).reshape(-1, long), f"{w.name}_rows")
   kept = batch if isinstance(batch, int) else 0  # as it is
@@ -56,9 +55,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   a = emit(scope, node, "Reshape", [a, integers(scope, [kept, *whole], "patches")], (batch, *whole))
   new = product_node(node.name, parse(str(node.attrs["program"])), [a, rows, *node.inputs[2:]], True)
   new.attrs |= {name: value for name, value in node.attrs.items() if name == "allow_tf32"}
-  labels, outputs = (label(node),), list(node.outputs)
-  scope.replace([node], new, outputs)
-  return Applied(labels, new)
+  return replaced(scope, [node], new, list(node.outputs))
 
 
 def _is_of_patches(node: gs.Node, kernel: list[int]) -> bool:

@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
 
@@ -43,8 +43,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if array is None or array.shape[held[index]] != sum(sizes) or shared:
       reason = reason or f"'{made.inputs[index].name}' is no constant of {sum(sizes)} columns that it alone reads"
   if reason:
-    return Missed(label(made), reason)
-  labels = (label(made), label(node))
+    return Missed(made, reason)
+  labels = labelled(made, node)
   ends = np.cumsum([0, *sizes])
   for first, last, output in zip(ends, ends[1:], list(node.outputs), strict=False):
     inputs = list(made.inputs)

@@ -72,12 +72,9 @@ def mean_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> tuple[int, ...] | st
   if mean.attrs.get("keepdims", 1) != 1:
     return f"{label(mean)} has keepdims={mean.attrs['keepdims']}; it must be 1"
   rank = scope.rank(x) or 0
-  axes: list[int] | None = mean.attrs.get("axes")
-  if axes is None and len(mean.inputs) > 1 and not mean.inputs[1].is_empty():
-    values = scope.constant(mean.inputs[1])
-    if values is None:
-      return f"the axes '{mean.inputs[1].name}' of {label(mean)} are no constant"
-    axes = [int(axis) for axis in values.reshape(-1)]
+  axes = scope.axes(mean)
+  if axes is None:
+    return f"the axes '{mean.inputs[1].name}' of {label(mean)} are no constant"
   if not axes:
     if mean.attrs.get("noop_with_empty_axes", 0):
       return f"{label(mean)} has no axes, and noop_with_empty_axes=1"

@@ -13,10 +13,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape, element_count, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of, replaced
 from ortplugin.passes.emit import MOVED_ELEMENTS, unsqueeze
 from ortplugin.passes.norm.decomposed import floating
 from ortplugin.passes.norm.fused import Norm, Over, fused_node
@@ -30,25 +29,24 @@ def between_reshapes(scope: Scope, node: gs.Node) -> Outcome:
   """InstanceNormalization of [N, G, -1] between two Reshapes."""
   if scope.op(node) != "InstanceNormalization":
     return None
-  split, readers = scope.producer(node.inputs[0]), scope.consumers(node.outputs[0])
-  if split is None or scope.op(split) != "Reshape" or len(readers) != 1 or scope.op(readers[0]) != "Reshape":
+  split, readers = scope.producer(node.inputs[0], "Reshape"), scope.consumers(node.outputs[0])
+  if split is None or len(readers) != 1 or scope.op(readers[0]) != "Reshape":
     return None
   x, y = split.inputs[0], readers[0].outputs[0]
   given, made = scope.shape(x), scope.shape(split.outputs[0])
   if given is None or made is None or len(given) < 3 or len(made) != 3:
     return None
-  name = label(node)
   channels, groups = given[1], made[1]
   if not isinstance(channels, int) or not isinstance(groups, int) or groups < 1 or channels % groups:
-    return Missed(name, f"'{x.name}' of shape {show(given)} has no known channels in {groups} groups")
+    return Missed(node, f"'{x.name}' of shape {show(given)} has no known channels in {groups} groups")
   pixels = element_count(given[1:])
   if (given[0] is None or made[0] != given[0]) and (not pixels or pixels != element_count(made[1:])):
-    return Missed(name, f"the batch of '{split.outputs[0].name}', {made[0]}, is not surely that of '{x.name}'")
+    return Missed(node, f"the batch of '{split.outputs[0].name}', {made[0]}, is not surely that of '{x.name}'")
   if not scope.same_shape(x, y) and not _have_one_shape(given, scope.shape(y)):
-    return Missed(name, f"'{y.name}' of shape {show(scope.shape(y))} has not surely the shape of '{x.name}'")
+    return Missed(node, f"'{y.name}' of shape {show(scope.shape(y))} has not surely the shape of '{x.name}'")
   used = scope.used_beyond(split.outputs[0], [node]) or scope.used_beyond(node.outputs[0], [readers[0]])
   if used:
-    return Missed(name, used)
+    return Missed(node, used)
   return _fuse(scope, node, [split, node, readers[0]], x, y, groups, channels // groups)
 
 
@@ -75,9 +73,9 @@ def group_normalization(scope: Scope, node: gs.Node) -> Outcome:
   shape = scope.shape(x)
   channels = shape[1] if shape is not None and len(shape) > 2 else None
   if not isinstance(channels, int) or groups < 1 or channels % groups:
-    return Missed(label(node), f"'{x.name}' of shape {show(shape)} has no known channels in {groups} groups")
+    return Missed(node, f"'{x.name}' of shape {show(shape)} has no known channels in {groups} groups")
   if node.attrs.get("stash_type", 1) != 1:
-    return Missed(label(node), f"stash_type is {node.attrs['stash_type']}; only 1, float32, is known")
+    return Missed(node, f"stash_type is {node.attrs['stash_type']}; only 1, float32, is known")
   return _fuse(scope, node, [node], x, node.outputs[0], groups, channels // groups if scope.opset < 21 else 1)
 
 
@@ -90,11 +88,11 @@ def _fuse(
   if reason is None and rank < 3:
     reason = f"'{x.name}' of shape {show(scope.shape(x))} has no pixels"
   if reason:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   scales: list[gs.Tensor | None] = []
   for what, tensor, neutral in (("scale", node.inputs[1], 1), ("bias", node.inputs[2], 0)):
     if scope.dtype(tensor) != dtype:
-      return Missed(label(node), f"{what}, '{tensor.name}', is {scope.dtype(tensor)}, the result is {dtype}")
+      return Missed(node, f"{what}, '{tensor.name}', is {scope.dtype(tensor)}, the result is {dtype}")
     known = scope.constant(tensor, MOVED_ELEMENTS)
     if known is not None and known.ndim == 1 and (known == neutral).all():
       scales.append(None)
@@ -104,7 +102,7 @@ def _fuse(
     elif repeats == 1 and scope.rank(tensor) == 1:
       scales.append(unsqueeze(scope, node, tensor, range(1, rank - 1)))
     else:
-      return Missed(label(node), f"{what}, '{tensor.name}', is no constant vector, one number for {repeats} channels")
+      return Missed(node, f"{what}, '{tensor.name}', is no constant vector, one number for {repeats} channels")
   shape = scope.shape(x)
   over: Over = {"axis": 2 - rank}
   if groups == 1:
@@ -113,9 +111,7 @@ def _fuse(
     over = {"axis": 1, "axes": " ".join(map(str, range(2, rank))), "groups": groups}
   norm = Norm(CORE, over, float(node.attrs.get("epsilon", 1e-5)), [x], ["x"], dtype, dtype, scales[0], scales[1])
   new = fused_node(norm, node.name)
-  labels = tuple(label(each) for each in nodes)
-  scope.replace(nodes, new, [y])
-  return Applied(labels, new)
+  return replaced(scope, nodes, new, [y])
 
 
 _fuse_any = first_of(between_reshapes, instance_normalization, group_normalization)
@@ -124,7 +120,7 @@ _fuse_any = first_of(between_reshapes, instance_normalization, group_normalizati
 def _fuse_narrow(scope: Scope, node: gs.Node) -> Outcome:
   """Of 16 bits alone: on a CPU ONNX Runtime's InstanceNormalization is faster, which has float32 and no others."""
   if scope.op(node) in OPERATORS and scope.dtype(node.inputs[0]) not in ("float16", "bfloat16"):
-    return Missed(label(node), SLOW)
+    return Missed(node, SLOW)
   return _fuse_any(scope, node)
 
 

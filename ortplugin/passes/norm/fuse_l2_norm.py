@@ -17,7 +17,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count
 from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.norm.decomposed import mean_axes
 from ortplugin.passes.norm.fused import node_of
 from ortplugin.program import Parameter, Program, Statement
@@ -53,15 +53,13 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   for each, reader in pairwise(old):
     reason = reason or scope.used_beyond(each.outputs[0], [reader]) or None
   if reason or not width or isinstance(axis, str):
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
   statements = (
     Statement("n", "RMSNormalization", ("x",), (("axis", axis), ("epsilon", 0.0))),
     Statement("y", "Mul", ("n", 1 / math.sqrt(width))),
   )
   program = Program((Parameter("float16", "x"),), (Parameter("float16", "y"),), statements)
-  labels, new = tuple(map(label, old)), node_of(program, [x], node.name)
-  scope.replace(old, new, [node.outputs[0]])
-  return Applied(labels, new)
+  return replaced(scope, old, node_of(program, [x], node.name), [node.outputs[0]])
 
 
 FUSE_L2_NORM = RulePass("fuse-l2-norm", "L2 normalisation in float16 becomes FusedLayerNorm", rewrite)

@@ -9,11 +9,11 @@ operator LayerNormalization; ONNX Runtime's SkipLayerNormalization, which adds a
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
 from ortplugin.passes.driver import Outcome, PatternRewrite, RulePass, first_of
 from ortplugin.passes.norm.decomposed import check_decomposed, decomposed_norm
-from ortplugin.passes.norm.operator import fuse_operator, optional
+from ortplugin.passes.norm.operator import fuse_operator
 
 CORE = "LayerNormalization"
 
@@ -45,16 +45,16 @@ def layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
   if scope.op(node) != "LayerNormalization":
     return None
   epsilon = float(node.attrs.get("epsilon", 1e-5))
-  return fuse_operator(scope, node, CORE, [node.inputs[0]], node.inputs[1], optional(node, 2), epsilon)
+  return fuse_operator(scope, node, CORE, [node.inputs[0]], node.inputs[1], optional_input(node, 2), epsilon)
 
 
 def skip_layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
   """SkipLayerNormalization(input, skip, gamma, beta?, bias?) -> output, mean?, inv_std_var?, input_skip_bias_sum?"""
   if scope.op(node) != "com.microsoft::SkipLayerNormalization":
     return None
-  x = [node.inputs[0], node.inputs[1], *(t for t in [optional(node, 4)] if t is not None)]
+  x = [node.inputs[0], node.inputs[1], *(t for t in [optional_input(node, 4)] if t is not None)]
   epsilon = float(node.attrs.get("epsilon", 1e-12))
-  return fuse_operator(scope, node, CORE, x, node.inputs[2], optional(node, 3), epsilon, sum_output=3)
+  return fuse_operator(scope, node, CORE, x, node.inputs[2], optional_input(node, 3), epsilon, sum_output=3)
 
 
 FUSE_LAYER_NORM = RulePass(

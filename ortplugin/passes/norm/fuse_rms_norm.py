@@ -8,12 +8,12 @@ SkipSimplifiedLayerNormalization, which adds a residual and a bias first.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
 from ortplugin.passes.driver import Outcome, PatternRewrite, RulePass, first_of
 from ortplugin.passes.norm.decomposed import check_decomposed, decomposed_norm
 from ortplugin.passes.norm.fuse_layer_norm import normalised
-from ortplugin.passes.norm.operator import fuse_operator, optional
+from ortplugin.passes.norm.operator import fuse_operator
 
 CORE = "RMSNormalization"
 WHOLE = ("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft::SimplifiedLayerNormalization")
@@ -43,7 +43,7 @@ def skip_simplified_layer_normalization(scope: Scope, node: gs.Node) -> Outcome:
   """SkipSimplifiedLayerNormalization(input, skip, gamma, bias?) -> output, -, inv_std_var?, input_skip_bias_sum?"""
   if scope.op(node) != "com.microsoft::SkipSimplifiedLayerNormalization":
     return None
-  x = [node.inputs[0], node.inputs[1], *(t for t in [optional(node, 3)] if t is not None)]
+  x = [node.inputs[0], node.inputs[1], *(t for t in [optional_input(node, 3)] if t is not None)]
   epsilon = float(node.attrs.get("epsilon", 1e-12))
   return fuse_operator(scope, node, CORE, x, node.inputs[2], None, epsilon, sum_output=3)
 

@@ -26,7 +26,7 @@ def fuse_operator(
   """Replaces a node that is a whole normalisation. `x`: what is added up. `sum_output`: which output is the sum."""
 
   def missed(reason: str) -> Missed:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
 
   for tensor in (*x, node.outputs[0], *(each for each in (gamma, beta) if each is not None)):
     reason = unsupported(scope) or floating(scope, tensor)
@@ -105,8 +105,3 @@ def _may_be_longer(scope: Scope, name: str, tensor: gs.Tensor, x: gs.Tensor) -> 
     f"{name}, '{tensor.name}', of shape {show(scope.shape(tensor))} may be longer than '{x.name}' of shape "
     f"{show(scope.shape(x))}; fix the shapes of the model's inputs with --input-shape"
   )
-
-
-def optional(node: gs.Node, index: int) -> gs.Tensor | None:
-  """An input that may be left out."""
-  return node.inputs[index] if index < len(node.inputs) and not node.inputs[index].is_empty() else None

@@ -13,7 +13,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
@@ -41,14 +41,14 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   try:
     axes = axes_of_reduction(scope, node)
   except NotPointwiseError as reason:
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
   if rank and not axes:
-    return Missed(label(node), "its axes are none: it reduces nothing")
+    return Missed(node, "its axes are none: it reduces nothing")
   signed = np.dtype(numbers.dtype).kind not in "ub"
   lengths = [(scope.shape(numbers) or ())[axis] for axis in axes]
   if scope.op(node) == "ReduceMax" and signed and not all(isinstance(n, int) and n > 0 for n in lengths):
-    return Missed(label(node), f"'{numbers.name}' is not known to have elements on the axes {axes}")
-  labels = tuple(label(each) for each in (node, *(each for each in readers if each is not node)))
+    return Missed(node, f"'{numbers.name}' is not known to have elements on the axes {axes}")
+  labels = labelled(node, *(each for each in readers if each is not node))
   total = _count(scope, node, bools, axes)
   for reader in readers:
     y = reader.outputs[0]
@@ -69,8 +69,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def _cast_of(scope: Scope, numbers: gs.Tensor) -> gs.Tensor | None:
   """The bools of which the tensor is a Cast."""
-  maker = scope.producer(numbers)
-  if maker is None or scope.op(maker) != "Cast" or maker.inputs[0].dtype != np.bool_:
+  maker = scope.producer(numbers, "Cast")
+  if maker is None or maker.inputs[0].dtype != np.bool_:
     return None
   return maker.inputs[0]
 

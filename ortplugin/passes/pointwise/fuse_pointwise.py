@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.ops.pointwise import NAME
@@ -47,14 +47,14 @@ class FusePointwise:
         changes += [fuse(self.name, scope, *each) for each in chosen]
         if not chosen:
           break
-      misses += [NearMiss(self.name, each.node, each.reason) for each in (*missed, *partition.misses)]
+      misses += [each.near_miss(self.name) for each in (*missed, *partition.misses)]
     return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
 
 def fuse(rewrite: str, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
   """Puts one FusedPointwise in the place of the members, in order; `outputs`: what something else needs of them."""
   nodes = [member.node for member in members]
-  labels = tuple(label(node) for node in nodes)
+  labels = labelled(*nodes)
   program, inputs = compose(members, outputs)
   new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
   scope.replace(nodes, new, outputs)
@@ -83,7 +83,7 @@ def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Me
         members[place] = member
     except (NotPointwiseError, ProgramError) as reason:
       if _has_neighbour(scope, node):
-        misses.append(Missed(label(node), str(reason)))
+        misses.append(Missed(node, str(reason)))
   return members, misses
 
 

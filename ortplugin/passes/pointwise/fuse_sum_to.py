@@ -21,7 +21,6 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import broadcast, element_count
@@ -61,7 +60,7 @@ class _Sums(SumCore):
       return super().__call__(scope, node)
     except NotPointwiseError as reason:  # of the sum itself
       maker = scope.producer(node.inputs[0])
-      return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
+      return Missed(node, str(reason)) if maker is not None and is_pointwise(scope, maker) else None
 
   def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
     """Who makes what the sums read, who reads what they give out, and who reads what they read."""

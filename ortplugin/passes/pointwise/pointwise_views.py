@@ -15,7 +15,7 @@ Transposes and Slices stay: they move data.
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.graph.shapes import Shape, show
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
@@ -39,7 +39,7 @@ def move_up(scope: Scope, node: gs.Node) -> Outcome:
     if at is None:
       if chain or not reason:
         reason = reason or f"an operand does not repeat over all that becomes {show(shape)}"
-        return Missed(label(node), f"{label(maker)} cannot be passed: {reason}")
+        return Missed(node, f"{label(maker)} cannot be passed: {reason}")
       return None
     chain.append((maker, at))
     given, below = maker.inputs[at], maker
@@ -104,7 +104,7 @@ def read_unexpanded(scope: Scope, node: gs.Node) -> Outcome:
     others = [each for each in node.inputs if each is not tensor and not each.is_empty()]
     if any(scope.same_shape(each, node.outputs[0]) for each in others):
       node.inputs[index] = maker.inputs[0]
-      return Applied((label(maker), label(node)), node)
+      return Applied(labelled(maker, node), node)
   return None
 
 

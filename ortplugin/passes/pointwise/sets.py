@@ -8,7 +8,6 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.merging import Merging
 from ortplugin.graph.order import tensors_read
 from ortplugin.graph.shapes import element_count, show
@@ -66,7 +65,7 @@ class PointwiseSets:
   def misses(self) -> list[Missed]:
     """Why what is made in one set and read in another is not in one, in order; one reason for each that is made."""
     found = sorted((at, reason) for a, (at, reason) in self._reasons.items() if self._apart(a, at))
-    return [Missed(label(self._members[at].node), reason) for at, reason in dict.fromkeys(found)]
+    return [Missed(self._members[at].node, reason) for at, reason in dict.fromkeys(found)]
 
   def _apart(self, a: int, b: int) -> bool:
     return self._graph.find(a) != self._graph.find(b)

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import Shape, element_count
@@ -56,18 +56,18 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   try:
     axes = axes_of_reduction(scope, node)
   except NotPointwiseError as reason:
-    return Missed(label(node), str(reason))
+    return Missed(node, str(reason))
   if not axes or (op != "ReduceL2" and not _are_inside(axes, scope.shape(x) or ())):
     return None
   count = element_count(tuple((scope.shape(x) or ())[axis] for axis in axes))
   if op == "ReduceMean" and not count:
-    return Missed(label(node), f"how many elements of '{x.name}' one mean is of is unknown, or 0")
+    return Missed(node, f"how many elements of '{x.name}' one mean is of is unknown, or 0")
   program = _program(op, str(scope.dtype(x)), axes, count or 1, float(node.attrs.get("keepdims", 1)))
   new = gs.Node(NAME, node.name, {"program": str(program)}, [x], [], DOMAIN)
   if op == "ReduceL2":
     new = _root(scope, node, new)
   scope.replace([node], new, [y])
-  return Applied((label(node),), new)
+  return Applied(labelled(node), new)
 
 
 def _are_inside(axes: list[int], shape: Shape) -> bool:

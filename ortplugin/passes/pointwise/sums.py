@@ -59,12 +59,9 @@ def axes_of_reduction(scope: Scope, node: gs.Node) -> list[int]:
   """
   check_ranks(scope, [node.inputs[0], node.outputs[0]])
   rank = scope.rank(node.inputs[0]) or 0
-  axes: list[int] | None = node.attrs.get("axes")
-  if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
-    values = scope.constant(node.inputs[1])
-    if values is None:
-      raise NotPointwiseError(f"the axes '{node.inputs[1].name}' of {label(node)} are no constant")
-    axes = [int(axis) for axis in values.reshape(-1)]
+  axes = scope.axes(node)
+  if axes is None:
+    raise NotPointwiseError(f"the axes '{node.inputs[1].name}' of {label(node)} are no constant")
   if not axes:
     axes = [] if node.attrs.get("noop_with_empty_axes", 0) else list(range(rank))
   if rank > MAX_SUM_AXIS + 1:

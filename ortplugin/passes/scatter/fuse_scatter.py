@@ -14,9 +14,8 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.columns import INDEX_ELEMENTS, Column
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.progression import progression
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import reshape, unsqueeze
 from ortplugin.passes.scatter.node import ScatterNode, columns_of, read_scatter
 from ortplugin.passes.scatter.unique import is_unique
@@ -44,10 +43,8 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
   }
   if scatter.reduction == "none":
     attributes.pop("reduction", None)
-  name = label(node)
   new = gs.Node(op, node.name, attributes, [scatter.data, indices, scatter.updates], [], DOMAIN)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied((name,), new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def _smaller(scope: Scope, scatter: ScatterNode) -> gs.Tensor:
@@ -60,13 +57,12 @@ def _smaller(scope: Scope, scatter: ScatterNode) -> gs.Tensor:
       if (small == small.take([0], axis)).all():
         small = small.take([0], axis)
     return indices if small.size == known.size else scope.add_constant(small, indices.name)
-  node = scope.producer(indices)
-  while node is not None and scope.op(node) in ("Expand", "Tile"):
+  while (node := scope.producer(indices, "Expand", "Tile")) is not None:
     x = node.inputs[0]
     rank = scope.rank(x)
     if rank is None or rank > scatter.rank or (scope.op(node) == "Tile" and not _is_broadcast(scope, node)):
       break
-    indices, node = x, scope.producer(x)
+    indices = x
   missing = scatter.rank - (scope.rank(indices) or 0)
   return unsqueeze(scope, scatter.node, indices, range(missing))
 

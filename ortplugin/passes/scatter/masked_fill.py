@@ -10,9 +10,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.extents import extent
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import reshape, unsqueeze
 
 REPEATS = ("Expand", "Reshape", "Tile", "Unsqueeze", "Squeeze", "Identity")
@@ -30,30 +29,28 @@ def fill(scope: Scope, node: gs.Node) -> Outcome:
   if mask is None or value is None:
     return None
   if x.dtype is None or np.dtype(x.dtype) not in DTYPES:
-    return Missed(label(node), f"the dtype of '{x.name}' is {x.dtype}, for which ONNX Runtime has no Where")
+    return Missed(node, f"the dtype of '{x.name}' is {x.dtype}, for which ONNX Runtime has no Where")
   rank, covered = scope.rank(x), scope.rank(mask)
   if mask.dtype != np.bool_ or rank is None or covered is None or not 0 < covered <= rank:
-    return Missed(label(node), f"'{mask.name}' is no mask of '{x.name}'")
+    return Missed(node, f"'{mask.name}' is no mask of '{x.name}'")
   if any(extent(scope, mask, axis) != extent(scope, x, axis) for axis in range(covered)):
     shapes = f"{show(scope.shape(mask))} is not surely that of '{x.name}', {show(scope.shape(x))}"
-    return Missed(label(node), f"the shape of '{mask.name}', {shapes}")
-  name = label(node)
+    return Missed(node, f"the shape of '{mask.name}', {shapes}")
   mask = _smaller(scope, mask)
   mask = unsqueeze(scope, node, mask, range(scope.rank(mask) or 0, (scope.rank(mask) or 0) + rank - covered))
   if (scope.rank(value) or 0) > rank:
     value = reshape(scope, node, value, [])
   new = gs.Node("Where", node.name, {}, [mask, value, x], [])
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied((name,), new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 def _mask(scope: Scope, indices: gs.Tensor) -> gs.Tensor | None:
   """The tensor whose true places the indices are; None if they are something else."""
-  rows = scope.producer(indices)
-  if rows is None or scope.op(rows) != "Transpose" or list(rows.attrs.get("perm", [1, 0])) != [1, 0]:
+  rows = scope.producer(indices, "Transpose")
+  if rows is None or list(rows.attrs.get("perm", [1, 0])) != [1, 0]:
     return None
-  places = scope.producer(rows.inputs[0])
-  return None if places is None or scope.op(places) != "NonZero" else places.inputs[0]
+  places = scope.producer(rows.inputs[0], "NonZero")
+  return None if places is None else places.inputs[0]
 
 
 def _single(scope: Scope, updates: gs.Tensor) -> gs.Tensor | None:
@@ -75,8 +72,8 @@ def _single(scope: Scope, updates: gs.Tensor) -> gs.Tensor | None:
 
 def _smaller(scope: Scope, mask: gs.Tensor) -> gs.Tensor:
   """The mask before it was repeated to its shape, which Where does itself."""
-  node = scope.producer(mask)
-  if node is None or scope.op(node) != "Expand" or scope.rank(node.inputs[0]) != scope.rank(mask):
+  node = scope.producer(mask, "Expand")
+  if node is None or scope.rank(node.inputs[0]) != scope.rank(mask):
     return mask
   return node.inputs[0]
 

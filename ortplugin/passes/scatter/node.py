@@ -7,7 +7,6 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.columns import Column, columns, trace
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape, element_count, show
 from ortplugin.ops.decompose import MINIMUM_OPSET
 from ortplugin.ops.scatter import ARITHMETIC, DTYPES
@@ -57,23 +56,22 @@ def read_scatter(scope: Scope, node: gs.Node) -> ScatterNode | Missed | None:
   for tensor in node.inputs:
     reason = reason or unknown_rank(scope, tensor)
   if reason:
-    return Missed(label(node), reason)
+    return Missed(node, reason)
   rank, axis = scope.rank(data) or 0, int(node.attrs.get("axis", 0))
   depth = (scope.shape(indices) or (None,))[-1]
   beyond = 0 if by_axis else rank - depth - 1 if isinstance(depth, int) else None
   if beyond is not None and scope.rank(updates) != (scope.rank(indices) or 0) + beyond:
     shapes = f"{show(scope.shape(indices))} and updates of {show(scope.shape(updates))}"
-    return Missed(label(node), f"indices of {shapes} do not fit '{data.name}' of {show(scope.shape(data))}")
+    return Missed(node, f"indices of {shapes} do not fit '{data.name}' of {show(scope.shape(data))}")
   if by_axis and not -rank <= axis < rank:
-    return Missed(label(node), f"the axis {axis} is out of range for '{data.name}' of {show(scope.shape(data))}")
+    return Missed(node, f"the axis {axis} is out of range for '{data.name}' of {show(scope.shape(data))}")
   return ScatterNode(node, by_axis, ours, data, indices, updates, rank, axis % rank if rank else 0, reduction)
 
 
 def _is_shape(scope: Scope, node: gs.Node) -> bool:
   """Whether it is a shape that is changed: ONNX Runtime computes those on the host."""
   data = node.inputs[0]
-  producer = scope.producer(data)
-  made = scope.is_constant(data) or (producer is not None and scope.op(producer) == "Shape")
+  made = scope.is_constant(data) or scope.producer(data, "Shape") is not None
   return made and data.dtype == np.int64 and scope.rank(data) == 1 and (element_count(scope.shape(data)) or 9) <= 8
 
 

@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import reshape, transpose
 
@@ -34,12 +34,12 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
   back = [perm.index(axis) for axis in range(len(perm))]
   used = scope.used_beyond(node.outputs[0], [after])
   if used:
-    return Missed(label(node), f"{used}, so {label(after)} has to stay")
+    return Missed(node, f"{used}, so {label(after)} has to stay")
   kind, indices, attributes = node.op, node.inputs[1], dict(node.attrs)
   if kind == "ScatterND":
     shape = scope.shape(indices)
     if shape is None or len(shape) != 2 or shape[1] != 1:
-      return Missed(label(node), "its indices are not a column that one axis of data takes")
+      return Missed(node, "its indices are not a column that one axis of data takes")
     kind, attributes["axis"] = "ScatterElements", perm[0]
     indices = reshape(scope, node, indices, [-1 if axis == perm[0] else 1 for axis in range(len(perm))])
   elif kind == "ScatterElements":
@@ -50,7 +50,7 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
   at = 1 if kind == "UpdateSlice" else 2
   updates = _untransposed(scope, node, node.inputs[at], perm, back)
   rest = [updates, node.inputs[2]] if kind == "UpdateSlice" else [indices, updates]
-  labels = (label(before), label(node), label(after))
+  labels = labelled(before, node, after)
   new = gs.Node(kind, node.name, attributes, [before.inputs[0], *rest], [], DOMAIN)
   both = [perm[axis] for axis in after.attrs["perm"]]
   if both != sorted(both):
@@ -64,8 +64,8 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
 
 def _transposed(scope: Scope, tensor: gs.Tensor) -> tuple[gs.Node | None, list[int] | None]:
   """The Transpose that makes the tensor, and its perm."""
-  node = scope.producer(tensor)
-  if node is None or scope.op(node) != "Transpose" or "perm" not in node.attrs:
+  node = scope.producer(tensor, "Transpose")
+  if node is None or "perm" not in node.attrs:
     return None, None
   return node, list(node.attrs["perm"])
 

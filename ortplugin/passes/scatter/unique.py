@@ -1,11 +1,9 @@
 """Whether a scatter surely updates no element twice: then its order does not matter, and nothing has to be sorted."""
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.columns import INDEX_ELEMENTS, Vector, columns, trace
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.progression import progression
@@ -30,8 +28,8 @@ def _unique_on_axis(scope: Scope, scatter: ScatterNode) -> bool:
   if known is not None:
     wrapped = _wrapped(known, shape[axis])
     return wrapped is not None and bool((np.diff(np.sort(wrapped, axis), axis=axis) > 0).all())
-  node = scope.producer(scatter.indices)
-  if node is not None and scope.op(node) == "TopK":
+  node = scope.producer(scatter.indices, "TopK")
+  if node is not None:
     return int(node.attrs.get("axis", -1)) % scatter.rank == axis and scatter.indices is node.outputs[1]
   column = trace(scope, scatter.indices)
   return column is not None and column.axis == axis and is_distinct(scope, column.vector, shape[axis], length[axis])
@@ -49,10 +47,9 @@ def _unique_tuples(scope: Scope, scatter: ScatterNode) -> bool:
       return False
     rows = np.stack([part for part in parts if part is not None], -1)
     return len(np.unique(rows, axis=0)) == len(rows)
-  nonzero = scope.producer(scatter.indices)
-  if nonzero is not None and scope.op(nonzero) == "Transpose" and nonzero.attrs.get("perm", [1, 0]) == [1, 0]:
-    source = scope.producer(nonzero.inputs[0])
-    return source is not None and scope.op(source) == "NonZero"
+  nonzero = scope.producer(scatter.indices, "Transpose")
+  if nonzero is not None and nonzero.attrs.get("perm", [1, 0]) == [1, 0]:
+    return scope.producer(nonzero.inputs[0], "NonZero") is not None
   found = columns(scope, scatter.indices)
   if found is None:
     return False
@@ -80,16 +77,15 @@ def is_distinct(scope: Scope, vector: Vector, size: object, length: object) -> b
 
 def _of_different_places(scope: Scope, vector: gs.Tensor) -> bool:
   """Whether these are elements of NonZero's or TopK's result for a vector: places in it, none of them twice."""
-  node = scope.producer(vector)
-  while node is not None and scope.op(node) in REARRANGE:
-    vector = node.inputs[0]
-    node = scope.producer(vector)
-  if node is None or scope.op(node) not in ("NonZero", "TopK") or scope.rank(node.inputs[0]) != 1:
+  while (rearranged := scope.producer(vector, *REARRANGE)) is not None:
+    vector = rearranged.inputs[0]
+  node = scope.producer(vector, "NonZero", "TopK")
+  if node is None or scope.rank(node.inputs[0]) != 1:
     return False
   return vector is node.outputs[-1]
 
 
-def _wrapped(indices: npt.NDArray[Any], size: object) -> npt.NDArray[Any] | None:
+def _wrapped(indices: Array, size: object) -> Array | None:
   """The indices counted from the front; None where that needs a size that is not known."""
   wide = indices.astype(np.int64)
   if isinstance(size, int):

@@ -15,11 +15,10 @@ from ortplugin.graph.columns import Column
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.extents import extent
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.progression import Progression, progression
 from ortplugin.graph.shapes import Dim
 from ortplugin.ops.decompose import MINIMUM_OPSET
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import starts_of, unsqueeze
 from ortplugin.passes.scatter.node import ScatterNode, columns_of, grid, read_scatter
 
@@ -59,7 +58,7 @@ def update(scope: Scope, node: gs.Node) -> Outcome:
       return None
     reason = terms.reason or _range_reason(terms, axis, size, length)
     if reason:
-      return Missed(label(node), reason)
+      return Missed(node, reason)
     vector = column.vector
     along = length is not None and length == size  # as far as shape inference knows
     if isinstance(vector, gs.Tensor) and scope.rank(vector) == 1:
@@ -122,11 +121,9 @@ def _replace(scope: Scope, scatter: ScatterNode, slices: Sequence[_Axis], missin
   updates = unsqueeze(scope, node, scatter.updates, missing)
   steps = [each.terms.step for each in slices]
   attributes = {"axes": [each.axis for each in slices], **({"steps": steps} if set(steps) != {1} else {})}
-  name = label(node)
   inputs = [scatter.data, updates, starts_of(scope, node, [each.terms.start for each in slices])]
   new = gs.Node("UpdateSlice", node.name, attributes, inputs, [], DOMAIN)
-  scope.replace([node], new, [node.outputs[0]])
-  return Applied((name,), new)
+  return replaced(scope, [node], new, [node.outputs[0]])
 
 
 UPDATE_SLICE = RulePass(

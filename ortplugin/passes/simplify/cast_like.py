@@ -4,7 +4,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
 
@@ -14,8 +14,8 @@ def rename(scope: Scope, node: gs.Node) -> Outcome:
     return None
   like = node.inputs[1]
   if like.dtype is None:
-    return Missed(label(node), f"the dtype of '{like.name}' is not known")
-  labels = (label(node),)
+    return Missed(node, f"the dtype of '{like.name}' is not known")
+  labels = labelled(node)
   node.op = "Cast"
   node.inputs = [node.inputs[0]]
   node.attrs["to"] = helper.np_dtype_to_tensor_dtype(like.dtype)

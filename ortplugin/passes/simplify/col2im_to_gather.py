@@ -18,8 +18,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 
 MOST = 8  # columns that add to a pixel
@@ -33,12 +32,12 @@ def rewrite(dtypes: Sequence[str], scope: Scope, node: gs.Node) -> Outcome:
   x, y = node.inputs[0], node.outputs[0]
   image, block, shape = scope.constant(node.inputs[1]), scope.constant(node.inputs[2]), scope.shape(x)
   if image is None or block is None or shape is None or len(shape) != 3 or x.name in disputed(scope.graph):
-    return Missed(label(node), "the sizes of its image, its block or its input are not known")
+    return Missed(node, "the sizes of its image, its block or its input are not known")
   columns = _columns(node, [int(n) for n in image], [int(n) for n in block])
   taps, (channels, blocks) = prod(map(int, block)), shape[1:]
   if columns is None or not isinstance(channels, int) or not channels or blocks is None:
-    return Missed(label(node), f"more than {MOST} columns add to a pixel, or its input's shape is not known")
-  labels, count, total = (label(node),), channels // taps, taps * int(blocks)
+    return Missed(node, f"more than {MOST} columns add to a pixel, or its input's shape is not known")
+  count, total = channels // taps, taps * int(blocks)
   c = emit(scope, node, "Reshape", [x, integers(scope, [0, count, total], f"{y.name}_c")], (shape[0], count, total))
   c = emit(scope, node, "Transpose", [c], (shape[0], total, count), perm=[0, 2, 1])
   if (columns == total).any():
@@ -51,8 +50,7 @@ def rewrite(dtypes: Sequence[str], scope: Scope, node: gs.Node) -> Outcome:
     parts[:2] = [emit(scope, node, "Add", parts[:2], whole)]
   c = emit(scope, node, "Transpose", parts, (shape[0], count, whole[1]), perm=[0, 2, 1])
   new = gs.Node("Reshape", node.name, {}, [c, integers(scope, [0, count, *image], f"{y.name}_shape")])
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 def _columns(node: gs.Node, image: list[int], block: list[int]) -> npt.NDArray[np.int64] | None:

@@ -6,7 +6,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import node_proto
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.simplify.determinism import is_random
 
@@ -23,7 +23,7 @@ def merge_with_earlier(scope: Scope, node: gs.Node) -> Outcome:
   earlier = next((each for each in _candidates(scope, node) if _same(scope, each, node)), None)
   if earlier is None:
     return None
-  labels = (label(earlier), label(node))
+  labels = labelled(earlier, node)
   outputs = list(node.outputs)
   scope.remove(node)
   for old, new in zip(outputs, earlier.outputs, strict=True):

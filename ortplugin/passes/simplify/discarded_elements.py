@@ -5,14 +5,12 @@
 A Cast of such a number to an integer is not defined, so that folding leaves it, and all that follows, to run time.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 
@@ -31,12 +29,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   fits = np.isfinite(wide) & (wide > limits.min) & (wide < limits.max)
   if fits.all() or not _are_discarded(scope, node, ~fits):
     return None
-  labels = (label(node),)
+  labels = labelled(node)
   node.inputs[0] = scope.add_constant(np.where(fits, x, np.zeros((), x.dtype)), node.inputs[0].name)
   return Applied(labels, node)
 
 
-def _are_discarded(scope: Scope, node: gs.Node, elements: npt.NDArray[Any]) -> bool:
+def _are_discarded(scope: Scope, node: gs.Node, elements: Array) -> bool:
   """Whether pointwise operators lead the node's output to a Where that takes the other input for these elements."""
   for _ in range(FAR):
     tensor, readers = node.outputs[0], scope.consumers(node.outputs[0])

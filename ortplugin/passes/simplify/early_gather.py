@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.ops.layer_norm.reference import axes_of
 from ortplugin.passes.driver import Applied, Outcome, RulePass
@@ -61,7 +61,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   region = _region(scope, node, axis)
   if region is None:
     return None
-  labels = tuple(label(each) for each in (*reversed(region.nodes), node))
+  labels = labelled(*reversed(region.nodes), node)
   made: dict[int, gs.Tensor] = {}
   rows = integers(scope, [int(each) for each in indices.reshape(-1)], f"{node.outputs[0].name}_rows")
   for each in region.ends:

@@ -16,9 +16,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Dim, element_count
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
 from ortplugin.passes.emit import emit, integers
 
 DTYPES = ("float16", "float", "double", "bool")  # of the CUDA provider's Pad
@@ -40,23 +39,21 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if pads is not None and 2 <= len(shape) <= 4 and not any(map(any, pads[:-2])) and not moves:
     return None
   if maker is None or scope.is_output(y):
-    return Missed(label(node), "it reads an input or makes an output of the graph, which a Reshape would copy")
+    return Missed(node, "it reads an input or makes an output of the graph, which a Reshape would copy")
   if pads is None or mode == "wrap" or (mode != "constant" and min(map(min, pads)) < 0):
-    return Missed(label(node), f"its pads are not constant, or it cuts off, and its mode is {mode}")
+    return Missed(node, f"its pads are not constant, or it cuts off, and its mode is {mode}")
   steps = list(_steps(shape, pads, mode == "constant"))
   made = [dim + sum(pair) if isinstance(dim, int) else -1 for dim, pair in zip(shape, pads, strict=True)]
   cut = any(isinstance(dim, int) and number < 1 for dim, number in zip(shape, made, strict=True))
   if made.count(-1) > 1 or None in steps or 0 in shape or cut:
-    return Missed(label(node), f"the shape of '{x.name}' is not known well enough: {list(shape)}")
-  labels = (label(node),)
+    return Missed(node, f"the shape of '{x.name}' is not known well enough: {list(shape)}")
   for dims, added in filter(None, steps):
     view = [1, *dims] if tuple(dims) == shape else dims
     numbers = [number for side in (0, 1) for number in (*[0] * (len(view) - len(added)), *(p[side] for p in added))]
     x = emit(scope, node, "Reshape", [x, integers(scope, view, f"{y.name}_view")], None)
     x = emit(scope, node, "Pad", [x, integers(scope, numbers, f"{y.name}_pads"), *node.inputs[2:3]], None, mode=mode)
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 def _pads(scope: Scope, node: gs.Node, rank: int) -> Pads | None:

@@ -12,17 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from ortplugin.arrays import Array
 from ortplugin.graph.convert import attached, node_proto, type_of
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.inference import infer_shapes
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.shapes import Shape, element_count
 from ortplugin.ops.scatter.reference import update_slice
 from ortplugin.passes.driver import Applied, Outcome, RulePass
@@ -68,7 +68,7 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
   return Applied((name,), None)
 
 
-def _with_scalars(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> Applied:
+def _with_scalars(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) -> Applied:
   """Gives a Range scalars for constants [1].
 
   ONNX Runtime takes these as it runs, but loads no Range of such constants, which only a rewrite has made them.
@@ -76,10 +76,10 @@ def _with_scalars(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArra
   for index, (name, array) in enumerate(given):
     if array.shape == (1,):
       node.inputs[index] = scope.add_constant(array.reshape(()), f"{name}_scalar")
-  return Applied((label(node),), node)
+  return Applied(labelled(node), node)
 
 
-def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
+def _defined(op: str, node: gs.Node, arrays: list[Array]) -> bool:
   """Whether ONNX says what the result is, and NumPy gives the same."""
   if any(array.dtype.kind in "OSU" for array in arrays) or _differs(op, node, arrays):
     return False
@@ -101,7 +101,7 @@ def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
   return True
 
 
-def _differs(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
+def _differs(op: str, node: gs.Node, arrays: list[Array]) -> bool:
   """Whether ONNX Runtime computes something else than onnx's evaluator, or refuses what that computes."""
   if op == "Squeeze":  # no axes: all of length 1, or none of them
     return len(arrays) > 1 and arrays[1].size == 0
@@ -116,7 +116,7 @@ def _differs(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
   return op == "Mod" and arrays[0].dtype.kind not in "iub" and not node.attrs.get("fmod", 0)
 
 
-def _distinct(data: npt.NDArray[Any], indices: npt.NDArray[Any]) -> bool:
+def _distinct(data: Array, indices: Array) -> bool:
   """Whether no two index tuples name one place, of which ONNX does not say which update stays."""
   depth = indices.shape[-1] if indices.ndim else 0
   if not 1 <= depth <= data.ndim:
@@ -126,11 +126,11 @@ def _distinct(data: npt.NDArray[Any], indices: npt.NDArray[Any]) -> bool:
   return len(np.unique(rows, axis=0)) == len(rows)
 
 
-def _has_nan(array: npt.NDArray[Any]) -> bool:
+def _has_nan(array: Array) -> bool:
   return array.dtype.kind not in "iub" and bool(np.isnan(array).any())
 
 
-def _agrees(shape: Shape | None, value: npt.NDArray[Any]) -> bool:
+def _agrees(shape: Shape | None, value: Array) -> bool:
   """Whether the value has this shape, as far as it is known."""
   return shape is None or (
     len(shape) == value.ndim
@@ -144,7 +144,7 @@ def _model(scope: Scope, node: gs.Node, initializers: list[onnx.TensorProto]) ->
   return helper.make_model(graph, opset_imports=[helper.make_opsetid("", scope.opset)])
 
 
-def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> bool:
+def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) -> bool:
   """Whether the outputs' sizes are known before they are computed, and small enough."""
   size = given[0][1].nbytes if scope.op(node) == UPDATE_SLICE else _size(scope, node, given)
   if size is None:
@@ -155,7 +155,7 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArr
   return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
 
 
-def _size(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> int | None:
+def _size(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) -> int | None:
   """The bytes of the outputs, by shape inference; None where it does not know them."""
   small = [numpy_helper.from_array(array, name) for name, array in given if array.nbytes <= SHAPE_BYTES]
   model = _model(scope, node, small)
@@ -178,7 +178,7 @@ def _size(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]
   return size
 
 
-def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> list[npt.NDArray[Any]] | None:
+def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, Array]]) -> list[Array] | None:
   model = _model(scope, node, [])
   model.graph.input.extend(
     helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
@@ -195,23 +195,23 @@ def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[An
   return [np.empty(0) if tensor.is_empty() else np.asarray(next(found)) for tensor in node.outputs]
 
 
-def _unsqueeze(node: gs.Node, x: npt.NDArray[Any], *axes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _unsqueeze(node: gs.Node, x: Array, *axes: Array) -> Array:
   """onnx's evaluator adds one axis after the other, also where the others count."""
   return np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))
 
 
-def _gather_elements(node: gs.Node, x: npt.NDArray[Any], indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _gather_elements(node: gs.Node, x: Array, indices: Array) -> Array:
   """onnx's evaluator takes at most 32 elements of an axis, and wraps what is out of range."""
-  places: list[npt.NDArray[Any]] = list(np.indices(indices.shape, sparse=True))
+  places: list[Array] = list(np.indices(indices.shape, sparse=True))
   places[int(node.attrs.get("axis", 0))] = indices
   return np.asarray(x[tuple(places)])
 
 
-def _update_slice(node: gs.Node, data: npt.NDArray[Any], updates: npt.NDArray[Any], starts: npt.NDArray[Any]) -> Any:
+def _update_slice(node: gs.Node, data: Array, updates: Array, starts: Array) -> Any:
   return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
 
 
-_OWN: dict[str, Callable[..., npt.NDArray[Any]]] = {
+_OWN: dict[str, Callable[..., Array]] = {
     "Unsqueeze": _unsqueeze, "GatherElements": _gather_elements, UPDATE_SLICE: _update_slice,
 }  # fmt: skip
 """What is not left to onnx's evaluator: from the node and its inputs the output."""

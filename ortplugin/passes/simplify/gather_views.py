@@ -4,17 +4,15 @@ y = GatherND(x, [[[[0, 0], [0, 1], ..]], [[[1, 0], ..]], ..])     x [B, S]     b
 """
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import element_count
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ortplugin.passes.driver import Outcome, RulePass, replaced
 from ortplugin.passes.emit import integers
 
 INDICES = 1 << 20  # that are looked at
@@ -32,13 +30,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   made = _shape(scope, node, dims, indices)
   if made is None:
     return None
-  labels, y = (label(node),), node.outputs[0]
+  y = node.outputs[0]
   new = gs.Node("Reshape", node.name, {}, [x, integers(scope, made, f"{y.name}_shape")])
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
-def _shape(scope: Scope, node: gs.Node, dims: list[int], indices: npt.NDArray[Any]) -> list[int] | None:
+def _shape(scope: Scope, node: gs.Node, dims: list[int], indices: Array) -> list[int] | None:
   """The shape of what is read, if that is all, in order; else None."""
   if scope.op(node) == "Gather":
     axis = int(node.attrs.get("axis", 0)) % len(dims)

@@ -20,10 +20,10 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import is_disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import broadcast, element_count, equal
-from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of
+from ortplugin.passes.driver import Applied, Outcome, RulePass, first_of, replaced
 from ortplugin.passes.emit import integers, transpose, unsqueeze
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -34,15 +34,15 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   if not node.inputs or not is_symmetric(scope, node):
     return None
   for index, tensor in enumerate(node.inputs):
-    expand = scope.producer(tensor)
-    if expand is None or scope.op(expand) != "Expand" or is_disputed(scope, expand.inputs[0]):
+    expand = scope.producer(tensor, "Expand")
+    if expand is None or is_disputed(scope, expand.inputs[0]):
       continue
     x, y = expand.inputs[0], node.outputs[0]
     operands = [scope.shape(x if at == index else each) for at, each in enumerate(node.inputs)]
     given, made = broadcast(operands), scope.shape(y)
     if given is None or made is None:
       continue
-    labels = (label(expand), label(node))
+    labels = labelled(expand, node)
     if equal(given, made):
       node.inputs[index] = x
     elif (
@@ -71,8 +71,8 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
   views: list[gs.Node] = []
   operands: list[gs.Tensor] = []
   for tensor in node.inputs:
-    view = scope.producer(tensor)
-    if view is not None and scope.op(view) in VIEWS and equal(scope.shape(tensor), made):
+    view = scope.producer(tensor, *VIEWS)
+    if view is not None and equal(scope.shape(tensor), made):
       views.append(view)
       operands.append(view.inputs[0])
     elif element_count(scope.shape(tensor)) == 1:
@@ -86,8 +86,7 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
     return None
   if any((scope.rank(each) or 0) > len(whole) for each in operands):
     return None
-  makers = [scope.producer(view.inputs[0]) for view in views]
-  if not any(each is not None and scope.op(each) == "Expand" for each in makers):
+  if all(scope.producer(view.inputs[0], "Expand") is None for view in views):
     return None
   labels = tuple(dict.fromkeys(label(each) for each in (*views, node)))
   y, view = node.outputs[0], views[0]
@@ -105,8 +104,8 @@ def before_views(scope: Scope, node: gs.Node) -> Outcome:
 
 def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
   """Lets a Transpose read what an Expand does, which goes behind it."""
-  expand = scope.producer(node.inputs[0]) if scope.op(node) == "Transpose" else None
-  if expand is None or scope.op(expand) != "Expand" or scope.used_beyond(node.inputs[0], [node]):
+  expand = scope.producer(node.inputs[0], "Expand") if scope.op(node) == "Transpose" else None
+  if expand is None or scope.used_beyond(node.inputs[0], [node]):
     return None
   x, y = expand.inputs[0], node.outputs[0]
   given, made = scope.shape(x), scope.shape(y)
@@ -117,9 +116,7 @@ def before_transpose(scope: Scope, node: gs.Node) -> Outcome:
   moved = transpose(scope, node, small, perm)
   dims = integers(scope, [int(dim) for dim in made if isinstance(dim, int)], f"{y.name}_shape")
   new = gs.Node("Expand", node.name, {}, [moved, dims])
-  labels = (label(expand), label(node))
-  scope.replace([expand, node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [expand, node], new, [y])
 
 
 def _may_be_expanded(scope: Scope, y: gs.Tensor) -> bool:

@@ -8,8 +8,7 @@ BoTNet's attention reads K and V from the projection itself; only the positions 
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ortplugin.passes.driver import Outcome, RulePass, replaced
 from ortplugin.passes.emit import integers
 
 
@@ -30,9 +29,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   numbers = [[sum(known[:-1])], [sum(known)], [axis]]
   inputs = [node.inputs[0], *(integers(scope, each, f"{y.name}_slice") for each in numbers)]
   new = gs.Node("Slice", node.name, {}, inputs)
-  labels = (label(node),)
-  scope.replace([node], new, [y])
-  return Applied(labels, new)
+  return replaced(scope, [node], new, [y])
 
 
 LONE_SPLIT = RulePass("lone-split", "a Split of which one part is read becomes a Slice", rewrite)

@@ -10,7 +10,7 @@ its value is the first input: as many bytes are moved as before. Else the parts 
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import emit
 
@@ -32,7 +32,7 @@ def narrow(scope: Scope, node: gs.Node) -> Outcome:
              for group in groups]  # fmt: skip
   new = gs.Node("Concat", node.name, dict(node.attrs), parts)
   scope.replace([node], new, [node.outputs[0]])
-  return Applied((label(node),), new)
+  return Applied(labelled(node), new)
 
 
 def _beginnings(scope: Scope, node: gs.Node) -> list[gs.Node]:

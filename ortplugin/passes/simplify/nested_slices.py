@@ -47,11 +47,11 @@ def flatten(scope: Scope, node: gs.Node) -> Outcome:
     return None
   shape = scope.shape(node.inputs[0])
   if shape is None or _wrapped(taken, shape) != _wrapped(outer.slices, shape):
-    return Missed(label(node), f"{label(part)} takes {taken} of '{part.inputs[0].name}', not {outer.slices}")
+    return Missed(node, f"{label(part)} takes {taken} of '{part.inputs[0].name}', not {outer.slices}")
   for value, readers in ((inner.node.outputs[0], [between or node]), (node.inputs[1], [node])):
     used = scope.used_beyond(value, readers)
     if used:
-      return Missed(label(inner.node), f"{used}, so it has to stay")
+      return Missed(inner.node, f"{used}, so it has to stay")
   kept = [axis for axis in range(len(shape)) if axis not in missing]  # data's axis of each of the inner update
   merged = dict(outer.slices)
   for axis, (start, step) in inner.slices.items():
@@ -61,9 +61,9 @@ def flatten(scope: Scope, node: gs.Node) -> Outcome:
   for axis, whole in enumerate(kept):  # what was whole inside must not be one element that broadcasts
     fits = extent(scope, updates, axis) == extent(scope, inner.node.inputs[0], axis)
     if axis not in inner.slices and whole in outer.slices and not fits:
-      return Missed(label(inner.node), f"'{updates.name}' may broadcast on axis {axis}")
+      return Missed(inner.node, f"'{updates.name}' may broadcast on axis {axis}")
   if any(abs(number) >= 1 << 63 for each in merged.values() for number in each):
-    return Missed(label(node), "a start or step of the two together does not fit in 64 bits")
+    return Missed(node, "a start or step of the two together does not fit in 64 bits")
   axes = sorted(merged)
   labels = tuple(label(each) for each in (part, inner.node, between, node) if each is not None)
   starts = integers(scope, [merged[axis][0] for axis in axes], f"{node.outputs[0].name}_starts")

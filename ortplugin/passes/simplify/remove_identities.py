@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.facts import Scope, optional_input
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import equal
 from ortplugin.passes.driver import Applied, Outcome, RulePass
@@ -61,8 +61,8 @@ def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
 
 def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
   """The value that a Cast to a wider dtype and this one leave as it was."""
-  maker = scope.producer(cast.inputs[0])
-  if maker is None or scope.op(maker) != "Cast":
+  maker = scope.producer(cast.inputs[0], "Cast")
+  if maker is None:
     return None
   given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
   exact = given is not None and given == back and wide is not None and holds(wide, given)
@@ -77,8 +77,8 @@ def _is_whole(scope: Scope, update: gs.Node) -> bool:
   data, updates = update.inputs[:2]
   if scope.is_constant(updates) and not scope.is_constant(data):
     return False
-  inner = scope.producer(updates)
-  same = inner is not None and scope.op(inner) == UPDATE_SLICE and inner.inputs[0] is data
+  inner = scope.producer(updates, UPDATE_SLICE)
+  same = inner is not None and inner.inputs[0] is data
   forward = all(step > 0 for step in update.attrs.get("steps", ()))
   return forward and (same or equal(scope.shape(data), scope.shape(updates)))
 
@@ -92,10 +92,9 @@ def _one_input(scope: Scope, node: gs.Node) -> bool:
 
 
 def _dropout(scope: Scope, node: gs.Node) -> bool:
-  if len(node.inputs) < 3 or node.inputs[2].is_empty():  # training_mode: before opset 12 and by default false
-    return True
-  training = scope.constant(node.inputs[2], 1)
-  return training is not None and not training.any()
+  mode = optional_input(node, 2)  # training_mode: before opset 12 and by default false
+  training = None if mode is None else scope.constant(mode, 1)
+  return mode is None or (training is not None and not training.any())
 
 
 def _cast(scope: Scope, node: gs.Node) -> bool:
@@ -127,8 +126,8 @@ def _slice(scope: Scope, node: gs.Node) -> bool:
   if len(node.inputs) < 3:  # attributes, before opset 10
     return _same_shape(scope, node)
   starts, ends = (scope.constant(each) for each in node.inputs[1:3])
-  stepped = len(node.inputs) > 4 and not node.inputs[4].is_empty()
-  steps = scope.constant(node.inputs[4]) if stepped else np.ones(1)
+  stepped = optional_input(node, 4)
+  steps = np.ones(1) if stepped is None else scope.constant(stepped)
   if steps is None or (steps <= 0).any():
     return False
   whole = starts is not None and ends is not None and not starts.any() and (ends >= END).all() and (steps == 1).all()

@@ -6,14 +6,12 @@
 BERT has one token type where it is not told them. The rows of the table are a constant then.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
+from ortplugin.arrays import Array
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import Shape, broadcast, equal
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
@@ -30,7 +28,7 @@ def narrow_operand(scope: Scope, node: gs.Node) -> Outcome:
     once = None if array is None else _once(array)
     if array is None or once is None or once.shape == array.shape or not _fits(scope, node, tensor, once.shape):
       continue
-    labels = (label(node),)
+    labels = labelled(node)
     node.inputs[index] = scope.add_constant(once, tensor.name)
     return Applied(labels, node)
   return None
@@ -51,10 +49,10 @@ def narrow_lookup(scope: Scope, node: gs.Node) -> Outcome:
     return None
   for reader in readers:
     if not is_symmetric(scope, reader) or not _fits(scope, reader, y, rows):
-      return Missed(label(node), f"{label(reader)} reads the rows that it looks up several times")
+      return Missed(node, f"{label(reader)} reads the rows that it looks up several times")
   node.inputs[1] = scope.add_constant(once, node.inputs[1].name)
   y.shape = rows
-  return Applied((label(node),), node)
+  return Applied(labelled(node), node)
 
 
 def _fits(scope: Scope, reader: gs.Node, tensor: gs.Tensor, shape: Shape) -> bool:
@@ -63,7 +61,7 @@ def _fits(scope: Scope, reader: gs.Node, tensor: gs.Tensor, shape: Shape) -> boo
   return equal(broadcast(operands), scope.shape(reader.outputs[0]))
 
 
-def _once(array: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def _once(array: Array) -> Array | None:
   """The array with length 1 on each axis along which it is the same, to the bit; None of one without elements."""
   if not array.size or array.dtype == object:
     return None

@@ -28,8 +28,8 @@ def compute(scope: Scope, node: gs.Node) -> Outcome:
 
 def _dims(scope: Scope, tensor: gs.Tensor) -> list[Dim] | None:
   """The elements of a value that is a Shape, as far as they are known; None if it is none."""
-  node = scope.producer(tensor)
-  if node is None or scope.op(node) != "Shape" or node.inputs[0].shape is None:
+  node = scope.producer(tensor, "Shape")
+  if node is None or node.inputs[0].shape is None:
     return None
   return list(node.inputs[0].shape)[slice(node.attrs.get("start", 0), node.attrs.get("end"))]
 

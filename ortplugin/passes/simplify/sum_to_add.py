@@ -6,7 +6,7 @@ A Sum of three or more stays: it may round once where a chain of Adds rounds aft
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 
 NAMES = {1: "Identity", 2: "Add"}
@@ -19,7 +19,7 @@ def rename(scope: Scope, node: gs.Node) -> Outcome:
     return None
   if len(node.inputs) == 2 and 0 in (scope.shape(node.outputs[0]) or ()):
     return None  # on CUDA ONNX Runtime (1.31) makes one node of an Add and a Softmax, which divides by its 0 elements
-  labels = (label(node),)
+  labels = labelled(node)
   node.op = NAMES[len(node.inputs)]
   return Applied(labels, node)
 

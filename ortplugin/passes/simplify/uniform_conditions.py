@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
+from ortplugin.graph.labels import labelled
 from ortplugin.graph.shapes import element_count, equal
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import integers
@@ -28,7 +28,7 @@ def decide(scope: Scope, node: gs.Node) -> Outcome:
     return None
   y = node.outputs[0]
   given, made = scope.shape(x), scope.shape(y)
-  labels = (label(node),)
+  labels = labelled(node)
   if equal(given, made):
     node.op, node.inputs = "Identity", [x]
     return Applied(labels, node)

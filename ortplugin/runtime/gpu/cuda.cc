@@ -3,14 +3,12 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <sstream>
-#include <tuple>
 
 #include "ortplugin/runtime/error.h"
 #include "ortplugin/runtime/gpu/cuda_driver.h"

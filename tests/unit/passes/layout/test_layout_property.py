@@ -183,4 +183,4 @@ def test_random_networks(layout, data):
     assert_close(expected / (1 + np.abs(expected).max()), found / (1 + np.abs(expected).max()), info.name)
   again, changes, _ = run_passes(optimized, passes)
   assert not changes
-  assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+  assert again == optimized
