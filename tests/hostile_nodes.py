@@ -195,7 +195,7 @@ def seeds():
          ("float16",)),
     Node("transposed bytes", "FusedTranspose", {"perm": [1, 2, 0]}, _floats((2, 3, 4), dtype="uint8"), ("uint8",)),
     Node("recurrence", "FusedLSTM",
-         {"hidden_size": 4, "dtype": "float", "direction": "bidirectional", "batch_first": 1},
+         {"hidden_size": 4, "dtype": "float", "direction": "bidirectional", "batch_first": 1, "allow_tf32": 1},
          _floats((3, 5, 32), (2, 16, 4), (2, 3, 4), (2, 3, 4)), ("float",) * 3),
     Node("recurrence, half", "FusedLSTM", {"hidden_size": 16, "dtype": "float16", "direction": "reverse"},
          _floats((5, 3, 64), (1, 64, 16), dtype="float16"), ("float16",)),

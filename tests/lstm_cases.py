@@ -5,7 +5,7 @@ its docstring has the tolerance.
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from node_cases import UNIT_ROUNDOFF, compare, model_with, named
@@ -36,6 +36,7 @@ class Case:
   columns: int = 1  # the last axis of the batch, where it has more than one
   scale: float = 1
   nan: int | None = None
+  allow_tf32: int | None = None
 
   @property
   def directions(self):
@@ -69,9 +70,10 @@ class Case:
     return {name: array for name, array in given.items() if name != "R" or not self.constant}
 
   def node(self):
+    tf32 = {} if self.allow_tf32 is None else {"allow_tf32": self.allow_tf32}
     return helper.make_node(
       "FusedLSTM", self.names, OUTPUTS[: self.outputs], "recurrence", domain=DOMAIN, hidden_size=self.hidden,
-      dtype=self.dtype, direction=self.direction, batch_first=int(self.batch_first),
+      dtype=self.dtype, direction=self.direction, batch_first=int(self.batch_first), **tf32,
     )  # fmt: skip
 
   def model(self, shapes=None, nodes=None, opset=18):
@@ -87,11 +89,13 @@ def check(case, outputs, inputs=None):
   """Compares the outputs with the reference.
 
   h is rounded in each step, by which the next one's gates are off, and c keeps what they were off by: a sum that
-  forgets, so that the error grows for some steps alone. Of float32 the arithmetic itself is off by as much.
+  forgets, so that the error grows for some steps alone. Of float32 the arithmetic itself is off by as much; TF32
+  has the bits of float16.
   """
   given = case.inputs() if inputs is None else inputs
   wide, wanted = reference(case.node(), given, rounded=False), reference(case.node(), given)
-  unit = UNIT_ROUNDOFF[case.dtype] * (8 if case.dtype == "float" else 1) + 2.0**-20
+  dtype = "float16" if case.allow_tf32 else case.dtype
+  unit = UNIT_ROUNDOFF[dtype] * (8 if dtype == "float" else 1) + 2.0**-20
   assert len(outputs) == case.outputs
   for name, got, rounded, exact in zip(OUTPUTS, outputs, wanted, wide, strict=False):
     slack = unit * min(2, 1 + case.steps / 16) * np.maximum(1, np.abs(exact) if name == "Y_c" else 1)
@@ -122,4 +126,5 @@ CASES += [
     Case(f"a NaN, {dtype}", dtype, 5, 12, 48, nan=3),
   )
 ]
-by_name = named(CASES)
+TF32 = [replace(case, name=f"{case.name}, TF32", allow_tf32=1) for case in CASES if case.dtype == "float"]
+by_name = named([*CASES, *TF32])

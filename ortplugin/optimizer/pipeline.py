@@ -42,7 +42,7 @@ from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 from ortplugin.passes.layout.windows_last import WINDOWS_LAST
 from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.channel_products import CHANNEL_PRODUCTS
-from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM
+from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
@@ -170,6 +170,7 @@ TABLE: tuple[Step, ...] = (
   Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
   Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
   Step(FUSE_LSTM, QUIET_ROUND | GPU, "once initial states and the shapes of views are constant"),
+  Step(LSTM_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
   Step(ATTENTION_TO_TF32, QUIET_ROUND | ROUNDS, "beside it"),
   Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),

@@ -5,18 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from lstm_cases import CASES, Case, by_name, check
+from lstm_cases import CASES, TF32, Case, by_name, check
 
-from gpu.device import at_offset, cupy, make, run, run_bound
+import ortplugin
+from gpu.device import at_offset, cupy, host, make, run, run_bound
 from gpu.sessions import check_graph, check_repeats, check_stream, check_threads
 from gpu.sessions import trial as trial_of
-from ortplugin.ops.lstm import FAST_HIDDEN
+from ortplugin.ops.lstm import DTYPES, FAST_HIDDEN, reference
 
 pytestmark = pytest.mark.usefixtures("library")
 
 # Every number of units that tensor cores take, steps and sequences around the sizes of tiles.
 LARGE = [
-  Case(f"large: {steps} {batch} {hidden} {dtype}", dtype, steps, batch, hidden, direction, batch_first, states=states)
+  Case(f"large: {steps} {batch} {hidden} {dtype}", dtype, steps, batch, hidden, direction, batch_first, states=states,
+       allow_tf32=1 if dtype == "float" else None)
   for hidden in FAST_HIDDEN
   for steps, batch, direction, batch_first, states in (
     (1, 1, "bidirectional", False, True),
@@ -25,12 +27,13 @@ LARGE = [
     (32, 40, "bidirectional", True, False),
     (16, 3000, "bidirectional", False, False),
   )
-  for dtype in ("float16", "bfloat16")
-]
+  for dtype in DTYPES
+]  # fmt: skip
 CHOSEN = [
   Case("chosen", "float16", 33, 41, 96, states=True),
   Case("odd", "bfloat16", 9, 3, 20),
   by_name["odd units, float"],
+  Case("chosen, TF32", "float", 33, 41, 96, states=True, allow_tf32=1),
 ]
 
 
@@ -38,12 +41,12 @@ def trial(case):
   return trial_of(case, check)
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *TF32, *LARGE], ids=lambda case: case.name)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "float, TF32"])
 def test_a_nan_stays_in_its_sequence(dtype):
   case = by_name[f"a NaN, {dtype}"]
   y, *states = (each.astype(np.float32) for each in run(make(case.model()), case))
@@ -52,8 +55,20 @@ def test_a_nan_stays_in_its_sequence(dtype):
   assert not np.isnan(np.delete(states, 3, 2)).any()
 
 
+@pytest.mark.parametrize("session", ["0", "1"])
+@pytest.mark.parametrize("said", [None, 0, 1])
+def test_tf32_only_where_it_is_allowed(session, said):
+  """Off by some 2e-7 in float32, 1.8e-4 in TF32, and 5.3e-4 where its factors are cut off, not rounded."""
+  case = Case("sixteen steps", "float", 16, 64, 96, outputs=1, allow_tf32=said)
+  (found,) = host(ortplugin.run(make(case.model(), use_tf32=session), case.feeds()))
+  (wanted,) = reference(case.node(), case.inputs(), rounded=False)
+  is_allowed = session == "1" if said is None else bool(said)
+  error = np.abs(found - wanted).max()
+  assert 2e-5 < error < 3.5e-4 if is_allowed else error < 2e-6
+
+
 def test_tensors_may_start_anywhere():
-  for case in (CHOSEN[0], Case("from their starts", "bfloat16", 5, 9, 32, outputs=2)):
+  for case in (CHOSEN[0], CHOSEN[-1], Case("from their starts", "bfloat16", 5, 9, 32, outputs=2)):
     session, like = make(case.model()), trial(case).like
     for inner, outer in ((0, 0), (1, 0), (0, 1), (8, 0), (4, 3)):
       inputs = [at_offset(array, inner) for array in case.feeds().values()]

@@ -72,6 +72,7 @@ def test_sequences_on_many_threads():
     ({"direction": "both"}, "'direction' is 'both' but must be one of"),
     ({"direction": "forward"}, "G has the shape [4, 11, 384], but must have [-1, -1, 192]"),
     ({"batch_first": 2}, "'batch_first' is 2 but must be 0 or 1"),
+    ({"allow_tf32": 2}, "allow_tf32 is 2; it must be 0 or 1"),
     ({"batch_first": 1}, "h0 has the shape [2, 11, 48], but must have [2, 4, 48]"),
     ({"inputs": ["G", "R", "h0"]}, "3 inputs, but takes 2, G and R, or 4 with h0 and c0"),
     ({"inputs": ["R", "G"]}, "must have"),

@@ -45,6 +45,7 @@ def test_the_decomposition():
     ({"dtype": "double"}, "dtype is 'double', but must be one of float16, bfloat16, float"),
     ({"direction": "both"}, "direction is 'both', but must be one of forward, reverse, bidirectional"),
     ({"batch_first": 2}, "batch_first is 2, but must be 0 or 1"),
+    ({"allow_tf32": 2}, "allow_tf32 is 2, but must be 0 or 1"),
     ({"clip": 1.0}, "it has no attribute 'clip'"),
   ],
 )

@@ -15,7 +15,8 @@ _ORDER = """
     cast-like remove-identities shape-arithmetic discarded-elements fold-constants uniform-conditions gather-views
     late-expand repeated-constants inline-if common-subexpressions sum-to-add merge-depthwise fold-batch-norm fold-pad
     channel-shuffle fuse-layer-norm fuse-rms-norm fuse-l2-norm fuse-group-norm norm-epilogue early-gather masked-fill
-    update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm fuse-attention
+    update-slice fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-lstm lstm-to-tf32
+    fuse-attention
     attention-to-tf32 attention-cache rotated-rows attention-rotary merge-products batch-norm-pointwise fuse-conv
     windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output paired-columns lone-split transpose-views attention-views
@@ -33,7 +34,8 @@ _BEFORE_PRECISION = """
 """
 BEFORE_PRECISION = _BEFORE_PRECISION.split()
 _QUIET_ROUND = """
-    fuse-lstm fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output paired-columns
+    fuse-lstm lstm-to-tf32 fuse-attention attention-to-tf32 batch-norm-pointwise fuse-conv fuse-resize image-output
+    paired-columns
     lone-split transpose-views attention-views col2im-to-gather padded-order flat-pad row-order matmul-to-fused
     matmul-to-tf32
     early-transpose norm-prologue slow-sums fuse-sum-to pointwise-views fuse-pointwise lone-pointwise fuse-transpose
@@ -102,7 +104,8 @@ def test_the_layout_is_that_of_one_pass():
   assert on_gpu.rewrite is CHANNELS_LAST_ON_GPU
   changed = {a.name for a, b in zip(always, PIPELINE, strict=True) if a != b}
   assert changed == {"channels-last", "col2im-to-gather", "fuse-group-norm", "merge-depthwise"}
-  on_gpu_alone = {"attention-to-tf32", "fuse-lstm", "fuse-transpose", "matmul-to-tf32", "paired-columns", "slow-sums"}
+  on_gpu_alone = {each for each in ORDER if each.endswith("-to-tf32")}
+  on_gpu_alone |= {"fuse-lstm", "fuse-transpose", "paired-columns", "slow-sums"}
   assert {*ORDER} - {*names(select_passes())} == on_gpu_alone
   assert {*names(select_passes(only=on_gpu_alone))} == on_gpu_alone
 

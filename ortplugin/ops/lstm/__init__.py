@@ -18,9 +18,11 @@ Attributes:
     `dtype` (string, required): of all tensors: "float16", "bfloat16" or "float".
     `direction` (string): "forward" (default), "reverse" or "bidirectional", as ONNX's; D is 2 in the last.
     `batch_first` (int): 1: G is [B, T, D * H * 4] and Y [B, T, D * H]. Default 0.
+    `allow_tf32` (0 or 1): FusedConv's.
 The batch may have several axes in G and Y, of which states have the product: [T, B0, B1, .., D * H * 4], and with
     `batch_first` T stands behind the first of them, [B0, T, B1, .., D * H * 4].
-Sums, gates and c are float32; h is rounded to the dtype where it is multiplied and written.
+Sums, gates and c are float32; h is rounded to the dtype where it is multiplied and written; with TF32 h and R are
+    rounded to its 10 bits of mantissa where they are multiplied.
 Errors: another dtype, an attribute that is none of these, shapes that do not fit each other.
 """
 
@@ -48,14 +50,15 @@ NAME = "FusedLSTM"
 GATES = 4
 DTYPES = ("float16", "bfloat16", "float")
 DIRECTIONS = ("forward", "reverse", "bidirectional")
-FAST_HIDDEN = range(16, 129, 16)
-"""Hidden sizes whose R the registers of a GPU's block hold, in fp16 and bf16: see lstm.cu."""
+FAST_HIDDEN, FAST_HIDDEN_TF32 = range(16, 129, 16), range(16, 97, 16)
+"""Hidden sizes whose R the registers of a GPU's block hold, in fp16 and bf16, and in TF32: see lstm.cu."""
 
 _TYPES = {
   "hidden_size": AttributeProto.INT,
   "dtype": AttributeProto.STRING,
   "direction": AttributeProto.STRING,
   "batch_first": AttributeProto.INT,
+  "allow_tf32": AttributeProto.INT,
 }
 
 
@@ -90,6 +93,7 @@ def attributes_of(node: onnx.NodeProto) -> LSTM:
     raise ModelError(f"{where}: dtype is {given.get('dtype', '')[:40]!r}, but must be one of {', '.join(DTYPES)}")
   nodes.check_word(where, given, "direction", DIRECTIONS)
   batch_first = nodes.check_flag(where, given, "batch_first")
+  nodes.check_flag(where, given, "allow_tf32")
   return LSTM(where, hidden, given["dtype"], given.get("direction", DIRECTIONS[0]), batch_first)
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ortplugin/ops/allow_tf32.h"
 #include "ortplugin/runtime/text.h"
 #include "ortplugin/runtime/ort/choose.h"
 
@@ -30,6 +31,7 @@ LstmAttributes ParseLstm(const Source& source) {
   const int64_t batch_first = source.int_attribute("batch_first", 0);
   if (batch_first != 0 && batch_first != 1) Fail("the attribute 'batch_first' is ", batch_first, " but must be 0 or 1");
   attributes.batch_first = batch_first != 0;
+  attributes.allow_tf32 = ReadAllowTf32(source);
   for (size_t i = 0; i < inputs; ++i) attributes.CheckType(i, source.input(i).type);
   return attributes;
 }

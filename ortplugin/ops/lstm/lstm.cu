@@ -6,7 +6,7 @@
 //
 // The text in front defines storage_t, HIDDEN (H), DIRECTIONS (D), REVERSE (1: the first direction goes backwards; the
 // second always does), THREADS, USES_MMA (every tensor begins at a multiple of 16 bytes, and no kernel writes R)
-// and, with it, MMA_TYPE. Needs common.cuh, copy.cuh and, with USES_MMA, mma.cuh.
+// and, with it, MMA_TYPE and MMA_K. Needs common.cuh, copy.cuh and, with USES_MMA, mma.cuh.
 
 struct Arguments {
   const storage_t *g, *r, *h0, *c0;  // h0, c0: null for zeros
@@ -30,12 +30,15 @@ DEVICE long long step_of(const Arguments& a, bool is_reverse) {
 // A block has one direction of SEQUENCES sequences, which are N of mma.sync; M are gates, K the units of h. A warp has
 // eight units: in one tile of M the gates i and o of each, in another f and g, so that all four meet in one thread. R
 // stays in registers for the whole launch, c too; h passes through two buffers in shared memory, whose rows are an odd
-// number of 16 bytes, so that the eight rows of an ldmatrix lie in different banks.
+// number of 16 bytes, so that the eight rows of an ldmatrix lie in different banks. Of float R and h are multiplied in
+// TF32; a register has one element then, for two of 16 bits, and an ldmatrix moves it as two halves.
 
 #define SEQUENCES 8
-#define K_STEPS (HIDDEN / 16)
-#define PITCH ((HIDDEN + 31) / 32 * 32 + 8)
-#define CHUNKS (HIDDEN / 8)  // of 16 bytes, of a row of Y
+#define IS_TF32 (sizeof(storage_t) == 4)
+#define PACKED (IS_TF32 ? 1 : 2)  // elements of a register
+#define K_STEPS (HIDDEN / (8 * PACKED))
+#define PITCH ((HIDDEN + 31) / 32 * 32 + 4 * PACKED)
+#define CHUNKS (HIDDEN / 8)  // of 16 bytes, of a row of Y in 16 bits
 
 // 2^min(x, 40): the product of three that are one more is finite. A NaN stays one.
 DEVICE float power(float x) {
@@ -60,7 +63,14 @@ DEVICE float advance(float i, float o, float f, float g, float& c) {
   return (1.0f - of_c) * reciprocal((1.0f + power(o * kOnce)) * (1.0f + of_c));
 }
 
-// What the block keeps of h: the rows that exist, in 16 bytes each thread.
+// h as it is multiplied.
+template <typename T>
+DEVICE void as_factor(float h, T& x) {
+  from_compute(h, x);
+}
+DEVICE void as_factor(float h, float& x) { x = __uint_as_float(to_tf32(h)); }
+
+// What the block keeps of h in 16 bits: the rows that exist, in 16 bytes each thread.
 DEVICE void store_rows(const storage_t* rows, storage_t* to, bool exists) {
   if (!exists) return;
   Vector<storage_t, 8> h;
@@ -69,7 +79,7 @@ DEVICE void store_rows(const storage_t* rows, storage_t* to, bool exists) {
 }
 
 // R of a thread's tiles, as mma.sync takes A: rows lane / 4, which are the first gate's, and eight behind, the
-// second's; columns lane % 4 * 2 and eight behind.
+// second's; columns lane % 4 and four behind, of 16 bits in pairs.
 DEVICE void load_weights(unsigned (&weights)[2][K_STEPS][4], const storage_t* r, int d, int unit) {
 #pragma unroll
   for (int m = 0; m < 2; ++m)
@@ -78,19 +88,19 @@ DEVICE void load_weights(unsigned (&weights)[2][K_STEPS][4], const storage_t* r,
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int row = (d * 4 + m * 2 + j % 2) * HIDDEN + unit;
-        Vector<storage_t, 2> pair;
-        pair.load(r + row * HIDDEN + k * 16 + j / 2 * 8 + threadIdx.x % 4 * 2);
-        weights[m][k][j] = pair.words[0];
+        Vector<storage_t, PACKED> x;
+        x.load(r + row * HIDDEN + (k * 8 + j / 2 * 4 + threadIdx.x % 4) * PACKED);
+        weights[m][k][j] = IS_TF32 ? to_tf32(__uint_as_float(x.words[0])) : x.words[0];
       }
 }
 
 // sums[m] += R h, of the rows of h in shared memory.
 DEVICE void add_products(float (&sums)[2][4], const unsigned (&weights)[2][K_STEPS][4], const storage_t* rows) {
-  const storage_t* const h = rows + threadIdx.x % 8 * PITCH + threadIdx.x % 32 / 8 * 8;
+  const storage_t* const h = rows + threadIdx.x % 8 * PITCH + threadIdx.x % 32 / 8 * 4 * PACKED;
 #pragma unroll
   for (int k = 0; k < K_STEPS; k += 2) {
     unsigned x[4];  // of two steps
-    load_matrices(x, h + k * 16);
+    load_matrices(x, h + k * 8 * PACKED);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       mma(sums[m], weights[m][k], x[0], x[1]);
@@ -112,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
   const int column = lane % 4 * 2, own = threadIdx.x / CHUNKS;
   const bool writes = own < SEQUENCES && first + own < a.batch;
   bool exists[2];
-  float c[2];
+  float c[2], last[2];
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
     const int sequence = first + column + s;
@@ -122,12 +132,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
     Vector<storage_t, 1> h, state;
     load_if(has_state, h, a.h0 + at);
     load_if(has_state, state, a.c0 + at);
-    rows[0][(column + s) * PITCH + unit] = h.elements[0];
+    last[s] = to_compute(h.elements[0]);
+    as_factor(last[s], rows[0][(column + s) * PITCH + unit]);
     c[s] = to_compute(state.elements[0]);
   }
   const long long place = first_of(a, d, is_reverse, first + column);
   const storage_t* g = a.g + (place * HIDDEN + unit) * 4;
-  storage_t* y = a.y + (writes ? first_of(a, d, is_reverse, first + own) * HIDDEN + threadIdx.x % CHUNKS * 8 : 0);
+  storage_t* y = a.y + place * HIDDEN + unit;
+  if (!IS_TF32) y = a.y + (writes ? first_of(a, d, is_reverse, first + own) * HIDDEN + threadIdx.x % CHUNKS * 8 : 0);
   const long long between = (first_of(a, d, is_reverse, first + column + 1) - place) * (HIDDEN * 4);
   Vector<storage_t, 4> next[2];
 #pragma unroll
@@ -148,21 +160,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) lstm(const Arguments a) {
     storage_t* const made = rows[(n + 1) % 2];
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-      const float value = advance(sums[0][s], sums[0][2 + s], sums[1][s], sums[1][2 + s], c[s]);
-      from_compute(value, made[(column + s) * PITCH + unit]);
+      last[s] = advance(sums[0][s], sums[0][2 + s], sums[1][s], sums[1][2 + s], c[s]);
+      as_factor(last[s], made[(column + s) * PITCH + unit]);
     }
     __syncthreads();
-    store_rows(made, y, writes);
+    // Of float Y is not rounded, and the eight units of a warp are 32 bytes.
+#pragma unroll
+    for (int s = 0; s < 2; ++s)
+      if (IS_TF32 && exists[s]) from_compute(last[s], y[s * between / 4]);
+    if (!IS_TF32) store_rows(made, y, writes);
     y += step_of(a, is_reverse) * HIDDEN;
   }
 
-  if (a.y_h != nullptr)
+  if (!IS_TF32 && a.y_h != nullptr)
     store_rows(
       rows[a.steps % 2], a.y_h + ((long long)d * a.batch + first + own) * HIDDEN + threadIdx.x % CHUNKS * 8, writes);
-  if (a.y_c == nullptr) return;
 #pragma unroll
-  for (int s = 0; s < 2; ++s)
-    if (exists[s]) from_compute(c[s], a.y_c[((long long)d * a.batch + first + column + s) * HIDDEN + unit]);
+  for (int s = 0; s < 2; ++s) {
+    if (!exists[s]) continue;
+    const long long at = ((long long)d * a.batch + first + column + s) * HIDDEN + unit;
+    if (IS_TF32 && a.y_h != nullptr) from_compute(last[s], a.y_h[at]);
+    if (a.y_c != nullptr) from_compute(c[s], a.y_c[at]);
+  }
 }
 
 #else

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,10 @@ struct LstmAttributes {
   bool batch_first;
   bool has_states;  // h0 and c0
   size_t outputs;  // 1 to 3: Y, Y_h and Y_c
+  std::optional<bool> allow_tf32;  // empty: as the session has it
 
   int64_t directions() const { return direction == Direction::kBidirectional ? 2 : 1; }
+  bool follows_session() const { return !allow_tf32 && dtype == DType::kFloat; }
   bool is_reverse(int64_t d) const { return direction == Direction::kReverse || d == 1; }
 
   // Throw Error where an attribute, an input or an output is none of the operator's. Of types and shapes the first
@@ -54,7 +57,7 @@ struct LstmRun {
 LstmRun PrepareLstm(const LstmAttributes& attributes, Run& run, bool on_cpu);
 
 struct LstmConfig {
-  bool uses_mma;  // tensor cores; R in registers
+  bool uses_mma;  // tensor cores, of float in TF32; R in registers
   int threads;
   int64_t sequences;  // of a block, which has one direction of each
 };

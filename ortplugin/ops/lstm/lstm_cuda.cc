@@ -13,14 +13,16 @@ namespace ortplugin {
 namespace {
 
 constexpr int64_t kSequences = 8;  // of a block on tensor cores: SEQUENCES in lstm.cu
-constexpr int64_t kMostOnTensorCores = 128;  // units, whose R a block's registers hold
+constexpr int64_t kMostOnTensorCores = 128, kMostInTf32 = 96;  // units, whose R a block's registers hold
 constexpr int64_t kFloatsOfUnit = 3;  // of shared memory, without tensor cores
 
 }  // namespace
 
 LstmConfig ConfigureLstm(const LstmAttributes& attributes, const cuda::DeviceFacts& gpu, bool is_usual) {
   const int64_t hidden = attributes.hidden;
-  const bool has_tiles = attributes.dtype != DType::kFloat && hidden % 16 == 0 && hidden <= kMostOnTensorCores;
+  const bool is_float = attributes.dtype == DType::kFloat;
+  const bool has_tiles = hidden % 16 == 0 && hidden <= (is_float ? kMostInTf32 : kMostOnTensorCores) &&
+    (!is_float || attributes.allow_tf32.value_or(false));
   if (has_tiles && is_usual && gpu.has_mma_m16n8k16()) return {true, static_cast<int>(4 * hidden), kSequences};
   const int64_t most = cuda::kStaticSharedBytes / (kFloatsOfUnit * static_cast<int64_t>(sizeof(float)));
   if (hidden > most) Fail("the attribute 'hidden_size' is ", hidden, ", but on a GPU must be at most ", most);
@@ -33,8 +35,12 @@ std::string LstmSource(const LstmAttributes& attributes, const LstmConfig& confi
        << " storage_t;\n#define HIDDEN " << attributes.hidden << "\n#define DIRECTIONS " << attributes.directions()
        << "\n#define REVERSE " << attributes.is_reverse(0) << "\n#define THREADS " << config.threads
        << "\n#define USES_MMA " << config.uses_mma << "\n";
-  if (config.uses_mma)
-    text << "#define MMA_TYPE \"" << (attributes.dtype == DType::kFloat16 ? "f16" : "bf16") << "\"\n" << kMmaSource;
+  if (config.uses_mma) {
+    const DType dtype = attributes.dtype;
+    const char* const type = dtype == DType::kFloat16 ? "f16" : dtype == DType::kFloat ? "tf32" : "bf16";
+    text << "#define MMA_TYPE \"" << type << (dtype == DType::kFloat ? "\"\n#define MMA_K \"8" : "") << "\"\n"
+         << kMmaSource;
+  }
   text << kLstmSource;
   return text.str();
 }
@@ -60,7 +66,8 @@ class CudaLstm : public Kernel {
     : attributes_(LstmAttributes::Parse(info)),
       device_(cuda::Device(info.device())),
       constant_weights_(info.constant_input(1).has_value()) {
-    Make(true);  // no shape is needed: errors come with the session, and runs find the kernel there
+    // No shape is needed: errors come with the session, and runs find the kernel there, in one that allows TF32.
+    Make({true, attributes_.follows_session()});
   }
 
   void Compute(Run& run) const override {
@@ -70,12 +77,12 @@ class CudaLstm : public Kernel {
     uintptr_t addresses = 0;
     for (const void* tensor : {lstm.g, lstm.r, lstm.h0, lstm.c0}) addresses |= reinterpret_cast<uintptr_t>(tensor);
     for (const void* tensor : {lstm.y, lstm.y_h, lstm.y_c}) addresses |= reinterpret_cast<uintptr_t>(tensor);
-    const bool is_aligned = addresses % 16 == 0;
+    const Variant variant{addresses % 16 == 0, attributes_.follows_session() && run.allows_tf32()};
     const cuda::Stream stream = run.stream();
-    const Plan* plan = plans_.Find({}, is_aligned);
+    const Plan* plan = plans_.Find({}, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Make(is_aligned);
+      plan = &Make(variant);
     }
     const int64_t blocks = DivideUp(batch, plan->config.sequences) * attributes_.directions();
     constexpr int64_t kMost = (int64_t{1} << 31) - 1;
@@ -89,17 +96,21 @@ class CudaLstm : public Kernel {
   }
 
  private:
-  const Plan& Make(bool is_aligned) const {
-    const LstmConfig config = ConfigureLstm(attributes_, device_, is_aligned && constant_weights_);
-    const std::string source = LstmSource(attributes_, config);
+  using Variant = std::pair<bool, bool>;  // whether all tensors are aligned; whether the session allows TF32
+
+  const Plan& Make(const Variant& variant) const {
+    LstmAttributes attributes = attributes_;
+    if (attributes.follows_session()) attributes.allow_tf32 = variant.second;
+    const LstmConfig config = ConfigureLstm(attributes, device_, variant.first && constant_weights_);
+    const std::string source = LstmSource(attributes, config);
     return plans_.Keep(
-      {}, is_aligned, std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
+      {}, variant, std::make_unique<Plan>(Plan{config, cuda::Load(device_, source, "lstm", cuda::Warn)}));
   }
 
   LstmAttributes attributes_;
   const cuda::DeviceFacts& device_;
   bool constant_weights_;
-  mutable PlanCache<Plan, bool> plans_;  // by whether all tensors are aligned
+  mutable PlanCache<Plan, Variant> plans_;
 };
 
 }  // namespace

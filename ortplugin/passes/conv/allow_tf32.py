@@ -1,7 +1,7 @@
 """What a model says of TF32, in which a GPU rounds the factors of float32 products to 10 bits of mantissa.
 
-Convolutions, products and attention without a word follow the session: the option use_tf32 of ONNX Runtime's CUDA
-provider, which allows it by default. `--precision tf32` allows it in the model whatever the session says, `fp32`
+Convolutions, products, attention and LSTMs without a word follow the session: the option use_tf32 of ONNX Runtime's
+CUDA provider, which allows it by default. `--precision tf32` allows it in the model whatever the session says, `fp32`
 forbids it.
 """
 
@@ -18,6 +18,7 @@ ABSENT = {
   "FusedConvTranspose": None,
   "FusedMatMul": None,
   "FusedAttention": None,
+  "FusedLSTM": None,
   "ConvGrad": 0,
 }  # None: as the session has it
 
@@ -41,5 +42,5 @@ def _set(value: int) -> Rule:
   return rewrite
 
 
-ALLOW_TF32 = RulePass("allow-tf32", "convolutions, products and attention of float32 may round to TF32", _set(1))
-FORBID_TF32 = RulePass("forbid-tf32", "convolutions, products and attention of float32 never round to TF32", _set(0))
+ALLOW_TF32 = RulePass("allow-tf32", "what multiplies in float32 may round to TF32", _set(1))
+FORBID_TF32 = RulePass("forbid-tf32", "what multiplies in float32 never rounds to TF32", _set(0))

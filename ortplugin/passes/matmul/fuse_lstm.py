@@ -1,4 +1,4 @@
-"""An LSTM with constant weights, in float16 or bfloat16, becomes the product of all its inputs and a FusedLSTM.
+"""An LSTM with constant weights becomes the product of all its inputs and a FusedLSTM.
 
     y = Reshape(Transpose<perm = [0, 2, 1, 3]>(LSTM(x, w, r, b)), [T, B, D * H])
 
@@ -13,6 +13,8 @@ first, as those of a module of PyTorch with batch_first do, products and recurre
 
 becomes `FusedLSTM<batch_first = 1>(FusedMatMul(x, v), r)`, and so do several layers. The columns of images, sequences
 that a model makes of x [N, H, W, C] by a Transpose and a Reshape to [N * W, H, C], are read and written where they lie.
+
+Of float32 it is a pass of its own, for sessions that allow TF32.
 """
 
 from collections.abc import Sequence
@@ -27,13 +29,14 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import labelled
 from ortplugin.graph.lengths import same_length
 from ortplugin.graph.shapes import show
-from ortplugin.ops.lstm import DIRECTIONS, FAST_HIDDEN, GATES, NAME
+from ortplugin.ops.lstm import DIRECTIONS, FAST_HIDDEN, FAST_HIDDEN_TF32, GATES, NAME
 from ortplugin.passes.conditions import unknown_rank, unsupported
 from ortplugin.passes.conv.fused import biased
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
 from ortplugin.passes.emit import integers
 from ortplugin.passes.matmul.batch_first import only_reader
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product, product_node
+from ortplugin.passes.matmul.matmul_to_fused import VECTOR
 from ortplugin.passes.matmul.matmul_views import is_row
 
 DTYPES = ("float16", "bfloat16")
@@ -44,9 +47,9 @@ SWAPPED = [1, 0, 2]  # the batch and the sequence
 SIDE_BY_SIDE = [0, 2, 1, 3]  # [T, D, B, H] as [T, B, D, H]
 
 
-def rewrite(scope: Scope, node: gs.Node) -> Outcome:
+def rewrite(scope: Scope, node: gs.Node, dtypes: Sequence[str] = DTYPES) -> Outcome:
   """Replaces one LSTM of ONNX."""
-  if scope.op(node) != "LSTM" or scope.dtype(node.inputs[0]) not in DTYPES:
+  if scope.op(node) != "LSTM" or scope.dtype(node.inputs[0]) not in dtypes:
     return None
   reason = _fault(scope, node)
   if reason is not None:
@@ -78,6 +81,11 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
   return Applied(labels, fused)
 
 
+def rewrite_tf32(scope: Scope, node: gs.Node) -> Outcome:
+  """Replaces one of float32."""
+  return rewrite(scope, node, ("float",))
+
+
 def _fault(scope: Scope, node: gs.Node) -> str | None:
   """Why the LSTM stays."""
   x, w, r = node.inputs[:3]
@@ -97,9 +105,13 @@ def _fault(scope: Scope, node: gs.Node) -> str | None:
   for tensor in (w, r, _input(node, 3)):
     if not tensor.is_empty() and scope.constant(tensor, ELEMENTS) is None:
       return f"'{tensor.name}' of shape {show(scope.shape(tensor))} is no constant that no caller may override"
-  hidden = (scope.shape(r) or (None,))[-1]
-  if hidden not in FAST_HIDDEN:
-    return f"its hidden size is {hidden}; there is a fast kernel for multiples of 16 up to {FAST_HIDDEN[-1]}"
+  hidden, k = (scope.shape(r) or (None,))[-1], (scope.shape(w) or (0,))[-1]
+  is_float = scope.dtype(x) == "float"
+  fast = FAST_HIDDEN_TF32 if is_float else FAST_HIDDEN
+  if hidden not in fast:
+    return f"its hidden size is {hidden}; there is a fast kernel for multiples of 16 up to {fast[-1]}"
+  if is_float and int(k or 0) % VECTOR:
+    return f"its inputs have {k} elements; TF32's products take multiples of {VECTOR}"
   if _input(node, 5).is_empty() != _input(node, 6).is_empty():
     return "one of its initial states is given and the other is not"
   return None
@@ -283,4 +295,9 @@ FUSE_LSTM = RulePass(
   "fuse-lstm",
   "an LSTM with constant weights, in float16 and bfloat16, becomes a product and a FusedLSTM",
   first_of(rewrite, batch_first, columns),
+)
+LSTM_TO_TF32 = RulePass(
+  "lstm-to-tf32",
+  "an LSTM of float32 that may round to TF32 becomes a product and a FusedLSTM",
+  first_of(rewrite_tf32, batch_first, columns),
 )

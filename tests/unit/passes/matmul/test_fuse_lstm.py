@@ -6,13 +6,15 @@ import pytest
 from matmul_helpers import attribute, inputs_of, weighted
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM
+import ortplugin
+from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 BOTH = 'direction = "bidirectional"'
 SHAPES = {"w": (2, 64, 8), "r": (2, 64, 16), "b": (2, 128), "h": (2, 3, 16), "c": (2, 3, 16), "peep": (2, 48),
           "w1": (1, 64, 8), "r1": (1, 64, 16), "b1": (1, 128), "wx": (2, 64, 32), "rx": (2, 64, 16), "bx": (2, 128),
-          "r12": (2, 48, 12), "w12": (2, 48, 8)}  # fmt: skip
+          "r12": (2, 48, 12), "w12": (2, 48, 8), "w6": (2, 64, 6), "w112": (2, 448, 8),
+          "r112": (2, 448, 112)}  # fmt: skip
 JOINED = """t = Transpose<perm = [0, 2, 1, 3]>(o)  s = Constant<value_ints = [0, 0, -1]>()  j = Reshape(t, s)"""
 
 
@@ -25,6 +27,9 @@ def graph(nodes, outputs="f[5,3,32] y", x="f[5,3,8] x", half=True):
 
 def lstm(inputs="x, w, r, b", attributes=f"hidden_size = 16, {BOTH}", outputs="o"):
   return f"{outputs} = LSTM<{attributes}>({inputs})"
+
+
+BATCH_FIRST = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
 
 
 def recurrences(made):
@@ -117,9 +122,8 @@ def test_initial_states_of_zeros_are_left_out(zeros):
 
 
 def test_batch_first():
-  nodes = f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)"
   optimized, _ = run_same(
-    graph(nodes, "f[3,5,32] y", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"], changes=2
+    graph(BATCH_FIRST, "f[3,5,32] y", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"], changes=2
   )
   assert attribute(recurrences(optimized)[0], "batch_first") == 1
 
@@ -202,6 +206,43 @@ def test_what_stays(what):
 
 def test_float32_stays():
   assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y", half=False), [FUSE_LSTM])
+
+
+def test_float32_for_tf32():
+  original = graph(BATCH_FIRST, "f[3,5,32] y", "f[3,5,8] x", half=False)
+  optimized, _ = run_same(original, LSTM_TO_TF32, into=["FusedMatMul", "FusedLSTM"], changes=2)
+  assert attribute(recurrences(optimized)[0], "batch_first") == 1
+  assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y"), [LSTM_TO_TF32])
+
+
+@pytest.mark.parametrize(
+  ("nodes", "x", "reason"),
+  [
+    (
+      lstm("x, w112, r112", f"hidden_size = 112, {BOTH}"),
+      8,
+      "its hidden size is 112; there is a fast kernel",
+    ),
+    (lstm("x, w6, r"), 6, "its inputs have 6 elements"),
+    (lstm(attributes=f"hidden_size = 16, clip = 3.0, {BOTH}"), 8, "'clip' is 3.0"),
+  ],
+)
+def test_what_tf32_does_not_take(nodes, x, reason):
+  original = graph(f"{nodes}  y = Identity(o)", "f[5,2,3,h] y", f"f[5,3,{x}] x", half=False)
+  assert_unchanged(original, [LSTM_TO_TF32], reason)
+
+
+@pytest.mark.parametrize(
+  ("precision", "provider", "said"),
+  [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])],
+)
+def test_who_may_round(precision, provider, said):
+  original = graph(BATCH_FIRST, "f[3,5,32] y", "f[3,5,8] x", half=False)
+  optimized, _ = ortplugin.optimize(original, precision=precision, providers=[provider])
+  exact, _ = ortplugin.optimize(optimized, precision="fp32")
+  for made, wanted in ((optimized, said), (exact, [[0] for _ in said])):
+    found = [[each.i for each in node.attribute if each.name == "allow_tf32"] for node in recurrences(made)]
+    assert found == wanted
 
 
 def test_bfloat16():
