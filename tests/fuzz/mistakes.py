@@ -92,8 +92,8 @@ MISTAKES = (
     ),
     Mistake(
         "channels-last", "ortplugin.passes.layout.axes",
-        "new = sorted(axis_last(axis, rank) for axis in given)",
-        "new = sorted(axis % rank for axis in given)",
+        "sorted(axis_last(axis, rank) for axis in given)",
+        "sorted(axis % rank for axis in given)",
         "that a reduction's axes have other numbers with channels last",
     ),
     Mistake(
