@@ -357,10 +357,11 @@ def line(row):
 # ---- the table
 
 
-def table(record, most=None):
+def table(record, most=None, name="zoo"):
   """One line for each network, wrong ones first, and below it what was not measured and why.
 
   `most`: of the right ones, so many that gain least, and most, in each precision, and so many names for a reason.
+  `name`: the record's.
   """
   cases = {}
   for row in in_order(record["rows"]):
@@ -374,8 +375,8 @@ def table(record, most=None):
   bad = [name for name, rows in measured.items() if any(verdict(row) in BAD for row in rows)]
   right = [name for name in measured if name not in bad]
   shown = right if most is None else _least_and_most(measured, right, most)
-  for name in (*bad, *shown):
-    lines.append(_case_line(name, measured[name], bold=name in bad))
+  for case in (*bad, *shown):
+    lines.append(_case_line(case, measured[case], bold=case in bad))
   verdicts = Counter(verdict(row) for rows in cases.values() for row in rows)
   total = ", ".join(f"{count} {each}" for each, count in verdicts.most_common())
   gains = _gains(row for rows in measured.values() for row in rows)
@@ -383,7 +384,7 @@ def table(record, most=None):
   if len(shown) < len(right):
     lines[-1] += (
       f" Of those that are right, the {most} that gain least and the {most} that gain most in each precision "
-      "are shown; `python benchmarks/zoo.py --from benchmarks/results/zoo.json.xz` prints all, and every reason."
+      f"are shown; `python benchmarks/zoo.py --from benchmarks/results/{name}.json.xz` prints all, and every reason."
     )
   problems = _problems(cases, None if most is None else max(1, most // 3))
   if problems:
@@ -631,7 +632,8 @@ def main():
   print(table(record))
   print(*(line(row) for row in record["rows"] if verdict(row) in BAD), sep="\n")
   if args.readme:
-    timing.fill_readme("zoo", table(record, SHOWN))
+    name = args.source.name.partition(".")[0] if args.source else "zoo"
+    timing.fill_readme(name, table(record, SHOWN, name))
 
 
 if __name__ == "__main__":

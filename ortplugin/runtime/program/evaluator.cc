@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -91,6 +92,27 @@ ORTPLUGIN_INLINE void Map2(const Job& job, F f) {
   for (size_t i = 0; i < count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
 }
 
+// Of a function that never vectorises, the C library's: one loop, for all instruction sets.
+template <typename A, typename R, typename F>
+[[gnu::noinline]] void MapScalar(const Job& job, F f) {
+  Map<A, R>(job, f);
+}
+
+template <typename A, typename R, typename F>
+[[gnu::noinline]] void Map2Scalar(const Job& job, F f) {
+  Map2<A, R>(job, f);
+}
+
+// Map, but of double one loop for all instruction sets.
+template <typename T, typename F>
+ORTPLUGIN_INLINE void MapFloat(const Job& job, F f) {
+  if constexpr (std::is_same_v<T, float>) {
+    Map<T, T>(job, f);
+  } else {
+    MapScalar<T, T>(job, f);
+  }
+}
+
 // For a function f that vectorises but is right only for lanes that are `within` its range; `otherwise` is right for
 // every one, and slow.
 template <typename T, typename Within, typename F, typename Otherwise>
@@ -116,6 +138,39 @@ ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
   for (size_t i = 0; i < count; ++i) result[i] = f(a[i], b[i], c[i]);
 }
 
+// Numbers of this type leave to the unsigned ones what is the same for both.
+template <typename T>
+constexpr bool kIsSigned = std::is_integral_v<T> && std::is_signed_v<T>;
+
+// The dtypes whose loop runs a statement, of its last operand and its result. What two's complement makes the same for
+// signed and unsigned numbers runs as unsigned, and so does all that bool's bytes do.
+DType Unsigned(DType dtype) {
+  const auto number = static_cast<uint8_t>(dtype), first = static_cast<uint8_t>(DType::kInt8);
+  if (dtype == DType::kBool) return DType::kUInt8;
+  return DType::kInt8 <= dtype && dtype <= DType::kInt64
+    ? static_cast<DType>(number - first + static_cast<uint8_t>(DType::kUInt8))
+    : dtype;
+}
+std::pair<DType, DType> Signless(Op op, DType from, DType to) {
+  switch (op) {
+    case Op::kCast: {
+      const bool widens = SizeOf(to) > SizeOf(from) || IsFloating(to);
+      if (IsFloating(from)) return {from, to};
+      return {from == DType::kBool || !widens ? Unsigned(from) : from, to == DType::kBool ? to : Unsigned(to)};
+    }
+    case Op::kAdd:
+    case Op::kSub:
+    case Op::kMul:
+    case Op::kNeg:
+    case Op::kEqual:
+    case Op::kBitwiseAnd:
+    case Op::kBitwiseOr:
+    case Op::kBitwiseXor:
+    case Op::kBitwiseNot: return {Unsigned(from), to};
+    default: return {from == DType::kBool ? DType::kUInt8 : from, to};
+  }
+}
+
 // A lane of any operand dtype as the float that rounding further to a 16-bit dtype makes the nearest of.
 ORTPLUGIN_INLINE float Narrow(float x) { return x; }
 ORTPLUGIN_INLINE float Narrow(double x) { return RoundToOdd(x); }
@@ -124,11 +179,12 @@ ORTPLUGIN_INLINE float Narrow(T x) {
   return lane::IntegerToOdd(x);
 }
 
-// To an integer: of an integer the low bits, of a floating value the nearest of the range.
+// To an integer: of an integer the low bits, of a floating value the nearest of the range. (Unsigned: see Signless.)
 template <typename T, typename A>
 ORTPLUGIN_INLINE void RunCastToInteger(const Job& job) {
   if constexpr (std::is_integral_v<A>) {
-    return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return static_cast<T>(x); });
+    if constexpr (std::is_unsigned_v<T> && (std::is_unsigned_v<A> || sizeof(T) > sizeof(A)))
+      return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return static_cast<T>(x); });
   } else {
     return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return lane::Saturate<T>(x); });
   }
@@ -144,7 +200,9 @@ ORTPLUGIN_INLINE void RunCast(const Job& job) {
       return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return BFloat16ToFloat(FloatToBFloat16(Narrow(x))); });
     case DType::kFloat: return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return static_cast<float>(x); });
     case DType::kDouble: return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
-    case DType::kBool: return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+    case DType::kBool:
+      if constexpr (!kIsSigned<A>) return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+      return;
     case DType::kInt8: return RunCastToInteger<int8_t, A>(job);
     case DType::kInt16: return RunCastToInteger<int16_t, A>(job);
     case DType::kInt32: return RunCastToInteger<int32_t, A>(job);
@@ -166,7 +224,9 @@ ORTPLUGIN_INLINE void RunWhere(const Job& job) {
 template <typename T>
 ORTPLUGIN_INLINE void RunComparison(const Job& job) {
   switch (job.statement->op) {
-    case Op::kEqual: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
+    case Op::kEqual:
+      if constexpr (!kIsSigned<T>) return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
+      return;
     case Op::kLess: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
     case Op::kLessOrEqual: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
     case Op::kGreater: return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
@@ -175,52 +235,51 @@ ORTPLUGIN_INLINE void RunComparison(const Job& job) {
   }
 }
 
-ORTPLUGIN_INLINE void RunLogical(const Job& job) {
-  switch (job.statement->op) {
-    case Op::kAnd: return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a & b; });
-    case Op::kOr: return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a | b; });
-    case Op::kXor: return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a ^ b; });
-    case Op::kNot: return Map<Bool, Bool>(job, [](Bool a) ORTPLUGIN_LANE { return a ^ 1; });
-    case Op::kCast: return RunCast<Bool>(job);
-    default: return RunComparison<Bool>(job);
-  }
-}
-
 template <typename T>
 ORTPLUGIN_INLINE void RunInteger(const Job& job) {
   switch (job.statement->op) {
     case Op::kAbs: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerAbs(x); });
-    case Op::kNeg: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::WrappingNeg(x); });
     case Op::kSign: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerSign(x); });
     case Op::kRelu: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerMax(x, T(0)); });
-    case Op::kAdd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingAdd(a, b); });
-    case Op::kSub: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingSub(a, b); });
-    case Op::kMul: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingMul(a, b); });
     case Op::kDiv: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerDiv(a, b); });
     case Op::kMod:
       if (job.statement->attributes[0] != 0)
         return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Remainder(a, b); });
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Modulo(a, b); });
     case Op::kPow:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Saturate<T>(lane::PowerOfIntegers(a, b)); });
+      return Map2Scalar<T, T>(
+        job, [](T a, T b) ORTPLUGIN_LANE { return lane::Saturate<T>(lane::PowerOfIntegers(a, b)); });
     case Op::kMin: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMin(a, b); });
     case Op::kMax: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMax(a, b); });
     case Op::kClip:
       return Map3<T, T>(
         job, [](T x, T low, T high) ORTPLUGIN_LANE { return lane::IntegerMin(lane::IntegerMax(x, low), high); });
-    case Op::kBitwiseAnd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
-    case Op::kBitwiseOr: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
-    case Op::kBitwiseXor: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
-    case Op::kBitwiseNot: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return ~x; });
-    case Op::kBitShift:
-      if constexpr (std::is_unsigned_v<T>) {
-        if (job.statement->attributes[0] != 0)
-          return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftRight(a, b); });
-        return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftLeft(a, b); });
-      }
-      return;
     case Op::kCast: return RunCast<T>(job);
     default: return RunComparison<T>(job);
+  }
+}
+
+// Of numbers without a sign, which have more operators; a bool's bytes are some. See Signless.
+template <typename T>
+ORTPLUGIN_INLINE void RunUnsigned(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kNeg: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::WrappingNeg(x); });
+    case Op::kAdd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingAdd(a, b); });
+    case Op::kSub: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingSub(a, b); });
+    case Op::kMul: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingMul(a, b); });
+    case Op::kAnd:
+    case Op::kBitwiseAnd: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kOr:
+    case Op::kBitwiseOr: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kXor:
+    case Op::kBitwiseXor: return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kNot: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return x ^ 1; });
+    case Op::kBitwiseNot: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return ~x; });
+    case Op::kBitShift:
+      if (job.statement->attributes[0] != 0)
+        return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftRight(a, b); });
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftLeft(a, b); });
+    default: return RunInteger<T>(job);
   }
 }
 
@@ -233,7 +292,7 @@ ORTPLUGIN_INLINE void RunAngle(const Job& job) {
       job, [](T x, T) ORTPLUGIN_LANE { return !(lane::Abs(x) > lane::kMostAngle); },
       [](T x, T) ORTPLUGIN_LANE { return lane::SinWithin<QUARTERS>(x); }, library);
   } else {
-    return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); });
+    return MapScalar<T, T>(job, [](T x) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); });
   }
 }
 
@@ -245,7 +304,7 @@ ORTPLUGIN_INLINE void RunFmod(const Job& job) {
       job, [](T a, T b) ORTPLUGIN_LANE { return lane::IsModerateQuotient(a, b); },
       [](T a, T b) ORTPLUGIN_LANE { return lane::FmodWithin(a, b); }, library);
   } else {
-    return Map2<T, T>(job, library);
+    return Map2Scalar<T, T>(job, library);
   }
 }
 
@@ -256,34 +315,40 @@ ORTPLUGIN_INLINE void RunFunction(const Job& job) {
   switch (job.statement->op) {
 #define ORTPLUGIN_UNARY(Name) \
   case Op::k##Name: return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
+#define ORTPLUGIN_FLOAT(Name) \
+  case Op::k##Name: return MapFloat<T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
+#define ORTPLUGIN_SCALAR(Name) \
+  case Op::k##Name: return MapScalar<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
     ORTPLUGIN_UNARY(Abs)
     ORTPLUGIN_UNARY(Neg)
     ORTPLUGIN_UNARY(Reciprocal)
     ORTPLUGIN_UNARY(Sqrt)
-    ORTPLUGIN_UNARY(Exp)
-    ORTPLUGIN_UNARY(Log)
+    ORTPLUGIN_FLOAT(Exp)
+    ORTPLUGIN_FLOAT(Log)
     ORTPLUGIN_UNARY(Floor)
     ORTPLUGIN_UNARY(Ceil)
     ORTPLUGIN_UNARY(Round)
     ORTPLUGIN_UNARY(Sign)
-    ORTPLUGIN_UNARY(Tan)
-    ORTPLUGIN_UNARY(Asin)
-    ORTPLUGIN_UNARY(Acos)
-    ORTPLUGIN_UNARY(Atan)
-    ORTPLUGIN_UNARY(Sinh)
-    ORTPLUGIN_UNARY(Cosh)
-    ORTPLUGIN_UNARY(Tanh)
-    ORTPLUGIN_UNARY(Asinh)
-    ORTPLUGIN_UNARY(Acosh)
-    ORTPLUGIN_UNARY(Atanh)
-    ORTPLUGIN_UNARY(Erf)
+    ORTPLUGIN_SCALAR(Tan)
+    ORTPLUGIN_FLOAT(Asin)
+    ORTPLUGIN_FLOAT(Acos)
+    ORTPLUGIN_FLOAT(Atan)
+    ORTPLUGIN_SCALAR(Sinh)
+    ORTPLUGIN_SCALAR(Cosh)
+    ORTPLUGIN_FLOAT(Tanh)
+    ORTPLUGIN_SCALAR(Asinh)
+    ORTPLUGIN_SCALAR(Acosh)
+    ORTPLUGIN_SCALAR(Atanh)
+    ORTPLUGIN_FLOAT(Erf)
     ORTPLUGIN_UNARY(Relu)
-    ORTPLUGIN_UNARY(Sigmoid)
-    ORTPLUGIN_UNARY(Softplus)
+    ORTPLUGIN_FLOAT(Sigmoid)
+    ORTPLUGIN_FLOAT(Softplus)
     ORTPLUGIN_UNARY(Softsign)
     ORTPLUGIN_UNARY(HardSwish)
     ORTPLUGIN_UNARY(Mish)
 #undef ORTPLUGIN_UNARY
+#undef ORTPLUGIN_FLOAT
+#undef ORTPLUGIN_SCALAR
     case Op::kSin: return RunAngle<0, T>(job);
     case Op::kCos: return RunAngle<1, T>(job);
     default: return RunComparison<T>(job);
@@ -297,17 +362,17 @@ ORTPLUGIN_INLINE void RunParametric(const Job& job) {
   const T q = static_cast<T>(job.statement->attributes[1]);
   switch (job.statement->op) {
     case Op::kLeakyRelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
-    case Op::kElu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
-    case Op::kCelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Celu(x, p); });
-    case Op::kSelu: return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Selu(x, p, q); });
+    case Op::kElu: return MapFloat<T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
+    case Op::kCelu: return MapFloat<T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Celu(x, p); });
+    case Op::kSelu: return MapFloat<T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Selu(x, p, q); });
     case Op::kHardSigmoid: return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::HardSigmoid(x, p, q); });
     case Op::kThresholdedRelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::ThresholdedRelu(x, p); });
     case Op::kShrink: return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Shrink(x, p, q); });
     case Op::kSwish:
-    case Op::kQuickGelu: return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Swish(x, p); });
+    case Op::kQuickGelu: return MapFloat<T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Swish(x, p); });
     case Op::kGelu:
-      if (p != 0) return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::GeluTanh(x); });
-      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Gelu(x); });
+      if (p != 0) return MapFloat<T>(job, [](T x) ORTPLUGIN_LANE { return lane::GeluTanh(x); });
+      return MapFloat<T>(job, [](T x) ORTPLUGIN_LANE { return lane::Gelu(x); });
     case Op::kIsInf: {
       const Bool negative = p != 0, positive = q != 0;
       return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
@@ -341,29 +406,12 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
   }
 }
 
-ORTPLUGIN_INLINE void RunJob(const Job& job) {
-  if (job.statement->op == Op::kWhere) {
-    switch (LaneSize(job.to)) {
-      case 1: return RunWhere<uint8_t>(job);
-      case 2: return RunWhere<uint16_t>(job);
-      case 4: return RunWhere<uint32_t>(job);
-      default: return RunWhere<uint64_t>(job);
-    }
-  }
-  switch (job.from) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat: return RunFloating<float>(job);
-    case DType::kDouble: return RunFloating<double>(job);
-    case DType::kBool: return RunLogical(job);
-    case DType::kInt8: return RunInteger<int8_t>(job);
-    case DType::kInt16: return RunInteger<int16_t>(job);
-    case DType::kInt32: return RunInteger<int32_t>(job);
-    case DType::kInt64: return RunInteger<int64_t>(job);
-    case DType::kUInt8: return RunInteger<uint8_t>(job);
-    case DType::kUInt16: return RunInteger<uint16_t>(job);
-    case DType::kUInt32: return RunInteger<uint32_t>(job);
-    case DType::kUInt64: return RunInteger<uint64_t>(job);
+ORTPLUGIN_INLINE void RunWhereOf(const Job& job) {
+  switch (LaneSize(job.to)) {
+    case 1: return RunWhere<uint8_t>(job);
+    case 2: return RunWhere<uint16_t>(job);
+    case 4: return RunWhere<uint32_t>(job);
+    default: return RunWhere<uint64_t>(job);
   }
 }
 
@@ -439,13 +487,34 @@ struct Functions {
 };
 
 // Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
+// A function for each type: the compiler's time grows faster than their size.
+#define ORTPLUGIN_TYPES(X, ...) \
+  X(__VA_ARGS__, Float, Floating, float) \
+  X(__VA_ARGS__, Double, Floating, double) \
+  X(__VA_ARGS__, Int8, Integer, int8_t) \
+  X(__VA_ARGS__, Int16, Integer, int16_t) \
+  X(__VA_ARGS__, Int32, Integer, int32_t) \
+  X(__VA_ARGS__, Int64, Integer, int64_t) \
+  X(__VA_ARGS__, UInt8, Unsigned, uint8_t) \
+  X(__VA_ARGS__, UInt16, Unsigned, uint16_t) \
+  X(__VA_ARGS__, UInt32, Unsigned, uint32_t) \
+  X(__VA_ARGS__, UInt64, Unsigned, uint64_t)
+#define ORTPLUGIN_FUNCTION(Copy, Isa, Type, Kind, T) \
+  Isa ORTPLUGIN_HOT void Type##Copy(const Job& job) { Run##Kind<T>(job); }
+#define ORTPLUGIN_CASE(Copy, Isa, Type, Kind, T) \
+  case DType::k##Type: return Type##Copy(job);
+
 #define ORTPLUGIN_COPY(Name, Halves, ...) \
+  ORTPLUGIN_TYPES(ORTPLUGIN_FUNCTION, Name, __VA_ARGS__) \
   __VA_ARGS__ ORTPLUGIN_HOT void Run##Name(const Job& job) { \
     const bool is_float = job.from <= DType::kFloat; \
-    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) { \
-      Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result)); \
-    } else { \
-      RunJob(job); \
+    if (job.statement->op == Op::kWhere) return RunWhereOf(job); \
+    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) \
+      return Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result)); \
+    switch (job.from) { \
+      case DType::kFloat16: \
+      case DType::kBFloat16: return Float##Name(job); \
+      case DType::kBool: return UInt8##Name(job); ORTPLUGIN_TYPES(ORTPLUGIN_CASE, Name, __VA_ARGS__) \
     } \
   } \
   __VA_ARGS__ void Load##Name(DType dtype, const uint16_t* elements, size_t count, float* lanes) { \
@@ -606,7 +675,8 @@ Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) :
     if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral) {
       power = last.literal == 2 ? 2 : last.literal == 3 ? 3 : 0;
     }
-    steps_.push_back({&statement, last.dtype, values[statement.result].dtype, power});
+    const auto [from, to] = Signless(statement.op, last.dtype, values[statement.result].dtype);
+    steps_.push_back({&statement, from, to, power});
   }
   std::vector<bool> is_here(program.statements().size());
   for (const uint32_t index : statements) is_here[index] = true;
