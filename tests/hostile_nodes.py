@@ -139,6 +139,9 @@ def seeds():
     Node("sum", "FusedSumTo",
          {"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0 2", '
                      "keepdims=1>(y) }"}, _floats((2, 3, 4), (3, 1)), ("float", "float")),
+    Node("norm, ordered", "FusedLayerNorm",
+         {"program": "(float x) => (float y) { y = LayerNormalization<axis=-1>(x) }", "ordered": [0],
+          "order": [1, 0, 0, 2], "image": [2, 1]}, _floats((2, 3, 8)), ("float",)),
     Node("scatter nd", "ScatterND", SCATTER, (*_floats((4, 5)), index, *_floats((3, 5))), ("float",)),
     Node("scatter nd, half", "ScatterND", {**SCATTER, "reduction": "mul"},
          (*_floats((4, 5), dtype="float16"), index, *_floats((3, 5), dtype="float16")), ("float16",)),

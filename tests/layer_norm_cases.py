@@ -9,18 +9,32 @@ from dataclasses import dataclass
 
 import numpy as np
 from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProgramCase, check_results, named, typed
+from onnx import helper
 
-from ortplugin.ops.layer_norm import OPERATOR
-from ortplugin.ops.layer_norm.reference import layer_norm, with_groups
+from ortplugin.ops.layer_norm import OPERATOR, order_of
+from ortplugin.ops.layer_norm.reference import in_order, layer_norm, with_groups
 from ortplugin.program import NUMPY_DTYPES
 
 
 @dataclass(frozen=True)
 class Case(ProgramCase):
-  """One node with its inputs. `values` makes the first parameter only; the others hold normal numbers."""
+  """One node with its inputs. `values` makes the first parameter only; the others hold normal numbers.
+
+  `attributes`: ordered, order and image.
+  """
 
   operator = OPERATOR
   node_name = "norm"
+  attributes: tuple[tuple[int, ...], ...] = ()
+
+  def node(self):
+    node = super().node()
+    for name, values in zip(("ordered", "order", "image"), self.attributes, strict=False):
+      node.attribute.append(helper.make_attribute(name, values))
+    return node
+
+  def model(self, shapes=None):
+    return self.model_of(self.text, self.shapes if shapes is None else shapes, [self.node()])
 
   def _numbers(self, rng, number, shape):
     return VALUES[self.values](rng, shape) if number == 0 else rng.standard_normal(shape)
@@ -41,6 +55,8 @@ def expect(case, inputs=None, unit=None):
   """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
   program = case.program
   arrays = case.inputs() if inputs is None else list(inputs)
+  ordered, order = order_of(case.node(), program)
+  arrays = [in_order(each, order) if i in ordered else each for i, each in enumerate(arrays)]
   core = program.core
   # The normalised value is asked for too, for the conditioning of its rows.
   summed = core.names[0]
@@ -452,7 +468,30 @@ def _axes():
   return cases
 
 
-CASES = (*_programs(), *_widths(), *_shapes(), *_values(), *_axes())
+def _orders():
+  """Rows that are read in an order: names, programs, shapes, what they are read in."""
+  image, mixed = (3, 2), (5, 0, 0, 3, 1, 2)
+  rows = [
+    ("x and r", ADD, ((2, 6, W), (2, 6, W)), ((0, 1), mixed)),
+    ("r of two", ADD, ((2, *image, W), (2, 9, W)), ((1,), mixed, image)),
+    ("r of one image", ADD, ((2, *image, W), (1, 6, W)), ((1,), mixed, image)),
+    ("one row", ADD, ((2, 6, W), (2, 6, W)), ((1, 0), (4,))),
+    ("columns", ADD, ((2, 6, W), (2, 6, 1)), ((0, 1), mixed)),
+    ("merged", AFFINE, ((2, 12, W), (2 * W,), (2 * W,)), ((0,), (11, 3, *range(10)), image)),
+    ("merged residual", RESIDUAL, ((1, 3, 2 * W), (2 * W,), (2, 7, W), (2 * W,), ()), ((2,), mixed)),
+    ("after the norm", PROGRAMS["gated"][0], ((2, 6, W), (2, 6, W), (W,)), ((1,), mixed)),
+    ("no images", ADD, ((0, 6, W), (0, 6, W)), ((0, 1), mixed)),
+  ]
+  cases = []
+  for name, text, shapes, order in rows:
+    order = (*order, (3,)) if name == "merged residual" else order
+    for dtype, width in (("float16", 96), ("float", 33), ("bfloat16", 1023), ("float16", 40000), ("double", 8)):
+      given = tuple(tuple(-size * width if size < 0 else size for size in shape) for shape in shapes)
+      cases.append(Case(f"{name} in order, {dtype}, {width}", typed(text, dtype), given, attributes=order))
+  return cases
+
+
+CASES = (*_programs(), *_widths(), *_shapes(), *_values(), *_axes(), *_orders())
 
 # Enough rows to fill a GPU, where the kernel takes its other schedules: several rows a block and two at once, blocks
 # that stay and read ahead, operands in shared memory.
@@ -480,5 +519,11 @@ LARGE_CASES = tuple(
       ("everything", GROUPS_WITH_EVERYTHING, ((n, h, g, r), (n, 1, g, r), (n, 1, 1, 1))),
   )
 )  # fmt: skip
+
+for _what, _c, _rows, _image in (("windows", 96, 3136, (56, 56)), ("patches", 192, 784, (14, 14))):
+  _order = np.random.default_rng(_c).permutation(_rows)
+  _attributes = ((1,), tuple(_order.tolist()), _image)
+  _shapes = (64, *_image, _c * _rows // math.prod(_image)), (64, _rows, _c)
+  LARGE_CASES += (Case(f"{_what} in order", typed(ADD, "float16"), _shapes, attributes=_attributes),)
 
 by_name = named((*CASES, *LARGE_CASES))

@@ -25,7 +25,7 @@ VISITS = 256  # lengths that are looked at anew to tell those of one tensor, at 
 DEEP = 64  # of which each is asked for by the one before; up to five of Python's frames for one
 KEEPS = frozenset((*KEEPS_SHAPE, "RMSNormalization", "CastLike", "Dropout"))
 PRODUCTS = ("MatMul", f"{DOMAIN}::FusedMatMul")
-# All results have the shape to which the inputs broadcast.
+# All results have the shape to which the inputs broadcast, but of norms that read rows in an order.
 CHAINS = (f"{DOMAIN}::FusedPointwise", f"{DOMAIN}::FusedLayerNorm")
 
 
@@ -226,7 +226,7 @@ class _Lengths:
         return self.length(x, own - 2)
       batch = [each for each in node.inputs[:2] if (scope.rank(each) or 0) > rank - axis - 1]
       return self._broadcast(batch, rank, axis, ONE) if axis < rank - 2 else None
-    if op in BROADCAST or op in CHAINS or is_pointwise(scope, node):
+    if op in BROADCAST or (op in CHAINS and "ordered" not in node.attrs) or is_pointwise(scope, node):
       return self._broadcast([each for each in node.inputs if not each.is_empty()], rank, axis, ONE)
     return None
 

@@ -34,6 +34,7 @@ from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
+from ortplugin.passes.layout.norm_order import NORM_ORDER
 from ortplugin.passes.layout.padded_order import PADDED_ORDER
 from ortplugin.passes.layout.paired_columns import PAIRED_COLUMNS
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
@@ -217,6 +218,7 @@ TABLE: tuple[Step, ...] = (
   Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
   Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
   Step(LONE_POINTWISE, QUIET_ROUND, "last of these: what found no neighbour"),
+  Step(NORM_ORDER, QUIET_ROUND | GPU, "after all that looks for norms or views; before Transposes are hidden"),
   Step(FUSE_TRANSPOSE, QUIET_ROUND | GPU, "last: it hides Transposes from all that look for them"),
 )
 

@@ -47,6 +47,9 @@ CHOSEN = (
   "8 x 3136 x 32 x 8, everything, float16",
   "1 x 70000 x 2 x 8, Swish, float16",
   "8 x 784 x 256 x 1, Swish, float",
+  "windows in order",
+  "patches in order",
+  "x and r in order, float16, 40000",
 )
 
 
@@ -100,6 +103,16 @@ def test_declared_shapes_need_not_be_complete(name):
   declared, given = INCOMPLETE[name]
   case = Case(name, typed(RESIDUAL, "float"), tuple(given))
   check(case, run(make(model_of(case.text, declared)), case))
+
+
+def test_images_in_an_order_may_be_of_any_number():
+  cases = [
+    Case(f"{n} images", typed(ADD, "float16"), ((n, 3, 2, 96), (n, 9, 96)), attributes=((1,), (8, *range(5)), (3, 2)))
+    for n in (2, 0, 5, 300)
+  ]
+  session = make(cases[0].model([("n", 3, 2, 96), ("n", 9, 96)]))
+  for case in cases:
+    check(case, run(session, case))
 
 
 # ---- addresses

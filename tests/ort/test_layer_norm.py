@@ -165,6 +165,7 @@ SCALED = "(float x, float g) => (float y) { n = LayerNormalization(x) y = Mul(n,
 SUM = "(float x, float r) => (float y) { s = Add(x, r) y = LayerNormalization(s) }"
 TWO = "(float x) => (float y, float z) { y = LayerNormalization(x) z = Relu(y) }"
 UNKNOWN = ("n", "m")
+ORDER = ("ordered", "order", "image")
 
 WRONG = {
   "no program": wrong("program", None),
@@ -210,6 +211,18 @@ WRONG = {
   ),
   "a scalar": wrong("axis -1 is out of range for the shape []", shapes=((),)),
   "a scalar at the run": wrong("axis -1 is out of range for the shape []", shapes=(None,), fed=((),)),
+  **{
+    f"order {i}": wrong(
+      "must be numbers of inputs", shapes=((2, 3, 4),), attributes=dict(zip(ORDER, given, strict=False))
+    )
+    for i, given in enumerate(
+      (([0],), ([], [0]), ([1], [0]), ([-1], [0]), ([0], [0, 1, 2], [2]), ([0], [0], [-1, -1]), ([0], [-1]))
+    )
+  },
+  "a row too far": wrong("with more rows than 3", shapes=((2, 3, 4),), attributes={"ordered": [0], "order": [0, 3]}),
+  "no rows at the run": wrong(
+    "must be [images, rows", shapes=(None,), attributes={"ordered": [0], "order": [0]}, fed=((2, 3),)
+  ),
   "an axis too large at the run": wrong(
     "axis 2 is out of range for the shape [5]", bare("LayerNormalization<axis=2>(x)"), (None,), fed=((5,),)
   ),

@@ -159,6 +159,15 @@ def test_shape_inference():
   assert infer(None, (8,), (8,), (8,))[0].shape is None
 
 
+def test_shapes_in_an_order():
+  node = wrong(["x"], ["y"], program=BARE, ordered=[0], order=[1, 0, 0, 2], image=[2])
+  for shape, made in (("N", 3, 8), ("N", 2, 16)), (("N", "R", "C"), ("N", 2, None)), (None, None):
+    assert OPERATOR.infer_shapes(node, [TensorType(np.dtype(np.float32), shape)])[0].shape == made
+  for shape in ((3, 8), (1, 2, 8)):
+    with pytest.raises(ModelError, match=r"node 'norm' \(FusedLayerNorm\): input 'x' of shape"):
+      OPERATOR.infer_shapes(node, [TensorType(np.dtype(np.float32), shape)])
+
+
 def wrong(inputs, outputs, **attributes):
   return helper.make_node("FusedLayerNorm", inputs, outputs, "norm", domain=DOMAIN, **attributes)
 
@@ -171,6 +180,10 @@ WRONG = {
   "no LayerNormalization or RMSNormalization": wrong(["x"], ["y"], program=BARE.replace("RMSNormalization", "Relu")),
   "2 inputs, but its program has 1": wrong(["x", "z"], ["y"], program=BARE),
   "2 outputs, but its program has 1": wrong(["x"], ["y", "z"], program=BARE),
+  "'ordered', [], must": wrong(["x"], ["y"], program=BARE, order=[0]),
+  "'image', [2], a": wrong(["x"], ["y"], program=BARE, ordered=[0], order=[0, 1, 2], image=[2]),
+  "'order' rows from 0": wrong(["x"], ["y"], program=BARE, ordered=[0], order=[-1]),
+  "and axis -1": wrong(["x"], ["y"], program=BARE.replace("(x) }", "<axis=1>(x) }"), ordered=[0], order=[0]),
 }
 
 

@@ -10,6 +10,10 @@ each of their parts.
 
 Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
+Optional attributes `ordered`, `order`, `image` (ints): the inputs whose numbers `ordered` holds are read in an order.
+    Each is [N, rows, c] and stands for [N, *image, k * c], in which row i of an image is its rows order[i * k], ..,
+    order[i * k + k - 1] side by side. `image` is the length of `order` where it is absent, k what its product leaves
+    of that length. The norm is over the last axis alone then, axis=-1.
 Inputs: one for each of the program's parameters, in order; float16, bfloat16, float, double or bool as declared. The
     prologue's inputs broadcast to S as in ONNX; every other input must broadcast to S.
 Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
@@ -19,6 +23,7 @@ Errors: an invalid program, another number of inputs or outputs than the program
     of axes.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +31,7 @@ import onnx
 
 from ortplugin.arrays import Array
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType, broadcast
+from ortplugin.graph.shapes import TensorType, broadcast, show
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.layer_norm import reference as reference_module
@@ -44,20 +49,50 @@ def program_of(node: onnx.NodeProto) -> Program:
   return program
 
 
+def order_of(node: onnx.NodeProto, program: Program) -> tuple[list[int], Array]:
+  """The numbers of the inputs that are read in an order, and that order: [*image, k]. Raises ModelError."""
+  given = {each.name: list(each.ints) for each in node.attribute}
+  ordered, order = given.get("ordered", []), given.get("order", [])
+  if not ordered and not order:
+    return [], np.zeros((0, 1), np.int64)
+  image, inputs, core = given.get("image") or [len(order)], range(len(program.parameters)), program.core
+  fits = order and ordered and set(ordered) <= set(inputs) and min(image) > 0 and not len(order) % math.prod(image)
+  if not fits or min(order) < 0 or core is None or core.number("axis") != -1 or core.attribute("axes"):
+    raise ModelError(
+      f"node '{node.name}' ({NAME}): 'ordered', {ordered}, must be numbers of inputs, 'order' rows from 0 on, of which "
+      f"it has {len(order)}, 'image', {image}, a shape that divides these, and axis -1"
+    )
+  return ordered, np.array(order, np.int64).reshape(*image, -1)
+
+
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
   """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
   program = program_of(node)
+  ordered, order = order_of(node, program)
+  shapes = [tensor.shape for tensor in inputs]
+  for i in ordered:
+    given, largest = shapes[i], order.max()
+    if given is not None and (len(given) != 3 or (isinstance(given[1], int) and largest >= given[1])):
+      where = f"node '{node.name}' ({NAME}): input '{node.input[i]}' of shape {show(given)}"
+      raise ModelError(f"{where} must be [images, rows, width] with more rows than {largest}, which 'order' holds")
+    *image, k = order.shape
+    width = None if given is None else given[2] * k if isinstance(given[2], int) else given[2] if k == 1 else None
+    shapes[i] = given and (given[0], *image, width)
   prologue = program.prologue
-  shapes = [
-    tensor.shape for parameter, tensor in zip(program.parameters, inputs, strict=True) if parameter.name in prologue
-  ]
-  shape = broadcast(shapes)
+  shape = broadcast([each for each, p in zip(shapes, program.parameters, strict=True) if p.name in prologue])
   return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
   """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
-  return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
+  program = program_of(node)
+  ordered, order = order_of(node, program)
+  builder, inputs = Builder(opset, f"{node.output[0]}/ordered"), list(node.input)
+  for i in ordered:
+    parts = [builder.constant(order[..., part], order.dtype) for part in range(order.shape[-1])]
+    rows = [builder.op("Gather", node.input[i], part, axis=1) for part in parts]
+    inputs[i] = rows[0] if len(rows) == 1 else builder.op("Concat", *rows, axis=-1)
+  return builder.nodes + to_onnx(program, inputs, node.output, opset, f"{node.output[0]}/unfused", core)
 
 
 def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
@@ -115,7 +150,10 @@ def _reshape(builder: Builder, value: str, shape: str, output: str = "") -> str:
 
 def reference(node: onnx.NodeProto, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
   """The outputs in NumPy, computed in float64; see reference.py."""
-  return reference_module.layer_norm(program_of(node), inputs, rounded)
+  program = program_of(node)
+  ordered, order = order_of(node, program)
+  given = [reference_module.in_order(each, order) if i in ordered else each for i, each in enumerate(inputs)]
+  return reference_module.layer_norm(program, given, rounded)
 
 
 OPERATOR = Operator(

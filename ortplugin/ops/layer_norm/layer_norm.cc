@@ -14,15 +14,33 @@ namespace {
 
 // ---- shape inference
 
+// The shape for which an input that is read in an order stands; -1 is a dimension not known.
+Shape ShapeInOrder(const NormProgram& norm, size_t input, const Shape& shape) {
+  if (shape.size() != 3 || (shape[1] >= 0 && shape[1] <= norm.order.largest))
+    Fail("input ", input, " ('", norm.program.value(norm.program.parameters()[input]).name, "') of the shape ",
+      ToString(shape), " must be [images, rows, width] with more rows than ", norm.order.largest,
+      ", which 'order' holds");
+  Shape made = norm.image;
+  made.insert(made.begin(), shape[0]);
+  made.push_back(shape[2] < 0 ? -1 : ElementCount({shape[2], norm.order.pieces}));
+  return made;
+}
+
 void Infer(ShapeContext& context) {
-  const NormProgram norm = NormProgram::Parse(ProgramText(context));
+  const NormProgram norm = NormProgram::Read(context, ProgramText(context));
   const size_t count = context.input_count();
   if (count != norm.program.parameters().size())
     Fail("the program has ", norm.program.parameters().size(), " parameters, the node ", count, " inputs");
   std::vector<TensorType> inputs;
   for (size_t i = 0; i < count; ++i) {
     inputs.push_back(context.input(i));
-    if (inputs[i].type != ort::kUndefined) CheckType(norm.program, i, inputs[i].type);
+    TensorType& type = inputs[i];
+    if (type.type != ort::kUndefined) CheckType(norm.program, i, type.type);
+    if (!norm.is_ordered(i) || !type.has_shape) continue;
+    type.shape = ShapeInOrder(norm, i, type.shape);
+    type.symbols.insert(type.symbols.begin() + 1, norm.image.size() - 1, "");
+    type.symbols[norm.image.size()] = "";
+    if (norm.order.pieces > 1) type.symbols.back() = "";
   }
   std::vector<TensorType> added;
   for (const size_t i : norm.prologue_operands.parameters) added.push_back(inputs[i]);
@@ -49,6 +67,7 @@ class OperandLanes {
 
   // `count` (at most kBlock) columns of a row, from `column` on; good until the next call.
   const void* At(int64_t row, int64_t column, size_t count) {
+    if (access_.is_pieced()) return LoadPieces(row, column, count);
     const char* base = data_ + access_.RowOffset(row) * static_cast<int64_t>(SizeOf(access_.dtype));
     if (is_lanes()) return base + column * static_cast<int64_t>(lane_);
     if (is_shared_row()) return lanes_.data() + static_cast<size_t>(column) * lane_;
@@ -59,9 +78,21 @@ class OperandLanes {
  private:
   // The tensor's own rows are lanes already.
   bool is_lanes() const {
-    return access_.is_contiguous() && (access_.dtype == DType::kFloat || access_.dtype == DType::kDouble);
+    return access_.is_contiguous() && !access_.is_pieced() &&
+      (access_.dtype == DType::kFloat || access_.dtype == DType::kDouble);
   }
   bool is_shared_row() const { return access_.is_shared() && !access_.is_scalar(); }
+
+  const void* LoadPieces(int64_t row, int64_t column, size_t count) {
+    const auto piece = static_cast<size_t>(access_.piece);
+    for (size_t j = 0, run = 0; j < count; j += run) {
+      const size_t at = static_cast<size_t>(column) + j;
+      run = std::min(count - j, piece - at % piece);
+      const size_t element = static_cast<size_t>(access_.RowOffset(row, static_cast<int64_t>(at / piece))) + at % piece;
+      LoadLanes(access_.dtype, data_ + element * SizeOf(access_.dtype), run, lanes_.data() + j * lane_);
+    }
+    return lanes_.data();
+  }
 
   void Load(const char* base, int64_t column, size_t count) {
     const size_t size = SizeOf(access_.dtype);
@@ -115,7 +146,7 @@ void NormalizeColumns(const T* s, const double* mean, const double* scale, size_
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
-    : norm_(NormProgram::Parse(ProgramText(info))),
+    : norm_(NormProgram::Read(info, ProgramText(info))),
       prologue_(norm_.program, norm_.prologue),
       epilogue_(norm_.program, norm_.epilogue) {
     CheckNode(norm_, info);
@@ -320,6 +351,26 @@ NormProgram NormProgram::Parse(const std::string& text) {
   return norm;
 }
 
+void NormProgram::SetOrder(std::vector<int64_t> inputs, std::vector<int64_t> rows, Shape axes) {
+  if (inputs.empty() && rows.empty()) return;
+  const auto count = static_cast<int64_t>(rows.size()), parameters = static_cast<int64_t>(program.parameters().size());
+  if (axes.empty()) axes = {count};
+  const bool fits = count > 0 && !inputs.empty() && std::min_element(inputs.begin(), inputs.end())[0] >= 0 &&
+    std::max_element(inputs.begin(), inputs.end())[0] < parameters && axis == -1 && this->axes.empty() &&
+    std::min_element(axes.begin(), axes.end())[0] > 0 && std::min_element(rows.begin(), rows.end())[0] >= 0;
+  const int64_t length = fits ? ElementCount(axes) : 1;
+  if (!fits || count % length != 0)
+    Fail("'ordered', ", ToString(inputs), ", must be numbers of inputs, 'order' rows from 0 on, of which it has ",
+      count, ", 'image', ", ToString(axes), ", a shape that divides these, and axis -1");
+  const int64_t largest = *std::max_element(rows.begin(), rows.end());
+  order = {std::move(rows), length, count / length, largest};
+  ordered = std::move(inputs), image = std::move(axes);
+}
+
+bool NormProgram::is_ordered(size_t input) const {
+  return std::find(ordered.begin(), ordered.end(), static_cast<int64_t>(input)) != ordered.end();
+}
+
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(norm.program, info);
   if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitShapes(norm, *shapes);
@@ -407,8 +458,10 @@ bool AreVectors(const std::vector<Access>& accesses) {
 
 }  // namespace
 
-NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
-  std::vector<Shape> summed;
+NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& given) {
+  std::vector<Shape> summed, inputs = given;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (norm.is_ordered(i)) inputs[i] = ShapeInOrder(norm, i, given[i]);
   for (const size_t i : norm.prologue_operands.parameters) summed.push_back(inputs[i]);
   NormShape fit;
   fit.shape = Broadcast(summed);
@@ -426,6 +479,13 @@ NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
     }
   } else {
     fit.accesses = AccessesOf(norm, inputs, fit.shape, grouped, begin[2]);
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!norm.is_ordered(i)) continue;
+    Access& access = fit.accesses[i];
+    access.order = &norm.order, access.rows = given[i][1], access.piece = given[i][2];
+    inputs[i].back() = 1;
+    access.outer = MakeAccess(access.dtype, inputs[i], fit.shape, begin[1]).outer;
   }
   const auto part = [&](size_t i) {
     return ElementCount(Shape(grouped.begin() + static_cast<std::ptrdiff_t>(begin[i]),

@@ -83,15 +83,15 @@ DEVICE EpilogueRow load_operand(const Arguments& args, const Offsets& offsets, l
 }
 
 extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
+  // `row` is the first of the rows at hand; only where rows are taken singly are they shifted.
+  row_t row = (blockIdx.x * (row_t)GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
+  prefetch_order(row);
   grid_dependency_wait();
   const int lane = threadIdx.x % LANES;
   const row_t rows = (row_t)args.rows, step = gridDim.x * (row_t)GROUPS * ROWS_AT_ONCE;
   const SharedOperands invariant_operands(args);
   __shared__ Slots slots[2];
   int parity = 0;
-
-  // `row` is the first of the rows at hand; only where rows are taken singly are they shifted.
-  row_t row = (blockIdx.x * (row_t)GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
   PrologueRow operands[ROWS_AT_ONCE][ITEMS];
   const auto load = [&](row_t first) {
     const int shift = SHIFT(first);

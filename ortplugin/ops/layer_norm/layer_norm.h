@@ -29,8 +29,23 @@ struct NormProgram {
   // What each phase reads and writes. A result that the prologue computes is written there.
   Phase prologue_operands{"Prologue", {}, {}}, epilogue_operands{"Epilogue", {}, {}};
 
+  // Inputs that are read in an order, and the axes that an image has then.
+  std::vector<int64_t> ordered = {};
+  Shape image = {};
+  RowOrder order = {};
+
   // Throws Error where the text is no program of this operator.
   static NormProgram Parse(const std::string& text);
+  // The attributes of those names. Throws Error where they don't fit it, or each other.
+  void SetOrder(std::vector<int64_t> inputs, std::vector<int64_t> rows, Shape axes);
+  // All of a node, a ShapeContext or a NodeInfo.
+  template <typename Node>
+  static NormProgram Read(const Node& node, const std::string& text) {
+    NormProgram norm = Parse(text);
+    norm.SetOrder(node.ints_attribute("ordered"), node.ints_attribute("order"), node.ints_attribute("image"));
+    return norm;
+  }
+  bool is_ordered(size_t input) const;
 };
 
 // The shapes of one run: S as [outer, height, groups, run], normalised over `height` and `run`. Tensors are accessed as

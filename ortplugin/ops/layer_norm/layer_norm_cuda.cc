@@ -71,7 +71,10 @@ NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda:
     if (IsFloating(dtype)) found.narrowest = std::min(found.narrowest, static_cast<int>(SizeOf(dtype)));
     result_bytes += static_cast<int64_t>(SizeOf(dtype));
   }
-  found.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{16 / found.narrowest})) : 1;
+  int64_t lengths = shape.width;  // of what lies side by side
+  for (const Access& access : shape.accesses)
+    if (access.is_pieced()) lengths = std::gcd(lengths, access.piece);
+  found.vector = aligned ? static_cast<int>(std::gcd(lengths, int64_t{16 / found.narrowest})) : 1;
   found.bytes_moved = (row_bytes + result_bytes) * shape.rows * shape.width;
   found.results_fill_cache = result_bytes * shape.rows * shape.width > gpu.l2_bytes;
   return found;
@@ -198,7 +201,7 @@ struct Plan {
 class CudaLayerNorm : public Kernel {
  public:
   explicit CudaLayerNorm(const NodeInfo& info)
-    : norm_(NormProgram::Parse(info.string_attribute("program"))),
+    : norm_(NormProgram::Read(info, info.string_attribute("program"))),
       scratch_(info),
       device_(cuda::Device(info.device())) {
     Prepare(info);
@@ -247,7 +250,14 @@ class CudaLayerNorm : public Kernel {
   // there. Where a guessed dimension is wrong or fits nothing, the first run compiles. (What is known and does not fit,
   // CheckNode has refused.)
   void Prepare(const NodeInfo& info) {
-    const auto shapes = GuessShapes(CheckNode(norm_, info));
+    const std::vector<TensorType> types = CheckNode(norm_, info);
+    auto shapes = norm_.ordered.empty() ? GuessShapes(types) : std::vector<Shape>();
+    for (const TensorType& type : types) {
+      if (norm_.ordered.empty()) break;
+      const auto guess = GuessShapes({type});  // they need not broadcast as they lie
+      if (!guess) return;
+      shapes->push_back(guess->front());
+    }
     if (!shapes) return;
     NormShape fit;
     try {

@@ -36,6 +36,12 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
   return outputs
 
 
+def in_order(x: Array, order: Array) -> Array:
+  """[N, rows, c] as [N, *image, k * c]: rows of each image in an order, [*image, k], k of them side by side."""
+  *image, k = order.shape
+  return x.take(order, 1).reshape(len(x), *image, k * x.shape[2])
+
+
 def axes_of(core: Statement, rank: int) -> tuple[int, ...]:
   """The axes over which elements have a mean in common, from 0 on; of one in groups some of them.
 

@@ -39,7 +39,7 @@ Rows = npt.NDArray[np.int64]
 """The numbers of x's rows, as they lie in another tensor: its shape, the rows' axis divided by the length of a row."""
 
 
-class _NotRowsError(Exception):
+class NotRowsError(Exception):
   """A step does not move whole rows, or is not known."""
 
 
@@ -49,6 +49,8 @@ class Steps:
 
   x: gs.Tensor
   nodes: tuple[gs.Node, ...]
+  images: str | None = None
+  """The name of the first length of all tensors, which no step knows."""
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
@@ -66,8 +68,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
       missed = missed or Missed(node, reason)
       continue
     try:
-      return _replace(scope, steps, _order(scope, steps))
-    except _NotRowsError:
+      return _replace(scope, steps, order_of(scope, steps))
+    except NotRowsError:
       continue
   return missed
 
@@ -99,37 +101,40 @@ def _data(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
   return list({id(each): each for each in inputs}.values())
 
 
-def _order(scope: Scope, steps: Steps) -> Rows:
-  """For each row of the result its number in x. Raises _NotRowsError."""
-  *dims, width = _lengths(scope, steps.x)
-  made = [_lengths(scope, node.outputs[0]) for node in steps.nodes]
+def order_of(scope: Scope, steps: Steps) -> Rows:
+  """For each row of the result its number in x; of two images where their number has a name. Raises NotRowsError."""
+  *dims, width = lengths(scope, steps.x, steps.images)
+  made = [lengths(scope, node.outputs[0], steps.images) for node in steps.nodes]
   # What is too large is found before anything is numbered.
   if not width or not dims or any(not 0 < math.prod(shape) // width <= ROWS for shape in ([*dims, width], *made)):
-    raise _NotRowsError
+    raise NotRowsError
   if math.prod(made[-1]) // width > ORDER * max(dims[0], made[-1][0]):
-    raise _NotRowsError
+    raise NotRowsError
   found = {id(steps.x): (np.arange(math.prod(dims)).reshape(*dims, 1), len(dims))}
   for node in steps.nodes:
     given = [found[id(each)] for each in (node.inputs if node.op == "Concat" else node.inputs[:1])]
     if len({axis for _, axis in given}) != 1:
-      raise _NotRowsError
-    made_shape = _lengths(scope, node.outputs[0])
+      raise NotRowsError
+    made_shape = lengths(scope, node.outputs[0], steps.images)
     rows, axis = _moved(scope, node, [each for each, _ in given], given[0][1], made_shape, width)
     shape = [dim // width if at == axis else dim for at, dim in enumerate(made_shape)]
     if made_shape[axis] % width or rows.size != math.prod(shape) or (node.op in MOVERS and list(rows.shape) != shape):
-      raise _NotRowsError
+      raise NotRowsError
     found[id(node.outputs[0])] = rows.reshape(shape), axis
   rows, axis = found[id(steps.nodes[-1].outputs[0])]
   if axis != rows.ndim - 1:
-    raise _NotRowsError
+    raise NotRowsError
   return rows.reshape(-1)
 
 
-def _lengths(scope: Scope, tensor: gs.Tensor) -> list[int]:
-  """The shape. Raises _NotRowsError where it is not known, or has no axis."""
-  dims = [dim for dim in scope.shape(tensor) or () if isinstance(dim, int)]
+def lengths(scope: Scope, tensor: gs.Tensor, images: str | None = None) -> list[int]:
+  """The shape, 2 for a first length of the name `images`. Raises NotRowsError where it is not known, or has no axis."""
+  first, *others = scope.shape(tensor) or (None,)
+  dims = [dim for dim in (2 if images and first == images else first, *others) if isinstance(dim, int)]
+  if images and first != images:
+    raise NotRowsError
   if not dims or len(dims) != scope.rank(tensor):
-    raise _NotRowsError
+    raise NotRowsError
   return dims
 
 
@@ -138,27 +143,27 @@ def _moved(
 ) -> tuple[Rows, int]:
   """The rows after a step that makes a tensor of this shape, and their axis, which was `axis` before.
 
-  Raises _NotRowsError where the step takes rows apart.
+  Raises NotRowsError where the step takes rows apart.
   """
   rows, op, rank = given[0], scope.op(node), given[0].ndim
   if op == "Concat":
     if sum(each.size for each in given) > ROWS or (axis != rank - 1 and int(node.attrs["axis"]) % rank == axis):
-      raise _NotRowsError
+      raise NotRowsError
     joined: Rows = np.concatenate(given, int(node.attrs["axis"]))
     return joined, axis
   if op == "Transpose":
     perm = [int(each) for each in node.attrs.get("perm") or range(rank)[::-1]]
     if perm.index(axis) != axis and rows.shape[axis] != 1:
-      raise _NotRowsError
+      raise NotRowsError
     turned: Rows = rows.transpose(perm)
     return turned, perm.index(axis)
   if op == "Gather":
     along = int(node.attrs.get("axis", 0)) % rank
     indices = scope.constant(node.inputs[1], ORDER)
     if indices is None or along == axis or not _within(indices, rows.shape[along]):
-      raise _NotRowsError
+      raise NotRowsError
     if rows.size // rows.shape[along] * indices.size > ROWS:
-      raise _NotRowsError
+      raise NotRowsError
     return np.asarray(rows.take(indices, along)), axis + (indices.ndim - 1 if along < axis else 0)
   if op == "Slice":
     part: Rows = rows[_slices(scope, node, rank, axis)]
@@ -169,14 +174,14 @@ def _moved(
 def _axis_of_view(rows: Rows, axis: int, made: Sequence[int], width: int) -> int:
   """Where a view has the axis of rows: last, of any number of them, or as far from the first as it was, of one.
 
-  Raises _NotRowsError if nowhere.
+  Raises NotRowsError if nowhere.
   """
   if axis == rows.ndim - 1 and made[-1] % width == 0:
     return len(made) - 1
   before = math.prod(rows.shape[:axis])
   places = [at for at, dim in enumerate(made) if dim == width and math.prod(made[:at]) == before]
   if not places or rows.shape[axis] != 1:
-    raise _NotRowsError
+    raise NotRowsError
   return places[0]
 
 
@@ -185,22 +190,22 @@ def _within(indices: Array, size: int) -> bool:
 
 
 def _slices(scope: Scope, node: gs.Node, rank: int, rows: int) -> tuple[slice, ...]:
-  """What a Slice takes. Raises _NotRowsError where that is not known, goes backwards, or divides rows."""
+  """What a Slice takes. Raises NotRowsError where that is not known, goes backwards, or divides rows."""
   found = constant_slices(scope, node, rank)
   if found is None or rows in found:
-    raise _NotRowsError
+    raise NotRowsError
   return tuple(found.get(axis, slice(None)) for axis in range(rank))
 
 
 def _replace(scope: Scope, steps: Steps, order: Rows) -> Applied:
   last = steps.nodes[-1]
-  y, (*dims, width) = last.outputs[0], _lengths(scope, steps.x)
-  shape, rows = _lengths(scope, y), math.prod(dims)
+  y, (*dims, width) = last.outputs[0], lengths(scope, steps.x)
+  shape, rows = lengths(scope, y), math.prod(dims)
   counts = sorted({dims[0], shape[0], math.gcd(dims[0], shape[0])}, reverse=True)
-  images = next((count for count in counts if _repeats(order, count, rows)), 1)
+  images = next((count for count in counts if repeats(order, count, rows)), 1)
   one = order[: len(order) // images]
   if len(one) > ORDER:
-    raise _NotRowsError
+    raise NotRowsError
   moved = reshape(scope, last, steps.x, [images, rows // images, width])
   if not np.array_equal(one, np.arange(rows // images)):
     indices = integers(scope, [int(each) for each in one], f"{y.name}_order")
@@ -209,7 +214,7 @@ def _replace(scope: Scope, steps: Steps, order: Rows) -> Applied:
   return replaced(scope, steps.nodes, new, [y])
 
 
-def _repeats(order: Rows, images: int, rows: int) -> bool:
+def repeats(order: Rows, images: int, rows: int) -> bool:
   """Whether each of so many images is ordered alike, from its own rows."""
   if not len(order) or len(order) % images or rows % images:
     return False

@@ -83,7 +83,7 @@ def norm(scope: Scope, node: gs.Node) -> Plan | None:
     over = None if core is None else _over_last(core, rank)
   except (ProgramError, ValueError):
     return None
-  if plan is None or core is None or over is None:
+  if plan is None or core is None or over is None or "ordered" in node.attrs:
     return None
   new = Statement(core.name, core.op, core.operands, (("epsilon", core.number("epsilon")), *over.items()))
   changed = replace(program, statements=tuple(new if each is core else each for each in program.statements))

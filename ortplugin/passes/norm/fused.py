@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.facts import Scope
 from ortplugin.ops.layer_norm import NAME
 from ortplugin.passes.absorb import Core
 from ortplugin.passes.members import Member
@@ -88,6 +89,10 @@ class NormCore(Core):
   operators = (NAME,)
   called = "the norm"
   statements = ("LayerNormalization", "RMSNormalization")
+
+  def read(self, scope: Scope, node: gs.Node) -> Member | None:
+    """The node as a program; None for one that reads rows in an order, of which that says nothing."""
+    return None if "ordered" in node.attrs else super().read(scope, node)
 
   def node_of(self, first: Member, program: Program, inputs: Sequence[gs.Tensor]) -> gs.Node:
     """The node with another program."""

@@ -169,7 +169,7 @@ def _keeps_rows(node: gs.Node, rank: int, axis: int) -> bool:
   """Whether a norm is of each row."""
   try:
     core = parse(str(node.attrs.get("program", ""))).core
-    return core is not None and axis not in axes_of(core, rank)
+    return core is not None and "ordered" not in node.attrs and axis not in axes_of(core, rank)
   except (ProgramError, ValueError):
     return False
 

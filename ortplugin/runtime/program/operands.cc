@@ -390,12 +390,17 @@ std::string EmitPhaseOperands(
     if (access.is_shared() != shared) continue;
     const std::string base = "(const " + Storage(accesses[i]) + "*)a.in[" + Number(i) + "]";
     const std::string row = shared ? "" : access.is_linear() ? " + offsets.linear" : " + offsets.p" + Number(i);
-    if (access.is_scalar()) {
+    if (access.is_pieced()) {
+      const std::string piece = std::to_string(access.piece);
+      text << "    p" << i << ".load_once(" << base << " + row_in_order((row_t)offsets.p" << i << ", (int)column / "
+           << piece << ", " << access.rows << ") * " << piece << " + (int)column % " << piece << ");\n";
+    } else if (access.is_scalar()) {
       text << "    p" << i << " = (" << base << ")[0" << row << "];\n";
     } else if (shared && IsSharedVector(accesses[i])) {
       text << "    p" << i << ".load(operands.p" << i << " + column);\n";
     } else if (access.is_contiguous()) {
-      text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row << " + column);\n";
+      text << "    p" << i << (access.is_linear() || access.order != nullptr ? ".load_once" : ".load") << "(" << base
+           << row << " + column);\n";
     } else {
       text << "#pragma unroll\n    for (int j = 0; j < VECTOR; ++j)\n      p" << i << ".set(j, (" << base << row << ")["
            << EmitOffset(access.inner, inner_terms[i], "(unsigned)(column + j)", "unsigned") << "]);\n";
@@ -455,14 +460,35 @@ std::string EmitOperands(
   if (terms > 0) text << "  Term terms[" << terms << "];\n";
   text << "};\n\n";
 
+  const auto ordered =
+    std::find_if(accesses.begin(), accesses.end(), [](const Access& a) { return a.order != nullptr; });
+  if (ordered != accesses.end()) {
+    const RowOrder& order = *ordered->order;
+    text << "__device__ const unsigned " << (order.largest >> 16 == 0 ? "short" : "long long") << " order[] = {";
+    for (const int64_t row : order.rows) text << row << ",";
+    // The order is constant, so that it may come before what other kernels write.
+    text << "};\n#define AT(row) (order + (unsigned)((row) % " << order.length << ") * " << order.pieces << ")\n"
+         << "DEVICE long long row_in_order(row_t row, int piece, long long rows) {\n  return (long long)(row / "
+         << order.length << ") * rows + __ldg(AT(row) + piece);\n}\n"
+         << "DEVICE void prefetch_order(row_t row) { asm volatile(\"prefetch.global.L1 [%0];\" ::\"l\"(AT(row))); }\n";
+  } else {
+    text << "DEVICE void prefetch_order(row_t row) {}\n";
+  }
   text << "struct Offsets {\n  long long linear;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear()) text << "  long long p" << i << ";\n";
   text << "  DEVICE Offsets(const Arguments& a, row_t row) {\n    linear = (long long)row * "
           "WIDTH;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
-    if (!accesses[i].is_shared() && !accesses[i].is_linear())
-      text << "    p" << i << " = " << EmitOffset(accesses[i].outer, outer_terms[i], "row", "row_t") << ";\n";
+    if (!accesses[i].is_shared() && !accesses[i].is_linear()) {
+      const std::string offset = EmitOffset(accesses[i].outer, outer_terms[i], "row", "row_t");
+      text << "    p" << i << " = ";
+      if (accesses[i].order == nullptr || accesses[i].is_pieced())
+        text << offset << ";\n";
+      else
+        text << "row_in_order((row_t)(" << offset << "), 0, " << accesses[i].rows << ") * " << accesses[i].piece
+             << ";\n";
+    }
   text << "  }\n};\n\n";
 
   text << "struct SharedOperands {\n";

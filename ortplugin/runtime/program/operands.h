@@ -25,27 +25,37 @@ struct Term {
   }
 };
 
+// Row i of an image is rows[i * pieces], .., rows[i * pieces + pieces - 1] of the image as it lies, side by side.
+struct RowOrder {
+  std::vector<int64_t> rows;
+  int64_t length = 0, pieces = 1, largest = 0;  // rows of an image; the largest of `rows`
+  int64_t At(int64_t row, int64_t index) const { return rows[static_cast<size_t>(row % length * pieces + index)]; }
+};
+
 // Where an element is, in elements from the tensor's start: the sum of the `outer` terms of its row and of the `inner`
 // terms of its column.
 struct Access {
   DType dtype;
   int64_t width;
   std::vector<Term> outer, inner;
+  const RowOrder* order = nullptr;  // `outer` counts rows of the tensor in that order then
+  int64_t rows = 0, piece = 0;  // of an image as it lies: [rows, piece]
 
-  bool is_shared() const { return outer.empty(); }  // every row reads the same
+  bool is_shared() const { return outer.empty() && order == nullptr; }  // every row reads the same
+  bool is_pieced() const { return order != nullptr && order->pieces > 1; }
   bool is_scalar() const { return inner.empty(); }  // every column reads the same
   bool is_contiguous() const {
     return inner.size() == 1 && inner[0].divisor == 1 && inner[0].modulus == 0 && inner[0].stride == 1;
   }
   // Row r is elements [r * width, (r + 1) * width): an ordinary tensor of the full shape.
   bool is_linear() const {
-    return is_contiguous() && outer.size() == 1 && outer[0].divisor == 1 && outer[0].modulus == 0 &&
+    return order == nullptr && is_contiguous() && outer.size() == 1 && outer[0].divisor == 1 && outer[0].modulus == 0 &&
       outer[0].stride == width;
   }
-  int64_t RowOffset(int64_t row) const {
+  int64_t RowOffset(int64_t row, int64_t index = 0) const {  // of a piece of it, where it has several
     int64_t offset = 0;
     for (const Term& term : outer) offset += term.At(row);
-    return offset;
+    return order == nullptr ? offset : (offset / order->length * rows + order->At(offset, index)) * piece;
   }
   int64_t ColumnOffset(int64_t column) const {
     int64_t offset = 0;
