@@ -33,7 +33,7 @@ def _model(batch, side, channels, filters, before):
     value = f"v{number}"
   weights = rng.standard_normal((filters, 1, 1, channels)) / np.sqrt(channels)
   conv = helper.make_node("FusedConv", ["x", "w", value], ["y"], "conv", domain="ortplugin")
-  attributes = {"program": SUM, "layout": "NHWC", "kernel_shape": [1, 1]}
+  attributes = {"program": SUM, "layout": "NHWC", "kernel_shape": [1, 1], "algorithm": "fused"}
   conv.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
   image = [batch, side, side]
   given, made = ("float16", [*image, channels]), ("float16", [*image, filters])
