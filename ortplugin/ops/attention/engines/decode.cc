@@ -60,11 +60,13 @@ bool FitsDecode(const AttentionProblem& problem, bool aligned, const cuda::Devic
 
 DecodeConfig ConfigureDecode(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
   const int64_t size = std::max(problem.head_size, problem.value_size);
-  DecodeConfig config{1, size <= 128 ? 8 : 4, size <= 128 ? 2 : 1, size <= 64 ? 2 : 1};
+  DecodeConfig config{1, size <= 128 ? 8 : 4, size <= 128 ? 2 : 1, 1};
   // As many blocks as find a tile of keys for each of their warps, while multiprocessors are idle.
   while (config.cluster < 8 && config.cluster * config.warps * kKeys < problem.keys &&
     2 * Blocks(problem, config) <= device.multiprocessors)
     config.cluster *= 2;
+  // Registers for two blocks of a multiprocessor, where there are as many.
+  if (size <= 64 && Blocks(problem, config) > device.multiprocessors) config.min_blocks = 2;
   return config;
 }
 
