@@ -4,25 +4,9 @@
     c[t] = sigmoid(f) c[t-1] + sigmoid(i) tanh(g)
     h[t] = sigmoid(o) tanh(c[t])
 
-Domain `ortplugin`, version 1.
-Inputs:
-    G [T, B, D * H * 4]: of each gate the product of the inputs and both biases: the directions side by side, in each
-        the H units, of each unit the four gates in ONNX's order, i, o, f, c.
-    R [D, 4 * H, H]: as ONNX's LSTM has it, gate by gate.
-    h0, c0 [D, B, H] (both or none): the states before the first step. Default: zeros.
-Outputs:
-    Y [T, B, D * H]: h of each step, the directions side by side.
-    Y_h, Y_c [D, B, H] (none, the first or both): the states after the last step.
-Attributes:
-    `hidden_size` (int, required): H; on a GPU up to 4096.
-    `dtype` (string, required): of all tensors: "float16", "bfloat16" or "float".
-    `direction` (string): "forward" (default), "reverse" or "bidirectional", as ONNX's; D is 2 in the last.
-    `batch_first` (int): 1: G is [B, T, D * H * 4] and Y [B, T, D * H]. Default 0.
-    `allow_tf32` (0 or 1): FusedConv's.
-The batch may have several axes in G and Y, of which states have the product: [T, B0, B1, .., D * H * 4], and with
-    `batch_first` T stands behind the first of them, [B0, T, B1, .., D * H * 4].
-Sums, gates and c are float32; h is rounded to the dtype where it is multiplied and written; with TF32 h and R are
-    rounded to its 10 bits of mantissa where they are multiplied.
+Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
+Inputs: G, of each gate the product of the inputs and both biases, R, and h0 and c0 or neither. Outputs: Y, h of each
+    step, and none, the first or both of Y_h and Y_c.
 Errors: another dtype, an attribute that is none of these, shapes that do not fit each other.
 """
 
