@@ -14,10 +14,8 @@ Optional attributes `ordered`, `order`, `image` (ints): the inputs whose numbers
     Each is [N, rows, c] and stands for [N, *image, k * c], in which row i of an image is its rows order[i * k], ..,
     order[i * k + k - 1] side by side. `image` is the length of `order` where it is absent, k what its product leaves
     of that length. The norm is over the last axis alone then, axis=-1.
-Inputs: one for each of the program's parameters, in order; float16, bfloat16, float, double or bool as declared. The
-    prologue's inputs broadcast to S as in ONNX; every other input must broadcast to S.
-Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
-Reductions run in float32, in float64 for double. Other arithmetic likewise.
+Inputs and outputs: the program's parameters and results, of the dtypes declared there; every output has the shape S.
+    The prologue's inputs broadcast to S as in ONNX; every other input must broadcast to S.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
     declared, shapes that do not broadcast, an axis out of range, groups that do not divide theirs, more than two runs
     of axes.

@@ -4,11 +4,8 @@
 
 Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds no core operator.
-Inputs: one for each of the program's parameters (1 to 32), in order, of the dtypes declared there. They broadcast to
-    each other as in ONNX, whatever their ranks.
-Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S, also
-    where a result needs only some of the inputs.
-Arithmetic of floating dtypes runs in float32, in float64 for double; integers compute in their own dtype and wrap.
+Inputs and outputs: the program's parameters (1 to 32) and results (1 to 16), of the dtypes declared there; every output
+    has the shape S.
 Errors: an invalid program, one with a core operator, another number of inputs or outputs than the program has, an input
     of another dtype than declared, shapes that do not broadcast.
 """
