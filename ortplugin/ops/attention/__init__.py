@@ -2,7 +2,7 @@
 
     Y[b, h, i] = sum over j of softmax(scale Q[b, h, i] . K[b, g(h), j] + mask[b, h, i, j])[j] V[b, g(h), j]
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full, and the attributes; layout.py the layouts.
+docs/operators.md has the meaning in full, and the attributes; layout.py the layouts.
 Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators none),
     cos and sin with `rotary`, past_key and past_value. Outputs: Y, and present_key and present_value where there is a
     past: all four or none.
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType, show
 from ortplugin.ops.attention import reference as numpy_reference
 from ortplugin.ops.attention.attributes import Attention, attributes_of, given_inputs
@@ -127,7 +126,7 @@ def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[Te
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
   """
@@ -178,8 +177,6 @@ def scores_of(attention: Attention) -> numpy_reference.Scores:
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="attention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -3,7 +3,7 @@
     c[n, m, o] = sum over i and k of X[n, i, o * stride + k * dilation - begin] * W[m, i, k]
     outs       = program(c, operands)             bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
     the convolution, to which every operand must broadcast.
@@ -41,7 +41,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
   then done in float.

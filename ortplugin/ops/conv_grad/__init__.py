@@ -3,9 +3,9 @@
     dZ = program(params)                      the gradient of the convolution's value, of the shape S
     dX = the gradient of X                    dW = that of W                    dB = that of the bias: dZ summed
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the sums. A bare convolution has
-the program `(T dz) => (T dz) {}`. W is as in FusedConv and FusedConvTranspose; what auto_pad or output_shape would say
-stands in `pads`.
+docs/operators.md has the meaning in full; reference.py the sums. A bare convolution has the program
+`(T dz) => (T dz) {}`. W is as in FusedConv and FusedConvTranspose; what auto_pad or output_shape would say stands in
+`pads`.
 Inputs: X and W, as `operands` says, then one for each parameter of the program; X and W have a floating dtype.
 Outputs: those of `gradients`, in order, then the program's results after the first, which have the shape S. dX has
     the shape and dtype of X, dW the shape of W, dB the shape [M].
@@ -104,7 +104,7 @@ def _last(array: Array, gradient: Gradient) -> Array:
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   gradient = gradient_of(node)
   prefix = f"{node.output[0]}/unfused"
   count = len(gradient.operands)

@@ -3,7 +3,7 @@
     c[n, m, i] = sum over j, o and k with o * stride + k * dilation - begin = i of X[n, j, o] * W[j, m, k]
     outs       = program(c, operands)             bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Inputs, outputs and errors: FusedConv's; pads that leave nothing of the result are one, too. S is in the output layout,
     and operands broadcast to it in the layout.
 """
@@ -43,7 +43,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
   bfloat16: it is then done in float.

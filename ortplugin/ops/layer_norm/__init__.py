@@ -8,7 +8,6 @@
 mean and var (biased, of the squared deviations) are taken over the axes that docs/programs.md says, with groups over
 each of their parts.
 
-Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
 Optional attributes `ordered`, `order`, `image` (ints): the inputs whose numbers `ordered` holds are read in an order.
     Each is [N, rows, c] and stands for [N, *image, k * c], in which row i of an image is its rows order[i * k], ..,
@@ -82,7 +81,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   program = program_of(node)
   ordered, order = order_of(node, program)
   builder, inputs = Builder(opset, f"{node.output[0]}/ordered"), list(node.input)

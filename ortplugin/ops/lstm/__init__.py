@@ -4,7 +4,7 @@
     c[t] = sigmoid(f) c[t-1] + sigmoid(i) tanh(g)
     h[t] = sigmoid(o) tanh(c[t])
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
+docs/operators.md has the meaning in full.
 Inputs: G, of each gate the product of the inputs and both biases, R, and h0 and c0 or neither. Outputs: Y, h of each
     step, and none, the first or both of Y_h and Y_c.
 Errors: another dtype, an attribute that is none of these, shapes that do not fit each other.
@@ -22,7 +22,6 @@ from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import LARGEST
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType, show
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -117,7 +116,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   ONNX's LSTM in float32, whose W selects each gate's element of G; Casts, Transposes and a Reshape around it.
   """
@@ -171,8 +170,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="the recurrence of an LSTM whose products of the inputs are there already",
   infer_shapes=infer_shapes,
   decompose=decompose,

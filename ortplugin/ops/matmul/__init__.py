@@ -3,7 +3,7 @@
     c[.., n] = sum over k of A[.., k] * B[k, n]
     outs     = program(c, operands)               bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
+docs/operators.md has the meaning in full.
 Inputs: A [.., K] of one dimension or more, B [K, N], [N, K] with `trans_b`, then one operand for each of the program's
     parameters but the first, in order, of the dtypes declared.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape [.., N].
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape, TensorType, show
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv.algorithms import variants_of
@@ -65,7 +64,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 there is no bfloat16.)
   """
@@ -99,8 +98,6 @@ def device_variants(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a matrix product with bias, activation, residual and whatever else is pointwise",
   infer_shapes=infer_shapes,
   decompose=decompose,

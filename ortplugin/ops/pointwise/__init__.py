@@ -2,7 +2,6 @@
 
     outs[i] = program(ins[broadcast(i)])            for every index i of S, the shape that all inputs broadcast to
 
-Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds no core operator.
 Inputs and outputs: the program's parameters (1 to 32) and results (1 to 16), of the dtypes declared there; every output
     has the shape S.
@@ -44,7 +43,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused")
 
 

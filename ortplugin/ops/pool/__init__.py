@@ -3,7 +3,7 @@
     Y[n, c, o] = max or mean over k of X[n, c, o * stride + k * dilation - begin]         windows
     Y[n, c, 0] = max or mean over i of X[n, c, i]                                        global
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Input: X, of 1 to 3 spatial dimensions; Output: Y, of X's dtype.
 Errors: attributes that contradict each other or the shape, a kernel that is larger by more, another dtype, and with
     windows a spatial dimension of 0 elements of a batch that has images.
@@ -174,7 +174,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output name.
+  """The node as standard ONNX.
 
   The operator of ONNX, with Transposes around it in NHWC; a global kind in NHWC is a reduction. ONNX's pooling has
   bfloat16 from opset 22 on, and MaxPool int8 and uint8 from 12. Raises ModelError for a dilated average before 19.

@@ -3,7 +3,7 @@
     Y[n, c, o] = X[n, c, nearest(at(o))]                                  nearest
     Y[n, c, o] = (1 - w) X[n, c, i] + w X[n, c, i + 1], i + w = at(o)      linear, one spatial axis after the other
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Input: X, of 1 to 3 spatial dimensions; Output: Y, of X's dtype.
 Errors: attributes that contradict each other or the shape, `sizes` for a spatial dimension of 0 elements, another
     dtype.
@@ -136,7 +136,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output name.
+  """The node as standard ONNX.
 
   ONNX's Resize, with Transposes around it in NHWC; it has bfloat16 from opset 13 on.
   """

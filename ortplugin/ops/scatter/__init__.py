@@ -4,7 +4,7 @@
     ScatterElements(data, indices, updates)    ONNX's: out[i, .., indices[i, j], .., k] = fold(.., updates[i, j, k])
     UpdateSlice(data, updates, starts)         out[.., start : start + step * n : step, ..] = updates, n elements of it
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Errors: attributes, dtypes and shapes other than there; on the CPU an index out of range.
 """
 
@@ -140,7 +140,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx, under the same output name.
+  """The node as standard ONNX.
 
   Standard scatters leave it open which of several updates of one element stays; ONNX Runtime's CPU provider takes
   the last one. Raises ModelError below opset 11 (of ScatterElements without a reduction, 9), and for a reduction that

@@ -5,7 +5,6 @@
 
 So are the gradients of what broadcasts: lerp's dx = SumTo((1 - w) dout) beside dy = w dout, a bias's SumTo(dout).
 
-Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds at least one SumTo and no other core operator. Nothing follows
     a SumTo but one Cast, whose value is a result.
 Inputs and outputs: the program's parameters (1 to 32) and results (1 to 16), of the dtypes declared there. A SumTo has
@@ -115,7 +114,7 @@ def summed_shape(whole: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
 
 

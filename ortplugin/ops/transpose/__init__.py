@@ -2,7 +2,7 @@
 
     y = Transpose(x[starts[0] : ends[0], starts[1] : ends[1], ..])
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
+docs/operators.md has the meaning in full.
 Errors: a `perm` that is no permutation of x's axes, another number of starts or ends, another dtype.
 """
 
@@ -78,7 +78,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later): a Slice where it cuts, a Transpose."""
+  """The node as standard ONNX: a Slice where it cuts, a Transpose."""
   transposition = attributes_of(node)
   b = Builder(opset, f"{node.output[0]}/unfused")
   x, integer = node.input[0], np.dtype(np.int64)
