@@ -3,15 +3,13 @@
 from ortplugin.graph.messages import walk_graphs
 
 NEXT, BACK, STEP = "\x01", "\x02", "\x03"  # inside an archive: the next number; so many back; so many from the last
-NODE = "n"
 
 
-def unpack_names(proto):
-  """Gives values and nodes the names that they had before they were packed."""
+def unpack_names(proto, named):
+  """Gives values the names that they had before they were packed, and nodes where they were `named`."""
   count = last = 0
-  for place, node in enumerate(_nodes(proto)):
-    if node.name == NEXT:
-      node.name = f"{NODE}{place}"
+  for place, node in enumerate(_nodes(proto) if named else ()):
+    node.name = f"n{place}"
 
   def used(name):
     nonlocal count

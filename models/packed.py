@@ -1,11 +1,13 @@
 """The exported models of tests/data and what is said of them, compressed: exporters write the same again and again.
 
 The programs that wrote and packed them, with the exporters of PyTorch, Keras, scikit-learn and Paddle, are
-models/export_tiny.py, models/architectures and models/packed.py of commit a96253484c94.
+models/export_tiny.py, models/architectures and models/packed.py of commit a96253484c94. Since then the archive is a
+line of JSON, {path: bytes}, before the files, and names of nodes, which are all alike, are not in it.
 """
 
+import bz2
+import json
 import math
-import tarfile
 import zlib
 from pathlib import Path
 
@@ -16,20 +18,20 @@ import onnx.numpy_helper
 from models.names import unpack_names
 from ortplugin.graph.messages import walk_tensors
 
-ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.bz2"
-MANY = "architectures/"
+ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.bz2"
+MANY = "architectures/"  # models without names of nodes
 
 
 def unpack(folder, many=False):
   """Writes every file to `folder`, "lerp/<name>.onnx" into its own; of those of many architectures all or none."""
-  with tarfile.open(ARCHIVE) as archive:
-    for member in archive:
-      if member.name.startswith(MANY) != many:
+  with bz2.open(ARCHIVE) as archive:
+    for name, size in json.loads(archive.readline()).items():
+      data = archive.read(size)
+      if name.startswith(MANY) != many:
         continue
-      data = archive.extractfile(member)
-      path = folder / member.name.removeprefix(MANY)
+      path = folder / name.removeprefix(MANY)
       path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(_whole(data.read()) if path.suffix == ".onnx" else data.read())
+      path.write_bytes(_whole(data, named=not many) if path.suffix == ".onnx" else data)
 
 
 WEIGHTS = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
@@ -51,9 +53,9 @@ def _made(tensor, ends):
   return values.reshape(shape)
 
 
-def _whole(data):
+def _whole(data, named):
   proto = onnx.ModelProto.FromString(data)
-  unpack_names(proto)
+  unpack_names(proto, named)
   for tensor, _ in walk_tensors(proto):
     if tensor.data_type in WEIGHTS and math.prod(tensor.dims) >= 8:  # fewer are factors and limits
       _fill(tensor)

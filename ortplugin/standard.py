@@ -1,9 +1,8 @@
 """`ortplugin.session`: a session with the model in the operators that are fastest there.
 
-ONNX Runtime's CPU provider keeps images in blocks of channels from one convolution to the next. Operators of ours have
-no such layout and stand in between, so that in a session without a GPU convolutions in float, and what surrounds them,
-are put back into standard ONNX. So are matrix products in float, whose weights its own put in order once. Scatters and
-gradients, in which ours are the faster ones, stay.
+In a session without a GPU convolutions in float, and what surrounds them, are put back into standard ONNX, which keeps
+images in blocks of channels from one convolution to the next. So are matrix products in float, whose weights its own
+put in order once. Scatters and gradients, in which ours are the faster ones, stay.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ if there are dynamic dimensions, and the user's. On CUDA, sessions that are comp
 of fp32 products to 10 bits would hide errors; sessions that are timed run as a user's would.
 
 On CUDA each case comes a second time with its values shifted, and after the plain runs the model is captured in a CUDA
-graph and replayed on both (replays.py). A model with float32 weights is replayed with TF32 too, which has kernels of
-its own. It must then give what the same session gives without a graph, and that must be the original's values without
-TF32, within the tolerance of TF32 or as far as the original's own values with TF32 are from them. So must what a plain
-session with TF32 gives where the model can't be captured.
+graph and replayed on both (replays.py), with TF32 too where it has float32 weights: docs/architecture.md says what must
+agree with what.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ class Operator:
   infer_shapes: Callable[[onnx.NodeProto, Sequence[TensorType]], list[TensorType]]
   """(node, inputs) -> outputs"""
   decompose: Callable[[onnx.NodeProto, int], list[onnx.NodeProto]]
-  """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
+  """(node, opset of ai.onnx, 11 or later) -> the same in standard ONNX, reading and writing the same names"""
   reference: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]]
   """(node, inputs) -> outputs, computed in float64"""
   domain: str = DOMAIN

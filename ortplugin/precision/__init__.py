@@ -1,12 +1,4 @@
-"""`--precision`: the dtype in which a model's floating operators compute.
-
-    fp16, bf16   float32 becomes float16 or bfloat16 where that is safe; see roles.py for what stays, and why
-    fp32         float16 and bfloat16 become float32
-    tf32         float32 stays; convolutions on the GPU may round their factors to TF32's 10 bits
-
-double stays as it is. The operators that stay in float32 get a Cast at each border, one for each value, and none where
-two of them meet.
-"""
+"""`--precision`: the dtype in which a model's floating operators compute (docs/precision.md)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,11 +1,7 @@
 """Which operators stay in float32, and why.
 
-cost       a sum of many numbers, an exponential, a power: its result may lie beyond the dtype, or says nothing in it
-chain      what reads such a result, until an operator bounds it (Softmax, Tanh, a norm, ...); measured activations
-           (`--inputs`) tell better
-exact      what lies between integers and what cares about their last bit (positions and their sines)
-constant   an initializer that the dtype does not hold
-schema     the operator does not exist in the dtype, at this opset or in ONNX Runtime's CUDA provider
+docs/precision.md has the reasons: cost (results that outgrow their inputs), chain (what reads such results), exact
+(positions), constant, and schema (operators that lack the dtype).
 """
 
 from __future__ import annotations

@@ -66,21 +66,13 @@ PLAIN, TF32, GRAPH, GRAPH_TF32 = "plain", "TF32", "graph", "graph, TF32"  # how 
 
 @dataclass(frozen=True)
 class OutputComparison:
-  """One output of the optimized model against the original's.
-
-  Attributes:
-      name: of the output.
-      passed: whether it agrees within the tolerance of its dtype.
-      max_abs_error: the largest |optimized - original| where both are finite; None if it is not numeric.
-      max_rel_error: the largest |optimized - original| / |original| where the original is not zero; None likewise.
-      message: why it failed, or a remark; empty otherwise.
-  """
+  """One output of the optimized model against the original's."""
 
   name: str
-  passed: bool
-  max_abs_error: float | None = None
-  max_rel_error: float | None = None
-  message: str = ""
+  passed: bool  # within the tolerance of its dtype
+  max_abs_error: float | None = None  # the largest |optimized - original| where both are finite
+  max_rel_error: float | None = None  # the largest |optimized - original| / |original| where the original is not zero
+  message: str = ""  # why it failed, or a remark
 
 
 @dataclass(frozen=True)
@@ -120,9 +112,9 @@ class ProviderVerification:
 
   provider: str
   inputs: tuple[InputComparison, ...]
-  skipped: str = ""  # why nothing was compared here; empty if it was
-  replays: int = 0  # of CUDA graphs, all of whose outputs were compared
-  graph_skipped: str = ""  # why no graph was replayed, or on some inputs only; empty off CUDA
+  skipped: str = ""
+  replays: int = 0  # all of whose outputs were compared
+  graph_skipped: str = ""  # empty off CUDA
   notes: tuple[str, ...] = ()  # what a user should know besides
   timings: tuple[Timing, ...] = ()  # in each mode in which both ran; of CUDA graphs first
 
@@ -154,19 +146,12 @@ class ProviderVerification:
 
 @dataclass(frozen=True)
 class TunedNode:
-  """What was measured for one node.
+  """What was measured for one node."""
 
-  Attributes:
-      node: its label.
-      choice: the candidate that stands there now; "" names the node as it was.
-      microseconds: candidate to the time of one run; None where it could not be measured, or was wrong.
-      wrong: candidates that were fastest, but whose outputs are not those of the node as it was.
-  """
-
-  node: str
-  choice: str
-  microseconds: dict[str, float | None]
-  wrong: tuple[str, ...] = ()
+  node: str  # its label
+  choice: str  # the candidate that stands there now
+  microseconds: dict[str, float | None]  # of one run; None also where it was wrong
+  wrong: tuple[str, ...] = ()  # of the fastest
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,8 @@
 """Maxima and minima of NaN, which ONNX leaves open: what is compared where ONNX Runtime's providers disagree.
 
-Ours propagate NaN, as ONNX Runtime's Max, Min, Clip and Relu do, and as its pools do on CUDA (cuDNN
-is told to). On its CPU provider (1.31.1) a NaN in a pool or a scatter is the result of comparisons that are false:
-
-    MaxPool, GlobalMaxPool of [nan, 1, 2]: 2; of NaN alone: -3.4e38; the first with its indices, too: nan
-    ReduceMax, ReduceMin of [nan, 1, 2]: nan; of [1, nan, 2]: 2 and 1; of longer ones, as their axis lies in memory
-    ScatterND, ScatterElements with max or min: the update where data is NaN, NaN where the update is
-
-So a model whose values hang on it is judged in a form in which these operators propagate NaN:
+docs/operators.md has what ONNX Runtime's CPU provider makes of a NaN in a pool or a scatter. ReduceMin is as ReduceMax;
+of more elements, both depend on how their axis lies in memory. So a model whose values hang on it is judged in a form
+in which these operators propagate NaN:
 
     y = pool(x) * r / r,    r = 1 - pool(1 where x is NaN, else 0)
 

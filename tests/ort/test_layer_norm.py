@@ -216,7 +216,7 @@ WRONG = {
       "must be numbers of inputs", shapes=((2, 3, 4),), attributes=dict(zip(ORDER, given, strict=False))
     )
     for i, given in enumerate(
-      (([0],), ([], [0]), ([1], [0]), ([-1], [0]), ([0], [0, 1, 2], [2]), ([0], [0], [-1, -1]), ([0], [-1]))
+      (([0],), (None, [0]), ([1], [0]), ([-1], [0]), ([0], [0, 1, 2], [2]), ([0], [0], [-1, -1]), ([0], [-1]))
     )
   },
   "a row too far": wrong("with more rows than 3", shapes=((2, 3, 4),), attributes={"ordered": [0], "order": [0, 3]}),

@@ -1,47 +1,13 @@
 """FusedAttention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie.
 
-    s[b, h, i, j] = scale * sum over d of Q[b, h, i, d] K[b, g(h), j, d]        g(h) = h div (heads / kv_heads)
-    s             = softcap * tanh(s / softcap)                                 where softcap > 0
-    s             = s + mask[b, h, i, j], or -inf where the mask is false
-    s             = -inf                                                        where query i does not see key j
-    Y[b, h, i, e] = sum over j of softmax(s)[b, h, i, j] V[b, g(h), j, e]
+    Y[b, h, i] = sum over j of softmax(scale Q[b, h, i] . K[b, g(h), j] + mask[b, h, i, j])[j] V[b, g(h), j]
 
-with a cache K and V are the rows of past, then the new ones: present_key = Concat(past_key, K), and so for V; and with
-rotary position embeddings of Q and of the new rows of K in front where `rotary` says so: of a row x at position i
-
-    x[m], x[n] = x[m] cos[i, p] - x[n] sin[i, p], x[n] cos[i, p] + x[m] sin[i, p]           for each pair p
-
-Domain `ortplugin`, version 1.
+docs/operators.md has the meaning in full, and the attributes; layout.py the layouts.
 Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators none),
-    cos and sin, with `rotary`, and past_key and past_value. Outputs: Y, and present_key and present_value where there
-    is a past: all four or none.
-Attributes:
-    `qkv_dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
-    `mask_dtype` (string; required with a mask, absent without): "bool", "float" or that dtype.
-    `allow_tf32` (0 or 1): FusedConv's.
-    `heads`, `kv_heads` (int, required): the heads of Q, and of K and V; heads is a multiple of kv_heads.
-    `scale` (float, default 1), `softcap` (float, default 0: none).
-    `causal` (string): query i sees every key ("none", default), the keys j <= i ("upper_left"), or the keys
-        j <= i + T - S, of S queries and T keys ("lower_right").
-    `window` (int, default 0: none): and of those only the last `window` ones, j > i - window or i + T - S - window. Not
-        with causal "none".
-    `masked_rows` (string): a row in which every s is -inf is NaN ("nan", default), as Softmax has it, or 0 ("zero").
-    `rotary` (string): "none" (default); of R / 2 pairs, "half": p and p + R / 2, or "interleaved": 2 p and 2 p + 1. The
-        first R elements of a head are rotated.
-    `rotary_dtype` (string, default `qkv_dtype`; only with `rotary`): of cos and sin, "float" or `qkv_dtype`.
-    `q_layout`, `k_layout`, `v_layout`, `y_layout` (string, default "b h s d"): how the tensor lies; see layout.py.
-    `past_layout` (string, default "b h s d", only with a past): the same of past_key, past_value, present_key and
-        present_value, of which each is a whole tensor.
+    cos and sin with `rotary`, past_key and past_value. Outputs: Y, and present_key and present_value where there is a
+    past: all four or none.
 Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. Those of the past have b, heads and d of K and V,
-    and one s, which may be 0; T counts all keys, past and new. The mask broadcasts to [b, heads, S, T] and has at
-    most four dimensions. Head sizes, d of K and d of V, are from 1 to 256. cos and sin are [S, R / 2], [1, S, R / 2] or
-    [b, S, R / 2], R from 2 to d of K, and K has S rows too.
-What is rotated is computed in float32, double for double, and rounded to the dtype before the product.
-Scores, softmax and sums are float32, double for double. Of float16 and bfloat16, softmax(s) is rounded to that dtype
-    before the second product; with TF32 so are Q, K, V and softmax(s) to its 10 bits of mantissa.
-Without keys (T = 0) Y is 0, whatever `masked_rows` says: the sum over nothing, as in ONNX.
-Left open: whether NaN and infinities of V show in a row whose softmax(s) is 0 there. Kernels leave out what is not
-    seen.
+    and one s.
 """
 
 from collections.abc import Sequence
@@ -52,7 +18,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType, show
 from ortplugin.ops.attention import reference as numpy_reference
 from ortplugin.ops.attention.attributes import Attention, attributes_of, given_inputs
@@ -161,7 +126,7 @@ def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[Te
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
   """
@@ -212,8 +177,6 @@ def scores_of(attention: Attention) -> numpy_reference.Scores:
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="attention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -1,13 +1,7 @@
 """How the tensors of an attention lie, as text in einops' notation: "b s (1/3 h d)".
 
-A layout names the axes of a tensor in their order, apart by spaces. An axis is one atom, or a product of atoms in
-parentheses, of which the last one runs fastest. Atoms:
-
-    b, s, h, d     batch, sequence, heads and head size; each exactly once
-    h:16/24        the heads from 16 on of a tensor that has 24 along this axis
-    1/3            an axis of length 3, of which index 1 is taken
-
-In a product there is at most one of b, s and d: its size is that of the axis over those of the heads and of the i/n.
+docs/operators.md says what a layout is. In a product there is at most one of b, s and d: its size is that of the axis
+over those of the heads and of the i/n.
 """
 
 import math

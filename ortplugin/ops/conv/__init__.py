@@ -3,23 +3,10 @@
     c[n, m, o] = sum over i and k of X[n, i, o * stride + k * dilation - begin] * W[m, i, k]
     outs       = program(c, operands)             bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
-Attributes:
-    `program` (string, required): docs/programs.md, without core operator. Its first parameter is the convolution's
-        value c; its dtype, float16, bfloat16, float or double, is also that of X and W. c is not rounded before.
-    `auto_pad`, `dilations`, `group`, `kernel_shape`, `pads`, `strides`: as ONNX's Conv has them, with its defaults.
-    `layout` (string): "NCHW" (default) or "NHWC", channels first or last for 1, 2 or 3 spatial dimensions:
-        X [N, C, spatial..], W [M, C/group, spatial..], Y [N, M, spatial..], or
-        X [N, spatial.., C], W [M, spatial.., C/group], Y [N, spatial.., M]; then `kernel_shape` must be given.
-    `input_layout` (string): the layout of X, by default `layout`; or "NCHW" beside the layout NHWC.
-    `allow_tf32` (0 or 1): whether a GPU may round the factors of float products to TF32; absent: as the session says.
-    `algorithm` (string): "auto" (default), or what `--tune` found: on CUDA only; it changes rounding alone.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
-    the convolution, in its layout, also where a result needs only some operands. Every operand must broadcast to S, in
-    that layout: a bias is [M, 1, 1] in NCHW and [M] in NHWC, for two spatial dimensions.
-Sums accumulate in float32, in float64 for double. Beyond X lie zeros; where an element of W is not finite, what it
-    makes of them is left open.
+    the convolution, to which every operand must broadcast.
 Errors: an invalid program or one with a core operator, attributes that contradict each other or the shapes, channels
     that the groups do not divide or that X and W disagree on, a kernel larger than the padded input, another number of
     inputs or outputs than the program has, an input of another dtype than declared, an operand that does not broadcast.
@@ -54,7 +41,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
   then done in float.

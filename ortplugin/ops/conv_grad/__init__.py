@@ -3,29 +3,12 @@
     dZ = program(params)                      the gradient of the convolution's value, of the shape S
     dX = the gradient of X                    dW = that of W                    dB = that of the bias: dZ summed
 
-For Y = Relu(Conv(X, W) + B) the program is `(T dy, T y) => (T dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }`, for a
-bare convolution `(T dz) => (T dz) {}`. reference.py has the sums.
-
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full.
-Attributes:
-    `program` (string): docs/programs.md, without core operators. The first result is dZ, in T, the dtype of X and W.
-    `gradients` (string): which of "dX", "dW", "dB" and "dZ" are wanted, in this order, separated by spaces.
-    `operands` (string): which of "X" and "W" are given, in this order. dX needs W; dW needs X.
-    `transposed`: 1 for the gradients of a ConvTranspose (default 0).
-    `layout`: "NCHW" (default) or "NHWC", as in FusedConv: W is [M, C/group, k..] or [M, k.., C/group], and for a
-        ConvTranspose [C, M/group, k..] or [C, k.., M/group].
-    `group` (1), `strides` (ones), `dilations` (ones), `pads` (zeros; begins, then ends), `kernel_shape` (required):
-        as ONNX's. What auto_pad or output_shape would say stands in `pads`.
-    `output_padding` (zeros): read where X is not given: how much larger (smaller, if transposed) X's spatial sizes
-        are than those from which a ConvTranspose (Conv) of dZ alone would be made; 0 where the strides divide.
-    `weight_dtype` (string): the dtype of dW and dB; T by default, "float" to keep what is accumulated.
-    `allow_tf32` (0): float32 products may be rounded to TF32 on a GPU.
-    `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW; never changes results beyond rounding.
-Inputs: X and W, as `operands` says, then one for each parameter of the program. Those broadcast to S, the shape of the
-    convolution's value; floating dtypes only for X and W.
+docs/operators.md has the meaning in full; reference.py the sums. A bare convolution has the program
+`(T dz) => (T dz) {}`. W is as in FusedConv and FusedConvTranspose; what auto_pad or output_shape would say stands in
+`pads`.
+Inputs: X and W, as `operands` says, then one for each parameter of the program; X and W have a floating dtype.
 Outputs: those of `gradients`, in order, then the program's results after the first, which have the shape S. dX has
     the shape and dtype of X, dW the shape of W, dB the shape [M].
-Sums accumulate in float32, in float64 for double, in an order that depends on the shapes and the device alone.
 Errors: an invalid program or attribute, another number of inputs or outputs than they say, shapes or dtypes that do not
     fit each other.
 """
@@ -121,7 +104,7 @@ def _last(array: Array, gradient: Gradient) -> Array:
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   gradient = gradient_of(node)
   prefix = f"{node.output[0]}/unfused"
   count = len(gradient.operands)

@@ -3,18 +3,9 @@
     c[n, m, i] = sum over j, o and k with o * stride + k * dilation - begin = i of X[n, j, o] * W[j, m, k]
     outs       = program(c, operands)             bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
-Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
-Attributes: `program`, `layout`, `allow_tf32` and `algorithm` as FusedConv has them, those of ONNX's ConvTranspose,
-    with its defaults: `auto_pad`, `dilations`, `group`, `kernel_shape`, `output_padding`, `output_shape` (the spatial
-    sizes), `pads`, `strides`. In the layout "NCHW" X is [N, C, spatial..], W [C, M/group, spatial..] and the result
-    [N, M, spatial..]; in "NHWC" X is [N, spatial.., C], W [C, spatial.., M/group] and the result [N, spatial.., M], and
-    `kernel_shape` must be given. And `output_layout` (string), the layout of every output, by default `layout`, or
-    "NCHW" beside the layout NHWC.
-Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
-    the transposed convolution, in the output layout. Every operand must broadcast to S in the layout.
-Sums accumulate in float32, in float64 for double. No output is read before it is written.
-Errors: as FusedConv's; pads that leave nothing of the result.
+docs/operators.md has the meaning in full; reference.py the formula.
+Inputs, outputs and errors: FusedConv's; pads that leave nothing of the result are one, too. S is in the output layout,
+    and operands broadcast to it in the layout.
 """
 
 from collections.abc import Sequence
@@ -52,7 +43,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
   bfloat16: it is then done in float.

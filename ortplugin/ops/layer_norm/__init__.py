@@ -8,16 +8,13 @@
 mean and var (biased, of the squared deviations) are taken over the axes that docs/programs.md says, with groups over
 each of their parts.
 
-Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
 Optional attributes `ordered`, `order`, `image` (ints): the inputs whose numbers `ordered` holds are read in an order.
     Each is [N, rows, c] and stands for [N, *image, k * c], in which row i of an image is its rows order[i * k], ..,
     order[i * k + k - 1] side by side. `image` is the length of `order` where it is absent, k what its product leaves
     of that length. The norm is over the last axis alone then, axis=-1.
-Inputs: one for each of the program's parameters, in order; float16, bfloat16, float, double or bool as declared. The
-    prologue's inputs broadcast to S as in ONNX; every other input must broadcast to S.
-Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
-Reductions run in float32, in float64 for double. Other arithmetic likewise.
+Inputs and outputs: the program's parameters and results, of the dtypes declared there; every output has the shape S.
+    The prologue's inputs broadcast to S as in ONNX; every other input must broadcast to S.
 Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
     declared, shapes that do not broadcast, an axis out of range, groups that do not divide theirs, more than two runs
     of axes.
@@ -84,7 +81,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   program = program_of(node)
   ordered, order = order_of(node, program)
   builder, inputs = Builder(opset, f"{node.output[0]}/ordered"), list(node.input)

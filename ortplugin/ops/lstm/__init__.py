@@ -4,25 +4,9 @@
     c[t] = sigmoid(f) c[t-1] + sigmoid(i) tanh(g)
     h[t] = sigmoid(o) tanh(c[t])
 
-Domain `ortplugin`, version 1.
-Inputs:
-    G [T, B, D * H * 4]: of each gate the product of the inputs and both biases: the directions side by side, in each
-        the H units, of each unit the four gates in ONNX's order, i, o, f, c.
-    R [D, 4 * H, H]: as ONNX's LSTM has it, gate by gate.
-    h0, c0 [D, B, H] (both or none): the states before the first step. Default: zeros.
-Outputs:
-    Y [T, B, D * H]: h of each step, the directions side by side.
-    Y_h, Y_c [D, B, H] (none, the first or both): the states after the last step.
-Attributes:
-    `hidden_size` (int, required): H; on a GPU up to 4096.
-    `dtype` (string, required): of all tensors: "float16", "bfloat16" or "float".
-    `direction` (string): "forward" (default), "reverse" or "bidirectional", as ONNX's; D is 2 in the last.
-    `batch_first` (int): 1: G is [B, T, D * H * 4] and Y [B, T, D * H]. Default 0.
-    `allow_tf32` (0 or 1): FusedConv's.
-The batch may have several axes in G and Y, of which states have the product: [T, B0, B1, .., D * H * 4], and with
-    `batch_first` T stands behind the first of them, [B0, T, B1, .., D * H * 4].
-Sums, gates and c are float32; h is rounded to the dtype where it is multiplied and written; with TF32 h and R are
-    rounded to its 10 bits of mantissa where they are multiplied.
+docs/operators.md has the meaning in full.
+Inputs: G, of each gate the product of the inputs and both biases, R, and h0 and c0 or neither. Outputs: Y, h of each
+    step, and none, the first or both of Y_h and Y_c.
 Errors: another dtype, an attribute that is none of these, shapes that do not fit each other.
 """
 
@@ -38,7 +22,6 @@ from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import LARGEST
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType, show
 from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
@@ -133,7 +116,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   ONNX's LSTM in float32, whose W selects each gate's element of G; Casts, Transposes and a Reshape around it.
   """
@@ -187,8 +170,6 @@ def reference(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="the recurrence of an LSTM whose products of the inputs are there already",
   infer_shapes=infer_shapes,
   decompose=decompose,

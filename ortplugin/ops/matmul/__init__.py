@@ -3,22 +3,11 @@
     c[.., n] = sum over k of A[.., k] * B[k, n]
     outs     = program(c, operands)               bias, activation, residual: whatever the program says
 
-Domain `ortplugin`, version 1.
-Inputs: A [.., K] of one dimension or more, B [K, N], then one operand for each of the program's parameters but the
-    first, in order, of the dtypes declared.
-Attributes:
-    `program` (string, required): docs/programs.md, without core operator. Its first parameter is the product's value c;
-        its dtype, float16, bfloat16, float or double, is also that of A and B. The value is not rounded before the
-        program sees it. A product with nothing after it has `(float c) => (float c) {}`.
-    `trans_b` (0, default, or 1): B is [N, K], as linear layers store their weights.
-    `allow_tf32` (0 or 1): FusedConv's.
-    `algorithm` (string): FusedConv's, but for "shuffle": "auto" (default), or what `--tune` found.
-Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape [.., N],
-    to which every operand must broadcast.
-Sums accumulate in float32, in float64 for double; of nothing (K = 0) they are 0.
-Errors: an invalid program or one with a core operator, B of other than two dimensions, A and B that disagree on K,
-    another number of inputs or outputs than the program has, an input of another dtype than declared, an operand that
-    does not broadcast.
+docs/operators.md has the meaning in full.
+Inputs: A [.., K] of one dimension or more, B [K, N], [N, K] with `trans_b`, then one operand for each of the program's
+    parameters but the first, in order, of the dtypes declared.
+Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape [.., N].
+Errors: FusedConv's of a program and its operands; B of other than two dimensions, A and B that disagree on K.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +18,6 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape, TensorType, show
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv.algorithms import variants_of
@@ -76,7 +64,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+  """The node as standard ONNX.
 
   A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 there is no bfloat16.)
   """
@@ -110,8 +98,6 @@ def device_variants(
 
 OPERATOR = Operator(
   name=NAME,
-  domain=DOMAIN,
-  version=1,
   summary="a matrix product with bias, activation, residual and whatever else is pointwise",
   infer_shapes=infer_shapes,
   decompose=decompose,

@@ -2,13 +2,9 @@
 
     outs[i] = program(ins[broadcast(i)])            for every index i of S, the shape that all inputs broadcast to
 
-Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds no core operator.
-Inputs: one for each of the program's parameters (1 to 32), in order, of the dtypes declared there. They broadcast to
-    each other as in ONNX, whatever their ranks.
-Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S, also
-    where a result needs only some of the inputs.
-Arithmetic of floating dtypes runs in float32, in float64 for double; integers compute in their own dtype and wrap.
+Inputs and outputs: the program's parameters (1 to 32) and results (1 to 16), of the dtypes declared there; every output
+    has the shape S.
 Errors: an invalid program, one with a core operator, another number of inputs or outputs than the program has, an input
     of another dtype than declared, shapes that do not broadcast.
 """
@@ -47,7 +43,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused")
 
 

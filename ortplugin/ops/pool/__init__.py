@@ -3,21 +3,10 @@
     Y[n, c, o] = max or mean over k of X[n, c, o * stride + k * dilation - begin]         windows
     Y[n, c, 0] = max or mean over i of X[n, c, i]                                        global
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Input: X, of 1 to 3 spatial dimensions; Output: Y, of X's dtype.
-Attributes:
-    `kind` (string, required): "max", "average", "global_average" or "global_max".
-    `layout` (string): "NCHW" (default) or "NHWC": X [N, C, spatial..] or [N, spatial.., C], and so Y.
-    `kernel_shape` (required), `strides`, `dilations`, `pads`, `auto_pad`, `ceil_mode`, and of an average
-        `count_include_pad`: as ONNX's MaxPool and AveragePool have them, in ONNX's order, with its defaults; none of
-        them with a global kind.
-Dtypes: float16, bfloat16, float, double; of a maximum also int8 and uint8. Sums accumulate in float32, in float64 for
-    double.
-A window without any element has the lowest value, -inf, as its maximum and the average 0; so has an image without any,
-    of a global kind, as ONNX Runtime's ReduceMax and ReduceMean have it.
 Errors: attributes that contradict each other or the shape, a kernel that is larger by more, another dtype, and with
-    windows a spatial dimension of 0 elements. The batch and the channels may be 0, and where the batch is, the spatial
-    dimensions.
+    windows a spatial dimension of 0 elements of a batch that has images.
 """
 
 from collections.abc import Sequence
@@ -185,7 +174,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output name.
+  """The node as standard ONNX.
 
   The operator of ONNX, with Transposes around it in NHWC; a global kind in NHWC is a reduction. ONNX's pooling has
   bfloat16 from opset 22 on, and MaxPool int8 and uint8 from 12. Raises ModelError for a dilated average before 19.

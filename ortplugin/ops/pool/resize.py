@@ -3,19 +3,10 @@
     Y[n, c, o] = X[n, c, nearest(at(o))]                                  nearest
     Y[n, c, o] = (1 - w) X[n, c, i] + w X[n, c, i + 1], i + w = at(o)      linear, one spatial axis after the other
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
+docs/operators.md has the meaning in full; reference.py the formula.
 Input: X, of 1 to 3 spatial dimensions; Output: Y, of X's dtype.
-Attributes, as ONNX's Resize has them, but for the spatial dimensions alone and constant:
-    `mode` (string): "nearest" (default) or "linear".
-    `coordinate_transformation_mode` (string): "half_pixel" (default), "pytorch_half_pixel", "asymmetric" or
-        "align_corners".
-    `nearest_mode` (string): "round_prefer_floor" (default), "round_prefer_ceil", "floor" or "ceil".
-    `sizes` (ints) or `scales` (floats), one of the two: Y's spatial sizes, or what X's are multiplied by.
-    `layout` (string): "NCHW" (default) or "NHWC": X [N, C, spatial..] or [N, spatial.., C], and so Y.
-Dtypes: float16, bfloat16, float, double; of the nearest elements also int8, uint8 and int32.
-at(o) is computed in float32, in the order of ONNX's formula; linear arithmetic runs in float32, in float64 for double.
 Errors: attributes that contradict each other or the shape, `sizes` for a spatial dimension of 0 elements, another
-    dtype. Any dimension of X may be 0, and a small scale may leave no elements: then Y is empty.
+    dtype.
 """
 
 import math
@@ -145,7 +136,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output name.
+  """The node as standard ONNX.
 
   ONNX's Resize, with Transposes around it in NHWC; it has bfloat16 from opset 13 on.
   """

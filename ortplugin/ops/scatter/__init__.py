@@ -4,19 +4,8 @@
     ScatterElements(data, indices, updates)    ONNX's: out[i, .., indices[i, j], .., k] = fold(.., updates[i, j, k])
     UpdateSlice(data, updates, starts)         out[.., start : start + step * n : step, ..] = updates, n elements of it
 
-Domain `ortplugin`, version 1. docs/operators.md has the meaning in full; reference.py the formula.
-Inputs: data and updates have one dtype, any of a fixed size, and one of ARITHMETIC with a reduction. indices int64, of
-    ScatterElements also int32, there broadcasting to updates' shape; starts int64 [len(axes)] or a scalar for one axis.
-Attributes of ScatterND and ScatterElements:
-    reduction      "none" (default), "add", "mul", "min" or "max"
-    algorithm      "auto" (default), "sequential", "parallel" or "sorting": the form of the CUDA kernel
-    unique         1: the model's maker vouches that no element is updated twice; default 0
-    deterministic  0: floating sums and products may be taken in any order; default 1: in the order of the updates
-    axis           of ScatterElements; default 0
-Attributes of UpdateSlice:
-    axes           required; distinct, counted from the front
-    steps          as many, none of them 0; default all 1
-Errors: attributes, dtypes and shapes other than these; on the CPU an index out of range.
+docs/operators.md has the meaning in full; reference.py the formula.
+Errors: attributes, dtypes and shapes other than there; on the CPU an index out of range.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -151,7 +140,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx, under the same output name.
+  """The node as standard ONNX.
 
   Standard scatters leave it open which of several updates of one element stays; ONNX Runtime's CPU provider takes
   the last one. Raises ModelError below opset 11 (of ScatterElements without a reduction, 9), and for a reduction that

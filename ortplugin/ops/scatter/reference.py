@@ -3,10 +3,7 @@
     out = data
     for k in 0 .. count - 1:    out[target(k)] = fold(out[target(k)], update(k))
 
-fold is `update` without a reduction, so that of several updates of one element the last one stays, and otherwise sum,
-product, minimum or maximum. Sums and products of float16 and bfloat16 run in float32 and are rounded once, at the end;
-those of float and double run in their own dtype; integers wrap. minimum and maximum are IEEE 754's: NaN if either is
-NaN (the positive quiet one without payload), and -0 is less than +0, so that no order matters.
+fold is `update` without a reduction, otherwise sum, product, minimum or maximum, as docs/operators.md has them.
 
 Every function takes `skip_invalid`: what a GPU does with an index that is out of range, which is to leave that update
 out. Otherwise it raises ValueError, as the CPU kernel does.

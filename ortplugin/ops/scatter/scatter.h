@@ -1,13 +1,8 @@
 // ScatterND, ScatterElements and UpdateSlice: a tensor with some of its elements written over or combined with updates.
-// The specification is in ortplugin/ops/scatter/__init__.py.
+// The specification is in docs/operators.md.
 //
 // All three come down to one form (ScatterShape): the updates are `units` in order, each a run of `width` consecutive
-// elements that goes to one of the tensor's slots of that width. The same on every provider and in every form:
-//   - without a reduction the last unit of a slot wins;
-//   - add and mul fold a slot's units in order, starting from data: float16 and bfloat16 in float, rounded once at the
-//     end, integers modulo 2^bits;
-//   - min and max are IEEE 754-2019's minimum and maximum: a NaN in either gives a NaN (0x7fc00000 in float, 0x7e00 in
-//     float16, ...), and -0 is less than +0.
+// elements that goes to one of the tensor's slots of that width.
 #pragma once
 
 #include <memory>

@@ -19,16 +19,10 @@ struct ScatterChoice {
   bool atomic;  // kWrite: units are combined atomically
 };
 
-// The rule, from sizes, dtype and attributes (ScatterAlgorithm names a family of forms):
-//   - sequential up to 64 units, with the copy in the same kernel; in place, or after a copy, up to 256 units, and
-//   where
-//     sorting would be the alternative up to 2048 units of 512 bytes, 1024 of 4 KiB or 512 of more: one launch that
-//     looks for duplicates among all units;
-//   - otherwise parallel where units can't meet (unique), where order does not matter (integers, min, max,
-//     deterministic=0), or without a reduction: then the last unit of each slot is found with a table of all slots,
-//     and where these are no more than four for each unit they fetch their units, copying what has none;
-//   - sorting for floating sums and products, and where that table would be out of proportion.
-// Throws Error where the attributes ask for what would not be deterministic.
+// The rule of docs/operators.md, from sizes, dtype and attributes (ScatterAlgorithm names a family of forms). Where
+// slots are no more than four for each unit they fetch their units, copying what has none. Sorting also where the
+// table that finds the last unit of each slot would be out of proportion. Throws Error where the attributes ask for
+// what would not be deterministic.
 ScatterChoice ChooseScatter(
   const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape, bool in_place);
 

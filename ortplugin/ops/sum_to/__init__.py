@@ -5,15 +5,12 @@
 
 So are the gradients of what broadcasts: lerp's dx = SumTo((1 - w) dout) beside dy = w dout, a bias's SumTo(dout).
 
-Domain `ortplugin`, version 1.
 Attribute: `program` (string), docs/programs.md; it holds at least one SumTo and no other core operator. Nothing follows
     a SumTo but one Cast, whose value is a result.
-Inputs: one for each of the program's parameters (1 to 32), in order, of the dtypes declared there. They broadcast to
-    each other as in ONNX, whatever their ranks.
-Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there. A SumTo has what its
-    axes leave of S: length 1 with keepdims=1, nothing with keepdims=0. Every other result has the shape S.
-Sums of no elements are 0. Floating sums accumulate in float32, in float64 for double, in an order that depends on the
-    shapes and the device alone: equal inputs give equal bits. Sums of integers wrap.
+Inputs and outputs: the program's parameters (1 to 32) and results (1 to 16), of the dtypes declared there. A SumTo has
+    what its axes leave of S, every other result the shape S.
+Sums of no elements are 0. Floating sums have an order that depends on the shapes and the device alone: equal inputs
+    give equal bits.
 Errors: an invalid program, one without SumTo or with a normalisation, a SumTo that is computed with, an axis beyond the
     rank of S, another number of inputs or outputs than the program has, an input of another dtype than declared, shapes
     that do not broadcast.
@@ -117,7 +114,7 @@ def summed_shape(whole: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+  """The node as standard ONNX."""
   return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
 
 

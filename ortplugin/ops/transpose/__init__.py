@@ -2,12 +2,7 @@
 
     y = Transpose(x[starts[0] : ends[0], starts[1] : ends[1], ..])
 
-Domain `ortplugin`, version 1.
-Input: x, of 1 to 16 axes and any dtype of a fixed size; Output: y, of x's dtype. The very bits are copied.
-Attributes:
-    `perm` (ints, required): Transpose's: axis i of y is axis perm[i] of x.
-    `starts`, `ends` (ints): both or none, a number for each axis of x. They are Slice's, of steps of 1: negative ones
-        count from the end, and beyond an end of the axis they mean that end. Default: all of x.
+docs/operators.md has the meaning in full.
 Errors: a `perm` that is no permutation of x's axes, another number of starts or ends, another dtype.
 """
 
@@ -83,7 +78,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-  """The node as standard ONNX at this opset of the domain ai.onnx (11 or later): a Slice where it cuts, a Transpose."""
+  """The node as standard ONNX: a Slice where it cuts, a Transpose."""
   transposition = attributes_of(node)
   b = Builder(opset, f"{node.output[0]}/unfused")
   x, integer = node.input[0], np.dtype(np.int64)

@@ -2,9 +2,7 @@
 
     y = MatMul(Softmax(scale * MatMul(q, k^T) + mask), v)     becomes     y = FusedAttention(Q, K, V, mask)
 
-A walk from the second product back to the first (scores.py) finds scale, softcap and masks; a constant triangle becomes
-causal (masks.py). From q, k and v it goes on over views (views.py) to the tensors that the projections wrote and says
-how these lie there (layouts.py); from y likewise forwards. The scores stay in float32 inside, so that the result may
+docs/architecture.md has the way from the second product back. The scores stay in float32 inside, so that the result may
 differ from the original's by what that rounds on the way. PyTorch's Where(IsNaN(p), 0, p) is taken for what it is
 written for: rows that are masked whole are 0.
 

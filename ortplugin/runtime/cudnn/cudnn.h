@@ -108,14 +108,10 @@ struct Found {
   std::string refusal;  // then why, for a report
 };
 
-// The first plan that can be built and whose workspace is at most `workspace_limit` bytes: what cuDNN's heuristics A, B
-// and fallback propose, in this order, but last what may give other bits in every run and, only without an epilogue,
-// cuDNN's reference engine, which is tens of times slower. Engines that accumulate in less than fp32, or that round
-// fp32 operands without allow_tf32, or with which a NaN spreads to elements that do not see it, are left out, and, with
-// an epilogue, those known to be slower than the convolution and the epilogue apart. Plans with an identity come first
-// where they are known to be faster, else not at all. With `text`, only that plan. Kept for the process: equal
-// questions, from any thread and whatever their programs' names, have one answer that is worked out once; plans are not
-// undone.
+// The first plan that can be built and whose workspace is at most `workspace_limit` bytes, in the order that
+// docs/architecture.md has ("Convolutions on cuDNN"); last of all, only without an epilogue, cuDNN's reference engine,
+// which is tens of times slower. With `text`, only that plan. Kept for the process: equal questions, from any thread
+// and whatever their programs' names, have one answer that is worked out once.
 // Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
 Found FindPlan(
   const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text = nullptr);

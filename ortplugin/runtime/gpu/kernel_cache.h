@@ -19,10 +19,9 @@ struct KernelKey {
 // Returns the machine code (a cubin) of `key`: from memory, else from disk, else from `compile`, which is called at
 // most once per key in this process however many threads ask (the others wait; if it throws, all of them get its
 // exception and the next request tries again). What `compile` returns is written to disk: under a unique temporary name
-// in the same folder, fsync, then rename. A truncated, altered or foreign entry is a miss and is replaced. The folder
-// is $ORTPLUGIN_CACHE_DIR, else $XDG_CACHE_HOME/ortplugin, else $HOME/.cache/ortplugin; it is created 0700 and must
-// belong to this user and be closed to others; an empty ORTPLUGIN_CACHE_DIR turns the disk off. Where the folder can't
-// be used, `warn` gets one message per process, naming folder and reason, and the cache lives in memory only.
+// in the same folder, fsync, then rename. A truncated, altered or foreign entry is a miss and is replaced.
+// docs/deploy.md says which folder it is; where that can't be used, `warn` gets one message per process, naming folder
+// and reason.
 std::shared_ptr<const std::string> CachedKernel(const KernelKey& key, const std::function<std::string()>& compile,
   const std::function<void(const std::string&)>& warn);
 

@@ -1,7 +1,6 @@
-// FusedConv on the CPU: ONNX Runtime's own Conv, which takes a bias, a residual and an activation along where the
-// program begins with them, then the rest of the program, in place on what Conv has written where a result has its
-// dtype. Conv exists for float: 16-bit floats are converted to it, and a convolution of doubles is a MatMul of the
-// weights with the pixels under each tap of the kernel.
+// FusedConv on the CPU, as docs/operators.md says: ONNX Runtime's own Conv, then the rest of the program, in place
+// where a result has its dtype. A convolution of doubles is a MatMul of the weights with the pixels under each tap of
+// the kernel.
 #include <algorithm>
 #include <cstring>
 #include <map>

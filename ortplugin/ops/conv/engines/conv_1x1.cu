@@ -1,8 +1,7 @@
 // y[p, m] = program(sum over c of x[p, c] w[m, c]): a pointwise (1x1) convolution
 // y[q, m] = program(sum over c of x[p, c] w[c, m]) for the pixel q = p stride, program(0) for those between: transposed
 //
-// The text in front of this one is generated for the node at hand (conv_1x1.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores.
+// Before this text comes what engine.h says, and wgmma.cuh.
 //
 // A memory-bound GEMM as a persistent kernel. Each block keeps the weights of BLOCK_N filters in shared memory for as
 // long as it lives. Each of its warpgroups works for itself: it takes tiles of TILE_M pixels, copies them TILE_K

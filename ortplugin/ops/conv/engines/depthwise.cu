@@ -1,8 +1,7 @@
 // y[n, p, q, m] = program(sum over r, s of w[m, r, s] x[n, p STRIDE_H + r DILATION_H - PAD_TOP,
 //                                                       q STRIDE_W + s DILATION_W - PAD_LEFT, m / MULTIPLIER])
 //
-// The text in front of this one is generated for the node at hand (depthwise.cc, engine.cc): the sizes as macros,
-// the operands and `apply`, the program.
+// Before this text comes what engine.h says.
 //
 // A thread makes VECTOR channels of TILE_H x TILE_W pixels and reads its part of the image straight from memory: what
 // neighbouring tiles share comes from the L1 cache. A block has LANES such threads along the channels, whose weights

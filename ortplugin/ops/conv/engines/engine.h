@@ -10,6 +10,9 @@
 //
 //   loaded.Launch(device, stream, addresses.data(), addresses.size());
 //
+// What comes before the text of name.cu is generated for the node at hand (name.cc, engine.cc): the sizes as macros,
+// the operands and `apply`, which is the program.
+//
 // Kernels wait for the kernel before them (griddepcontrol.wait) before they write, and before they read anything but
 // weights that are `constant_weights`. The only exception is the table of tile schedulers that conv_1x1.cu keeps in its
 // module. They need no workspace and give the same bits in every run.

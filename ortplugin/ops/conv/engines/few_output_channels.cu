@@ -1,8 +1,7 @@
 // y[n, p, q, m] = program(sum over c, and over o, r, v, s with o STRIDE_H + r - PAD_TOP = p and v STRIDE_W + s -
 //                         PAD_LEFT = q, of x[n, o, v, c] w[c, r, s, m])
 //
-// The text in front of this one is generated for the node at hand (few_output_channels.cc, engine.cc): the sizes as
-// macros, the operands and `apply`, which is the program.
+// Before this text comes what engine.h says.
 //
 // The result is made in patches of STRIDE_H x STRIDE_W pixels. All elements of patch (i, j), the pixels p and q with
 // (p + PAD_TOP) / STRIDE_H = i and (q + PAD_LEFT) / STRIDE_W = j, meet the same pixels of x: row i and the TAPS_H - 1

@@ -1,9 +1,7 @@
 // y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1;
 // each group has tiles of its own
 //
-// The text in front of this one is generated for the node at hand (gemm.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program; what wgmma.cuh has for Hopper's tensor cores, tma.cuh for its copies and
-// gemm_epilogue.cuh for what becomes of sums.
+// Before this text comes what engine.h says, and wgmma.cuh, tma.cuh and gemm_epilogue.cuh.
 //
 // A persistent, warp-specialized GEMM. Two warps of a block are producers: they copy K tiles of x and w into a ring of
 // STAGES, by TMA with the 128-byte swizzle, which rounds fp32 to TF32. The CONSUMERS warpgroups before them multiply,

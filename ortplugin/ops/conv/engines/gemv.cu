@@ -1,7 +1,6 @@
 // y[n, m] = program(sum over c of w[m, c] x[n, c])
 //
-// The text in front of this one is generated for the node at hand (gemv.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program.
+// Before this text comes what engine.h says.
 //
 // LANES threads side by side share a row of the weights and ROWS rows of x. Each sums its part; then they exchange sums
 // until each of ROWS threads has a whole one.

@@ -1,8 +1,7 @@
 // y[n, p, q, m] = program(sum over r, s, c of w[m, r, s, c] x[n, p STRIDE_H + r DILATION_H - PAD_TOP, v, g + c]),
 // v = q STRIDE_W + s DILATION_W - PAD_LEFT, g = m / GROUP_FILTERS * GROUP_CHANNELS
 //
-// The text in front of this one is generated for the node at hand (grouped.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, the program.
+// Before this text comes what engine.h says.
 //
 // An implicit GEMM for each group, M = pixels, N = filters, K = taps and octets of channels: 16 bytes, OCTET elements,
 // eight or in fp32, whose products are TF32's, four. MERGED narrow groups make

@@ -1,8 +1,7 @@
 // y[n, m, p] = program(sum over c of w[m, c] x[n, c, p]): a pointwise (1x1) convolution with channels first, of few
 // channels and filters, on pixels that lie side by side.
 //
-// The text in front of this one is generated for the node at hand (nchw.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program. Its rows are this convolution's filters, its columns the pixels.
+// Before this text comes what engine.h says. Its rows are this convolution's filters, its columns the pixels.
 //
 // Memory-bound: a thread reads VECTOR pixels of each channel once and makes all filters of them. The weights are
 // broadcast from shared memory.

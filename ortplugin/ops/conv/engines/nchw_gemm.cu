@@ -1,8 +1,7 @@
 // y[n, m, p] = program(sum over c of w[m, c] x[n, c, p]): a pointwise (1x1) convolution with channels first, as one
 // product of an image: the weights [m, c] by the image [c, p], in place of an image that is transposed.
 //
-// The text in front of this one is generated for the node at hand (nchw.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program; what wgmma.cuh, tma.cuh and gemm_epilogue.cuh have. Its rows are this
+// Before this text comes what engine.h says, and wgmma.cuh, tma.cuh and gemm_epilogue.cuh. Its rows are this
 // convolution's filters, its columns the pixels.
 //
 // A block has a tile of TILE_M filters and TILE_N pixels of an image, whose channels TMA copies all at once, with zeros

@@ -1,9 +1,8 @@
 // y[n, i STRIDE_H + k - PAD_TOP, j STRIDE_W + l - PAD_LEFT, m] = program(p[n, i, j, k, l, m]), program(0) elsewhere
 //
-// The text in front of this one is generated for the node at hand (pixel_shuffle.cc, engine.cc): the sizes as macros,
-// the operands and `apply`, which is the program. KERNEL_H <= STRIDE_H and KERNEL_W <= STRIDE_W, so each pixel of the
-// result has at most one element of P. A thread has PARTS vectors of channels, THREADS apart, and loads all before it
-// stores one.
+// Before this text comes what engine.h says. KERNEL_H <= STRIDE_H and KERNEL_W <= STRIDE_W, so each pixel of the result
+// has at most one element of P. A thread has PARTS vectors of channels, THREADS apart, and loads all before it stores
+// one.
 
 #define VECTORS (FILTERS / VECTOR)  // of a pixel
 

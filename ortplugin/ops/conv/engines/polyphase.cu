@@ -1,8 +1,7 @@
 // y[q, m] = program(sum over taps and c of x[p, c] w[c, tap, m]), q = p stride + tap dilation - pad: a transposed
 // convolution with a stride
 //
-// The text in front of this one is generated for the node at hand (polyphase.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores.
+// Before this text comes what engine.h says, and wgmma.cuh.
 //
 // A persistent kernel. The pixels of y that lie a stride apart, a phase, meet the same taps: each phase is a
 // convolution of stride 1. A block makes tiles of TILE_M pixels and TILE_N filters of one phase. Its warpgroups,

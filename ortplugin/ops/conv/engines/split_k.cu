@@ -1,7 +1,6 @@
 // y[p, m] = program(sum over taps and c of x[p at tap, c] w[m, tap, c])
 //
-// The text in front of this one is generated for the node at hand (split_k.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores, and cluster.cuh.
+// Before this text comes what engine.h says, and wgmma.cuh and cluster.cuh.
 //
 // An implicit GEMM with split K: it keeps all multiprocessors at work where tiles are few, and long sums do not wait
 // for memory step after step. A cluster of SPLIT_K blocks makes a tile of TILE_M pixels and TILE_N filters. Each of its

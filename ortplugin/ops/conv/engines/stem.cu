@@ -1,8 +1,7 @@
 // y[n, p, q, m] = program(sum over r, s, c of w[m, r, s, c] x[n, p STRIDE_H + r - PAD_TOP, v, c]),
 // v = q STRIDE_W + s - PAD_LEFT
 //
-// The text in front of this one is generated for the node at hand (stem.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, the program.
+// Before this text comes what engine.h says.
 //
 // An implicit GEMM on tensor cores, M = pixels, N = filters. The image stands in shared memory as it lies in memory, in
 // lines: a row of pixels, or with CHANNELS_FIRST a row of one channel. In each line a pixel of the result meets RUN

@@ -31,7 +31,6 @@ def graph(nodes, inputs, made, width=8):
 
 
 CASES = {  # nodes, inputs, shape of y, what it becomes, which operands are in order
-  "behind": (f"{AFTER}  y = Gather<axis = 1>(n, order)", ROWS, "2,6,8", [], [0]),
   "behind, between views": (
       f"{AFTER}  a = Reshape(n, flat)  b = Gather<axis = 1>(a, order)  y = Reshape(b, image)", X, "2,3,2,8",
       ["Reshape", "Reshape"], [0]),
