@@ -17,8 +17,8 @@ SCALE = 8 if SAMPLING else 1  # a sample's few times tell no smaller leak
 RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever for
 
 # (mode, times, those of a sample, bytes that may stay allocated each time). Measured: 0.3, -81 to 11, 90 to 190, and
-# 153. heaptrack finds that sessions lose nothing: what is left there is how malloc divides its chunks. ONNX Runtime 1.31 does not free the
-# status of a shape inference that refuses its node, 120 bytes.
+# 153. heaptrack finds that sessions lose nothing: what is left there is how malloc divides its chunks. ONNX Runtime
+# 1.31 does not free the status of a shape inference that refuses its node, 120 bytes.
 LIMITS = [
   ("runs", 10_000, 800, 16), ("failed", 10_000, 2_000, 64), ("sessions", 1_000, 80, 400), ("refused", 1_000, 80, 400)
 ]  # fmt: skip
