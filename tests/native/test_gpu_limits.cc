@@ -79,7 +79,7 @@ void TestEngines() {
     for (const Contraction& problem : problems) {
       const std::string name = std::to_string(problem.channels) + " to " + ToString(problem.result()) + " of " +
         std::to_string(problem.rows().kernel);
-      if (!test::IsTaken(std::string(gpu.name) + NameOf(problem.dtype()), name, 24)) continue;
+      if (!test::IsTaken(std::string(gpu.name) + NameOf(problem.dtype()), name)) continue;
       const auto kernel = FindEngineKernel(programs.at(problem.dtype()), problem, gpu.facts, false);
       if (!kernel) continue;
       ++met[kernel->entry];
