@@ -63,7 +63,7 @@ inline ortplugin::Program ProgramOf(const ConvCase& conv_case) {
 template <typename Check>
 void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
   bool (*fits)(const ortplugin::Program&, const Contraction&, const ortplugin::cuda::DeviceFacts&), const Check& check,
-  int every = 10) {
+  int every = 6) {
   for (const ConvCase& conv_case : cases) {
     const ortplugin::Program program = ProgramOf(conv_case);
     CHECK(fits(program, conv_case.problem, device) == device.has_wgmma());
