@@ -18,6 +18,7 @@ Beyond graphsurgeon's own attributes:
                       Before IR version 4 all were inputs and none could be overridden: there they are Constants
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -100,7 +101,7 @@ def lighten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.Ten
   overridable = {each.name for each in model.graph.input}
   weights = {}
   for tensor in model.graph.initializer:
-    is_heavy = tensor.HasField("raw_data") and int(np.prod(tensor.dims, dtype=object)) >= WEIGHT_ELEMENTS
+    is_heavy = tensor.HasField("raw_data") and math.prod(tensor.dims) >= WEIGHT_ELEMENTS
     if is_heavy and tensor.name not in overridable:
       weights[tensor.name] = tensor
       copy_fields(tensor, light.graph.initializer.add(), leave_out="raw_data")
@@ -192,7 +193,7 @@ def _constant(tensor: onnx.TensorProto) -> gs.Constant:
   # Filled by hand: LazyValues' own constructor refuses dtypes that NumPy lacks.
   values = LazyValues.__new__(LazyValues)
   values.tensor, values.shape, values.dtype = tensor, tuple(tensor.dims), numpy_dtype(tensor.data_type)
-  values.nbytes = 0 if values.dtype is None else int(np.prod(values.shape, dtype=object)) * values.dtype.itemsize
+  values.nbytes = 0 if values.dtype is None else math.prod(values.shape) * values.dtype.itemsize
   constant = gs.Constant(tensor.name, values)
   constant.imported = values
   return constant
@@ -275,9 +276,10 @@ def all_graphs(graph: gs.Graph) -> Iterator[gs.Graph]:
   """The graph, then every graph in its nodes' attributes, outer before inner, in order."""
   yield graph
   for node in graph.nodes:
-    for value in node.attrs.values():
-      if isinstance(value, gs.Graph):
-        yield from all_graphs(value)
+    if node.attrs:
+      for value in node.attrs.values():
+        if isinstance(value, gs.Graph):
+          yield from all_graphs(value)
 
 
 def constants_of(graph: gs.Graph) -> dict[str, gs.Constant]:

@@ -1,5 +1,6 @@
 """What is known of one graph's values, and the order of its nodes: all that passes ask and the one way they edit."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,14 +33,17 @@ class Scope:
   Nodes stay in topological order throughout. `flush` writes them back to the graph.
   """
 
-  def __init__(self, graph: gs.Graph, functions: frozenset[tuple[str, str]], names: "_Names") -> None:
+  def __init__(
+    self, graph: gs.Graph, within: Sequence[gs.Graph], functions: frozenset[tuple[str, str]], names: "_Names"
+  ) -> None:
+    """`within`: the graph and the bodies in it."""
     self.graph = graph
     self.opset: int = graph.opset or 0
     self._functions = functions
     self._names = names
     self.slots: list[gs.Node | None] = list(graph.nodes)
     self.position = {id(node): index for index, node in enumerate(graph.nodes)}
-    self._outputs = {id(tensor) for each in all_graphs(graph) for tensor in each.outputs}
+    self._outputs = {id(tensor) for each in within for tensor in each.outputs}
     # What graph/lengths.py found since the last edit. It keeps tensors: another could have the id of one.
     self.lengths: dict[tuple[int, int], tuple[gs.Tensor, Any]] = {}
 
@@ -50,12 +54,15 @@ class Scope:
 
     '' for a local function's call, and for a node that is not as its operator is defined (graph/malformed.py).
     """
-    domain = "" if node.domain is None or node.domain in DEFAULT_DOMAINS else node.domain
-    if (domain, node.op) in self._functions:
+    op: str = node.op
+    domain = node.domain or ""
+    if domain in DEFAULT_DOMAINS:
+      domain = ""
+    if self._functions and (domain, op) in self._functions:
       return ""
     if domain:
-      return f"{domain}::{node.op}"
-    return "" if is_malformed(node, self.opset) else str(node.op)
+      return f"{domain}::{op}"
+    return "" if is_malformed(node, self.opset) else op
 
   def producer(self, tensor: gs.Tensor, *operators: str) -> gs.Node | None:
     """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value.
@@ -274,8 +281,9 @@ class _Names:
 def scopes(graph: gs.Graph) -> Iterator[Scope]:
   """A Scope for the graph and for every body in it, outer before inner; each is flushed when left."""
   functions, names = local_functions(graph), _Names(graph)
-  for each in list(all_graphs(graph)):
-    scope = Scope(each, functions, names)
+  graphs = list(all_graphs(graph))
+  for each in graphs:
+    scope = Scope(each, graphs if each is graph else list(all_graphs(each)), functions, names)
     yield scope
     scope.flush()
 
@@ -296,7 +304,7 @@ def _detach(node: gs.Node) -> None:
 def value_of(constant: gs.Constant, elements: int) -> Array | None:
   """What a Constant of at most so many elements holds; None for a larger one. gs.Constant.values would decode it."""
   values = constant._values
-  if values.dtype is None or int(np.prod(values.shape, dtype=object)) > elements:
+  if values.dtype is None or math.prod(values.shape) > elements:
     return None
   if not isinstance(values, LazyValues):
     return np.asarray(values)

@@ -76,6 +76,8 @@ def _differ(a: Dim, b: Dim) -> bool:
 
 
 def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
+  if proto.op_type not in OPERATORS:
+    return False
   # An attribute that a local function takes from its call may have any value.
   named = {each.name for each in proto.attribute if each.ref_attr_name}
   given = {each.name: helper.get_attribute_value(each) for each in proto.attribute if not each.ref_attr_name}

@@ -219,14 +219,14 @@ def _skeleton(graph: gs.Graph, target: onnx.GraphProto, certainty: Certainty, gi
         target.value_info.append(value_info(tensor))
     if given is not None:
       known = [tensor for tensor in node.outputs if tensor.name and tensor.dtype is not None]
-      infos.update({id(tensor): value_info(_as_known(tensor, certainty, given)) for tensor in known})
+      infos.update({id(tensor): _described(tensor, certainty.shape(tensor, given)) for tensor in known})
       target.value_info.extend(infos[id(tensor)] for tensor in known if id(tensor) not in outputs)
   # What is known of an output stands there alone: beside a value_info onnx leaves one of the two as it was.
   target.output.extend(infos.get(id(tensor), onnx.ValueInfoProto(name=tensor.name)) for tensor in graph.outputs)
 
 
-def _as_known(tensor: gs.Tensor, certainty: Certainty, level: int) -> gs.Tensor:
-  return gs.Variable(tensor.name, tensor.dtype, certainty.shape(tensor, level))
+def _described(tensor: gs.Tensor, shape: Shape | None) -> onnx.ValueInfoProto:
+  return helper.make_tensor_value_info(tensor.name, helper.np_dtype_to_tensor_dtype(tensor.dtype), shape)
 
 
 def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:
@@ -238,8 +238,7 @@ def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:
       target.initializer.append(proto)
       target.initializer[-1].name = tensor.name
       return
-  info = value_info(gs.Variable(tensor.name, tensor.dtype, tuple(tensor.shape)))
-  target.value_info.append(info)
+  target.value_info.append(_described(tensor, tuple(tensor.shape)))
 
 
 def _merge(graph: gs.Graph, inferred: onnx.GraphProto, names: _Names, certainty: Certainty, with_known: bool) -> None:

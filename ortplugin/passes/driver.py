@@ -59,10 +59,13 @@ class RulePass:
     while True:
       before = len(changes)
       misses: list[NearMiss] = []
-      index = 0
-      while index < len(scope.slots) and (limit is None or len(changes) < limit):
-        node = scope.slots[index]
-        outcome = self.rule(scope, node) if node is not None else None
+      index, slots, rule = 0, scope.slots, self.rule
+      while index < len(slots) and (limit is None or len(changes) < limit):
+        node = slots[index]
+        outcome = rule(scope, node) if node is not None else None
+        if outcome is None:
+          index += 1
+          continue
         if isinstance(outcome, Applied):
           scope.lengths.clear()  # the rule may have set shapes
           result = label(outcome.node) if outcome.node is not None else ""
@@ -72,7 +75,7 @@ class RulePass:
           # The node that stands there now is looked at next: it may take in more.
           index = scope.position[id(outcome.node)] if outcome.node is not None else index + 1
           continue
-        for missed in outcome if isinstance(outcome, list) else [outcome] if outcome else []:
+        for missed in outcome if isinstance(outcome, list) else [outcome]:
           misses.append(missed.near_miss(self.name))
         index += 1
       if len(changes) == before or (limit is not None and len(changes) >= limit):

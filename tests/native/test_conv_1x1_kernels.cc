@@ -39,7 +39,7 @@ std::vector<ConvCase> Cases() {
 }  // namespace
 
 void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
-  ForEachCase(Cases(), device, FitsConv1x1, [&](const Program& program, const Contraction& problem) {
+  const auto check = [&](const Program& program, const Contraction& problem) {
     const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
     const cuda::LaunchShape launch = Conv1x1Launch(problem, config, device);
     const std::string source = Conv1x1Source(program, problem, config);
@@ -51,7 +51,8 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     // Weights are read early where they are constant; else nothing is but the table of launches.
     const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
     CHECK_WITH(prefetches_operands.empty() == !problem.constant_weights, variant + prefetches_operands);
-  });
+  };
+  ForEachCase(Cases(), device, FitsConv1x1, check, 12);
   if (!device.has_wgmma()) return;
 
   const Program program = Program::Parse(kIdentity);

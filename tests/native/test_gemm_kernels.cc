@@ -45,7 +45,7 @@ std::vector<ConvCase> Cases() {
 }  // namespace
 
 void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
-  ForEachCase(Cases(), device, FitsGemm, [&](const Program& program, const Contraction& problem) {
+  const auto check = [&](const Program& program, const Contraction& problem) {
     const GemmConfig config = ConfigureGemm(problem, device);
     const cuda::LaunchShape launch = GemmLaunch(problem, config, device);
     const std::string source = GemmSource(program, problem, config);
@@ -56,7 +56,8 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
     // Constant weights, which no kernel writes, and the maps, which are the kernel's own parameters, are read early.
     CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
       variant + BeforeWait(source));
-  });
+  };
+  ForEachCase(Cases(), device, FitsGemm, check, 12);
   if (!device.has_wgmma()) return;
 
   // Configurations of all sizes: they fit, and there is something to do ahead.

@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
   for (const Case& test_case : Cases()) {
     const NormProgram norm = Read(test_case);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    if (!test::IsTaken(argument, test_case.program + ToString(shape.shape))) continue;
+    if (!test::IsTaken(argument, test_case.program + ToString(shape.shape), 18)) continue;
     const auto rows = ConfigureLayerNorm(norm, shape, gpu, true);
     const NormTiles tiles = ConfigureNormTiles(norm, shape, gpu, true);
     const std::string source = rows ? LayerNormSource(norm, shape, *rows) : NormTilesSource(norm, shape, tiles);

@@ -141,7 +141,7 @@ def outputs(session):
   return list(session.run(None, feeds))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("what", MODELS)
 def test_is_optimized_and_computes_the_same(what, tmp_path):
   model = MODELS[what]()

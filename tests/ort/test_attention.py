@@ -67,7 +67,7 @@ def test_the_decomposition_at_every_opset(name, opset):
   check(case, found, unit=2.0**-50 if case.dtype == "double" else 2.0**-21)
 
 
-@pytest.mark.parametrize("case", LARGE_CASES)
+@pytest.mark.parametrize("case", LARGE)
 def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 

@@ -74,6 +74,7 @@ def test_channels_first(name):
   verify(original, optimized)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_channels_last(name):
   original = original_of(name)
@@ -95,6 +96,7 @@ def check_channels_last(name, original, optimized):
   assert layouts(optimized)["NHWC"] == convolutions + linear
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_in_float16_channels_are_last(name):
   original = half(original_of(name))

@@ -13,13 +13,15 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import OPERATORS
 
 ATTEMPTS = 3
-SCALE = 4 if SAMPLING else 1  # a sample's few times tell no smaller leak
+SCALE = 8 if SAMPLING else 1  # a sample's few times tell no smaller leak
 RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever for
 
-# (mode, times, bytes that may stay allocated each time). Measured: 0.3, -81 to 11, 90 to 190, and 153. heaptrack finds
-# that sessions lose nothing: what is left there is how malloc divides its chunks. ONNX Runtime 1.31 does not free the
-# status of a shape inference that refuses its node, 120 bytes.
-LIMITS = [("runs", 10_000, 16), ("failed", 10_000, 64), ("sessions", 1_000, 400), ("refused", 1_000, 400)]
+# (mode, times, those of a sample, bytes that may stay allocated each time). Measured: 0.3, -81 to 11, 90 to 190, and
+# 153. heaptrack finds that sessions lose nothing: what is left there is how malloc divides its chunks. ONNX Runtime
+# 1.31 does not free the status of a shape inference that refuses its node, 120 bytes.
+LIMITS = [
+  ("runs", 10_000, 800, 16), ("failed", 10_000, 2_000, 64), ("sessions", 1_000, 80, 400), ("refused", 1_000, 80, 400)
+]  # fmt: skip
 
 
 def run(mode, *numbers):
@@ -41,11 +43,11 @@ def test_every_operator_takes_part():
   assert {node.op_type for node in nodes} == {operator.name for operator in OPERATORS}
 
 
-@pytest.mark.parametrize(("mode", "times", "limit"), LIMITS, ids=lambda value: str(value))
-def test_memory_does_not_grow_and_no_bit_changes(mode, times, limit):
+@pytest.mark.parametrize(("mode", "times", "few", "limit"), LIMITS, ids=lambda value: str(value))
+def test_memory_does_not_grow_and_no_bit_changes(mode, times, few, limit):
   """A leak is there each time. What ONNX Runtime keeps of failed runs depends on what else the machine does."""
   for _ in range(ATTEMPTS):
-    found = run(mode, examples(times))
+    found = run(mode, few if SAMPLING else times)
     assert found.get("different", 0) == 0
     if found["allocated"] <= limit * SCALE and found["resident"] <= RESIDENT:
       break
@@ -59,7 +61,7 @@ def test_memory_does_not_grow_and_no_bit_changes(mode, times, limit):
 )
 def test_a_small_leak_is_found(mode, times, leak):
   """Of two to four times what is allowed, in less time: it fails the test above."""
-  (limit,) = (limit for name, _, limit in LIMITS if name == mode)
+  (limit,) = (limit for name, *_, limit in LIMITS if name == mode)
   assert run(mode, examples(times), leak * SCALE)["allocated"] > limit * SCALE
 
 
@@ -69,5 +71,5 @@ def test_a_leak_shows_in_resident_memory():
 
 
 def test_threads_of_one_session_change_no_bit():
-  found = run("threads", 13, examples(500))
+  found = run("threads", 13, 25 if SAMPLING else 500)
   assert found == {"different": [0] * 13, "inputs": 13}

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from exported import DATA
+from sample import SAMPLING, taken
 
 import ortplugin
 from ort.host import make, plain
@@ -26,9 +27,14 @@ NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "
 # differ by some fp16 steps of the largest value in each layer.
 TOLERANCES = {"float": (1e-4, 2e-5), "float16": (2e-2, 2e-2)}
 
-# A model's tests are one worker's, which optimizes it once.
+# A model's tests are one worker's, which optimizes it once; of exporters a sample has the same in every test.
+TAKEN = taken({f"model[{name}]": 1 for name in EXPECTED}) if SAMPLING else {f"model[{name}]" for name in EXPECTED}
 pytestmark = pytest.mark.parametrize(
-  "name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in sorted(EXPECTED)]
+  "name",
+  [
+    pytest.param(n, marks=[pytest.mark.xdist_group(n), pytest.mark.one_in(int(f"model[{n}]" in TAKEN))])
+    for n in sorted(EXPECTED)
+  ],
 )
 
 
@@ -98,11 +104,16 @@ def optimized_models():
 
 
 @pytest.fixture
-def optimized(name, optimized_models):
-  """The optimized form of tests/data/<name>.onnx, made once."""
+def reported(name, optimized_models):
+  """The optimized form of tests/data/<name>.onnx and its report, made once."""
   if name not in optimized_models:
-    optimized_models[name] = ortplugin.optimize(original_of(name))[0]
+    optimized_models[name] = ortplugin.optimize(original_of(name))
   return optimized_models[name]
+
+
+@pytest.fixture
+def optimized(reported):
+  return reported[0]
 
 
 def test_every_norm_is_fused(name, optimized):
@@ -132,9 +143,9 @@ def test_every_scatter_is_ours(name, optimized):
   assert found == EXPECTED[name].get("scatters", {})
 
 
-def test_every_pointwise_operator_is_fused_or_has_no_partner(name):
+def test_every_pointwise_operator_is_fused_or_has_no_partner(name, reported):
   """One that is left has no pointwise neighbour, or the report says of each why they are not one."""
-  optimized, report = ortplugin.optimize(original_of(name))
+  optimized, report = reported
   graph = import_model(optimized)
   annotate(graph)
   on_shapes = shape_values(graph)

@@ -142,10 +142,10 @@ def test_places_are_onnx_runtimes(coordinates, mode):
 def test_windows_are_onnx_runtimes():
   """However small the image: as many as its pools have, and refused where they refuse."""
 
-  def result(model, x):
-    made = options()
-    made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # whose NCHWc pools die
-    session = onnxruntime.InferenceSession(model, made, providers=CPU_ONLY)
+  made = options()
+  made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # whose NCHWc pools die
+
+  def result(session, x):
     try:
       return np.asarray(session.run(None, {"x": x})[0])
     except Exception:  # ONNX Runtime's own classes have no common base
@@ -158,10 +158,11 @@ def test_windows_are_onnx_runtimes():
     inputs, outputs = [("x", "float", (1, 2, "w"))], [("y", "float")]
     theirs = model_with([helper.make_node(name, ["x"], ["y"], **given)], inputs, outputs, opset=19)
     word = "max" if kind == "max" else "average"
-    ours = helper.make_node("FusedPool", ["x"], ["y"], domain=DOMAIN, kind=word, **given)
+    ours = model_with([helper.make_node("FusedPool", ["x"], ["y"], domain=DOMAIN, kind=word, **given)], inputs, outputs)
+    sessions = [onnxruntime.InferenceSession(each, made, providers=CPU_ONLY) for each in (theirs, ours)]
     for size in range(6):
       x = np.arange(2 * size, dtype=np.float32).reshape(1, 2, size)
-      wanted, found = result(theirs, x), result(model_with([ours], inputs, outputs), x)
+      wanted, found = (result(each, x) for each in sessions)
       refused += wanted is None
       assert (found is None) == (wanted is None), (kind, given, size)
       if wanted is not None:

@@ -133,6 +133,7 @@ LARGE = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("case", LARGE)
 def test_large_ones_on_any_number_of_threads(case, threads):

@@ -316,7 +316,7 @@ def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch):
 
 
 def test_the_command(tmp_path, capsys):
-  source, target = DATA / "bert_dynamo.onnx", tmp_path / "tuned.onnx"
+  source, target = DATA / "rms_dynamo.onnx", tmp_path / "tuned.onnx"
   assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu"]) == 0
   assert "Tuning, microseconds" in capsys.readouterr().out
   assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu", "--no-verify"]) == 0

@@ -51,6 +51,7 @@ def pools(size, dilated):
       yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize(
   ("op", "opset"),

@@ -9,6 +9,7 @@ import ast
 import itertools
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import ortplugin
@@ -30,10 +31,15 @@ def modules():
 MODULES = modules()
 
 
+@cache
+def nodes(text):
+  return tuple(ast.walk(ast.parse(text)))
+
+
 def imports(module, path, known):
   """The modules of the package that a module imports, wherever in it."""
   package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-  for node in ast.walk(ast.parse(path.read_text())):
+  for node in nodes(path.read_text()):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names if alias.name in known)
     elif isinstance(node, ast.ImportFrom):
@@ -106,7 +112,7 @@ def test_the_root_is_small():
 
 def test_functions_are_short():
   for module, path in MODULES.items():
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path.read_text()):
       if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         lines = node.end_lineno - node.lineno + 1
         assert lines <= LINES_OF_FUNCTION, f"{module}.{node.name} has {lines} lines"

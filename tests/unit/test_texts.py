@@ -67,6 +67,7 @@ def test_every_place_for_a_text_is_there():
   assert {"producer_name", "graph.doc_string", "graph.node.op_type", "metadata_props.value"} <= fields().keys()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", fields())
 @pytest.mark.parametrize("options", [[], ["--restore"], ["--precision", "fp16"]], ids=" ".join)
 def test_a_text_that_is_not_utf8(tmp_path, capfd, name, options):

@@ -194,6 +194,7 @@ def test_a_process_that_dies_is_a_row_and_the_others_go_on():
   assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
 
 
+@pytest.mark.one_in(0)
 def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path):
   case = f"once: {tmp_path / 'mark'}"
   rows = _swept(case, "right")
@@ -205,6 +206,7 @@ def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path):
   )
 
 
+@pytest.mark.one_in(0)
 def test_what_waits_for_its_second_measurement_is_no_row(tmp_path, monkeypatch):
   monkeypatch.setattr(zoo, "SECOND_WORKERS", 0)
   assert list(_swept(f"once: {tmp_path / 'mark'}", "right")) == ["right"]
