@@ -28,11 +28,12 @@ NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "
 TOLERANCES = {"float": (1e-4, 2e-5), "float16": (2e-2, 2e-2)}
 
 # A model's tests are one worker's, which optimizes it once; of exporters a sample has the same in every test.
-TAKEN = taken({f"model[{name}]": 1 for name in EXPECTED}) if SAMPLING else {f"model[{name}]" for name in EXPECTED}
+CASES = {f"[{name}]": 1 for name in EXPECTED}
+TAKEN = taken(CASES) if SAMPLING else CASES
 pytestmark = pytest.mark.parametrize(
   "name",
   [
-    pytest.param(n, marks=[pytest.mark.xdist_group(n), pytest.mark.one_in(int(f"model[{n}]" in TAKEN))])
+    pytest.param(n, marks=[pytest.mark.xdist_group(n), pytest.mark.one_in(int(f"[{n}]" in TAKEN))])
     for n in sorted(EXPECTED)
   ],
 )
