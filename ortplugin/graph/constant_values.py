@@ -1,8 +1,8 @@
 """Which values of a model come from constants alone, so that ONNX Runtime computes them once, as it loads the model.
 
-Weights that are normalised (NFNet) are too large to be computed here, and an operator of ours among what makes them
-would run every time: ONNX Runtime folds its own alone. It does so on the CPU, where it has few operators in half
-precision; what is made in that stays ours.
+Weights that are normalised (NFNet) and positions that are projected (DeBERTa) are too large to be computed here, and an
+operator of ours among what makes them would run every time: ONNX Runtime folds its own alone. It does so on the CPU,
+where it has few operators in half precision; what is made in that stays ours.
 """
 
 import onnx_graphsurgeon as gs
@@ -12,7 +12,8 @@ from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.shape_values import CARRY
 from ortplugin.program import OPERATORS
 
-FOLDED = frozenset([*CARRY, *OPERATORS, "BatchNormalization", "Expand", "MatMul", "ReduceL2", "ReduceMean", "Tile"])
+_OTHERS = "BatchNormalization Expand Gemm LayerNormalization MatMul ReduceL2 ReduceMean Tile"
+FOLDED = frozenset([*CARRY, *OPERATORS, *_OTHERS.split()])
 
 
 def constant_values(graph: gs.Graph) -> frozenset[int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label, labelled
 from ortplugin.graph.pattern import Match, Pattern, matches
@@ -44,17 +45,22 @@ class RulePass:
   name: str
   summary: str
   rule: Rule
+  keeps_constant_values: bool = False
+  """Whether nodes stay of which ONNX Runtime computes the value once, as it loads the model."""
 
   def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
     """Applies the rule to the graph and its bodies until it fires no more, or `limit` times."""
     changes: list[Change] = []
     misses: list[NearMiss] = []
+    kept = constant_values(graph) if self.keeps_constant_values else frozenset()
     for scope in scopes(graph):
-      misses += self._sweep(scope, changes, limit)
+      misses += self._sweep(scope, changes, limit, kept)
     return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
-  def _sweep(self, scope: Scope, changes: list[Change], limit: int | None) -> list[NearMiss]:
-    """Goes over the nodes until nothing changes; the near misses are the last round's."""
+  def _sweep(self, scope: Scope, changes: list[Change], limit: int | None, kept: frozenset[int]) -> list[NearMiss]:
+    """Goes over the nodes until nothing changes, but for those that make what is kept; the near misses are the last
+    round's.
+    """
     most = len(changes) + PER_NODE * (len(scope.slots) + 1)
     while True:
       before = len(changes)
@@ -62,7 +68,7 @@ class RulePass:
       index, slots, rule = 0, scope.slots, self.rule
       while index < len(slots) and (limit is None or len(changes) < limit):
         node = slots[index]
-        outcome = rule(scope, node) if node is not None else None
+        outcome = rule(scope, node) if node is not None and not _makes(node, kept) else None
         if outcome is None:
           index += 1
           continue
@@ -80,6 +86,10 @@ class RulePass:
         index += 1
       if len(changes) == before or (limit is not None and len(changes) >= limit):
         return misses
+
+
+def _makes(node: gs.Node, values: frozenset[int]) -> bool:
+  return bool(values) and any(id(tensor) in values for tensor in node.outputs)
 
 
 @dataclass(frozen=True)

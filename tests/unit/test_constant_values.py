@@ -6,6 +6,8 @@ import pytest
 from onnx_models import add_weights, annotated
 
 from ortplugin.graph.constant_values import constant_values
+from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
+from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
@@ -36,3 +38,20 @@ def test_normalised_weights_stay_but_in_half_precision(dtype):
   fused = [name for change in changes for name in change.nodes]
   assert any("Sub" in name for name in fused) is (dtype == "float16")
   assert any("Relu" in name for name in fused)
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_projected_positions_stay_but_in_half_precision(dtype):
+  model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+    g ({dtype}[4,16] x) => ({dtype}[4,8] y) {{
+      n = LayerNormalization(table, gamma)  p = MatMul(n, w)  t = Transpose<perm = [1, 0]>(p)
+      a = LayerNormalization(x, gamma)  b = MatMul(a, w)  y = MatMul(b, t) }}""")
+  rng = np.random.default_rng(0)
+  half = np.float16 if dtype == "float16" else np.float32
+  shapes = {"table": (8, 16), "gamma": 16, "w": (16, 16)}
+  add_weights(model, **{name: rng.standard_normal(shape).astype(half) for name, shape in shapes.items()})
+  graph_ = annotated(model)
+  for each in (FUSE_LAYER_NORM, MATMUL_TO_FUSED, MATMUL_TO_TF32):
+    each(graph_)
+  left = {node.outputs[0].name for node in graph_.nodes if node.domain == ""}
+  assert left == ({"n", "p", "t", "y"} if dtype == "float" else {"t", "y"})

@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.arrays import Array
 from ortplugin.graph.channels import ELEMENTS
+from ortplugin.graph.constant_values import constant_values
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
@@ -57,9 +58,12 @@ class MatMulToFused:
     changes: list[Change] = []
     misses: list[NearMiss] = []
     turned: Turned = {}
+    kept = constant_values(graph)
     for scope in scopes(graph):
       for node in [each for each in scope.slots if each is not None and scope.op(each) in PRODUCTS]:
         if unsupported(scope) or scope.dtype(node.outputs[0]) not in self.dtypes or len(changes) == limit:
+          continue
+        if id(node.outputs[0]) in kept:
           continue
         replaced = label(node)
         new = _product(scope, node, turned)

@@ -61,4 +61,5 @@ FUSE_LAYER_NORM = RulePass(
   name="fuse-layer-norm",
   summary="layer normalisation, as one operator or many, becomes FusedLayerNorm",
   rule=first_of(layer_normalization, skip_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)),
+  keeps_constant_values=True,
 )

@@ -56,4 +56,5 @@ FUSE_RMS_NORM = RulePass(
     skip_simplified_layer_normalization,
     PatternRewrite(pattern(), check_decomposed, rewrite),
   ),
+  keeps_constant_values=True,
 )
