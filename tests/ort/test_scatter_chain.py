@@ -86,8 +86,9 @@ def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
         w = ScatterND(x, i2, u) }""")
   optimized, _ = ortplugin.optimize(original, skip=APART)
   before = feeds["x"].copy()
-  outputs, times = run(optimized, feeds, tmp_path)
+  outputs, _ = run(optimized, feeds, tmp_path)
   np.testing.assert_array_equal(feeds["x"], before)
+  # Whichever of the two runs last may take a0's memory; the other may not, or its row would be in both.
   a = -before
   for output, row in zip(outputs[:2], (0, 7), strict=True):
     b = a.copy()
@@ -95,8 +96,6 @@ def test_data_that_is_needed_later_is_copied(feeds, tmp_path):
     np.testing.assert_array_equal(output, -b)
   before[14] = feeds["u"]
   np.testing.assert_array_equal(outputs[2], before)
-  # Whichever of the two runs last may take a0's memory; the other may not.
-  assert max(times["a1"], times["a2"]) > IN_PLACE * times["a0"], times
 
 
 def test_updates_that_are_the_data_too(tmp_path):
