@@ -58,9 +58,7 @@ class RulePass:
     return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
   def _sweep(self, scope: Scope, changes: list[Change], limit: int | None, kept: frozenset[int]) -> list[NearMiss]:
-    """Goes over the nodes until nothing changes, but for those that make what is kept; the near misses are the last
-    round's.
-    """
+    """Goes over the nodes but those of `kept` values until nothing changes; the near misses are the last round's."""
     most = len(changes) + PER_NODE * (len(scope.slots) + 1)
     while True:
       before = len(changes)
