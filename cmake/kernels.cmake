@@ -16,6 +16,7 @@ set(kernel_files
   kStemSource=ops/conv/engines/stem.cu
   kConv1x1Source=ops/conv/engines/conv_1x1.cu
   kGemmSource=ops/conv/engines/gemm.cu
+  kGemmNormSource=ops/conv/engines/gemm_norm.cuh
   kGemmEpilogueSource=device/gemm_epilogue.cuh
   kNchwFewSource=ops/conv/engines/nchw_few.cu
   kNchwGemmSource=ops/conv/engines/nchw_gemm.cu

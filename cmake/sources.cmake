@@ -79,6 +79,8 @@ set(sources
   ops/matmul/matmul.cc
   ops/matmul/matmul_cpu.cc
   ops/matmul/matmul_cuda.cc
+  ops/matmul/matmul_norm.cc
+  ops/matmul/matmul_norm_cuda.cc
   ops/pointwise/pointwise.cc
   ops/pointwise/pointwise_cuda.cc
   ops/pool/pool.cc

@@ -40,7 +40,9 @@ struct Epilogue {
         operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
     }
   }
-  DEVICE void run(const float (&sums)[M_TILES][TILE_N / 2]) {
+  // take(chunk, item, offset, results): what the program makes of VECTOR columns.
+  template <typename Take>
+  DEVICE void for_each(const float (&sums)[M_TILES][TILE_N / 2], Take take) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int chunk = 0; chunk < M_TILES * CHUNKS; ++chunk) {
@@ -70,9 +72,12 @@ struct Epilogue {
         Results<VECTOR> results;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) apply(tile, operands[chunk % AHEAD][item], j, values[j], results);
-        results.store(a, p * FILTERS + m);
+        take(chunk, item, p * FILTERS + m, results);
       }
       if (chunk + AHEAD < M_TILES * CHUNKS) load(chunk + AHEAD);
     }
+  }
+  DEVICE void run(const float (&sums)[M_TILES][TILE_N / 2]) {
+    for_each(sums, [&](int, int, int offset, const Results<VECTOR>& results) { results.store(a, offset); });
   }
 };

@@ -10,6 +10,7 @@ from ortplugin.ops.conv_transpose import OPERATOR as FUSED_CONV_TRANSPOSE
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.lstm import OPERATOR as FUSED_LSTM
 from ortplugin.ops.matmul import OPERATOR as FUSED_MATMUL
+from ortplugin.ops.matmul.norm import OPERATOR as FUSED_MATMUL_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
 from ortplugin.ops.pool import OPERATOR as FUSED_POOL
 from ortplugin.ops.pool.resize import OPERATOR as FUSED_RESIZE
@@ -32,6 +33,7 @@ OPERATORS: tuple[Operator, ...] = (
   FUSED_POOL,
   FUSED_RESIZE,
   FUSED_MATMUL,
+  FUSED_MATMUL_NORM,
   FUSED_ATTENTION,
   FUSED_TRANSPOSE,
   FUSED_LSTM,

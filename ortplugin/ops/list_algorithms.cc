@@ -41,7 +41,7 @@ std::vector<std::string> List(const NodeText& text, int device) {
     return ListGradAlgorithms(node, text.shapes(), cuda::Device(device));
   }
   if (op == kFusedMatMul.name) {
-    MatMulNode node(text);
+    MatMulNode node = MatMulNode::Read(text, text.string_attribute("program"));
     CheckInputs(text, kMatMulInputs - 1, *node.program);
     node.constant_weights = text.constant()[1];
     node.constant_operands.assign(text.constant().begin() + kMatMulInputs, text.constant().end());

@@ -45,6 +45,7 @@ from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.channel_products import CHANNEL_PRODUCTS
 from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
+from ortplugin.passes.matmul.matmul_norm import MATMUL_NORM
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
@@ -219,6 +220,7 @@ TABLE: tuple[Step, ...] = (
   Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
   Step(LONE_POINTWISE, QUIET_ROUND, "last of these: what found no neighbour"),
   Step(NORM_ORDER, QUIET_ROUND | GPU, "after all that looks for norms or views; before Transposes are hidden"),
+  Step(MATMUL_NORM, QUIET_ROUND | GPU, "after all that looks for products or norms, orders of rows included"),
   Step(FUSE_TRANSPOSE, QUIET_ROUND | GPU, "last: it hides Transposes from all that look for them"),
 )
 

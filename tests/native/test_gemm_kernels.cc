@@ -1,6 +1,8 @@
 // Compiles our engine for matrix products, and fails where the compiler spills registers to local memory or makes the
 // tensor cores wait for each MMA. Needs NVRTC but no GPU.
 
+#include <algorithm>
+#include <array>
 #include <sstream>
 #include <string>
 
@@ -73,6 +75,60 @@ void TestKernels(const std::string&, const cuda::DeviceFacts& device) {
           CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0,
             ToString(problem.result()));
         }
+
+  // With a norm of the rows: of every size of a cluster, several operands, and where there is none.
+  const auto norm_of = [](const char* text) { return NormProgram::Parse(text); };
+  const NormProgram layer = norm_of(
+    "(float16 x, float16 g, float16 b) => (float16 y) { n = LayerNormalization(x) m = Mul(n, g) y = Add(m, b) }");
+  const NormProgram rms = norm_of(
+    "(float x, float g, float m) => (float y) { n = RMSNormalization(x) a = Mul(n, g) "
+    "y = Add(a, m) }");
+  const NormProgram cast = norm_of(
+    "(float16 x, float16 g) => (float16 y, float z) { s = Cast<to=float>(x) z = "
+    "RMSNormalization(s) c = Cast<to=float16>(z) y = Mul(g, c) }");
+  int wide = 0;
+  for (const auto& [rows, channels, filters] : {std::array{1024, 768, 768}, {1576, 3072, 768}, {256, 1024, 1024},
+         {100, 64, 64}, {300, 128, 512}, {256, 512, 512}, {128, 320, 640}, {37, 40, 192}})
+    for (const NormProgram* norm : {&layer, &rms, &cast}) {
+      const DType dtype = norm == &rms ? kFloat : kHalf;
+      Contraction problem = WithRowsAsBatch(Product(dtype, rows, channels, filters));
+      problem.operands = {{filters}, problem.result()};
+      std::vector<Shape> operands{{filters}};
+      if (norm != &cast) operands.push_back(norm == &layer ? Shape{1} : problem.result());
+      const Program program = ProgramOf({kResidual, problem});
+      const NormTail tail{norm, operands, rows % 2 == 0};
+      const auto config = ConfigureGemmNorm(program, problem, tail, 8, false, device);
+      CHECK_WITH(config && config->cluster * config->tile_n == filters, ToString(problem.result()));
+      wide = std::max(wide, config->cluster);
+      const EngineKernel kernel = MakeGemmNorm(program, problem, *config, tail, device);
+      CHECK(kernel.launch.blocks <= static_cast<unsigned>(device.multiprocessors) && config->stages >= 3);
+      const std::string variant = CheckCompiles(device, kernel.source, "gemm", problem, kernel.launch, "norm");
+      CHECK_WITH(
+        BeforeWait(kernel.source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
+        variant);
+    }
+  CHECK(wide == 8);
+  const auto refuses = [&](const char* text, int64_t rows, int64_t filters) {
+    const NormProgram norm = norm_of(text);
+    const Contraction problem = WithRowsAsBatch(Product(kHalf, rows, 64, filters));
+    return !ConfigureGemmNorm(Program::Parse(kIdentity), problem, {&norm, {}, false}, 8, false, device);
+  };
+  const char* const bare = "(float16 x) => (float16 y) { y = LayerNormalization(x) }";
+  CHECK(!refuses(bare, 64, 768));
+  CHECK(refuses(bare, 64, 8192) && refuses(bare, 64, 80) && refuses(bare, 100000, 768));
+  CHECK(refuses("(float16 x) => (float16 y) { y = LayerNormalization<axes=\"1\">(x) }", 64, 768));
+  CHECK(refuses("(float16 x) => (float16 y) { y = LayerNormalization<axis=-2>(x) }", 64, 768));
+  CHECK(refuses("(float16 x) => (float16 y, float16 s) { s = Neg(x) y = LayerNormalization(s) }", 64, 768));
+  CHECK(refuses("(float16 x) => (float16 y) { s = Neg(x) n = LayerNormalization(s) y = Add(n, x) }", 64, 768));
+
+  const auto is_fast = [&](int64_t rows, int64_t channels, int64_t filters, int most_cluster) {
+    const NormProgram norm = norm_of(bare);
+    const Contraction problem = WithRowsAsBatch(Product(kHalf, rows, channels, filters));
+    return ConfigureGemmNorm(Program::Parse(kIdentity), problem, {&norm, {}, false}, most_cluster, true, device)
+      .has_value();
+  };
+  CHECK(is_fast(1024, 3072, 768, 8) && is_fast(1024, 3072, 768, 7) && is_fast(1576, 768, 768, 8));
+  CHECK(!is_fast(1024, 3072, 768, 4) && !is_fast(256, 2816, 1024, 8) && !is_fast(64, 64, 768, 8));
 
   // The rows of an image are a batch where operands allow it, so that its size is in no kernel's text.
   const Program residual = Program::Parse(kResidual);

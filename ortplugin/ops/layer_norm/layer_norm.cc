@@ -145,153 +145,153 @@ void NormalizeColumns(const T* s, const double* mean, const double* scale, size_
 
 class CpuLayerNorm : public Kernel {
  public:
-  explicit CpuLayerNorm(const NodeInfo& info)
-    : norm_(NormProgram::Read(info, ProgramText(info))),
-      prologue_(norm_.program, norm_.prologue),
-      epilogue_(norm_.program, norm_.epilogue) {
-    CheckNode(norm_, info);
+  explicit CpuLayerNorm(const NodeInfo& info) : norm_(NormProgram::Read(info, ProgramText(info))) {
+    CheckNode(norm_.norm(), info);
   }
 
   void Compute(Run& run) const override {
+    const Program& program = norm_.norm().program;
     std::vector<Tensor> inputs;
     std::vector<Shape> shapes;
-    for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
+    for (size_t i = 0; i < program.parameters().size(); ++i) {
       inputs.push_back(run.input(i));
-      CheckType(norm_.program, i, inputs[i].type);
+      CheckType(program, i, inputs[i].type);
       shapes.push_back(inputs[i].shape);
     }
-    const NormShape shape = FitShapes(norm_, shapes);
+    const NormShape shape = FitShapes(norm_.norm(), shapes);
     std::vector<char*> outputs;
-    for (size_t r = 0; r < norm_.program.results().size(); ++r)
-      outputs.push_back(static_cast<char*>(run.output(r, shape.shape, SizeOf(DTypeOf(r)))));
-    if (shape.rows == 0 || shape.width == 0) return;
-    // Enough elements a task to be worth a thread's waking, enough tasks to keep all threads busy to the end. Of
-    // several groups a task takes some that lie side by side.
-    constexpr int64_t kTaskElements = 16384, kColumns = 64;
-    const int64_t beside =
-      std::min(shape.groups, DivideUp(std::max(kColumns, kTaskElements / shape.height), shape.run));
-    const int64_t slices = DivideUp(shape.groups, beside);
-    const int64_t outer_a_task = std::max<int64_t>(1, kTaskElements / (shape.elements() * beside));
-    const int64_t tasks = DivideUp(shape.outer, outer_a_task) * slices;
-    const auto body = [&](size_t task) {
-      const int64_t outer = static_cast<int64_t>(task) / slices * outer_a_task;
-      const int64_t group = static_cast<int64_t>(task) % slices * beside;
-      ComputeGroups(shape, inputs, outputs, {outer, std::min(shape.outer, outer + outer_a_task)},
-        {group * shape.run, std::min(shape.groups, group + beside) * shape.run});
-    };
-    if (tasks == 1) {
-      body(0);
-    } else {
-      run.parallel_for(static_cast<size_t>(tasks), body);
-    }
+    for (const ValueId result : program.results())
+      outputs.push_back(
+        static_cast<char*>(run.output(outputs.size(), shape.shape, SizeOf(program.value(result).dtype))));
+    norm_.Run(run, shape, inputs, outputs);
   }
 
  private:
-  // Where a result's elements from `column` on go in its tensor.
-  static char* At(const std::vector<char*>& outputs, size_t result, DType dtype, const NormShape& shape, int64_t row,
-    int64_t column) {
-    return outputs[result] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype));
-  }
-
-  // Results whose elements are lanes are computed where they belong; the others are stored when they are computed.
-  void BindResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
-    int64_t column, Evaluator::Workspace& workspace) const {
-    for (const size_t r : phase.results)
-      if (IsInPlace(r)) workspace.Bind(norm_.program.results()[r], At(outputs, r, DTypeOf(r), shape, row, column));
-  }
-  void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
-    int64_t column, size_t count, Evaluator::Workspace& workspace) const {
-    for (const size_t r : phase.results)
-      if (!IsInPlace(r))
-        StoreLanes(DTypeOf(r), workspace.lanes(norm_.program.results()[r]), count,
-          At(outputs, r, DTypeOf(r), shape, row, column));
-  }
-  DType DTypeOf(size_t result) const { return norm_.program.value(norm_.program.results()[result]).dtype; }
-  bool IsInPlace(size_t result) const {
-    const ValueId value = norm_.program.results()[result];
-    return norm_.program.value(value).kind == Value::Kind::kResult && value != norm_.summed &&
-      value != norm_.normalized && (DTypeOf(result) == DType::kFloat || DTypeOf(result) == DType::kDouble);
-  }
-
-  struct Range {
-    int64_t first, last;
-  };
-
-  // The groups in these columns, whole ones, for each of these indices of the axis `outer`.
-  void ComputeGroups(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
-    const Range& outer, const Range& columns) const {
-    Evaluator::Workspace before(prologue_), after(epilogue_);
-    std::vector<OperandLanes> operands;
-    for (size_t i = 0; i < inputs.size(); ++i) operands.emplace_back(shape.accesses[i], inputs[i].data);
-    const auto bind = [&](const Phase& phase, Evaluator::Workspace& workspace, int64_t row, int64_t column,
-                        size_t count) {
-      for (const size_t i : phase.parameters)
-        workspace.Bind(norm_.program.parameters()[i], operands[i].At(row, column, count));
-    };
-    const DType dtype = norm_.program.value(norm_.summed).dtype;
-    const size_t lane = LaneSize(dtype);
-    const bool is_parameter = norm_.prologue.empty();  // s is an input itself
-    const auto width = static_cast<size_t>(columns.last - columns.first), height = static_cast<size_t>(shape.height);
-    const size_t elements = height * width;
-    HostVector<char> summed(elements * lane), normalized(std::min(width, kBlock) * lane);
-    HostVector<double> means(shape.groups > 1 ? width : 0), scales(means.size());
-    for (int64_t index = outer.first; index < outer.last; ++index) {
-      // visit(s, block, row, column, count): the lanes of s, the columns' place among those at hand, and the elements'
-      // in the tensors.
-      const auto for_each_block = [&](const auto& visit) {
-        for (size_t r = 0; r < height; ++r)
-          for (size_t block = 0; block < width; block += kBlock)
-            visit(summed.data() + (r * width + block) * lane, block, index * shape.height + static_cast<int64_t>(r),
-              columns.first + static_cast<int64_t>(block), std::min(width - block, kBlock));
-      };
-      for_each_block([&](char* s, size_t, int64_t row, int64_t column, size_t count) {
-        bind(norm_.prologue_operands, before, row, column, count);
-        if (is_parameter) {
-          std::memcpy(s, before.lanes(norm_.summed), count * lane);
-          return;
-        }
-        before.Bind(norm_.summed, s);
-        BindResults(norm_.prologue_operands, shape, outputs, row, column, before);
-        prologue_.Run(before, count);
-        StoreResults(norm_.prologue_operands, shape, outputs, row, column, count, before);
-      });
-      double mean = 0, scale = 0;
-      if (shape.groups == 1) {
-        const auto n = static_cast<double>(elements);
-        mean = norm_.is_rms ? 0 : SumLanes(dtype, summed.data(), elements) / n;
-        scale = 1 / std::sqrt(SumSquaredDeviations(dtype, summed.data(), mean, elements) / n + norm_.epsilon);
-      } else if (dtype == DType::kDouble) {
-        FindMoments(norm_, reinterpret_cast<const double*>(summed.data()), height, width,
-          static_cast<size_t>(shape.run), means.data(), scales.data());
-      } else {
-        FindMoments(norm_, reinterpret_cast<const float*>(summed.data()), height, width, static_cast<size_t>(shape.run),
-          means.data(), scales.data());
-      }
-      for_each_block([&](char* s, size_t block, int64_t row, int64_t column, size_t count) {
-        if (shape.groups == 1) {
-          NormalizeLanes(dtype, s, mean, scale, count, normalized.data());
-        } else if (dtype == DType::kDouble) {
-          NormalizeColumns(reinterpret_cast<const double*>(s), means.data() + block, scales.data() + block, count,
-            reinterpret_cast<double*>(normalized.data()));
-        } else {
-          NormalizeColumns(reinterpret_cast<const float*>(s), means.data() + block, scales.data() + block, count,
-            reinterpret_cast<float*>(normalized.data()));
-        }
-        bind(norm_.epilogue_operands, after, row, column, count);
-        after.Bind(norm_.summed, s);
-        after.Bind(norm_.normalized, normalized.data());
-        BindResults(norm_.epilogue_operands, shape, outputs, row, column, after);
-        epilogue_.Run(after, count);
-        StoreResults(norm_.epilogue_operands, shape, outputs, row, column, count, after);
-      });
-    }
-  }
-
-  NormProgram norm_;
-  Evaluator prologue_, epilogue_;
+  HostNorm norm_;
 };
 
+// Where a result's elements from `column` on go in its tensor.
+char* At(
+  const std::vector<char*>& outputs, size_t result, DType dtype, const NormShape& shape, int64_t row, int64_t column) {
+  return outputs[result] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype));
+}
+
 }  // namespace
+
+HostNorm::HostNorm(NormProgram norm)
+  : norm_(std::move(norm)), prologue_(norm_.program, norm_.prologue), epilogue_(norm_.program, norm_.epilogue) {}
+
+void HostNorm::Run(ortplugin::Run& run, const NormShape& shape, const std::vector<Tensor>& inputs,
+  const std::vector<char*>& outputs) const {
+  if (shape.rows == 0 || shape.width == 0) return;
+  // Enough elements a task to be worth a thread's waking, enough tasks to keep all threads busy to the end. Of
+  // several groups a task takes some that lie side by side.
+  constexpr int64_t kTaskElements = 16384, kColumns = 64;
+  const int64_t beside = std::min(shape.groups, DivideUp(std::max(kColumns, kTaskElements / shape.height), shape.run));
+  const int64_t slices = DivideUp(shape.groups, beside);
+  const int64_t outer_a_task = std::max<int64_t>(1, kTaskElements / (shape.elements() * beside));
+  const int64_t tasks = DivideUp(shape.outer, outer_a_task) * slices;
+  const auto body = [&](size_t task) {
+    const int64_t outer = static_cast<int64_t>(task) / slices * outer_a_task;
+    const int64_t group = static_cast<int64_t>(task) % slices * beside;
+    ComputeGroups(shape, inputs, outputs, {outer, std::min(shape.outer, outer + outer_a_task)},
+      {group * shape.run, std::min(shape.groups, group + beside) * shape.run});
+  };
+  if (tasks == 1) {
+    body(0);
+  } else {
+    run.parallel_for(static_cast<size_t>(tasks), body);
+  }
+}
+
+// Results whose elements are lanes are computed where they belong; the others are stored when they are computed.
+void HostNorm::BindResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+  int64_t column, Evaluator::Workspace& workspace) const {
+  for (const size_t r : phase.results)
+    if (IsInPlace(r)) workspace.Bind(norm_.program.results()[r], At(outputs, r, DTypeOf(r), shape, row, column));
+}
+void HostNorm::StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+  int64_t column, size_t count, Evaluator::Workspace& workspace) const {
+  for (const size_t r : phase.results)
+    if (!IsInPlace(r))
+      StoreLanes(
+        DTypeOf(r), workspace.lanes(norm_.program.results()[r]), count, At(outputs, r, DTypeOf(r), shape, row, column));
+}
+bool HostNorm::IsInPlace(size_t result) const {
+  const ValueId value = norm_.program.results()[result];
+  return norm_.program.value(value).kind == Value::Kind::kResult && value != norm_.summed &&
+    value != norm_.normalized && (DTypeOf(result) == DType::kFloat || DTypeOf(result) == DType::kDouble);
+}
+
+// The groups in these columns, whole ones, for each of these indices of the axis `outer`.
+void HostNorm::ComputeGroups(const NormShape& shape, const std::vector<Tensor>& inputs,
+  const std::vector<char*>& outputs, const Range& outer, const Range& columns) const {
+  Evaluator::Workspace before(prologue_), after(epilogue_);
+  std::vector<OperandLanes> operands;
+  for (size_t i = 0; i < inputs.size(); ++i) operands.emplace_back(shape.accesses[i], inputs[i].data);
+  const auto bind = [&](
+                      const Phase& phase, Evaluator::Workspace& workspace, int64_t row, int64_t column, size_t count) {
+    for (const size_t i : phase.parameters)
+      workspace.Bind(norm_.program.parameters()[i], operands[i].At(row, column, count));
+  };
+  const DType dtype = norm_.program.value(norm_.summed).dtype;
+  const size_t lane = LaneSize(dtype);
+  const bool is_parameter = norm_.prologue.empty();  // s is an input itself
+  const auto width = static_cast<size_t>(columns.last - columns.first), height = static_cast<size_t>(shape.height);
+  const size_t elements = height * width;
+  HostVector<char> summed(elements * lane), normalized(std::min(width, kBlock) * lane);
+  HostVector<double> means(shape.groups > 1 ? width : 0), scales(means.size());
+  for (int64_t index = outer.first; index < outer.last; ++index) {
+    // visit(s, block, row, column, count): the lanes of s, the columns' place among those at hand, and the elements'
+    // in the tensors.
+    const auto for_each_block = [&](const auto& visit) {
+      for (size_t r = 0; r < height; ++r)
+        for (size_t block = 0; block < width; block += kBlock)
+          visit(summed.data() + (r * width + block) * lane, block, index * shape.height + static_cast<int64_t>(r),
+            columns.first + static_cast<int64_t>(block), std::min(width - block, kBlock));
+    };
+    for_each_block([&](char* s, size_t, int64_t row, int64_t column, size_t count) {
+      bind(norm_.prologue_operands, before, row, column, count);
+      if (is_parameter) {
+        std::memcpy(s, before.lanes(norm_.summed), count * lane);
+        return;
+      }
+      before.Bind(norm_.summed, s);
+      BindResults(norm_.prologue_operands, shape, outputs, row, column, before);
+      prologue_.Run(before, count);
+      StoreResults(norm_.prologue_operands, shape, outputs, row, column, count, before);
+    });
+    double mean = 0, scale = 0;
+    if (shape.groups == 1) {
+      const auto n = static_cast<double>(elements);
+      mean = norm_.is_rms ? 0 : SumLanes(dtype, summed.data(), elements) / n;
+      scale = 1 / std::sqrt(SumSquaredDeviations(dtype, summed.data(), mean, elements) / n + norm_.epsilon);
+    } else if (dtype == DType::kDouble) {
+      FindMoments(norm_, reinterpret_cast<const double*>(summed.data()), height, width, static_cast<size_t>(shape.run),
+        means.data(), scales.data());
+    } else {
+      FindMoments(norm_, reinterpret_cast<const float*>(summed.data()), height, width, static_cast<size_t>(shape.run),
+        means.data(), scales.data());
+    }
+    for_each_block([&](char* s, size_t block, int64_t row, int64_t column, size_t count) {
+      if (shape.groups == 1) {
+        NormalizeLanes(dtype, s, mean, scale, count, normalized.data());
+      } else if (dtype == DType::kDouble) {
+        NormalizeColumns(reinterpret_cast<const double*>(s), means.data() + block, scales.data() + block, count,
+          reinterpret_cast<double*>(normalized.data()));
+      } else {
+        NormalizeColumns(reinterpret_cast<const float*>(s), means.data() + block, scales.data() + block, count,
+          reinterpret_cast<float*>(normalized.data()));
+      }
+      bind(norm_.epilogue_operands, after, row, column, count);
+      after.Bind(norm_.summed, s);
+      after.Bind(norm_.normalized, normalized.data());
+      BindResults(norm_.epilogue_operands, shape, outputs, row, column, after);
+      epilogue_.Run(after, count);
+      StoreResults(norm_.epilogue_operands, shape, outputs, row, column, count, after);
+    });
+  }
+}
 
 NormProgram NormProgram::Parse(const std::string& text) {
   NormProgram norm{Program::Parse(text), false, 0, {}, 0, 0, 0, 0, {}, {}};

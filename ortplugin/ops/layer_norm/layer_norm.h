@@ -9,6 +9,7 @@
 
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
@@ -66,6 +67,48 @@ NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs);
 // don't fit the program. Returns the inputs' types.
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info);
 
+// A norm on the CPU.
+class HostNorm {
+ public:
+  explicit HostNorm(NormProgram norm);
+  const NormProgram& norm() const { return norm_; }
+  // `shape`: of the inputs' shapes; `outputs`: of the program's results.
+  void Run(ortplugin::Run& run, const NormShape& shape, const std::vector<Tensor>& inputs,
+    const std::vector<char*>& outputs) const;
+
+ private:
+  struct Range {
+    int64_t first, last;
+  };
+  void BindResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+    int64_t column, Evaluator::Workspace& workspace) const;
+  void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+    int64_t column, size_t count, Evaluator::Workspace& workspace) const;
+  DType DTypeOf(size_t result) const { return norm_.program.value(norm_.program.results()[result]).dtype; }
+  bool IsInPlace(size_t result) const;
+  void ComputeGroups(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
+    const Range& outer, const Range& columns) const;
+
+  NormProgram norm_;
+  Evaluator prologue_, epilogue_;
+};
+
+// The same on the GPU: the kernel for one combination of shapes.
+struct NormPlan {
+  NormShape shape;
+  cuda::Function first, second = nullptr;  // second: where tiles are read twice
+  cuda::LaunchShape launch;
+  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
+  size_t scratch_bytes = 0;
+
+  // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs.
+  void Run(
+    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
+};
+// `aligned`: every tensor starts at a multiple of 16 bytes.
+NormPlan PlanNorm(
+  const NormProgram& norm, const std::vector<Shape>& shapes, bool aligned, const cuda::DeviceFacts& device);
+
 std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info);
 
 // How the operands are reached: which elements, in what accesses.
@@ -75,7 +118,6 @@ struct NormAccess {
   int64_t bytes_moved;  // in all, each tensor's elements once
   bool results_fill_cache;  // so that they may leave it first
 };
-// `aligned`: every tensor starts at a multiple of 16 bytes.
 NormAccess AccessOf(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu, bool aligned);
 
 // One variant of layer_norm.cu, in which a block holds whole rows.

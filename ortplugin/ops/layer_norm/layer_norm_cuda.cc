@@ -189,15 +189,6 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
 
 namespace {
 
-// A kernel for one combination of input shapes, ready to launch.
-struct Plan {
-  NormShape shape;
-  cuda::Function first, second = nullptr;  // second: where tiles are read twice
-  cuda::LaunchShape launch;
-  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
-  size_t scratch_bytes = 0;
-};
-
 class CudaLayerNorm : public Kernel {
  public:
   explicit CudaLayerNorm(const NodeInfo& info)
@@ -221,7 +212,7 @@ class CudaLayerNorm : public Kernel {
     const size_t results = norm_.program.results().size();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     NormShape fit;
-    const Plan* plan = plans_.Find(shapes, aligned);
+    const NormPlan* plan = plans_.Find(shapes, aligned);
     const Shape& shape = plan != nullptr ? plan->shape.shape : (fit = FitShapes(norm_, shapes)).shape;
     std::vector<void*> outputs;
     for (size_t r = 0; r < results; ++r) {
@@ -235,14 +226,10 @@ class CudaLayerNorm : public Kernel {
       plan = &Make(shapes, aligned);
     }
 
-    std::vector<uint64_t> arguments = plan->arguments;
-    for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i].data);
-    for (size_t r = 0; r < results; ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
-    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) {
-      void* parameters[] = {arguments.data(), &memory};
-      cuda::Launch(device_, plan->first, plan->launch, stream, parameters);
-      if (plan->second != nullptr) cuda::Launch(device_, plan->second, plan->launch, stream, parameters);
-    });
+    std::vector<void*> addresses;
+    for (const Tensor& input : inputs) addresses.push_back(const_cast<void*>(input.data));
+    addresses.insert(addresses.end(), outputs.begin(), outputs.end());
+    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { plan->Run(device_, stream, addresses, memory); });
   }
 
  private:
@@ -268,46 +255,60 @@ class CudaLayerNorm : public Kernel {
     if (ElementCount(fit.shape) > 0) Make(*shapes, true);
   }
 
-  const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
-    auto plan = std::make_unique<Plan>();
-    plan->shape = FitShapes(norm_, shapes);
-    const NormShape& shape = plan->shape;
-    if (shape.elements() >= int64_t{1} << 30 || shape.width >= int64_t{1} << 30)
-      Fail("rows of ", std::max(shape.elements(), shape.width),
-        " elements are longer than the 2^30 that the kernel counts");
-    plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, 0);
-    if (const auto config = ConfigureLayerNorm(norm_, shape, device_, aligned)) {
-      plan->first = cuda::Load(device_, LayerNormSource(norm_, shape, *config), "layer_norm", cuda::Warn);
-      const int threads = config->lanes * config->groups;
-      const int resident = cuda::BlocksPerMultiprocessor(device_, plan->first, threads);
-      if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
-      // Blocks stay and take row after row, so that what rows share is read once by each.
-      const int64_t pieces = DivideUp(shape.rows, int64_t{config->groups} * config->rows_at_once);
-      const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_.multiprocessors);
-      plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
-    } else {
-      const NormTiles tiles = ConfigureNormTiles(norm_, shape, device_, aligned);
-      if (tiles.blocks >= int64_t{1} << 31)
-        Fail(tiles.blocks, " blocks for the shape ", ToString(shape.shape), " are more than a launch has");
-      const std::string source = NormTilesSource(norm_, shape, tiles);
-      plan->first = cuda::Load(device_, source, tiles.one_read ? "norm_tiles" : "tile_moments", cuda::Warn);
-      if (!tiles.one_read) plan->second = cuda::Load(device_, source, "normalize_tiles", cuda::Warn);
-      plan->launch = {static_cast<unsigned>(tiles.blocks), static_cast<unsigned>(tiles.threads),
-        static_cast<unsigned>(tiles.held_bytes)};
-      if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
-        cuda::AllowShared(device_, plan->first, static_cast<unsigned>(tiles.held_bytes));
-      plan->scratch_bytes = static_cast<size_t>(tiles.moments_bytes);
-    }
-    return plans_.Keep(shapes, aligned, std::move(plan));
+  const NormPlan& Make(const std::vector<Shape>& shapes, bool aligned) const {
+    return plans_.Keep(shapes, aligned, std::make_unique<NormPlan>(PlanNorm(norm_, shapes, aligned, device_)));
   }
 
   NormProgram norm_;
   DeviceScratch scratch_;
   const cuda::DeviceFacts& device_;
-  mutable PlanCache<Plan, bool> plans_;  // by whether all tensors are aligned
+  mutable PlanCache<NormPlan, bool> plans_;  // by whether all tensors are aligned
 };
 
 }  // namespace
+
+NormPlan PlanNorm(
+  const NormProgram& norm, const std::vector<Shape>& shapes, bool aligned, const cuda::DeviceFacts& device) {
+  NormPlan plan;
+  plan.shape = FitShapes(norm, shapes);
+  const NormShape& shape = plan.shape;
+  if (shape.elements() >= int64_t{1} << 30 || shape.width >= int64_t{1} << 30)
+    Fail(
+      "rows of ", std::max(shape.elements(), shape.width), " elements are longer than the 2^30 that the kernel counts");
+  plan.arguments = ArgumentBlock(shape.accesses, norm.program.results().size(), shape.rows, 0);
+  if (const auto config = ConfigureLayerNorm(norm, shape, device, aligned)) {
+    plan.first = cuda::Load(device, LayerNormSource(norm, shape, *config), "layer_norm", cuda::Warn);
+    const int threads = config->lanes * config->groups;
+    const int resident = cuda::BlocksPerMultiprocessor(device, plan.first, threads);
+    if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
+    // Blocks stay and take row after row, so that what rows share is read once by each.
+    const int64_t pieces = DivideUp(shape.rows, int64_t{config->groups} * config->rows_at_once);
+    const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device.multiprocessors);
+    plan.launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
+  } else {
+    const NormTiles tiles = ConfigureNormTiles(norm, shape, device, aligned);
+    if (tiles.blocks >= int64_t{1} << 31)
+      Fail(tiles.blocks, " blocks for the shape ", ToString(shape.shape), " are more than a launch has");
+    const std::string source = NormTilesSource(norm, shape, tiles);
+    plan.first = cuda::Load(device, source, tiles.one_read ? "norm_tiles" : "tile_moments", cuda::Warn);
+    if (!tiles.one_read) plan.second = cuda::Load(device, source, "normalize_tiles", cuda::Warn);
+    plan.launch = {static_cast<unsigned>(tiles.blocks), static_cast<unsigned>(tiles.threads),
+      static_cast<unsigned>(tiles.held_bytes)};
+    if (tiles.static_bytes + tiles.held_bytes > cuda::kStaticSharedBytes)
+      cuda::AllowShared(device, plan.first, static_cast<unsigned>(tiles.held_bytes));
+    plan.scratch_bytes = static_cast<size_t>(tiles.moments_bytes);
+  }
+  return plan;
+}
+
+void NormPlan::Run(
+  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
+  std::vector<uint64_t> given = arguments;
+  for (size_t i = 0; i < addresses.size(); ++i) given[i] = reinterpret_cast<uintptr_t>(addresses[i]);
+  void* parameters[] = {given.data(), &scratch};
+  cuda::Launch(device, first, launch, stream, parameters);
+  if (second != nullptr) cuda::Launch(device, second, launch, stream, parameters);
+}
 
 std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info) { return std::make_unique<CudaLayerNorm>(info); }
 

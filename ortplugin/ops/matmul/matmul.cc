@@ -14,43 +14,10 @@ constexpr int64_t kLargest = INT32_MAX;  // of every length of the contraction
 // Up to so many rows are images of one pixel each, which the engine for matrix-vector products (gemv) asks for.
 constexpr int64_t kFewRows = 64;
 
-// Node: a ShapeContext, a NodeInfo or a NodeText.
-template <typename Node>
-bool ReadTransB(const Node& node) {
-  const int64_t trans_b = node.int_attribute("trans_b", 0);
-  if (trans_b != 0 && trans_b != 1) Fail("trans_b is ", trans_b, "; it must be 0 or 1");
-  return trans_b == 1;
-}
-
-// The result's shape as far as it is known, 0 being not known either (InferConv). Throws Error where A and B surely
-// contradict each other.
-TensorType InferMatMul(bool trans_b, const TensorType& a, const TensorType& b) {
-  const bool has_a = a.has_shape && !a.shape.empty(), has_b = b.has_shape && !b.shape.empty();
-  if (has_b && b.shape.size() != 2)
-    Fail("B has the shape ", ToString(b.shape), "; it must have two dimensions: ", trans_b ? "[N, K]" : "[K, N]");
-  const int64_t k = has_b ? b.shape[trans_b ? 1 : 0] : kUnknown;
-  if (has_a && a.shape.back() > 0 && k > 0 && a.shape.back() != k)
-    Fail("A has the shape ", ToString(a.shape), " and B ", ToString(b.shape), ", which is ",
-      trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
-  TensorType result;
-  if (!has_a) return result;
-  result.has_shape = true;
-  result.shape = a.shape;
-  result.symbols = a.symbols;
-  result.symbols.resize(result.shape.size());
-  for (int64_t& length : result.shape)
-    if (length == 0) length = kUnknown;
-  const size_t n = trans_b ? 0 : 1;
-  result.shape.back() = has_b && b.shape[n] > 0 ? b.shape[n] : kUnknown;
-  result.symbols.back() = has_b && n < b.symbols.size() ? b.symbols[n] : "";
-  return result;
-}
-
 void Infer(ShapeContext& context) {
-  const bool trans_b = ReadTransB(context);
-  const Program program = ParseEpilogue(ProgramText(context, 0, kMatMulInputs));
-  const std::vector<TensorType> inputs = EpilogueInputs(program, kMatMulInputs, context);
-  InferEpilogue(program, kMatMulInputs, inputs, InferMatMul(trans_b, inputs[0], inputs[1]), &context);
+  const MatMulNode node = MatMulNode::Read(context, ProgramText(context, 0, kMatMulInputs));
+  const std::vector<TensorType> inputs = EpilogueInputs(*node.program, kMatMulInputs, context);
+  InferEpilogue(*node.program, kMatMulInputs, inputs, node.Infer(inputs[0], inputs[1]), &context);
 }
 
 Shape Without(Shape shape) {
@@ -74,10 +41,34 @@ std::vector<size_t> PlacesOf(const Shape& sizes) {
 
 }  // namespace
 
-MatMulNode::MatMulNode(const NodeText& text)
-  : trans_b(ReadTransB(text)),
-    program(std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")))),
-    allow_tf32(ReadAllowTf32(text)) {}
+// 0 is not known either (InferConv).
+TensorType MatMulNode::Infer(const TensorType& a, const TensorType& b) const {
+  const bool has_a = a.has_shape && !a.shape.empty(), has_b = b.has_shape && !b.shape.empty();
+  if (has_b && b.shape.size() != 2)
+    Fail("B has the shape ", ToString(b.shape), "; it must have two dimensions: ", trans_b ? "[N, K]" : "[K, N]");
+  const int64_t k = has_b ? b.shape[trans_b ? 1 : 0] : kUnknown;
+  if (has_a && a.shape.back() > 0 && k > 0 && a.shape.back() != k)
+    Fail("A has the shape ", ToString(a.shape), " and B ", ToString(b.shape), ", which is ",
+      trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
+  TensorType result;
+  if (!has_a) return result;
+  result.has_shape = true;
+  result.shape = a.shape;
+  result.symbols = a.symbols;
+  result.symbols.resize(result.shape.size());
+  for (int64_t& length : result.shape)
+    if (length == 0) length = kUnknown;
+  const size_t n = trans_b ? 0 : 1;
+  result.shape.back() = has_b && b.shape[n] > 0 ? b.shape[n] : kUnknown;
+  result.symbols.back() = has_b && n < b.symbols.size() ? b.symbols[n] : "";
+  return result;
+}
+
+void MatMulNode::ReadConstants(const NodeInfo& info) {
+  constant_weights = info.constant_input(1).has_value();
+  for (size_t i = kMatMulInputs; i < input_count(); ++i)
+    constant_operands.push_back(info.constant_input(i).has_value());
+}
 
 Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
   if (a.empty()) Fail("A is a scalar; it must have one dimension at least, the last of length K");
@@ -134,15 +125,10 @@ MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes, bool session_all
 }
 
 CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& text)
-  : algorithm(info.string_attribute("algorithm", "auto")) {
-  trans_b = ReadTransB(info);
-  program = std::make_shared<const Program>(ParseEpilogue(text));
-  allow_tf32 = ReadAllowTf32(info);
+  : MatMulNode(Read(info, text)), algorithm(info.string_attribute("algorithm", "auto")) {
   inputs = CheckEpilogue(*program, kMatMulInputs, info);
-  constant_weights = info.constant_input(1).has_value();
-  for (size_t i = kMatMulInputs; i < inputs.size(); ++i)
-    constant_operands.push_back(info.constant_input(i).has_value());
-  InferMatMul(trans_b, inputs[0], inputs[1]);  // for what is known
+  ReadConstants(info);
+  Infer(inputs[0], inputs[1]);  // for what is known
   const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs);
   // A rank that is not known looks like a scalar's, which an operand may be.
   if (shapes && !(*shapes)[0].empty() && !(*shapes)[1].empty()) Fit(*shapes);

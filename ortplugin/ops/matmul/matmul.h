@@ -7,9 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "ortplugin/ops/allow_tf32.h"
 #include "ortplugin/ops/contraction.h"
+#include "ortplugin/ops/conv/conv_plan.h"
+#include "ortplugin/ops/conv/cpu/layout.h"
+#include "ortplugin/ops/conv/planned_kernel.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/ort/standard_operator.h"
 #include "ortplugin/runtime/program/epilogue.h"
 #include "ortplugin/runtime/program/program.h"
 
@@ -38,9 +44,23 @@ struct MatMulNode {
   bool constant_weights = false;
   std::vector<bool> constant_operands;
 
-  MatMulNode() = default;
-  explicit MatMulNode(const NodeText& text);
+  // `text`: the attribute `program`, on the CPU ProgramText's. Node: a ShapeContext, a NodeInfo or a NodeText.
+  template <typename Node>
+  static MatMulNode Read(const Node& node, const std::string& text) {
+    MatMulNode read;
+    const int64_t trans_b = node.int_attribute("trans_b", 0);
+    if (trans_b != 0 && trans_b != 1) Fail("trans_b is ", trans_b, "; it must be 0 or 1");
+    read.trans_b = trans_b == 1;
+    read.program = std::make_shared<const Program>(ParseEpilogue(text));
+    read.allow_tf32 = ReadAllowTf32(node);
+    return read;
+  }
+  // Which inputs of a node are constants.
+  void ReadConstants(const NodeInfo& info);
 
+  size_t input_count() const { return program->parameters().size() - 1 + kMatMulInputs; }
+  // The result's shape as far as it is known. Throws Error where A and B surely contradict each other.
+  TensorType Infer(const TensorType& a, const TensorType& b) const;
   // The result's shape. Throws Error where A and B contradict each other.
   Shape Result(const Shape& a, const Shape& b) const;
   // In a session that allows TF32 or does not. Throws Error where the shapes of A, B and the operands contradict each
@@ -58,6 +78,37 @@ struct CheckedMatMulNode : MatMulNode {
   // `text`: the attribute `program`, on the CPU ProgramText's.
   CheckedMatMulNode(const NodeInfo& info, const std::string& text);
 };
+
+// A product and its program on the CPU.
+class HostMatMul {
+ public:
+  HostMatMul(const NodeInfo& info, MatMulNode node);
+  // `inputs`: A, B and the operands; `outputs`: of the program's results.
+  void Run(ortplugin::Run& run, const std::vector<Tensor>& inputs, const std::vector<void*>& outputs) const;
+  const MatMulNode& node() const { return node_; }
+
+ private:
+  void Multiply(ortplugin::Run& run, const std::vector<Tensor>& inputs, int64_t rows, void* value) const;
+
+  MatMulNode node_;
+  DType dtype_, wide_;  // of A and B, and of what is computed
+  HostScratch scratch_;
+  StandardOperator gemm_;
+  std::optional<HostOperand> weights_;  // constant ones that are not used as they lie
+};
+
+// The same on the GPU, for one combination of shapes. Asynchronous, on ORT's stream.
+struct MatMulPlan {
+  std::unique_ptr<ConvPlan> product;
+  std::optional<PointwisePlan> program;  // where it is apart; the product's value is in scratch memory then
+  size_t inputs = 0, value_bytes = 0, scratch_bytes = 0;
+
+  // `addresses`: of the inputs, then of the outputs.
+  void Run(
+    const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const;
+};
+MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const cuda::DeviceFacts& device,
+  const std::vector<Shape>& shapes, const PlanVariant& variant);
 
 std::unique_ptr<Kernel> CreateCpuMatMul(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaMatMul(const NodeInfo& info);

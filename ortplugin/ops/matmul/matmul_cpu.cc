@@ -2,10 +2,9 @@
 // has its dtype. 16-bit floats are converted to float, as Gemm's accuracy there is theirs.
 #include <cstring>
 #include <optional>
+#include <utility>
 
-#include "ortplugin/ops/conv/cpu/layout.h"
 #include "ortplugin/ops/matmul/matmul.h"
-#include "ortplugin/runtime/ort/standard_operator.h"
 #include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {
@@ -13,69 +12,80 @@ namespace {
 
 constexpr int kOpset = 11;  // since which Gemm is what it is
 
+DType WideType(const MatMulNode& node) {
+  return ValueType(*node.program) == DType::kDouble ? DType::kDouble : DType::kFloat;
+}
+
 class CpuMatMul : public Kernel {
  public:
   explicit CpuMatMul(const NodeInfo& info)
-    : node_(info, ProgramText(info, 0, kMatMulInputs)),
-      dtype_(ValueType(*node_.program)),
-      wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
-      scratch_(info),
-      gemm_(info, "Gemm", "", kOpset, {{"T", ToOrt(wide_)}},
-        {{"transA", int64_t{0}}, {"transB", int64_t{node_.trans_b}}, {"alpha", 1.0F}, {"beta", 1.0F}}, kMatMulInputs,
-        1) {
-    if (const std::optional<Tensor> b = info.constant_input(1)) {
-      HostOperand weights(nullptr, scratch_, dtype_, b->data, b->shape, false);
-      if (weights.data() != b->data) weights_.emplace(std::move(weights));
-    }
-  }
+    : product_(info, CheckedMatMulNode(info, ProgramText(info, 0, kMatMulInputs))) {}
 
   void Compute(Run& run) const override {
-    const Program& program = *node_.program;
+    const Program& program = *product_.node().program;
     const auto [inputs, shapes] = ReadInputs(program, kMatMulInputs, run);
-    const Shape full = node_.Result(shapes[0], shapes[1]);
-    const Axes axes = EpilogueAxes(program, kMatMulInputs, full, shapes);
+    const Shape full = product_.node().Result(shapes[0], shapes[1]);
+    EpilogueAxes(program, kMatMulInputs, full, shapes);  // throws before an output of that shape is asked for
     std::vector<void*> outputs;
     for (const ValueId result : program.results())
       outputs.push_back(run.output(outputs.size(), full, SizeOf(program.value(result).dtype)));
-    const int64_t count = ElementCount(full);
-    if (count == 0) return;
-
-    const std::optional<size_t> place = ValueResult(program, wide_);
-    const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
-    HostScratch::Buffer buffer(nullptr, {&scratch_});
-    if (!place) buffer = scratch_.Take(bytes);
-    void* const value = place ? outputs[*place] : buffer.get();
-    if (ElementCount(shapes[0]) == 0)  // sums of nothing
-      std::memset(value, 0, bytes);
-    else
-      Multiply(run, inputs, count / full.back(), value);
-    if (place && program.statements().empty() && outputs.size() == 1) return;
-    std::vector<ProgramSweep::Input> parameters{{value, wide_}};
-    for (size_t i = kMatMulInputs; i < inputs.size(); ++i)
-      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramSweep(program, axes, count, parameters, outputs).Run(run);
+    product_.Run(run, inputs, outputs);
   }
 
  private:
-  void Multiply(Run& run, const std::vector<Tensor>& inputs, int64_t rows, void* value) const {
-    const Tensor &a = inputs[0], &b = inputs[1];
-    const HostOperand data(&run, scratch_, dtype_, a.data, a.shape, false);
-    std::optional<HostOperand> weights;
-    if (!weights_) weights.emplace(&run, scratch_, dtype_, b.data, b.shape, false);
-    gemm_.Run(run,
-      {{data.data(), ToOrt(wide_), {rows, a.shape.back()}},
-        {weights_ ? weights_->data() : weights->data(), ToOrt(wide_), b.shape}},
-      {{value, ToOrt(wide_), {rows, b.shape[node_.trans_b ? 0 : 1]}}});
-  }
-
-  CheckedMatMulNode node_;
-  DType dtype_, wide_;  // of A and B, and of what is computed
-  HostScratch scratch_;
-  StandardOperator gemm_;
-  std::optional<HostOperand> weights_;  // constant ones that are not used as they lie
+  HostMatMul product_;
 };
 
 }  // namespace
+
+HostMatMul::HostMatMul(const NodeInfo& info, MatMulNode node)
+  : node_(std::move(node)),
+    dtype_(ValueType(*node_.program)),
+    wide_(WideType(node_)),
+    scratch_(info),
+    gemm_(info, "Gemm", "", kOpset, {{"T", ToOrt(wide_)}},
+      {{"transA", int64_t{0}}, {"transB", int64_t{node_.trans_b}}, {"alpha", 1.0F}, {"beta", 1.0F}}, kMatMulInputs, 1) {
+  if (const std::optional<Tensor> b = info.constant_input(1)) {
+    HostOperand weights(nullptr, scratch_, dtype_, b->data, b->shape, false);
+    if (weights.data() != b->data) weights_.emplace(std::move(weights));
+  }
+}
+
+void HostMatMul::Run(ortplugin::Run& run, const std::vector<Tensor>& inputs, const std::vector<void*>& outputs) const {
+  const Program& program = *node_.program;
+  std::vector<Shape> shapes;
+  for (const Tensor& input : inputs) shapes.push_back(input.shape);
+  const Shape full = node_.Result(shapes[0], shapes[1]);
+  const Axes axes = EpilogueAxes(program, kMatMulInputs, full, shapes);
+  const int64_t count = ElementCount(full);
+  if (count == 0) return;
+
+  const std::optional<size_t> place = ValueResult(program, wide_);
+  const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
+  HostScratch::Buffer buffer(nullptr, {&scratch_});
+  if (!place) buffer = scratch_.Take(bytes);
+  void* const value = place ? outputs[*place] : buffer.get();
+  if (ElementCount(shapes[0]) == 0)  // sums of nothing
+    std::memset(value, 0, bytes);
+  else
+    Multiply(run, inputs, count / full.back(), value);
+  if (place && program.statements().empty() && outputs.size() == 1) return;
+  std::vector<ProgramSweep::Input> parameters{{value, wide_}};
+  for (size_t i = kMatMulInputs; i < inputs.size(); ++i)
+    parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+  ProgramSweep(program, axes, count, parameters, outputs).Run(run);
+}
+
+void HostMatMul::Multiply(ortplugin::Run& run, const std::vector<Tensor>& inputs, int64_t rows, void* value) const {
+  const Tensor &a = inputs[0], &b = inputs[1];
+  const HostOperand data(&run, scratch_, dtype_, a.data, a.shape, false);
+  std::optional<HostOperand> weights;
+  if (!weights_) weights.emplace(&run, scratch_, dtype_, b.data, b.shape, false);
+  gemm_.Run(run,
+    {{data.data(), ToOrt(wide_), {rows, a.shape.back()}},
+      {weights_ ? weights_->data() : weights->data(), ToOrt(wide_), b.shape}},
+    {{value, ToOrt(wide_), {rows, b.shape[node_.trans_b ? 0 : 1]}}});
+}
 
 std::unique_ptr<Kernel> CreateCpuMatMul(const NodeInfo& info) { return std::make_unique<CpuMatMul>(info); }
 

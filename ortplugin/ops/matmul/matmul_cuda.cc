@@ -4,20 +4,11 @@
 #include <utility>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
-#include "ortplugin/ops/conv/conv_plan.h"
-#include "ortplugin/ops/conv/planned_kernel.h"
 #include "ortplugin/ops/matmul/matmul.h"
-#include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 
 namespace ortplugin {
 namespace {
-
-struct MatMulPlan {
-  std::unique_ptr<ConvPlan> product;
-  std::optional<PointwisePlan> program;  // where it is apart; the product's value is in scratch memory then
-  size_t value_bytes = 0, scratch_bytes = 0;
-};
 
 class CudaMatMul : public PlannedKernel<MatMulPlan> {
  public:
@@ -38,7 +29,7 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
     if (!planner_.Prepare(problem.contraction)) Keep(*shapes, {{}, node_.follows_session()});
   }
 
-  size_t input_count() const override { return node_.program->parameters().size() - 1 + kMatMulInputs; }
+  size_t input_count() const override { return node_.input_count(); }
 
   void CheckType(size_t input, ort::ElementType type) const override {
     CheckInput(*node_.program, kMatMulInputs, input, type);
@@ -54,35 +45,12 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
   bool follows_session() const override { return node_.follows_session(); }
 
   std::unique_ptr<MatMulPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
-    const std::vector<size_t>& unaligned = variant.unaligned;
-    const MatMulProblem problem = node_.Fit(shapes, variant.session_allows_tf32);
-    auto plan = std::make_unique<MatMulPlan>();
-    if (!problem.is_apart) {
-      plan->product = planner_.Make(problem.contraction, unaligned);
-    } else {
-      std::vector<size_t> copied;
-      for (const size_t tensor : unaligned)
-        if (tensor < kMatMulInputs) copied.push_back(tensor);
-      plan->product = planner_.Make(problem.contraction, copied);
-      plan->value_bytes =
-        ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
-      std::vector<Shape> parameters{problem.full};
-      parameters.insert(parameters.end(), shapes.begin() + kMatMulInputs, shapes.end());
-      plan->program = PlanPointwise(*node_.program, FitPointwise(*node_.program, parameters), device(),
-        copied.size() < unaligned.size() ? 1 : kMostVector);
-    }
-    plan->scratch_bytes = plan->value_bytes + plan->product->scratch_bytes;
-    return plan;
+    return std::make_unique<MatMulPlan>(PlanMatMul(node_, planner_, device(), shapes, variant));
   }
 
   void Launch(
     const MatMulPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const override {
-    if (!plan.program) return plan.product->Run(device(), stream, addresses, scratch);
-    plan.product->Run(device(), stream, {addresses[0], addresses[1], scratch}, scratch + plan.value_bytes);
-    const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(input_count());
-    std::vector<const void*> parameters(addresses.begin() + kMatMulInputs, outputs);
-    parameters.insert(parameters.begin(), scratch);
-    RunPointwise(*plan.program, device(), stream, parameters, {outputs, addresses.end()});
+    plan.Run(device(), stream, addresses, scratch);
   }
 
   CheckedMatMulNode node_;
@@ -90,6 +58,40 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
 };
 
 }  // namespace
+
+MatMulPlan PlanMatMul(const MatMulNode& node, const ConvPlanner& planner, const cuda::DeviceFacts& device,
+  const std::vector<Shape>& shapes, const PlanVariant& variant) {
+  const std::vector<size_t>& unaligned = variant.unaligned;
+  const MatMulProblem problem = node.Fit(shapes, variant.session_allows_tf32);
+  MatMulPlan plan;
+  plan.inputs = shapes.size();
+  if (!problem.is_apart) {
+    plan.product = planner.Make(problem.contraction, unaligned);
+  } else {
+    std::vector<size_t> copied;
+    for (const size_t tensor : unaligned)
+      if (tensor < kMatMulInputs) copied.push_back(tensor);
+    plan.product = planner.Make(problem.contraction, copied);
+    plan.value_bytes =
+      ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
+    std::vector<Shape> parameters{problem.full};
+    parameters.insert(parameters.end(), shapes.begin() + kMatMulInputs, shapes.end());
+    plan.program = PlanPointwise(*node.program, FitPointwise(*node.program, parameters), device,
+      copied.size() < unaligned.size() ? 1 : kMostVector);
+  }
+  plan.scratch_bytes = plan.value_bytes + plan.product->scratch_bytes;
+  return plan;
+}
+
+void MatMulPlan::Run(
+  const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses, char* scratch) const {
+  if (!program) return product->Run(device, stream, addresses, scratch);
+  product->Run(device, stream, {addresses[0], addresses[1], scratch}, scratch + value_bytes);
+  const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(inputs);
+  std::vector<const void*> parameters(addresses.begin() + kMatMulInputs, outputs);
+  parameters.insert(parameters.begin(), scratch);
+  RunPointwise(*program, device, stream, parameters, {outputs, addresses.end()});
+}
 
 std::unique_ptr<Kernel> CreateCudaMatMul(const NodeInfo& info) { return std::make_unique<CudaMatMul>(info); }
 

@@ -253,6 +253,17 @@ int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int th
   return blocks;
 }
 
+int ResidentClusters(
+  const DeviceFacts& device, Function function, unsigned cluster, unsigned threads, unsigned shared_bytes) {
+  if (TheDriver().cuOccupancyMaxActiveClusters == nullptr) return 0;
+  const ContextScope scope(device);
+  LaunchAttribute shape{kClusterShape, {}, {cluster, 1, 1}, {}};
+  const LaunchConfig config{{cluster, 1, 1}, {threads, 1, 1}, shared_bytes, nullptr, &shape, 1};
+  int clusters = 0;
+  CheckDriver(TheDriver().cuOccupancyMaxActiveClusters(&clusters, function, &config), "cuOccupancyMaxActiveClusters");
+  return clusters;
+}
+
 void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
 
 }  // namespace ortplugin::cuda

@@ -68,6 +68,10 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads);
 
+// Clusters of so many blocks of a kernel that the GPU holds at the same time; 0 where it has no such clusters.
+int ResidentClusters(
+  const DeviceFacts& device, Function function, unsigned cluster, unsigned threads, unsigned shared_bytes);
+
 // What LaunchShape.shared_bytes may be for the function. Needed once where that is more than kStaticSharedBytes.
 void AllowShared(const DeviceFacts& device, Function function, unsigned bytes);
 

@@ -63,6 +63,8 @@ const Driver& TheDriver() {
     Find(library, "cuThreadExchangeStreamCaptureMode", made->cuThreadExchangeStreamCaptureMode);
     Find(library, "cuGetErrorName", made->cuGetErrorName);
     Find(library, "cuGetErrorString", made->cuGetErrorString);
+    if (dlsym(library, "cuOccupancyMaxActiveClusters") != nullptr)
+      Find(library, "cuOccupancyMaxActiveClusters", made->cuOccupancyMaxActiveClusters);
     if (dlsym(library, "cuTensorMapEncodeTiled") != nullptr)
       Find(library, "cuTensorMapEncodeTiled", made->cuTensorMapEncodeTiled);
     if (dlsym(library, "cuGraphRemoveDependencies_v2") != nullptr) {

@@ -54,6 +54,20 @@ struct KernelNodeParams {
   void* kernel;
   Context context;
 };
+// CUlaunchConfig with CUlaunchAttribute: of these only the shape of a cluster is used.
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  unsigned cluster[3];
+  char rest[52];
+};
+constexpr int kClusterShape = 4;
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
 constexpr int kKernelNode = 0, kEmptyNode = 5, kAllocationNode = 10, kFreeNode = 11;
 
 struct Driver {
@@ -76,6 +90,8 @@ struct Driver {
   Result (*cuGetErrorName)(Result, const char**);
   Result (*cuGetErrorString)(Result, const char**);
 
+  // Null before CUDA 11.8.
+  Result (*cuOccupancyMaxActiveClusters)(int*, Function, const LaunchConfig*);
   // Null before CUDA 12.0.
   Result (*cuTensorMapEncodeTiled)(void* map, int dtype, uint32_t rank, void* address, const uint64_t* sizes,
     const uint64_t* pitches, const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion,

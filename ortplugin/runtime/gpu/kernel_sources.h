@@ -25,6 +25,7 @@ extern const char kStemSource[];  // ops/conv/engines/stem.cu
 extern const char kConv1x1Source[];  // ops/conv/engines/conv_1x1.cu
 extern const char kWgmmaSource[];  // device/wgmma.cuh
 extern const char kGemmSource[];  // ops/conv/engines/gemm.cu
+extern const char kGemmNormSource[];  // ops/conv/engines/gemm_norm.cuh
 extern const char kGemmEpilogueSource[];  // device/gemm_epilogue.cuh
 extern const char kNchwFewSource[];  // ops/conv/engines/nchw_few.cu
 extern const char kNchwGemmSource[];  // ops/conv/engines/nchw_gemm.cu

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
 

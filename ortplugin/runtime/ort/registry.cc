@@ -11,7 +11,7 @@
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/lstm/lstm.h"
-#include "ortplugin/ops/matmul/matmul.h"
+#include "ortplugin/ops/matmul/matmul_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/scatter/scatter.h"
@@ -37,6 +37,7 @@ const Operator* const kOperators[] = {
   &kFusedPool,
   &kFusedResize,
   &kFusedMatMul,
+  &kFusedMatMulNorm,
   &kFusedAttention,
   &kFusedTranspose,
   &kFusedLSTM,

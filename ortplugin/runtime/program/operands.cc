@@ -174,7 +174,12 @@ std::string TextOf(const Node& node, size_t first, size_t second) {
     widened =
       widened || (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
   }
-  if (!widened) return text;
+  return widened ? WithFloatForHalf(text) : text;
+}
+
+}  // namespace
+
+std::string WithFloatForHalf(const std::string& text) {
   std::string changed;
   for (size_t at = 0; at < text.size();) {
     size_t stop = at;
@@ -185,8 +190,6 @@ std::string TextOf(const Node& node, size_t first, size_t second) {
   }
   return changed;
 }
-
-}  // namespace
 
 void CheckType(const Program& program, size_t input, ort::ElementType type) {
   const Value& parameter = program.value(program.parameters()[input]);

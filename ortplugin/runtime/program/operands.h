@@ -94,6 +94,8 @@ void CheckType(const Program& program, size_t input, ort::ElementType type);
 std::string ProgramText(const ShapeContext& context, size_t first = 0, size_t second = 1);
 std::string ProgramText(const NodeInfo& info, size_t first = 0, size_t second = 1);
 inline std::string ProgramText(const NodeText& text, size_t, size_t) { return text.string_attribute("program"); }
+// The text of a program with float for float16.
+std::string WithFloatForHalf(const std::string& text);
 // Throws Error where a node has other inputs or outputs than the program. Returns the inputs' types.
 std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info);
 

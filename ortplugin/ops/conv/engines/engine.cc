@@ -26,12 +26,13 @@ struct Operand {
   }
 };
 
-std::vector<Operand> Operands(const Program& program, const Contraction& problem) {
-  const Shape full = problem.result();
+// Of the program's parameters from `first` on.
+std::vector<Operand> Operands(
+  const Program& program, size_t first, const std::vector<Shape>& shapes, const Shape& full) {
   std::vector<Operand> operands;
-  for (size_t i = 0; i < problem.operands.size(); ++i) {
-    const Shape& shape = problem.operands[i];
-    Operand operand{program.value(program.parameters()[i + 1]).dtype, {}, true};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const Shape& shape = shapes[i];
+    Operand operand{program.value(program.parameters()[first + i]).dtype, {}, true};
     if (shape.size() > 4) Fail("the shape ", ToString(shape), " does not broadcast to ", ToString(full));
     int64_t stride = 1;
     for (size_t axis = 4; axis-- > 0;) {
@@ -46,6 +47,73 @@ std::vector<Operand> Operands(const Program& program, const Contraction& problem
     operands.push_back(operand);
   }
   return operands;
+}
+
+// A program, or the part of one behind its norm, as an engine's kernel applies it: engine.h has the text's shape.
+struct Stage {
+  std::string name;  // what the names of its text begin with
+  const Program& program;
+  std::vector<uint32_t> statements;
+  std::vector<std::pair<std::string, ValueId>> given;  // what `apply` is called with
+  size_t first;  // of the program's parameters, that `operands` are
+  std::vector<Operand> operands;
+  size_t input;  // the number of the first of them
+  bool is_of_tf32;
+
+  std::string Emit() const;
+};
+
+std::string Stage::Emit() const {
+  const size_t outputs = program.results().size();
+  std::ostringstream text;
+  for (const bool of_pixel : {false, true}) {
+    text << "template <int N>\nstruct " << name << (of_pixel ? "PixelOperands" : "TileOperands") << " {\n";
+    for (size_t i = 0; i < operands.size(); ++i)
+      if (operands[i].is_of_pixel() == of_pixel)
+        text << "  Vector<" << StorageType(operands[i].dtype) << ", " << (operands[i].strides[3] != 0 ? "N" : "1")
+             << "> p" << i << ";\n";
+    text << "  DEVICE void load(const Arguments& a, int n, " << (of_pixel ? "int y, int x, int m, int offset" : "int m")
+         << ") {\n";
+    for (size_t i = 0; i < operands.size(); ++i)
+      if (operands[i].is_of_pixel() == of_pixel)
+        // Ordered: what has the output's shape may be overwritten by it, and nothing may be read before the wait for
+        // the kernel that writes it.
+        text << "    p" << i << ".load_ordered((const " << StorageType(operands[i].dtype) << "*)a.in[" << i + input
+             << "]" << operands[i].Offset() << ");\n";
+    text << "  }\n};\n\n";
+  }
+  text << "template <int N>\nstruct " << name << "Results {\n";
+  for (size_t r = 0; r < outputs; ++r) {
+    const DType dtype = program.value(program.results()[r]).dtype;
+    text << "  Vector<" << StorageType(dtype) << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
+         << ComputeType(dtype) << " x) {\n    " << StorageType(dtype) << " stored;\n    from_compute(x, stored);\n    r"
+         << r << ".set(j, stored);\n  }\n";
+  }
+  text << "  DEVICE void store(const Arguments& a, int offset, int first = 0) const {\n";
+  for (size_t r = 0; r < outputs; ++r)
+    text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[first + "
+         << r << "] + offset);\n";
+  text << "  }\n};\n\n";
+  const std::string before =
+    "DEVICE void apply(const " + name + "TileOperands<N>& tile, const " + name + "PixelOperands<N>& pixel, int j, ";
+  std::string parameters, arguments;
+  for (const auto& [each, value] : given) {
+    parameters += ComputeType(program.value(value).dtype) + " " + each + ", ";
+    arguments += each + ", ";
+  }
+  text << "template <int N, int R>\n" << before << parameters << name << "Results<R>& results, int to) {\n";
+  for (const auto& [each, value] : given)
+    text << "  const " << ComputeType(program.value(value).dtype) << " v" << value << " = " << each << ";\n";
+  for (size_t i = 0; i < operands.size(); ++i)
+    text << "  const " << ComputeType(operands[i].dtype) << " v" << program.parameters()[first + i] << " = to_compute("
+         << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3] != 0 ? "[j]" : "[0]")
+         << ");\n";
+  text << EmitCuda(program, statements, "  ", is_of_tf32);
+  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
+  text << "}\ntemplate <int N>\n"
+       << before << parameters << name << "Results<N>& results) {\n  apply(tile, pixel, j, " << arguments
+       << "results, j);\n}\n\n";
+  return text.str();
 }
 
 }  // namespace
@@ -64,82 +132,63 @@ bool FitsEngines(const Program& program, const Contraction& problem) {
   return x > 0 && y > 0 && x < kMost && y < kMost && w < kMost;
 }
 
-std::string ConvPreamble(const Program& program, const Contraction& problem) {
-  const std::vector<Operand> operands = Operands(program, problem);
-  const size_t outputs = program.results().size();
-  const bool of_image = std::any_of(operands.begin(), operands.end(),
-    [](const Operand& operand) { return operand.strides[0] != 0 && !operand.is_of_pixel(); });
-  std::ostringstream text;
-  text << kCommonSource << "\n"
-       << kPointwiseSource << "\n"
-       << "typedef " << StorageType(problem.dtype()) << " storage_t;\n\n"
-       << "struct Arguments {\n  const void* in[" << operands.size() + 2 << "];\n  void* out[" << outputs
-       << "];\n  unsigned long long batch;\n};\n\n";
-  for (const bool of_pixel : {false, true}) {
-    text << "template <int N>\nstruct " << (of_pixel ? "PixelOperands" : "TileOperands") << " {\n";
-    for (size_t i = 0; i < operands.size(); ++i)
-      if (operands[i].is_of_pixel() == of_pixel)
-        text << "  Vector<" << StorageType(operands[i].dtype) << ", " << (operands[i].strides[3] != 0 ? "N" : "1")
-             << "> p" << i << ";\n";
-    text << "  DEVICE void load(const Arguments& a, int n, " << (of_pixel ? "int y, int x, int m, int offset" : "int m")
-         << ") {\n";
-    for (size_t i = 0; i < operands.size(); ++i)
-      if (operands[i].is_of_pixel() == of_pixel)
-        // Ordered: what has the output's shape may be overwritten by it, and nothing may be read before the wait for
-        // the kernel that writes it.
-        text << "    p" << i << ".load_ordered((const " << StorageType(operands[i].dtype) << "*)a.in[" << i + 2 << "]"
-             << operands[i].Offset() << ");\n";
-    text << "  }\n};\n\n";
-  }
-  text << "template <int N>\nstruct Results {\n";
-  for (size_t r = 0; r < outputs; ++r) {
-    const DType dtype = program.value(program.results()[r]).dtype;
-    text << "  Vector<" << StorageType(dtype) << ", N> r" << r << ";\n  DEVICE void set" << r << "(int j, "
-         << ComputeType(dtype) << " x) {\n    " << StorageType(dtype) << " stored;\n    from_compute(x, stored);\n    r"
-         << r << ".set(j, stored);\n  }\n";
-  }
-  text << "  DEVICE void store(const Arguments& a, int offset) const {\n";
-  for (size_t r = 0; r < outputs; ++r)
-    text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[" << r
-         << "] + offset);\n";
-  text << "  }\n};\n\n"
-       << "template <int N, int R>\nDEVICE void apply(const TileOperands<N>& tile, const "
-          "PixelOperands<N>& pixel, int j, float value, Results<R>& results, int to) {\n  const float v"
-       << program.parameters()[0] << " = value;\n";
-  for (size_t i = 0; i < operands.size(); ++i)
-    text << "  const " << ComputeType(operands[i].dtype) << " v" << program.parameters()[i + 1] << " = to_compute("
-         << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3] != 0 ? "[j]" : "[0]")
-         << ");\n";
+std::string ConvPreamble(const Program& program, const Contraction& problem, const NormTail* tail) {
+  const Shape full = problem.result();
   std::vector<uint32_t> statements(program.statements().size());
   std::iota(statements.begin(), statements.end(), 0);
   // A depthwise convolution multiplies without rounding.
   const bool is_of_tf32 = problem.dtype() == DType::kFloat && problem.allow_tf32 && problem.groups < problem.channels;
-  text << EmitCuda(program, statements, "  ", is_of_tf32);
-  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
-  text
-    << "}\ntemplate <int N>\nDEVICE void apply(const TileOperands<N>& tile, const "
-       "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
-       "j);\n}\n\n"
-    << "#define CHANNELS " << problem.channels << "\n"
-    << "#define FILTERS " << problem.filters << "\n"
-    << "#define IMAGE_H " << problem.rows().size << "\n"
-    << "#define IMAGE_W " << problem.columns().size << "\n"
-    << "#define OUT_H " << problem.rows().out << "\n"
-    << "#define OUT_W " << problem.columns().out << "\n"
-    << "#define KERNEL_H " << problem.rows().kernel << "\n"
-    << "#define KERNEL_W " << problem.columns().kernel << "\n"
-    << "#define STRIDE_H " << problem.rows().stride << "\n"
-    << "#define STRIDE_W " << problem.columns().stride << "\n"
-    << "#define PAD_TOP " << problem.rows().pad_begin << "\n"
-    << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
-    << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
-    << "#define OF_IMAGE " << of_image << "\n"
-    << kCopySource;
+  std::vector<Stage> stages{{"", program, statements, {{"value", program.parameters()[0]}}, 1,
+    Operands(program, 1, problem.operands, full), 2, is_of_tf32}};
+  if (tail != nullptr) {
+    const NormProgram& norm = *tail->norm;
+    const size_t values = program.results().size();
+    stages.push_back({"Norm", norm.program, norm.epilogue, {{"s", norm.summed}, {"n", norm.normalized}}, values,
+      Operands(norm.program, values, tail->operands, full), 2 + problem.operands.size(), is_of_tf32});
+  }
+  size_t inputs = 2, outputs = 0;
+  bool of_image = false;
+  for (const Stage& stage : stages) {
+    inputs += stage.operands.size();
+    outputs += stage.program.results().size();
+    of_image = of_image || std::any_of(stage.operands.begin(), stage.operands.end(), [](const Operand& operand) {
+      return operand.strides[0] != 0 && !operand.is_of_pixel();
+    });
+  }
+  std::ostringstream text;
+  text << kCommonSource << "\n"
+       << kPointwiseSource << "\n"
+       << "typedef " << StorageType(problem.dtype()) << " storage_t;\n\n"
+       << "struct Arguments {\n  const void* in[" << inputs << "];\n  void* out[" << outputs
+       << "];\n  unsigned long long batch;\n};\n\n";
+  for (const Stage& stage : stages) text << stage.Emit();
+  if (tail != nullptr) {
+    const NormProgram& norm = *tail->norm;
+    text << "DEVICE float prologue(float x) {\n  const float v" << norm.program.parameters()[0] << " = x;\n"
+         << EmitCuda(norm.program, norm.prologue, "  ", is_of_tf32) << "  return v" << norm.summed << ";\n}\n\n";
+  }
+  text << "#define CHANNELS " << problem.channels << "\n"
+       << "#define FILTERS " << problem.filters << "\n"
+       << "#define IMAGE_H " << problem.rows().size << "\n"
+       << "#define IMAGE_W " << problem.columns().size << "\n"
+       << "#define OUT_H " << problem.rows().out << "\n"
+       << "#define OUT_W " << problem.columns().out << "\n"
+       << "#define KERNEL_H " << problem.rows().kernel << "\n"
+       << "#define KERNEL_W " << problem.columns().kernel << "\n"
+       << "#define STRIDE_H " << problem.rows().stride << "\n"
+       << "#define STRIDE_W " << problem.columns().stride << "\n"
+       << "#define PAD_TOP " << problem.rows().pad_begin << "\n"
+       << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
+       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
+       << "#define OF_IMAGE " << of_image << "\n"
+       << kCopySource;
   return text.str();
 }
 
-std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem) {
-  std::vector<uint64_t> arguments(problem.operands.size() + 2 + program.results().size(), 0);
+std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail) {
+  size_t addresses = problem.operands.size() + 2 + program.results().size();
+  if (tail != nullptr) addresses += tail->operands.size() + tail->norm->program.results().size();
+  std::vector<uint64_t> arguments(addresses, 0);
   arguments.push_back(static_cast<uint64_t>(problem.batch));
   return arguments;
 }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "ortplugin/ops/contraction.h"
+#include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/engine_kernel.h"
 #include "ortplugin/runtime/program/operands.h"
@@ -59,18 +60,26 @@ std::optional<EngineKernel> FindEngineKernel(
 // dtype without an engine.
 bool FitsEngines(const Program& program, const Contraction& problem);
 
+// A norm of whole rows of the program's results, which are its first parameters: float `prologue(x)` of the only one.
+struct NormTail {
+  const NormProgram* norm;
+  std::vector<Shape> operands;  // of its other parameters, as the problem's
+  bool stores_values;  // whether the program's results are written, too
+};
+
 // CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
 // OF_IMAGE, whether TileOperands depend on n, and for the epilogue:
 //   struct Arguments { const void* in[]; void* out[]; int batch; }
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y
-//   Results<N>:       store(a, offset)
+//   Results<N>:       store(a, offset), from the output 0 on, or from a third argument on
 //   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it; with one
 //     argument more its results are set in that place instead of j
-// N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type.
-std::string ConvPreamble(const Program& program, const Contraction& problem);
+// N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type. For
+// the epilogue of a norm the same stands with `Norm` before the names; its `apply` has s and n in place of the value.
+std::string ConvPreamble(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);
 
 // Room for the addresses, then `batch`.
-std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem);
+std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem, const NormTail* tail = nullptr);
 
 }  // namespace ortplugin

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <limits>
 #include <sstream>
 
@@ -17,6 +18,11 @@ constexpr int kColumns = 32;  // of a warp's rows that pass through shared memor
 constexpr int kPitch = kColumns + 8;
 constexpr int64_t kStaticShared = 256;  // barriers
 constexpr int kMostStages = 10;
+constexpr int kMostCluster = 8;  // that every GPU with clusters takes
+// A product with its norm may take so many microseconds more than alone, and so many times as long, and must keep half
+// of the multiprocessors busy. On an H100 (2026-11-26) BERT-base of 8x128 tokens is 7% faster so, by products of 1.28
+// times the cost, and ViT-B/16 6%; Llama's of 256 rows, 1.7 times in 32 blocks, would be 9% slower.
+constexpr double kNormCost = 3.5, kNormFactor = 1.3;
 
 // Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 128 bytes of
 // channels take step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Fitted to
@@ -97,18 +103,67 @@ int64_t OperandRegisters(const Program& program, const Contraction& problem) {
   return registers;
 }
 
-// How many such chunks fit beside the accumulators and some thirty registers more.
-int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config) {
+// How many such chunks fit beside the accumulators, what a norm keeps of them, and some thirty registers more.
+int64_t ChunksAhead(const Program& program, const Contraction& problem, const GemmConfig& config, bool is_normalized) {
   const int64_t tiles = config.take_turns ? 2 : 1;  // of 64 rows
   const int64_t chunks = tiles * DivideUp(int64_t{config.tile_n}, int64_t{kColumns});
-  const int64_t room = (config.consumers == 2 && !config.take_turns ? 146 : 200) - tiles * config.tile_n / 2;
+  const int64_t kept = is_normalized ? config.tile_n / 2 + 24 : 0;
+  const int64_t room = (config.consumers == 2 && !config.take_turns ? 146 : 200) - tiles * config.tile_n / 2 - kept;
   if (Vector(problem) < 4) return 1;
   return std::clamp(room / std::max<int64_t>(1, OperandRegisters(program, problem)), int64_t{1}, chunks);
 }
 
-// Where operands, as the kernel finds them, stand in its parameter, and the two maps behind them.
-size_t MapWord(const Program& program, const Contraction& problem) {
-  return static_cast<size_t>(RoundUp(static_cast<int64_t>(ConvArguments(program, problem).size()), 8));
+struct Choice {
+  GemmConfig config;  // but for its stages
+  double cost;
+};
+
+// Of tiles in any number, or where `most_cluster` is not 0, of those of which clusters of up to so many blocks have
+// whole rows, each block one tile.
+Choice FindCheapest(const Contraction& problem, int most_cluster, const cuda::DeviceFacts& device) {
+  Choice best{{}, std::numeric_limits<double>::infinity()};
+  const auto consider = [&](const TileKind& kind, int tile_n, int cluster) {
+    if (tile_n < kind.least_n || tile_n > kind.most_n) return;
+    const double cost = Cost(problem, kind, tile_n, device);
+    if (cost >= best.cost) return;
+    const int tile_k = kind.bytes_k / static_cast<int>(Size(problem));
+    const bool rows_first = most_cluster == 0 && Rows(problem) < problem.filters;
+    best = {{tile_n, kind.consumers, tile_k, kind.take_turns, 0, rows_first, cluster}, cost};
+  };
+  const auto consider_all = [&](const TileKind& kind) {
+    if (most_cluster == 0)
+      for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) consider(kind, tile_n, 1);
+    for (int cluster = 1; cluster <= std::min(most_cluster, kMostCluster) && !kind.take_turns; ++cluster) {
+      const int64_t tiles = Tiles(problem, TileM(kind.consumers, false), problem.filters) * cluster;
+      if (problem.filters % (int64_t{cluster} * kColumns) == 0 && tiles <= device.multiprocessors)
+        consider(kind, static_cast<int>(std::min<int64_t>(problem.filters / cluster, INT32_MAX)), cluster);
+    }
+  };
+  if (Size(problem) == 4)
+    std::for_each(std::begin(kFloatTiles), std::end(kFloatTiles), consider_all);
+  else
+    std::for_each(std::begin(kHalfTiles), std::end(kHalfTiles), consider_all);
+  return best;
+}
+
+int Stages(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device, int64_t rest) {
+  const int64_t room = device.shared_per_block - rest - StagingBytes(config);
+  return static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
+}
+
+EngineKernel Make(const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail,
+  const cuda::DeviceFacts& device) {
+  std::vector<uint64_t> arguments = ConvArguments(program, problem, tail);
+  const auto word = static_cast<size_t>(RoundUp(static_cast<int64_t>(arguments.size()), 8));  // of the maps
+  arguments.resize(word + 2 * cuda::kTensorMapWords);
+  const auto channels = static_cast<uint64_t>(problem.channels);
+  const auto of_group = static_cast<uint64_t>(problem.group_channels());
+  const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
+  const bool tf32 = problem.dtype() == DType::kFloat;
+  return {GemmSource(program, problem, config, tail), "gemm", GemmLaunch(problem, config, device), arguments,
+    {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
+      {word + cuda::kTensorMapWords, 1, {of_group, static_cast<uint64_t>(problem.filters)}, {of_group},
+        static_cast<uint32_t>(config.tile_n), 0, tf32}}};
 }
 
 }  // namespace
@@ -137,23 +192,8 @@ bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFa
 }
 
 GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
-  GemmConfig config{};
-  double least = std::numeric_limits<double>::infinity();
-  const auto consider = [&](const TileKind& kind) {
-    for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
-      const double cost = Cost(problem, kind, tile_n, device);
-      if (cost >= least) continue;
-      least = cost;
-      const int tile_k = kind.bytes_k / static_cast<int>(Size(problem));
-      config = {tile_n, kind.consumers, tile_k, kind.take_turns, 0, Rows(problem) < problem.filters};
-    }
-  };
-  if (Size(problem) == 4)
-    std::for_each(std::begin(kFloatTiles), std::end(kFloatTiles), consider);
-  else
-    std::for_each(std::begin(kHalfTiles), std::end(kHalfTiles), consider);
-  const int64_t room = device.shared_per_block - kStaticShared - StagingBytes(config);
-  config.stages = static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(problem, config)));
+  GemmConfig config = FindCheapest(problem, 0, device).config;
+  config.stages = Stages(problem, config, device, kStaticShared);
   return config;
 }
 
@@ -200,9 +240,10 @@ Contraction WithRowsAsBatch(const Contraction& problem) {
   return flat;
 }
 
-std::string GemmSource(const Program& program, const Contraction& problem, const GemmConfig& config) {
+std::string GemmSource(
+  const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define TILE_N " << config.tile_n << "\n"
+  text << ConvPreamble(program, problem, tail) << "#define TILE_N " << config.tile_n << "\n"
        << "#define TILE_K " << config.tile_k << "\n"
        << "#define CONSUMERS " << config.consumers << "\n"
        << "#define STAGES " << config.stages << "\n"
@@ -212,12 +253,24 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
        << "#define M_TILES " << (config.take_turns ? 2 : 1) << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
        << "#define COLUMNS " << kColumns << "\n"
-       << "#define AHEAD " << ChunksAhead(program, problem, config) << "\n"
-       << "#define VECTOR " << Vector(problem) << "\n\n"
+       << "#define AHEAD " << ChunksAhead(program, problem, config, tail != nullptr) << "\n"
+       << "#define VECTOR " << Vector(problem) << "\n"
+       << "#define CLUSTER " << config.cluster << "\n"
+       << "#define IS_NORMALIZED " << (tail != nullptr) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
-       << kGemmEpilogueSource << "\n"
-       << kGemmSource;
+       << kClusterSource << "\n"
+       << kGemmEpilogueSource << "\n";
+  if (tail != nullptr) {
+    char epsilon[64];
+    std::snprintf(epsilon, sizeof epsilon, "%a", tail->norm->epsilon);
+    text << "#define TILE_ROWS " << config.tile_m() << "\n"
+         << "#define IS_RMS " << tail->norm->is_rms << "\n"
+         << "#define EPSILON " << epsilon << "\n"
+         << "#define STORES_VALUES " << tail->stores_values << "\n"
+         << kGemmNormSource;
+  }
+  text << kGemmSource;
   return text.str();
 }
 
@@ -230,18 +283,32 @@ cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& confi
 
 EngineKernel MakeGemm(const Program& program, const Contraction& given, const cuda::DeviceFacts& device) {
   const Contraction problem = WithRowsAsBatch(given);
-  const GemmConfig config = ConfigureGemm(problem, device);
-  std::vector<uint64_t> arguments = ConvArguments(program, problem);
-  const size_t word = MapWord(program, problem);
-  arguments.resize(word + 2 * cuda::kTensorMapWords);
-  const auto channels = static_cast<uint64_t>(problem.channels);
-  const auto of_group = static_cast<uint64_t>(problem.group_channels());
-  const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
-  const bool tf32 = problem.dtype() == DType::kFloat;
-  return {GemmSource(program, problem, config), "gemm", GemmLaunch(problem, config, device), arguments,
-    {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile, 0, tf32},
-      {word + cuda::kTensorMapWords, 1, {of_group, static_cast<uint64_t>(problem.filters)}, {of_group},
-        static_cast<uint32_t>(config.tile_n), 0, tf32}}};
+  return Make(program, problem, ConfigureGemm(problem, device), nullptr, device);
+}
+
+std::optional<GemmConfig> ConfigureGemmNorm(const Program& program, const Contraction& problem, const NormTail& tail,
+  int most_cluster, bool only_where_fast, const cuda::DeviceFacts& device) {
+  const NormProgram& norm = *tail.norm;
+  const std::vector<size_t>&before = norm.prologue_operands.parameters, &behind = norm.epilogue_operands.parameters;
+  if (program.results().size() != 1 || before != std::vector<size_t>{0} || !norm.prologue_operands.results.empty() ||
+    std::find(behind.begin(), behind.end(), 0) != behind.end() || norm.axis != -1 || !norm.axes.empty() ||
+    norm.groups > 0)
+    return {};
+  if (!FitsGemm(program, problem, device) || problem.groups > 1) return {};
+  const Choice apart = FindCheapest(problem, 0, device), whole = FindCheapest(problem, most_cluster, device);
+  if (whole.cost == std::numeric_limits<double>::infinity()) return {};
+  GemmConfig config = whole.config;
+  if (only_where_fast &&
+    (whole.cost > std::min(apart.cost + kNormCost, apart.cost * kNormFactor) ||
+      2 * Tiles(problem, config.tile_m(), config.tile_n) < device.multiprocessors))
+    return {};
+  config.stages = Stages(problem, config, device, kStaticShared + int64_t{config.cluster} * config.tile_m() * 8);
+  return config;
+}
+
+EngineKernel MakeGemmNorm(const Program& program, const Contraction& problem, const GemmConfig& config,
+  const NormTail& tail, const cuda::DeviceFacts& device) {
+  return Make(program, problem, config, &tail, device);
 }
 
 }  // namespace ortplugin

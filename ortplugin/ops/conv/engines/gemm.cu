@@ -1,7 +1,8 @@
 // y[p, m] = program(sum over c of x[p, c] w[m, c]): a matrix product, or a pointwise (1x1) convolution of stride 1;
 // each group has tiles of its own
 //
-// Before this text comes what engine.h says, and wgmma.cuh, tma.cuh and gemm_epilogue.cuh.
+// Before this text comes what engine.h says, and wgmma.cuh, tma.cuh, cluster.cuh and gemm_epilogue.cuh; with a norm
+// (IS_NORMALIZED) also gemm_norm.cuh: the blocks of a cluster have the tiles of the same rows then, one each.
 //
 // A persistent, warp-specialized GEMM. Two warps of a block are producers: they copy K tiles of x and w into a ring of
 // STAGES, by TMA with the 128-byte swizzle, which rounds fp32 to TF32. The CONSUMERS warpgroups before them multiply,
@@ -126,14 +127,23 @@ DEVICE void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m) wait_wgmma(sums[m]);
     release(before);
+#if IS_NORMALIZED
+    normalize(epilogue, sums, own_rows + warp % 4 * 16);
+#else
     epilogue.run(sums);
+#endif
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ GemmArguments g) {
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+  __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ GemmArguments g) {
   extern __shared__ __align__(1024) uint4 shared[];
   __shared__ __align__(8) unsigned long long barriers[2 * STAGES + CONSUMERS];
   const unsigned full = shared_address(barriers), empty = full + STAGES * 8, turns = empty + STAGES * 8;
+  begin_cluster();
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, 2);

@@ -13,6 +13,7 @@ struct GemmConfig {
   bool take_turns;  // each consumer has tiles of its own: the program of one runs beside the MMAs of the other
   int stages;
   bool rows_first;  // neighbouring tiles have the same columns
+  int cluster = 1;  // blocks that share rows, for a norm of these
 
   int tile_m() const { return take_turns ? 128 : 64 * consumers; }
 };
@@ -21,7 +22,8 @@ bool FitsGemm(const Program& program, const Contraction& problem, const cuda::De
 // Whether it is known to be faster than a library's engine.
 bool IsGemmFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device);
-std::string GemmSource(const Program& program, const Contraction& problem, const GemmConfig& config);
+std::string GemmSource(
+  const Program& program, const Contraction& problem, const GemmConfig& config, const NormTail* tail = nullptr);
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device);
 
 // Whether filters have one element, and every pixel is one of the result.
@@ -36,5 +38,13 @@ Contraction WithTwoWindows(const Contraction& problem);
 Contraction WithRowsAsBatch(const Contraction& problem);
 
 EngineKernel MakeGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+
+// One kernel for a product and a norm of its rows, which `problem` has as its batch (WithRowsAsBatch): each cluster, of
+// up to `most_cluster` blocks, has one tile of whole rows. Empty where that is not computed, where more tiles than the
+// GPU has multiprocessors are needed, and with `only_where_fast` where it is not known to be faster than two kernels.
+std::optional<GemmConfig> ConfigureGemmNorm(const Program& program, const Contraction& problem, const NormTail& tail,
+  int most_cluster, bool only_where_fast, const cuda::DeviceFacts& device);
+EngineKernel MakeGemmNorm(const Program& program, const Contraction& problem, const GemmConfig& config,
+  const NormTail& tail, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

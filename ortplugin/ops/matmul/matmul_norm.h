@@ -1,0 +1,37 @@
+// FusedMatMulNorm: a matrix product with its program, and a norm of the program's results. The specification is in
+// ortplugin/ops/matmul/norm.py.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/matmul/matmul.h"
+
+namespace ortplugin {
+
+extern const Operator kFusedMatMulNorm;
+
+// A node of a model. Its inputs are the product's, then the norm's without the product's results.
+struct MatMulNormNode {
+  MatMulNode product;
+  NormProgram norm;  // its first parameters are the product's results
+  bool keeps_product;  // the product's results are outputs, too, the first ones
+  enum class Algorithm { kAuto, kWhole, kApart } algorithm;  // of a GPU: one kernel, or two
+
+  size_t values() const { return product.program->results().size(); }
+  size_t input_count() const { return product.input_count() + norm.program.parameters().size() - values(); }
+  // Throws Error where the input has another type than the programs say.
+  void CheckInput(size_t input, ort::ElementType type) const;
+  // Of all inputs the product's shapes, and the norm's.
+  std::vector<Shape> ProductShapes(const std::vector<Shape>& shapes) const;
+  std::vector<Shape> NormShapes(const std::vector<Shape>& shapes) const;
+
+  // Throws Error where programs, inputs and outputs don't fit together as far as they are known early.
+  static MatMulNormNode Read(const NodeInfo& info, std::vector<TensorType>* inputs);
+};
+
+std::unique_ptr<Kernel> CreateCudaMatMulNorm(const NodeInfo& info);
+
+}  // namespace ortplugin
