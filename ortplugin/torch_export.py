@@ -17,11 +17,11 @@ Needs torch and onnxscript (`pip install ortplugin[torch]`), which are imported 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ortplugin.errors import UsageError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops.conv_grad.gradient import NAME as CONV_GRAD
-from ortplugin.ops.pointwise import NAME as POINTWISE
-from ortplugin.program import FLOATING
+from .errors import UsageError
+from .graph.domains import DOMAIN
+from .ops.conv_grad.gradient import NAME as CONV_GRAD
+from .ops.pointwise import NAME as POINTWISE
+from .program import FLOATING
 
 _VERSION = 1
 

@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ortplugin.report import OutputComparison
+from ..report import OutputComparison
 
 # dtype -> (rtol, atol as a fraction of the output's scale)
 DEFAULTS: dict[str, tuple[float, float]] = {

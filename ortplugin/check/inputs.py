@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from ortplugin.check.child import free_memory
-from ortplugin.errors import UsageError, near_names, one_line
-from ortplugin.graph.messages import walk_graphs, without_initializers
-from ortplugin.model.checks import HEAVY, byte_count, skeleton
-from ortplugin.model.inline import inlined
-from ortplugin.model.input_shapes import Shapes
+from ..errors import UsageError, near_names, one_line
+from ..graph.messages import walk_graphs, without_initializers
+from ..model.checks import HEAVY, byte_count, skeleton
+from ..model.inline import inlined
+from ..model.input_shapes import Shapes
+from .child import free_memory
 
 MAX_BYTES = 2**31  # of all generated inputs together
 _SHARE = 0.25  # of the free memory, for the user's

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.check.compare import Tolerance, compare, compare_form
-from ortplugin.errors import one_line
-from ortplugin.report import OutputComparison
-from ortplugin.session import element_type, host_inputs, host_outputs, onnxruntime, to_numpy
-from ortplugin.session.cuda_driver import CudaError, Gpu
+from ..errors import one_line
+from ..report import OutputComparison
+from ..session import element_type, host_inputs, host_outputs, onnxruntime, to_numpy
+from ..session.cuda_driver import CudaError, Gpu
+from .compare import Tolerance, compare, compare_form
 
 REPLAYS = 40
 _LEAST = 8  # replays, however long one takes

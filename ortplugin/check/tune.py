@@ -29,17 +29,17 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
-from ortplugin.check.compare import Tolerance, compare
-from ortplugin.check.inputs import shifted
-from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
-from ortplugin.errors import ModelError
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.messages import standard_opset
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops import Operator, find
-from ortplugin.report import TunedNode
-from ortplugin.session import CUDA, onnxruntime, run, run_on_host
-from ortplugin.standard import session as make_session
+from ..errors import ModelError
+from ..graph.domains import DOMAIN
+from ..graph.messages import standard_opset
+from ..graph.shapes import TensorType
+from ..ops import Operator, find
+from ..report import TunedNode
+from ..session import CUDA, onnxruntime, run, run_on_host
+from ..standard import session as make_session
+from .compare import Tolerance, compare
+from .inputs import shifted
+from .replays import GraphSession, NotCaptured, compare_replays
 
 MARGIN = 0.02  # the least gain, as a share of the node's time, for which it is changed
 STANDARD = "standard ONNX"
@@ -434,7 +434,7 @@ def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, place: Pla
   session = _session(model, place, cuda_graph=place.is_cuda)
   run_once: Callable[[], object] = partial(run, session, feeds)
   if place.is_cuda:
-    from ortplugin.session import device
+    from ..session import device
 
     run_once = device.replay(session, feeds)
   for _ in range(3):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape, show
+from ..errors import ModelError
+from .shapes import Dim, Shape, show
 
 AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 LAYOUTS = ("NCHW", "NHWC")

@@ -7,7 +7,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
-from ortplugin.graph.convert import (
+from .convert import (
   all_graphs,
   attached,
   attribute_proto,
@@ -20,8 +20,8 @@ from ortplugin.graph.convert import (
   type_of,
   value_info,
 )
-from ortplugin.graph.disputed import disputed
-from ortplugin.graph.domains import DOMAIN
+from .disputed import disputed
+from .domains import DOMAIN
 
 IN_PLACE = ("ScatterND", "ScatterElements", "UpdateSlice")  # ours that may work in the memory of their first input
 

@@ -30,10 +30,10 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
-from ortplugin.errors import ModelError, StorageError, UsageError
-from ortplugin.graph.messages import copy_fields, walk_graphs, walk_tensors
-from ortplugin.model.checks import HEAVY, byte_count, check_structure, check_tensors
-from ortplugin.model.normalise import normalise
+from ..errors import ModelError, StorageError, UsageError
+from ..graph.messages import copy_fields, walk_graphs, walk_tensors
+from .checks import HEAVY, byte_count, check_structure, check_tensors
+from .normalise import normalise
 
 PathLike = str | os.PathLike[str]
 

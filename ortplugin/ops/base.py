@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.shapes import TensorType
+from ..arrays import Array
+from ..graph.domains import DOMAIN
+from ..graph.shapes import TensorType
 
 
 class DeviceVariants(Protocol):

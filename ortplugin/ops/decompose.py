@@ -16,8 +16,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from ortplugin.errors import ModelError
-from ortplugin.program import ATTRIBUTES, INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
+from ..errors import ModelError
+from ..program import ATTRIBUTES, INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
 
 MINIMUM_OPSET = 11
 

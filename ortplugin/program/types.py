@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from ortplugin.program.dtypes import DTYPES, FLOATING, INTEGERS, integer_range
-from ortplugin.program.errors import ProgramError
-from ortplugin.program.limits import MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
-from ortplugin.program.printing import operand_text
-from ortplugin.program.statement import Parameter, Statement
+from .dtypes import DTYPES, FLOATING, INTEGERS, integer_range
+from .errors import ProgramError
+from .limits import MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
+from .printing import operand_text
+from .statement import Parameter, Statement
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 

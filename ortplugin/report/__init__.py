@@ -51,12 +51,12 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortplugin.graph.messages import walk_graphs, walk_nodes
-from ortplugin.model.checks import byte_count
-from ortplugin.passes.base import Change, NearMiss
-from ortplugin.report.advice import advise
-from ortplugin.report.regions import find_regions, is_ours
-from ortplugin.version import __version__
+from ..graph.messages import walk_graphs, walk_nodes
+from ..model.checks import byte_count
+from ..passes.base import Change, NearMiss
+from ..version import __version__
+from .advice import advise
+from .regions import find_regions, is_ours
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
 SLOWEST = 50  # nodes of a timeline that the report lists
@@ -350,7 +350,7 @@ class Report:
 
   def to_html(self) -> str:
     """The page that `--report out.html` writes."""
-    from ortplugin.report.html import to_html
+    from .html import to_html
 
     return to_html(_plain(self.to_dict()))
 

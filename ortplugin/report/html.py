@@ -7,8 +7,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from ortplugin.errors import printable
-from ortplugin.report.advice import size
+from ..errors import printable
+from .advice import size
 
 _OPERATORS = 14  # rows of the table of times; the others share one
 _X = "\N{MULTIPLICATION SIGN}"

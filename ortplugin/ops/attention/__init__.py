@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape, TensorType, show
-from ortplugin.ops.attention import reference as numpy_reference
-from ortplugin.ops.attention.attributes import Attention, attributes_of, given_inputs
-from ortplugin.ops.attention.decomposition import decomposed
-from ortplugin.ops.attention.layout import Sizes, shape_of, sizes
-from ortplugin.ops.base import Operator
-from ortplugin.program import NUMPY_DTYPES
+from ...errors import ModelError
+from ...graph.shapes import Dim, Shape, TensorType, show
+from ...program import NUMPY_DTYPES
+from ..base import Operator
+from . import reference as numpy_reference
+from .attributes import Attention, attributes_of, given_inputs
+from .decomposition import decomposed
+from .layout import Sizes, shape_of, sizes
 
 NAME = "FusedAttention"
 MOST_HEAD_SIZE = 256

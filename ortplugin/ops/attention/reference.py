@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.ops.attention.layout import Layout
+from .layout import Layout
 
 Array = npt.NDArray[Any]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.ops.conv_grad.gradient import Gradient
-from ortplugin.ops.decompose import Builder
+from ..decompose import Builder
+from .gradient import Gradient
 
 INT64 = np.dtype(np.int64)
 

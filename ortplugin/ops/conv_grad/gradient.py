@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape
-from ortplugin.program import FLOATING, Program, parse
+from ...errors import ModelError
+from ...graph.shapes import Dim, Shape
+from ...program import FLOATING, Program, parse
 
 NAME = "ConvGrad"
 GRADIENTS = ("dX", "dW", "dB", "dZ")

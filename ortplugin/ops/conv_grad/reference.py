@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 Index = tuple[Any, ...]
 

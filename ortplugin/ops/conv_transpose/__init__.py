@@ -13,13 +13,13 @@ from functools import partial
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.base import Operator
-from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.ops.conv_transpose import reference as reference_module
+from ...arrays import Array
+from ...graph.conv_geometry import ConvAttributes, first, out_shape, read_attributes
+from ...graph.shapes import TensorType
+from ..base import Operator
+from ..conv.algorithms import device_variants
+from ..conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
+from . import reference as reference_module
 
 NAME = "FusedConvTranspose"
 ATTRIBUTES = (

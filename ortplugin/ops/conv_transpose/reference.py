@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array, Wide
-from ortplugin.graph.conv_geometry import ConvAttributes, windows
-from ortplugin.ops.conv.reference import epilogue
-from ortplugin.ops.conv_grad.reference import Window, data_gradient
-from ortplugin.program import Program
+from ...arrays import Array, Wide
+from ...graph.conv_geometry import ConvAttributes, windows
+from ...program import Program
+from ..conv.reference import epilogue
+from ..conv_grad.reference import Window, data_gradient
 
 
 def conv_transpose(

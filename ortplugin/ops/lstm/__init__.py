@@ -20,14 +20,14 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import LARGEST
-from ortplugin.graph.shapes import Dim, Shape, TensorType, show
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.lstm.reference import recurrence
-from ortplugin.program import NUMPY_DTYPES
+from ...errors import ModelError
+from ...graph.conv_geometry import LARGEST
+from ...graph.shapes import Dim, Shape, TensorType, show
+from ...program import NUMPY_DTYPES
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from .reference import recurrence
 
 NAME = "FusedLSTM"
 GATES = 4

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import TensorType, broadcast
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import to_onnx
-from ortplugin.ops.node_program import read_program
-from ortplugin.ops.pointwise import reference as reference_module
-from ortplugin.program import NUMPY_DTYPES, Program
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph.shapes import TensorType, broadcast
+from ...program import NUMPY_DTYPES, Program
+from ..base import Operator
+from ..decompose import to_onnx
+from ..node_program import read_program
+from . import reference as reference_module
 
 NAME = "FusedPointwise"
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.ops import pointwise_reference
-from ortplugin.program import Program
+from ...arrays import Array
+from ...program import Program
+from .. import pointwise_reference
 
 
 def pointwise(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

@@ -18,15 +18,15 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
-from ortplugin.graph.shapes import Dim, Shape, TensorType
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.pool.layout import as_channels_first, global_over_channels_last
-from ortplugin.ops.pool.reference import Window, pooled
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
+from ...graph.shapes import Dim, Shape, TensorType
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from .layout import as_channels_first, global_over_channels_last
+from .reference import Window, pooled
 
 NAME = "FusedPool"
 KINDS = ("max", "average", "global_average", "global_max")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
-from ortplugin.graph.shapes import Dim, Shape, TensorType
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.pool import BYTES, FLOATING
-from ortplugin.ops.pool.layout import as_channels_first
-from ortplugin.ops.pool.reference import coordinates, resized
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph.conv_geometry import LARGEST, MOST_SPATIAL
+from ...graph.shapes import Dim, Shape, TensorType
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from . import BYTES, FLOATING
+from .layout import as_channels_first
+from .reference import coordinates, resized
 
 NAME = "FusedResize"
 MODES = ("nearest", "linear")

@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError, near_names
-from ortplugin.graph.shapes import TensorType
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import MINIMUM_OPSET, Builder
-from ortplugin.ops.scatter import reference as formulas
+from ...arrays import Array
+from ...errors import ModelError, near_names
+from ...graph.shapes import TensorType
+from ..base import Operator
+from ..decompose import MINIMUM_OPSET, Builder
+from . import reference as formulas
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.ops import pointwise_reference
-from ortplugin.program import Program, Statement, sum_axes
+from ...arrays import Array
+from ...program import Program, Statement, sum_axes
+from .. import pointwise_reference
 
 
 def sum_to(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:

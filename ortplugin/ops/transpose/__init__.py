@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import AttributeProto
 
-from ortplugin.arrays import Array
-from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, TensorType
-from ortplugin.ops import node_attributes as nodes
-from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder
-from ortplugin.ops.scatter import DTYPES
-from ortplugin.ops.transpose import reference as formulas
+from ...arrays import Array
+from ...errors import ModelError
+from ...graph.shapes import Dim, TensorType
+from .. import node_attributes as nodes
+from ..base import Operator
+from ..decompose import Builder
+from ..scatter import DTYPES
+from . import reference as formulas
 
 NAME = "FusedTranspose"
 MOST_AXES = 16

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortplugin.arrays import Array
+from ...arrays import Array
 
 
 def transpose(x: Array, perm: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Array:

@@ -9,16 +9,19 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.arrays import Array
-from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.lengths import ONE, Length
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.axes import Term, whole
-from ortplugin.passes.attention.core import Cache, Core, fuse_core
-from ortplugin.passes.attention.node import DTYPES, TF32
-from ortplugin.passes.attention.operator_axes import (
+from ...arrays import Array
+from ...graph.channels import ELEMENTS
+from ...graph.convert import attached
+from ...graph.facts import Scope, optional_input
+from ...graph.lengths import ONE, Length
+from ...graph.shapes import show
+from ..conditions import unsupported
+from ..driver import Missed, Outcome
+from ..emit import emit, unsqueeze
+from .axes import Term, whole
+from .core import Cache, Core, fuse_core
+from .node import DTYPES, TF32
+from .operator_axes import (
   CONTRIB,
   PAST,
   Atoms,
@@ -32,11 +35,8 @@ from ortplugin.passes.attention.operator_axes import (
   read_heads,
   read_packed,
 )
-from ortplugin.passes.attention.scores import Chain, Mask, broadcasts
-from ortplugin.passes.attention.views import Read
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Missed, Outcome
-from ortplugin.passes.emit import emit, unsqueeze
+from .scores import Chain, Mask, broadcasts
+from .views import Read
 
 
 def fuse_operator(scope: Scope, node: gs.Node, tf32: bool = False) -> Outcome:

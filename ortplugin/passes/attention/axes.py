@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ortplugin.graph.lengths import ONE, Length, product
+from ...graph.lengths import ONE, Length, product
 
 
 class Atom:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.lengths import ONE, Length
-from ortplugin.passes.attention.axes import Atom, length
-from ortplugin.passes.attention.layouts import Layout, Names, layout_of, restored_shape, size_of
-from ortplugin.passes.attention.masks import plan_masks
-from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD, TF32, Attention, attention_node, replaced
-from ortplugin.passes.attention.scores import Chain
-from ortplugin.passes.attention.views import FAR, Read, forward, reads
-from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Applied, Missed
+from ...graph.facts import Scope
+from ...graph.labels import label, labelled
+from ...graph.lengths import ONE, Length
+from ..conditions import unsupported
+from ..driver import Applied, Missed
+from .axes import Atom, length
+from .layouts import Layout, Names, layout_of, restored_shape, size_of
+from .masks import plan_masks
+from .node import DTYPES, LARGEST_HEAD, TF32, Attention, attention_node, replaced
+from .scores import Chain
+from .views import FAR, Read, forward, reads
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from collections.abc import Iterable, Mapping
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.lengths import Length, dims
-from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.attention_operators import fuse_operator
-from ortplugin.passes.attention.axes import Atom, Axes, Axis, atoms_of, length, whole
-from ortplugin.passes.attention.core import Core, fuse_core
-from ortplugin.passes.attention.products import Product, product_of
-from ortplugin.passes.attention.scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
-from ortplugin.passes.attention.views import Read, unbroadcast
-from ortplugin.passes.driver import Missed, Outcome, RulePass, first_of
-from ortplugin.target import DEFAULT
+from ...graph.facts import Scope
+from ...graph.labels import label
+from ...graph.lengths import Length, dims
+from ...graph.shapes import show
+from ...target import DEFAULT
+from ..driver import Missed, Outcome, RulePass, first_of
+from .attention_operators import fuse_operator
+from .axes import Atom, Axes, Axis, atoms_of, length, whole
+from .core import Core, fuse_core
+from .products import Product, product_of
+from .scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
+from .views import Read, unbroadcast
 
 TF32_PAYS = bool(DEFAULT["attention_tf32_pays"])
 PRODUCTS = ("MatMul", "Gemm", "Einsum")

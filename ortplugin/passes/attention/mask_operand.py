@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import broadcast
-from ortplugin.passes.attention.mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats
-from ortplugin.passes.attention.masks import Part
-from ortplugin.passes.emit import emit, integers
-from ortplugin.program import NUMPY_DTYPES
+from ...graph.facts import Scope
+from ...graph.shapes import broadcast
+from ...program import NUMPY_DTYPES
+from ..emit import emit, integers
+from .mask_values import ABSORBING, ELEMENTS, LOWEST, filled_in, without_repeats
+from .masks import Part
 
 
 def emit_mask(scope: Scope, before: gs.Node, parts: Sequence[Part], dtype: str) -> gs.Tensor | None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ortplugin.arrays import Array
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import ONE, Length, dims, product
-from ortplugin.passes.attention.axes import Atom, flat
-from ortplugin.passes.attention.mask_values import (
+from ...arrays import Array
+from ...graph.facts import Scope
+from ...graph.lengths import ONE, Length, dims, product
+from .axes import Atom, flat
+from .mask_values import (
   ABSORBING,
   ELEMENTS,
   LOWEST,
@@ -19,8 +19,8 @@ from ortplugin.passes.attention.mask_values import (
   selection,
   without_repeats,
 )
-from ortplugin.passes.attention.masked_rows import deciding
-from ortplugin.passes.attention.scores import Mask
+from .masked_rows import deciding
+from .scores import Mask
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, t
 

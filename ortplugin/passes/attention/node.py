@@ -6,12 +6,12 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.passes.attention.layouts import Layout
-from ortplugin.passes.attention.mask_operand import emit_mask
-from ortplugin.passes.attention.masks import Masking
-from ortplugin.passes.emit import emit, integers
+from ...graph.domains import DOMAIN
+from ...graph.facts import Scope
+from ..emit import emit, integers
+from .layouts import Layout
+from .mask_operand import emit_mask
+from .masks import Masking
 
 # The operator takes every floating dtype. Its kernels for these run on tensor cores, and that for float32 where a
 # session allows TF32; else ONNX Runtime's two products and a Softmax are faster than one kernel without them.

@@ -7,11 +7,11 @@ A MaxPool stays: it pads with the lowest number, not with zero.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import attached
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.ort_shapes import windows_fit
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ...graph.convert import attached
+from ...graph.facts import Scope, optional_input
+from ...graph.labels import label, labelled
+from ...graph.ort_shapes import windows_fit
+from ..driver import Applied, Missed, Outcome, RulePass
 
 
 class _StaysError(Exception):

@@ -7,13 +7,13 @@ with the program `y = Add(c, bias)`. What is pointwise after it is drawn in by c
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope, optional_input
-from ortplugin.graph.ort_shapes import may_crop
-from ortplugin.graph.shapes import Dim, show
-from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, why_invalid
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import unsqueeze
+from ...graph.facts import Scope, optional_input
+from ...graph.ort_shapes import may_crop
+from ...graph.shapes import Dim, show
+from ..conditions import unknown_rank, unsupported
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import unsqueeze
+from .fused import biased, conv_dtype, conv_node, why_invalid
 
 FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}  # with one contract: see fused_conv.py
 KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")

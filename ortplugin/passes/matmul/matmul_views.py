@@ -9,13 +9,13 @@ there is something to draw in, x is reshaped to them.
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import extents
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.lengths import same_length
-from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import emit, integers
-from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
+from ...graph.extents import extents
+from ...graph.facts import Scope
+from ...graph.lengths import same_length
+from ...graph.pointwise import is_pointwise
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import emit, integers
+from .fused import OWN_INPUTS, is_product
 
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 

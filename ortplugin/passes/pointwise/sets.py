@@ -7,19 +7,19 @@ from itertools import pairwise
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.merging import Merging
-from ortplugin.graph.order import tensors_read
-from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.driver import Missed
-from ortplugin.passes.members import Member
-from ortplugin.passes.pointwise.cost import too_dear, work
-from ortplugin.program import (
+from ...graph.facts import Scope
+from ...graph.merging import Merging
+from ...graph.order import tensors_read
+from ...graph.shapes import element_count, show
+from ...program import (
   MAX_CHARACTERS,
   MAX_PARAMETERS,
   MAX_RESULTS,
   MAX_STATEMENTS,
 )
+from ..driver import Missed
+from ..members import Member
+from .cost import too_dear, work
 
 
 @dataclass

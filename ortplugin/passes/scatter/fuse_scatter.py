@@ -11,14 +11,14 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.columns import INDEX_ELEMENTS, Column
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.progression import progression
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import reshape, unsqueeze
-from ortplugin.passes.scatter.node import ScatterNode, columns_of, read_scatter
-from ortplugin.passes.scatter.unique import is_unique
+from ...graph.columns import INDEX_ELEMENTS, Column
+from ...graph.domains import DOMAIN
+from ...graph.facts import Scope
+from ...graph.progression import progression
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import reshape, unsqueeze
+from .node import ScatterNode, columns_of, read_scatter
+from .unique import is_unique
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:

@@ -8,11 +8,11 @@ A mask over the first axes of x gets the others as axes of length 1.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import extent
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.driver import Missed, Outcome, RulePass, replaced
-from ortplugin.passes.emit import reshape, unsqueeze
+from ...graph.extents import extent
+from ...graph.facts import Scope
+from ...graph.shapes import element_count, show
+from ..driver import Missed, Outcome, RulePass, replaced
+from ..emit import reshape, unsqueeze
 
 REPEATS = ("Expand", "Reshape", "Tile", "Unsqueeze", "Squeeze", "Identity")
 SCATTERS = ("ScatterND", "ortplugin::ScatterND")

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label, labelled
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import reshape, transpose
+from ...graph.domains import DOMAIN
+from ...graph.facts import Scope
+from ...graph.labels import label, labelled
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import reshape, transpose
 
 SCATTERS = ("ortplugin::UpdateSlice", "ortplugin::ScatterElements", "ortplugin::ScatterND")
 

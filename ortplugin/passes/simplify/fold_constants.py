@@ -17,15 +17,15 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from ortplugin.arrays import Array
-from ortplugin.graph.convert import attached, node_proto, type_of
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.inference import infer_shapes
-from ortplugin.graph.labels import label, labelled
-from ortplugin.graph.shapes import Shape, element_count
-from ortplugin.ops.scatter.reference import update_slice
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ...arrays import Array
+from ...graph.convert import attached, node_proto, type_of
+from ...graph.domains import DOMAIN
+from ...graph.facts import Scope
+from ...graph.inference import infer_shapes
+from ...graph.labels import label, labelled
+from ...graph.shapes import Shape, element_count
+from ...ops.scatter.reference import update_slice
+from ..driver import Applied, Outcome, RulePass
 
 GROWTH_BYTES = 1 << 20  # one node may add so much to the model, beyond the constants that it replaces
 TOTAL_BYTES = 1 << 26  # all folded constants of a graph together

@@ -9,10 +9,10 @@ its value is the first input: as many bytes are moved as before. Else the parts 
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import labelled
-from ortplugin.passes.driver import Applied, Outcome, RulePass
-from ortplugin.passes.emit import emit
+from ...graph.facts import Scope
+from ...graph.labels import labelled
+from ..driver import Applied, Outcome, RulePass
+from ..emit import emit
 
 MOST_INPUTS = 32  # of onnxruntime/core/providers/cuda/tensor/concat.cc
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.extents import extent, unsqueezed_axes
-from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import Shape
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.emit import integers, unsqueeze
+from ...graph.domains import DOMAIN
+from ...graph.extents import extent, unsqueezed_axes
+from ...graph.facts import Scope
+from ...graph.labels import label
+from ...graph.shapes import Shape
+from ..driver import Applied, Missed, Outcome, RulePass
+from ..emit import integers, unsqueeze
 
 Slices = dict[int, tuple[int, int]]  # axis: start, step
 
