@@ -6,11 +6,14 @@ import pytest
 from onnx_models import add_weights, annotated
 
 from ortplugin.graph.constant_values import constant_values
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MATMUL_TO_TF32
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
-from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ortplugin.optimizer.pipeline import (
+  FUSE_LAYER_NORM,
+  FUSE_POINTWISE,
+  FUSE_SUM_TO,
+  LONE_POINTWISE,
+  MATMUL_TO_FUSED,
+  MATMUL_TO_TF32,
+)
 
 
 def graph(dtype, more=""):

@@ -5,9 +5,8 @@ import pytest
 from onnx_models import all_attributes
 from pass_helpers import assert_close, model, restore, run, run_pass, seeded
 
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 from ortplugin.passes.attention import attention_operators, core
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 # 2 images or texts, 5 rows, 7 columns where they differ from the rows, 4 heads of 8.
 SIZES = "b s (h d)"

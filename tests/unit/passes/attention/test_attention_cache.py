@@ -7,11 +7,7 @@ from attention_helpers import attentions, attributes, graph, in_float  # noqa: F
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, operators, run_pass, run_same
 
-from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import ATTENTION_CACHE, ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

@@ -6,7 +6,7 @@ from attention_helpers import attributes, fused, in_float  # noqa: F401
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

@@ -10,8 +10,7 @@ from onnx_models import built
 from pass_helpers import operators, run_pass
 from sample import examples
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
+from ortplugin.optimizer.pipeline import FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

@@ -10,10 +10,7 @@ from attention_helpers import in_float  # noqa: F401, a fixture
 from onnx_models import add_weights, all_attributes
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

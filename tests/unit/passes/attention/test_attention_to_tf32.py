@@ -7,9 +7,8 @@ from pass_helpers import assert_unchanged, operators, run_pass
 from test_merge_products import CORE, HEADS, MERGED, PRODUCTS, WEIGHTS, X, with_weights
 
 import ortplugin
+from ortplugin.optimizer.pipeline import ATTENTION_TO_TF32, DEAD_NODES
 from ortplugin.passes.attention import fuse_attention
-from ortplugin.passes.attention.fuse_attention import ATTENTION_TO_TF32
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 QKV = "float[2,5,32] q, float[2,5,32] k, float[2,5,32] v"
 PLAIN = "s = MatMul(q, k)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"

@@ -4,7 +4,7 @@ import pytest
 from attention_helpers import attentions, attributes
 from pass_helpers import model, operators, restore, run_pass, run_same
 
-from ortplugin.passes.attention.attention_views import ATTENTION_VIEWS
+from ortplugin.optimizer.pipeline import ATTENTION_VIEWS
 
 NODE = 'ortplugin.FusedAttention<qkv_dtype = "float", heads = 2, kv_heads = 2'
 

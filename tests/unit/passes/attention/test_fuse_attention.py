@@ -11,7 +11,7 @@ from attention_helpers import (  # noqa: F401, a fixture
 )
 from pass_helpers import assert_close, assert_unchanged, operators, restore, run, run_pass
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

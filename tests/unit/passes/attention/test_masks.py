@@ -7,8 +7,7 @@ from attention_helpers import assert_equal, attentions, attributes, feeds, fused
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, operators, restore, run, run_pass
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

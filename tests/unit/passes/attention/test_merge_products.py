@@ -8,9 +8,7 @@ from onnx import numpy_helper
 from onnx_models import add_weights
 from pass_helpers import operators, reasons, run_pass, seeded
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

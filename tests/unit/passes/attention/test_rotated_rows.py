@@ -7,10 +7,7 @@ from onnx import numpy_helper
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, run_pass, run_same
 
-from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.attention.rotated_rows import ROTATED_ROWS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, ROTATED_ROWS
 
 pytestmark = pytest.mark.usefixtures("in_float")
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.optimizer.pipeline import BATCH_NORM_POINTWISE, FUSE_POINTWISE
 
 NAMES = ("s", "b", "m", "v")
 VALUES = {"s": [0.5, -1, 2, 0.25], "b": [3, -0.5, 0, 1], "m": [0.75, -2, 20, 1], "v": [2, 0.5, 0.1, 4]}

@@ -14,11 +14,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_POINTWISE, IMAGE_INPUT
 
 
 def graph(nodes, constants="", inputs="", outputs="", dtype="float", out="[N,4,5,6]"):

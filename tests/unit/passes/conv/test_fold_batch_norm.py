@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import built
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
+from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM
 from ortplugin.passes.conv.weights import COPY_BYTES
 
 NORM = "y = BatchNormalization (a, s, b, m, v)"

@@ -3,7 +3,7 @@
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.conv.fold_pad import FOLD_PAD
+from ortplugin.optimizer.pipeline import FOLD_PAD
 
 KERNEL = "{" + ", ".join(str((5 * i) % 11 - 5) for i in range(36)) + "}"
 

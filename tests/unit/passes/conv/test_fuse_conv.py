@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 from onnx_models import all_attributes, built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, programs, run_pass, run_same
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.optimizer.pipeline import FUSE_CONV
 
 DTYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float": TensorProto.FLOAT,
           "double": TensorProto.DOUBLE}  # fmt: skip

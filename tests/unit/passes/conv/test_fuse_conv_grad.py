@@ -7,10 +7,7 @@ from onnx import helper
 from onnx_models import add_weights, parsed
 from pass_helpers import lines, operators, programs, reasons, restore, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_CONV_GRAD
 
 PROGRAM = "(float dz) => (float dz) {}"
 

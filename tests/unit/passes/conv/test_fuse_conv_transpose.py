@@ -7,7 +7,7 @@ from onnx_models import add_weights, all_attributes, built
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.optimizer.pipeline import FUSE_CONV
 
 NUMPY = {"float": np.float32, "float16": np.float16}
 

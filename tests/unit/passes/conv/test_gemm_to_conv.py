@@ -4,10 +4,7 @@ import pytest
 from layout_helpers import constant, graph
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, GEMM_TO_CONV
 
 POOLED = "a = GlobalAveragePool(c)  f = Flatten(a)  "
 

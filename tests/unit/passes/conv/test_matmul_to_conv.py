@@ -7,11 +7,7 @@ from onnx import helper
 from onnx_models import all_attributes
 from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_LAYER_NORM, MATMUL_TO_CONV
 
 LAST, FIRST = "Transpose<perm = [0, 2, 3, 1]>", "Transpose<perm = [0, 3, 1, 2]>"
 

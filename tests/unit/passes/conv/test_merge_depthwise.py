@@ -6,7 +6,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.conv.merge_depthwise import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
+from ortplugin.optimizer.pipeline import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
 
 SAME = (
   "group = 2, kernel_shape = [3, 3], pads = [1, 1, 1, 1]",

@@ -7,11 +7,8 @@ from onnx_models import all_attributes, annotated, built
 from pass_helpers import assert_unchanged, lines, operators, programs, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, TURN_CONV_TRANSPOSE
 from ortplugin.passes.conv import turn_conv_transpose
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
 
 def up(x=(2, 16, 6, 5), w=(16, 8, 3, 3), dtype="float16", follows=True, constant=True, **attributes):

@@ -5,12 +5,14 @@ from layout_helpers import constant
 from onnx_models import all_attributes
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
+from ortplugin.optimizer.pipeline import (
+  CHANNELS_LAST_ALWAYS,
+  CONV_EPILOGUE,
+  FUSE_CONV,
+  TRANSPOSE_VIEWS,
+  VECTOR_CONV_TRANSPOSE,
+)
 from ortplugin.passes.base import NearMiss
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 
 
 def graph(attributes="", *, x="N,4,1,1", y="N,5,3,2", weight="", after="", more="", bias=5):

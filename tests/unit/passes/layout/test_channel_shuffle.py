@@ -4,7 +4,7 @@ import pytest
 from onnx import numpy_helper
 from pass_helpers import assert_unchanged, model, run_pass, run_same
 
-from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
+from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
 
 
 def graph(

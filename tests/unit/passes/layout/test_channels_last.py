@@ -7,9 +7,13 @@ from layout_helpers import SAME, VALUES, W, between, change, graph, inner
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, reasons, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS, CHANNELS_LAST_ON_GPU
+from ortplugin.optimizer.pipeline import (
+  CHANNELS_LAST,
+  CHANNELS_LAST_ALWAYS,
+  CHANNELS_LAST_ON_GPU,
+  CONV_EPILOGUE,
+  FUSE_CONV,
+)
 
 
 def attribute(node, name):

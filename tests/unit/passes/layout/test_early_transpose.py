@@ -5,7 +5,7 @@ import pytest
 from onnx import helper, numpy_helper
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.layout.early_transpose import EARLY_TRANSPOSE
+from ortplugin.optimizer.pipeline import EARLY_TRANSPOSE
 
 NUMBERS = {"zero": 0, "one": 1, "two": 2, "three": 3, "far": 99}
 

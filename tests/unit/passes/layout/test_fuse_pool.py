@@ -4,8 +4,7 @@ import pytest
 from layout_helpers import SAME, W, between, change, graph, inner
 from pass_helpers import model, operators, reasons, run_pass
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 
 
 @pytest.mark.parametrize(

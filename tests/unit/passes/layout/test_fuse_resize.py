@@ -8,7 +8,7 @@ from onnx_models import all_attributes
 from pass_helpers import model, operators, reasons, run_pass
 
 from ortplugin.ops.pool.resize import OPERATOR
-from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
+from ortplugin.optimizer.pipeline import FUSE_RESIZE
 
 SCALES = "float[4] scales = {1, 1, 2, 1.5}"
 

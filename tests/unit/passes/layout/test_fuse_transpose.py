@@ -4,8 +4,7 @@ import pytest
 from pass_helpers import assert_unchanged, model, run_pass, run_same
 
 from ortplugin.ops.transpose import TO_THE_END as TO
-from ortplugin.passes.layout.fuse_transpose import FUSE_TRANSPOSE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_TRANSPOSE
 
 CONSTANTS = """int64[1] c0 = {0}, int64[1] c1 = {1}, int64[1] c2 = {2}, int64[1] c3 = {3}, int64[1] last = {-1},
   int64[1] end = {9223372036854775807}, int64 i0 = {0}, int64 i1 = {1}, int64 i2 = {-1}, int64[2] halves = {2, 4},

@@ -4,9 +4,7 @@ import pytest
 from onnx_models import all_attributes
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, IMAGE_INPUT
 
 
 def network(channels=3, extra="", outputs="", rank=4):

@@ -9,12 +9,14 @@ from onnx_models import add_weights, all_attributes, annotated, parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
-from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
+from ortplugin.optimizer.pipeline import (
+  CHANNELS_LAST_ALWAYS,
+  CONV_EPILOGUE,
+  FUSE_CONV,
+  IMAGE_OUTPUT,
+  MATMUL_TO_CONV,
+  VECTOR_CONV_TRANSPOSE,
+)
 
 UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 

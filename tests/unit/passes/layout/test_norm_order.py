@@ -5,11 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import model, operators, reasons, run_pass, run_same
 
-from ortplugin.passes.layout.norm_order import NORM_ORDER
-from ortplugin.passes.layout.row_order import ROW_ORDER
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
-from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, NORM_EPILOGUE, NORM_ORDER, NORM_PROLOGUE, ROW_ORDER
 
 FUSE = FUSE_LAYER_NORM, NORM_EPILOGUE, ROW_ORDER, NORM_PROLOGUE
 NORM = "y = LayerNormalization(s, g)"

@@ -6,7 +6,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.layout.padded_order import PADDED_ORDER
+from ortplugin.optimizer.pipeline import PADDED_ORDER
 
 
 def graph(inputs, nodes, y="float[A,B,C] y", opset=17, **weights):

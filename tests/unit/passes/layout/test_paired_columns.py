@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.layout.paired_columns import PAIRED_COLUMNS
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, IMAGE_INPUT, PAIRED_COLUMNS
 
 
 def graph(attributes="pads = [1, 1, 1, 1]", *, x="N,3,7,8", w=(16, 3, 3, 3), bias="", dtype="float16", more=""):

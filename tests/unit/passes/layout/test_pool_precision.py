@@ -7,7 +7,7 @@ from onnx_models import built
 from pass_helpers import operators, run_pass
 
 from ortplugin.ops import find
-from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.optimizer.pipeline import POOL_PRECISION
 
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 

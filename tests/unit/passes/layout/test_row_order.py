@@ -5,7 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.layout.row_order import ROW_ORDER
+from ortplugin.optimizer.pipeline import ROW_ORDER
 
 NUMBERS = {
   "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "end": 2**63 - 1, "last": -1, "minus": -2,

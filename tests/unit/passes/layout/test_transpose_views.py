@@ -5,7 +5,7 @@ import pytest
 from onnx import helper
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.optimizer.pipeline import TRANSPOSE_VIEWS
 
 
 def graph(dims, perm, rank):

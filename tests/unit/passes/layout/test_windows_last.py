@@ -7,11 +7,7 @@ from onnx import helper
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.conv.allow_tf32 import FORBID_TF32
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST
-from ortplugin.passes.layout.windows_last import WINDOWS_LAST
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 
 TO_IMAGE = "t = Transpose<perm = [0, 5, 1, 3, 2, 4]>(x)  r = Reshape(t, image)"
 CONV = "y = Conv<pads = [1, 1, 1, 1]>(r, w)"

@@ -4,12 +4,14 @@ import pytest
 from matmul_helpers import weighted
 from pass_helpers import assert_same_outputs, assert_unchanged, operators, run_pass
 
-from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
-from ortplugin.passes.matmul.batch_first import BATCH_FIRST
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import (
+  BATCH_FIRST,
+  DEAD_NODES,
+  FUSE_ATTENTION,
+  MATMUL_EPILOGUE,
+  MATMUL_TO_FUSED,
+  MATMUL_VIEWS,
+)
 
 BEFORE = [FUSE_ATTENTION, DEAD_NODES, MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE]
 HEADS = """sh = Constant<value_ints = [5, 6, 8]>()  hd = Constant<value_ints = [2, 3, 5, 8]>()

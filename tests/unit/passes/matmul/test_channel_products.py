@@ -4,11 +4,13 @@ import pytest
 from matmul_helpers import weighted
 from pass_helpers import assert_same_outputs, operators, run_pass
 
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST
-from ortplugin.passes.matmul.channel_products import CHANNEL_PRODUCTS
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
+from ortplugin.optimizer.pipeline import (
+  CHANNEL_PRODUCTS,
+  CHANNELS_LAST,
+  CONV_EPILOGUE,
+  MATMUL_EPILOGUE,
+  MATMUL_TO_FUSED,
+)
 
 BEFORE = [MATMUL_TO_FUSED, MATMUL_EPILOGUE]
 TO, BACK = "t = Transpose<perm = [0, 2, 1]>(x)", "y = Transpose<perm = [0, 2, 1]>({})"

@@ -7,8 +7,7 @@ from matmul_helpers import attribute, inputs_of, weighted
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 import ortplugin
-from ortplugin.passes.matmul.fuse_lstm import FUSE_LSTM, LSTM_TO_TF32
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_LSTM, LSTM_TO_TF32
 
 BOTH = 'direction = "bidirectional"'
 SHAPES = {"w": (2, 64, 8), "r": (2, 64, 16), "b": (2, 128), "h": (2, 3, 16), "c": (2, 3, 16), "peep": (2, 48),

@@ -6,10 +6,7 @@ from matmul_helpers import inputs_of, weighted
 from onnx_models import add_weights
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_TO_FUSED, NORM_PROLOGUE
 
 WEIGHTS = {"w": (8, 8), "w2": (8, 8), "b": (8,), "s": (), "t": (1, 1, 8)}
 NUMBERS = "one = Constant<value_float = 1.0>()  root = Constant<value_float = 1.4142135>()  "

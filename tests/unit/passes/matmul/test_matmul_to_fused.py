@@ -8,8 +8,8 @@ from onnx import helper, numpy_helper
 from onnx_models import add_weights
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, programs, run_pass, run_same
 
+from ortplugin.optimizer.pipeline import DEAD_NODES
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MatMulToFused
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 MATMUL = "g (f[N,M,8] x) => (f[N,M,6] y) { y = MatMul(x, w) }"
 

@@ -4,10 +4,7 @@ import pytest
 from matmul_helpers import inputs_of, weighted
 from pass_helpers import assert_unchanged, operators, run_pass, run_same
 
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, MATMUL_EPILOGUE, MATMUL_TO_FUSED, MATMUL_VIEWS
 
 PASSES = (MATMUL_TO_FUSED, MATMUL_VIEWS, MATMUL_EPILOGUE, DEAD_NODES)
 WEIGHTS = {"w": (8, 6), "b": (6,)}

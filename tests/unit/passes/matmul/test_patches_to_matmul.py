@@ -5,12 +5,15 @@ import pytest
 from matmul_helpers import attribute, inputs_of, weighted
 from pass_helpers import assert_unchanged, operators, programs, run_pass, run_same
 
-from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
-from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST
-from ortplugin.passes.layout.image_input import IMAGE_INPUT
-from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
+from ortplugin.optimizer.pipeline import (
+  ALLOW_TF32,
+  CHANNELS_LAST,
+  CONV_EPILOGUE,
+  FORBID_TF32,
+  FUSE_CONV,
+  IMAGE_INPUT,
+  PATCHES_TO_MATMUL,
+)
 
 BEFORE = [FUSE_CONV, CHANNELS_LAST, IMAGE_INPUT, CONV_EPILOGUE]
 

@@ -5,9 +5,7 @@ import pytest
 from matmul_helpers import constant, inputs_of, weighted
 from pass_helpers import assert_same_outputs, lines, programs, run_pass
 
-from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
-from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
-from ortplugin.passes.matmul.split_products import SPLIT_PRODUCTS
+from ortplugin.optimizer.pipeline import MATMUL_EPILOGUE, MATMUL_TO_FUSED, SPLIT_PRODUCTS
 
 GATED = "a, b = Split<axis = -1, num_outputs = 2>({c})  g = Gelu(a)  y = Mul(g, b)"
 

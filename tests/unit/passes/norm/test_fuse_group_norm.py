@@ -3,13 +3,10 @@
 import pytest
 from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
 
-from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, FUSE_LAYER_NORM, NORM_EPILOGUE
 from ortplugin.passes.driver import RulePass
-from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM, between_reshapes
 from ortplugin.passes.norm.fuse_group_norm import FUSE_GROUP_NORM_ON_GPU as FUSE
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
 
 CONSTANTS = """float[2] one = {1, 1}, float[2] zero = {0, 0}, float[2] two = {2, -1},
   float[6] six = {1, 2, 3, -1, 0.5, 4}, float[6,1,1] gamma = {1, 2, 3, -1, 0.5, 4},

@@ -5,7 +5,7 @@ import pytest
 from onnx import numpy_helper
 from pass_helpers import assert_close, assert_unchanged, lines, model, programs, restore, run, run_pass
 
-from ortplugin.passes.norm.fuse_l2_norm import FUSE_L2_NORM
+from ortplugin.optimizer.pipeline import FUSE_L2_NORM
 
 CLIPPED = "c = Clip(n, low)  y = Div(x, c)"
 

@@ -7,8 +7,7 @@ from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, op
 
 from ortplugin.graph.convert import import_model
 from ortplugin.optimizer import optimize
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM
 
 EPSILON = "epsilon = Constant<value = float {1e-5}> ()"
 TWO = "two = Constant<value = float {2.0}> ()"

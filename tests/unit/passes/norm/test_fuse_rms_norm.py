@@ -3,8 +3,7 @@
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
 
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM
 
 EPSILON = "epsilon = Constant<value = float {1e-6}> ()"
 TWO = "two = Constant<value = float {2.0}> ()"

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from pass_helpers import assert_unchanged, lines, model, operators, programs, run_pass, run_same
 
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
-from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_EPILOGUE
 
 PASSES = (FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_EPILOGUE)
 EPSILON = "epsilon = Constant<value = float {1e-5}> ()  "

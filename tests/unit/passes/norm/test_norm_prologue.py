@@ -13,9 +13,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
-from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_PROLOGUE
 
 PASSES = (FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_PROLOGUE)
 NORM = "y = LayerNormalization(s, gamma)"

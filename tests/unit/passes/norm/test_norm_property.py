@@ -6,17 +6,19 @@ from hypothesis import strategies as st
 from pass_helpers import assert_same_outputs, model, run_pass
 from sample import examples
 
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
-from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
-from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
-from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
-from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
+from ortplugin.optimizer.pipeline import (
+  COMMON_SUBEXPRESSIONS,
+  DEAD_NODES,
+  FOLD_CONSTANTS,
+  FUSE_LAYER_NORM,
+  FUSE_POINTWISE,
+  FUSE_RMS_NORM,
+  NORM_EPILOGUE,
+  NORM_PROLOGUE,
+  POINTWISE_VIEWS,
+  REMOVE_IDENTITIES,
+  SHAPE_ARITHMETIC,
+)
 
 NORMS = (FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_PROLOGUE, NORM_EPILOGUE)
 ALL = (REMOVE_IDENTITIES, SHAPE_ARITHMETIC, FOLD_CONSTANTS, COMMON_SUBEXPRESSIONS, *NORMS, DEAD_NODES, POINTWISE_VIEWS,

@@ -14,8 +14,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ortplugin.optimizer.pipeline import ANY_TO_SUM, FUSE_SUM_TO
 
 DTYPES = {"int64": 7, "int32": 6, "uint8": 2, "float": 1}
 

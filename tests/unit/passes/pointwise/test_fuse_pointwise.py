@@ -21,7 +21,7 @@ from pass_helpers import (
 )
 from sample import examples
 
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.optimizer.pipeline import FUSE_POINTWISE
 from ortplugin.program import MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, parse
 
 X = "float[N,M,8] x"

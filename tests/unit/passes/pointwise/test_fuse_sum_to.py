@@ -19,8 +19,7 @@ from pass_helpers import (
 )
 
 from ortplugin.optimizer import PIPELINE, optimize
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO
 
 GRADIENT = "a = Sub(one, w)  g = Mul(a, dout)"
 

@@ -3,9 +3,7 @@
 import pytest
 from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
 
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
-from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, LONE_POINTWISE
 
 X = "float[N,4,8] x"
 W = "float[8,8] w"

@@ -3,8 +3,7 @@
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, model, programs, reasons, run_pass, run_same
 
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
+from ortplugin.optimizer.pipeline import FUSE_POINTWISE, POINTWISE_VIEWS
 
 SPLIT = "to = Constant<value = int64[4] {2, 3, 4, 8}> ()"  # of float[6,4,8]
 

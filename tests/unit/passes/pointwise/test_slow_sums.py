@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from pass_helpers import assert_unchanged, model, operators, programs, restore, run, run_pass, run_same
 
-from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
-from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
-from ortplugin.passes.pointwise.slow_sums import SLOW_SUMS
+from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, SLOW_SUMS
 
 DTYPES = ["float", "float16", "bfloat16"]
 

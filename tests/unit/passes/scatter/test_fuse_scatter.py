@@ -17,9 +17,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, UPDATE_SLICE
 
 
 def ours(model):

@@ -12,8 +12,7 @@ from pass_helpers import (
   run_same,
 )
 
-from ortplugin.passes.scatter.masked_fill import MASKED_FILL
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES, MASKED_FILL
 
 COUNT = """m1 = {-1}  flat = Reshape(m, m1)  number = Cast<to = 7> (flat)
   count = ReduceSum(number)"""

@@ -5,11 +5,7 @@ import pytest
 from onnx_models import add_weights, all_attributes
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
-from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 
 PASSES = (UPDATE_SLICE, FUSE_SCATTER, SCATTER_TRANSPOSE, DEAD_NODES)
 SCATTER = """{{ xt = Transpose<perm = {perm}> (x)  {updates}  yt = {scatter}(xt, i, ut)

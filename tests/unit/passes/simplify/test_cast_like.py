@@ -8,7 +8,7 @@ from onnx_models import all_attributes, parsed
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
 from ortplugin import optimize
-from ortplugin.passes.simplify.cast_like import CAST_LIKE
+from ortplugin.optimizer.pipeline import CAST_LIKE
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8", "int64", "bool"])

@@ -3,7 +3,7 @@
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.col2im_to_gather import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
+from ortplugin.optimizer.pipeline import COL2IM_TO_GATHER, COL2IM_TO_GATHER_ON_GPU
 
 
 def graph(x, image, block, attributes="strides = [1, 1]", rank=4, dtype="float16"):

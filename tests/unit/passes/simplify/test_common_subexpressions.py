@@ -5,7 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
+from ortplugin.optimizer.pipeline import COMMON_SUBEXPRESSIONS
 
 
 def test_two_subs_of_old_torchscript():

@@ -2,7 +2,7 @@
 
 from pass_helpers import assert_unchanged, model, operators, run_same
 
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.optimizer.pipeline import DEAD_NODES
 
 
 def test_a_chain_goes_at_once():

@@ -5,9 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
+from ortplugin.optimizer.pipeline import DEAD_NODES, DISCARDED_ELEMENTS, FOLD_CONSTANTS
 
 LOGS = np.array([[-np.inf, 0.5, 1.5], [np.nan, 1e30, 2.5]], np.float32)
 NEAR = np.array([[True, False, False], [True, True, False]])

@@ -5,8 +5,7 @@ import pytest
 from layout_helpers import constant
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
-from ortplugin.passes.simplify.early_gather import EARLY_GATHER
+from ortplugin.optimizer.pipeline import EARLY_GATHER, FUSE_LAYER_NORM
 
 NORM = "n = LayerNormalization(x, g)"
 # The last layer of a transformer, Gelu written out, and its classifier's row.

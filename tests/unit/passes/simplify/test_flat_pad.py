@@ -6,7 +6,7 @@ from onnx import numpy_helper
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.flat_pad import FLAT_PAD
+from ortplugin.optimizer.pipeline import FLAT_PAD
 
 
 def graph(x, pads, mode="constant", before="Relu", more=""):

@@ -12,11 +12,7 @@ from pass_helpers import assert_unchanged, model, operators, run, run_pass, run_
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
-from ortplugin.passes.simplify.inline_if import INLINE_IF
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.optimizer.pipeline import DEAD_NODES, FOLD_CONSTANTS, INLINE_IF, REMOVE_IDENTITIES, UPDATE_SLICE
 
 ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 

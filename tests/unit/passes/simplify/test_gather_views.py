@@ -5,7 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
+from ortplugin.optimizer.pipeline import GATHER_VIEWS
 
 
 def graph(op, indices, x="2,3,4", made="A,B,C,D", dtype="float"):

@@ -6,7 +6,7 @@ from onnx import numpy_helper
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.simplify.inline_if import INLINE_IF
+from ortplugin.optimizer.pipeline import INLINE_IF
 
 
 def conditional(

@@ -5,7 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.late_expand import LATE_EXPAND
+from ortplugin.optimizer.pipeline import LATE_EXPAND
 
 
 def graph(nodes, inputs, shape=(2, 1, 3, 4), y="float[2,5,3,4] y"):

@@ -3,7 +3,7 @@
 import pytest
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.lone_split import LONE_SPLIT
+from ortplugin.optimizer.pipeline import LONE_SPLIT
 
 
 def split(nodes, x="float[2,9,4] x", outputs="float[A,B,C] y", more=""):

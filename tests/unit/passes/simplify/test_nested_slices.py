@@ -7,9 +7,7 @@ from onnx import helper, numpy_helper
 from onnx_models import add_weights, all_attributes
 from pass_helpers import model, operators, reasons, run_pass, run_same
 
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
+from ortplugin.optimizer.pipeline import DEAD_NODES, NESTED_SLICES, UPDATE_SLICE
 
 PASSES = (UPDATE_SLICE, NESTED_SLICES, DEAD_NODES)
 

@@ -5,10 +5,7 @@ import onnx
 import pytest
 from pass_helpers import assert_unchanged, model, operators, random_feeds, run, run_pass, run_same
 
-from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
-from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.optimizer.pipeline import DEAD_NODES, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 
 START = "start = {0, 0}"
 

@@ -5,8 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
 
-from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
-from ortplugin.passes.simplify.repeated_constants import REPEATED_CONSTANTS
+from ortplugin.optimizer.pipeline import FOLD_CONSTANTS, REPEATED_CONSTANTS
 
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
 ZEROS = np.array([[0.0], [-0.0]], np.float32)

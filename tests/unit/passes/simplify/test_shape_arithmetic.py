@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pass_helpers import assert_same_values, assert_unchanged, model, operators, random_feeds, run, run_pass, run_same
 
-from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
-from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
+from ortplugin.optimizer.pipeline import DEAD_NODES, SHAPE_ARITHMETIC
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from onnx_models import parsed
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
+from ortplugin.optimizer.pipeline import SUM_TO_ADD
 
 
 @pytest.mark.parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])

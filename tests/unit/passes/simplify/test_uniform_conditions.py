@@ -5,7 +5,7 @@ import pytest
 from onnx_models import add_weights
 from pass_helpers import assert_unchanged, model, run_same
 
-from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
+from ortplugin.optimizer.pipeline import UNIFORM_CONDITIONS
 
 TRUE, FALSE, MIXED = np.ones((1, 4), bool), np.zeros((3, 4), bool), np.arange(12).reshape(3, 4) > 5
 
