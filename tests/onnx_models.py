@@ -5,10 +5,13 @@ import re
 import numpy as np
 import onnx.parser
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
+
+parametrize = pytest.mark.parametrize
 
 _CONSTANT = re.compile(r"(^|(?<=[\]{})>]))(\s*\w+ = )([a-z]+\d*(?:\[[^\]]*\])? \{[^{}]*\})")
 _VECTOR = re.compile(r"(^|(?<=[{})>]))(\s*\w+ = )(\{[-0-9, ]+\})")

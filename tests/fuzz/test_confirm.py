@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from fuzz.confirm import BY_OPTIMIZATIONS
@@ -52,7 +52,7 @@ def test_what_only_the_optimized_model_does_is_a_finding():
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
+@parametrize(
   ("faults", "reason"),
   [
     ("CumSum:off", "the original is not right on the stand-in"),
@@ -74,7 +74,7 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults, reason):
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize("fault", ["off", "stale", "fails", "dies"])
+@parametrize("fault", ["off", "stale", "fails", "dies"])
 def test_what_onnx_runtimes_own_optimizations_do(fault):
   verdict = ask(f"ortplugin:fused/{fault}")
   assert (verdict.what, verdict.message) == ("unfit", BY_OPTIMIZATIONS)
@@ -107,7 +107,7 @@ def test_what_the_original_does_in_the_precision_asked_for():
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
+@parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
 def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
   """It is asked without them."""
   made, _ = ortplugin.optimize(MODEL)

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import onnx
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
@@ -50,7 +49,7 @@ def model_of(nodes, dtype="double"):
 X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
 
 
-@pytest.mark.parametrize("name", NODES)
+@parametrize("name", NODES)
 def test_the_form_is_exact_where_onnx_runtime_is_not(name):
   with np.errstate(invalid="ignore"):
     wanted = WANTED[name](X)
@@ -87,7 +86,7 @@ def judge(original, optimized, monkeypatch, x=X[:-3]):
   return judged_as(monkeypatch, case, model_of(optimized, dtype))
 
 
-@pytest.mark.parametrize("name", NODES)
+@parametrize("name", NODES)
 def test_a_mistake_beside_one_is_found(library, name, monkeypatch):
   """It is less than a tolerance of float32."""
   after = NODES[name].replace("y =", "a =") + " f = double {{{}}} y = Mul(a, f)"
@@ -107,7 +106,7 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
-@pytest.mark.parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
+@parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
 def test_ours_in_double(library, bias, what, monkeypatch):
   program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
   ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
@@ -139,7 +138,7 @@ RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), **dict.fromkeys(("Elu", 
           "FastGelu": (-4.6, -4.3), "Gelu": (-5.2, -4.6), "com.microsoft.Gelu": (-5.2, -4.6)}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SMALL)
+@parametrize("name", SMALL)
 def test_small_values_of_float32(library, name, monkeypatch):
   """Ours have them to a few roundings. That ONNX Runtime has not is no finding, and what is wrong by more is one."""
   node, ours, wanted = SMALL[name]

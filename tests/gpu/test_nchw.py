@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx_models import parametrize
 
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_engines import check_infinite_everywhere, check_maxima_of_nan, check_offsets, check_same_bits, own
@@ -43,21 +44,21 @@ def check(x, filters, dtype):
     replace(conv, program=program, constant=number % 2 == 1).run()
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "float"])
-@pytest.mark.parametrize(("x", "filters"), FEW)
+@parametrize("dtype", [*FLOATS, "float"])
+@parametrize(("x", "filters"), FEW)
 def test_few_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("x", "filters"), MANY)
+@parametrize("dtype", FLOATS)
+@parametrize(("x", "filters"), MANY)
 def test_many_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
+@parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
 def test_infinite_elements_and_addresses(library, x, filters):
   conv = conv_of(x, filters, "float16", constant=False)
   for value in (np.inf, np.nan):

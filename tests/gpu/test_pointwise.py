@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from node_cases import bits, typed
+from onnx_models import parametrize
 from pointwise_cases import (
   CASES,
   CHAIN,
@@ -61,7 +62,7 @@ CHOSEN = (
 # ---- parity
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -81,8 +82,8 @@ SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (7, 13, 1024), (1, 1,
 MADD = "(T x, T a, T b) => (T y, T z) { p = Mul(x, a) y = Add(p, b) z = Sub(y, x) }"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
-@pytest.mark.parametrize("name", BROADCASTS)
+@parametrize("dtype", ["float16", "bfloat16", "float", "double", "int8", "uint16", "int32", "int64"])
+@parametrize("name", BROADCASTS)
 def test_every_broadcast_of_every_size(name, dtype):
   """One session, whose inputs' ranks are not known before they come."""
   text = typed(MADD, dtype)
@@ -92,7 +93,7 @@ def test_every_broadcast_of_every_size(name, dtype):
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@parametrize("seed", range(24))
 def test_random_broadcasts(seed):
   """Up to six axes, each input without some of them, dtypes mixed."""
   rng = np.random.default_rng(seed)
@@ -119,7 +120,7 @@ def test_random_broadcasts(seed):
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(name):
   check_repeats(by_name[name])
 
@@ -135,8 +136,8 @@ def test_shapes_may_change_from_run_to_run():
 # ---- addresses, and in place
 
 
-@pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("which", ["inputs", "outputs", "inputs and outputs"])
+@parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(name, which):
   case = by_name[name]
   expected = expect(case)
@@ -150,9 +151,9 @@ def test_tensors_may_start_anywhere(name, which):
 CROSSED = "(T x, T r, T c) => (T s, T d) { t = Add(x, r) s = Mul(t, c) d = Sub(x, r) }"
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("dtype", ["float16", "float", "double", "int8"])
-@pytest.mark.parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
+@parametrize("offset", [0, 1])
+@parametrize("dtype", ["float16", "float", "double", "int8"])
+@parametrize("shape", [(1,), (7,), (4097,), (3, 5), (211, 1023), (512, 4096)], ids=str)
 def test_results_may_take_the_place_of_inputs(shape, dtype, offset):
   """Each of two results on each of two inputs; the third input is repeated, so that rows are crossed."""
   text = typed(CROSSED, dtype)
@@ -176,9 +177,9 @@ def test_swapped_inputs_are_results():
   assert (cupy.asnumpy(y) == wanted[0]).all()
 
 
-@pytest.mark.parametrize("cuda_graph", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "float"])
-@pytest.mark.parametrize("length", [5, 70001, 1 << 20])
+@parametrize("cuda_graph", [False, True])
+@parametrize("dtype", ["float16", "float"])
+@parametrize("length", [5, 70001, 1 << 20])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_graph):
   model = chained(dtype, (2, length))
   session = ortplugin.session(model, ["cuda"], cuda_graph=True) if cuda_graph else make(model)
@@ -188,7 +189,7 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(length, dtype, cuda_g
 # ---- streams and graphs
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(name):
   check_replays(by_name[name])
 
@@ -251,7 +252,7 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
 # ---- wrong and large
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "shapes", "words"),
   [
     (SUM_RELU, ((2, 3), (2, 4)), r"input 1 \('r'\): the shapes \[2, 4\] and \[2, 3\] do not broadcast"),
@@ -284,7 +285,7 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("name", HUGE)
+@parametrize("name", HUGE)
 def test_more_than_two_to_the_31_elements(name):
   """Every element is checked; whole numbers wrap."""
   shape, other = HUGE[name]

@@ -14,7 +14,7 @@ import onnx.parser
 import pytest
 from exported import DATA
 from onnx import helper
-from onnx_models import add_weights, built
+from onnx_models import add_weights, built, parametrize
 from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
@@ -148,7 +148,7 @@ def test_replays_are_queued_and_give_the_same_bits(tmp_path, rng):
     assert output.max_abs_error is not None
 
 
-@pytest.mark.parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
+@parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
 def test_planted_faults_are_found(tmp_path, rng, fault, words):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng), fault)
@@ -171,7 +171,7 @@ def test_a_fused_operator(tmp_path, rng):
   assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("model", "feeds"),
   [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
@@ -241,7 +241,7 @@ def test_what_makes_it_slower_is_taken_back(monkeypatch):
   assert [(timing.mode, timing.loses) for timing in report.taken_back[0].timings] == [(GRAPH, True), (PLAIN, True)]
 
 
-@pytest.mark.parametrize("fault", ["late", "bit", "value"])
+@parametrize("fault", ["late", "bit", "value"])
 def test_a_fault_in_graphs_alone_is_a_difference(tmp_path, monkeypatch, fault):
   model = chain()
   original, optimized = saved(model, tmp_path), saved(model, tmp_path, "fast.onnx")

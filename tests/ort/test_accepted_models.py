@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 from onnx import NodeProto, helper, numpy_helper
-from onnx_models import add_weights
+from onnx_models import add_weights, parametrize
 
 from ort.host import make
 from ortplugin.cli import main
@@ -142,7 +142,7 @@ def outputs(session):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("what", MODELS)
+@parametrize("what", MODELS)
 def test_is_optimized_and_computes_the_same(what, tmp_path):
   model = MODELS[what]()
   source, target = tmp_path / "in.onnx", tmp_path / "out.onnx"
@@ -156,7 +156,7 @@ def test_is_optimized_and_computes_the_same(what, tmp_path):
     np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("what", MODELS)
+@parametrize("what", MODELS)
 def test_the_callers_model_is_not_changed(what):
   model = MODELS[what]()
   before = model.SerializeToString(deterministic=True)
@@ -189,7 +189,7 @@ def test_a_cycle_is_refused_with_its_nodes(tmp_path):
       load(path)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("model", "words"),
   [
     (built("t = foo.Foo(x)"), "(Foo) is of domain 'foo', which the model does not import"),

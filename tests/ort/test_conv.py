@@ -10,7 +10,7 @@ import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
-from onnx_models import built, computed
+from onnx_models import built, computed, parametrize
 from threads import in_threads
 
 from ort.host import (
@@ -32,7 +32,7 @@ FLOAT = TensorProto.FLOAT
 X, W, _ = GEOMETRIES["3x3"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   assert_equals_reference(case, check, inferred=0 not in case.shapes[0])
 
@@ -52,7 +52,7 @@ def test_most_cases_have_a_decomposition():
   assert len(DECOMPOSED) > 250
 
 
-@pytest.mark.parametrize("case", DECOMPOSED)
+@parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
   if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
@@ -65,7 +65,7 @@ def test_the_decomposition_runs_without_the_library(case):
   check(case, run(plain(model), case), replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
-@pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
+@parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
 def test_equals_onnx_runtimes_own_conv(name):
   """In float, bias and all: both are the same kernel, but for the order of the additions."""
   x, w, attributes = GEOMETRIES[name]
@@ -83,7 +83,7 @@ def test_equals_onnx_runtimes_own_conv(name):
 # ---- shapes
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("shapes", "attributes", "wanted"),
   [
     ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
@@ -143,7 +143,7 @@ def test_operands_whose_ranks_are_known_may_still_broadcast():
     check(each, run(session, each))
 
 
-@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+@parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_padding_follows_the_shape(auto_pad):
   attributes = {"auto_pad": auto_pad, "strides": [2, 3], "dilations": [1, 2]}
   case = Case("same", typed(BIAS_RELU, "float"), ((1, 3, 8, 8), (4, 3, 4, 3), (4, 1, 1)), attributes)
@@ -224,7 +224,7 @@ IN_OTHER_WORDS = (  # of the specification in Python
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name):
   """By the library and by the specification."""
   wrong = WRONG[name]

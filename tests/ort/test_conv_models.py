@@ -11,6 +11,7 @@ import onnx
 import pytest
 from exported import DATA
 from onnx import numpy_helper
+from onnx_models import parametrize
 
 import ortplugin
 from models.light import NAMES as NETWORKS
@@ -63,7 +64,7 @@ def layouts(model):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_channels_first(name):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nchw", skip=["matmul-to-tf32"])
@@ -75,7 +76,7 @@ def test_channels_first(name):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_channels_last(name):
   original = original_of(name)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
@@ -97,7 +98,7 @@ def check_channels_last(name, original, optimized):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_in_float16_channels_are_last(name):
   original = half(original_of(name))
   optimized, _ = ortplugin.optimize(original)
@@ -108,7 +109,7 @@ def test_in_float16_channels_are_last(name):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
+@parametrize("name", ["resnet50", "densenet121", "shufflenet", "squeezenet", "inception_v2"])
 def test_networks_of_the_onnx_package(name):
   original = randomized(name, logits=True)
   optimized, _ = ortplugin.optimize(original, layout="nhwc")
@@ -118,7 +119,7 @@ def test_networks_of_the_onnx_package(name):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", NETWORKS)
+@parametrize("name", NETWORKS)
 def test_all_of_them_as_they_are(name):
   """Weights too large to be folded are computed: these have a Transpose. What else ends a region: LRN and Flatten."""
   optimized, _ = ortplugin.optimize(path(name), layout="nhwc")

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from fake_cupy import DeviceSession, FakeCupy
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ort.host import CPU_ONLY
@@ -38,7 +38,7 @@ def shape(*sizes):
   return np.array(sizes, np.int64)
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@parametrize("graph", [False, True])
 def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy, graph):
   made = session(graph)
   for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
@@ -159,7 +159,7 @@ def test_state_goes_with_its_session(cupy):
   assert gone() is None
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@parametrize("graph", [False, True])
 def test_dtypes_are_checked_wherever_the_array_is(cupy, graph):
   for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
     with pytest.raises(UsageError, match="convert it with"):
@@ -213,7 +213,7 @@ COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
     { %s z = Neg (x) }"""
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "words"),
   [
     ("[chosen] y = Compress (x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),

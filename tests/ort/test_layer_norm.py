@@ -11,7 +11,7 @@ import pytest
 from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
 from node_cases import OPSET, model_with, typed
 from onnx import TensorProto, helper
-from onnx_models import built
+from onnx_models import built, parametrize
 from tampering import mangled
 from threads import in_threads
 
@@ -33,7 +33,7 @@ from ortplugin.errors import RuntimeMissingError
 from ortplugin.session import CUDA, gpu_count
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -64,15 +64,15 @@ def test_the_list_of_what_lacks_a_decomposition_is_current():
   assert len(DECOMPOSED) > 200
 
 
-@pytest.mark.parametrize("case", DECOMPOSED)
+@parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
   check(case, found, expect(case, unit=4 * unit))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float", "double"])
-@pytest.mark.parametrize("width", [1, 7, 33, 768, 1023, 5140])
+@parametrize("dtype", ["float16", "float", "double"])
+@parametrize("width", [1, 7, 33, 768, 1023, 5140])
 def test_equals_the_runtimes_own_operator(dtype, width):
   case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
   own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
@@ -85,7 +85,7 @@ def test_equals_the_runtimes_own_operator(dtype, width):
 # ---- shape inference
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("shapes", "wanted"),
   [
     (((4, 7, 32), (32,), (4, 7, 32), (32,), (32,)), [4, 7, 32]),
@@ -240,7 +240,7 @@ def refusals(library):
   )
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(refusals, name):
   node = WRONG[name]
   assert_refused_in_time(refusals[name], at_load=node.fed is None, words=node.words, operator="FusedLayerNorm")
@@ -250,7 +250,7 @@ def test_a_good_node_is_accepted():
   assert make(wrong("").model())
 
 
-@pytest.mark.parametrize("seed", range(20))
+@parametrize("seed", range(20))
 def test_a_tampered_program_never_crashes(seed):
   """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
   text = mangled(by_name["bools computed, float, 256"].text, np.random.default_rng(seed))
@@ -276,7 +276,7 @@ def test_many_threads_run_one_session():
   in_threads(8, work)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@parametrize("threads", [1, 2, 5])
 def test_threads_inside_a_run_change_nothing(threads):
   assert_threads_change_nothing(by_name["bias, residual, sum kept, float16, 1023"], threads)
 
@@ -347,7 +347,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@parametrize("ending", ENDINGS)
 def test_a_process_ends_in_any_order(ending):
   model = model_of(typed(BARE, "float"), ((2, 8),))
   done = python(f"{SESSION}\n{ENDINGS[ending]}\nprint('the end', flush=True)", model.hex() + "\n")

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto, helper
-from onnx_models import built, infos
+from onnx_models import built, infos, parametrize
 from pointwise_cases import (
   CASES,
   CHANGING,
@@ -38,7 +37,7 @@ from ort.refusals import wrong_programs
 from ortplugin.program import INTEGERS
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   check(case, run(make(case.model()), case))
 
@@ -66,7 +65,7 @@ def test_most_cases_have_a_decomposition():
   assert len(DECOMPOSED) > 100
 
 
-@pytest.mark.parametrize("case", DECOMPOSED)
+@parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   found, unit = run_decomposed(case)
@@ -81,7 +80,7 @@ def test_the_decomposition_runs_without_the_library(case):
 # ---- shapes, and in place
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("shapes", "wanted"),
   [
     (((4, 7, 32), (32,)), [4, 7, 32]),
@@ -100,7 +99,7 @@ def test_shapes_are_inferred(shapes, wanted):
 
 
 # ONNX Runtime shows shape inference a scalar as it shows a tensor of unknown shape: what it makes is not concluded.
-@pytest.mark.parametrize("shapes", [((), ()), ((), (3,))])
+@parametrize("shapes", [((), ()), ((), (3,))])
 def test_of_a_scalar_no_shape_is_inferred(shapes):
   case = Case(f"scalar {shapes}", typed(SUM_RELU, "float"), shapes)
   session = make(case.model())
@@ -130,8 +129,8 @@ def test_shapes_may_change_from_run_to_run():
     check(case, run(session, case))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float", "double"])
-@pytest.mark.parametrize("length", [5, 70001])
+@parametrize("dtype", ["float16", "float", "double"])
+@parametrize("length", [5, 70001])
 def test_a_chain_of_nodes_may_take_over_each_others_memory(dtype, length):
   session = make(chained(dtype, (2, length)))
   check_chain(lambda feeds: session.run(None, feeds), dtype, (2, length))
@@ -177,7 +176,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name):
   assert_refused(WRONG[name], "FusedPointwise")
 
@@ -197,12 +196,12 @@ def test_many_threads_run_one_session():
   in_threads(8, work)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@parametrize("threads", [1, 2, 5])
 def test_threads_inside_a_run_change_nothing(threads):
   assert_threads_change_nothing(by_name["large: channels, float16"], threads)
 
 
-@pytest.mark.parametrize("kind", ["FusedPointwise", "FusedLayerNorm"])
+@parametrize("kind", ["FusedPointwise", "FusedLayerNorm"])
 def test_float16_between_nodes_that_have_none_on_the_cpu(kind):
   """ONNX Runtime computes MatMul in float there, and gives a node between two of them float instead of float16."""
   body = "y = RMSNormalization(x)" if "Norm" in kind else "s = Sigmoid(x) c = Cast<to=float16>(s) y = Mul(x, c)"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_gpu import CapturingSession, FakeGpu
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ort.host import plain
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
@@ -98,7 +98,7 @@ def test_runs_without_a_graph_have_on_the_host_what_is_made_there():
   assert not verdict(replayed, 1)
 
 
-@pytest.mark.parametrize("number", [0, 1, 19, 20, REPLAYS - 1])
+@parametrize("number", [0, 1, 19, 20, REPLAYS - 1])
 def test_one_wrong_element_in_one_replay_is_found(number):
   def spoil(replay, feeds, outputs):
     if replay == number + 1:  # one goes first, to see whether runs are queued
@@ -213,8 +213,8 @@ def test_strings_are_a_reason():
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])
 
 
-@pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8"])
-@pytest.mark.parametrize("shape", [(), (0, 3), (5, 3)])
+@parametrize("kind", ["FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "BOOL", "UINT8"])
+@parametrize("shape", [(), (0, 3), (5, 3)])
 def test_dtypes_and_shapes(kind, shape):
   number = TensorProto.DataType.Value(kind)
   value = f"{kind.lower()}[{','.join(map(str, shape))}]" if shape else kind.lower()

@@ -6,9 +6,8 @@ result. The optimized model's is the exact one, rounded once. Where the model as
 
 import numpy as np
 import onnx.parser
-import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import add_weights, parsed
+from onnx_models import add_weights, parametrize, parsed
 
 import ortplugin
 from ort.host import make
@@ -53,7 +52,7 @@ def model_of(nodes, dtype="float16"):
   return made
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize("name", MODELS)
 def test_a_value_in_between_is_not_rounded(name):
   nodes, x, r, exact = MODELS[name]
   feeds = {"x": x.astype(np.float16), "r": r.astype(np.float16)}
@@ -68,7 +67,7 @@ def test_a_value_in_between_is_not_rounded(name):
   assert np.array_equal(found, wanted)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("name", "nodes"),
   [
     ("norm-epilogue", "n = LayerNormalization <epsilon = 1e-5> (x, one)  y = Floor (n)"),

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from matmul_cases import BIAS_RELU, check, made
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ortplugin.check import judge
@@ -43,7 +43,7 @@ def ours(model):
   return {node.op_type for node in proto.graph.node if node.domain == DOMAIN}
 
 
-@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@parametrize("op", ["Conv", "ConvTranspose"])
 def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   original = network(op=op)
   optimized, _ = ortplugin.optimize(original)
@@ -60,7 +60,7 @@ def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Average", "Max"])
+@parametrize("kind", ["Average", "Max"])
 def test_a_global_pool_of_known_size_has_a_window(kind):
   """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
   original = network()
@@ -127,7 +127,7 @@ def test_no_standard_form_at_its_opset():
   assert standard_on_cpu(optimized.SerializeToString()) is None
 
 
-@pytest.mark.parametrize("providers", [["cuda"], ["cpu"]])
+@parametrize("providers", [["cuda"], ["cpu"]])
 def test_with_a_gpu_or_unasked_the_model_stays(providers, monkeypatch):
   optimized, _ = ortplugin.optimize(network())
   given = []

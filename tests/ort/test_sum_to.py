@@ -1,8 +1,8 @@
 """FusedSumTo in ONNX Runtime on the CPU: its reference and its decomposition; shapes; threads; what is refused."""
 
-import pytest
 from node_cases import OPSET, typed
 from onnx import TensorProto
+from onnx_models import parametrize
 from sum_to_cases import BOTH, CASES, CHANGING, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
 from threads import in_threads
 
@@ -11,7 +11,7 @@ from ort.refusals import wrong_programs
 from ortplugin.ops.sum_to import OPERATOR
 
 
-@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES])
+@parametrize("case", [*CASES, *LARGE_CASES])
 def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
@@ -25,7 +25,7 @@ def test_equals_the_reference(case):
 DECOMPOSED = [case for case in CASES if "bfloat16" not in case.program.dtypes.values() and case.values != "whole range"]
 
 
-@pytest.mark.parametrize("case", DECOMPOSED)
+@parametrize("case", DECOMPOSED)
 def test_the_decomposition_runs_without_the_library(case):
   """In its own precision: every operator rounds, in float16 too."""
   model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
@@ -34,7 +34,7 @@ def test_the_decomposition_runs_without_the_library(case):
   check(case, run(plain(model), case), expect(case, unit=unit))
 
 
-@pytest.mark.parametrize("case", LARGE_CASES)
+@parametrize("case", LARGE_CASES)
 def test_the_number_of_threads_changes_no_bit(case):
   on_any_threads(case)
 
@@ -42,7 +42,7 @@ def test_the_number_of_threads_changes_no_bit(case):
 # ---- shapes
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("shapes", "wanted"),
   [
     (((4, 3, 6, 8), (3, 1, 8)), ([4, 1, 1, 1], [3, 6, 8])),
@@ -96,7 +96,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(name):
   assert_refused(WRONG[name], "FusedSumTo")
 

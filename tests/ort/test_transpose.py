@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from node_cases import OPSET, bits, model_with
 from onnx import helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 from threads import in_threads
 from transpose_cases import CASES, TO, Case, by_name, check, random_case
 
@@ -16,7 +16,7 @@ from ortplugin.optimizer import select_passes
 from ortplugin.optimizer.loop import run_passes
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_equals_the_reference(case):
   session = make(case.model())
   found = run(session, case)
@@ -25,14 +25,14 @@ def test_equals_the_reference(case):
     assert session.get_outputs()[0].shape == list(found.shape)
 
 
-@pytest.mark.parametrize("first", range(0, 60, 12))
+@parametrize("first", range(0, 60, 12))
 def test_random_orders_and_windows(first):
   for seed in range(first, first + 12):
     case = random_case(seed)
     check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
+@parametrize("name", ["V, float16", "from the end, int32", "talking heads, float", "none moves, uint8"])
 def test_the_decomposition_gives_the_same(name):
   case = by_name[name]
   model = model_with(decompose(case.node(), OPSET), [("x", case.dtype, case.shape)], [("y", case.dtype)])
@@ -82,7 +82,7 @@ def test_large_tensors_on_many_threads():
     in_threads(4, again)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("attributes", "shape", "words"),
   [
     ({}, (2, 3), "'perm' has 0 numbers"),

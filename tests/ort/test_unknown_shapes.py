@@ -3,10 +3,9 @@
 import numpy as np
 import onnx
 import onnx.parser
-import pytest
 from node_cases import model_with
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 import ortplugin
 from ort.host import make
@@ -67,7 +66,7 @@ class Hidden:
     self.wanted = _outputs(model_with([known], self.declared, [("y", "float")], self.constants), self.arrays)
 
 
-@pytest.mark.parametrize("name", [operator.name for operator in OPERATORS])
+@parametrize("name", [operator.name for operator in OPERATORS])
 def test_an_unknown_rank_is_no_scalar(name):
   """Gather would refuse a scalar when the session is made."""
   hidden = Hidden(name)
@@ -88,8 +87,8 @@ def test_an_unknown_rank_is_no_scalar(name):
   assert np.array_equal(found, hidden.wanted[[1, 0]])
 
 
-@pytest.mark.parametrize("axis", [2, 3])
-@pytest.mark.parametrize("name", [operator.name for operator in OPERATORS])
+@parametrize("axis", [2, 3])
+@parametrize("name", [operator.name for operator in OPERATORS])
 def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   """onnx's inference says it of an Attention on open lengths, which here has one key and so gives its values."""
   hidden = Hidden(name)
@@ -118,7 +117,7 @@ def test_a_length_of_zero_is_unknown_before_a_run(name, axis):
   assert all(a in (0, b) for a, b in said if isinstance(a, int))  # 0, as ONNX's own operators do
 
 
-@pytest.mark.parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
+@parametrize("body", ["y = Abs(r)", "a = Abs(r)  y = Sin(a)  "])
 def test_a_scan_that_gives_out_a_scalar(body):
   """Its body declares no shapes, and ONNX Runtime asks for those of what it gives out."""
   model = parsed(f"""g (float[?] xs, float start) => (float last, float[?] each) {{

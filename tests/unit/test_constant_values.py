@@ -2,8 +2,7 @@
 
 import numpy as np
 import onnx
-import pytest
-from onnx_models import add_weights, annotated
+from onnx_models import add_weights, annotated, parametrize
 
 from ortplugin.graph.constant_values import constant_values
 from ortplugin.optimizer.pipeline import (
@@ -34,7 +33,7 @@ def test_of_constants_alone():
   assert names == {"m", "d", "e", "v", "s", "n", "k"}
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
+@parametrize("dtype", ["float", "float16"])
 def test_normalised_weights_stay_but_in_half_precision(dtype):
   graph_ = annotated(graph(dtype))
   changes = [change for each in (FUSE_SUM_TO, FUSE_POINTWISE, LONE_POINTWISE) for change in each(graph_).changes]
@@ -43,7 +42,7 @@ def test_normalised_weights_stay_but_in_half_precision(dtype):
   assert any("Relu" in name for name in fused)
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
+@parametrize("dtype", ["float", "float16"])
 def test_projected_positions_stay_but_in_half_precision(dtype):
   model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
     g ({dtype}[4,16] x) => ({dtype}[4,8] y) {{

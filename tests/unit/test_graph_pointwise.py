@@ -5,7 +5,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import annotated, parsed
+from onnx_models import annotated, parametrize, parsed
 
 from ortplugin.graph.facts import scopes
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
@@ -101,7 +101,7 @@ NODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("graph", NODES)
+@parametrize("graph", NODES)
 def test_a_node_becomes_statements(graph, rng):
   model = model_of(graph)
   program = written(model)
@@ -121,7 +121,7 @@ def test_a_node_becomes_statements(graph, rng):
   np.testing.assert_allclose(found, expected, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
 
 
-@pytest.mark.parametrize(("attributes", "limits"), [
+@parametrize(("attributes", "limits"), [
   ("", "-3.4028234663852886e+38, 3.4028234663852886e+38"),
   ("<min = 0.0>", "0, 3.4028234663852886e+38"),
   ("<min = -1.0, max = 1.5>", "-1, 1.5"),
@@ -142,14 +142,14 @@ NONE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("graph", NONE)
+@parametrize("graph", NONE)
 def test_why_a_node_becomes_none(graph):
   with pytest.raises(NotPointwiseError) as caught:
     written(model_of(graph))
   assert NONE[graph] in str(caught.value)
 
 
-@pytest.mark.parametrize(("graph", "reason"), [
+@parametrize(("graph", "reason"), [
   ("(float[4] a) => (int64[4] y) { y = Cast<to = 7> (a) }", "'y' is int64; programs know float, bool"),
   ("(int8[4] a) => (int8[4] y) { y = Neg(a) }", "'a' is int8; programs know float, bool"),
   ("(float[4] a, int64[4] b) => (float[4] y) { y = Pow(a, b) }", "'b' is int64; programs know float, bool"),
@@ -161,7 +161,7 @@ def test_an_operator_may_know_fewer_dtypes(graph, reason):
   assert str(caught.value) == reason
 
 
-@pytest.mark.parametrize("node", ["Softmax(a)", "LayerNormalization(a, a)", "com.microsoft.SkipLayerNormalization(a)"])
+@parametrize("node", ["Softmax(a)", "LayerNormalization(a, a)", "com.microsoft.SkipLayerNormalization(a)"])
 def test_other_operators_have_no_statement(node):
   scope = scope_of(model_of(f"(float[4] a) => (float[4] y) {{ y = {node} }}"))
   assert not is_pointwise(scope, next(node for node in scope.slots if node is not None))

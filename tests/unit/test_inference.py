@@ -13,7 +13,7 @@ import onnx.backend.test
 import pytest
 from exported import DATA, architectures
 from onnx import AttributeProto, TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
@@ -87,7 +87,7 @@ HOSTILE = {
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("what", HOSTILE)
+@parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what, tmp_path):
   path = tmp_path / "hostile.onnx"
   path.write_bytes(HOSTILE[what].SerializeToString())
@@ -144,7 +144,7 @@ def types(model):
 ONNX_MODELS = Path(onnx.backend.test.__file__).parent / "data"
 
 
-@pytest.mark.parametrize("folder", [lambda: DATA, architectures, lambda: ONNX_MODELS], ids=["exported", "wide", "onnx"])
+@parametrize("folder", [lambda: DATA, architectures, lambda: ONNX_MODELS], ids=["exported", "wide", "onnx"])
 def test_real_models_lose_nothing(folder):
   paths = sorted(folder().glob("**/*.onnx"))
   assert paths
@@ -156,7 +156,7 @@ def test_real_models_lose_nothing(folder):
     assert types(inference.infer_shapes(skeleton(model))) == expected, path
 
 
-@pytest.mark.parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
+@parametrize("use", ["Squeeze(x, axes)", "Unsqueeze(x, axes)"])
 def test_views_along_unknown_axes_have_their_dtype(use):
   """Paddle's exporter writes axes behind an Identity. What comes after has a shape, if x has a dtype."""
   model = parsed(f"""g (float16[N,3,1] data) => (float16 y) <int64[1] of = {{1}}, int64[2] to = {{-1, 3}}>
@@ -186,7 +186,7 @@ def test_shapes_may_be_taken_apart_again_and_again():
   assert types(inference.infer_shapes(model)) == expected
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("start", "end", "length"),
   [(0, 3, 3), (1, 9, 8), (-3, -1, 2), (-2, 1 << 62, 2), (-9, 4, 4), (2, -2, 10), (3, 1, 0), (-1, -4, 0)],
 )
@@ -223,7 +223,7 @@ SHAPES_ONLY = {
 }
 
 
-@pytest.mark.parametrize("text", SHAPES_ONLY)
+@parametrize("text", SHAPES_ONLY)
 def test_nodes_whose_values_are_not_kept_have_their_shapes(text):
   model = parsed(f"""g (int64[5000] x) => (int64[A] y)
     <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
@@ -274,7 +274,7 @@ TREE = """
     nodes_falseleafs = [1], tree_roots = [0], leaf_targetids = [0, 0], leaf_weights = float[2] {2, 3}>"""
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     f"a = other.Operator(x)  t = {TREE}(a)",

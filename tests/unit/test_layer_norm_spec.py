@@ -6,7 +6,7 @@ import pytest
 from ml_dtypes import bfloat16
 from node_cases import assert_invalid
 from onnx import helper
-from onnx_models import built, computed, parsed
+from onnx_models import built, computed, parametrize, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
@@ -67,11 +67,9 @@ def some_inputs(text, dtype, rng):
   }
 
 
-@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-@pytest.mark.parametrize("opset", [11, 13, 17, 18, 20, 23])
-@pytest.mark.parametrize(
-  "template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')]
-)
+@parametrize("dtype", ["float", "double", "float16"])
+@parametrize("opset", [11, 13, 17, 18, 20, 23])
+@parametrize("template", [LAYER, RMS, LAYER.replace("<", '<axes="0 2", '), RMS.replace("axis=-2", 'axes="1"')])
 def test_the_decomposition_is_the_reference(template, opset, dtype, rng):
   text = template.format(dtype)
   inputs = some_inputs(text, dtype, rng)
@@ -187,7 +185,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason):
   assert_invalid(WRONG[reason], reason)
 

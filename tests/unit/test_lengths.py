@@ -1,8 +1,7 @@
 """Lengths of axes that shape inference has no name for."""
 
 import onnx_graphsurgeon as gs
-import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import scopes
@@ -43,7 +42,7 @@ def shown(lengths):
   return ["*".join(names(each) + [str(each.number)] * (each.number != 1 or not each.names)) for each in lengths]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "wanted"),
   {
       "elements of Shape": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Reshape(x, k)", "a b 8"),
@@ -82,7 +81,7 @@ def test_lengths(nodes, wanted):
   assert shown(dims(scope, tensors["y"])) == wanted.split()
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "axes"),
   {
     "rows of one shape": (
@@ -131,7 +130,7 @@ def test_products():
   assert (a.known, Length(4).known) == (None, 4)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("lengths", "wanted"),
   [
     ([], Length(1)),

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
-from onnx_models import add_weights, built, parsed
+from onnx_models import add_weights, built, parametrize, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model, lighten, opset_of, put_back
@@ -230,7 +230,7 @@ def test_nodes_out_of_order_are_sorted():
   onnx.checker.check_model(exported)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "reason"),
   [
     ("g (float x) => (float y) { y = Neg(x)  y = Abs(x) }", "'y' is assigned twice"),
@@ -366,7 +366,7 @@ raise SystemExit(status)
   assert 1.5 < float(done.stdout.splitlines()[-1]) < 2.5  # the original and the result
 
 
-@pytest.mark.parametrize("freed", ["made by a node", "an initializer"])
+@parametrize("freed", ["made by a node", "an initializer"])
 def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed):
   weight = ("w", "v = Identity(w)", "") if freed == "an initializer" else ("v", "w = Identity(v)", "")
   model = parse(f"""g (float[N,4] x) => (float[N,4] y) <float[4] {weight[0]} = {{1,2,3,4}}, float[4] w> {{

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import annotated, built, computed, parsed
+from onnx_models import annotated, built, computed, parametrize, parsed
 
 from ortplugin import restore, run, session
 from ortplugin.graph.convert import import_model
@@ -52,8 +52,8 @@ def pools(size, dilated):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
-@pytest.mark.parametrize(
+@parametrize("size", [1, 2, 3, 4, 5, 7, 8])
+@parametrize(
   ("op", "opset"),
   [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
    ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
@@ -82,8 +82,8 @@ def transposed(size):
       yield {"strides": [stride], "output_shape": [shape]}, [np.ones((1, 1, kernel), np.float32)]
 
 
-@pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("opset", [11, 22])
+@parametrize("size", [1, 3, 4])
+@parametrize("opset", [11, 22])
 def test_transposed_convolutions(opset, size):
   assert_as_computed("ConvTranspose", opset, (1, 1, size), list(transposed(size)))
 
@@ -91,8 +91,8 @@ def test_transposed_convolutions(opset, size):
 SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0.1)
 
 
-@pytest.mark.parametrize("size", [5, 7, 10, 15])
-@pytest.mark.parametrize("opset", [10, 11, 13, 18, 19])
+@parametrize("size", [5, 7, 10, 15])
+@parametrize("opset", [10, 11, 13, 18, 19])
 def test_scales(opset, size):
   cases = []
   for scale in (each for each in SCALES if each * size >= 1):
@@ -110,8 +110,8 @@ def test_scales(opset, size):
 SLOPES = ((), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1, 1), (2, 1, 1), (4, 1, 2, 1))
 
 
-@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
-@pytest.mark.parametrize("opset", [7, 9, 16])
+@parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
+@parametrize("opset", [7, 9, 16])
 def test_slopes(opset, shape):
   """ONNX has a slope broadcast to X alone, and onnx gives PRelu the shape of X."""
   fit = []
@@ -140,7 +140,7 @@ def test_beside_a_constant_without_elements_that_inference_finds():
   assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
-@pytest.mark.parametrize("where", ["output", "value_info"])
+@parametrize("where", ["output", "value_info"])
 def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   """onnx's inference says it of an Attention on open lengths, and of all behind it."""
   model = parsed(
@@ -160,7 +160,7 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   assert 0 not in graph.outputs[0].shape
 
 
-@pytest.mark.parametrize(("q", "v", "wanted"), [
+@parametrize(("q", "v", "wanted"), [
   ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
   ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
@@ -198,7 +198,7 @@ def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
 
 
-@pytest.mark.parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
+@parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
 def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
@@ -217,7 +217,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("node", "size"),
   [("PRelu(x, s)", 1), ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10)],
 )
@@ -246,7 +246,7 @@ def test_an_operator_of_ours_behind_what_onnx_infers_wrongly_and_a_scalar(librar
   np.testing.assert_array_equal(run(session(made.SerializeToString(), ["cpu"]), feeds)["z"], np.ones((1, 7)))
 
 
-@pytest.mark.parametrize("length", ["13", "N"])
+@parametrize("length", ["13", "N"])
 def test_an_output_that_the_model_describes_wrongly(length):
   """No pass may believe it once an operator of ours stands in the way of inference."""
   model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
@@ -288,8 +288,8 @@ def test_in_a_local_function():
   assert graph.nodes[0].outputs[0].shape is None
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("layout", ["auto", "nhwc"])
+@parametrize("spatial", [1, 2, 3])
+@parametrize("layout", ["auto", "nhwc"])
 def test_what_follows_fits(spatial, layout):
   """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
   kernel, size = [2] * spatial, [3] * (spatial - 1)
@@ -316,7 +316,7 @@ def behind(node, width, height=4):
   )
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("width", "is_said"),
   [
     (5, False),  # 1.4 times that is 7 in float32, as ONNX Runtime multiplies, and 6.99... as onnx does
@@ -332,7 +332,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
   assert said == ({"before", "c", "d"} if is_said else {"before"})
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("kernel", "width", "stays"),
   [
     (1, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2

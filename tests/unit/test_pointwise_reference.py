@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from onnx_models import built
+from onnx_models import built, parametrize
 from operator_places import check_decomposition
 
 from ortplugin.errors import ModelError
@@ -101,9 +101,7 @@ def test_every_integer_operator_is_meant():
   }
 
 
-@pytest.mark.parametrize(
-  ("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS]
-)
+@parametrize(("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS])
 def test_integers_are_exact(op, dtype):
   program = statement_of(op, dtype)
   grids = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * len(program.parameters))
@@ -116,7 +114,7 @@ def test_integers_are_exact(op, dtype):
   assert found.ravel().tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@parametrize("dtype", INTEGERS)
 def test_powers(dtype):
   x, y = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * 2)
   found = values(statement_of("Pow", dtype), [x, y])["r"]
@@ -129,7 +127,7 @@ def test_powers(dtype):
     assert value == expected, f"{given} ** {exponent}"
 
 
-@pytest.mark.parametrize("to", INTEGERS)
+@parametrize("to", INTEGERS)
 def test_casts_to_integers(to):
   low, high = integer_range(to)
   given = [0.0, -0.0, 0.9, -0.9, 1.5, -1.5, 100.0, np.nan, np.inf, -np.inf, 1e30, -1e30, float(low), float(high),
@@ -211,8 +209,8 @@ def sums(builder, statement, dtype, operand, output):
   builder.sum(operand, axes, bool(statement.number("keepdims")), output)
 
 
-@pytest.mark.parametrize("opset", [11, 13, 18])
-@pytest.mark.parametrize("op", [*MEANING, "Pow"])
+@parametrize("opset", [11, 13, 18])
+@parametrize("op", [*MEANING, "Pow"])
 def test_integer_operators_decompose_to_their_reference(op, opset, rng):
   """On numbers for which ONNX defines the result: no overflow, no division by zero."""
   for dtype in OPERATORS[op.split("<")[0]].types:
@@ -239,8 +237,8 @@ def test_integer_operators_decompose_to_their_reference(op, opset, rng):
     np.testing.assert_array_equal(found, expected, err_msg=dtype)
 
 
-@pytest.mark.parametrize("to", DTYPES)
-@pytest.mark.parametrize("given", [dtype for dtype in DTYPES if dtype != "bfloat16"])
+@parametrize("to", DTYPES)
+@parametrize("given", [dtype for dtype in DTYPES if dtype != "bfloat16"])
 def test_casts_decompose_to_their_reference(given, to):
   program = parse(f"({given} x) => ({to} y) {{ y = Cast<to={to}>(x) }}")
   numbers = np.array([0, 1, 2, 100, 127]).astype(NUMPY_DTYPES[given])
@@ -277,8 +275,8 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("opset", [11, 13, 24])
-@pytest.mark.parametrize(("text", "shapes", "expected"), SHAPES)
+@parametrize("opset", [11, 13, 24])
+@parametrize(("text", "shapes", "expected"), SHAPES)
 def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):  # fmt: skip
   program = parse(text)
   inputs = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
@@ -300,7 +298,7 @@ def test_a_result_of_the_whole_shape_is_not_expanded():
   assert [node.op_type for node in to_onnx(program, ["x", "w"], ["y", "z"], 18, "t")] == ["Mul", "Neg"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("op", "dtype", "opset", "operators"),
   [
     ("Mish(x)", "float", 17, ["Softplus", "Tanh", "Mul"]),

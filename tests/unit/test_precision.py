@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import annotated, parsed
+from onnx_models import annotated, parametrize, parsed
 
 import ortplugin
 from ortplugin.errors import UsageError
@@ -102,7 +102,7 @@ def test_bfloat16_where_the_opset_has_it():
   assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
 
 
-@pytest.mark.parametrize("opset", [9, 11, 12])
+@parametrize("opset", [9, 11, 12])
 def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset):
   old = model("a = MatMul(x, w)  y = Relu(a)", {"w": WEIGHT}, opset=opset)
   result, report = ortplugin.optimize(old, only=[], precision="bf16")
@@ -113,7 +113,7 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset):
     assert report.opset in (None, (9, 11))
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("name", "opset", "op", "rewrite", "kept"),
   [
     ("bf16", 22, "ConvTranspose", "fuse-conv", True),
@@ -151,7 +151,7 @@ def test_a_clip_of_one_element_stays():
   assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
 
-@pytest.mark.parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
+@parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
 def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
   """No rewrite takes an operator of unknown rank."""
   nodes = f"a = MatMul(x, w)  r = Reshape(a, shape)  z = {op}(r)  y = Reshape(z, flat)"
@@ -162,7 +162,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
   assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("name", "reduction", "rewrites", "kept"),
   [
     ("bf16", "min", {"fuse-scatter"}, False),
@@ -172,7 +172,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
     ("fp16", "min", set(), False),
   ],
 )
-@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@parametrize("op", ["ScatterND", "ScatterElements"])
 def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrites, kept):
   nodes = f'a = MatMul(x, w)  b = {op}<reduction = "{reduction}">(a, i, u)  y = MatMul(b, w)'
   places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
@@ -183,7 +183,7 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrit
   assert found == ({"make_b": reason} if kept else {})
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@parametrize("name", ["fp16", "bf16"])
 def test_the_statistics_of_a_norm_stay(name):
   """Their dtype is what stash_type says, float32, whatever that of the norm."""
   nodes = "a = MatMul(x, w)  n, mean = LayerNormalization<axis = 1>(a, g)  y = MatMul(n, w)  z = Neg(mean)"
@@ -194,7 +194,7 @@ def test_the_statistics_of_a_norm_stay(name):
   assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
 
 
-@pytest.mark.parametrize("made", ["EyeLike<dtype = 10>", "RandomUniformLike<dtype = 10, seed = 1.0>"])
+@parametrize("made", ["EyeLike<dtype = 10>", "RandomUniformLike<dtype = 10, seed = 1.0>"])
 def test_a_dtype_that_an_attribute_says_stays(made):
   original = model(f"a = {made}(x)  b = MatMul(h, a)  y = Cast<to = 1>(b)", inputs="float[4,4] x, float16[4,4] h",
                    outputs="float[4,4] y")  # fmt: skip
@@ -261,7 +261,7 @@ COSTLY = {
 }
 
 
-@pytest.mark.parametrize("name", COSTLY)
+@parametrize("name", COSTLY)
 def test_what_computes_beyond_the_dtype_stays(name):
   nodes, reason = COSTLY[name]
   original = model(

@@ -5,7 +5,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper
-from onnx_models import add_weights, computed, parsed
+from onnx_models import add_weights, computed, parametrize, parsed
 
 from ortplugin.errors import ModelError
 from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
@@ -41,8 +41,8 @@ def assert_same(original, upgraded, rng, **tolerances):
     np.testing.assert_allclose(b, a, **({"rtol": 1e-5, "atol": 1e-6} | tolerances))
 
 
-@pytest.mark.parametrize("ir", [3, 8])
-@pytest.mark.parametrize(
+@parametrize("ir", [3, 8])
+@parametrize(
     ("opset", "text"),
     [
         (7, IMAGE + '{ y = Upsample<mode = "nearest", scales = [1.0, 1.0, 2.0, 3.0]> (x) }'),
@@ -105,7 +105,7 @@ NEEDED_BY_BFLOAT16 = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("opset", "text"), NEEDED_BY_BFLOAT16)
+@parametrize(("opset", "text"), NEEDED_BY_BFLOAT16)
 def test_computes_the_same_for_bfloat16(opset, text, rng):
   original = parse(text, opset)
   upgraded = upgrade(original, BFLOAT16_OPSET)
@@ -114,8 +114,8 @@ def test_computes_the_same_for_bfloat16(opset, text, rng):
   assert_same(original, upgraded, rng)
 
 
-@pytest.mark.parametrize("shape", [(0, 1, 1), (2, 3, 0), (2, 0, 3), (2, 3, 4)])
-@pytest.mark.parametrize("axis", [0, 1, 2])
+@parametrize("shape", [(0, 1, 1), (2, 3, 0), (2, 0, 3), (2, 3, 4)])
+@parametrize("axis", [0, 1, 2])
 def test_a_softmax_of_no_elements(axis, shape):
   original = parse(f"g (float[a,b,c] x) => (float[d,e,f] y) {{ y = Softmax<axis = {axis}> (x) }}", 9)
   for each in (original, upgrade(original, BFLOAT16_OPSET)):
@@ -123,7 +123,7 @@ def test_a_softmax_of_no_elements(axis, shape):
 
 
 # With their dtypes: ONNX Runtime has no Clip of double before opset 12.
-@pytest.mark.parametrize(
+@parametrize(
     ("dtype", "opset", "nodes"),
     [
         ("float16", 10, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]> (a)"),
@@ -194,13 +194,13 @@ def test_large_weights_and_descriptions_are_kept():
   assert [each.name for each in upgraded.graph.input] == ["x"]
 
 
-@pytest.mark.parametrize("opset", [11, 17])
+@parametrize("opset", [11, 17])
 def test_a_newer_model_is_left_alone(opset):
   model = parse("g (float[3] x) => (float[3] y) { y = Relu (x) }", opset)
   assert upgrade(model) is model
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("opset", "text", "fragment"),
     [
         (6, IMAGE + "{ y = Add (x, x) }", "from opset 6 to 11: node 'y' (Add) changed before opset 7"),
@@ -224,7 +224,7 @@ def test_refused(opset, text, fragment):
   assert fragment in str(caught.value)
 
 
-@pytest.mark.parametrize("opset", [10, 11])
+@parametrize("opset", [10, 11])
 def test_a_mask_that_becomes_true(opset, rng):
   """Outside of training ONNX Runtime's Dropout gives a mask of false before opset 12 and of true from there on."""
   original = parse("g (float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }", opset)
@@ -270,7 +270,7 @@ def test_a_wrong_upgrade_is_found(monkeypatch):
     optimize(model, verify=True, providers=["cpu"])
 
 
-@pytest.mark.parametrize("name", ["y", "softmax", ""])
+@parametrize("name", ["y", "softmax", ""])
 def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name, rng):
   """As where nodes are named like their outputs: two of one name ONNX Runtime does not load."""
   model = parse(IMAGE + "{ y = Softmax<axis = 1> (x) }", 9)
@@ -283,7 +283,7 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name, rng):
   assert_same(model, upgraded, rng)
 
 
-@pytest.mark.parametrize(("body", "kept"), [
+@parametrize(("body", "kept"), [
   ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
   ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
   ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
@@ -29,7 +29,7 @@ def passed(expected, actual, **tolerance):
 # ---- comparator
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("dtype", FLOATS)
 def test_equal_outputs_agree(dtype):
   values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e-6], dtype)
   result = compare("y", values, values.copy())
@@ -39,8 +39,8 @@ def test_equal_outputs_agree(dtype):
   assert result.message == ""
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
+@parametrize("dtype", FLOATS)
+@parametrize(
   ("expected", "actual"),
   [
     ([1, np.nan], [1, 2]),  # a missing NaN, which ONNX Runtime's own comparator once let pass
@@ -63,7 +63,7 @@ def test_different_outputs_fail(dtype, expected, actual):
   assert result.message
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@parametrize("dtype", FLOATS)
 def test_one_wrong_element_among_many_fails(dtype, rng):
   values = rng.standard_normal((64, 256)).astype(dtype)
   wrong = values.copy()
@@ -74,7 +74,7 @@ def test_one_wrong_element_among_many_fails(dtype, rng):
   assert 3.5 < result.max_abs_error < 4.5
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("dtype", "fine", "wrong"),
   [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
 )
@@ -114,7 +114,7 @@ def test_empty_outputs_agree():
   assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
+@parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
 def test_integers_and_booleans_must_be_equal(dtype):
   values = np.array([0, 1, 1], dtype)
   assert passed(values, values.copy())
@@ -131,7 +131,7 @@ def test_integers_beyond_the_precision_of_a_double():
   assert not passed(big, big + 1)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
+@parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
 def test_what_lies_beyond_the_first_block_is_compared(dtype, monkeypatch):
   """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
   monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
@@ -173,7 +173,7 @@ def test_comparing_takes_little_memory_besides():
     assert peak < 2**25
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
+@parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 def test_the_largest_difference_of_integers_is_exact(dtype):
   low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
   expected, actual = np.array([1, low, high, 5], dtype), np.array([1, high, low, 3], dtype)
@@ -228,7 +228,7 @@ def test_random_outputs_are_compared_by_form():
   assert not compare_form("y", one, np.ones(4, np.float32)).passed
 
 
-@pytest.mark.parametrize("guilty", [1, 2, 7, 99, 100])
+@parametrize("guilty", [1, 2, 7, 99, 100])
 def test_bisection_finds_the_first_change_that_fails(guilty):
   asked = []
 
@@ -259,7 +259,7 @@ def test_times_are_taken_in_turns(monkeypatch):
   assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
 
 
-@pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
+@parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
 def test_a_loss_is_more_than_the_margin_and_the_spread(optimized, loses):
   assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
@@ -331,9 +331,7 @@ def test_masks_have_no_empty_row():
   assert (np.diff(mask, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize(
-  "dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"]
-)
+@parametrize("dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"])
 def test_every_dtype(dtype):
   model = model_of(f"{dtype}[2,3,4] x", "y = Identity (x)")
   value = generate(model, SIZES).feeds["x"]
@@ -424,7 +422,7 @@ def test_npz_files_keep_bfloat16(tmp_path):
   assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("arrays", "words"),
   [
     ({"x": np.ones((4, 3))}, "float64"),

@@ -13,7 +13,7 @@ import onnx.checker
 import onnx.parser
 import onnx.printer
 import pytest
-from onnx_models import parsed
+from onnx_models import parametrize, parsed
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -41,7 +41,7 @@ def test_there_are_enough_architectures_in_both_sizes():
   assert sizes.count("small") == sizes.count("usual") == len(sizes) / 2
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("kind", "text", "name", "shape"),
   [
     ("small", "resnet18", "resnet18@96*4", (4, 3, 96, 96)),
@@ -71,7 +71,7 @@ def test_parts_are_all_rows_once():
   assert sorted(parts, key=str) == sorted(zoo.jobs("resnet"), key=str)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("given", "message"),
   [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
 )
@@ -87,7 +87,7 @@ SINGLE = {"precision": "fp32", "error": 1e-6, "error_ort": 1e-6, "error_tf32": 1
 LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("row", "verdict"),
   [
     (HALF, "right"),

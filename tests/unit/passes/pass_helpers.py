@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 from ml_dtypes import bfloat16
 from onnx_models import annotated, parsed
+from onnx_models import parametrize as parametrize
 
 from ortplugin.graph.convert import all_graphs
 from ortplugin.graph.export import export_model

@@ -5,7 +5,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, operators
+from pass_helpers import assert_same_outputs, operators, parametrize
 
 from ortplugin import optimize
 from ortplugin.errors import ModelError
@@ -136,7 +136,7 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("name", STAYS)
+@parametrize("name", STAYS)
 def test_near_misses(name):
   """All calls stay, and the model computes what it did."""
   nodes, functions, imports, reason = STAYS[name]
@@ -206,7 +206,7 @@ CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) 
 <domain: "local", opset_import: ["" : 17, "local" : 1]> g (x) => (y) { z = local.f(x) y = Neg(z) }"""
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("original", "reason"),
   [
     (shared(2, 40), "its local functions stand for [0-9]{13} nodes, more than 1048576: export"),
@@ -228,7 +228,7 @@ def test_many_small_functions():
   assert operators(result) == ["Neg"] * 1024
 
 
-@pytest.mark.parametrize("overridable", [False, True])
+@parametrize("overridable", [False, True])
 def test_large_weights_stay_where_they_are(overridable, rng):
   width = HEAVY // 4 + 8
   function = onnx.parser.parse_function(

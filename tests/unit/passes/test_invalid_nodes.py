@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from layout_helpers import SAME, graph
 from onnx import AttributeProto, numpy_helper
-from pass_helpers import model
+from pass_helpers import model, parametrize
 
 from ortplugin.errors import OrtPluginError
 from ortplugin.optimizer import run_passes, select_passes
@@ -102,8 +102,8 @@ def mutate(made, pick):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("name", TEXTS)
+@parametrize("seed", range(SEEDS))
+@parametrize("name", TEXTS)
 def test_no_exception_of_python(name, seed):
   """RELIABILITY 23: whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
   pick = random.Random(f"{name} {seed}")
@@ -143,7 +143,7 @@ OF_A_SCALAR = (
 )
 
 
-@pytest.mark.parametrize("node", OF_A_SCALAR)
+@parametrize("node", OF_A_SCALAR)
 def test_nodes_of_a_scalar(node):
   """An axis modulo the rank divides by 0."""
   for behind in ("y = Relu(v)", "w = Transpose(v) y = Reshape(w, k)", "w = Gather<axis = 0>(v, i) y = Softmax(w)",

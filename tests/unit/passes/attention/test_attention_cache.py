@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from attention_helpers import attentions, attributes, graph, in_float  # noqa: F401, a fixture
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_CACHE, ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
@@ -44,7 +44,7 @@ def drawn(original, **lengths):
   return node
 
 
-@pytest.mark.parametrize("rows", ["7", "0", "p"])
+@parametrize("rows", ["7", "0", "p"])
 def test_gpt_2(rows):
   """One product for Q, K and V, split; the cache is of some rows, of none, or of a number that only a run tells."""
   present = PRESENT if rows == "7" else PRESENT.replace("10", "3" if rows == "0" else "t")
@@ -118,7 +118,7 @@ def test_a_scale_of_the_new_keys_stays():
   assert (attributes(node)["scale"], list(node.input[3:])) == (0.8, ["past_key", "past_value"])
 
 
-@pytest.mark.parametrize("layout", ["b s h d", "s b h d"])
+@parametrize("layout", ["b s h d", "s b h d"])
 def test_a_cache_of_another_layout(layout):
   """Rows before heads: the cache is joined before its Transpose."""
   order = layout.replace(" ", "")
@@ -140,7 +140,7 @@ def test_a_cache_of_another_layout(layout):
   assert attributes(drawn(original))["past_layout"] == layout
 
 
-@pytest.mark.parametrize("scatter", ["ScatterElements<axis = 2> ({}, places, {})", "ScatterND ({}, where, {})"])
+@parametrize("scatter", ["ScatterElements<axis = 2> ({}, places, {})", "ScatterND ({}, where, {})"])
 def test_a_cache_of_fixed_length(scatter):
   """As transformers' StaticCache: new rows are written at a position, and a mask leaves out what is behind them."""
   nodes = (
@@ -185,7 +185,7 @@ MISSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reason", MISSES)
+@parametrize("reason", MISSES)
 def test_what_stays(reason):
   fused, _ = run_pass(built(MISSES[reason]), *FUSE)
   assert attentions(fused)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from attention_helpers import attributes, fused, in_float  # noqa: F401
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators
+from pass_helpers import assert_unchanged, model, operators, parametrize
 
 from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 
@@ -36,8 +36,8 @@ ONNX = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("opset", [23, 24])
-@pytest.mark.parametrize("form", ONNX)
+@parametrize("opset", [23, 24])
+@parametrize("form", ONNX)
 def test_attention_of_onnx(form, opset):
   node, inputs, y, expected = ONNX[form]
   _, found = fused(operator(node, inputs, y, opset), into=["FusedAttention"])
@@ -78,7 +78,7 @@ CONTRIB = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", CONTRIB)
+@parametrize("form", CONTRIB)
 def test_attention_of_onnx_runtime(form):
   node, inputs, expected, into = CONTRIB[form]
   width = 12 if "12] v" in inputs else 32
@@ -121,7 +121,7 @@ CACHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CACHED)
+@parametrize("name", CACHED)
 def test_a_cache(name):
   node, inputs, y, expected = CACHED[name]
   contrib = name == "MultiHeadAttention"
@@ -161,7 +161,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("name", STAY)
+@parametrize("name", STAY)
 def test_what_is_more_than_attention_stays(name):
   node, inputs, reason = STAY[name]
   assert_unchanged(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), [FUSE_ATTENTION], reason)

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from attention_helpers import in_float  # noqa: F401, a fixture
 from onnx_models import add_weights, all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
@@ -136,7 +136,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_rotation_goes_into_the_attention(form):
   optimized, result = run_same(built(form), *PASSES)
   node, attributes = node_of(optimized)
@@ -220,7 +220,7 @@ MISSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("reason", MISSES)
+@parametrize("reason", MISSES)
 def test_what_stays(reason):
   form = MISSES[reason]
   made = built(form)
@@ -232,7 +232,7 @@ def test_what_stays(reason):
   assert_unchanged(fused, [ATTENTION_ROTARY], reason)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     FULL.replace("Neg({y}_hi)", "Neg({y}_lo)").replace("({y}_n, {y}_lo)", "({y}_hi, {y}_n)"),  # by -angle

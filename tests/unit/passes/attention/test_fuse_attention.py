@@ -9,7 +9,7 @@ from attention_helpers import (  # noqa: F401, a fixture
   graph,
   in_float,
 )
-from pass_helpers import assert_close, assert_unchanged, operators, restore, run, run_pass
+from pass_helpers import assert_close, assert_unchanged, operators, parametrize, restore, run, run_pass
 
 from ortplugin.optimizer.pipeline import FUSE_ATTENTION
 
@@ -173,7 +173,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form):
   given, expected = FORMS[form]
   optimized, node = fused(graph(**given))
@@ -284,15 +284,13 @@ NEAR_MISSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("miss", NEAR_MISSES)
+@parametrize("miss", NEAR_MISSES)
 def test_near_misses_stay_and_say_why(miss):
   given, reason = NEAR_MISSES[miss]
   assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
 
 
-@pytest.mark.parametrize(
-  ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
-)
+@parametrize(("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)])
 def test_an_expand_that_the_operator_has_no_word_for_stays(name, axis):
   sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
   inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
@@ -311,7 +309,7 @@ def test_a_mask_with_a_batch_of_its_own_stays():
   assert_unchanged(graph(nodes, inputs, "float[any,4,5,8] y"), [FUSE_ATTENTION], "may be larger than the scores")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@parametrize("dtype", ["float16", "bfloat16"])
 def test_products_in_float32_between_casts(dtype, monkeypatch):
   """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
   monkeypatch.undo()
@@ -327,7 +325,7 @@ def test_products_in_float32_between_casts(dtype, monkeypatch):
     assert_close(expected, found, precision=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
+@parametrize("dtype", ["float", "double"])
 def test_other_dtypes_stay(dtype, monkeypatch):
   monkeypatch.undo()
   inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float  # noqa: F401
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, operators, restore, run, run_pass
+from pass_helpers import assert_unchanged, operators, parametrize, restore, run, run_pass
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION
 
@@ -35,8 +35,8 @@ CAUSAL = {
 }
 
 
-@pytest.mark.parametrize("number", [-np.inf, -3e38, -65504.0, -1e4])
-@pytest.mark.parametrize("name", CAUSAL)
+@parametrize("number", [-np.inf, -3e38, -65504.0, -1e4])
+@parametrize("name", CAUSAL)
 def test_constant_triangles_become_attributes(name, number):
   kept, expected = CAUSAL[name]
   _, node = fused(with_constant(np.where(kept, 0, number).astype(np.float32)))
@@ -44,7 +44,7 @@ def test_constant_triangles_become_attributes(name, number):
   assert len(node.input) == 3
 
 
-@pytest.mark.parametrize(("values", "how"), [(TRIANGLE, "Where(m, s, low)"), (~TRIANGLE, "Where(m, low, s)")])
+@parametrize(("values", "how"), [(TRIANGLE, "Where(m, s, low)"), (~TRIANGLE, "Where(m, low, s)")])
 def test_constant_bools_do_too(values, how):
   _, node = fused(with_constant(values, f"masked = {how}"))
   assert attributes(node) == {"causal": "upper_left"}
@@ -59,7 +59,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@parametrize("name", OTHERS)
 def test_other_constants_stay_operands(name):
   values, dtype = OTHERS[name]
   _, node = fused(with_constant(values.astype(np.float32)))
@@ -115,7 +115,7 @@ def test_constants_that_all_texts_share_are_kept_once(rng):
   assert list(mask.dims) == [1, 4, 5, 5]
 
 
-@pytest.mark.parametrize("how", [
+@parametrize("how", [
   f"{LOW} masked = Where(m, s, low)",
   f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
   "low = float {-10000}  masked = Where(m, s, low)",
@@ -131,8 +131,8 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how):
   fused(original, given={"m": mask})
 
 
-@pytest.mark.parametrize("number", [-1e4, -3e38, -np.inf])
-@pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)",
+@parametrize("number", [-1e4, -3e38, -np.inf])
+@parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)",
                                     "hidden = Add(t3, s)"])  # fmt: skip
 def test_a_number_takes_the_place_of_masked_scores(before, number):
   original = graph(f"{SCORES} {LOW} {before}  masked = Where(m, hidden, fill) {END}",
@@ -149,8 +149,8 @@ def test_a_number_takes_the_place_of_masked_scores(before, number):
   assert "causal" not in attributes(node) or number == -np.inf
 
 
-@pytest.mark.parametrize("low", [-1e4, -1e9])
-@pytest.mark.parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)", "Where(m2, zero, lower)"])
+@parametrize("low", [-1e4, -1e9])
+@parametrize("behind", ["b", "Where(m2, zero, low)", "Where(m2, zero, t3)", "Where(m2, zero, lower)"])
 def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
   """LOWEST would be lower than -1e30."""
   number = f"low = float {{{low}}}  zero = float {{0}}  lower = float {{-1e30}}"
@@ -160,7 +160,7 @@ def test_what_is_added_to_a_number_may_decide_a_row(behind, low):
   assert_unchanged(original, [FUSE_ATTENTION], "is added to", "may decide a row that is masked whole")
 
 
-@pytest.mark.parametrize("factor", [1e30, -1e4])
+@parametrize("factor", [1e30, -1e4])
 def test_integers_times_a_number_that_is_not_the_lowest_may_decide_a_row(factor):
   """Of 2 the product is positive: beside LOWEST, which is lower, 1e30 is lost."""
   how = "low = float {-1e4}  filled = Where(m, s, low)  f = Cast<to = 1> (n)"
@@ -187,9 +187,9 @@ def test_a_number_that_hides_scores_is_filled_in_as_it_is():
   fused(original, given={"m": TRIANGLE, "m2": np.arange(5) >= 2})
 
 
-@pytest.mark.parametrize("number", [-1e4, -1e9, -3.4028235e38])
-@pytest.mark.parametrize("triangle", [False, True])
-@pytest.mark.parametrize("padding", PADDINGS)
+@parametrize("number", [-1e4, -1e9, -3.4028235e38])
+@parametrize("triangle", [False, True])
+@parametrize("padding", PADDINGS)
 def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, number):
   """GPT-2 in a text that is padded on the left: rows that the triangle and the padding mask whole together."""
   original = graph(f"{SCORES} {LOWEST} filled = Where(m, s, fill)  {PADDINGS[padding]}  masked = Add(filled, b) {END}",
@@ -203,7 +203,7 @@ def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, num
   assert attributes(node) == {"mask_dtype": "float"}
 
 
-@pytest.mark.parametrize(("number", "causal"), [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
+@parametrize(("number", "causal"), [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
 def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal):
   """In a row that both mask whole a finite number has weights, where the padding is the same or lower."""
   how = f"{LOWEST} b = Where(m2, zero, lowest)  padded = Add(s, b)  masked = Add(padded, m)"
@@ -219,7 +219,7 @@ def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays():
   assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
 
 
-@pytest.mark.parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
+@parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
 def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
   add_weights(original, fill=np.float32(number), b=np.linspace(-90, 90, 5, dtype=np.float32))
@@ -229,7 +229,7 @@ def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   assert_equal(original, optimized, given)
 
 
-@pytest.mark.parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
+@parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
                                  "no = Not(m)  bias = Where(no, low, zero)"])  # fmt: skip
 def test_in_float16_the_number_hides_the_score(how):
   """x + -65504 is -65504 in float16: the weights of a row that is masked whole are equal.

@@ -6,7 +6,7 @@ import pytest
 from attention_helpers import attributes, fused, graph, in_float  # noqa: F401
 from onnx import numpy_helper
 from onnx_models import add_weights
-from pass_helpers import operators, reasons, run_pass, seeded
+from pass_helpers import operators, parametrize, reasons, run_pass, seeded
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_ATTENTION, MERGE_PRODUCTS
 
@@ -52,7 +52,7 @@ def test_a_bias_that_is_missing_is_zeros():
   assert not numpy_helper.to_array(bias)[32:64].any()
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_one_number_is_a_bias_of_every_column(shape):
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
   optimized, node = fused(original, MERGE_PRODUCTS, into=["MatMul", "Add", "FusedAttention"])
@@ -62,7 +62,7 @@ def test_one_number_is_a_bias_of_every_column(shape):
   assert (numpy_helper.to_array(bias)[64:] == numpy_helper.to_array(given).reshape(())).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
+@parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
 def test_what_is_no_bias_of_columns_stays(shape):
   original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), **WEIGHTS, bq=(32,), bv=shape)
   optimized, node = fused(original, MERGE_PRODUCTS)
@@ -112,7 +112,7 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("miss", MISSES)
+@parametrize("miss", MISSES)
 def test_the_others_are_merged_all_the_same(miss):
   nodes, y, products = MISSES[miss]
   original = with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS)

@@ -5,7 +5,7 @@ import pytest
 from attention_helpers import attentions, graph, in_float  # noqa: F401, a fixture
 from onnx import numpy_helper
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, run_pass, run_same
+from pass_helpers import assert_unchanged, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ATTENTION_ROTARY, DEAD_NODES, FUSE_ATTENTION, ROTATED_ROWS
 
@@ -39,7 +39,7 @@ def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   return original
 
 
-@pytest.mark.parametrize(("rotated", "kind"), [
+@parametrize(("rotated", "kind"), [
   (NEIGHBOURS + FULL, b"interleaved"), (HALVES + FULL, b"half"), (APART, b"half"),
 ])  # fmt: skip
 def test_becomes_part_of_the_attention(rotated, kind):
@@ -56,7 +56,7 @@ def test_without_attention_it_stays():
   assert_unchanged(built(), [ROTATED_ROWS])
 
 
-@pytest.mark.parametrize(("original", "reason"), [
+@parametrize(("original", "reason"), [
   (built(front=FRONT.replace("{y}_f = Slice({x}", "{y}_g = Neg({x})  {y}_f = Slice({y}_g")), "is not the rest of"),
   (built(NEIGHBOURS.replace("{y}_r", "{y}_q") + FULL.replace("{y}_r", "{y}_q"),
          FRONT + "{y}_q = Slice({y}_r, last, back, two, last)  "), "is not the rest of"),

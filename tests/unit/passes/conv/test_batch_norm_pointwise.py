@@ -1,8 +1,7 @@
 """BatchNormalizations that become a Mul and an Add."""
 
 import numpy as np
-import pytest
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import BATCH_NORM_POINTWISE, FUSE_POINTWISE
 
@@ -25,8 +24,8 @@ def graph(
     y = BatchNormalization<{attributes}>(x, s, b, m, v) }}"""
 
 
-@pytest.mark.parametrize("opset", [11, 14, 17, 24])
-@pytest.mark.parametrize("dims", [",4", ",4,5", ",4,5,6", ",4,2,3,2"])
+@parametrize("opset", [11, 14, 17, 24])
+@parametrize("dims", [",4", ",4,5", ",4,5,6", ",4,2,3,2"])
 def test_ranks_and_opsets(opset, dims):
   run_same(model(graph(dims), opset), BATCH_NORM_POINTWISE, into=["Mul", "Add"], changes=1)
 
@@ -42,7 +41,7 @@ def test_in_float16_it_runs_in_float():
   run_same(original, FUSE_POINTWISE, start=optimized, into=["FusedPointwise"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "opset", "fragment"),
   [
     (graph(inputs=("m",)), 17, "'m', is no constant"),

@@ -1,6 +1,5 @@
 """What becomes part of a FusedConv's program, and what must not."""
 
-import pytest
 from layout_helpers import FP16, SAME, VALUES, W
 from pass_helpers import (
   assert_same_outputs,
@@ -8,6 +7,7 @@ from pass_helpers import (
   lines,
   model,
   operators,
+  parametrize,
   programs,
   reasons,
   run_pass,
@@ -34,7 +34,7 @@ def statements(optimized):
 S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, float one = {1}, float root = {1.4142135}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "expected"),
   [
       ("y = Relu(c)", ["y = Relu(c)"]),
@@ -133,7 +133,7 @@ def test_a_graph_output_is_the_last():
   assert any("'a' is a graph output" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "fragment"),
   [
       (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
@@ -167,7 +167,7 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
   fuse(model(text), into=["FusedConv"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "fused"),
   [
     # A block with strides and its shortcut: two ways to the same lengths, which have no name.
@@ -209,7 +209,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
     assert any("does not surely broadcast" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
+@parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
@@ -249,7 +249,7 @@ def test_more_operands_than_a_program_has():
   assert any("exceeds a program's limits" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "before"),
   [
     ("a = Relu(c)  y = Neg(c)", ["FusedConv", "Relu", "Neg"]),

@@ -1,10 +1,9 @@
 """What scales and shifts a convolution's channels and becomes part of its weights, and what must not."""
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import built
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_BATCH_NORM
 from ortplugin.passes.conv.weights import COPY_BYTES
@@ -29,7 +28,7 @@ def check(original, ops, precision=""):
   return optimized
 
 
-@pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 15, 17])
+@parametrize("opset", [7, 8, 9, 13, 14, 15, 17])
 def test_after_a_convolution(opset):
   original = model(graph(f"a = Conv<pads = [1, 0, 0, 1], strides = [2, 1]> (x, w)  {NORM}"), opset)
   optimized = check(original, ["Conv"])
@@ -58,8 +57,8 @@ def test_a_chain():
   check(model(graph(nodes, constants)), ["Conv"])
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("bias", ["", ", c"])
+@parametrize("groups", [1, 2, 4])
+@parametrize("bias", ["", ", c"])
 def test_groups_and_transposed_convolutions(groups, bias):
   """ConvTranspose has weights [inputs, outputs / groups, ...]."""
   constants = f"{PARAMETERS}, float[4] c = {{0.5, 1, -2, 3}}"
@@ -105,7 +104,7 @@ def test_into_a_batch_normalization_that_stays():
   check(model(graph(nodes, constants, x="float[N,4,6,5] x")), ["Relu", "BatchNormalization"])
 
 
-@pytest.mark.parametrize("attributes", ["", '<auto_pad = "VALID">', "<pads = [0, 0, 0, 0], group = 2>"])
+@parametrize("attributes", ["", '<auto_pad = "VALID">', "<pads = [0, 0, 0, 0], group = 2>"])
 def test_before_a_convolution_that_pads_nothing(attributes):
   columns = 2 if "group" in attributes else 4
   kernel = f"float[4,{columns},1,3] w = {{{', '.join(str(i % 7 - 3) for i in range(12 * columns))}}}"
@@ -136,14 +135,14 @@ def typed(dtype, weight, variance):
   return built(nodes, {"x": (kind, ["N", weight.shape[1], 5, 6])}, y, 15, weights=weights)
 
 
-@pytest.mark.parametrize("dtype", ["FLOAT16", "FLOAT"])
+@parametrize("dtype", ["FLOAT16", "FLOAT"])
 def test_dtypes(dtype, rng):
   original = typed(dtype, rng.standard_normal((3, 2, 3, 2)), 0.25)
   optimized = check(original, ["Conv"])
   assert {each.data_type for each in optimized.graph.initializer} == {TensorProto.DataType.Value(dtype)}
 
 
-@pytest.mark.parametrize("dtype", ["BFLOAT16", "DOUBLE"])
+@parametrize("dtype", ["BFLOAT16", "DOUBLE"])
 def test_dtypes_that_onnx_runtime_does_not_convolve_on_the_cpu(dtype, rng):
   kind = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype))
   weight = rng.standard_normal((3, 2, 3, 2)).astype(kind)
@@ -170,7 +169,7 @@ def test_factors_are_computed_in_double(rng):
 # What must not fold.
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("dtype", "size", "variance", "fragment"),
   [
     ("FLOAT16", 1000.0, 1e-4, "the weight of conv (Conv) would reach 9.999e+04, float16 holds up to 6.55e+04"),
@@ -185,7 +184,7 @@ def test_weights_that_leave_the_range_of_their_dtype_stay(dtype, size, variance,
   assert_unchanged(typed(dtype, np.full((2, 2, 1, 1), size), variance), [FOLD_BATCH_NORM], fragment)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "fragment"),
   [
       (graph(f"a = Conv (x, w)  {NORM}  z = Relu(a)", outputs=", float[A,4,B,C] z"), "'a' is also used by"),
@@ -212,7 +211,7 @@ def test_near_misses(text, fragment):  # RELIABILITY 8, 9, 11, 15
   assert_unchanged(original, [FOLD_BATCH_NORM], fragment)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "weight", "fragment"),
   [
     ("y = Conv<pads = [0, 1, 0, 0]> (n, w)", "", "it pads with zeros, which"),

@@ -1,7 +1,6 @@
 """Pads that become a convolution's padding, and those that must not."""
 
-import pytest
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_PAD
 
@@ -22,7 +21,7 @@ def check(original, op, pads):
 PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("opset", "pad", "constants"),
   [
     (9, "Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3]> (x)", ""),
@@ -38,7 +37,7 @@ def test_the_forms_of_a_pad(opset, pad, constants):
   check(original, "Conv", [1, 0, 2, 3])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("attributes", "pads"),
   [
     ("<pads = [1, 0, 0, 2], strides = [2, 1]>", [2, 0, 2, 5]),
@@ -56,7 +55,7 @@ def test_one_dimension():
   check(original, "Conv", [4, 5])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("attributes", "pads"),
   [
     ("kernel_shape = [3, 4]", [1, 0, 2, 3]),  # nothing of its own: the zeros of the Pad count
@@ -71,7 +70,7 @@ def pool(attributes):
   return graph(f"a = Pad(x, p)  y = AveragePool<kernel_shape = [4, 4]{attributes}> (a)", PADS)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "fragment"),
   [
     (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
@@ -97,7 +96,7 @@ def test_near_misses(text, fragment):
   assert_unchanged(model(text), [FOLD_PAD], fragment)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("size", "opset", "folds"), [("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)]
 )
 def test_a_window_larger_than_the_image(size, opset, folds):

@@ -2,10 +2,9 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 from onnx_models import all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_CONV
 
@@ -38,8 +37,8 @@ def conv(
   return built([node], inputs, {"y": (kind, ["N", *"ABCD"[: spatial + 1]])}, opset, weights=weights)
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("opset", [11, 13, 17, 24])
+@parametrize("spatial", [1, 2, 3])
+@parametrize("opset", [11, 13, 17, 24])
 def test_dimensions_and_opsets(spatial, opset):
   original = conv(spatial, opset=opset, strides=[2] * spatial, pads=[1] * spatial + [0] * spatial)
   optimized, result = run_same(original, FUSE_CONV, into=["FusedConv"])
@@ -49,7 +48,7 @@ def test_dimensions_and_opsets(spatial, opset):
   assert [change.nodes for change in result.changes] == [("conv (Conv)",)]
 
 
-@pytest.mark.parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
+@parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
 def test_an_empty_list_is_none(name):
   original = conv()
   attribute = original.graph.node[0].attribute.add()
@@ -58,7 +57,7 @@ def test_an_empty_list_is_none(name):
   assert optimized == run_pass(conv(), FUSE_CONV)[0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize("dtype", DTYPES)
 def test_dtypes(dtype):
   original = conv(dtype=dtype, opset=22)
   optimized, _ = run_pass(original, FUSE_CONV, into=["FusedConv"])
@@ -67,7 +66,7 @@ def test_dtypes(dtype):
     assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "attributes",
   [
     {},
@@ -78,7 +77,7 @@ def test_dtypes(dtype):
     {"pads": [1, 0, 2, 3], "strides": [1, 2]},
   ],
 )
-@pytest.mark.parametrize("bias", [False, True])
+@parametrize("bias", [False, True])
 def test_attributes_are_kept(attributes, bias):
   optimized, _ = run_same(conv(bias=bias, **attributes), FUSE_CONV)
   (node,) = optimized.graph.node
@@ -88,8 +87,8 @@ def test_attributes_are_kept(attributes, bias):
   assert kept == {"kernel_shape": [3, 3], **wanted}
 
 
-@pytest.mark.parametrize("opset", [11, 13])
-@pytest.mark.parametrize("constant", [("w",), ("b",), ()])
+@parametrize("opset", [11, 13])
+@parametrize("constant", [("w",), ("b",), ()])
 def test_weights_and_biases_that_are_computed(opset, constant):
   run_same(
     conv(opset=opset, constant=constant),
@@ -125,7 +124,7 @@ def test_shape_of_what_it_makes():
   assert [d.dim_param or d.dim_value for d in info.type.tensor_type.shape.dim] == ["N", 6, 5, 5]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("original", "fragment"),
   [
     (conv(bias_shape=(1,)), "its bias 'b' has the shape [1], not [6]"),

@@ -2,10 +2,9 @@
 
 import onnx
 import onnx.parser
-import pytest
 from onnx import helper
 from onnx_models import add_weights, parsed
-from pass_helpers import lines, operators, programs, reasons, restore, run_pass, run_same
+from pass_helpers import lines, operators, parametrize, programs, reasons, restore, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, FUSE_CONV_GRAD
 
@@ -33,7 +32,7 @@ def fuse(original, **more):
   return run_same(restore(original), FUSE_CONV_GRAD, start=original, **more)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "statements", "inputs"),
   [
       ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
@@ -63,7 +62,7 @@ def test_a_gradient_that_is_needed_elsewhere_is_an_output():
   assert list(optimized.graph.node[0].output) == ["dX", "dW", "dB", "a"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("after", "gradients", "outputs", "made"),
   [
     ("q = Neg(g)", "dB dZ", ", float[N,4,6,5] q", "dZ"),  # dZ is an output of the graph, g is read
@@ -107,7 +106,7 @@ def test_without_a_bias_nothing_is_gained():
   assert not result.changes
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "fragment"),
   [("g = Expand(s, shape)", None), ("a = Neg(s)  g = Mul(dy, a)", "'a' is not known to have the shape of dZ")],
 )

@@ -1,10 +1,9 @@
 """ConvTranspose becomes FusedConvTranspose with its normalisation, bias and activation, and what must stay."""
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper
 from onnx_models import add_weights, all_attributes, built
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, parametrize, programs, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes, select_passes
 from ortplugin.optimizer.pipeline import FUSE_CONV
@@ -36,7 +35,7 @@ def up(
   return built(nodes, {"x": (kind, x_shape)}, y, opset, weights=weights)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "attributes",
   [
     {},
@@ -47,7 +46,7 @@ def up(
     {"auto_pad": "VALID"},
   ],
 )
-@pytest.mark.parametrize("biased", [False, True])
+@parametrize("biased", [False, True])
 def test_attributes_are_kept(attributes, biased):
   optimized, _ = run_same(up(bias_shape=(6,) if biased else None, **attributes), FUSE_CONV, into=["FusedConvTranspose"])
   kept = all_attributes(optimized.graph.node[0])
@@ -65,7 +64,7 @@ def test_groups_and_dimensions():
     run_same(original, FUSE_CONV, into=["FusedConvTranspose"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("after", "statements"),
   [
     (("BatchNormalization", "Relu"), ["add = Add(c, bias)", "y = Relu(add)"]),
@@ -74,7 +73,7 @@ def test_groups_and_dimensions():
     (("Sigmoid", "Neg"), ["add = Add(c, bias)", "sigmoid = Sigmoid(add)", "y = Neg(sigmoid)"]),
   ],
 )
-@pytest.mark.parametrize("group", [1, 2])
+@parametrize("group", [1, 2])
 def test_what_follows_is_drawn_in(after, statements, group):
   original = up(after, group=group, weights=(4, 6 // group, 3, 3), strides=[2, 2])
   optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
@@ -106,7 +105,7 @@ def test_resize_before_a_conv_is_left_alone():
   assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("original", "fragment"),
   [
     (up(bias_shape=(4,)), "its bias 'b' has the shape [4], not [6]"),

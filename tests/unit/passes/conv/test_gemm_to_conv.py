@@ -1,8 +1,17 @@
 """Classifiers after convolutions with channels last."""
 
-import pytest
 from layout_helpers import constant, graph
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
+from pass_helpers import (
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  model,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, GEMM_TO_CONV
 
@@ -17,7 +26,7 @@ def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants"),
   [
     ("y = Gemm(f, m)", [constant("m", 4, 6)]),
@@ -34,7 +43,7 @@ def test_forms(nodes, constants):
       "Transpose", "FusedConv", "FusedPool", "FusedConv", "Reshape"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("activation", "count"),
   [
     ("h = HardSwish(g)", 2),
@@ -63,7 +72,7 @@ def test_an_operand_with_a_batch_ends_the_chain():
   assert operators(optimized)[-1] == "Add"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants", "inputs", "fragment"),
   [
     ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
@@ -77,7 +86,7 @@ def test_near_misses(nodes, constants, inputs, fragment):
   assert_unchanged(before(original), [GEMM_TO_CONV], fragment)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     f"g (float[N,4] x) => (float[N,6] y) <{constant('m', 4, 6)}> {{ y = MatMul(x, m) }}",

@@ -2,9 +2,8 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import MERGE_DEPTHWISE, MERGE_DEPTHWISE_ON_GPU
 
@@ -32,7 +31,7 @@ def mixed(
   return original
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("original", "shape", "pads"),
   [
     (mixed(), [5, 5], [2, 2, 2, 2]),
@@ -54,7 +53,7 @@ def test_without_a_gpu_only_what_has_16_bits():
   assert_unchanged(mixed(), [MERGE_DEPTHWISE], "slower on a CPU")
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("original", "words"),
   [
     (mixed(second="group = 1, pads = [2, 2, 2, 2]", filters=((2, 1, 3, 3), (3, 3, 5, 5))), "is not depthwise"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from onnx_models import all_attributes, annotated, built
-from pass_helpers import assert_unchanged, lines, operators, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, lines, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE, run_passes
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, TURN_CONV_TRANSPOSE
@@ -43,7 +43,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
+@parametrize(
   ("attributes", "pads"),
   [
     ({}, [2, 2, 2, 2]),
@@ -73,8 +73,8 @@ def test_lines_and_volumes():
     run_same(original, TURN_CONV_TRANSPOSE, start=before(original), changes=1)
 
 
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize("follows", [False, True])
+@parametrize("kernel", [3, 5, 7])
+@parametrize("follows", [False, True])
 def test_a_depthwise_one(kernel, follows):
   """Of any dtype and size, for which there is a kernel of ours."""
   original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
@@ -97,7 +97,7 @@ def test_where_it_pays():
     assert operators(optimized) == ["FusedTranspose", op, "FusedTranspose"]
 
 
-@pytest.mark.parametrize("follows", [False, True])
+@parametrize("follows", [False, True])
 def test_a_kernel_of_one_element(follows):
   """A matrix product, whatever its size."""
   original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
@@ -105,8 +105,8 @@ def test_a_kernel_of_one_element(follows):
   assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("follows", [False, True])
-@pytest.mark.parametrize(
+@parametrize("follows", [False, True])
+@parametrize(
   ("x", "w"),
   [
     (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
@@ -166,7 +166,7 @@ MISSES = {
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", MISSES)
+@parametrize("name", MISSES)
 def test_near_misses(name):
   original, reason = MISSES[name]
   assert_unchanged(before(original), [TURN_CONV_TRANSPOSE], reason)
@@ -190,7 +190,7 @@ def node_of(found):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
+@parametrize(
   ("attribute", "value", "reason"),
   [
     ("program", "nonsense", "expected '('"),

@@ -1,9 +1,8 @@
 """Transposed convolutions of one pixel that become products of matrices."""
 
-import pytest
 from layout_helpers import constant
 from onnx_models import all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import (
   CHANNELS_LAST_ALWAYS,
@@ -27,7 +26,7 @@ def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, TRANSPOSE_VIEWS)[0]
 
 
-@pytest.mark.parametrize("attributes", ["", "<strides = [2, 3]>"])
+@parametrize("attributes", ["", "<strides = [2, 3]>"])
 def test_one_pixel(attributes):
   original = graph(attributes)
   optimized, _ = run_same(original, VECTOR_CONV_TRANSPOSE, start=before(original), changes=1)
@@ -65,7 +64,7 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("name", MISSES)
+@parametrize("name", MISSES)
 def test_near_misses(name):
   original, reason = MISSES[name]
   fused = before(original)

@@ -1,8 +1,7 @@
 """Shuffles of channels that become a Gather."""
 
-import pytest
 from onnx import numpy_helper
-from pass_helpers import assert_unchanged, model, run_pass, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNEL_SHUFFLE
 
@@ -15,7 +14,7 @@ def graph(
     a = Reshape(x, s)  b = Transpose<perm = {perm}>(a)  y = Reshape(b, j) }}"""
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("split", "joined"),
   [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
@@ -29,7 +28,7 @@ def test_the_order():
   assert order.tolist() == [0, 3, 1, 4, 2, 5]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     graph(perm="[0, 1, 2, 3, 4]"),

@@ -2,10 +2,18 @@
 
 import numpy as np
 import onnx
-import pytest
 from layout_helpers import SAME, VALUES, W, between, change, graph, inner
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, reasons, run_pass, run_same
+from pass_helpers import (
+  assert_same_outputs,
+  assert_unchanged,
+  model,
+  operators,
+  parametrize,
+  reasons,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.optimizer.pipeline import (
   CHANNELS_LAST,
@@ -34,7 +42,7 @@ def test_one_convolution():
   assert [each.nodes for each in result.changes] == [("'c' (FusedConv)",)]
 
 
-@pytest.mark.parametrize("beside", ["", "z = Conv<pads = [1, 1]>(c, v)"])
+@parametrize("beside", ["", "z = Conv<pads = [1, 1]>(c, v)"])
 def test_a_region_of_pointwise_convolutions_stays(beside):
   """They have an engine with channels first; another convolution beside them decides for all."""
   more = ", float[2,2,8] z" if beside else ""
@@ -46,7 +54,7 @@ def test_a_region_of_pointwise_convolutions_stays(beside):
   assert bool(result.changes) == bool(beside)
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
+@parametrize("spatial", [1, 2, 3])
 def test_ranks(spatial):
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
@@ -58,8 +66,8 @@ def test_ranks(spatial):
   assert [list(each.dims) for each in optimized.graph.initializer if each.name == bias] == [[2]]
 
 
-@pytest.mark.parametrize("length", ["5", "1", "L"])
-@pytest.mark.parametrize("pool", ["ReduceMean<axes = [2]>(c)", "GlobalAveragePool(c)"])
+@parametrize("length", ["5", "1", "L"])
+@parametrize("pool", ["ReduceMean<axes = [2]>(c)", "GlobalAveragePool(c)"])
 def test_squeeze_and_excite_with_one_spatial_dimension(pool, length):
   """Both orders of three axes are one permutation: a view to channels first must not become one to channels last."""
   original = model(f"""g (float[N,4,{length}] x) => (float[N,4,{length}] y, float[N,4,1] p, float[N,4,1] r)
@@ -70,8 +78,8 @@ def test_squeeze_and_excite_with_one_spatial_dimension(pool, length):
   assert "Reshape" in operators(optimized)
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("channels", [1, 3])
+@parametrize("spatial", [1, 2, 3])
+@parametrize("channels", [1, 3])
 def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
   """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
   ones, weights = ",1" * spatial, [((7 * i) % 13 - 6) / 8 for i in range(channels * channels)]
@@ -108,7 +116,7 @@ SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,3,3] y) <float[8,8,1,1] w = {{{
 )
 
 
-@pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
+@parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
 def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
   single, _ = run_pass(model(text), FUSE_CONV)
   _, result = run_pass(single, CHANNELS_LAST)
@@ -120,7 +128,7 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text):
   assert operators(optimized)[:2] == ["Transpose", "FusedConv"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "c = Conv<group = 4>(x, d)  y = Conv(c, w)",
@@ -142,7 +150,7 @@ def half_original():
   return model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"))
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "expected"),
   [
     ("last = Relu(c)", ["Relu"]),
@@ -193,7 +201,7 @@ def test_what_works_in_either_order(nodes, expected):
   assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("opset", "nodes", "constants", "expected"),
   [
     (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
@@ -234,7 +242,7 @@ def tokens(text):
   return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants", "out", "expected"),
   [
     ("y = ReduceMax<axes = [2, 1, 3], keepdims = 0>(c)", "", "float[N]", ["ReduceMax"]),
@@ -249,7 +257,7 @@ def test_what_leaves_a_region_without_a_transpose(nodes, constants, out, expecte
   change(model(graph(nodes, constants, out=f"{out} y")), into=["Transpose", "FusedConv", *expected])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "a = DepthToSpace<blocksize = 2>(c)  last = SpaceToDepth<blocksize = 2>(a)",
@@ -386,7 +394,7 @@ def test_epilogues_from_before_change_with_their_convolution():
   run_same(original, CHANNELS_LAST_ALWAYS, start=before, into=["Transpose", "FusedConv", "FusedConv", "Transpose"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "last = LRN<size = 3>(c)",

@@ -1,9 +1,8 @@
 """Transposes that go up over other operators, and what stays."""
 
 import numpy as np
-import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import EARLY_TRANSPOSE
 
@@ -66,7 +65,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_fewer(case):
   text, left = CASES[case]
   run_same(model(text, 18), EARLY_TRANSPOSE, N=1, into=left)
@@ -102,7 +101,7 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(model(STAY[what], 18), [EARLY_TRANSPOSE])
 

@@ -1,13 +1,12 @@
 """Pools and Resize between convolutions with channels last."""
 
-import pytest
 from layout_helpers import SAME, W, between, change, graph, inner
-from pass_helpers import model, operators, reasons, run_pass
+from pass_helpers import model, operators, parametrize, reasons, run_pass
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "expected"),
   [
     (
@@ -29,7 +28,7 @@ def test_pools_and_resize(nodes, expected):
   assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants", "expected"),
   [
     ("a = GlobalAveragePool(c)  y = Flatten(a)", "", ["Flatten"]),
@@ -43,7 +42,7 @@ def test_vectors_leave_a_region_without_a_transpose(nodes, constants, expected):
   change(model(graph(nodes, constants, out="float[N,4] y")), into=["Transpose", "FusedConv", "FusedPool", *expected])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants", "outputs"),
   [
     ("last, i = MaxPool<kernel_shape = [2, 2]>(c)", "", ", int64[E,F,G,H] i"),
@@ -60,7 +59,7 @@ def test_what_ours_do_not_do(nodes, constants, outputs):
   assert any("it has no form with channels last" in each for each in reasons(result))
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("rows", "attributes", "opset", "fused"),
   [
     ("3", "kernel_shape = [4, 2], strides = [2, 2], count_include_pad = 1", 18, False),
@@ -80,9 +79,9 @@ def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
   assert ("FusedPool" in operators(optimized)) is fused
 
 
-@pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
-@pytest.mark.parametrize(("kernel", "stride", "fused"), [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
-@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
+@parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
+@parametrize(("kernel", "stride", "fused"), [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
+@parametrize("size", [3, 4, 5, 6, 7, 8])
 def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
   """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'

@@ -3,9 +3,8 @@
 import numpy as np
 import onnx
 import onnx.reference
-import pytest
 from onnx_models import all_attributes
-from pass_helpers import model, operators, reasons, run_pass
+from pass_helpers import model, operators, parametrize, reasons, run_pass
 
 from ortplugin.ops.pool.resize import OPERATOR
 from ortplugin.optimizer.pipeline import FUSE_RESIZE
@@ -17,7 +16,7 @@ def graph(nodes, constants=SCALES, dtype="float"):
   return f"g ({dtype}[N,4,6,8] x) => ({dtype}[A,B,C,D] y) <{constants}> {{ {nodes} }}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants", "attributes"),
   [
       ('y = Resize<mode = "linear">(x, , scales)', SCALES, {"mode": b"linear", "scales": [2.0, 1.5]}),
@@ -41,7 +40,7 @@ def test_it_is_ours(nodes, constants, attributes, rng):
   assert not run_pass(optimized, FUSE_RESIZE)[1].changes
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "constants", "reason"),
   [
       ('y = Resize<mode = "cubic">(x, , scales)', SCALES, None),

@@ -1,7 +1,6 @@
 """Transposes, and what takes parts beside them, as one copy each."""
 
-import pytest
-from pass_helpers import assert_unchanged, model, run_pass, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_pass, run_same
 
 from ortplugin.ops.transpose import TO_THE_END as TO
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_TRANSPOSE
@@ -27,8 +26,8 @@ def windows(optimized):
   return found
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float", "int64", "uint8"])
-@pytest.mark.parametrize(
+@parametrize("dtype", ["float16", "float", "int64", "uint8"])
+@parametrize(
   ("dims", "perm"),
   [("N,4,5,6", [0, 3, 1, 2]), ("N,4,5,6", [0, 2, 1, 3]), ("N,M", [1, 0]), ("N,4,1,6", [2, 3, 0, 1])],
 )
@@ -52,8 +51,8 @@ PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("opset", [11, 17])
-@pytest.mark.parametrize("name", PARTS)
+@parametrize("opset", [11, 17])
+@parametrize("name", PARTS)
 def test_parts_behind_it(name, opset):
   nodes, shape, view = PARTS[name]
   text = graph(f"{QKV} {' '.join(nodes)}", "[N,5,3,4,6] x", "; ".join(f"{shape} {each}" for each in "qkv"))
@@ -71,7 +70,7 @@ def test_parts_behind_a_reshape_that_keeps_their_axis():
   assert [starts for _, starts, _ in windows(optimized)] == [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "out", "perm", "starts", "view"),
   [
     ("a = Slice(x, c1, end, c1) y = Transpose<perm = [0, 2, 1, 3]>(a)", "[N,6,L,4]", [0, 2, 1, 3], [0, 1, 0, 0], []),
@@ -107,7 +106,7 @@ def test_two_windows_of_one_axis_are_not_put_together():
   assert windows(optimized) == [([1, 0, 2], [0, 1, 0], [TO, 3, TO])]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "outputs"),
   [
     ("a = Slice(t, c0, c2, c0) b = Slice(t, c1, c3, c0)", "[2,N,4,5,6] a; [2,N,4,5,6] b"),  # an element twice
@@ -126,7 +125,7 @@ def test_what_else_reads_it_reads_all(nodes, outputs):
   assert len(optimized.graph.node) == nodes.count("=") - nodes.count("axis =") + 1
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "inputs", "outputs"),
   [
     ("y = Transpose<perm = [0, 3, 1, 2]>(x)", "[N,1,1,7] x", "[N,7,1,1] y"),  # a view

@@ -3,10 +3,9 @@
 from math import prod
 
 import numpy as np
-import pytest
 from onnx import helper
 from onnx_models import add_weights, all_attributes, annotated, parsed
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer import PIPELINE
 from ortplugin.optimizer.pipeline import (
@@ -33,7 +32,7 @@ def moved(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)[0]
 
 
-@pytest.mark.parametrize("filters", [1, 3, 8])
+@parametrize("filters", [1, 3, 8])
 def test_a_transpose_is_spared(filters):
   original = network(filters)
   assert operators(moved(original)) == ["Transpose", "FusedConvTranspose", "Transpose"]
@@ -89,7 +88,7 @@ NEAR_MISSES = {
 }
 
 
-@pytest.mark.parametrize("words", NEAR_MISSES)
+@parametrize("words", NEAR_MISSES)
 def test_near_misses(words):
   assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
 

@@ -1,9 +1,8 @@
 """Norms that read rows in the order that steps beside them put rows in, and steps that must stay."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import model, operators, reasons, run_pass, run_same
+from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, NORM_EPILOGUE, NORM_ORDER, NORM_PROLOGUE, ROW_ORDER
 
@@ -51,7 +50,7 @@ CASES = {  # nodes, inputs, shape of y, what it becomes, which operands are in o
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_a_norm_reads_in_order(case):
   nodes, inputs, made, others, ordered = CASES[case]
   original = graph(nodes, inputs, made, 16 if case == "patches" else 8)
@@ -77,7 +76,7 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAY)
+@parametrize("case", STAY)
 def test_stays(case):
   nodes, inputs, made, reason = STAY[case]
   fused, _ = run_pass(graph(nodes, inputs, made), *FUSE)

@@ -3,8 +3,7 @@
 import math
 
 import numpy as np
-import pytest
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, CONV_EPILOGUE, FUSE_CONV, IMAGE_INPUT, PAIRED_COLUMNS
 
@@ -27,10 +26,10 @@ def before(original):
   return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, IMAGE_INPUT, CONV_EPILOGUE)[0]
 
 
-@pytest.mark.parametrize("attributes", [
+@parametrize("attributes", [
   "pads = [1, 1, 1, 1]", "pads = [0, 3, 2, 0]", "pads = [1, 1, 1, 1], strides = [2, 1]", "pads = [0, 0, 0, 0]",
 ])  # fmt: skip
-@pytest.mark.parametrize("w", [(16, 3, 3, 3), (64, 1, 2, 3), (8, 4, 1, 1)])
+@parametrize("w", [(16, 3, 3, 3), (64, 1, 2, 3), (8, 4, 1, 1)])
 def test_two_columns_at_once(attributes, w):
   width = 8 + sum(int(digit) for digit in attributes.split("[")[1].split("]")[0].split(", ")[1::2]) - w[3] + 1
   original = graph(attributes, x=f"N,{w[1]},7,{8 + width % 2}", w=w)
@@ -56,7 +55,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   given, reason = STAY[what]
   assert_unchanged(before(given), [PAIRED_COLUMNS], *([reason] if reason else []))

@@ -1,9 +1,8 @@
 """Rows in another order, by several steps: rolled images, windows, merged patches."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import ROW_ORDER
 
@@ -55,8 +54,8 @@ def graph(nodes, given, made, dtype="float", more=""):
   return original
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16"])
-@pytest.mark.parametrize("case", CASES)
+@parametrize("dtype", ["float", "float16"])
+@parametrize("case", CASES)
 def test_one_gather(case, dtype):
   nodes, given, made, rows = CASES[case]
   optimized, _ = run_same(graph(nodes, given, made, dtype), ROW_ORDER)
@@ -87,7 +86,7 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAY)
+@parametrize("case", STAY)
 def test_stays(case):
   assert_unchanged(graph(*STAY[case], dtype="int64" if "integers" in case else "float"), [ROW_ORDER])
 

@@ -1,9 +1,8 @@
 """Transposes that are views."""
 
 import numpy as np
-import pytest
 from onnx import helper
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import TRANSPOSE_VIEWS
 
@@ -13,7 +12,7 @@ def graph(dims, perm, rank):
   return f"g (float[{dims}] x) => (float[{out}] y) {{ y = Transpose{f'<perm = {perm}>' if perm else ''}(x) }}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("dims", "perm"),
   [
     ("N,1,1,7", "[0, 3, 1, 2]"),
@@ -28,7 +27,7 @@ def test_views(dims, perm):
   run_same(model(graph(dims, perm, dims.count(",") + 1)), TRANSPOSE_VIEWS, into=["Reshape"], changes=1)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("dims", "perm"),
   [
     ("N,2,1,7", "[0, 3, 1, 2]"),
@@ -44,13 +43,13 @@ def test_what_stays(dims, perm):
   assert_unchanged(model(graph(dims, perm, dims.count(",") + 1)), [TRANSPOSE_VIEWS])
 
 
-@pytest.mark.parametrize("length", [0, 1, 3])
-@pytest.mark.parametrize("case", [("N,1,7", "[0, 2, 1]"), ("1,N,4", "[1, 0, 2]"), ("N,1,1,7", "[0, 3, 1, 2]")])
+@parametrize("length", [0, 1, 3])
+@parametrize("case", [("N,1,7", "[0, 2, 1]"), ("1,N,4", "[1, 0, 2]"), ("N,1,1,7", "[0, 3, 1, 2]")])
 def test_views_of_nothing(case, length):  # RELIABILITY 16
   run_same(model(graph(*case, case[0].count(",") + 1)), TRANSPOSE_VIEWS, N=length, into=["Reshape"])
 
 
-@pytest.mark.parametrize("perms", [("[2, 0, 1]", "[1, 0, 2]"), ("[2, 0, 1]", "[1, 2, 0]"), ("", "[0, 2, 1]"), ("", "")])
+@parametrize("perms", [("[2, 0, 1]", "[1, 0, 2]"), ("[2, 0, 1]", "[1, 2, 0]"), ("", "[0, 2, 1]"), ("", "")])
 def test_two_become_one(perms):
   first, last = (f"<perm = {perm}>" if perm else "" for perm in perms)
   text = f"g (float[N,4,5] x) => (float[A,B,C] y) {{ a = Transpose{first}(x)  y = Transpose{last}(a) }}"
@@ -69,7 +68,7 @@ def around_a_split(dims, first, target, last, rank, outputs=""):
     a = Transpose<perm = {first}>(x)  b = Reshape(a, s)  y = Transpose<perm = {last}>(b) }}"""
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("dims", "first", "target", "last", "expected"),
   [
     ("N,5,6,12", "[0, 3, 1, 2]", "{-1, 3, 4, 5, 6}", "[0, 3, 4, 1, 2]", ["Reshape"]),
@@ -86,7 +85,7 @@ def test_around_a_split(dims, first, target, last, expected):
   )
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("dims", "first", "target", "last", "expected"),
   [
     ("12,4,4,6", "[0, 3, 1, 2]", "{3, 4, 6, 16}", "[0, 1, 3, 2]", ["Reshape"]),  # splits and merges: MViT
@@ -177,7 +176,7 @@ def _grouped(generator, factors):
   return made[made[0] == 1 and generator.random() < 0.7 :]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 8, 45}", "[0, 2, 1]", 3),  # 12 and 8 have no factor in common
@@ -199,7 +198,7 @@ def test_other_chains_stay(text):
   assert_unchanged(model(text), [TRANSPOSE_VIEWS])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("x", "steps", "left"),
   [
     ("2,12", "a = Reshape(x, shape)  b = Squeeze(a)  y = Unsqueeze(b, two)", ["Reshape"]),
@@ -213,7 +212,7 @@ def test_views_of_views(x, steps, left):
   run_same(model(text), TRANSPOSE_VIEWS, into=left)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("x", "steps"),
   [
     ("float[N,M] x", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)"),  # two unknown lengths

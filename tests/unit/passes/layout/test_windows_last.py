@@ -1,11 +1,10 @@
 """Windows that become an image before a convolution keep their channels last."""
 
 import numpy as np
-import pytest
 from layout_helpers import FP16
 from onnx import helper
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST, DEAD_NODES, FORBID_TF32, FUSE_CONV, WINDOWS_LAST
 
@@ -22,7 +21,7 @@ def graph(
   return original
 
 
-@pytest.mark.parametrize("batch", ["2", "N"])
+@parametrize("batch", ["2", "N"])
 def test_before_a_convolution(batch):
   original = graph(f"{TO_IMAGE}  {CONV}", f"float16[{batch},2,3,3,2,4] x", f"float16[{batch},4,6,6] y",
                    (2 if batch == "2" else 0, 4, 6, 6))  # fmt: skip
@@ -63,7 +62,7 @@ def test_of_float32_where_it_may_round():
 SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0.5"] * 144) + "}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "original",
   [
     graph(f"{TO_IMAGE}  y = Relu(r)"),  # without a convolution

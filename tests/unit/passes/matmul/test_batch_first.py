@@ -1,8 +1,7 @@
 """batch-first: what nn.MultiheadAttention transposes before and after its products."""
 
-import pytest
 from matmul_helpers import weighted
-from pass_helpers import assert_same_outputs, assert_unchanged, operators, run_pass
+from pass_helpers import assert_same_outputs, assert_unchanged, operators, parametrize, run_pass
 
 from ortplugin.optimizer.pipeline import (
   BATCH_FIRST,
@@ -51,7 +50,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_batch_first(case):
   nodes, layout = CASES[case]
   original = graph(nodes)
@@ -83,7 +82,7 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_one_side_stays(what):
   original, left = STAY[what]
   before, _ = run_pass(original, *BEFORE)

@@ -1,8 +1,7 @@
 """channel-products: products between Transposes become convolutions of one pixel with channels first."""
 
-import pytest
 from matmul_helpers import weighted
-from pass_helpers import assert_same_outputs, operators, run_pass
+from pass_helpers import assert_same_outputs, operators, parametrize, run_pass
 
 from ortplugin.optimizer.pipeline import (
   CHANNEL_PRODUCTS,
@@ -36,7 +35,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_channel_products(case):
   original, wanted = CASES[case]
   optimized, _ = run_pass(original, *BEFORE, CHANNEL_PRODUCTS)
@@ -70,7 +69,7 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAY)
+@parametrize("case", STAY)
 def test_near_misses(case):
   original, reason = STAY[case]
   before, _ = run_pass(original, *BEFORE)

@@ -2,9 +2,8 @@
 
 import numpy as np
 import onnx
-import pytest
 from matmul_helpers import attribute, inputs_of, weighted
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 import ortplugin
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_LSTM, LSTM_TO_TF32
@@ -46,8 +45,8 @@ def test_the_views_behind_it_are_its_own_order():
   assert [product[0], len(product)] == ["x", 3]
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize(
+@parametrize("direction", ["forward", "reverse"])
+@parametrize(
   "views",
   [
     "n = Constant<value_ints = [1]>()  y = Squeeze(o, n)",
@@ -84,7 +83,7 @@ def test_without_a_bias():
   assert len(product) == 2
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("outputs", "declared", "count"),
   [
     ("o, hn, cn", "f[5,3,32] y, f[2,3,16] hn, f[2,3,16] cn", 3),
@@ -106,7 +105,7 @@ def test_the_last_state_alone():
   assert recurrences(optimized)[0].output[1] == "hn"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "zeros",
   [
     "z = Constant<value = float16[1] {0}>()  n = Constant<value_ints = [2, 3, 16]>()  h0 = Expand(z, n)",
@@ -142,7 +141,7 @@ def test_the_last_state_of_a_batch():
   run_same(graph(nodes, "f[2,3,16] hn", "f[3,5,8] x"), FUSE_LSTM, into=["FusedMatMul", "FusedLSTM"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "outputs", "x"),
   [
     (f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Relu(j)", "f[5,3,32] y", "f[3,5,8] x"),
@@ -197,7 +196,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_what_stays(what):
   nodes, reason = STAY[what]
   assert_unchanged(graph(f"{nodes}  y = Identity(o)", "f[5,2,3,16] y"), [FUSE_LSTM], reason)
@@ -214,7 +213,7 @@ def test_float32_for_tf32():
   assert_unchanged(graph(f"{lstm()}  y = Identity(o)", "f[5,2,3,16] y"), [LSTM_TO_TF32])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "x", "reason"),
   [
     (
@@ -231,7 +230,7 @@ def test_what_tf32_does_not_take(nodes, x, reason):
   assert_unchanged(original, [LSTM_TO_TF32], reason)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("precision", "provider", "said"),
   [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])],
 )

@@ -1,10 +1,9 @@
 """What becomes part of a FusedMatMul's program, and what must not."""
 
 import numpy as np
-import pytest
 from matmul_helpers import inputs_of, weighted
 from onnx_models import add_weights
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, parametrize, programs, run_pass
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, MATMUL_EPILOGUE, MATMUL_TO_FUSED, NORM_PROLOGUE
 
@@ -23,7 +22,7 @@ def fuse(original):
   return run_pass(before, MATMUL_EPILOGUE)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "expected"),
   [
     ("y = Add(c, b)", ["y = Add(c, bias)"]),
@@ -129,7 +128,7 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms():
   assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "outputs", "inputs", "reason"),
   [
     ("y = Add(c, z)", "f[K,N,M,8] y", ", f[K,N,M,8] z", "does not surely broadcast"),

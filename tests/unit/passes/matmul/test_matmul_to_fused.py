@@ -2,11 +2,10 @@
 
 import numpy as np
 import onnx
-import pytest
 from matmul_helpers import attribute, constant, inputs_of, weighted
 from onnx import helper, numpy_helper
 from onnx_models import add_weights
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, programs, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED, MatMulToFused
@@ -18,7 +17,7 @@ def gemm(attributes="", operands="x, w, b"):
   return f"g (f[N,8] x) => (f[N,6] y) {{ y = Gemm{attributes}({operands}) }}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "weights", "statements"),
   [
       (MATMUL, {"w": (8, 6)}, []),
@@ -64,7 +63,7 @@ def test_bfloat16():
 SINGLE = MatMulToFused("matmul-to-tf32", ("float",), "float32")
 
 
-@pytest.mark.parametrize("text", [MATMUL, gemm(operands="x, w")])
+@parametrize("text", [MATMUL, gemm(operands="x, w")])
 def test_float32_is_a_pass_of_its_own(text):
   original = weighted(text, {"w": (8, 6)}, half=False)
   assert_unchanged(original, [MATMUL_TO_FUSED])
@@ -81,7 +80,7 @@ def test_float32_as_the_engine_takes_it(monkeypatch):
   assert_unchanged(weighted(text, {"w": (8, 6)}, half=False), [SINGLE], "'w' stays [K, N]")
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "weights", "reasons"),
   [
     ("g (f[N,M,8] x, f[8,6] w) => (f[N,M,6] y) { y = MatMul(x, w) }", {}, ["'w' of shape [8, 6] is no constant"]),
@@ -108,7 +107,7 @@ def test_products_that_share_weights_share_the_transposed_ones():
 EMBEDDING = "g (int64[N,M] ids) => (f[N,M,6] y) { e = Gather(table, ids)  %s  y = MatMul(e, t) }"
 
 
-@pytest.mark.parametrize("transposed", [True, False])
+@parametrize("transposed", [True, False])
 def test_a_head_reads_the_table_of_embeddings(transposed):
   """Through a Transpose, or where an exporter has folded that into weights of their own."""
   original = weighted(EMBEDDING % ("t = Transpose(table)" if transposed else ""), {"table": (6, 8)})

@@ -1,8 +1,7 @@
 """Views around a product that only regroup its rows."""
 
-import pytest
 from matmul_helpers import inputs_of, weighted
-from pass_helpers import assert_unchanged, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, MATMUL_EPILOGUE, MATMUL_TO_FUSED, MATMUL_VIEWS
 
@@ -22,7 +21,7 @@ DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<
   mm = Unsqueeze(m, axes)  six = Constant<value_ints = [6]>()  k = Concat<axis = 0>(nn, mm, six)  """
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "ops"),
   [
     (shaped(BACK.format("2, 3, 6")), ["FusedMatMul"]),
@@ -52,7 +51,7 @@ def test_rows_whose_number_only_a_run_knows():
   assert inputs_of(optimized)[0][-1] == "r"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     shaped(BACK.format("2, 3, 2, 3"), y="2,3,2,3"),  # heads

@@ -1,9 +1,8 @@
 """patches-to-matmul: the first convolution of a vision transformer is a matrix product."""
 
 import onnx
-import pytest
 from matmul_helpers import attribute, inputs_of, weighted
-from pass_helpers import assert_unchanged, operators, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import (
   ALLOW_TF32,
@@ -36,8 +35,8 @@ def network(
         t = Transpose<perm = [0, 2, 1]>(r)  y = LayerNormalization(t, g, o) }}""", weights, half=half)  # fmt: skip
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
+@parametrize("bias", [True, False])
+@parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
 def test_a_product_of_patches(image, bias):
   optimized, result = run_same(network(image=image, bias=bias), *BEFORE, PATCHES_TO_MATMUL)
   first = operators(optimized)[:5]
@@ -68,7 +67,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   arguments, reason = STAY[what]
   before, _ = run_pass(network(**arguments), *BEFORE)
@@ -76,7 +75,7 @@ def test_stays(what):
   assert_unchanged(before, [PATCHES_TO_MATMUL], *([reason] if reason else []))
 
 
-@pytest.mark.parametrize("said", [None, 0, 1])
+@parametrize("said", [None, 0, 1])
 def test_float32_goes_by_tf32(said, monkeypatch):
   says = [] if said is None else [ALLOW_TF32 if said else FORBID_TF32]
   for pays in ((), ("float",)):

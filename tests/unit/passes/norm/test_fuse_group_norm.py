@@ -1,7 +1,6 @@
 """InstanceNormalization, GroupNormalization, and GroupNorm between Reshapes become one norm, in either layout."""
 
-import pytest
-from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV, FUSE_LAYER_NORM, NORM_EPILOGUE
 from ortplugin.passes.driver import RulePass
@@ -28,7 +27,7 @@ def test_torchs_group_norm_with_an_activation():
   assert result.near_misses == ()
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("groups", "core"), [
     (1, "axis=-3, epsilon=0.01"),
     (6, "axis=-2, epsilon=0.01"),
@@ -51,7 +50,7 @@ def test_scales_of_groups_are_those_of_their_channels():
   assert lines(programs(optimized)[0]) == [GROUPS, "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
 
 
-@pytest.mark.parametrize("opset", [18, 21])
+@parametrize("opset", [18, 21])
 def test_the_operator(opset):
   scale, bias = ("two", "one") if opset == 18 else ("six", "six")
   nodes = [f"y = GroupNormalization<num_groups = 2, epsilon = 0.01>(x, {scale}, {bias})"]
@@ -59,7 +58,7 @@ def test_the_operator(opset):
   assert lines(programs(optimized)[0])[0] == GROUPS
 
 
-@pytest.mark.parametrize("shape", ["N,2,7", "N,2,4,5", "N,2,2,3,4"])
+@parametrize("shape", ["N,2,7", "N,2,4,5", "N,2,2,3,4"])
 def test_instance_normalization(shape):
   optimized, _ = run_same(
     model(graph("y = InstanceNormalization(x, s, two)", shape=shape, more=", float[2] s"), 17),
@@ -94,7 +93,7 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("miss", MISSES)
+@parametrize("miss", MISSES)
 def test_what_is_between_the_reshapes_alone(miss):
   """Then the norm is one of three axes, as it stands there."""
   first, last, reason = MISSES[miss]
@@ -113,7 +112,7 @@ def test_near_misses():
   assert_unchanged(model(half, 21), [FUSE], "stash_type is 10; only 1, float32, is known")
 
 
-@pytest.mark.parametrize("groups", [1, 2, 6])
+@parametrize("groups", [1, 2, 6])
 def test_between_convolutions_with_channels_last(groups):
   """No Transpose stays but those of the model's input and output."""
   weights = ", ".join(str((i % 7 - 3) / 4) for i in range(36))

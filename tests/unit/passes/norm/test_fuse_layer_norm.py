@@ -2,8 +2,17 @@
 
 import numpy as np
 import onnx
-import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
+from pass_helpers import (
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  model,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.graph.convert import import_model
 from ortplugin.optimizer import optimize
@@ -66,7 +75,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form):
   opset, nodes = FORMS[form]
   optimized, result = run_same(model(graph(*nodes), opset), FUSE_LAYER_NORM, into=["FusedLayerNorm"])
@@ -133,7 +142,7 @@ def test_the_operator_without_bias_and_with_empty_outputs():
   assert lines(programs(optimized)[0]) == ["n = LayerNormalization<axis=-2>(x)", "y = Mul(n, gamma)"]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "double"])
+@parametrize("dtype", ["float16", "double"])
 def test_other_dtypes(dtype):
   original = model((OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }").replace("float", dtype))
   optimized, _ = run_same(original, FUSE_LAYER_NORM)
@@ -230,7 +239,7 @@ NEAR_MISSES = {
 }
 
 
-@pytest.mark.parametrize("reason", NEAR_MISSES)
+@parametrize("reason", NEAR_MISSES)
 def test_near_misses_say_why(reason):
   opset, nodes = NEAR_MISSES[reason]
   expected = reason if reason != "epsilon is -1e-05" else "epsilon is -"
@@ -274,14 +283,14 @@ def test_a_cast_that_truncates_stays():  # RELIABILITY 17
 INTERIOR = " ".join([EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"])
 
 
-@pytest.mark.parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
+@parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_that_is_a_graph_output_stays(name):  # RELIABILITY 8
   width = 8 if name in ("d", "square") else 1
   text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,{width}] {name}) {{ {INTERIOR} }}"
   assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is a graph output")
 
 
-@pytest.mark.parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
+@parametrize("name", ["mean", "d", "square", "variance", "shifted", "root"])
 def test_an_intermediate_with_another_consumer_stays(name):  # RELIABILITY 9
   text = f"g (float[N,M,8] x) => (float[N,M,8] y, float[N,M,any] z) {{ {INTERIOR} z = Neg({name}) }}"
   assert_unchanged(model(text), [FUSE_LAYER_NORM], f"'{name}' is also used by 'z' (Neg)")
@@ -326,7 +335,7 @@ def test_unknown_dtype_stays():  # RELIABILITY 16
 UNKNOWN_RANK = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "y = LayerNormalization(x, gamma)",
@@ -366,8 +375,8 @@ def test_a_zero_size_dimension():  # RELIABILITY 16
   run_same(model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }"), FUSE_LAYER_NORM, N=0)
 
 
-@pytest.mark.parametrize(("op", "fuse"), [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
-@pytest.mark.parametrize(
+@parametrize(("op", "fuse"), [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
+@parametrize(
   ("x", "residual", "reason"),
   [
       ("1,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] does not broadcast to [1, 3, 8]"),
@@ -402,7 +411,7 @@ def test_another_stash_type_stays():
   assert_unchanged(original, [FUSE_LAYER_NORM], "stash_type is 16; only 1, float32, is known")
 
 
-@pytest.mark.parametrize("shape", ["[7]", "[2,1,1,8]", "[3,8]"])
+@parametrize("shape", ["[7]", "[2,1,1,8]", "[3,8]"])
 def test_gamma_of_the_wrong_shape_stays(shape):  # ORT 25855
   text = f"g (float[2,4,8] x, float{shape} gamma) => (float[2,4,8] y) {{ y = LayerNormalization(x, gamma) }}"
   assert_unchanged(model(text), [FUSE_LAYER_NORM], "gamma, 'gamma', of shape", "does not broadcast to [2, 4, 8]")

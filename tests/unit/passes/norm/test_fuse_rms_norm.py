@@ -1,7 +1,16 @@
 """RMS normalisation in the forms that exporters write, and what only looks like it."""
 
-import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass, run_same
+from pass_helpers import (
+  assert_same_outputs,
+  assert_unchanged,
+  lines,
+  model,
+  operators,
+  parametrize,
+  programs,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM
 
@@ -32,7 +41,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form_becomes_one_node(form):
   opset, nodes = FORMS[form]
   optimized, result = run_same(model(graph(*nodes), opset), FUSE_LAYER_NORM, FUSE_RMS_NORM, into=["FusedLayerNorm"])
@@ -77,7 +86,7 @@ def test_the_cast_value_used_elsewhere():
   assert result.near_misses == ()
 
 
-@pytest.mark.parametrize(("epsilon", "fused"), [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
+@parametrize(("epsilon", "fused"), [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
 def test_epsilon_in_double(epsilon, fused):
   nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
   original = model(graph(*nodes).replace("float", "double"))
@@ -86,7 +95,7 @@ def test_epsilon_in_double(epsilon, fused):
   assert fused or "epsilon, 1e-06, is no float32 number" in result.near_misses[0].reason
 
 
-@pytest.mark.parametrize("dtype", ["float", "float16", "double"])
+@parametrize("dtype", ["float", "float16", "double"])
 def test_the_operator_of_opset_23(dtype):
   optimized, _ = run_pass(model(f"g ({dtype}[N,M,8] x, {dtype}[8] scale) => ({dtype}[N,M,8] y) "
                    "{ y = RMSNormalization<epsilon = 1e-6> (x, scale) }", opset=23, ir=10), FUSE_RMS_NORM)  # fmt: skip
@@ -149,7 +158,7 @@ def test_a_value_added_to_itself():
 # What must not fuse.
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "y = com.microsoft.SkipSimplifiedLayerNormalization(u, x, gamma)",

@@ -1,8 +1,7 @@
 """What is after a norm and becomes part of it, and what must not."""
 
 import numpy as np
-import pytest
-from pass_helpers import assert_unchanged, lines, model, operators, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, lines, model, operators, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_EPILOGUE
 
@@ -69,7 +68,7 @@ def test_gelu_written_out():
   )
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("opset", "node", "statement"),
   [
     (17, "y = Relu(n)", "y = Relu(n)"),
@@ -102,7 +101,7 @@ def test_operators_and_their_attributes(opset, node, statement):
   assert lines(programs(optimized)[0])[-1] == statement
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("node", "statements"),
   [
     ("y = com.microsoft.Gelu(n)", ["y = Gelu(n)"]),
@@ -161,7 +160,7 @@ def test_what_an_operand_needs_moves_before_the_norm():
   assert operators(optimized) == ["Softmax", "FusedLayerNorm"]
 
 
-@pytest.mark.parametrize("shape", ["8", "1", "", "M,1", "N,1,1", "1,M,8", "1,1,1"])
+@parametrize("shape", ["8", "1", "", "M,1", "N,1,1", "1,M,8", "1,1,1"])
 def test_operands_that_broadcast(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
   run_same(model(graph("y = Mul(c, n)", f", float{dims} c")), *PASSES, into=["FusedLayerNorm"])
@@ -187,7 +186,7 @@ def test_a_cycle_stays():
   unchanged_epilogue(graph("p = Softmax(n)  y = Add(n, p)"), "'p', which it also reads, depends on the norm")
 
 
-@pytest.mark.parametrize("shape", ["2,N,M,8", "1,1,1,1", "4,1", "K,1,1", "1,1,K"])
+@parametrize("shape", ["2,N,M,8", "1,1,1,1", "4,1", "K,1,1", "1,1,K"])
 def test_an_operand_that_may_enlarge_the_result_stays(shape):  # RELIABILITY 15, 16
   text = graph("y = Mul(n, c)", f", float[{shape}] c", y="float y").replace("=> (float y)", "=> (float[A,B,C] y)")
   original = model(text.replace("[A,B,C] y", "[A,B,C,D] y") if shape.count(",") == 3 else text)

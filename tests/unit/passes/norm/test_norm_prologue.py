@@ -1,12 +1,12 @@
 """What is before a norm and becomes part of it, and what must not."""
 
-import pytest
 from pass_helpers import (
   assert_same_outputs,
   assert_unchanged,
   lines,
   model,
   operators,
+  parametrize,
   programs,
   reasons,
   run_pass,
@@ -107,7 +107,7 @@ def test_a_rounding_cast_stays():  # RELIABILITY 17
   assert lines(programs(optimized)[0]) == ["cast = Cast<to=float16>(x)", "s = Cast<to=float>(cast)", *TAIL]
 
 
-@pytest.mark.parametrize("shape", ["8", "1,8", "M,8", "1,M,8", "N,1,1", "1,1,1", "1", ""])
+@parametrize("shape", ["8", "1,8", "M,8", "1,M,8", "N,1,1", "1,1,1", "1", ""])
 def test_whatever_broadcasts(shape):  # RELIABILITY 15
   dims = f"[{shape}]" if shape else ""
   original = model(f"g (float[N,M,8] x, float{dims} b, float[8] gamma) => (float[N,M,8] y) {{ s = Add(b, x)  {NORM} }}")
@@ -160,7 +160,7 @@ def test_conditions():
 LIMITS = "limit = Where(any, low, high)  lowest = Neg(limit)  t = Max(x, lowest)  s = Min(t, limit)"
 
 
-@pytest.mark.parametrize("shape", ["", "[1]", "[1,1,1]"])
+@parametrize("shape", ["", "[1]", "[1,1,1]"])
 def test_limits_of_one_element(shape):
   """As T5 clamps a value, by whether any of its elements is infinite."""
   original = model(graph(f"{LIMITS}  {NORM}", f", bool{shape} any, float{shape} low, float high"))
@@ -171,7 +171,7 @@ def test_limits_of_one_element(shape):
   assert result.near_misses == ()
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "ops"),
   [
     (f"{LIMITS}  {NORM}  z = Neg(limit)", ["Where", "FusedLayerNorm", "Neg"]),  # read elsewhere too
@@ -182,7 +182,7 @@ def test_an_element_that_something_else_reads_is_computed_once(nodes, ops):
   run_same(model(graph(nodes, ", bool any, float low, float high", ", float z")), *PASSES, into=ops)
 
 
-@pytest.mark.parametrize("shape", ["[M,1]", "[8]", "[K]"])
+@parametrize("shape", ["[M,1]", "[8]", "[K]"])
 def test_more_than_one_element_is_computed_once(shape):
   limits = f", bool{shape} any, float{shape} low, float high"
   run_same(model(graph(f"{LIMITS}  {NORM}", limits)), *PASSES, K=8, into=["Where", "Neg", "FusedLayerNorm"])

@@ -1,12 +1,12 @@
 """any-to-sum: whether any or all elements are true, asked by a sum."""
 
 import numpy as np
-import pytest
 from pass_helpers import (
   assert_same_values,
   assert_unchanged,
   model,
   operators,
+  parametrize,
   programs,
   restore,
   run,
@@ -37,10 +37,10 @@ def feeds(*infinite, rows=3):
 FEEDS = [feeds(), feeds(7), feeds(0, 59), feeds(*range(20)), feeds(*range(60))]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
-@pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("axes", ["", ", axes = [1, -1]", ", axes = [0, 1, 2]"])
+@parametrize("dtype", DTYPES)
+@parametrize("op", ["ReduceMax", "ReduceMin"])
+@parametrize("keepdims", [0, 1])
+@parametrize("axes", ["", ", axes = [1, -1]", ", axes = [0, 1, 2]"])
 def test_any_and_all(op, dtype, keepdims, axes):
   y = {"": ["", "1,1,1"], ", axes = [1, -1]": ["3", "3,1,1"]}.get(axes, ["", "1,1,1"])[keepdims]
   original = graph(f"{op}<keepdims = {keepdims}{axes}>(c)", DTYPES[dtype], y=y)
@@ -51,7 +51,7 @@ def test_any_and_all(op, dtype, keepdims, axes):
     assert_same_values(original, optimized, each)
 
 
-@pytest.mark.parametrize("opset", [12, 18, 20])
+@parametrize("opset", [12, 18, 20])
 def test_opsets(opset):
   axes = "ReduceMax<keepdims = 0, axes = [1, 2]>(c)" if opset < 18 else "ReduceMax<keepdims = 0>(c, axes)"
   text = f"""g (float[3,4,5] x) => (bool[3] y) {{ axes = Constant<value_ints = [1, 2]>()  i = IsInf(x)
@@ -79,7 +79,7 @@ def test_larger_than_zero():
     assert_same_values(original, optimized, each)
 
 
-@pytest.mark.parametrize(("op", "to", "changed"), [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
+@parametrize(("op", "to", "changed"), [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
 def test_of_no_elements(op, to, changed):
   """The maximum of no signed integers is the lowest one, which is true: the sum would be false."""
   original = graph(f"{op}<keepdims = 0>(c)", to, x="N,4,5")
@@ -100,7 +100,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [ANY_TO_SUM])
 

@@ -14,6 +14,7 @@ from pass_helpers import (
   lines,
   model,
   operators,
+  parametrize,
   programs,
   reasons,
   run_pass,
@@ -113,7 +114,7 @@ def test_the_gradient_of_lerp_reads_its_input_once():
   check(text, ["FusedPointwise"], ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("opset", "nodes", "ops"),
   [
     (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", ["Greater", "Not", "Where"]),
@@ -396,7 +397,7 @@ def ladder(count):
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("make", [chain, residual, far, star, ladder])
+@parametrize("make", [chain, residual, far, star, ladder])
 def test_ten_thousand_nodes(make):
   """In time near linear: ten times the nodes take at most twenty times as long, and no more than a minute."""
   seconds = []
@@ -472,7 +473,7 @@ def test_the_same_outputs(original, seed):
   assert again == optimized
 
 
-@pytest.mark.parametrize("op", ["Sum", "Max", "Mean"])
+@parametrize("op", ["Sum", "Max", "Mean"])
 def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op):
   """Nor is any of them looked at in detail: a program has fewer statements."""
   names = [f"x{index}" for index in range(4000)]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import pytest
 from exported import DATA
 from pass_helpers import (
   assert_close,
@@ -10,6 +9,7 @@ from pass_helpers import (
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   reasons,
   restore,
@@ -36,7 +36,7 @@ def check(text, ops, statements, opset=17):
 # ---- what becomes one
 
 
-@pytest.mark.parametrize("opset", [11, 12, 13, 17, 18])
+@parametrize("opset", [11, 12, 13, 17, 18])
 def test_the_gradients_of_lerp(opset):
   """x: [N, 1, 1, 1]; y: [N, 3, M, 8]; w: [3, 1, 8]."""
   reduce = "dx = ReduceSum<axes=[1, 2, 3]>(g)" if opset < 13 else "dx = ReduceSum(g, axes)"
@@ -146,9 +146,9 @@ def test_a_cast_around_the_sum():
   )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", ["-2", "3", "0"])
-@pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("opset", [12, 17])
+@parametrize("number", ["-2", "3", "0"])
+@parametrize("keepdims", [0, 1])
+@parametrize("opset", [12, 17])
 def test_a_constant_before_its_slope(opset, keepdims, number):
   """PRelu's result has its first operand's shape: a literal in its place must not make it a scalar."""
   axes = ("axes=[0], ", "") if opset < 13 else ("", ", axes")
@@ -298,8 +298,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("case", SHAPES)
-@pytest.mark.parametrize("first", [True, False])
+@parametrize("case", SHAPES)
+@parametrize("first", [True, False])
 def test_sums_of_other_shapes_stay_apart(case, first):
   """y = x + o; y.sum(), o.sum(): an input that both read is not the whole of what both sum."""
   operand, result, axis = SHAPES[case]
@@ -368,8 +368,8 @@ EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-@pytest.mark.parametrize("name", EXPORTED)
+@parametrize("exporter", ["torchscript", "dynamo"])
+@parametrize("name", EXPORTED)
 def test_what_torch_exports_becomes_one(name, exporter, rng):
   ops, formula = EXPORTED[name]
   original = onnx.load(LERP / f"{name}_{exporter}.onnx")
@@ -381,7 +381,7 @@ def test_what_torch_exports_becomes_one(name, exporter, rng):
       assert_close(wanted, got)
 
 
-@pytest.mark.parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
+@parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
 def test_the_plain_form_of_lerp_becomes_one(weight):
   original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
     {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")

@@ -1,7 +1,6 @@
 """lone-pointwise: single operators become FusedPointwise, but for those that ONNX Runtime makes part of a neighbour."""
 
-import pytest
-from pass_helpers import assert_unchanged, lines, model, programs, run_pass, run_same
+from pass_helpers import assert_unchanged, lines, model, parametrize, programs, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, LONE_POINTWISE
 
@@ -10,7 +9,7 @@ W = "float[8,8] w"
 Y = "float[N,4,8] y"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "inputs", "operators_after", "statement"),
   [
     ("m = MatMul(x, w)  y = Add(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Add(x, bias)"),
@@ -30,7 +29,7 @@ def test_becomes_a_kernel_of_its_own(nodes, inputs, operators_after, statement):
 ONE = "k = Constant<value = float {0.125}> ()"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("text", "why"),
   [
     (f"g ({X}, {W}) => ({Y}) {{ {ONE} m = MatMul(x, w) y = Mul(m, k) }}", "a scale after a MatMul"),
@@ -56,7 +55,7 @@ def test_the_limit_counts_replacements():
   run_pass(original, LONE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp"])
 
 
-@pytest.mark.parametrize(("dtype", "left"), [("float", 1), ("float16", 3)])
+@parametrize(("dtype", "left"), [("float", 1), ("float16", 3)])
 def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype, left):
   ones = ", ".join(["1"] * 72)
   original = model(f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{

@@ -1,7 +1,16 @@
 """Which Reshapes move up over pointwise operators and which Expands go, and what must stay."""
 
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, programs, reasons, run_pass, run_same
+from pass_helpers import (
+  assert_same_outputs,
+  assert_unchanged,
+  model,
+  parametrize,
+  programs,
+  reasons,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE, POINTWISE_VIEWS
 
@@ -39,7 +48,7 @@ def test_over_a_chain_with_its_attributes():
   assert moved["Relu"].input[0] == "v"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("view", "shape", "back"),
   [
     ("zero = Constant<value = int64[1] {0}> ()  v = Unsqueeze(a, zero)", "[1,6,4,8]", "Unsqueeze"),
@@ -57,7 +66,7 @@ def test_the_shape_may_come_after_the_chain():
   assert next(node.output[0] for node in optimized.graph.node if node.op_type == "Neg") == "n"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("nodes", "inputs", "words"),
   [
       ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,4,8] r", "does not repeat over all"),

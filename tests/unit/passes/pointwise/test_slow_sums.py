@@ -1,8 +1,7 @@
 """slow-sums: sums, means and L2 norms that ONNX Runtime leaves to cuDNN."""
 
 import numpy as np
-import pytest
-from pass_helpers import assert_unchanged, model, operators, programs, restore, run, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, programs, restore, run, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FUSE_POINTWISE, FUSE_SUM_TO, SLOW_SUMS
 
@@ -18,8 +17,8 @@ def graph(op, axes, dtype="float", x="2,3,4,5", y="", opset=18, **attributes):
   return model(f"g ({dtype}[{x}] x) => ({dtype}{result} y) {{ {body} }}", opset)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("op", "axes", "y"), [
+@parametrize("dtype", DTYPES)
+@parametrize(("op", "axes", "y"), [
   ("ReduceSum", "[1]", "2,4,5"), ("ReduceSum", "[-2, 1]", "2,5"), ("ReduceMean", "[2]", "2,3,5"),
   ("ReduceL2", "[1]", "2,4,5"), ("ReduceL2", "[-1]", "2,3,4"), ("ReduceL2", "[0]", "3,4,5"),
   ("ReduceL2", "[3, 2, 1, 0]", ""),
@@ -32,9 +31,9 @@ def test_becomes_one_sum(op, axes, y, dtype):
     run_same(graph(op, axes, dtype, y=y), SLOW_SUMS, FUSE_SUM_TO)
 
 
-@pytest.mark.parametrize("opset", [11, 13, 17, 18])
-@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceL2"])
-@pytest.mark.parametrize("keepdims", [0, 1])
+@parametrize("opset", [11, 13, 17, 18])
+@parametrize("op", ["ReduceSum", "ReduceMean", "ReduceL2"])
+@parametrize("keepdims", [0, 1])
 def test_opsets(op, opset, keepdims):
   y = "2,1,4,5" if keepdims else "2,4,5"
   run_same(graph(op, "[1]", y=y, opset=opset, keepdims=keepdims), SLOW_SUMS, FUSE_SUM_TO, changes=1)
@@ -67,12 +66,12 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [SLOW_SUMS])
 
 
-@pytest.mark.parametrize(("original", "reason"), [
+@parametrize(("original", "reason"), [
   (graph("ReduceMean", "[1]", x="2,N,4", y="2,4"), "is unknown"),
   (model("g (float[2,3,4] x, int64[1] a) => (float[2,3,4] y) { y = ReduceL2(x, a) }", 18), "are no constant"),
 ])  # fmt: skip

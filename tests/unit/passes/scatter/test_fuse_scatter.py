@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import onnx
-import pytest
 from onnx_models import add_weights, annotated
 from pass_helpers import (
   assert_same_outputs,
@@ -12,6 +11,7 @@ from pass_helpers import (
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   run_pass,
   run_same,
@@ -40,8 +40,8 @@ ELEMENTS = "g (float[3,4] x, int64[2,4] i, float[2,4] u) => (float[3,4] y) { y =
 TUPLES = "g (float[3,4] x, int64[2,1] i, float[2,4] u) => (float[3,4] y) { y = ScatterND%s(x, i, u) }"
 
 
-@pytest.mark.parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
-@pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
+@parametrize("opset", [11, 13, 15, 16, 18, 20, 23])
+@parametrize("graph", [ELEMENTS, TUPLES])
 def test_plain(graph, opset):
   optimized, result = run_same(model(graph % "", opset), FUSE_SCATTER)
   name = "ScatterND" if graph is TUPLES else "ScatterElements"
@@ -49,8 +49,8 @@ def test_plain(graph, opset):
   assert len(result.changes) == 1
 
 
-@pytest.mark.parametrize(("reduction", "since"), [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
-@pytest.mark.parametrize("graph", [ELEMENTS, TUPLES])
+@parametrize(("reduction", "since"), [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
+@parametrize("graph", [ELEMENTS, TUPLES])
 def test_reductions(graph, reduction, since):
   optimized, _ = run_same(model(graph % f'<reduction = "{reduction}">', since), FUSE_SCATTER)
   assert ours(optimized)[0][1]["reduction"] == reduction.encode()
@@ -96,13 +96,13 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("case", STAYS)
+@parametrize("case", STAYS)
 def test_what_the_operators_lack(case):
   text, reason = STAYS[case]
   assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
 
 
-@pytest.mark.parametrize("opset", [9, 10])
+@parametrize("opset", [9, 10])
 def test_scatter_before_it_was_renamed(opset, rng):
   original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
   feeds = random_feeds(original, rng)
@@ -153,7 +153,7 @@ UNIQUE = {
 }
 
 
-@pytest.mark.parametrize("case", UNIQUE)
+@parametrize("case", UNIQUE)
 def test_unique_constants(case):
   op, attributes, data, indices, unique = UNIQUE[case]
   depth = indices.shape[-1] if op == "ScatterND" else 0
@@ -200,7 +200,7 @@ RUN_TIME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", RUN_TIME)
+@parametrize("case", RUN_TIME)
 def test_unique_at_run_time(case, rng):
   text, unique = RUN_TIME[case]
   original = with_constants(model(text, 18), **({"d": np.array([-1, 1])} if "Reshape(c, d)" in text else {}))
@@ -237,8 +237,8 @@ REPEATED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REPEATED)
-@pytest.mark.parametrize("opset", [12, 18])
+@parametrize("case", REPEATED)
+@parametrize("opset", [12, 18])
 def test_an_index_that_was_only_repeated(case, opset):
   nodes, expected = REPEATED[case]
   if opset < 13:  # whose Unsqueeze has its axes in an attribute
@@ -277,7 +277,7 @@ def test_pairs_that_belong_together_stay_tuples():
   assert ours(optimized) == [("ScatterND", {})]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "double", "int8", "uint64", "bool", "bfloat16"])
+@parametrize("dtype", ["float16", "double", "int8", "uint64", "bool", "bfloat16"])
 def test_dtypes(dtype):
   original = model((TUPLES % "").replace("float[", f"{dtype}["), 18)
   optimized, _ = run_pass(original, FUSE_SCATTER)
@@ -286,7 +286,7 @@ def test_dtypes(dtype):
     assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "text",
   [
     "g (float[3,4] x, int64[0,1] i, float[0,4] u) => (float[3,4] y) { y = ScatterND(x, i, u) }",
@@ -309,7 +309,7 @@ def test_inside_bodies():
   assert ours(optimized.graph.node[-1].attribute[0].g) == [("ScatterND", {})]
 
 
-@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@parametrize("op", ["ScatterND", "ScatterElements"])
 def test_what_else_needs_the_data(op):
   """Used elsewhere, an input, an output: the operator copies its data where ONNX Runtime does not give it away."""
   i = "int64[2,1] i" if op == "ScatterND" else "int64[2,4] i"

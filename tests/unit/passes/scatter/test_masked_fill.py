@@ -1,12 +1,12 @@
 """x[mask] = v as the dynamo exporter writes it becomes a Where, where the mask surely has x's shape."""
 
 import numpy as np
-import pytest
 from pass_helpers import (
   assert_same_values,
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   run_pass,
   run_same,
@@ -49,14 +49,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   optimized, result = run_same(FORMS[form], MASKED_FILL, DEAD_NODES)
   assert [each for each in operators(optimized) if each not in ("Cast", "Reshape")] == ["Where"]
   assert len([each for each in result.changes if each.rewrite == "masked-fill"]) == 1
 
 
-@pytest.mark.parametrize("chosen", [0.0, 1.0])
+@parametrize("chosen", [0.0, 1.0])
 def test_all_or_nothing_is_chosen(chosen, rng):
   original = fill()
   optimized, _ = run_pass(original, MASKED_FILL)
@@ -106,7 +106,7 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("case", MISSES)
+@parametrize("case", MISSES)
 def test_near_misses(case):
   original, reason = MISSES[case]
   assert_unchanged(original, [MASKED_FILL], reason)
@@ -125,7 +125,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@parametrize("case", OTHERS)
 def test_what_is_no_masked_fill_stays(case):
   assert_unchanged(OTHERS[case], [MASKED_FILL])
 

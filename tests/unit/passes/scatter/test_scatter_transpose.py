@@ -1,9 +1,8 @@
 """Scatters between Transposes, as the dynamo exporter writes those on an inner axis."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights, all_attributes
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, FUSE_SCATTER, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 
@@ -49,7 +48,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   original, expected, found = FORMS[form]
   optimized, _ = run_same(original, *PASSES, into=expected)
@@ -71,7 +70,7 @@ MISSES = {
 }
 
 
-@pytest.mark.parametrize("case", MISSES)
+@parametrize("case", MISSES)
 def test_near_misses(case):
   original, reason = MISSES[case]
   for number, dim in enumerate(original.graph.output[0].type.tensor_type.shape.dim):
@@ -80,7 +79,7 @@ def test_near_misses(case):
   assert_unchanged(fused, [SCATTER_TRANSPOSE], reason)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("more", "outputs"), [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")]
 )  # RELIABILITY 8, 9
 def test_a_result_that_is_needed_transposed(more, outputs):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx import numpy_helper
 from onnx_models import add_weights
 from pass_helpers import (
@@ -11,6 +10,7 @@ from pass_helpers import (
   assert_unchanged,
   model,
   operators,
+  parametrize,
   random_feeds,
   restore,
   run,
@@ -85,7 +85,7 @@ CONSTANT = {
 }
 
 
-@pytest.mark.parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
+@parametrize("case", [name for name, (_, found) in CONSTANT.items() if found])
 def test_constant_indices(case):
   original, expected = CONSTANT[case]
   optimized, result = run_same(original, UPDATE_SLICE, DEAD_NODES, changes=1)
@@ -116,12 +116,12 @@ NO_SLICE = {
 }
 
 
-@pytest.mark.parametrize("case", NO_SLICE)
+@parametrize("case", NO_SLICE)
 def test_no_slice(case):
   assert_unchanged(NO_SLICE[case], [UPDATE_SLICE])
 
 
-@pytest.mark.parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
+@parametrize("indices", [[[3]], [[-4]], [[2], [3]]])
 def test_out_of_range_stays_an_error(indices):
   original = scatter(indices, updates=f"float[{len(indices)},4,5]")
   assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
@@ -133,7 +133,7 @@ ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
   y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
 
 
-@pytest.mark.parametrize("first", [[], [FUSE_SCATTER]])
+@parametrize("first", [[], [FUSE_SCATTER]])
 def test_one_update_for_each_row_at_its_own_place_is_no_slice(first):
   """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
   optimized, _ = run_same(model(ARANGE.format(domain="")), *first, UPDATE_SLICE, B=4)
@@ -204,7 +204,7 @@ RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,a
 M1 = "m1 = {-1}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("steps", "axes"),
   [
       ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
@@ -243,7 +243,7 @@ CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) =>
   yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
 
 
-@pytest.mark.parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
+@parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
 def test_a_slice_of_numbers(start, end, length, rng):
   """kv[:, :, pos:end] = v: the slice of arange is clamped, and so are the starts."""
   original = model(CACHE)
@@ -278,7 +278,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("case", USES)
+@parametrize("case", USES)
 def test_what_else_needs_the_data(case):
   """Whether the update is in place is for ONNX Runtime to decide; the values are the same in any case."""
   original = model(USES[case])
@@ -286,7 +286,7 @@ def test_what_else_needs_the_data(case):
   run_same(original, UPDATE_SLICE, changes=1)
 
 
-@pytest.mark.parametrize("overridable", [False, True])
+@parametrize("overridable", [False, True])
 def test_data_that_is_an_initializer(overridable, rng):
   original = model("g (float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }")
   add_weights(original, i=[[1]], d=rng.standard_normal((3, 4)).astype(np.float32))

@@ -2,16 +2,15 @@
 
 import onnx
 import onnx.parser
-import pytest
 from onnx import helper
 from onnx_models import all_attributes, parsed
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin import optimize
 from ortplugin.optimizer.pipeline import CAST_LIKE
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "double", "int8", "int64", "bool"])
+@parametrize("kind", ["float16", "bfloat16", "double", "int8", "int64", "bool"])
 def test_renamed(kind):
   target = onnx.TensorProto.DataType.Value(kind.upper())
   optimized, result = run_same(
@@ -43,7 +42,7 @@ def test_a_function_of_that_name_stays():
         domains=["local"]), [CAST_LIKE])  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", [None, "fp16", "bf16"])
+@parametrize("precision", [None, "fp16", "bf16"])
 def test_constants_that_patterns_ask_for(precision):
   """The epsilon of a norm, as PyTorch's exporter writes it: cast like the value that it is added to."""
   original = model(

@@ -1,9 +1,8 @@
 """What is computed twice, and what only seems the same."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import COMMON_SUBEXPRESSIONS
 
@@ -25,7 +24,7 @@ def test_equal_constants_are_the_same():
   run_same(original, COMMON_SUBEXPRESSIONS, into=["Pow", "Add"])
 
 
-@pytest.mark.parametrize("differ", [False, True])
+@parametrize("differ", [False, True])
 def test_biases_that_folding_copied(differ):
   original = model("g (float[N,1000] x) => (float[N,1000] y) { a = Add(x, b)  c = Add(x, d)  y = Mul(a, c) }")
   for name in "bd":
@@ -58,7 +57,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("what", KEPT)
+@parametrize("what", KEPT)
 def test_kept(what):  # RELIABILITY 18 to 20
   assert_unchanged(model(f"g (float[N,8] x) => (float[N,8] y) {{ {KEPT[what]} }}"), [COMMON_SUBEXPRESSIONS])
 

@@ -1,9 +1,8 @@
 """Elements that nothing reads in the end."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, DISCARDED_ELEMENTS, FOLD_CONSTANTS
 
@@ -20,7 +19,7 @@ def graph(nodes, near=NEAR, logs=LOGS, outputs=""):
   return original
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "i = Cast<to = 7>(c)  w = Where(near, distance, i)",
@@ -47,6 +46,6 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [DISCARDED_ELEMENTS])

@@ -1,9 +1,8 @@
 """Rows that are read are taken before what makes all of them, and what keeps them where they are."""
 
 import onnx
-import pytest
 from layout_helpers import constant
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import EARLY_GATHER, FUSE_LAYER_NORM
 
@@ -31,7 +30,7 @@ def moved(original, **dims):
 BLOCK = ["FusedLayerNorm", "MatMul", "Add", "Div", "Erf", "Add", "Mul", "Mul", "MatMul", "Add", "Add", "FusedLayerNorm"]
 
 
-@pytest.mark.parametrize("opset", [12, 13, 18])
+@parametrize("opset", [12, 13, 18])
 def test_the_row_of_a_classifier(opset):
   if opset < 17:
     nodes = LAYER.replace(NORM, "n = Mul(x, g)").replace("l = LayerNormalization(z, g)", "l = Mul(z, g)")
@@ -82,7 +81,7 @@ def test_a_value_that_is_read_elsewhere_is_where_it_ends():
 ROW = "y = Gather<axis = 1>(q, first)"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "original",
   [
       graph(f"p = Relu(x)  q = Sigmoid(p)  {ROW}"),  # cheap
@@ -111,7 +110,7 @@ def test_what_stays(original):
 TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a)  c = Add(b, v)"
 
 
-@pytest.mark.parametrize(("nodes", "moves"), [
+@parametrize(("nodes", "moves"), [
   ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis = 1>(c, first)", True),
   (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
   (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays

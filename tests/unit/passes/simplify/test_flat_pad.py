@@ -1,10 +1,9 @@
 """Pads on views of which the last two axes are padded."""
 
 import numpy as np
-import pytest
 from onnx import numpy_helper
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import FLAT_PAD
 
@@ -32,7 +31,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_on_a_view(case):
   original, count = CASES[case]
   left = [original.graph.node[0].op_type, *["Reshape", "Pad"] * count, "Reshape", "Neg"]
@@ -43,7 +42,7 @@ def test_on_a_view(case):
     assert not pads[:, :-2].any()
 
 
-@pytest.mark.parametrize(("original", "reason"), [
+@parametrize(("original", "reason"), [
   (graph("2,64,16,16", "0 0 1 3 0 0 2 0"), ""),
   (graph("64,16,16", "0 1 3 0 2 0", "reflect"), ""),
   (graph("2,8,8,64", "0 1 3 0 0 2 0 0"), ""),

@@ -5,10 +5,9 @@ import tracemalloc
 
 import numpy as np
 import onnx
-import pytest
 from onnx import helper
 from onnx_models import add_weights, built
-from pass_helpers import assert_unchanged, model, operators, run, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run, run_pass, run_same
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
@@ -17,7 +16,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, FOLD_CONSTANTS, INLINE_IF, 
 ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "node",
   [
     "f = Neg(c)",
@@ -76,7 +75,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("what", KEPT)
+@parametrize("what", KEPT)
 def test_kept(what):  # RELIABILITY 17, 20
   text = f"g (float[2,3] x) => (float[2,3] y) {ONE} {{ {KEPT[what]}  y = Add(x, f) }}"
   if "nan" in text:  # the parser has no NaN
@@ -106,9 +105,9 @@ VECTOR, MATRIX, PIXEL = np.arange(64, dtype=np.float32), np.ones((2, 3), np.floa
 ODD = np.array([np.nan, -0.0, 0.0, -1.5, np.inf, 2.5], np.float32)
 
 
-@pytest.mark.parametrize("opset", [11, 12, 13, 18])
-@pytest.mark.parametrize("axes", [[-2, -1], [-1, -2], [0, -1], [2, 0], [0, 2], [-1], [1]])
-@pytest.mark.parametrize("x", [VECTOR, MATRIX, np.float32(3)])
+@parametrize("opset", [11, 12, 13, 18])
+@parametrize("axes", [[-2, -1], [-1, -2], [0, -1], [2, 0], [0, 2], [-1], [1]])
+@parametrize("x", [VECTOR, MATRIX, np.float32(3)])
 def test_axes_that_unsqueeze_adds(x, axes, opset):
   """Before opset 13 onnx's evaluator adds one axis after the other: [-2, -1] of [64] would be [1, 64, 1]."""
   if np.ndim(x) == 0 and not set(axes) <= {0, -1, -2}:
@@ -158,13 +157,13 @@ LEFT_SCATTERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("opset", [11, 13, 16, 18])
-@pytest.mark.parametrize("what", SCATTERS)
+@parametrize("opset", [11, 13, 16, 18])
+@parametrize("what", SCATTERS)
 def test_a_scatter_of_constants(what, opset):
   assert_folded(of_constants("ScatterND", opset, *SCATTERS[what]))
 
 
-@pytest.mark.parametrize("what", LEFT_SCATTERS)
+@parametrize("what", LEFT_SCATTERS)
 def test_a_scatter_of_constants_that_stays(what):
   assert_unchanged(of_constants("ScatterND", 16, *LEFT_SCATTERS[what]), [FOLD_CONSTANTS])
 
@@ -174,8 +173,8 @@ def test_a_reduction_of_constants_stays():
   assert_unchanged(of_constants("ScatterND", 18, ROWS, one, SHIFTED[:1], reduction="add"), [FOLD_CONSTANTS])
 
 
-@pytest.mark.parametrize("opset", [11, 13])
-@pytest.mark.parametrize(
+@parametrize("opset", [11, 13])
+@parametrize(
   ("shape", "axis", "indices"),
   [((5, 4), 0, [[0, 4, -1, 2], [-5, 1, 1, 3]]), ((1, 512), 1, [range(9)]), ((3, 4, 2), -2, [[[3], [-4]]])],
 )
@@ -220,7 +219,7 @@ UNTRUSTED = {
 }
 
 
-@pytest.mark.parametrize("what", UNTRUSTED)
+@parametrize("what", UNTRUSTED)
 def test_what_onnx_and_onnx_runtime_compute_differently_stays(what):
   assert_unchanged(UNTRUSTED[what], [FOLD_CONSTANTS])
 
@@ -270,7 +269,7 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("what", HUGE)
+@parametrize("what", HUGE)
 def test_a_tiny_file_that_asks_for_a_huge_tensor(what):  # RELIABILITY 43
   original = model(f"g (float x) => (float y) {{ {HUGE[what]}  z = ReduceMax<keepdims = 0> (f)  y = Add(x, z) }}")
   tracemalloc.start()

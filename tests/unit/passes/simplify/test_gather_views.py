@@ -1,9 +1,8 @@
 """Gathers of everything, in order, are views."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import GATHER_VIEWS
 
@@ -27,8 +26,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float", "bool"])
-@pytest.mark.parametrize("case", CASES)
+@parametrize("dtype", ["float", "bool"])
+@parametrize("case", CASES)
 def test_views(case, dtype):
   op, indices, made = CASES[case]
   run_same(graph(op, indices, made=made, dtype=dtype), GATHER_VIEWS, into=["Reshape"], changes=1)
@@ -45,6 +44,6 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [GATHER_VIEWS])

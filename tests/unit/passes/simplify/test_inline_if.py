@@ -1,10 +1,9 @@
 """An If with a known condition gives way to its branch; others stay."""
 
 import numpy as np
-import pytest
 from onnx import numpy_helper
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import INLINE_IF
 
@@ -18,7 +17,7 @@ def conditional(
                     else_branch = el () => (float[3,4] e) {{ {other} }}>  {rest} }}""")
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
+@parametrize(("value", "expected"), [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
 def test_the_branch_that_is_taken(value, expected):
   run_same(conditional(f"c = bool {{{value}}}"), INLINE_IF, into=expected, changes=1)
 
@@ -51,7 +50,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   original = FORMS[form]
   original.graph.input[0].name = "x"

@@ -1,9 +1,8 @@
 """Expands before pointwise operators."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import LATE_EXPAND
 
@@ -57,7 +56,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@parametrize("case", CASES)
 def test_smaller(case):
   original, left = CASES[case]
   run_same(original, LATE_EXPAND, into=left)
@@ -98,6 +97,6 @@ STAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [LATE_EXPAND])

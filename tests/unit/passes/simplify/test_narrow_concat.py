@@ -1,7 +1,6 @@
 """Concats of more inputs than ONNX Runtime's CUDA kernel takes as arguments."""
 
-import pytest
-from pass_helpers import model, run_pass, run_same
+from pass_helpers import model, parametrize, run_pass, run_same
 
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT
 
@@ -16,11 +15,11 @@ def concat(count, *, before="", axis=1, shape="2,N,3", outputs="float[2,M,3] y")
   return f"g ({inputs}) => ({outputs}) {{ {before} y = Concat<axis = {axis}>({names}) }}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("count", "expected"),
   [(33, [32, 2]), (34, [32, 2, 2]), (64, [32, 32, 2]), (65, [32, 32, 3]), (100, [32, 32, 32, 4, 4])],
 )
-@pytest.mark.parametrize("axis", [1, -2])
+@parametrize("axis", [1, -2])
 def test_parts(count, expected, axis):
   optimized, _ = run_same(model(concat(count, axis=axis)), NARROW_CONCAT, changes=1)
   assert widths(optimized) == expected
@@ -50,7 +49,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@parametrize("other", OTHERS)
 def test_other_concats_are_no_beginning(other):
   original = model(concat(33, before=OTHERS[other], shape="2,1,3", outputs="float[2,M,3] y, float[A,B,C] w"))
   optimized, _ = run_same(original, NARROW_CONCAT)

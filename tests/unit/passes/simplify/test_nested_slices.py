@@ -2,10 +2,9 @@
 
 import numpy as np
 import onnx
-import pytest
 from onnx import helper, numpy_helper
 from onnx_models import add_weights, all_attributes
-from pass_helpers import model, operators, reasons, run_pass, run_same
+from pass_helpers import model, operators, parametrize, reasons, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, NESTED_SLICES, UPDATE_SLICE
 
@@ -40,7 +39,7 @@ FORMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
+@parametrize("form", FORMS)
 def test_every_form(form):
   original, axes, starts, steps = FORMS[form]
   optimized, _ = run_same(original, *PASSES)
@@ -66,7 +65,7 @@ STAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STAYS)
+@parametrize("case", STAYS)
 def test_what_is_not_the_same_part(case):
   original, reason = STAYS[case]
   optimized, result = run_same(original, *PASSES)

@@ -2,15 +2,14 @@
 
 import numpy as np
 import onnx
-import pytest
-from pass_helpers import assert_unchanged, model, operators, random_feeds, run, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, random_feeds, run, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, REMOVE_IDENTITIES, SCATTER_TRANSPOSE, UPDATE_SLICE
 
 START = "start = {0, 0}"
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "node",
   [
     "b = Identity(a)",
@@ -43,8 +42,8 @@ READ_IN_A_BODY = """y = If (c) <then_branch = then () => ({0}[N] t) {{ t = Ident
     else_branch = otherwise () => ({0}[N] e) {{ e = Identity(b) }}>"""
 
 
-@pytest.mark.parametrize(("dtype", "wide"), [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
-@pytest.mark.parametrize("between", ["", "w = Identity(v)"])
+@parametrize(("dtype", "wide"), [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
+@parametrize("between", ["", "w = Identity(v)"])
 def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
   to = {name: int(onnx.TensorProto.DataType.Value(name.upper())) for name in (dtype, wide)}
@@ -57,7 +56,7 @@ def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
     assert np.array_equal(run(optimized, feeds)[0], feeds["x"])
 
 
-@pytest.mark.parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
+@parametrize("end", ["y = Sqrt(b)", "y = Identity(b)"])
 def test_a_wider_form_stays_for_others(end):
   original = model(f"""g (float16[N] i) => (float16[N] y, float[N] z) {{
     x = Abs(i)  v = Cast<to = 1>(x)  z = Neg(v)  b = Cast<to = 10>(v)  {end} }}""")
@@ -80,7 +79,7 @@ ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1]
   minus = {{-1}}  y = ScatterND(x, column, c) }}"""
 
 
-@pytest.mark.parametrize("rows", ["3", "N"])
+@parametrize("rows", ["3", "N"])
 def test_an_update_of_all_rows(rows):
   """x[:, 1] = u, as PyTorch's dynamo exporter writes it: a slice of all rows is taken, updated and put back."""
   original = model(ALL_ROWS.format(rows))
@@ -99,7 +98,7 @@ def test_an_update_of_all_by_constants_stays():
   assert_unchanged(made, [REMOVE_IDENTITIES])
 
 
-@pytest.mark.parametrize("start", [0, 1])
+@parametrize("start", [0, 1])
 def test_a_slice_of_attributes(start):
   text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
   run_same(model(text.format(start), opset=9), REMOVE_IDENTITIES, into=["Slice", "Neg"][start == 0 :])
@@ -124,7 +123,7 @@ def test_of_a_constant():
   run_same(original, REMOVE_IDENTITIES, into=["Mul"])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "y = Identity(x)",  # an input that is an output (RELIABILITY 12)
@@ -137,7 +136,7 @@ def test_an_identity_between_fixed_names_stays(nodes):
   assert "Identity" in operators(optimized)
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "node",
   [
     "zero = float {0.0}  b = Add(a, zero)",  # -0 + 0 is 0 (RELIABILITY 18)
@@ -190,7 +189,7 @@ def test_an_overridable_training_mode_stays():  # RELIABILITY 11
     a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
 
 
-@pytest.mark.parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
+@parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
   original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{

@@ -1,9 +1,8 @@
 """Constants that repeat."""
 
 import numpy as np
-import pytest
 from onnx_models import add_weights
-from pass_helpers import assert_unchanged, model, operators, run_pass, run_same
+from pass_helpers import assert_unchanged, model, operators, parametrize, run_pass, run_same
 
 from ortplugin.optimizer.pipeline import FOLD_CONSTANTS, REPEATED_CONSTANTS
 
@@ -23,7 +22,7 @@ def shapes(optimized, index):
   return [given[node.input[index]] for node in optimized.graph.node if node.input[index] in given]
 
 
-@pytest.mark.parametrize(
+@parametrize(
   ("constant", "kept"),
   [
     (np.broadcast_to(ROWS[:3], (2, 3, 4)), [1, 3, 4]),
@@ -37,9 +36,7 @@ def test_operands(constant, kept):
   assert shapes(optimized, 1) == [kept]
 
 
-@pytest.mark.parametrize(
-  ("indices", "kept"), [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])]
-)
+@parametrize(("indices", "kept"), [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])])
 def test_lookups(indices, kept):
   optimized, _ = run_same(graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=indices), REPEATED_CONSTANTS)
   assert shapes(optimized, 1) == [kept]
@@ -63,7 +60,7 @@ STAY = {
 }
 
 
-@pytest.mark.parametrize("what", STAY)
+@parametrize("what", STAY)
 def test_stays(what):
   assert_unchanged(STAY[what], [REPEATED_CONSTANTS])
 

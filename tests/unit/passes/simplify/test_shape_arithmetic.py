@@ -1,13 +1,22 @@
 """Shapes that are known become constants; others stay."""
 
 import numpy as np
-import pytest
-from pass_helpers import assert_same_values, assert_unchanged, model, operators, random_feeds, run, run_pass, run_same
+from pass_helpers import (
+  assert_same_values,
+  assert_unchanged,
+  model,
+  operators,
+  parametrize,
+  random_feeds,
+  run,
+  run_pass,
+  run_same,
+)
 
 from ortplugin.optimizer.pipeline import DEAD_NODES, SHAPE_ARITHMETIC
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("nodes", "value"),
     [
         ("s = Shape(k)", [3, 4]),
@@ -29,7 +38,7 @@ def test_known(nodes, value, rng):
   np.testing.assert_array_equal(run(optimized, random_feeds(original, rng))[0], [-each for each in value])
 
 
-@pytest.mark.parametrize(
+@parametrize(
   "nodes",
   [
     "s = Shape(x)",
@@ -44,8 +53,8 @@ def test_unknown_stays(nodes):  # RELIABILITY 16
   assert_unchanged(model(f"g (float[N,4] x) => (int64[R] y) {{ {nodes}  y = Neg(s) }}"), [SHAPE_ARITHMETIC])
 
 
-@pytest.mark.parametrize("nodes", ["s = Shape(x)", "c = Concat<axis = 0>(x, x)  s = Shape(c)", "s = Shape(v)"])
-@pytest.mark.parametrize("lengths", [(-1, 4), (3, -2), (-1, -1)])
+@parametrize("nodes", ["s = Shape(x)", "c = Concat<axis = 0>(x, x)  s = Shape(c)", "s = Shape(v)"])
+@parametrize("lengths", [(-1, 4), (3, -2), (-1, -1)])
 def test_a_negative_length_is_an_open_one(nodes, lengths, rng):
   """As ONNX Runtime has it; exporters write -1 for a length that they do not know."""
   original = model(f"g (float[3,4] x) => (int64[R] y) <float[3,4] v> {{ v = Relu(x)  {nodes}  y = Neg(s) }}")

@@ -1,14 +1,13 @@
 """Sums of one and two tensors."""
 
-import pytest
 from onnx_models import parsed
-from pass_helpers import assert_unchanged, model, run_same
+from pass_helpers import assert_unchanged, model, parametrize, run_same
 
 from ortplugin.optimizer.pipeline import SUM_TO_ADD
 
 
-@pytest.mark.parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
-@pytest.mark.parametrize("opset", [8, 13, 17])
+@parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
+@parametrize("opset", [8, 13, 17])
 def test_renamed(nodes, ops, opset):
   original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
   _, result = run_same(original, SUM_TO_ADD, into=ops)
