@@ -53,7 +53,7 @@ def test_what_only_the_optimized_model_does_is_a_finding():
 
 @pytest.mark.one_in(2)
 @parametrize(
-  ("faults", "reason"),
+  "faults, reason",
   [
     ("CumSum:off", "the original is not right on the stand-in"),
     ("CumSum:stale", "the original is not steady on the stand-in"),
@@ -107,7 +107,7 @@ def test_what_the_original_does_in_the_precision_asked_for():
 
 
 @pytest.mark.one_in(0)
-@parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
+@parametrize("faults, kind", [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
 def test_what_ours_do_in_the_original_is_a_finding(faults, kind):
   """It is asked without them."""
   made, _ = ortplugin.optimize(MODEL)

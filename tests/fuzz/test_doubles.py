@@ -106,7 +106,7 @@ def test_what_does_not_load_as_it_is(library, monkeypatch):
   assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
-@parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
+@parametrize("bias, what", [("0.3", "same"), ("0.300001", "finding")])
 def test_ours_in_double(library, bias, what, monkeypatch):
   program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
   ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'

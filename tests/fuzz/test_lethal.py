@@ -31,7 +31,7 @@ def model_of(name):
 
 
 @parametrize(
-  ("name", "shape", "dies"),
+  "name, shape, dies",
   [
     ("gru", (0, 4, 1), True),
     ("gru", (4, 0, 1), True),
@@ -59,7 +59,7 @@ def test_nodes(library, name, shape, dies):
     assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].ndim > 3
 
 
-@parametrize(("name", "shape"), [
+@parametrize("name, shape", [
     ("gru", (0, 4, 1)), ("lstm", (2, 0, 1)), ("conv", (1, 2, 1, 0, 1))
 ])  # fmt: skip
 def test_a_case_is_unfit_and_its_other_feeds_are_judged(library, name, shape):
@@ -69,7 +69,7 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library, name, shape):
   assert Judge().judge(case_of(model_of(name), full, empty)).what == "same"
 
 
-@parametrize(("x", "other", "words"), [
+@parametrize("x, other, words", [
     ((2, 3, 1), 0, ""), ((0, 3, 1), 1, ""), ((2, 0, 1), 1, "ONNX Runtime dies of an LSTM of no batch")
 ])  # fmt: skip
 def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
@@ -106,7 +106,7 @@ def test_regions_of_no_pixels():
     assert bool(lethal.of_node("RoiAlign", [np.ones(shape, np.float32)])) == (0 in shape)
 
 
-@parametrize(("name", "body"), [
+@parametrize("name, body", [
     ("float[1, 16, H, W] x", "p = MaxPool<kernel_shape = [2, 2]>(x)  y = Neg(p)"),
     ("float16[2, 2, H] x", "p = Transpose<perm = [1, 0, 2]>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),
 ])  # fmt: skip
@@ -125,7 +125,7 @@ def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library,
 
 
 @parametrize("first", ["Identity", "Relu"])  # the Cast to fp16 is a node, or in a program
-@parametrize(("perm", "rotates"), [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
+@parametrize("perm, rotates", [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
 def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
   """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
   model = parsed(f"""g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
@@ -140,7 +140,7 @@ def test_what_the_result_in_half_dies_of(library, perm, rotates, first):
   assert not lethal.of_rotation(model)
 
 
-@parametrize(("mode", "layout", "cubic"), [
+@parametrize("mode, layout, cubic", [
     ("cubic", "nhwc", True), ("linear", "nhwc", False), ("cubic", "nchw", False)
 ])  # fmt: skip
 def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, mode, layout, cubic):
@@ -159,7 +159,7 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(library, 
   assert not lethal.of_cubic(model)
 
 
-@parametrize(("axis", "layout", "crops"), [("-2", "nhwc", True), ("2", "nhwc", True), ("2", "nchw", False)])
+@parametrize("axis, layout, crops", [("-2", "nhwc", True), ("2", "nhwc", True), ("2", "nchw", False)])
 def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
   """A Transpose before a CenterCropPad along one axis."""
   model = parsed(
@@ -176,7 +176,7 @@ def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
   assert not lethal.of_crop(model)
 
 
-@parametrize(("length", "beyond"), [(1, False), (2, True)])
+@parametrize("length, beyond", [(1, False), (2, True)])
 def test_a_scale_that_is_read_beyond_on_a_gpu(length, beyond):
   model = parsed("""g (float[n] x) => (float[?] y) <float[1] s = {1}, float[1] b = {2}>
         { a = Abs(x)  y = LayerNormalization<axis = 0>(a, s, b) }""")
@@ -213,7 +213,7 @@ def test_a_conv_in_three_dimensions_that_fails_on_a_gpu():
   assert not lethal.of_conv(conv("Conv", [1, 2, 2]), message.replace("Conv", "FusedConv"))
 
 
-@parametrize(("op", "what"), [("AveragePool", "unfit"), ("MaxPool", "same")])
+@parametrize("op, what", [("AveragePool", "unfit"), ("MaxPool", "same")])
 def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library, op, what):
   """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
   model = parsed(

@@ -41,7 +41,7 @@ def result(model, x):
   return np.asarray(run(make_session(model.SerializeToString()), {"x": x.reshape(1, 1, 4)})["y"]).ravel()
 
 
-@parametrize(("name", "dtype"), [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")])
+@parametrize("name, dtype", [*((name, "float") for name in NODES), ("a pool", "double"), ("slices", "double")])
 def test_nan_propagates(name, dtype):
   model = model_of(NODES[name], dtype)
   made = definite(model)
@@ -78,7 +78,7 @@ def test_behind_an_operator_of_ours():
   assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
 
 
-@parametrize(("factor", "what"), [(1.0, "same"), (2.0, "finding")])
+@parametrize("factor, what", [(1.0, "same"), (2.0, "finding")])
 def test_only_nan_is_open(library, monkeypatch, factor, what):
   """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""
   nodes = POOL.replace("y =", "p =") + f" f = float {{{factor}}} y = Mul(p, f)"

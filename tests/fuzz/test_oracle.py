@@ -78,7 +78,7 @@ def test_a_sum_that_is_zero_but_for_rounding():
   assert reference.problem({"y": np.zeros(1, np.float32), "p": other["x"]}) is not None
 
 
-@parametrize(("divides", "right"), [("Sub", True), ("Mul", False)])
+@parametrize("divides, right", [("Sub", True), ("Mul", False)])
 def test_a_sum_that_rounding_makes_zero(divides, right):
   """In bf16 the terms may be equal, and 0 / 0 is NaN; a product is 0 of no rounding."""
   model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999, 0.5, -1}}>
@@ -89,7 +89,7 @@ def test_a_sum_that_rounding_makes_zero(divides, right):
   assert reference.problem({"y": np.array([1, np.nan, 1], np.float32)}) is not None
 
 
-@parametrize(("moved", "right"), [(1.0, True), (1e-3, False)])
+@parametrize("moved, right", [(1.0, True), (1e-3, False)])
 def test_a_tangent_of_a_rounded_number(moved, right):
   """Eight trials need not show how far it may be off; of small numbers they do."""
   model = model_of("(float[64] x) => (float[64] y) { a = Neg(x)  y = Tan(a) }")
@@ -102,7 +102,7 @@ def test_a_tangent_of_a_rounded_number(moved, right):
 CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
 
 
-@parametrize(("width", "axis", "undefined"), [(0, 0, True), (2, 0, False), (0, 1, False)])
+@parametrize("width, axis, undefined", [(0, 0, True), (2, 0, False), (0, 1, False)])
 def test_an_empty_tensor_that_does_not_fit(width, axis, undefined):
   model = model_of(CONCAT.replace("axis = 0", f"axis = {axis}"))
   assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
@@ -120,7 +120,7 @@ def test_shapes_where_an_empty_tensor_does_not_fit(size):
   assert Judge().judge(case_of(model, *feeds, checks=("shapes",))).what == "same"
 
 
-@parametrize(("batch", "undefined"), [(1, False), (2, True), (4, False)])
+@parametrize("batch, undefined", [(1, False), (2, True), (4, False)])
 def test_a_skip_of_another_batch(batch, undefined):
   """Which ONNX Runtime repeats, or cuts off: the rows fit."""
   model = model_of("""(float[N, 1, 3] x, float[M, 1, 3] s) => (float[?, ?, ?] y) <float[3] w = {1, 2, 3}>
@@ -130,13 +130,13 @@ def test_a_skip_of_another_batch(batch, undefined):
   assert bool(oracle.is_undefined(model, feeds)) is undefined
 
 
-@parametrize(("value", "undefined"), [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
+@parametrize("value, undefined", [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
 def test_a_float_that_no_integer_is(value, undefined):
   model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to = 6>(c) }")
   assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
-@parametrize(("numbers", "undefined"), [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
+@parametrize("numbers, undefined", [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
 def test_a_product_that_its_order_decides(numbers, undefined):
   x = np.array(numbers, np.float32)
   model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims = 0>(a) }")
@@ -180,7 +180,7 @@ def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
 
 
 @parametrize(
-  ("kind", "have", "right"),
+  "kind, have, right",
   [
     ("pole", -1e9, True),
     ("zero", 1e3, False),
@@ -203,7 +203,7 @@ class Failing(Provider):
     raise RuntimeError("Expand: invalid expand shape")
 
 
-@parametrize(("selects", "what"), [("Unique", "unfit"), ("Abs", "finding")])
+@parametrize("selects, what", [("Unique", "unfit"), ("Abs", "finding")])
 def test_a_failure_that_rounding_decides(selects, what):
   """How many values there are of which two are equal, until they are rounded otherwise."""
   width = 2 if selects == "Unique" else 3

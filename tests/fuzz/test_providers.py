@@ -97,7 +97,7 @@ def test_strictly_under_a_graph(monkeypatch, when):
   assert all(each() is None for each in machine.sessions)  # nothing of the capture is open
 
 
-@parametrize(("graph", "mode"), [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
+@parametrize("graph, mode", [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
 def test_one_after_the_other(monkeypatch, graph, mode):
   """Without a graph and then under one; a finding says where it was seen."""
   machine, both = Machine(monkeypatch), provider_of("cuda-both")

@@ -28,7 +28,7 @@ def result(model, x):
   return np.asarray(run(make_session(model.SerializeToString()), {"x": x})["y"])
 
 
-@pytest.mark.parametrize(("name", "opset"), [*((name, 18) for name in NODES), ("Upsample", 9), ("an attribute", 8)])
+@pytest.mark.parametrize("name, opset", [*((name, 18) for name in NODES), ("Upsample", 9), ("an attribute", 8)])
 def test_only_its_own_row_takes_part(name, opset):
   model = model_of(*{**NODES, **OLD}[name], opset)
   made = definite(model)

@@ -19,7 +19,7 @@ def bits(model, x):
 
 
 @parametrize(
-  ("node", "dtype"),
+  "node, dtype",
   [*product(["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"], ["float", "double"]), ("Celu(x)", "float")],
 )
 def test_zeros_alone_have_a_sign(node, dtype):
@@ -38,7 +38,7 @@ def test_what_stays():
   assert signed(model_of("y = Max(x, zero)", "int64"), True) is None
 
 
-@parametrize(("sign", "what"), [("", "same"), ("-", "same"), ("2", "finding")])
+@parametrize("sign, what", [("", "same"), ("-", "same"), ("2", "finding")])
 def test_a_case(library, monkeypatch, sign, what):
   """An infinity behind a division has either sign; a number in its place is a finding."""
   texts = {

@@ -187,7 +187,7 @@ def done_by(conv, algorithm):
 
 
 @parametrize("dtype", BOUNDS)
-@parametrize(("layout", "algorithm"), WAYS)
+@parametrize("layout, algorithm", WAYS)
 @parametrize(
   "program",
   [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
@@ -231,7 +231,7 @@ FORMS = {
 
 
 @parametrize("dtype", ["float16", "bfloat16", "float"])
-@parametrize(("layout", "algorithm"), WAYS)
+@parametrize("layout, algorithm", WAYS)
 @parametrize("form", FORMS)
 def test_every_form(form, layout, algorithm, dtype):
   done_by(Conv(RESIDUAL, dtype, layout, **FORMS[form]), algorithm).run()
@@ -422,7 +422,7 @@ def test_unusual_attributes(name, dtype):
 
 
 @parametrize("dtype", ["float16", "float"])
-@parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
+@parametrize("layout, x", [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
 def test_a_literal_beside_one_filter(layout, x, dtype):
   """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
   conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})

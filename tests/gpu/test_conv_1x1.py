@@ -40,7 +40,7 @@ SHAPES = [
 
 
 @parametrize("dtype", FLOATS)
-@parametrize(("x", "filters"), SHAPES)
+@parametrize("x, filters", SHAPES)
 def test_equals_the_reference(x, filters, dtype):
   conv = own(Conv(BARE, dtype, "NHWC", x, filters, (1, 1), attributes={}))
   conv.run()

@@ -84,7 +84,7 @@ DEPTHWISE = [
 
 
 @parametrize("dtype", FLOATS)
-@parametrize(("x", "kernel", "stride", "pads"), DEPTHWISE)
+@parametrize("x, kernel, stride, pads", DEPTHWISE)
 def test_depthwise(x, kernel, stride, pads, dtype):
   attributes = {"pads": pads, "strides": [stride, stride]}
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1], (kernel, kernel), x[1], attributes=attributes))
@@ -110,7 +110,7 @@ ANY_DEPTHWISE = [
 
 
 @parametrize("dtype", FLOATS)
-@parametrize(("x", "multiplier", "kernel", "attributes"), ANY_DEPTHWISE)
+@parametrize("x, multiplier, kernel, attributes", ANY_DEPTHWISE)
 def test_any_depthwise(x, multiplier, kernel, attributes, dtype):
   conv = own(Conv(SCALED, dtype, "NHWC", x, x[1] * multiplier, kernel, x[1], attributes=attributes))
   conv.run()
@@ -118,7 +118,7 @@ def test_any_depthwise(x, multiplier, kernel, attributes, dtype):
 
 
 @parametrize(
-  ("x", "kernel", "stride"),
+  "x, kernel, stride",
   [
     ((8, 32, 112, 112), 3, 1),
     ((8, 144, 56, 56), 3, 1),
@@ -148,7 +148,7 @@ STEMS = [
 
 @parametrize("image", ["NHWC", "NCHW"])
 @parametrize("dtype", ["float16", "bfloat16"])
-@parametrize(("x", "filters", "kernel", "stride", "pads"), STEMS)
+@parametrize("x, filters, kernel, stride, pads", STEMS)
 def test_stems(x, filters, kernel, stride, pads, dtype, image):
   attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
   conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
@@ -183,7 +183,7 @@ def test_maxima_of_nan(dtype):
 
 @parametrize("dtype", FLOATS)
 @parametrize(
-  ("batch", "channels", "filters"),
+  "batch, channels, filters",
   [(1, 24, 96), (3, 130, 77), (8, 960, 240), (5, 33, 10), (13, 8, 32), (64, 1152, 48), (2, 4608, 33), (1, 1, 1)],
 )
 def test_vectors(batch, channels, filters, dtype):

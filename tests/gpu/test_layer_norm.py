@@ -292,7 +292,7 @@ print("the CPU still runs")
 
 
 @parametrize(
-  ("text", "shapes", "words"),
+  "text, shapes, words",
   [
     (BARE.replace("(x)", "<axis=2>(x)"), ((2, 3),), r"axis 2 is out of range for the shape \[2, 3\]"),
     (AFFINE, ((2, 3), (4,), (3,)), r"input 1 \('gamma'\): the shape \[4\] does not broadcast to \[2, 3\]"),

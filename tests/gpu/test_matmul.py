@@ -90,7 +90,7 @@ def test_every_algorithm(name):
 
 
 @parametrize("dtype", ["float16", "bfloat16"])
-@parametrize(("a", "n"), [((2, 6, 7, 5), 2), ((84, 5), 8), ((84, 6), 2), ((96, 64), 64)])
+@parametrize("a, n", [((2, 6, 7, 5), 2), ((84, 5), 8), ((84, 6), 2), ((96, 64), 64)])
 @parametrize("name", BESIDE)
 def test_the_value_beside_another_result(name, a, n, dtype):
   """By every algorithm: cuDNN 9.19 has an engine that leaves the value in float32 unwritten."""
@@ -192,7 +192,7 @@ def to_tf32(array):
 
 # Rows, K, N: few of each; of gemm each kind of tile; what fills none.
 @parametrize(
-  ("m", "k", "n"),
+  "m, k, n",
   [
     (100, 12, 9), (16, 768, 3072), (128, 3072, 768), (256, 200, 1002), (1024, 768, 2304), (1576, 768, 2304),
     (1576, 3072, 768), (12608, 768, 768), (25088, 768, 2304),

@@ -45,20 +45,20 @@ def check(x, filters, dtype):
 
 
 @parametrize("dtype", [*FLOATS, "float"])
-@parametrize(("x", "filters"), FEW)
+@parametrize("x, filters", FEW)
 def test_few_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("hopper")
 @parametrize("dtype", FLOATS)
-@parametrize(("x", "filters"), MANY)
+@parametrize("x, filters", MANY)
 def test_many_channels(library, x, filters, dtype):
   check(x, filters, dtype)
 
 
 @pytest.mark.usefixtures("hopper")
-@parametrize(("x", "filters"), [FEW[0], FEW[1], MANY[1], MANY[2]])
+@parametrize("x, filters", [FEW[0], FEW[1], MANY[1], MANY[2]])
 def test_infinite_elements_and_addresses(library, x, filters):
   conv = conv_of(x, filters, "float16", constant=False)
   for value in (np.inf, np.nan):

@@ -253,7 +253,7 @@ for n, h in ((1000, 1024), (2000, 512), (37, 256)):
 
 
 @parametrize(
-  ("text", "shapes", "words"),
+  "text, shapes, words",
   [
     (SUM_RELU, ((2, 3), (2, 4)), r"input 1 \('r'\): the shapes \[2, 4\] and \[2, 3\] do not broadcast"),
     ("(T x) => (T y) { y = LayerNormalization(x) }", ((2, 3),), "LayerNormalization, which is not pointwise"),

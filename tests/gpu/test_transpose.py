@@ -108,7 +108,7 @@ def test_many_threads_run_one_session():
 
 
 @parametrize(
-  ("shape", "perm"),
+  "shape, perm",
   [
     (((1 << 31) // 48 + 5, 48), (1, 0)),
     (((1 << 31) // 4800 + 5, 3, 50, 32), (0, 2, 1, 3)),

@@ -148,7 +148,7 @@ def test_replays_are_queued_and_give_the_same_bits(tmp_path, rng):
     assert output.max_abs_error is not None
 
 
-@parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
+@parametrize("fault, words", [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
 def test_planted_faults_are_found(tmp_path, rng, fault, words):
   model = chain()
   found = replayed(saved(model, tmp_path), feeds_of(model, rng), fault)
@@ -172,7 +172,7 @@ def test_a_fused_operator(tmp_path, rng):
 
 
 @parametrize(
-  ("model", "feeds"),
+  "model, feeds",
   [(FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}), (many_inputs, {"x": np.ones((2, 8), np.float32)})],
   ids=["control flow", "many inputs"],
 )

@@ -190,7 +190,7 @@ def test_a_cycle_is_refused_with_its_nodes(tmp_path):
 
 
 @parametrize(
-  ("model", "words"),
+  "model, words",
   [
     (built("t = foo.Foo(x)"), "(Foo) is of domain 'foo', which the model does not import"),
     (

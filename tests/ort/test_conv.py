@@ -84,7 +84,7 @@ def test_equals_onnx_runtimes_own_conv(name):
 
 
 @parametrize(
-  ("shapes", "attributes", "wanted"),
+  "shapes, attributes, wanted",
   [
     ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
     ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], {"pads": [1, 1, 1, 1]}, ["n", 8, "h", "w"]),

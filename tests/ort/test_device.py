@@ -214,7 +214,7 @@ COUNTING = """g (float[N] x, bool[N] m) => (float[K] y, float[N] z)
 
 
 @parametrize(
-  ("nodes", "words"),
+  "nodes, words",
   [
     ("[chosen] y = Compress (x, m)", r"node 'chosen' \(Compress\) reads on the host.*; make the session without"),
     ("i = NonZero (m)  r = Squeeze (i)  y = Gather (x, r)", "a NonZero without a name reads"),

@@ -43,7 +43,7 @@ def test_every_operator_takes_part():
   assert {node.op_type for node in nodes} == {operator.name for operator in OPERATORS}
 
 
-@pytest.mark.parametrize(("mode", "times", "few", "limit"), LIMITS, ids=lambda value: str(value))
+@pytest.mark.parametrize("mode, times, few, limit", LIMITS, ids=lambda value: str(value))
 def test_memory_does_not_grow_and_no_bit_changes(mode, times, few, limit):
   """A leak is there each time. What ONNX Runtime keeps of failed runs depends on what else the machine does."""
   for _ in range(ATTEMPTS):
@@ -56,9 +56,7 @@ def test_memory_does_not_grow_and_no_bit_changes(mode, times, few, limit):
 
 
 @pytest.mark.one_in(0)
-@pytest.mark.parametrize(
-  ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
-)
+@pytest.mark.parametrize("mode, times, leak", [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)])
 def test_a_small_leak_is_found(mode, times, leak):
   """Of two to four times what is allowed, in less time: it fails the test above."""
   (limit,) = (limit for name, *_, limit in LIMITS if name == mode)

@@ -86,7 +86,7 @@ def test_equals_the_runtimes_own_operator(dtype, width):
 
 
 @parametrize(
-  ("shapes", "wanted"),
+  "shapes, wanted",
   [
     (((4, 7, 32), (32,), (4, 7, 32), (32,), (32,)), [4, 7, 32]),
     (((1, 7, 32), (32,), (4, 1, 32), (32,), (32,)), [4, 7, 32]),

@@ -64,7 +64,7 @@ def test_sequences_on_many_threads():
 
 
 @parametrize(
-  ("changes", "words"),
+  "changes, words",
   [
     ({"hidden_size": None}, "'hidden_size' is 0 but must be from 1"),
     ({"hidden_size": 24}, "G has the shape [4, 11, 384], but must have [-1, -1, 192]"),

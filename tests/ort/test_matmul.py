@@ -52,7 +52,7 @@ def test_the_number_of_threads_changes_no_bit(dtype):
 
 
 @parametrize(
-  ("shapes", "trans_b", "wanted"),
+  "shapes, trans_b, wanted",
   [
     ([("n", 37, 32), (32, 24), (24,)], 0, ["n", 37, 24]),
     ([("n", "s", 32), (24, 32), (24,)], 1, ["n", "s", 24]),

@@ -81,7 +81,7 @@ def test_the_decomposition_runs_without_the_library(case):
 
 
 @parametrize(
-  ("shapes", "wanted"),
+  "shapes, wanted",
   [
     (((4, 7, 32), (32,)), [4, 7, 32]),
     (((4, 1, 32), (7, 1)), [4, 7, 32]),

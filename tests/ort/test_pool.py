@@ -177,7 +177,7 @@ HUGE = 2**31 - 1
 
 @parametrize("layout", ["NCHW", "NHWC"])
 @parametrize(
-  ("given", "wanted"),
+  "given, wanted",
   [
       ({"kind": "max", "auto_pad": "SAME_UPPER", "kernel_shape": [HUGE, HUGE]}, [[9, 9, 9, 9]] * 3),
       ({"kind": "average", "auto_pad": "SAME_LOWER", "kernel_shape": [HUGE, HUGE]}, [[5, 5, 5, 5]] * 3),
@@ -247,7 +247,7 @@ GLOBAL = {"kind": "global_average"}
 
 
 @parametrize(
-  ("op", "given", "shape", "wanted"),
+  "op, given, shape, wanted",
   [
     ("FusedPool", POOL, ("n", "c", 7, 8), ["n", "c", 4, 4]),
     ("FusedPool", {**POOL, "layout": "NHWC"}, ("n", 7, 8, "c"), ["n", 4, 4, "c"]),

@@ -68,7 +68,7 @@ def test_a_value_in_between_is_not_rounded(name):
 
 
 @parametrize(
-  ("name", "nodes"),
+  "name, nodes",
   [
     ("norm-epilogue", "n = LayerNormalization <epsilon = 1e-5> (x, one)  y = Floor (n)"),
     ("fuse-pointwise", "a = Mul (x, square)  b = Div (a, square)  y = Floor (b)"),

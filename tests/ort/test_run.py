@@ -83,7 +83,7 @@ def test_results_are_the_callers_own():
 
 
 @parametrize(
-  ("feeds", "words"),
+  "feeds, words",
   [
     ({"x": np.ones((1, 1))}, "input 'x' is float64, the model wants float32"),
     ({"y": np.ones((1, 1), np.float32)}, "no input 'y'"),

@@ -161,7 +161,7 @@ def test_many_threads_run_one_session():
 
 
 @parametrize(
-  ("case", "shapes", "wanted"),
+  "case, shapes, wanted",
   [
     (nd("", (4, 3), (2, 1)), [("n", 3), ("k", 1), ("k", 3)], ["n", 3]),
     (nd("", (4, 3), (2, 1)), [(4, 3), None, None], [4, 3]),

@@ -43,7 +43,7 @@ def test_the_number_of_threads_changes_no_bit(case):
 
 
 @parametrize(
-  ("shapes", "wanted"),
+  "shapes, wanted",
   [
     (((4, 3, 6, 8), (3, 1, 8)), ([4, 1, 1, 1], [3, 6, 8])),
     ((("n", 3, "h", 8), (3, 1, 8)), (["n", 1, 1, 1], [3, "h", 8])),

@@ -34,7 +34,7 @@ def check(function, args, expected, tolerance=1e-4):
 
 
 @pytest.mark.parametrize(
-  ("transposed", "groups", "attributes"),
+  "transposed, groups, attributes",
   [
     (False, 1, {"stride": 2, "padding": 1}),
     (False, 2, {"stride": (2, 1), "dilation": (1, 2), "padding": (0, 2)}),

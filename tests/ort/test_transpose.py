@@ -83,7 +83,7 @@ def test_large_tensors_on_many_threads():
 
 
 @parametrize(
-  ("attributes", "shape", "words"),
+  "attributes, shape, words",
   [
     ({}, (2, 3), "'perm' has 0 numbers"),
     ({"perm": [0, 0]}, (2, 3), "no order of the axes 0 to 1"),

@@ -207,7 +207,7 @@ def ways_of(candidate):
 
 
 @parametrize(
-  ("data", "weight"),
+  "data, weight",
   [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
 )
 def test_the_best_of_each_attribute_stands_in_the_node(data, weight, monkeypatch):
@@ -258,7 +258,7 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch):
   assert entry.microseconds["data_algorithm=own"] is None
 
 
-@parametrize(("standard", "is_taken"), [(4.95, False), (4.5, True)])
+@parametrize("standard, is_taken", [(4.95, False), (4.5, True)])
 def test_standard_onnx_competes_with_the_chosen(standard, is_taken, monkeypatch):
   model, feeds = gradient(monkeypatch)
 

@@ -238,7 +238,7 @@ def test_float_weights_are_replayed_with_tf32_too(machine):
 
 
 @pytest.mark.parametrize(
-  ("original", "optimized", "passes"),
+  "original, optimized, passes",
   [(1, 1.005, True), (1, 1.1, False), (1.1, 1.1, True), (1.1, 1.15, True), (1.1, 1.5, False), (1, np.nan, False)],
 )
 def test_values_with_tf32_are_the_originals_but_for_rounding(machine, original, optimized, passes):
@@ -251,7 +251,7 @@ def test_values_with_tf32_are_the_originals_but_for_rounding(machine, original, 
   assert all("with TF32, without a graph" in each.outputs[0].message for each in failed)
 
 
-@pytest.mark.parametrize(("optimized", "passes"), [(1.005, True), (1.1, False), (np.nan, False)])
+@pytest.mark.parametrize("optimized, passes", [(1.005, True), (1.1, False), (np.nan, False)])
 def test_what_can_not_be_captured_runs_with_tf32_too(machine, optimized, passes):
   """Only floats are asked: an index may be another one where two scores are nearly equal."""
   text = WEIGHTS.replace("=> (float[1,2] y)", "=> (float[1,2] y, int64[1,1] i)")

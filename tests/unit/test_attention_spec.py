@@ -85,7 +85,7 @@ SIZES = [
 ]
 
 
-@parametrize(("text", "heads", "shape", "wanted"), SIZES)
+@parametrize("text, heads, shape, wanted", SIZES)
 def test_sizes_of_a_shape(text, heads, shape, wanted):
   assert sizes(parse(text), heads, shape) == wanted
 
@@ -140,7 +140,7 @@ def slow(q, k, v, mask, how):
 
 
 @parametrize("causal", ["none", "upper_left", "lower_right"])
-@parametrize(("queries", "keys"), [(5, 7), (7, 5), (4, 4), (1, 3), (3, 0)])
+@parametrize("queries, keys", [(5, 7), (7, 5), (4, 4), (1, 3), (3, 0)])
 def test_the_reference_is_the_formula(queries, keys, causal):
   rng = np.random.default_rng(queries * 10 + keys)
   q, k, v = rng.standard_normal((2, 4, queries, 3)), rng.standard_normal((2, 2, keys, 3)), rng.random((2, 2, keys, 6))

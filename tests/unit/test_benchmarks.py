@@ -39,7 +39,7 @@ models = _load_models()
 
 
 @parametrize(
-  ("text", "dtype", "sizes", "found", "title"),
+  "text, dtype, sizes, found, title",
   [
     ("resnet50:8", "fp16", (8,), "resnet50:8", "ResNet-50, batch 8"),
     ("bert_base:8x128", "fp16", (8, 128), "bert_base:8x128", "BERT-base, 8x128"),
@@ -59,7 +59,7 @@ def test_what_a_case_says(text, dtype, sizes, found, title):
 
 
 @parametrize(
-  ("text", "message"),
+  "text, message",
   [
     ("nothing:8", "'nothing:8' has no name of resnet50"),
     ("resnet50", "'resnet50' is not resnet50:BATCH"),
@@ -143,7 +143,7 @@ def test_cases_of_attention_are_distinct_and_have_steps_that_fit():
 
 
 @parametrize(
-  ("given", "flops", "text"),
+  "given, flops, text",
   [
     ({}, 4 * 2 * 4 * 32 * 81, "x, 2 x 4 x 9 x 32"),
     ({"causal": True}, 4 * 2 * 4 * 32 * 45, "x, 2 x 4 x 9 x 32, causal"),

@@ -128,7 +128,7 @@ def test_an_internal_error_is_one_line_and_debug_shows_where(tmp_path, capsys, m
   assert not list(tmp_path.iterdir())
 
 
-@parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
+@parametrize("error, status", [(KeyboardInterrupt(), 130), (MemoryError(), 1)])
 def test_interruptions_and_exhaustion_are_one_line(error, status, tmp_path, run, monkeypatch):
   def fail(*_, **__):
     raise error

@@ -87,7 +87,7 @@ strides=2 1
 
 
 @pytest.mark.parametrize(
-  ("text", "reason"),
+  "text, reason",
   [
     ("FusedPool\n[2]", "'FusedPool' has no algorithms"),
     ("FusedConv\nstrides", "'strides' is neither an attribute nor a shape"),
@@ -164,7 +164,7 @@ weight_dtype=float
 
 
 @pytest.mark.parametrize(
-  ("gradients", "operands", "names"),
+  "gradients, operands, names",
   [
     ("dX", "W", {"data_algorithm"}),
     ("dW dB", "X", {"weight_algorithm"}),

@@ -226,7 +226,7 @@ def rounded_value(case):
 
 
 @parametrize(
-  ("name", "change"),
+  "name, change",
   [
     ("bias, Relu, float", without_a_tap),
     ("bias, Relu, float16", without_a_tap),

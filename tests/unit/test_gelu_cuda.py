@@ -61,7 +61,7 @@ FORMS = [("none", exact, 6.0), ("tanh", tanh, 5.5)]
 
 
 @parametrize("off", [-APPROXIMATE, 0, APPROXIMATE])
-@parametrize(("approximate", "form", "end"), FORMS)
+@parametrize("approximate, form, end", FORMS)
 def test_every_float16_value(approximate, form, end, off):
   assert callable(form)
   with np.errstate(all="ignore"):
@@ -82,7 +82,7 @@ def test_every_float16_value(approximate, form, end, off):
   assert (np.signbit(half[finite]) == np.signbit(EVERY[finite])).all()
 
 
-@parametrize(("approximate", "form", "end"), FORMS)
+@parametrize("approximate, form, end", FORMS)
 def test_values_beyond_float16(approximate, form, end):
   """Programs do not round between statements; infinities and NaN are as the reference has them."""
   assert callable(form)

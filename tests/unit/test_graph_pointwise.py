@@ -121,7 +121,7 @@ def test_a_node_becomes_statements(graph, rng):
   np.testing.assert_allclose(found, expected, rtol=1e-3 if found.dtype == np.float16 else 1e-6)
 
 
-@parametrize(("attributes", "limits"), [
+@parametrize("attributes, limits", [
   ("", "-3.4028234663852886e+38, 3.4028234663852886e+38"),
   ("<min = 0.0>", "0, 3.4028234663852886e+38"),
   ("<min = -1.0, max = 1.5>", "-1, 1.5"),
@@ -149,7 +149,7 @@ def test_why_a_node_becomes_none(graph):
   assert NONE[graph] in str(caught.value)
 
 
-@parametrize(("graph", "reason"), [
+@parametrize("graph, reason", [
   ("(float[4] a) => (int64[4] y) { y = Cast<to = 7> (a) }", "'y' is int64; programs know float, bool"),
   ("(int8[4] a) => (int8[4] y) { y = Neg(a) }", "'a' is int8; programs know float, bool"),
   ("(float[4] a, int64[4] b) => (float[4] y) { y = Pow(a, b) }", "'b' is int64; programs know float, bool"),

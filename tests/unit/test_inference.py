@@ -187,7 +187,7 @@ def test_shapes_may_be_taken_apart_again_and_again():
 
 
 @parametrize(
-  ("start", "end", "length"),
+  "start, end, length",
   [(0, 3, 3), (1, 9, 8), (-3, -1, 2), (-2, 1 << 62, 2), (-9, 4, 4), (2, -2, 10), (3, 1, 0), (-1, -4, 0)],
 )
 def test_the_bound_of_a_slice(start, end, length):

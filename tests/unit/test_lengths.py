@@ -43,7 +43,7 @@ def shown(lengths):
 
 
 @parametrize(
-  ("nodes", "wanted"),
+  "nodes, wanted",
   {
       "elements of Shape": (PARTS + "k = Concat<axis = 0>(nn, mm, eight)  y = Reshape(x, k)", "a b 8"),
       "a copied length and a rest": ("y = Reshape(x, heads)", "a b 2 4"),
@@ -82,7 +82,7 @@ def test_lengths(nodes, wanted):
 
 
 @parametrize(
-  ("nodes", "axes"),
+  "nodes, axes",
   {
     "rows of one shape": (
       PARTS + "k = Concat<axis = 0>(nn, mm, eight)  u = Reshape(x, k)  v = Reshape(x, k)",
@@ -131,7 +131,7 @@ def test_products():
 
 
 @parametrize(
-  ("lengths", "wanted"),
+  "lengths, wanted",
   [
     ([], Length(1)),
     ([Length(1), Length(1, ("a",))], Length(1, ("a",))),

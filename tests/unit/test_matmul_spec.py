@@ -30,7 +30,7 @@ def types(*shapes):
 
 
 @parametrize(
-  ("a", "b", "wanted"),
+  "a, b, wanted",
   [
     (("n", None, 8), (6, 8), ("n", None, 6)),
     (("n", "k"), (6, 8), ("n", 6)),
@@ -44,7 +44,7 @@ def test_shapes_that_are_partly_known(a, b, wanted):
 
 
 @parametrize(
-  ("shapes", "reason"),
+  "shapes, reason",
   [
     (((), (6, 8), (6,)), "A is a scalar"),
     (((2, 8), (8,), (6,)), "B has the shape [8]; it must have two dimensions"),
@@ -99,7 +99,7 @@ def test_without_a_gpu_the_node_and_what_lacks_are_named(library):
 
 
 @parametrize(
-  ("text", "reason"),
+  "text, reason",
   [
     ("FusedMatMul\n[2 8]\n[6 8]", "'program' is missing"),
     ("FusedMatMul\ntrans_b=2\n[2 8]\n[6 8]", "trans_b is 2"),

@@ -231,7 +231,7 @@ def test_nodes_out_of_order_are_sorted():
 
 
 @parametrize(
-  ("text", "reason"),
+  "text, reason",
   [
     ("g (float x) => (float y) { y = Neg(x)  y = Abs(x) }", "'y' is assigned twice"),
     ("g (float x) => (float y) { x = Neg(x)  y = Abs(x) }", "'x' is assigned twice"),

@@ -347,7 +347,7 @@ def test_an_unknown_rank_can_be_fixed():
 
 
 @pytest.mark.parametrize(
-  ("shapes", "words"),
+  "shapes, words",
   [
     ({"xx": (3, 4)}, "no input 'xx'; did you mean x"),
     ({"x": (3,)}, "2 dimensions"),

@@ -54,7 +54,7 @@ def pools(size, dilated):
 @pytest.mark.one_in(2)
 @parametrize("size", [1, 2, 3, 4, 5, 7, 8])
 @parametrize(
-  ("op", "opset"),
+  "op, opset",
   [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
    ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
 )  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_length_of_zero_that_a_model_says_of_a_value(where):
   assert 0 not in graph.outputs[0].shape
 
 
-@parametrize(("q", "v", "wanted"), [
+@parametrize("q, v, wanted", [
   ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
   ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
 ])  # fmt: skip
@@ -198,7 +198,7 @@ def test_a_strided_pool_with_same_pads_keeps_ceil_mode():
   assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
 
 
-@parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
+@parametrize("op, counts", [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
 def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
   """onnx infers one too many along the other, and an operator behind it would be refused at load."""
   attribute = ", count_include_pad = 1" if counts else ""
@@ -218,7 +218,7 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library, op, counts):
 
 
 @parametrize(
-  ("node", "size"),
+  "node, size",
   [("PRelu(x, s)", 1), ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10)],
 )
 def test_what_onnx_infers_wrongly_before_a_norm(library, node, size):
@@ -317,7 +317,7 @@ def behind(node, width, height=4):
 
 
 @parametrize(
-  ("width", "is_said"),
+  "width, is_said",
   [
     (5, False),  # 1.4 times that is 7 in float32, as ONNX Runtime multiplies, and 6.99... as onnx does
     (4, True),
@@ -333,7 +333,7 @@ def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width, is_said):
 
 
 @parametrize(
-  ("kernel", "width", "stays"),
+  "kernel, width, stays",
   [
     (1, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
     (1, 5, False),

@@ -186,7 +186,7 @@ def test_same_shape_without_knowing_it():
 
 
 @pytest.mark.parametrize(
-  ("shape", "target", "expected"),
+  "shape, target, expected",
   [
     ((8,), (2, 3, 8), True),
     ((), (2, 3), True),

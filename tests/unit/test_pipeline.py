@@ -119,7 +119,7 @@ def test_the_gpu_that_is_named_or_there(gpus, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("options", "words"),
+  "options, words",
   [
     (Options(drop_guilty=True), "verify=True"),
     (Options(keep_faster=True), "keep_faster goes by"),

@@ -101,7 +101,7 @@ def test_every_integer_operator_is_meant():
   }
 
 
-@parametrize(("op", "dtype"), [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS])
+@parametrize("op, dtype", [(op, d) for op in MEANING for d in OPERATORS[op.split("<")[0]].types if d in INTEGERS])
 def test_integers_are_exact(op, dtype):
   program = statement_of(op, dtype)
   grids = np.meshgrid(*[np.array(telling(dtype), NUMPY_DTYPES[dtype])] * len(program.parameters))
@@ -276,7 +276,7 @@ SHAPES = [
 
 
 @parametrize("opset", [11, 13, 24])
-@parametrize(("text", "shapes", "expected"), SHAPES)
+@parametrize("text, shapes, expected", SHAPES)
 def test_results_have_the_whole_shape(text, shapes, expected, opset, rng):  # fmt: skip
   program = parse(text)
   inputs = {n: np.asarray(rng.random(shape), np.float32) for n, shape in shapes.items()}
@@ -299,7 +299,7 @@ def test_a_result_of_the_whole_shape_is_not_expanded():
 
 
 @parametrize(
-  ("op", "dtype", "opset", "operators"),
+  "op, dtype, opset, operators",
   [
     ("Mish(x)", "float", 17, ["Softplus", "Tanh", "Mul"]),
     ("Mish(x)", "float", 18, ["Mish"]),

@@ -135,14 +135,14 @@ WRONG_OUTPUTS = [
 ]
 
 
-@parametrize(("name", "change", "words"), WRONG_OUTPUTS)
+@parametrize("name, change, words", WRONG_OUTPUTS)
 def test_a_wrong_output_fails(name, change, words):
   case = by_name[name]
   with pytest.raises(AssertionError, match=words):
     check(case, [change(outputs(case)[0]), *outputs(case)[1:]])
 
 
-@parametrize(("name", "dtype"), [("Silu", np.float16), ("a chain of eight", np.float16)])
+@parametrize("name, dtype", [("Silu", np.float16), ("a chain of eight", np.float16)])
 def test_a_kernel_that_computes_in_half_fails(name, dtype):
   """float in, float out, but every value rounded to a narrower dtype on the way."""
   case = by_name[f"{name}, float"]

@@ -114,7 +114,7 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset):
 
 
 @parametrize(
-  ("name", "opset", "op", "rewrite", "kept"),
+  "name, opset, op, rewrite, kept",
   [
     ("bf16", 22, "ConvTranspose", "fuse-conv", True),
     ("fp16", 17, "ConvTranspose", "fuse-conv", False),
@@ -151,7 +151,7 @@ def test_a_clip_of_one_element_stays():
   assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
 
 
-@parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
+@parametrize("name, op", [("bf16", "Clip"), ("fp16", "Asin")])
 def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
   """No rewrite takes an operator of unknown rank."""
   nodes = f"a = MatMul(x, w)  r = Reshape(a, shape)  z = {op}(r)  y = Reshape(z, flat)"
@@ -163,7 +163,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
 
 
 @parametrize(
-  ("name", "reduction", "rewrites", "kept"),
+  "name, reduction, rewrites, kept",
   [
     ("bf16", "min", {"fuse-scatter"}, False),
     ("bf16", "min", set(), True),

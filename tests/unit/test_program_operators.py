@@ -44,7 +44,7 @@ def test_a_new_line_is_asked_for_everything_else(line, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("operator", "right", "wrong"),
+  "operator, right, wrong",
   [
     ("Elu", "Elu<alpha=1>", "Elu<alpha=2>"),
     ("Selu", "Selu<alpha=1.67326…, gamma", "Selu<gamma=1.67326…, alpha"),

@@ -225,7 +225,7 @@ def test_names_are_text():
   assert Page(source).tags == Page(to_html(data_of(named("n")))).tags
 
 
-@pytest.mark.parametrize(("report", "words"), [
+@pytest.mark.parametrize("report, words", [
   (whole(), "in.onnx → out.onnx|✓ Original and result agree|2.00x2 → 1 ms|Nodes 3 → 2|norm-prologue 1|"
    "1 x 2 Add, LayerNormalization → FusedLayerNorm|1 x fuse-layer-norm|odd (ReduceMean) the axes [1] are not|"
    "✓ agrees a remark|no kernels|y generated, batch=2|1.00e-06|Left to ONNX Runtime Add 1|passes 1.50 s"),

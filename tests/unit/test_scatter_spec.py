@@ -153,7 +153,7 @@ def test_what_a_gpu_does_with_invalid_indices():
 
 
 @parametrize(
-  ("call", "words"),
+  "call, words",
   [
     (lambda: scatter_nd(np.zeros(4), np.array([[0], [4]]), np.zeros(2)), r"index 4 at 1 of \(2, 1\)"),
     (lambda: scatter_nd(np.zeros((4, 3)), np.array([[0, -4]]), np.zeros(1)), "index -4 at 1 .* from -3 to 2"),
@@ -269,7 +269,7 @@ FLOAT, HALF, LONG, INT, TEXT = (np.dtype(name) for name in ("float32", "float16"
 
 
 @parametrize(
-  ("node", "dtypes", "rank", "words"),
+  "node, dtypes, rank, words",
   [
     (node_of("ScatterND"), (FLOAT, LONG, HALF), None, "data is float32, but updates are float16"),
     (node_of("ScatterND"), (FLOAT, INT, FLOAT), None, "indices are int32, but must be int64"),

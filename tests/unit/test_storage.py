@@ -112,7 +112,7 @@ def test_altered_bytes_never_give_a_traceback(tmp_path, rng):
 
 
 @parametrize(
-  ("location", "words"),
+  "location, words",
   [
     ("/etc/passwd", "relative path"),
     ("../weights.bin", "relative path"),
@@ -143,7 +143,7 @@ def test_external_data_stay_in_the_folder(tmp_path, location, words):
 
 
 @parametrize(
-  ("entries", "words"),
+  "entries, words",
   [
     ({"offset": "-1"}, "offset"),
     ({"offset": "1"}, "weights.bin"),
@@ -178,7 +178,7 @@ def test_external_data_that_share_a_file_without_bound(tmp_path, monkeypatch):
 
 
 @parametrize(
-  ("dims", "words"),
+  "dims, words",
   [
     ([2**40, 2**40], "overflows"),
     ([2**31, 2**31, 4], "overflows"),
@@ -230,7 +230,7 @@ def test_data_in_attributes_are_checked_too(tmp_path):
 
 
 @parametrize(
-  ("damage", "words"),
+  "damage, words",
   [
     pytest.param(lambda m: setattr(m, "ir_version", 99), "upgrade onnx", id="new IR"),
     pytest.param(lambda m: setattr(m, "ir_version", 1), "IR version 1", id="old IR"),
@@ -415,7 +415,7 @@ def test_the_data_file_is_not_written_through_a_link(tmp_path):
     storage.save_model(small_model(), tmp_path / "out.onnx", external=True)
 
 
-@parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+@parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_new_files_follow_the_umask_and_old_ones_keep_their_mode(tmp_path, umask, mode):
   old = os.umask(umask)
   try:

@@ -20,7 +20,7 @@ def node(**given):
 
 
 @pytest.mark.parametrize(
-  ("x", "window", "wanted"),
+  "x, window, wanted",
   [
     (("n", 5, 6), {}, (6, "n", 5)),
     (("n", None, 6), {}, (6, "n", None)),
@@ -42,7 +42,7 @@ def test_the_decomposition_cuts_only_what_is_cut():
 
 
 @pytest.mark.parametrize(
-  ("given", "reason"),
+  "given, reason",
   [
     ({}, "perm has 0 numbers; there must be 1 to 16"),
     ({"perm": [1, 1]}, "perm is [1, 1], which is no order of the axes 0 to 1"),

@@ -43,7 +43,7 @@ def assert_same(original, upgraded, rng, **tolerances):
 
 @parametrize("ir", [3, 8])
 @parametrize(
-    ("opset", "text"),
+    "opset, text",
     [
         (7, IMAGE + '{ y = Upsample<mode = "nearest", scales = [1.0, 1.0, 2.0, 3.0]> (x) }'),
         (8, IMAGE + '{ y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 1.5]> (x) }'),
@@ -105,7 +105,7 @@ NEEDED_BY_BFLOAT16 = [
 ]  # fmt: skip
 
 
-@parametrize(("opset", "text"), NEEDED_BY_BFLOAT16)
+@parametrize("opset, text", NEEDED_BY_BFLOAT16)
 def test_computes_the_same_for_bfloat16(opset, text, rng):
   original = parse(text, opset)
   upgraded = upgrade(original, BFLOAT16_OPSET)
@@ -124,7 +124,7 @@ def test_a_softmax_of_no_elements(axis, shape):
 
 # With their dtypes: ONNX Runtime has no Clip of double before opset 12.
 @parametrize(
-    ("dtype", "opset", "nodes"),
+    "dtype, opset, nodes",
     [
         ("float16", 10, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]> (a)"),
         ("double", 10, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]> (a)"),
@@ -201,7 +201,7 @@ def test_a_newer_model_is_left_alone(opset):
 
 
 @parametrize(
-    ("opset", "text", "fragment"),
+    "opset, text, fragment",
     [
         (6, IMAGE + "{ y = Add (x, x) }", "from opset 6 to 11: node 'y' (Add) changed before opset 7"),
         (5, IMAGE + "{ y = Relu (x) }", "from opset 5 to 11: node 'y' (Relu) changed before opset 7"),
@@ -283,7 +283,7 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name, rng):
   assert_same(model, upgraded, rng)
 
 
-@parametrize(("body", "kept"), [
+@parametrize("body, kept", [
   ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
   ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
   ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),

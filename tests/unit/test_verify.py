@@ -41,7 +41,7 @@ def test_equal_outputs_agree(dtype):
 
 @parametrize("dtype", FLOATS)
 @parametrize(
-  ("expected", "actual"),
+  "expected, actual",
   [
     ([1, np.nan], [1, 2]),  # a missing NaN, which ONNX Runtime's own comparator once let pass
     ([1, 2], [1, np.nan]),
@@ -75,7 +75,7 @@ def test_one_wrong_element_among_many_fails(dtype, rng):
 
 
 @parametrize(
-  ("dtype", "fine", "wrong"),
+  "dtype, fine, wrong",
   [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
 )
 def test_rounding_noise_agrees_and_more_fails(dtype, fine, wrong, rng):
@@ -259,7 +259,7 @@ def test_times_are_taken_in_turns(monkeypatch):
   assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
 
 
-@parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
+@parametrize("optimized, loses", [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
 def test_a_loss_is_more_than_the_margin_and_the_spread(optimized, loses):
   assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
@@ -423,7 +423,7 @@ def test_npz_files_keep_bfloat16(tmp_path):
 
 
 @parametrize(
-  ("arrays", "words"),
+  "arrays, words",
   [
     ({"x": np.ones((4, 3))}, "float64"),
     ({"x": np.ones((4, 4), np.float32)}, "shape"),

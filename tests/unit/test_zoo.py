@@ -42,7 +42,7 @@ def test_there_are_enough_architectures_in_both_sizes():
 
 
 @parametrize(
-  ("kind", "text", "name", "shape"),
+  "kind, text, name, shape",
   [
     ("small", "resnet18", "resnet18@96*4", (4, 3, 96, 96)),
     ("usual", "resnet50", "resnet50@224", (8, 3, 224, 224)),
@@ -72,7 +72,7 @@ def test_parts_are_all_rows_once():
 
 
 @parametrize(
-  ("given", "message"),
+  "given, message",
   [({"names": "nothing of the kind"}, "has one of"), ({"part": "0/3"}, "NUMBER/PARTS"), ({"part": "3"}, "PARTS")],
 )
 def test_what_names_no_rows_is_refused(given, message):
@@ -88,7 +88,7 @@ LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
 
 
 @parametrize(
-  ("row", "verdict"),
+  "row, verdict",
   [
     (HALF, "right"),
     (HALF | {"error": 0.99 * LIMIT}, "right"),

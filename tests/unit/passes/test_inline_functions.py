@@ -207,7 +207,7 @@ CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) 
 
 
 @parametrize(
-  ("original", "reason"),
+  "original, reason",
   [
     (shared(2, 40), "its local functions stand for [0-9]{13} nodes, more than 1048576: export"),
     (shared(1, 70), "its local functions call each other more than 64 deep"),

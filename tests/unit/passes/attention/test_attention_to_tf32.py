@@ -50,7 +50,7 @@ def test_it_stays_where_that_does_not_pay(monkeypatch):
 
 
 @pytest.mark.usefixtures("pays")
-@pytest.mark.parametrize(("precision", "said"), [(None, []), ("tf32", [1])])
+@pytest.mark.parametrize("precision, said", [(None, []), ("tf32", [1])])
 def test_a_transformers_products_become_one(precision, said):
   original = with_weights(graph(f"{PRODUCTS} {HEADS} {CORE}", X), **WEIGHTS)
   optimized, _ = ortplugin.optimize(original, skip=["matmul-to-tf32"], precision=precision, providers=["cuda"])

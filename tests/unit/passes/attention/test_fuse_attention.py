@@ -290,7 +290,7 @@ def test_near_misses_stay_and_say_why(miss):
   assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
 
 
-@parametrize(("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)])
+@parametrize("name, axis", [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)])
 def test_an_expand_that_the_operator_has_no_word_for_stays(name, axis):
   sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
   inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")

@@ -44,7 +44,7 @@ def test_constant_triangles_become_attributes(name, number):
   assert len(node.input) == 3
 
 
-@parametrize(("values", "how"), [(TRIANGLE, "Where(m, s, low)"), (~TRIANGLE, "Where(m, low, s)")])
+@parametrize("values, how", [(TRIANGLE, "Where(m, s, low)"), (~TRIANGLE, "Where(m, low, s)")])
 def test_constant_bools_do_too(values, how):
   _, node = fused(with_constant(values, f"masked = {how}"))
   assert attributes(node) == {"causal": "upper_left"}
@@ -203,7 +203,7 @@ def test_a_padding_of_the_lowest_number_decides_as_before(padding, triangle, num
   assert attributes(node) == {"mask_dtype": "float"}
 
 
-@parametrize(("number", "causal"), [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
+@parametrize("number, causal", [(-np.inf, True), (-3.4028235e38, False), (-1e4, False)])
 def test_a_triangle_beside_a_padding_is_causal_if_it_is_infinite(number, causal):
   """In a row that both mask whole a finite number has weights, where the padding is the same or lower."""
   how = f"{LOWEST} b = Where(m2, zero, lowest)  padded = Add(s, b)  masked = Add(padded, m)"
@@ -219,7 +219,7 @@ def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays():
   assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
 
 
-@parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
+@parametrize("number, fuses", [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
 def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
   add_weights(original, fill=np.float32(number), b=np.linspace(-90, 90, 5, dtype=np.float32))

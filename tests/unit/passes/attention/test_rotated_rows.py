@@ -39,7 +39,7 @@ def built(rotated=NEIGHBOURS + FULL, front=FRONT, joined=JOINED):
   return original
 
 
-@parametrize(("rotated", "kind"), [
+@parametrize("rotated, kind", [
   (NEIGHBOURS + FULL, b"interleaved"), (HALVES + FULL, b"half"), (APART, b"half"),
 ])  # fmt: skip
 def test_becomes_part_of_the_attention(rotated, kind):
@@ -56,7 +56,7 @@ def test_without_attention_it_stays():
   assert_unchanged(built(), [ROTATED_ROWS])
 
 
-@parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (built(front=FRONT.replace("{y}_f = Slice({x}", "{y}_g = Neg({x})  {y}_f = Slice({y}_g")), "is not the rest of"),
   (built(NEIGHBOURS.replace("{y}_r", "{y}_q") + FULL.replace("{y}_r", "{y}_q"),
          FRONT + "{y}_q = Slice({y}_r, last, back, two, last)  "), "is not the rest of"),

@@ -42,7 +42,7 @@ def test_in_float16_it_runs_in_float():
 
 
 @parametrize(
-  ("text", "opset", "fragment"),
+  "text, opset, fragment",
   [
     (graph(inputs=("m",)), 17, "'m', is no constant"),
     (graph(inputs=("v",)), 17, "'v', is no constant"),

@@ -35,7 +35,7 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
 
 
 @parametrize(
-  ("nodes", "expected"),
+  "nodes, expected",
   [
       ("y = Relu(c)", ["y = Relu(c)"]),
       ("y = LeakyRelu<alpha = 0.1>(c)", ["y = LeakyRelu<alpha=0.1>(c)"]),
@@ -134,7 +134,7 @@ def test_a_graph_output_is_the_last():
 
 
 @parametrize(
-  ("text", "fragment"),
+  "text, fragment",
   [
       (graph("y = Add(c, r)", "", ", float[M,N,4,5,6] r", out="[M,N,4,5,6]"), "'r' of shape [M, N, 4, 5, 6] does"),
       (graph("y = Add(c, r)", "", ", float[K,4,5,6] r", out="[A,4,5,6]"), "of shape [K, 4, 5, 6] does not surely"),
@@ -168,7 +168,7 @@ def test_a_residual_of_dynamic_dimensions_that_stay():
 
 
 @parametrize(
-  ("nodes", "fused"),
+  "nodes, fused",
   [
     # A block with strides and its shortcut: two ways to the same lengths, which have no name.
     (
@@ -209,7 +209,7 @@ def test_residuals_of_lengths_without_a_name(nodes, fused):
     assert any("does not surely broadcast" in each for each in reasons(result))
 
 
-@parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
+@parametrize("size, fused", [("H,V", False), ("H,W", True)])
 def test_images_that_are_read_with_channels_first(size, fused):
   """Their lengths stand elsewhere than the results'."""
   text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
@@ -250,7 +250,7 @@ def test_more_operands_than_a_program_has():
 
 
 @parametrize(
-  ("nodes", "before"),
+  "nodes, before",
   [
     ("a = Relu(c)  y = Neg(c)", ["FusedConv", "Relu", "Neg"]),
     ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", ["FusedConv", "Relu", "Tanh"]),

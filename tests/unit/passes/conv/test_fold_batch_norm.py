@@ -170,7 +170,7 @@ def test_factors_are_computed_in_double(rng):
 
 
 @parametrize(
-  ("dtype", "size", "variance", "fragment"),
+  "dtype, size, variance, fragment",
   [
     ("FLOAT16", 1000.0, 1e-4, "the weight of conv (Conv) would reach 9.999e+04, float16 holds up to 6.55e+04"),
     ("FLOAT16", 1e-3, 1e4, "of a channel would be at most 1e-05, float16 is precise down to 6.104e-05"),
@@ -185,7 +185,7 @@ def test_weights_that_leave_the_range_of_their_dtype_stay(dtype, size, variance,
 
 
 @parametrize(
-  ("text", "fragment"),
+  "text, fragment",
   [
       (graph(f"a = Conv (x, w)  {NORM}  z = Relu(a)", outputs=", float[A,4,B,C] z"), "'a' is also used by"),
       (graph(f"a = Conv (x, w)  {NORM}", outputs=", float[A,4,B,C] a"), "'a' is a graph output"),
@@ -212,7 +212,7 @@ def test_near_misses(text, fragment):  # RELIABILITY 8, 9, 11, 15
 
 
 @parametrize(
-  ("nodes", "weight", "fragment"),
+  "nodes, weight, fragment",
   [
     ("y = Conv<pads = [0, 1, 0, 0]> (n, w)", "", "it pads with zeros, which"),
     ('y = Conv<auto_pad = "SAME_UPPER"> (n, w)', "", "it pads with zeros, which"),

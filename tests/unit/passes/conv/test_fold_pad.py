@@ -22,7 +22,7 @@ PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
 
 
 @parametrize(
-  ("opset", "pad", "constants"),
+  "opset, pad, constants",
   [
     (9, "Pad<pads = [0, 0, 1, 0, 0, 0, 2, 3]> (x)", ""),
     (9, 'Pad<mode = "constant", pads = [0, 0, 1, 0, 0, 0, 2, 3], value = 0.0> (x)', ""),
@@ -38,7 +38,7 @@ def test_the_forms_of_a_pad(opset, pad, constants):
 
 
 @parametrize(
-  ("attributes", "pads"),
+  "attributes, pads",
   [
     ("<pads = [1, 0, 0, 2], strides = [2, 1]>", [2, 0, 2, 5]),
     ('<auto_pad = "VALID", dilations = [2, 1]>', [1, 0, 2, 3]),
@@ -56,7 +56,7 @@ def test_one_dimension():
 
 
 @parametrize(
-  ("attributes", "pads"),
+  "attributes, pads",
   [
     ("kernel_shape = [3, 4]", [1, 0, 2, 3]),  # nothing of its own: the zeros of the Pad count
     ("kernel_shape = [3, 5], count_include_pad = 1, pads = [1, 1, 0, 1], strides = [2, 2]", [2, 1, 2, 4]),
@@ -71,7 +71,7 @@ def pool(attributes):
 
 
 @parametrize(
-  ("text", "fragment"),
+  "text, fragment",
   [
     (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {0, 0, 1, -1, 0, 0, 2, 3}"), "the negative pads"),
     (graph("a = Pad(x, p)  y = Conv (a, w)", "int64[8] p = {1, 0, 1, 1, 0, 0, 2, 3}"), "pads the batch or the"),
@@ -97,7 +97,7 @@ def test_near_misses(text, fragment):
 
 
 @parametrize(
-  ("size", "opset", "folds"), [("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)]
+  "size, opset, folds", [("2", 13, True), ("1", 13, False), ("1", 18, False), ("1", 19, True), ("n", 13, False)]
 )
 def test_a_window_larger_than_the_image(size, opset, folds):
   """ONNX Runtime rounds -1 / 2 to 0, so that there is one: before opset 19 it counts all of it."""

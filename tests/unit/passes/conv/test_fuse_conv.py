@@ -125,7 +125,7 @@ def test_shape_of_what_it_makes():
 
 
 @parametrize(
-  ("original", "fragment"),
+  "original, fragment",
   [
     (conv(bias_shape=(1,)), "its bias 'b' has the shape [1], not [6]"),
     (conv(bias_shape=(6, 1)), "its bias 'b' has the shape [6, 1], not [6]"),

@@ -33,7 +33,7 @@ def fuse(original, **more):
 
 
 @parametrize(
-  ("nodes", "statements", "inputs"),
+  "nodes, statements, inputs",
   [
       ("p = Greater(y, zero)  g = Where(p, dy, zero)", ["greater = Greater(y, 0)", "y2 = Where(greater, dy, 0)"], 4),
       ("p = LessOrEqual(y, zero)  g = Where(p, zero, dy)",
@@ -63,7 +63,7 @@ def test_a_gradient_that_is_needed_elsewhere_is_an_output():
 
 
 @parametrize(
-  ("after", "gradients", "outputs", "made"),
+  "after, gradients, outputs, made",
   [
     ("q = Neg(g)", "dB dZ", ", float[N,4,6,5] q", "dZ"),  # dZ is an output of the graph, g is read
     ("q = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] g", "g"),
@@ -107,7 +107,7 @@ def test_without_a_bias_nothing_is_gained():
 
 
 @parametrize(
-  ("nodes", "fragment"),
+  "nodes, fragment",
   [("g = Expand(s, shape)", None), ("a = Neg(s)  g = Mul(dy, a)", "'a' is not known to have the shape of dZ")],
 )
 def test_what_stays(nodes, fragment):

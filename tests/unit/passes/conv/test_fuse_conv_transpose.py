@@ -65,7 +65,7 @@ def test_groups_and_dimensions():
 
 
 @parametrize(
-  ("after", "statements"),
+  "after, statements",
   [
     (("BatchNormalization", "Relu"), ["add = Add(c, bias)", "y = Relu(add)"]),
     (("Relu",), ["add = Add(c, bias)", "y = Relu(add)"]),
@@ -106,7 +106,7 @@ def test_resize_before_a_conv_is_left_alone():
 
 
 @parametrize(
-  ("original", "fragment"),
+  "original, fragment",
   [
     (up(bias_shape=(4,)), "its bias 'b' has the shape [4], not [6]"),
     (up(group=2), "its bias 'b' has the shape [6], not [12]"),

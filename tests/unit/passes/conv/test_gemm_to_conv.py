@@ -27,7 +27,7 @@ def before(original):
 
 
 @parametrize(
-  ("nodes", "constants"),
+  "nodes, constants",
   [
     ("y = Gemm(f, m)", [constant("m", 4, 6)]),
     ("y = Gemm<transB = 1>(f, m, b)", [constant("m", 6, 4), constant("b", 6)]),
@@ -44,7 +44,7 @@ def test_forms(nodes, constants):
 
 
 @parametrize(
-  ("activation", "count"),
+  "activation, count",
   [
     ("h = HardSwish(g)", 2),
     ("k = Add(g, three)  l = Clip(k, zero, six)  o = Mul(g, l)  h = Div(o, six)", 5),
@@ -73,7 +73,7 @@ def test_an_operand_with_a_batch_ends_the_chain():
 
 
 @parametrize(
-  ("nodes", "constants", "inputs", "fragment"),
+  "nodes, constants, inputs, fragment",
   [
     ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
     ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 6, 1)], "", "its bias 'b' is no constant"),

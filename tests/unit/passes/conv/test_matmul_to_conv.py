@@ -52,7 +52,7 @@ def test_a_block_of_convnext():
 
 
 @pytest.mark.parametrize(
-  ("original", "fragments"),
+  "original, fragments",
   [
     (graph("y = MatMul(t, m)", "", ", float[4,8] m"), ["'m' is no constant of two dimensions"]),
     (graph("y = MatMul(t, m)", constant("m", 1, 1, 4, 8)), ["'m' is no constant of two dimensions"]),

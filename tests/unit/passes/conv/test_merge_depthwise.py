@@ -32,7 +32,7 @@ def mixed(
 
 
 @parametrize(
-  ("original", "shape", "pads"),
+  "original, shape, pads",
   [
     (mixed(), [5, 5], [2, 2, 2, 2]),
     (mixed(bias=";", axis=-3), [5, 5], [2, 2, 2, 2]),
@@ -54,7 +54,7 @@ def test_without_a_gpu_only_what_has_16_bits():
 
 
 @parametrize(
-  ("original", "words"),
+  "original, words",
   [
     (mixed(second="group = 1, pads = [2, 2, 2, 2]", filters=((2, 1, 3, 3), (3, 3, 5, 5))), "is not depthwise"),
     (mixed(SAME[0], "group = 3, dilations = [2, 2], pads = [2, 2, 2, 2]", filters=((2, 1, 3, 3), (3, 1, 3, 3))),

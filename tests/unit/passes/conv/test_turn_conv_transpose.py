@@ -44,7 +44,7 @@ def small(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 @parametrize(
-  ("attributes", "pads"),
+  "attributes, pads",
   [
     ({}, [2, 2, 2, 2]),
     ({"pads": [1, 0, 2, 1]}, [1, 2, 0, 1]),
@@ -107,7 +107,7 @@ def test_a_kernel_of_one_element(follows):
 
 @parametrize("follows", [False, True])
 @parametrize(
-  ("x", "w"),
+  "x, w",
   [
     (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
     ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with little work
@@ -191,7 +191,7 @@ def node_of(found):
 
 @pytest.mark.usefixtures("small")
 @parametrize(
-  ("attribute", "value", "reason"),
+  "attribute, value, reason",
   [
     ("program", "nonsense", "expected '('"),
     ("program", "(float16 c) => (float16 c) {}", "3 inputs, but its program has"),

@@ -15,7 +15,7 @@ def graph(
 
 
 @parametrize(
-  ("split", "joined"),
+  "split, joined",
   [("{0, 2, 3, 4, 5}", "{0, 6, 4, 5}"), ("{-1, 3, 2, 4, 5}", "{-1, 6, 4, 5}"), ("{0, 6, 1, 4, 5}", "{0, -1, 4, 5}")],
 )
 def test_shuffles(split, joined):

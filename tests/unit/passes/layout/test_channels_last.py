@@ -151,7 +151,7 @@ def half_original():
 
 
 @parametrize(
-  ("nodes", "expected"),
+  "nodes, expected",
   [
     ("last = Relu(c)", ["Relu"]),
     ("last = Mul(c, per_channel)", ["Mul"]),
@@ -202,7 +202,7 @@ def test_what_works_in_either_order(nodes, expected):
 
 
 @parametrize(
-  ("opset", "nodes", "constants", "expected"),
+  "opset, nodes, constants, expected",
   [
     (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
     (18, "last = Pad(c, p, , i)", "int64[4] p = {1, 2, 0, 1}, int64[2] i = {-1, 2}", ["Pad"]),
@@ -243,7 +243,7 @@ def tokens(text):
 
 
 @parametrize(
-  ("nodes", "constants", "out", "expected"),
+  "nodes, constants, out, expected",
   [
     ("y = ReduceMax<axes = [2, 1, 3], keepdims = 0>(c)", "", "float[N]", ["ReduceMax"]),
     ("a = ReduceSum<keepdims = 0>(c, axes)  y = Neg(a)", "int64[2] axes = {3, 2}", "float[N,4]", ["ReduceSum", "Neg"]),

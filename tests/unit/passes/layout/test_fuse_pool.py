@@ -7,7 +7,7 @@ from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
 
 
 @parametrize(
-  ("nodes", "expected"),
+  "nodes, expected",
   [
     (
       "a = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(a)",
@@ -29,7 +29,7 @@ def test_pools_and_resize(nodes, expected):
 
 
 @parametrize(
-  ("nodes", "constants", "expected"),
+  "nodes, constants, expected",
   [
     ("a = GlobalAveragePool(c)  y = Flatten(a)", "", ["Flatten"]),
     ("a = GlobalAveragePool(c)  y = Reshape(a, flat)", "int64[2] flat = {0, -1}", ["Reshape"]),
@@ -43,7 +43,7 @@ def test_vectors_leave_a_region_without_a_transpose(nodes, constants, expected):
 
 
 @parametrize(
-  ("nodes", "constants", "outputs"),
+  "nodes, constants, outputs",
   [
     ("last, i = MaxPool<kernel_shape = [2, 2]>(c)", "", ", int64[E,F,G,H] i"),
     ('last = Resize<mode = "cubic">(c, , scales)', "float[4] scales = {1, 1, 2, 1.5}", ""),
@@ -60,7 +60,7 @@ def test_what_ours_do_not_do(nodes, constants, outputs):
 
 
 @parametrize(
-  ("rows", "attributes", "opset", "fused"),
+  "rows, attributes, opset, fused",
   [
     ("3", "kernel_shape = [4, 2], strides = [2, 2], count_include_pad = 1", 18, False),
     ("3", "kernel_shape = [4, 2], strides = [2, 2], count_include_pad = 1", 19, False),
@@ -80,7 +80,7 @@ def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
 
 
 @parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
-@parametrize(("kernel", "stride", "fused"), [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
+@parametrize("kernel, stride, fused", [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
 @parametrize("size", [3, 4, 5, 6, 7, 8])
 def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
   """Of which ONNX Runtime may skip some before the first window."""

@@ -17,7 +17,7 @@ def graph(nodes, constants=SCALES, dtype="float"):
 
 
 @parametrize(
-  ("nodes", "constants", "attributes"),
+  "nodes, constants, attributes",
   [
       ('y = Resize<mode = "linear">(x, , scales)', SCALES, {"mode": b"linear", "scales": [2.0, 1.5]}),
       ('y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , , sizes)',
@@ -41,7 +41,7 @@ def test_it_is_ours(nodes, constants, attributes, rng):
 
 
 @parametrize(
-  ("nodes", "constants", "reason"),
+  "nodes, constants, reason",
   [
       ('y = Resize<mode = "cubic">(x, , scales)', SCALES, None),
       ('y = Resize<mode = "nearest">(x, , scales)', SCALES, None),

@@ -28,7 +28,7 @@ def windows(optimized):
 
 @parametrize("dtype", ["float16", "float", "int64", "uint8"])
 @parametrize(
-  ("dims", "perm"),
+  "dims, perm",
   [("N,4,5,6", [0, 3, 1, 2]), ("N,4,5,6", [0, 2, 1, 3]), ("N,M", [1, 0]), ("N,4,1,6", [2, 3, 0, 1])],
 )
 def test_one(dims, perm, dtype):
@@ -71,7 +71,7 @@ def test_parts_behind_a_reshape_that_keeps_their_axis():
 
 
 @parametrize(
-  ("nodes", "out", "perm", "starts", "view"),
+  "nodes, out, perm, starts, view",
   [
     ("a = Slice(x, c1, end, c1) y = Transpose<perm = [0, 2, 1, 3]>(a)", "[N,6,L,4]", [0, 2, 1, 3], [0, 1, 0, 0], []),
     ("a = Slice(x, c2, last) y = Transpose<perm = [3, 0, 1, 2]>(a)", "[4,L,5,6]", [3, 0, 1, 2], [2, 0, 0, 0], []),
@@ -107,7 +107,7 @@ def test_two_windows_of_one_axis_are_not_put_together():
 
 
 @parametrize(
-  ("nodes", "outputs"),
+  "nodes, outputs",
   [
     ("a = Slice(t, c0, c2, c0) b = Slice(t, c1, c3, c0)", "[2,N,4,5,6] a; [2,N,4,5,6] b"),  # an element twice
     ("a = Slice(t, c0, end, c0, step)", "[2,N,4,5,6] a"),
@@ -126,7 +126,7 @@ def test_what_else_reads_it_reads_all(nodes, outputs):
 
 
 @parametrize(
-  ("nodes", "inputs", "outputs"),
+  "nodes, inputs, outputs",
   [
     ("y = Transpose<perm = [0, 3, 1, 2]>(x)", "[N,1,1,7] x", "[N,7,1,1] y"),  # a view
     ("y = Transpose<perm = [0, 1]>(x)", "[N,M] x", "[N,M] y"),

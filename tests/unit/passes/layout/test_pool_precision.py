@@ -45,7 +45,7 @@ def test_a_wide_value_that_others_need_keeps_its_cast():
 
 
 @parametrize(
-  ("original", "fragments"),
+  "original, fragments",
   [
     (model(outputs=("y", "p")), ["'p' is a graph output"]),
     (model(wanted=TensorProto.BFLOAT16), ["it is not cast back to float16"]),

@@ -13,7 +13,7 @@ def graph(dims, perm, rank):
 
 
 @parametrize(
-  ("dims", "perm"),
+  "dims, perm",
   [
     ("N,1,1,7", "[0, 3, 1, 2]"),
     ("N,7,1,1", "[0, 2, 3, 1]"),
@@ -28,7 +28,7 @@ def test_views(dims, perm):
 
 
 @parametrize(
-  ("dims", "perm"),
+  "dims, perm",
   [
     ("N,2,1,7", "[0, 3, 1, 2]"),
     ("N,M,1", "[1, 0, 2]"),
@@ -69,7 +69,7 @@ def around_a_split(dims, first, target, last, rank, outputs=""):
 
 
 @parametrize(
-  ("dims", "first", "target", "last", "expected"),
+  "dims, first, target, last, expected",
   [
     ("N,5,6,12", "[0, 3, 1, 2]", "{-1, 3, 4, 5, 6}", "[0, 3, 4, 1, 2]", ["Reshape"]),
     ("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 1, 3, 4, 2]", ["Reshape", "Transpose"]),
@@ -86,7 +86,7 @@ def test_around_a_split(dims, first, target, last, expected):
 
 
 @parametrize(
-  ("dims", "first", "target", "last", "expected"),
+  "dims, first, target, last, expected",
   [
     ("12,4,4,6", "[0, 3, 1, 2]", "{3, 4, 6, 16}", "[0, 1, 3, 2]", ["Reshape"]),  # splits and merges: MViT
     ("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 20, 6}", "[0, 2, 3, 1]", ["Reshape", "Transpose", "Reshape"]),
@@ -199,7 +199,7 @@ def test_other_chains_stay(text):
 
 
 @parametrize(
-  ("x", "steps", "left"),
+  "x, steps, left",
   [
     ("2,12", "a = Reshape(x, shape)  b = Squeeze(a)  y = Unsqueeze(b, two)", ["Reshape"]),
     ("N,12", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)", ["Reshape"]),
@@ -213,7 +213,7 @@ def test_views_of_views(x, steps, left):
 
 
 @parametrize(
-  ("x", "steps"),
+  "x, steps",
   [
     ("float[N,M] x", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)"),  # two unknown lengths
     ("float[0,4] x", "a = Unsqueeze(x, one)  y = Unsqueeze(a, one)"),

@@ -84,7 +84,7 @@ def test_without_a_bias():
 
 
 @parametrize(
-  ("outputs", "declared", "count"),
+  "outputs, declared, count",
   [
     ("o, hn, cn", "f[5,3,32] y, f[2,3,16] hn, f[2,3,16] cn", 3),
     ("o, , cn", "f[5,3,32] y, f[2,3,16] cn", 3),
@@ -142,7 +142,7 @@ def test_the_last_state_of_a_batch():
 
 
 @parametrize(
-  ("nodes", "outputs", "x"),
+  "nodes, outputs, x",
   [
     (f"f = Transpose<perm = [1, 0, 2]>(x)  {lstm('f, w, r, b')}  {JOINED}  y = Relu(j)", "f[5,3,32] y", "f[3,5,8] x"),
     (f"{lstm()}  {JOINED}  y = Transpose<perm = [1, 0, 2]>(j)", "f[3,5,32] y", "f[5,3,8] x"),
@@ -214,7 +214,7 @@ def test_float32_for_tf32():
 
 
 @parametrize(
-  ("nodes", "x", "reason"),
+  "nodes, x, reason",
   [
     (
       lstm("x, w112, r112", f"hidden_size = 112, {BOTH}"),
@@ -231,7 +231,7 @@ def test_what_tf32_does_not_take(nodes, x, reason):
 
 
 @parametrize(
-  ("precision", "provider", "said"),
+  "precision, provider, said",
   [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])],
 )
 def test_who_may_round(precision, provider, said):

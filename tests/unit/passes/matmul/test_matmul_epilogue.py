@@ -23,7 +23,7 @@ def fuse(original):
 
 
 @parametrize(
-  ("nodes", "expected"),
+  "nodes, expected",
   [
     ("y = Add(c, b)", ["y = Add(c, bias)"]),
     ("a = Add(b, c)  y = Gelu(a)", ["add = Add(bias, c)", "y = Gelu(add)"]),
@@ -129,7 +129,7 @@ def test_a_cast_that_only_a_norm_reads_is_the_norms():
 
 
 @parametrize(
-  ("nodes", "outputs", "inputs", "reason"),
+  "nodes, outputs, inputs, reason",
   [
     ("y = Add(c, z)", "f[K,N,M,8] y", ", f[K,N,M,8] z", "does not surely broadcast"),
     ("y = Add(c, z)", "f[N,M,8] y", ", f[A,B,8] z", "does not surely broadcast"),

@@ -18,7 +18,7 @@ def gemm(attributes="", operands="x, w, b"):
 
 
 @parametrize(
-  ("text", "weights", "statements"),
+  "text, weights, statements",
   [
       (MATMUL, {"w": (8, 6)}, []),
       ("g (f[8] x) => (f[6] y) { y = MatMul(x, w) }", {"w": (8, 6)}, []),
@@ -81,7 +81,7 @@ def test_float32_as_the_engine_takes_it(monkeypatch):
 
 
 @parametrize(
-  ("text", "weights", "reasons"),
+  "text, weights, reasons",
   [
     ("g (f[N,M,8] x, f[8,6] w) => (f[N,M,6] y) { y = MatMul(x, w) }", {}, ["'w' of shape [8, 6] is no constant"]),
     (MATMUL.replace("x)", "x, f[8,6] w)"), {"w": (8, 6)}, ["that no caller may override"]),

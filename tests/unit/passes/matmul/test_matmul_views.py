@@ -22,7 +22,7 @@ DYNAMIC = """shape = Shape(x)  zero = Constant<value_int = 0>()  one = Constant<
 
 
 @parametrize(
-  ("text", "ops"),
+  "text, ops",
   [
     (shaped(BACK.format("2, 3, 6")), ["FusedMatMul"]),
     (shaped(BACK.format("2, -1, 6")), ["FusedMatMul"]),

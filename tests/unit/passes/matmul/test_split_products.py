@@ -31,7 +31,7 @@ def test_parts_of_different_sizes():
   assert_same_outputs(original, optimized)
 
 
-@pytest.mark.parametrize(("nodes", "y", "reason"), [
+@pytest.mark.parametrize("nodes, y, reason", [
   (GATED.format(c="c") + "  z = Softmax(c)", "f[N,M,16] y, f[N,M,32] z", "is also used by"),
   ("d = Add(c, r)  " + GATED.format(c="d"), "f[N,M,16] y", "'r' is no constant of 32 columns"),
   ("y, z = Split<axis = -1>(c, p)", "f[N,M,B] y, f[N,M,C] z", "not known to be multiples of 8"),

@@ -28,7 +28,7 @@ def test_torchs_group_norm_with_an_activation():
 
 
 @parametrize(
-  ("groups", "core"), [
+  "groups, core", [
     (1, "axis=-3, epsilon=0.01"),
     (6, "axis=-2, epsilon=0.01"),
     (3, 'axis=1, epsilon=0.01, axes="2 3", groups=3'),

@@ -29,7 +29,7 @@ def test_rows_of_zeros_and_of_the_smallest_numbers(nodes):
   assert_close(expected.astype(np.float16), run(restore(optimized), {"x": x})[0])
 
 
-@parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (graph(low=1e-6), "may be more than a row's norm"),
   (graph(CLIPPED.replace("low", "n")), "at least inf"),
   (graph(low=1e-12, dtype="float"), ""),

@@ -375,9 +375,9 @@ def test_a_zero_size_dimension():  # RELIABILITY 16
   run_same(model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }"), FUSE_LAYER_NORM, N=0)
 
 
-@parametrize(("op", "fuse"), [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
+@parametrize("op, fuse", [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
 @parametrize(
-  ("x", "residual", "reason"),
+  "x, residual, reason",
   [
       ("1,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] does not broadcast to [1, 3, 8]"),
       ("N,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] may be longer than 'x' of shape [N, 3, 8]; fix the "

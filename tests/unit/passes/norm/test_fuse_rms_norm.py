@@ -86,7 +86,7 @@ def test_the_cast_value_used_elsewhere():
   assert result.near_misses == ()
 
 
-@parametrize(("epsilon", "fused"), [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
+@parametrize("epsilon, fused", [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
 def test_epsilon_in_double(epsilon, fused):
   nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
   original = model(graph(*nodes).replace("float", "double"))

@@ -69,7 +69,7 @@ def test_gelu_written_out():
 
 
 @parametrize(
-  ("opset", "node", "statement"),
+  "opset, node, statement",
   [
     (17, "y = Relu(n)", "y = Relu(n)"),
     (17, "y = LeakyRelu<alpha = 0.1> (n)", "y = LeakyRelu<alpha=0.1>(n)"),
@@ -102,7 +102,7 @@ def test_operators_and_their_attributes(opset, node, statement):
 
 
 @parametrize(
-  ("node", "statements"),
+  "node, statements",
   [
     ("y = com.microsoft.Gelu(n)", ["y = Gelu(n)"]),
     ("y = com.microsoft.FastGelu(n)", ['y = Gelu<approximate="tanh">(n)']),

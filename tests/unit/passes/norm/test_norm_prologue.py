@@ -172,7 +172,7 @@ def test_limits_of_one_element(shape):
 
 
 @parametrize(
-  ("nodes", "ops"),
+  "nodes, ops",
   [
     (f"{LIMITS}  {NORM}  z = Neg(limit)", ["Where", "FusedLayerNorm", "Neg"]),  # read elsewhere too
     (f"{LIMITS}  {NORM}  z = Identity(limit)", ["Where", "FusedLayerNorm", "Identity"]),

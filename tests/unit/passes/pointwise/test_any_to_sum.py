@@ -79,7 +79,7 @@ def test_larger_than_zero():
     assert_same_values(original, optimized, each)
 
 
-@parametrize(("op", "to", "changed"), [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
+@parametrize("op, to, changed", [("ReduceMin", 7, 1), ("ReduceMax", 2, 1), ("ReduceMax", 7, 0)])
 def test_of_no_elements(op, to, changed):
   """The maximum of no signed integers is the lowest one, which is true: the sum would be false."""
   original = graph(f"{op}<keepdims = 0>(c)", to, x="N,4,5")

@@ -115,7 +115,7 @@ def test_the_gradient_of_lerp_reads_its_input_once():
 
 
 @parametrize(
-  ("opset", "nodes", "ops"),
+  "opset, nodes, ops",
   [
     (17, "p = Greater(x, r)  q = Not(p)  y = Where(q, x, r)", ["Greater", "Not", "Where"]),
     (17, "h = Cast<to = 10> (x)  k = Relu(h)  y = Cast<to = 1> (k)", ["Cast", "Relu", "Cast"]),

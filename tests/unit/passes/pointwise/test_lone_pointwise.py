@@ -10,7 +10,7 @@ Y = "float[N,4,8] y"
 
 
 @parametrize(
-  ("nodes", "inputs", "operators_after", "statement"),
+  "nodes, inputs, operators_after, statement",
   [
     ("m = MatMul(x, w)  y = Add(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Add(x, bias)"),
     ("m = MatMul(x, w)  y = Mul(m, b)", f"{X}, {W}, float[8] b", ["MatMul", "FusedPointwise"], "y = Mul(x, scale)"),
@@ -30,7 +30,7 @@ ONE = "k = Constant<value = float {0.125}> ()"
 
 
 @parametrize(
-  ("text", "why"),
+  "text, why",
   [
     (f"g ({X}, {W}) => ({Y}) {{ {ONE} m = MatMul(x, w) y = Mul(m, k) }}", "a scale after a MatMul"),
     (f"g ({X}, {W}) => ({Y}) {{ {ONE} s = Div(x, k) y = MatMul(s, w) }}", "a scale before a MatMul"),
@@ -55,7 +55,7 @@ def test_the_limit_counts_replacements():
   run_pass(original, LONE_POINTWISE, limit=1, into=["FusedPointwise", "Softmax", "Exp"])
 
 
-@parametrize(("dtype", "left"), [("float", 1), ("float16", 3)])
+@parametrize("dtype, left", [("float", 1), ("float16", 3)])
 def test_what_onnx_runtime_folds_stays_but_in_half_precision(dtype, left):
   ones = ", ".join(["1"] * 72)
   original = model(f"""g ({dtype}[2,4,9,9] x) => ({dtype}[2,2,7,7] y) <{dtype}[2,4,3,3] w = {{{ones}}}> {{

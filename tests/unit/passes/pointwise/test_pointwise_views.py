@@ -49,7 +49,7 @@ def test_over_a_chain_with_its_attributes():
 
 
 @parametrize(
-  ("view", "shape", "back"),
+  "view, shape, back",
   [
     ("zero = Constant<value = int64[1] {0}> ()  v = Unsqueeze(a, zero)", "[1,6,4,8]", "Unsqueeze"),
     ("v = Flatten<axis = 2> (a)", "[24,8]", "Flatten"),
@@ -67,7 +67,7 @@ def test_the_shape_may_come_after_the_chain():
 
 
 @parametrize(
-  ("nodes", "inputs", "words"),
+  "nodes, inputs, words",
   [
       ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,4,8] r", "does not repeat over all"),
       ("a = Add(x, r)  v = Reshape(a, to)  y = Relu(v)", ", float[6,1,1] r", "does not repeat over all"),

@@ -18,7 +18,7 @@ def graph(op, axes, dtype="float", x="2,3,4,5", y="", opset=18, **attributes):
 
 
 @parametrize("dtype", DTYPES)
-@parametrize(("op", "axes", "y"), [
+@parametrize("op, axes, y", [
   ("ReduceSum", "[1]", "2,4,5"), ("ReduceSum", "[-2, 1]", "2,5"), ("ReduceMean", "[2]", "2,3,5"),
   ("ReduceL2", "[1]", "2,4,5"), ("ReduceL2", "[-1]", "2,3,4"), ("ReduceL2", "[0]", "3,4,5"),
   ("ReduceL2", "[3, 2, 1, 0]", ""),
@@ -71,7 +71,7 @@ def test_stays(what):
   assert_unchanged(STAY[what], [SLOW_SUMS])
 
 
-@parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (graph("ReduceMean", "[1]", x="2,N,4", y="2,4"), "is unknown"),
   (model("g (float[2,3,4] x, int64[1] a) => (float[2,3,4] y) { y = ReduceL2(x, a) }", 18), "are no constant"),
 ])  # fmt: skip

@@ -49,7 +49,7 @@ def test_plain(graph, opset):
   assert len(result.changes) == 1
 
 
-@parametrize(("reduction", "since"), [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
+@parametrize("reduction, since", [("add", 16), ("mul", 16), ("max", 18), ("min", 18)])
 @parametrize("graph", [ELEMENTS, TUPLES])
 def test_reductions(graph, reduction, since):
   optimized, _ = run_same(model(graph % f'<reduction = "{reduction}">', since), FUSE_SCATTER)

@@ -79,9 +79,7 @@ def test_near_misses(case):
   assert_unchanged(fused, [SCATTER_TRANSPOSE], reason)
 
 
-@parametrize(
-  ("more", "outputs"), [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")]
-)  # RELIABILITY 8, 9
+@parametrize("more, outputs", [("", ", float[4,3,5] yt"), ("  z = Neg(yt)", ", float[4,3,5] z")])  # RELIABILITY 8, 9
 def test_a_result_that_is_needed_transposed(more, outputs):
   original = model(
     f"g (float[3,4,5] x, int64[2,1] i, float[3,2,5] u) => (float[3,4,5] y{outputs}) "

@@ -205,7 +205,7 @@ M1 = "m1 = {-1}"
 
 
 @parametrize(
-  ("steps", "axes"),
+  "steps, axes",
   [
       ("end = Add(start, n)  i = Range(start, end, one)  m1n = Reshape(n, m1)", [1]),
       ("end = Add(start, n)  i = Range(start, end, one)  m1n = Shape(i)", [1]),
@@ -243,7 +243,7 @@ CACHE = """g (float[1,2,8,4] k, float[1,2,n,4] u, int64[1] pos, int64[1] end) =>
   yt = ScatterND(kt, i, ut)  y = Transpose<perm = [2, 1, 0, 3]> (yt) }"""
 
 
-@parametrize(("start", "end", "length"), [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
+@parametrize("start, end, length", [(3, 5, 2), (0, 8, 8), (-3, -1, 2), (8, 9, 0), (6, 99, 2)])
 def test_a_slice_of_numbers(start, end, length, rng):
   """kv[:, :, pos:end] = v: the slice of arange is clamped, and so are the starts."""
   original = model(CACHE)

@@ -110,7 +110,7 @@ def test_what_stays(original):
 TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a)  c = Add(b, v)"
 
 
-@parametrize(("nodes", "moves"), [
+@parametrize("nodes, moves", [
   ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis = 1>(c, first)", True),
   (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
   (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays

@@ -42,7 +42,7 @@ def test_on_a_view(case):
     assert not pads[:, :-2].any()
 
 
-@parametrize(("original", "reason"), [
+@parametrize("original, reason", [
   (graph("2,64,16,16", "0 0 1 3 0 0 2 0"), ""),
   (graph("64,16,16", "0 1 3 0 2 0", "reflect"), ""),
   (graph("2,8,8,64", "0 1 3 0 0 2 0 0"), ""),

@@ -175,7 +175,7 @@ def test_a_reduction_of_constants_stays():
 
 @parametrize("opset", [11, 13])
 @parametrize(
-  ("shape", "axis", "indices"),
+  "shape, axis, indices",
   [((5, 4), 0, [[0, 4, -1, 2], [-5, 1, 1, 3]]), ((1, 512), 1, [range(9)]), ((3, 4, 2), -2, [[[3], [-4]]])],
 )
 def test_elements_of_constants(shape, axis, indices, opset):

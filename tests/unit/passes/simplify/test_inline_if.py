@@ -17,7 +17,7 @@ def conditional(
                     else_branch = el () => (float[3,4] e) {{ {other} }}>  {rest} }}""")
 
 
-@parametrize(("value", "expected"), [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
+@parametrize("value, expected", [(1, ["Sin", "Neg", "Exp"]), (0, ["Sin", "Abs", "Exp"])])
 def test_the_branch_that_is_taken(value, expected):
   run_same(conditional(f"c = bool {{{value}}}"), INLINE_IF, into=expected, changes=1)
 

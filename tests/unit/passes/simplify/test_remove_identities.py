@@ -42,7 +42,7 @@ READ_IN_A_BODY = """y = If (c) <then_branch = then () => ({0}[N] t) {{ t = Ident
     else_branch = otherwise () => ({0}[N] e) {{ e = Identity(b) }}>"""
 
 
-@parametrize(("dtype", "wide"), [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
+@parametrize("dtype, wide", [(dtype, wide) for dtype, each in WIDER.items() for wide in each])
 @parametrize("between", ["", "w = Identity(v)"])
 def test_a_cast_to_a_wider_dtype_and_back(dtype, wide, between, rng):
   """ONNX Runtime takes both out, too, but not for readers in bodies, which then find no value."""
@@ -189,7 +189,7 @@ def test_an_overridable_training_mode_stays():  # RELIABILITY 11
     a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
 
 
-@parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
+@parametrize("ceil, left", [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
 def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(ceil, left):
   """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
   original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{

@@ -23,7 +23,7 @@ def shapes(optimized, index):
 
 
 @parametrize(
-  ("constant", "kept"),
+  "constant, kept",
   [
     (np.broadcast_to(ROWS[:3], (2, 3, 4)), [1, 3, 4]),
     (np.zeros((2, 3, 4), np.float32), [1, 1, 1]),
@@ -36,7 +36,7 @@ def test_operands(constant, kept):
   assert shapes(optimized, 1) == [kept]
 
 
-@parametrize(("indices", "kept"), [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])])
+@parametrize("indices, kept", [(np.full((2, 3), 4), [1, 1]), (np.array([[1, 0, 2], [1, 0, 2]]), [1, 3])])
 def test_lookups(indices, kept):
   optimized, _ = run_same(graph("r = Gather(t, i)  y = Add(r, x)", t=ROWS, i=indices), REPEATED_CONSTANTS)
   assert shapes(optimized, 1) == [kept]

@@ -17,7 +17,7 @@ from ortplugin.optimizer.pipeline import DEAD_NODES, SHAPE_ARITHMETIC
 
 
 @parametrize(
-    ("nodes", "value"),
+    "nodes, value",
     [
         ("s = Shape(k)", [3, 4]),
         ("s = Shape<start = 1> (k)", [4]),

@@ -6,7 +6,7 @@ from pass_helpers import assert_unchanged, model, parametrize, run_same
 from ortplugin.optimizer.pipeline import SUM_TO_ADD
 
 
-@parametrize(("nodes", "ops"), [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
+@parametrize("nodes, ops", [("y = Sum(x, z)", ["Add"]), ("y = Sum(z)", ["Identity"])])
 @parametrize("opset", [8, 13, 17])
 def test_renamed(nodes, ops, opset):
   original = model(f"g (float[1,3] x, float[4,3] z) => (float[4,3] y) {{ {nodes} }}", opset)
