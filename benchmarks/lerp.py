@@ -95,11 +95,7 @@ class Case:
 
 
 FORWARD = (("d", "Sub", ("y", "x")), ("p", "Mul", ("w", "d")), ("z", "Add", ("x", "p")))
-GRADIENTS = (
-  ("a", "Sub", ("1", "w")),
-  ("dx", "Mul", ("a", "dout")),
-  ("dy", "Mul", ("w", "dout")),
-)
+GRADIENTS = (("a", "Sub", ("1", "w")), ("dx", "Mul", ("a", "dout")), ("dy", "Mul", ("w", "dout")))
 SUMMED = (
   ("a", "Sub", ("1", "w")),
   ("g", "Mul", ("a", "dout")),

@@ -250,10 +250,7 @@ def measure_million(dtype, reduction, unique):
 
 def table(record):
   """The record as two Markdown tables."""
-  lines = [
-    "| data, k | " + " | ".join(COLUMNS.values()) + " | / copy |",
-    "|---|" + "---:|" * (len(COLUMNS) + 1),
-  ]
+  lines = ["| data, k | " + " | ".join(COLUMNS.values()) + " | / copy |", "|---|" + "---:|" * (len(COLUMNS) + 1)]
   for row in record["rows"]:
     times = row["microseconds"]
     what = "rows" if row["operator"] == "ScatterND" else "elements"

@@ -284,15 +284,7 @@ def arguments(doc, options):
   return parser.parse_args()
 
 
-def run(
-  name,
-  doc,
-  measure,
-  table,
-  options=None,
-  *,
-  on_gpu=True,
-):
+def run(name, doc, measure, table, options=None, *, on_gpu=True):
   """A benchmark as a program: measures, or reads an earlier record, and prints the table.
 
   `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
@@ -418,13 +410,7 @@ def cupy_chain(step, x, *, graph):
 Value = tuple[str, Any, Sequence[int] | None]  # name, NumPy's dtype, shape
 
 
-def model_of(
-  nodes,
-  inputs,
-  outputs,
-  constants=None,
-  opset=17,
-):
+def model_of(nodes, inputs, outputs, constants=None, opset=17):
   """A model of ONNX's nodes and ours; `constants` are its initializers."""
 
   def infos(values):
@@ -564,14 +550,7 @@ def torch_steps(step, feeds):
   return Contender(short, long), first
 
 
-def session_replay(
-  model,
-  feeds,
-  *,
-  plugin,
-  provider_options=None,
-  stream=None,
-):
+def session_replay(model, feeds, *, plugin, provider_options=None, stream=None):
   """A function that replays a session's CUDA graph and returns the GPU's microseconds, and the model's first output.
 
   `model` has an input `<name><step>` for each array of each feed.
@@ -606,15 +585,7 @@ def session_replay(
   return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
 
 
-def replayed_outputs(
-  model,
-  feeds,
-  expected=None,
-  *,
-  plugin,
-  provider_options=None,
-  replays=100,
-):
+def replayed_outputs(model, feeds, expected=None, *, plugin, provider_options=None, replays=100):
   """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/check/replays.py).
 
   Args:
@@ -684,13 +655,7 @@ def relative_error(found, expected):
   return float(np.abs(found - expected)[finite].max() / max(np.abs(expected[finite]).max(), 1e-30))
 
 
-def session_steps(
-  model,
-  feeds,
-  *,
-  plugin,
-  provider_options=None,
-):
+def session_steps(model, feeds, *, plugin, provider_options=None):
   """As torch_steps, in ONNX Runtime; `model(count)` has inputs `<name><step>` and outputs, first that of step 0."""
   import cupy
 

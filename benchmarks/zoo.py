@@ -223,16 +223,7 @@ def _exit(code):
   return f"exit code {code}"
 
 
-def sweep(
-  todo,
-  setting,
-  *,
-  workers,
-  limit,
-  seconds,
-  gpus=1,
-  function=measure,
-):
+def sweep(todo, setting, *, workers, limit, seconds, gpus=1, function=measure):
   """The rows, as they are done, those that are measured again last. After `seconds` what is not done is left out, and
   what waits to be measured again.
 

@@ -174,11 +174,7 @@ class _Arguments:
 )
 @click.option("--precision-io", is_flag=True, help="Convert inputs and outputs too.")
 @click.option(
-  "--precision-skip",
-  multiple=True,
-  callback=_names,
-  metavar="NODE|TYPE,...",
-  help="Operators that keep their dtype.",
+  "--precision-skip", multiple=True, callback=_names, metavar="NODE|TYPE,...", help="Operators that keep their dtype."
 )
 @click.option("--inputs", metavar="DATA.npz", help="Verify (and tune) on these inputs besides generated ones.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; the dtype's own by default.")

@@ -53,11 +53,7 @@ def translations() -> Mapping[Any, Callable[..., Any]]:
   Raises UsageError where torch or onnxscript is missing.
   """
   aten = _torch().ops.aten
-  return {
-    aten.convolution_backward.default: _convolution_backward,
-    aten.lerp.Scalar: _lerp,
-    aten.lerp.Tensor: _lerp,
-  }
+  return {aten.convolution_backward.default: _convolution_backward, aten.lerp.Scalar: _lerp, aten.lerp.Tensor: _lerp}
 
 
 def _torch() -> Any:

@@ -11,17 +11,7 @@ from typing import Any
 
 import numpy as np
 import pointwise_cases
-from node_cases import (
-  UNIT_ROUNDOFF,
-  VALUES,
-  Expectation,
-  ProductCase,
-  Shape,
-  check_results,
-  named,
-  output_name,
-  typed,
-)
+from node_cases import UNIT_ROUNDOFF, VALUES, Expectation, ProductCase, Shape, check_results, named, output_name, typed
 from onnx import helper
 
 from ortplugin.graph.conv_geometry import last, read_attributes

@@ -5,16 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from node_cases import (
-  UNIT_ROUNDOFF,
-  ProductCase,
-  Shape,
-  compare,
-  named,
-  normal_inputs,
-  output_name,
-  typed,
-)
+from node_cases import UNIT_ROUNDOFF, ProductCase, Shape, compare, named, normal_inputs, output_name, typed
 from onnx import helper
 
 from ortplugin.graph.shapes import TensorType

@@ -10,13 +10,7 @@ from typing import Any
 
 import numpy as np
 from conv_cases import BARE, BIAS, BIAS_RELU, EPILOGUES, RESIDUAL_RELU, RandomProduct, expect_of
-from node_cases import (
-  Shape,
-  check_results,
-  named,
-  output_name,
-  typed,
-)
+from node_cases import Shape, check_results, named, output_name, typed
 from onnx import helper
 
 from ortplugin.ops.matmul import OPERATOR

@@ -29,15 +29,7 @@ SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float": 2.0**-149, "dou
 # ---- models
 
 
-def model_with(
-  nodes,
-  inputs,
-  outputs,
-  constants=(),
-  *,
-  opset=OPSET,
-  ir_version=9,
-):
+def model_with(nodes, inputs, outputs, constants=(), *, opset=OPSET, ir_version=9):
   """A model of `nodes`. Inputs are given by name, dtype and shape; outputs leave their shape to inference."""
   given = {name: (dtype, shape) for name, dtype, shape in inputs}
   results = {name: (dtype, None) for name, dtype in outputs}

@@ -210,9 +210,4 @@ LARGE_CASES = tuple(
 by_name = named((*CASES, *LARGE_CASES))
 
 # What the operands of BOTH become from run to run.
-CHANGING = (
-  ((2, 3, 5, 7), (3, 1, 7)),
-  ((1, 1, 1, 1), (3, 5, 7)),
-  ((2, 0, 5, 7), (1, 1, 7)),
-  ((0, 3, 5, 7), (3, 1, 7)),
-)
+CHANGING = (((2, 3, 5, 7), (3, 1, 7)), ((1, 1, 1, 1), (3, 5, 7)), ((2, 0, 5, 7), (1, 1, 7)), ((0, 3, 5, 7), (3, 1, 7)))

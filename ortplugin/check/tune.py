@@ -89,11 +89,7 @@ class _Choice:
 
 
 def tune(
-  model: ModelProto,
-  feeds: Mapping[str, Any],
-  provider: str,
-  progress: Progress | None = None,
-  device_id: int = 0,
+  model: ModelProto, feeds: Mapping[str, Any], provider: str, progress: Progress | None = None, device_id: int = 0
 ) -> tuple[ModelProto, list[TunedNode]]:
   """A copy of `model` in which every fused node is what measured fastest, and the measurements.
 

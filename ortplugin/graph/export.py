@@ -173,11 +173,7 @@ def _with_dtype(info: onnx.ValueInfoProto, tensor: gs.Tensor | None) -> onnx.Val
 
 
 def _export_initializers(
-  graph: gs.Graph,
-  target: onnx.GraphProto,
-  owned: frozenset[int],
-  used: frozenset[int],
-  read_before: frozenset[str],
+  graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int], used: frozenset[int], read_before: frozenset[str]
 ) -> frozenset[int]:
   """Drops initializers that nothing reads any more, adds new ones. Returns the ids of those that bodies may read."""
   constants = constants_of(graph)

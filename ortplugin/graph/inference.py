@@ -20,17 +20,7 @@ import onnx
 import onnx.shape_inference
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from .bounds import (
-  ELEMENTS,
-  RANK,
-  RANK_OPERAND,
-  UNKNOWN,
-  Bound,
-  constant_bound,
-  declared_bound,
-  result_bound,
-  tightest,
-)
+from .bounds import ELEMENTS, RANK, RANK_OPERAND, UNKNOWN, Bound, constant_bound, declared_bound, result_bound, tightest
 from .messages import bodies, standard_opset
 from .shapes_only import DOMAIN as SHAPES_ONLY
 from .shapes_only import OPAQUE, dtype_only, guarded_slice, shapes_only

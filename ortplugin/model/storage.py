@@ -295,12 +295,7 @@ def _check_output(path: Path, protect: Iterable[Path]) -> None:
 
 
 def save_model(
-  model: ModelProto,
-  path: PathLike,
-  *,
-  protect: Iterable[Path] = (),
-  external: bool | None = None,
-  durable: bool = True,
+  model: ModelProto, path: PathLike, *, protect: Iterable[Path] = (), external: bool | None = None, durable: bool = True
 ) -> None:
   """Writes `model` to `path`, whole or not at all. The same model gives the same bytes.
 

@@ -224,12 +224,7 @@ def _prepare(original: ModelProto, options: Options, target: Precision | None) -
   return _Prepared(start, upgraded is not original, functions, versions, misses)
 
 
-def _peaks(
-  target: Precision,
-  original: ModelProto,
-  start: ModelProto,
-  options: Options,
-) -> Mapping[str, float]:
+def _peaks(target: Precision, original: ModelProto, start: ModelProto, options: Options) -> Mapping[str, float]:
   """The largest magnitude of each value on the user's inputs, where that matters."""
   if options.inputs is None or target.dtype != FLOAT16:
     return {}

@@ -20,14 +20,7 @@ from ..graph.facts import Scope
 from ..graph.labels import label
 from ..graph.pointwise import NotPointwiseError
 from ..graph.shapes import show
-from ..program import (
-  FLOATING,
-  MAX_PARAMETERS,
-  MAX_STATEMENTS,
-  Program,
-  ProgramError,
-  fresh_name,
-)
+from ..program import FLOATING, MAX_PARAMETERS, MAX_STATEMENTS, Program, ProgramError, fresh_name
 from .driver import Applied, Missed, Outcome, replaced
 from .members import Member, compose, member_of, read_fused
 

@@ -64,9 +64,7 @@ SCHEMA: Schema = {
     taken_back=_list(_object(rewrites=_NAMES, provider=_S, timings=_TIMINGS)),
     regions=_list(_REGION),
     memory=_object(before=_WEIGHTS, after=_WEIGHTS, written_before=_or_null(_I), written_after=_or_null(_I)),
-    profile=_or_null(
-      _object(provider=_S, inputs=_S, skipped=_S, original=_TIMELINE, optimized=_TIMELINE),
-    ),
+    profile=_or_null(_object(provider=_S, inputs=_S, skipped=_S, original=_TIMELINE, optimized=_TIMELINE)),
     next=_list(_object(option=_S, why=_S)),
   ),
 }

@@ -99,15 +99,7 @@ def confirm(judge, case, finding):
   raise AssertionError("a provider without a CUDA graph gives a verdict")
 
 
-def _optimized(
-  judge,
-  tell,
-  case,
-  references,
-  finding,
-  faults,
-  captured,
-):
+def _optimized(judge, tell, case, references, finding, faults, captured):
   """The verdict on its runs; None if they should be `captured` and are not."""
   right = [name for name in references[0].names if name not in faults]
   by_values = finding.kind in ("values", "form")

@@ -148,8 +148,7 @@ def altered(seed, number):
   if rng.random() < 0.35:
     data = _alter_bytes(data, rng)
   options = rng.choices(
-    [[], ["--layout", "nhwc"], ["--precision", "fp16"], ["--restore"], ["--skip", "inline-functions"]],
-    (12, 2, 2, 1, 1),
+    [[], ["--layout", "nhwc"], ["--precision", "fp16"], ["--restore"], ["--skip", "inline-functions"]], (12, 2, 2, 1, 1)
   )[0]
   return name, data, options
 

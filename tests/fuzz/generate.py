@@ -178,14 +178,7 @@ def _symbols(g):
   return found
 
 
-def _model(
-  g,
-  names,
-  outputs,
-  symbols,
-  overridable,
-  values,
-):
+def _model(g, names, outputs, symbols, overridable, values):
   read = {name for node in g.nodes for name in reads(node)} | {names[each.name] for each in outputs}
 
   def info(name, array, is_input):

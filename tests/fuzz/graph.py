@@ -216,12 +216,7 @@ class Graph:
       self.values.append(value)
     return value
 
-  def pick(
-    self,
-    kind="main",
-    ranks=None,
-    where=lambda value: True,
-  ):
+  def pick(self, kind="main", ranks=None, where=lambda value: True):
     """A value, as a rule a late one. `kind`: main, float, int, index (int64), bool, number or any."""
     tests = {
       "main": lambda value: value.dtype == self.style.main,
@@ -285,13 +280,7 @@ class Graph:
     made = [self.add(name, array, "node") for name, array in zip(names, arrays, strict=True)]
     return made[0] if outputs == 1 else made
 
-  def block(
-    self,
-    nodes,
-    inputs,
-    outputs,
-    functions=(),
-  ):
+  def block(self, nodes, inputs, outputs, functions=()):
     """Adds nodes that were made elsewhere, and makes values of `outputs`."""
     given = {each.name: each.array for each in inputs}
     arrays = self.evaluator.nodes(nodes, given, outputs, self.opset, functions)

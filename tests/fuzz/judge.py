@@ -155,15 +155,7 @@ class Judge:
     session = self.provider.session(made, False)
     return self.problem(case, reference, made, self.provider.run(session, reference.feeds_of(made))) is not None
 
-  def problem(
-    self,
-    case,
-    reference,
-    made,
-    got,
-    names=None,
-    restored=False,
-  ):
+  def problem(self, case, reference, made, got, names=None, restored=False):
     """What is wrong with the outputs, but for what ONNX leaves open and ONNX Runtime does in several ways.
 
     `names`: those to look at; None: all. `restored`: `made` is an optimized model's standard form.
@@ -189,14 +181,7 @@ class Judge:
     except Exception:  # what does not run in that form is judged as it is
       return problem
 
-  def _defined_problem(
-    self,
-    case,
-    reference,
-    made,
-    got,
-    names,
-  ):
+  def _defined_problem(self, case, reference, made, got, names):
     """The problem but for what becomes of infinities and NaN that left_open.py says to be open."""
     wanted = reference.wanted
     if not is_special(case.oracle, reference.feeds, wanted):

@@ -144,14 +144,7 @@ def is_discontinuous(model):
   )
 
 
-def trials(
-  model,
-  feeds,
-  dtype,
-  names,
-  seed,
-  numbers=range(TRIALS),
-):
+def trials(model, feeds, dtype, names, seed, numbers=range(TRIALS)):
   """The outputs of the model in runs in which each value is off by a little; {} for those that fail.
 
   `dtype`: the name of the narrow one that float32 stands for, else "float32".
@@ -220,17 +213,7 @@ def is_undefined(model, feeds, halves=False):
   return ""
 
 
-def _noisy(
-  model,
-  feeds,
-  values,
-  dtype,
-  rounds,
-  size,
-  rng,
-  cancels,
-  narrow_alone,
-):
+def _noisy(model, feeds, values, dtype, rounds, size, rng, cancels, narrow_alone):
   result = onnx.ModelProto()
   result.CopyFrom(model)
   graph = result.graph

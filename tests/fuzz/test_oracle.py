@@ -179,14 +179,7 @@ def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch):
   assert judged_as(monkeypatch, case, model).what == "unfit"
 
 
-@parametrize(
-  "kind, have, right",
-  [
-    ("pole", -1e9, True),
-    ("zero", 1e3, False),
-    ("rare", 1e3, False),
-  ],
-)
+@parametrize("kind, have, right", [("pole", -1e9, True), ("zero", 1e3, False), ("rare", 1e3, False)])
 def test_beside_a_pole_no_size_is_the_largest(kind, have, right):
   noise = np.random.default_rng(0).standard_normal(oracle.MORE_TRIALS)
   values = {"pole": 1 / noise, "zero": noise, "rare": np.where(abs(noise) > 2.5, noise, 0)}[kind]

@@ -70,12 +70,7 @@ def check_repeats(case, times=3, between=lambda number: None):
   assert same_bits(run(make(case.model()), case), first)
 
 
-def check_addresses(
-  case,
-  check,
-  offsets,
-  like=None,
-):
+def check_addresses(case, check, offsets, like=None):
   """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes.
 
   `offsets`: for each run those of the inputs and of the outputs in elements, from the first on and again. `like`:

@@ -189,9 +189,7 @@ def done_by(conv, algorithm):
 @parametrize("dtype", BOUNDS)
 @parametrize("layout, algorithm", WAYS)
 @parametrize(
-  "program",
-  [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
-  ids=lambda text: text[-40:],
+  "program", [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT], ids=lambda text: text[-40:]
 )
 def test_every_epilogue(program, layout, algorithm, dtype):
   done_by(Conv(program, dtype, layout), algorithm).run()

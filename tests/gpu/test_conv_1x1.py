@@ -82,12 +82,7 @@ def up(number, dtype, text, operands):
 @parametrize("number", range(len(UP)))
 def test_transposed(capfd, number, dtype):
   bias, image = (UP[number][1], 1, 1), (UP[number][0][0], 1, 1, 1)
-  for text, operands in (
-    (BARE, ()),
-    (BIAS_RELU, (bias,)),
-    (RESIDUAL, (bias, None)),
-    (OF_IMAGES, (bias, None, image)),
-  ):
+  for text, operands in ((BARE, ()), (BIAS_RELU, (bias,)), (RESIDUAL, (bias, None)), (OF_IMAGES, (bias, None, image))):
     case = up(number, dtype, text, operands)
     conv_transpose_cases.check(case, run(make(case.model()), case))
   assert NOT_TAKEN not in capfd.readouterr().err

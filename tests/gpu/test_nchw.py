@@ -13,13 +13,7 @@ from gpu.transposed import MAXIMA
 
 FLOATS = ["float16", "bfloat16"]
 # x, filters: pixels that are no vectors, one of them, less and more than a thread's of all blocks.
-FEW = [
-  ((3, 8, 7, 9), 8),
-  ((2, 16, 12, 10), 5),
-  ((1, 1, 1), 16),
-  ((8, 8, 196, 196), 8),
-  ((2, 3, 4, 5, 6), 7),
-]
+FEW = [((3, 8, 7, 9), 8), ((2, 16, 12, 10), 5), ((1, 1, 1), 16), ((8, 8, 196, 196), 8), ((2, 3, 4, 5, 6), 7)]
 # Less than a tile; tiles of 64 and 128 pixels and filters; what none of them divides; all K steps.
 MANY = [
   ((1, 2, 8), 40),

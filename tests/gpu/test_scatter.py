@@ -9,18 +9,7 @@ import pytest
 from node_cases import bits
 from onnx import TensorProto, helper
 from onnx_models import parametrize
-from scatter_cases import (
-  CASES,
-  FLOATING,
-  INPUTS,
-  ONNX_DTYPES,
-  check,
-  check_any_order,
-  elements,
-  expect,
-  nd,
-  window,
-)
+from scatter_cases import CASES, FLOATING, INPUTS, ONNX_DTYPES, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
 from gpu.device import cupy, make, need_memory

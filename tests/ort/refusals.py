@@ -37,14 +37,7 @@ for line in sys.stdin:
 """
 
 
-def culprit(
-  operator,
-  shapes,
-  attributes,
-  dtypes=(),
-  outputs=("y",),
-  inputs=None,
-):
+def culprit(operator, shapes, attributes, dtypes=(), outputs=("y",), inputs=None):
   """A model of one node named "culprit".
 
   Its inputs p0, p1, ... are the node's unless other ones are given, and float unless dtypes are. An attribute that is

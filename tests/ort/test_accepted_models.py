@@ -100,11 +100,7 @@ MODELS = {
   "ai.onnx.ml not imported": lambda: built("t = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(x)"),
   "IR 3, an initializer that is no input": lambda: built(ADDED, ROW, '"" : 13', 3),
   "IR 3, one that is and one that is not": lambda: built(
-    f"s = Mul(x, v) {ADDED.replace('x', 's')}",
-    {"v": ROW["w"], **ROW},
-    '"" : 13',
-    3,
-    "float[2,4] x, float[1,4] w",
+    f"s = Mul(x, v) {ADDED.replace('x', 's')}", {"v": ROW["w"], **ROW}, '"" : 13', 3, "float[2,4] x, float[1,4] w"
   ),
   "IR 3 and opset 8": lambda: built(ADDED, ROW, '"" : 8', 3),
   "an input without a shape": lambda: without("input", "shape"),

@@ -12,16 +12,7 @@ from operator_places import check_decomposition
 from ortplugin.errors import ModelError
 from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import (
-  DTYPES,
-  INTEGERS,
-  NUMPY_DTYPES,
-  OPERATORS,
-  UNSIGNED,
-  integer_range,
-  parse,
-  sum_axes,
-)
+from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, OPERATORS, UNSIGNED, integer_range, parse, sum_axes
 
 
 def truncated(x, y):

@@ -79,15 +79,7 @@ def attributes_of(node: onnx.NodeProto) -> Resize:
   elif not all(math.isfinite(scale) and scale > 0 for scale in given[name]):
     raise ModelError(f"{where}: scales is {list(given[name])}; its numbers must be positive")
   mode, coordinate_mode, nearest_mode = (given.get(word, allowed[0]) for word, allowed in _WORDS.items())
-  return Resize(
-    where,
-    mode,
-    coordinate_mode,
-    nearest_mode,
-    nhwc,
-    given.get("sizes", ()),
-    given.get("scales", ()),
-  )
+  return Resize(where, mode, coordinate_mode, nearest_mode, nhwc, given.get("sizes", ()), given.get("scales", ()))
 
 
 def out_size(resize: Resize, axis: int, size: int) -> int:

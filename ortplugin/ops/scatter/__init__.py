@@ -245,12 +245,7 @@ def _variants(node: onnx.NodeProto) -> Sequence[Mapping[str, Any]]:
 def _operator(name: str, summary: str) -> Operator:
   run: Callable[[onnx.NodeProto, Sequence[Array]], list[Array]] = reference
   return Operator(
-    name=name,
-    summary=summary,
-    infer_shapes=infer_shapes,
-    decompose=decompose,
-    reference=run,
-    variants=_variants,
+    name=name, summary=summary, infer_shapes=infer_shapes, decompose=decompose, reference=run, variants=_variants
   )
 
 

@@ -87,12 +87,7 @@ def scatter_elements(
 
 
 def update_slice(
-  data: Array,
-  updates: Array,
-  starts: Array,
-  axes: Sequence[int],
-  steps: Sequence[int] = (),
-  skip_invalid: bool = False,
+  data: Array, updates: Array, starts: Array, axes: Sequence[int], steps: Sequence[int] = (), skip_invalid: bool = False
 ) -> Array:
   """data with the slice start, start + step, .. on each of `axes` replaced by updates.
 

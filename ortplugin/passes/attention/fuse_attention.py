@@ -168,9 +168,7 @@ def _read(
 
 
 FUSE_ATTENTION = RulePass(
-  "fuse-attention",
-  "attention, written out or one operator, becomes FusedAttention",
-  first_of(fuse, fuse_operator),
+  "fuse-attention", "attention, written out or one operator, becomes FusedAttention", first_of(fuse, fuse_operator)
 )
 ATTENTION_TO_TF32 = RulePass(
   "attention-to-tf32", "attention of float32 that may round to TF32 becomes FusedAttention", fuse_tf32

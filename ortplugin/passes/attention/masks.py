@@ -9,16 +9,7 @@ from ...arrays import Array
 from ...graph.facts import Scope
 from ...graph.lengths import ONE, Length, dims, product
 from .axes import Atom, flat
-from .mask_values import (
-  ABSORBING,
-  ELEMENTS,
-  LOWEST,
-  causal_window,
-  filled_in,
-  mask_values,
-  selection,
-  without_repeats,
-)
+from .mask_values import ABSORBING, ELEMENTS, LOWEST, causal_window, filled_in, mask_values, selection, without_repeats
 from .masked_rows import deciding
 from .scores import Mask
 

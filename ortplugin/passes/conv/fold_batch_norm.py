@@ -12,14 +12,7 @@ zeros of the padding are not normalised. All is computed in float64 and stored i
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ...graph.channels import (
-  NotFoldableError,
-  batch_norm,
-  channel_operand,
-  constant,
-  scaled_columns,
-  scaled_rows,
-)
+from ...graph.channels import NotFoldableError, batch_norm, channel_operand, constant, scaled_columns, scaled_rows
 from ...graph.convert import attached
 from ...graph.facts import Scope
 from ...graph.labels import label, labelled

@@ -21,17 +21,7 @@ from ...ops.layer_norm import NAME
 from ...program import ProgramError, parse
 from ..driver import Applied, Missed, Outcome, RulePass, replaced
 from ..emit import emit, integers
-from .row_order import (
-  MOVERS,
-  ORDER,
-  VIEWS,
-  NotRowsError,
-  Steps,
-  lengths,
-  order_of,
-  repeats,
-  steps_to,
-)
+from .row_order import MOVERS, ORDER, VIEWS, NotRowsError, Steps, lengths, order_of, repeats, steps_to
 
 ACCESS = 8  # elements that are read at once
 Order = dict[str, list[int]]

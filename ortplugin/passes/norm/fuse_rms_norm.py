@@ -52,9 +52,7 @@ FUSE_RMS_NORM = RulePass(
   name="fuse-rms-norm",
   summary="RMS normalisation, as one operator or many, becomes FusedLayerNorm",
   rule=first_of(
-    rms_normalization,
-    skip_simplified_layer_normalization,
-    PatternRewrite(pattern(), check_decomposed, rewrite),
+    rms_normalization, skip_simplified_layer_normalization, PatternRewrite(pattern(), check_decomposed, rewrite)
   ),
   keeps_constant_values=True,
 )

@@ -11,12 +11,7 @@ from ...graph.facts import Scope
 from ...graph.merging import Merging
 from ...graph.order import tensors_read
 from ...graph.shapes import element_count, show
-from ...program import (
-  MAX_CHARACTERS,
-  MAX_PARAMETERS,
-  MAX_RESULTS,
-  MAX_STATEMENTS,
-)
+from ...program import MAX_CHARACTERS, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS
 from ..driver import Missed
 from ..members import Member
 from .cost import too_dear, work

@@ -36,11 +36,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
       indices = _on_axis(scope, node, one[1], one[0], scatter.rank)
   if scatter.ours and indices is scatter.indices:
     return None
-  attributes = {
-    **node.attrs,
-    **({} if axis is None else {"axis": axis}),
-    **({"unique": 1} if unique else {}),
-  }
+  attributes = {**node.attrs, **({} if axis is None else {"axis": axis}), **({"unique": 1} if unique else {})}
   if scatter.reduction == "none":
     attributes.pop("reduction", None)
   new = gs.Node(op, node.name, attributes, [scatter.data, indices, scatter.updates], [], DOMAIN)

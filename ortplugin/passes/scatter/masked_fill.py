@@ -79,7 +79,5 @@ def _smaller(scope: Scope, mask: gs.Tensor) -> gs.Tensor:
 
 
 MASKED_FILL = RulePass(
-  name="masked-fill",
-  summary="one value scattered to where a mask is true becomes a Where",
-  rule=fill,
+  name="masked-fill", summary="one value scattered to where a mask is true becomes a Where", rule=fill
 )

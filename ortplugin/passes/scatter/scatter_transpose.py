@@ -79,7 +79,5 @@ def _untransposed(
 
 
 SCATTER_TRANSPOSE = RulePass(
-  name="scatter-transpose",
-  summary="scatters between Transposes work on the data as it is",
-  rule=untranspose,
+  name="scatter-transpose", summary="scatters between Transposes work on the data as it is", rule=untranspose
 )

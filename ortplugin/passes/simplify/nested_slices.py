@@ -114,7 +114,5 @@ def _part(scope: Scope, node: gs.Node, missing: list[int]) -> Slices | None:
 
 
 NESTED_SLICES = RulePass(
-  name="nested-slices",
-  summary="an update of a slice of a slice becomes one update",
-  rule=flatten,
+  name="nested-slices", summary="an update of a slice of a slice becomes one update", rule=flatten
 )

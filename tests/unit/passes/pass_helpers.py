@@ -34,14 +34,7 @@ def _assert_no_strays(graph):
     assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
 
 
-def run_pass(
-  original,
-  *passes,
-  limit=None,
-  into=None,
-  program=None,
-  changes=None,
-):
+def run_pass(original, *passes, limit=None, into=None, program=None, changes=None):
   """The model after the passes, and what they did together; each is checked to be idempotent.
 
   `into` are the operators that the model must have then, `program` the statements of its first fused node, `changes`
@@ -170,13 +163,7 @@ def run(model, feeds):
   return outputs
 
 
-def assert_same_outputs(
-  original,
-  optimized,
-  precision="",
-  rng=None,
-  **lengths,
-):
+def assert_same_outputs(original, optimized, precision="", rng=None, **lengths):
   """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
   feeds = random_feeds(original, rng or seeded(original), **lengths)
   for info, expected, found in zip(
@@ -197,16 +184,7 @@ def seeded(model):
 
 
 def run_same(
-  original,
-  *passes,
-  start=None,
-  precision="",
-  rng=None,
-  limit=None,
-  into=None,
-  program=None,
-  changes=None,
-  **lengths,
+  original, *passes, start=None, precision="", rng=None, limit=None, into=None, program=None, changes=None, **lengths
 ):
   """`run_pass`, on `start` if it is not the original, after which the original's outputs are the same."""
   optimized, result = run_pass(start or original, *passes, limit=limit, into=into, program=program, changes=changes)

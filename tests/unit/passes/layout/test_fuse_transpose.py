@@ -28,8 +28,7 @@ def windows(optimized):
 
 @parametrize("dtype", ["float16", "float", "int64", "uint8"])
 @parametrize(
-  "dims, perm",
-  [("N,4,5,6", [0, 3, 1, 2]), ("N,4,5,6", [0, 2, 1, 3]), ("N,M", [1, 0]), ("N,4,1,6", [2, 3, 0, 1])],
+  "dims, perm", [("N,4,5,6", [0, 3, 1, 2]), ("N,4,5,6", [0, 2, 1, 3]), ("N,M", [1, 0]), ("N,4,1,6", [2, 3, 0, 1])]
 )
 def test_one(dims, perm, dtype):
   out = ",".join("ABCD"[: len(perm)])
@@ -93,10 +92,7 @@ def test_a_split_before_them():
   text = graph(nodes, "[2,5,6] x", "[2,2,5] y; [4,5] z")
   into = ["FusedTranspose", "FusedTranspose", "Squeeze"]
   optimized, _ = run_same(model(text), FUSE_TRANSPOSE, into=into, changes=2)
-  assert windows(optimized) == [
-    ([0, 2, 1], [0, 0, 0], [TO, TO, 2]),
-    ([2, 0, 1], [0, 0, 2], [1, TO, 6]),
-  ]
+  assert windows(optimized) == [([0, 2, 1], [0, 0, 0], [TO, TO, 2]), ([2, 0, 1], [0, 0, 2], [1, TO, 6])]
 
 
 def test_two_windows_of_one_axis_are_not_put_together():

@@ -216,11 +216,7 @@ def test_float32_for_tf32():
 @parametrize(
   "nodes, x, reason",
   [
-    (
-      lstm("x, w112, r112", f"hidden_size = 112, {BOTH}"),
-      8,
-      "its hidden size is 112; there is a fast kernel",
-    ),
+    (lstm("x, w112, r112", f"hidden_size = 112, {BOTH}"), 8, "its hidden size is 112; there is a fast kernel"),
     (lstm("x, w6, r"), 6, "its inputs have 6 elements"),
     (lstm(attributes=f"hidden_size = 16, clip = 3.0, {BOTH}"), 8, "'clip' is 3.0"),
   ],
@@ -231,8 +227,7 @@ def test_what_tf32_does_not_take(nodes, x, reason):
 
 
 @parametrize(
-  "precision, provider, said",
-  [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])],
+  "precision, provider, said", [(None, "cuda", [[]]), ("tf32", "cuda", [[1]]), (None, "cpu", []), ("fp32", "cuda", [])]
 )
 def test_who_may_round(precision, provider, said):
   original = graph(BATCH_FIRST, "f[3,5,32] y", "f[3,5,8] x", half=False)

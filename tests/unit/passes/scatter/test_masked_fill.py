@@ -119,8 +119,7 @@ OTHERS = {
   "a sum": fill(scatter='ScatterND<reduction = "add">'),
   "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
   "values that differ": fill(
-    value="v = float[2] {1.0, 2.0}",
-    updates="w = Tile(v, count)  z = {0}  u = Slice(w, z, count)",
+    value="v = float[2] {1.0, 2.0}", updates="w = Tile(v, count)  z = {0}  u = Slice(w, z, count)"
   ),
 }
 

@@ -16,8 +16,7 @@ def concat(count, *, before="", axis=1, shape="2,N,3", outputs="float[2,M,3] y")
 
 
 @parametrize(
-  "count, expected",
-  [(33, [32, 2]), (34, [32, 2, 2]), (64, [32, 32, 2]), (65, [32, 32, 3]), (100, [32, 32, 32, 4, 4])],
+  "count, expected", [(33, [32, 2]), (34, [32, 2, 2]), (64, [32, 32, 2]), (65, [32, 32, 3]), (100, [32, 32, 32, 4, 4])]
 )
 @parametrize("axis", [1, -2])
 def test_parts(count, expected, axis):
