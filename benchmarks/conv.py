@@ -150,8 +150,7 @@ class Case:
     node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[self.kernel] * 2, pads=[self.pad] * 4,
                             strides=[self.stride] * 2, group=self.group)  # fmt: skip
     model = timing.model_of([node], [("x", np.float32, None), ("w", np.float32, None)], [("y", np.float32, None)])
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    y = session.run(None, {"x": x, "w": w})[0]
+    y = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x, "w": w})[0]
     if self.channels_last:
       y = np.ascontiguousarray(y.transpose(0, 2, 3, 1))
     bias = weights["b"].astype(np.float32)

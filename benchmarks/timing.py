@@ -155,8 +155,7 @@ def _in_columns(record):
   given = record["rows"]
   while nested := _nested(given):
     given = [_flat(row, nested) for row in given]
-  counts = Counter(name for row in given for name in row)
-  names = [name for name, _ in counts.most_common()]
+  names = [name for name, _ in Counter(name for row in given for name in row).most_common()]
   last = [max(names.index(name) for name in row) for row in given]
   texts = {name: found for name in names if (found := _repeated(given, name))}
 
@@ -422,8 +421,7 @@ def model_of(nodes, inputs, outputs, constants=None, opset=17):
   tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
   graph = helper.make_graph(list(nodes), "steps", infos(inputs), infos(outputs), tensors)
   opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ortplugin", 1)]
-  made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-  return made.SerializeToString()
+  return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
 
 
 def algorithms(model):

@@ -537,8 +537,7 @@ def measure_all(args, record):
   todo = jobs(args.cases, args.exporter, args.precision, args.size, args.part)
   earlier = args.earlier or args.out / "zoo.json.xz"
   if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
-    known = timing.merged([], earlier, record["environment"], *KEYS)
-    todo = chosen(todo, known, missing=args.missing, bad=args.bad)
+    todo = chosen(todo, timing.merged([], earlier, record["environment"], *KEYS), missing=args.missing, bad=args.bad)
   rows = []
   begun = time.monotonic()
   for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds, gpus=args.gpus):

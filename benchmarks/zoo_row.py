@@ -541,8 +541,7 @@ def _optimized(model, report):
 
 def _compare_on_cpu(model, setting, variants, expected, report):
   with stage("original", report, "not run"):
-    outputs = run_on_cpu(model.SerializeToString(), setting, variants, plugin=False)
-    report({"error_ort": error_of(outputs, expected)})
+    report({"error_ort": error_of(run_on_cpu(model.SerializeToString(), setting, variants, plugin=False), expected)})
   serialized = _optimized(model, report)
   with stage("optimized", report, "fails"):
     report({"error": error_of(run_on_cpu(serialized, setting, variants, plugin=True), expected)})

@@ -74,5 +74,4 @@ def computed(model, feeds):
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 4
   data = model if isinstance(model, bytes) else model.SerializeToString()
-  session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-  return list(session.run(None, dict(feeds)))
+  return list(onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, dict(feeds)))

@@ -88,8 +88,7 @@ def check_decomposition(program, opset):
   """Raises what ONNX's checkers raise of a node that the standard lacks, or has in other dtypes."""
   names = [each.name for each in program.parameters]
   inputs = {each.name: (each.dtype, [3]) for each in program.parameters}
-  nodes = to_onnx(program, names, ["y"], opset, "t")
-  model = built(nodes, inputs, {"y": (program.results[0].dtype, [3])}, opset, 10)
+  model = built(to_onnx(program, names, ["y"], opset, "t"), inputs, {"y": (program.results[0].dtype, [3])}, opset, 10)
   onnx.checker.check_model(model)
   onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 

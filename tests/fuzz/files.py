@@ -334,8 +334,7 @@ def run_case(data, options, folder):
   finally:
     signal.alarm(0)
   seconds, resident = time.perf_counter() - begun, max((usage.ru_maxrss << 10) - inherited, 0)
-  text = errors.read_bytes().decode(errors="replace")
-  failure = _failure(status, text, resident)
+  failure = _failure(status, errors.read_bytes().decode(errors="replace"), resident)
   kind = "failed" if failure else "optimized" if os.waitstatus_to_exitcode(status) == 0 else "refused"
   return Outcome(kind, failure, seconds, resident)
 

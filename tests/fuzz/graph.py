@@ -282,8 +282,7 @@ class Graph:
 
   def block(self, nodes, inputs, outputs, functions=()):
     """Adds nodes that were made elsewhere, and makes values of `outputs`."""
-    given = {each.name: each.array for each in inputs}
-    arrays = self.evaluator.nodes(nodes, given, outputs, self.opset, functions)
+    arrays = self.evaluator.nodes(nodes, {each.name: each.array for each in inputs}, outputs, self.opset, functions)
     self._check(arrays)
     self.nodes += nodes
     self.functions += [each for each in functions if all(each.name != own.name for own in self.functions)]

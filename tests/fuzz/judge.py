@@ -210,16 +210,14 @@ class Judge:
         return Finding("again", f"a second run changes it by {report.changes[0].rewrite}",
                        report.changes[0].rewrite)  # fmt: skip
     for reference in references if "shapes" in case.checks and self.provider.is_cpu else ():
-      values = {**reference.feeds, **all_values(case.oracle, reference.feeds)}
-      words = contradiction(case.oracle, values)
+      words = contradiction(case.oracle, {**reference.feeds, **all_values(case.oracle, reference.feeds)})
       if words and not is_undefined(case.oracle, reference.feeds, reference.is_half):
         return Finding("shapes", words, "annotate")
     if "restore" in case.checks and self.provider.is_cpu and any(node.domain == OURS for node in walk_nodes(made)):
       self.tell("restore")
       try:
         restored = ortplugin.restore(made)
-        session = self.provider.session(restored, False)
-        got = self.provider.run(session, references[0].feeds_of(made))
+        got = self.provider.run(self.provider.session(restored, False), references[0].feeds_of(made))
       except UnfitError:
         return None
       except Exception as error:  # a defect, whatever its class

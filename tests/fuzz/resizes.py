@@ -73,7 +73,6 @@ def _beside_an_axis(node, name):
   for each in made.attribute:
     if each.name == "axes":
       each.ints[:] = [axis - (axis < 0) for axis in each.ints]
-  text = "last = {-1}  x = Unsqueeze(given, last)"
-  yield from spelled(text, name, given=node.input[0])
+  yield from spelled("last = {-1}  x = Unsqueeze(given, last)", name, given=node.input[0])
   yield made
   yield from spelled("result = Squeeze(y, last)", name, result=node.output[0])

@@ -102,8 +102,7 @@ def without(case, span):
       return None
     shape = [sizes[0] if len(set(sizes)) == 1 else None
              for sizes in zip(*(array.shape for array in arrays if array is not None), strict=True)]  # fmt: skip
-    first = arrays[0]
-    model.graph.input.append(helper.make_tensor_value_info(name, to_onnx(first.dtype), shape))
+    model.graph.input.append(helper.make_tensor_value_info(name, to_onnx(arrays[0].dtype), shape))
     for each, array in zip(feeds, arrays, strict=True):
       each[name] = array
   return rebuilt(case, model, feeds)

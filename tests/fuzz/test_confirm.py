@@ -134,8 +134,7 @@ def test_one_feed_is_enough_to_see_what_an_earlier_run_left():
 
 
 def test_a_finding_counts_by_the_outputs_that_the_original_has_right():
-  found = finding_of(ask("CumSum:stale:y,ortplugin:off"))
-  assert found.message.startswith("'z': ")
+  assert finding_of(ask("CumSum:stale:y,ortplugin:off")).message.startswith("'z': ")
   assert ask("CumSum:stale:y").what == "unfit"
 
 
@@ -157,8 +156,7 @@ def test_what_does_not_happen_again_is_counted():
 
 @pytest.mark.one_in(0)
 def test_an_original_that_is_not_captured_is_asked_without_a_graph():
-  found = finding_of(ask("graph,Exp:open,ortplugin:off"))
-  assert found.kind == "values"
+  assert finding_of(ask("graph,Exp:open,ortplugin:off")).kind == "values"
   told = ask("graph,Exp:open,ortplugin:graph/off")
   assert told.what == "unfit"
   assert "not captured" in told.message

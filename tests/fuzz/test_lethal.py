@@ -25,8 +25,7 @@ NODES = {
 def model_of(name):
   nodes, x, w = NODES[name]
   made = parsed(f"""g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
-  sizes = [int(each) for each in w.split(", ")]
-  add_weights(made, w=np.ones(sizes, np.float32))
+  add_weights(made, w=np.ones([int(each) for each in w.split(", ")], np.float32))
   return made
 
 
@@ -85,8 +84,7 @@ def test_what_is_empty_beside_it_does_not_count(library, x, other, words):
 def test_a_shape_that_is_not_known_may_be_what_it_dies_of():
   model = parsed("""g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1, 2, 3, 4}> {
         b = Compress<axis = 1>(x, c)  y = LSTM<hidden_size = 1>(b, w, w) }""")
-  feeds = {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)}
-  assert lethal.of_model(model, feeds)
+  assert lethal.of_model(model, {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)})
 
 
 def test_no_pixels_in_half(library):
@@ -168,8 +166,7 @@ def test_what_the_result_fails_of_with_a_crop(library, axis, layout, crops):
     21,
     10,
   )
-  feeds = {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}
-  case = case_of(model, feeds, checks=("ort",), layout=layout)
+  case = case_of(model, {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}, checks=("ort",), layout=layout)
   assert Judge().judge(case).what == "same"
   made, _ = optimize(case)
   assert lethal.of_crop(made) == crops

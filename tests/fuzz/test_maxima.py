@@ -53,8 +53,7 @@ def test_nan_propagates(name, dtype):
 
 
 def test_an_old_opset_and_what_stays():
-  made = definite(model_of(POOL, opset=7))
-  assert np.isnan(result(made, np.array([1, np.nan, 2, 3], np.float32))[1])
+  assert np.isnan(result(definite(model_of(POOL, opset=7)), np.array([1, np.nan, 2, 3], np.float32))[1])
   assert definite(model_of(SCATTER.format("max"), "int64")) is None
   assert definite(model_of(SCATTER.format("add"))) is None
   assert definite(model_of("y = Abs(x)")) is None
@@ -67,8 +66,7 @@ def test_behind_an_upsample():
             c = ConvTranspose <group = 2> (x, a)
             d = Upsample <mode = "nearest", scales = [1.0, 1.0, 1.0, 1.0]> (c)
             y = MaxPool <kernel_shape = [3, 3]> (d) }""", 8, 3)  # fmt: skip
-  made = definite(model)
-  assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
+  assert sum(node.op_type == "MaxPool" for node in definite(model).graph.node) == 2
 
 
 def test_behind_an_operator_of_ours():
@@ -84,7 +82,6 @@ def test_only_nan_is_open(library, monkeypatch, factor, what):
   nodes = POOL.replace("y =", "p =") + f" f = float {{{factor}}} y = Mul(p, f)"
   fused = nodes.replace("MaxPool <", 'ortplugin.FusedPool <kind = "max", ')
   feeds = {"x": np.array([1, np.nan, 2, 3], np.float32).reshape(1, 1, 4)}
-  original = POOL.replace("y =", "p =") + " f = float {1.0} y = Mul(p, f)"
-  case = case_of(model_of(original), feeds)
+  case = case_of(model_of(POOL.replace("y =", "p =") + " f = float {1.0} y = Mul(p, f)"), feeds)
   verdict = judged_as(monkeypatch, case, model_of(fused))
   assert verdict.what == what, verdict

@@ -200,8 +200,7 @@ def test_more_than_two_to_the_31_elements(dtype):
   q *= 8
   y = cupy.zeros(q.shape, stored)
   node.input[:] = ["q", "x", "x"]
-  made = model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])
-  run_bound(make(made), [q, x], [y])
+  run_bound(make(model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])), [q, x], [y])
   # The last key of the last head has the score 8 sqrt(size) and the value 1, all others have 0.
   last = np.exp(8 * np.sqrt(size))
   wanted = np.zeros(q.shape)

@@ -108,8 +108,7 @@ def test_maxima_of_nan(dtype):
 
 @parametrize("number", [1, 4])
 def test_tensors_may_start_anywhere(number):
-  case = replace(up(number, "float16", RESIDUAL, ((UP[number][1], 1, 1), None)), constant_weights=False)
-  check_anywhere(case)
+  check_anywhere(replace(up(number, "float16", RESIDUAL, ((UP[number][1], 1, 1), None)), constant_weights=False))
 
 
 def test_runs_are_bit_identical():

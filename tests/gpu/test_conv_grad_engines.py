@@ -129,8 +129,7 @@ def test_a_missing_plan_is_said(capfd):
 @parametrize("name", ["digits", "middle", "small images", "strided", "1x1"])
 @parametrize("dtype", ["float", "float16"])
 def test_runs_are_bit_identical(name, dtype):
-  case = own(Case(f"{name}, {dtype}", GEOMETRIES[name], typed(RELU, dtype), "dX dW dB"))
-  check_repeats(case, 10)
+  check_repeats(own(Case(f"{name}, {dtype}", GEOMETRIES[name], typed(RELU, dtype), "dX dW dB")), 10)
 
 
 @parametrize("layout", ["NCHW", "NHWC"])

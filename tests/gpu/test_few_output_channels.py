@@ -81,8 +81,7 @@ def test_others_are_not_taken(capfd, attributes):
 @parametrize("number", [0, 2, 3, 5])
 @parametrize("dtype", FLOATS)
 def test_infinite_pixels_stay_where_they_are(number, dtype, first):
-  case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
-  check_infinite_pixels(case)
+  check_infinite_pixels(replace(case_of(number, dtype, BARE, (), first), constant_weights=False))
 
 
 @parametrize("number", [0, 2])

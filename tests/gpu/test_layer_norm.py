@@ -196,7 +196,7 @@ ENDINGS = {
 
 @parametrize("ending", ENDINGS)
 def test_a_process_ends_in_any_order(ending):
-  code = f"""
+  done = python(f"""
 import gc, threading, ortplugin
 from gpu.test_layer_norm import by_name, check, make, run
 case = by_name["awkward, float"]
@@ -204,8 +204,7 @@ session = make(case.model())
 check(case, run(session, case))
 {ENDINGS[ending]}
 print("the end", flush=True)
-"""
-  done = python(code)
+""")
   assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
 
 
@@ -356,8 +355,7 @@ def test_results_larger_than_the_cache(width):
   wide = [x, c % 7 / 8, r, (c % 61 + 1) / 32, c % 5 / 4]
   x, b, r, gamma, beta = arrays = [array.astype(np.float16) for array in wide]
   y, s = results = [cupy.zeros((rows, width), np.float16) for _ in range(2)]
-  session = make(case.model())
-  run_bound(session, arrays, results)
+  run_bound(make(case.model()), arrays, results)
   total = x.astype(np.float32) + b + r
   assert bool((s == total.astype(np.float16)).all())
   wanted = total.astype(np.float64)

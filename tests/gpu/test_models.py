@@ -45,5 +45,4 @@ def test_a_transformer(name):
 
 def run(model, feeds):
   """The outputs on the CUDA provider, without a graph."""
-  session = ortplugin.session(model.SerializeToString(), providers=["cuda"])
-  return ortplugin.run(session, feeds)
+  return ortplugin.run(ortplugin.session(model.SerializeToString(), providers=["cuda"]), feeds)

@@ -167,11 +167,9 @@ def test_results_may_take_the_place_of_inputs(shape, dtype, offset):
 
 
 def test_swapped_inputs_are_results():
-  text = "(float x, float y) => (float y, float x) { }"
-  case = Case("swapped", text, ((1000,), (1000,)))
+  case = Case("swapped", "(float x, float y) => (float y, float x) { }", ((1000,), (1000,)))
   x, y = (cupy.asarray(array) for array in case.inputs())
-  session = make(case.model())
-  run_bound(session, [x, y], [x, y])
+  run_bound(make(case.model()), [x, y], [x, y])
   wanted = case.inputs()
   assert (cupy.asnumpy(x) == wanted[1]).all()
   assert (cupy.asnumpy(y) == wanted[0]).all()
@@ -297,8 +295,7 @@ def test_more_than_two_to_the_31_elements(name):
   words[...] = cupy.arange(words.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
   x.reshape(-1)[words.size * 8 :] = 5
   b = cupy.random.randint(-100, 100, other, dtype=np.int64).astype(np.int8).reshape(other)
-  session = make(model_of(text, [None, None]))
-  run_bound(session, [x, b], [y])
+  run_bound(make(model_of(text, [None, None])), [x, b], [y])
   for index in itertools.product(*(range(size) for size in shape[:-2])):
     rows = shape[-2] if len(shape) > 1 else 1
     step = 1 << 18 if len(shape) > 1 else 1

@@ -89,8 +89,7 @@ def test_equals_the_reference(capfd, number, dtype):
 
 @parametrize("number", [1, 9, 10])
 def test_infinite_pixels_stay_where_they_are(number):
-  case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
-  check_infinite_pixels(case)
+  check_infinite_pixels(replace(case_of(number, "float16", BARE, ()), constant_weights=False))
 
 
 @parametrize("dtype", ["float16", "bfloat16"])

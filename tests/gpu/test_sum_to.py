@@ -162,8 +162,7 @@ def test_more_than_two_to_the_31_elements(name):
     )
   wanted = x.sum(int(axis), dtype=np.int32)
   y = cupy.zeros(wanted.shape, np.int32)
-  session = make(model_of(text, [None]))
-  run_bound(session, [x], [y])
+  run_bound(make(model_of(text, [None])), [x], [y])
   assert bool((y == wanted).all())
 
 

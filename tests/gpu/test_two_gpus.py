@@ -226,15 +226,14 @@ def test_tuning_on_the_second(optimized, monkeypatch):
 
 def test_the_whole_of_tuning_and_verifying():
   """In a process of its own, in which nothing has touched GPU 0 before."""
-  code = """
+  done = python("""
 from gpu.test_two_gpus import network
 import ortplugin
 _, report = ortplugin.optimize(network(), tune=True, verify=True, providers=["cuda"], device_id=1)
 assert report.passed
 assert report.tuning
 print(report.verification[0].replays, "replays")
-"""
-  done = python(code)
+""")
   assert done.returncode == 0, done.stderr
   assert done.stdout.endswith("replays\n")
   assert not done.stdout.startswith("0 ")

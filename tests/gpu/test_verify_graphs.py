@@ -164,8 +164,7 @@ def test_a_fused_operator(tmp_path, rng):
   dims = {
     value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim] for value in optimized.graph.input
   }
-  feeds = {name: np.ones(shape, np.int64) for name, shape in dims.items()}
-  found = replayed(side, feeds)
+  found = replayed(side, {name: np.ones(shape, np.int64) for name, shape in dims.items()})
   for name in found.plain[0]:
     assert found.differing(name) == 0
   assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
@@ -317,8 +316,7 @@ def test_tuning_judges_replays(monkeypatch, rng):
 
 
 def test_a_model_is_tuned_and_verified_in_graphs():
-  model = chain()
-  tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
+  tuned, report = optimizer.optimize(chain(), tune=True, verify=True, providers=["cuda"])
   assert report.passed
   if report.changes or report.tuned:
     (result,) = report.verification

@@ -116,8 +116,7 @@ def refusals_of(wrong):
   """(stage, message) of each model by name; it runs on the feeds, unless they are None."""
   found = {}
   while left := [name for name in wrong if name not in found]:
-    lines = [json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left]
-    done = python(TRY_EACH, "\n".join(lines))
+    done = python(TRY_EACH, "\n".join(json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left))
     for line in done.stdout.splitlines():
       name, stage, message = json.loads(line)
       found[name] = stage, message

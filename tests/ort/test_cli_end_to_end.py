@@ -84,8 +84,7 @@ def test_a_real_model_is_optimized_verified_and_runs(tmp_path, run):
   assert len(verification["inputs"]) == 2  # two sets of sizes, since the model has dynamic dimensions
   assert verification["original_ms"] > 0
   assert verification["optimized_ms"] > 0
-  session = ortplugin.session(out, providers=["cpu"])
-  assert session.get_providers() == ["CPUExecutionProvider"]
+  assert ortplugin.session(out, providers=["cpu"]).get_providers() == ["CPUExecutionProvider"]
 
 
 def test_the_same_input_gives_the_same_bytes_and_a_second_run_changes_nothing(tmp_path, run):

@@ -49,8 +49,7 @@ def test_shapes_may_change_from_run_to_run():
 
 
 def test_shapes_are_inferred():
-  case = by_name["3x3, NCHW, float"]
-  session = make(case.model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
+  session = make(by_name["3x3, NCHW, float"].model([("n", 3, "h", "w"), (4, 3, 3, 3), ("n", 4, "h", "w")]))
   assert [output.shape for output in session.get_outputs()] == [["n", 3, "h", "w"], [4, 3, 3, 3], [4]]
 
 

@@ -96,8 +96,7 @@ def test_strided_arrays_and_those_of_other_libraries(cupy):
   turned = np.ascontiguousarray(X.T).T
   for given, log in ((turned, [UP]), (Foreign(X, 1), [UP]), (cupy.ndarray.wrap(turned), []), (Foreign(X, 2), [])):
     cupy.log.clear()
-    found = ortplugin.run(session(False), {"x": given, "shape": shape(12)})["y"]
-    assert np.array_equal(found.array, 2 * X.ravel())
+    assert np.array_equal(ortplugin.run(session(False), {"x": given, "shape": shape(12)})["y"].array, 2 * X.ravel())
     assert cupy.log == log
 
 
@@ -186,8 +185,7 @@ def test_what_the_host_makes_is_bound_there(cupy):
 def test_a_replay_holds_its_feeds(cupy):
   from ortplugin.session.device import replay
 
-  made = session(True)
-  replayed = replay(made, {"x": X, "shape": shape(3, 4)})
+  replayed = replay(session(True), {"x": X, "shape": shape(3, 4)})
   cupy.log.clear()
   replayed()
   assert cupy.log == []

@@ -33,8 +33,7 @@ def run(mode, *numbers):
     command, cwd=TESTS, env={**environment(), **malloc}, capture_output=True, text=True, timeout=300
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  found = json.loads(done.stdout)
-  return found
+  return json.loads(done.stdout)
 
 
 def test_every_operator_takes_part():
@@ -69,5 +68,4 @@ def test_a_leak_shows_in_resident_memory():
 
 
 def test_threads_of_one_session_change_no_bit():
-  found = run("threads", 13, 25 if SAMPLING else 500)
-  assert found == {"different": [0] * 13, "inputs": 13}
+  assert run("threads", 13, 25 if SAMPLING else 500) == {"different": [0] * 13, "inputs": 13}

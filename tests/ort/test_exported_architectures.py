@@ -101,8 +101,7 @@ def test_variant(name):
   precision = VARIANTS[which].get("precision")
   # the best of several values may be another once they are rounded
   form = precision is not None and ENTRIES[name]["chooses"]
-  found = outputs_of(optimized, runs, library=True, half=precision is not None)
-  assert_same(found, wanted, precision, form=form)
+  assert_same(outputs_of(optimized, runs, library=True, half=precision is not None), wanted, precision, form=form)
 
 
 def test_every_exporter_is_there():

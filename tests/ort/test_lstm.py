@@ -83,8 +83,7 @@ def test_what_is_refused(changes, words):
   case = by_name["R of a run, float"]
 
   def attempt():
-    model = case.model([None] * 4, [changed(case.node(), changes)])
-    ortplugin.run(make(model), case.feeds())
+    ortplugin.run(make(case.model([None] * 4, [changed(case.node(), changes)])), case.feeds())
 
   with pytest.raises(Exception, match="node 'recurrence'") as caught:
     attempt()

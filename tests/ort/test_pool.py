@@ -197,8 +197,7 @@ HUGE = 2**31 - 1
 def test_a_huge_window_is_only_what_lies_in_the_image(given, wanted, layout):
   x = np.array([[3, 9, 4, 8], [2, 6, 5, 1], [7, 3, 6, 6]], np.float32)
   shape = (1, 3, 4, 1) if layout == "NHWC" else (1, 1, 3, 4)
-  case = Case("huge", "FusedPool", "float", shape, frozen({**given, "layout": layout}))
-  session = make(case.model())
+  session = make(Case("huge", "FusedPool", "float", shape, frozen({**given, "layout": layout})).model())
   start = time.perf_counter()
   (found,) = session.run(None, {"x": x.reshape(shape)})
   assert time.perf_counter() - start < 5
@@ -258,8 +257,7 @@ GLOBAL = {"kind": "global_average"}
   ],
 )
 def test_shapes_are_inferred(op, given, shape, wanted):
-  case = Case("shapes", op, "float", (), frozen(given))
-  assert make(case.model(shape)).get_outputs()[0].shape == wanted
+  assert make(Case("shapes", op, "float", (), frozen(given)).model(shape)).get_outputs()[0].shape == wanted
 
 
 @parametrize("given", [POOL, {**POOL, "layout": "NHWC"}])

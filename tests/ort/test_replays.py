@@ -207,8 +207,7 @@ def test_runs_that_are_waited_for_are_told():
 
 
 def test_strings_are_a_reason():
-  model = parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")
-  make = partial(CapturingSession, session_of(model))
+  make = partial(CapturingSession, session_of(parsed("g (string[2] a) => (string[2] y) { y = Identity(a) }")))
   with GraphSession(make, 0, FakeGpu()) as graphs, pytest.raises(NotCaptured, match=r"'a' is a tensor\(string\)"):
     graphs.replay([{"a": np.array(["x", "y"], dtype=object)}])
 

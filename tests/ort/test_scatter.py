@@ -91,8 +91,7 @@ def test_equals_the_runtimes_own_operators(dtype, reduction):
     wanted = theirs([own], case)
     if wanted is None:
       continue
-    got = run(make(case.model()), case)
-    assert (bits(got) == bits(wanted)).all(), case.name
+    assert (bits(run(make(case.model()), case)) == bits(wanted)).all(), case.name
     compared += 1
   assert compared >= 2
 
@@ -174,8 +173,7 @@ def test_many_threads_run_one_session():
 )
 def test_shapes_are_inferred(case, shapes, wanted):
   for dtype in ("float16", "bfloat16", "float", "int64", "bool"):
-    session = make(replace(case, dtype=dtype).model(shapes))
-    (output,) = session.get_outputs()
+    (output,) = make(replace(case, dtype=dtype).model(shapes)).get_outputs()
     assert_inferred(output, wanted, dtype)
 
 

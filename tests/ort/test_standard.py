@@ -56,8 +56,7 @@ def test_what_surrounds_a_convolution_in_float_is_standard(op, tmp_path):
   feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
   wanted = ortplugin.session(original.SerializeToString(), ["cpu"]).run(None, feeds)[0]
   for source in (optimized.SerializeToString(), tmp_path / "m.onnx"):
-    found = ortplugin.session(source, ["cpu"]).run(None, feeds)[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ortplugin.session(source, ["cpu"]).run(None, feeds)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 @parametrize("kind", ["Average", "Max"])

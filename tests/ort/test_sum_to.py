@@ -51,8 +51,7 @@ def test_the_number_of_threads_changes_no_bit(case):
   ],
 )
 def test_shapes_are_inferred(shapes, wanted):
-  session = make(model_of(typed(BOTH, "float"), shapes))
-  assert [output.shape for output in session.get_outputs()] == list(wanted)
+  assert [output.shape for output in make(model_of(typed(BOTH, "float"), shapes)).get_outputs()] == list(wanted)
 
 
 def test_shapes_may_change_from_run_to_run():
@@ -111,8 +110,7 @@ def test_many_threads_run_one_session():
 
   def work(number):
     shape = (3 + number, 3, (5, 33, 120, 61)[number % 4], 64 + number)
-    case = Case(f"thread {number}", text, (shape, (3, 1, shape[3])))
-    assert_runs_repeat(session, case, check)
+    assert_runs_repeat(session, Case(f"thread {number}", text, (shape, (3, 1, shape[3]))), check)
 
   in_threads(8, work)
 

@@ -97,8 +97,7 @@ def test_what_is_refused(attributes, shape, words):
   node = helper.make_node("FusedTranspose", ["x"], ["y"], "moved", domain=DOMAIN, **attributes)
 
   def attempt():
-    session = make(model_with([node], [("x", "float", None)], [("y", "float")]))
-    session.run(None, {"x": np.zeros(shape, np.float32)})
+    make(model_with([node], [("x", "float", None)], [("y", "float")])).run(None, {"x": np.zeros(shape, np.float32)})
 
   with pytest.raises(Exception, match="node 'moved'") as caught:
     attempt()

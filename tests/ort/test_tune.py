@@ -60,8 +60,7 @@ def algorithm(candidate):
 
 
 def outputs(model, feeds):
-  session = ortplugin.session(model.SerializeToString(), providers=["cpu"])
-  return run_on_host(session, feeds, ["y"])["y"]
+  return run_on_host(ortplugin.session(model.SerializeToString(), providers=["cpu"]), feeds, ["y"])["y"]
 
 
 @parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
@@ -69,8 +68,7 @@ def test_the_fastest_stands_in_the_model(best, monkeypatch):
   model, feeds = two_scatters()
   measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
   tuned, report = tune.tune(model, feeds, CPU)
-  found = {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"}
-  assert found == {best}
+  assert {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"} == {best}
   assert [entry.node for entry in report] == [f"{name} ({SCATTER})" for name in ("one", "two", "three")]
   assert {entry.choice for entry in report} == {{"auto": "", "standard": tune.STANDARD}.get(best, f"algorithm={best}")}
   assert set(measured) == {"one", "three"}, "alike nodes are measured once"

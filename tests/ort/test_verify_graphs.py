@@ -284,8 +284,7 @@ def test_an_error_with_tf32_alone_is_a_failure(machine):
 
 
 def test_shifted_values_are_the_same_ones_elsewhere():
-  feeds = {"a": np.arange(6).reshape(1, 6), "s": np.float32(3), "l": [np.arange(3)], "n": 1}
-  found = shifted(feeds)
+  found = shifted({"a": np.arange(6).reshape(1, 6), "s": np.float32(3), "l": [np.arange(3)], "n": 1})
   assert found["a"].tolist() == [[5, 0, 1, 2, 3, 4]]
   assert found["s"] == 3
   assert found["l"][0].tolist() == [2, 0, 1]

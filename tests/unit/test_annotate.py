@@ -29,8 +29,7 @@ def it_ends(monkeypatch):
 
 def shapes(text, opset=17):
   """The shapes of all values of a graph in ONNX's textual syntax."""
-  model = parsed(f"{text}", opset, domains=["com.microsoft"])
-  graph = annotated(model)
+  graph = annotated(parsed(f"{text}", opset, domains=["com.microsoft"]))
   return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 
@@ -67,8 +66,7 @@ STALE = """g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] 
 
 def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says():
   """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
-  graph = annotated(parsed(STALE))
-  shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
+  shapes = {node.outputs[0].name: node.outputs[0].shape for node in annotated(parsed(STALE)).nodes}
   assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
 
 

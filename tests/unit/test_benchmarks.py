@@ -158,8 +158,7 @@ def test_flops_are_of_what_is_seen(given, flops, text):
 
 @parametrize("mask", ["", "bias", "padding"])
 def test_a_step_of_attention_shares_nothing(mask):
-  case = attention.Case("sweep", "x", 2, 9, 4, 32, keys=5, kv_heads=2, mask=mask)
-  model = onnx.load_from_string(case.model(3))
+  model = onnx.load_from_string(attention.Case("sweep", "x", 2, 9, 4, 32, keys=5, kv_heads=2, mask=mask).model(3))
   onnx.checker.check_model(model)
   names = [name for node in model.graph.node for name in (*node.input, *node.output)]
   assert len(set(names)) == len(names) == 3 * (5 if mask else 4)

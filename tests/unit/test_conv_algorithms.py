@@ -173,8 +173,7 @@ weight_dtype=float
 )
 def test_only_gradients_that_are_wanted_have_algorithms(gradients, operands, names, monkeypatch):
   asked = answering(monkeypatch, *(f"{name}=own" for name in names))
-  case = gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn")
-  found = listed(case)
+  found = listed(gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn"))
   assert found == [{name: text} for name in sorted(names) for text in ("auto", "own")]
   assert len(asked) == 1
 

@@ -130,8 +130,7 @@ def test_the_reference_rounds_where_the_language_says():
 def test_results_are_broadcast_to_s(rng):
   text = "(float x, float b) => (float y, float z) { y = RMSNormalization(x) z = Neg(b) }"
   x, b = rng.standard_normal((2, 3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
-  z = layer_norm(parse(text), [x, b])[1]
-  np.testing.assert_array_equal(z, np.broadcast_to(-b, (2, 3, 4)))
+  np.testing.assert_array_equal(layer_norm(parse(text), [x, b])[1], np.broadcast_to(-b, (2, 3, 4)))
 
 
 def test_nan_is_neither_above_nor_below_a_threshold():
@@ -149,8 +148,7 @@ def test_shape_inference():
   def infer(*shapes):
     return OPERATOR.infer_shapes(node, [TensorType(half, shape) for shape in shapes])
 
-  known = infer(("N", 4, 8), (8,), (8,), (8,))
-  assert known == [TensorType(half, ("N", 4, 8))] * 2
+  assert infer(("N", 4, 8), (8,), (8,), (8,)) == [TensorType(half, ("N", 4, 8))] * 2
   assert infer(("N", 1, 8), (4, 1), (8,), (8,))[0].shape == ("N", 4, 8)
   assert infer((1, 8), ("N", 8), None, None)[0].shape == ("N", 8)
   assert infer(("N", 8), ("M", 8), None, None)[0].shape == (None, 8)

@@ -97,8 +97,7 @@ def test_strings_sequences_and_optionals():
     => (string[N] w, float[M] y, seq(float[N]) same, bool has) <string[2] more = {"a", "b"}> {
     w = Concat<axis = 0> (words, more)  same = Identity(parts)  y = ConcatFromSequence<axis = 0> (same)
     s = SequenceInsert(same, y)  n = SequenceLength(s)  has = OptionalHasElement(perhaps) }""")
-  info = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N"])
-  model.graph.value_info.append(info)
+  model.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N"]))
   assert_round_trip(model)
 
 
@@ -178,8 +177,7 @@ BODIES = """g (bool c, float[N] x) => (float[N] y, float[N] z) <float w = {2}> {
 
 def test_bodies_within_bodies():
   assert_round_trip(parse(BODIES))
-  graph = import_model(parse(BODIES))
-  outer = graph.tensors()["a"]
+  outer = import_model(parse(BODIES)).tensors()["a"]
   assert [node.op for node in outer.outputs] == ["Mul", "Add", "Add"]  # bodies read the very same tensor
 
 
@@ -196,8 +194,7 @@ def test_before_ir_version_4_every_initializer_is_an_input():
   model = parsed("""g (float[N] x, float w) => (float[N] y) <float w = {2}> { a = Mul(x, w)  y = Neg(a) }""", 11, 3)
   assert_round_trip(model)
   graph = import_model(model)
-  new = gs.Constant("new", np.ones(1, np.float32))
-  graph.nodes[1].inputs.append(new)
+  graph.nodes[1].inputs.append(gs.Constant("new", np.ones(1, np.float32)))
   exported = export_model(graph, model)
   assert [each.name for each in exported.graph.input] == ["x", "w", "new"]
 

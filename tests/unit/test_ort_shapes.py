@@ -135,8 +135,7 @@ def test_beside_a_constant_without_elements_that_inference_finds():
   model = parsed("""g (float[N,2,3] x) => (float[A,B,C] y) {
     s = {2, 0, 3}  e = ConstantOfShape(s)
     c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
-  graph = annotated(model)
-  assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
+  assert [node.outputs[0].shape for node in annotated(model).nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
   assert computed(model, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
 
 
@@ -252,15 +251,15 @@ def test_an_output_that_the_model_describes_wrongly(length):
   model = parsed(f"""g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
   made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
   assert changes
-  graph = annotated(made)
-  assert graph.outputs[0].shape == (2, 8)
+  assert annotated(made).outputs[0].shape == (2, 8)
 
 
 def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension():
   """Exporters write names as inference makes them up, and inference counts from 0 again."""
-  model = parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
+  graph = import_model(
+    parsed("""g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
     { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
-  graph = import_model(model)
+  )
   for _ in range(2):
     annotate(graph)
     assert graph.outputs[0].shape == ("unk__0",)
@@ -284,8 +283,7 @@ def test_in_a_local_function():
     12,
     domains=["d"],
   )
-  graph = annotated(model)
-  assert graph.nodes[0].outputs[0].shape is None
+  assert annotated(model).nodes[0].outputs[0].shape is None
 
 
 @parametrize("spatial", [1, 2, 3])

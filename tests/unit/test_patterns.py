@@ -115,8 +115,7 @@ def test_constants():
   assert scope.scalar(tensors["d"]) == 2
   assert scope.scalar(tensors["e"]) == 3
   assert scope.scalar(tensors["f"]) is None
-  array = scope.constant(tensors["f"])
-  assert array.tolist() == [1, 2]
+  assert scope.constant(tensors["f"]).tolist() == [1, 2]
   assert scope.constant(tensors["f"], elements=1) is None
   assert scope.constant(tensors["x"]) is None
 
@@ -260,10 +259,9 @@ def test_inference_from_the_inputs_is_believed_before_value_info():
 
 def test_made_up_names_of_dimensions_never_mean_two_things():
   """Inference counts them from 0 each time; a model that was optimized before brings some along."""
-  text = """g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
+  graph = graph_of("""g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
     a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
-    y = NonZero(d) }"""
-  graph = graph_of(text)
+    y = NonZero(d) }""")
   for _ in range(3):
     found = [dim for name in ("a", "b", "c", "e") for dim in graph.tensors()[name].shape if isinstance(dim, str)]
     assert len(found) == len(set(found)) == 4

@@ -63,8 +63,7 @@ WEIGHT = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
 def two_products():
-  nodes = "a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w)"
-  return model(nodes, {"w": WEIGHT})
+  return model("a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, w)", {"w": WEIGHT})
 
 
 def test_one_cast_at_each_border_and_constants_converted_once():
@@ -156,8 +155,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name, op):
   """No rewrite takes an operator of unknown rank."""
   nodes = f"a = MatMul(x, w)  r = Reshape(a, shape)  z = {op}(r)  y = Reshape(z, flat)"
   constants = {"w": np.full((4, 4), 0.1, np.float32), "flat": np.array([-1])}
-  original = model(nodes, constants, inputs="float[2,4] x, int64[rank] shape", outputs="float[8] y")
-  _, _, found = convert(original, name)
+  _, _, found = convert(model(nodes, constants, inputs="float[2,4] x, int64[rank] shape", outputs="float[8] y"), name)
   dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
   assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
 
@@ -177,8 +175,7 @@ def test_a_reduction_in_bfloat16_is_for_our_scatters(op, name, reduction, rewrit
   nodes = f'a = MatMul(x, w)  b = {op}<reduction = "{reduction}">(a, i, u)  y = MatMul(b, w)'
   places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
   constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
-  original = model(nodes, constants, opset=18)
-  _, _, found = convert(original, name, rewrites=frozenset(rewrites))
+  _, _, found = convert(model(nodes, constants, opset=18), name, rewrites=frozenset(rewrites))
   reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
   assert found == ({"make_b": reason} if kept else {})
 
@@ -296,8 +293,7 @@ def test_positions_and_their_sines_stay():
 
 
 def test_measured_activations_decide():
-  nodes = "a = MatMul(x, w)  b = Exp(a)  c = Add(b, a)  y = MatMul(c, w)"
-  original = model(nodes, {"w": WEIGHT})
+  original = model("a = MatMul(x, w)  b = Exp(a)  c = Add(b, a)  y = MatMul(c, w)", {"w": WEIGHT})
   _, _, kept = convert(original)
   assert set(kept) == {"make_b", "make_c", "make_y"}
   small = dict.fromkeys("xabcy", 3.0)
@@ -363,8 +359,7 @@ def test_an_output_that_is_read_again_keeps_its_name():
 
 
 def test_an_input_that_is_an_output_is_left_alone():
-  original = model("y = MatMul(x, w)", {"w": WEIGHT}, outputs="float[2,4] x, float[2,4] y")
-  result, _, _ = convert(original, io=True)
+  result, _, _ = convert(model("y = MatMul(x, w)", {"w": WEIGHT}, outputs="float[2,4] x, float[2,4] y"), io=True)
   assert result.graph.input[0].type.tensor_type.elem_type == FLOAT
   assert result.graph.output[0].type.tensor_type.elem_type == FLOAT
 
@@ -411,8 +406,7 @@ def test_bodies_keep_their_dtypes_and_read_what_they_read_before():
 
 def test_arithmetic_on_shapes_stays_silently():
   nodes = "s = Shape(x)  f = Cast<to = 1>(s)  g = Mul(f, two)  h = Cast<to = 7>(g)  a = MatMul(x, w)  y = Tile(a, h)"
-  original = model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs="float[a,b] y")
-  result, count, kept = convert(original)
+  result, count, kept = convert(model(nodes, {"w": WEIGHT, "two": np.float32(1)}, outputs="float[a,b] y"))
   assert (count, kept) == (2, {})  # MatMul and Tile
   assert initializers(result)["two"].dtype == np.float32
 

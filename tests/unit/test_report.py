@@ -115,8 +115,7 @@ def test_text_names_everything():
 
 
 def test_markup_in_names_is_shown_as_it_is():
-  report = Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")])
-  text = text_of(report, explain=True)
+  text = text_of(Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")]), explain=True)
   assert "[red]node[/red] (Add)" in text
   assert "[/] is odd" in text
 

@@ -81,8 +81,7 @@ REPORTS = {
 
 
 def data_of(report):
-  data = json.loads(report.to_json())
-  return data
+  return json.loads(report.to_json())
 
 
 @pytest.mark.parametrize("name", REPORTS)

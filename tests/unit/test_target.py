@@ -100,8 +100,7 @@ def test_passes_have_no_measured_limit(module):
 def test_costs_have_no_measured_limit():
   """Operations are counted in the table WORK; what one of them costs on a GPU is asked for."""
   path = Path(cost.__file__)
-  text = path.read_text()
-  table = ast.parse(text)
+  table = ast.parse(path.read_text())
   (work,) = [n for n in table.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "WORK"]
   rest = [each for each in numbers_of(path) if not work.lineno <= int(each.split(":")[1]) <= work.end_lineno]
   assert rest == []

@@ -15,8 +15,7 @@ HALF = np.dtype(np.float16)
 
 
 def node(**given):
-  inputs = given.pop("inputs", ["x"])
-  return helper.make_node("FusedTranspose", inputs, ["y"], "moved", domain=DOMAIN, **given)
+  return helper.make_node("FusedTranspose", given.pop("inputs", ["x"]), ["y"], "moved", domain=DOMAIN, **given)
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,7 @@ def test_a_softmax_of_no_elements(axis, shape):
     ],
 )  # fmt: skip
 def test_attributes_that_became_inputs_have_the_dtype_of_the_node(dtype, opset, nodes, rng):
-  text = f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}"
-  original = parse(text, opset)
+  original = parse(f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}", opset)
   upgraded = upgrade(original)
   for _ in range(8):  # so that both branches run
     assert_same(original, upgraded, rng, rtol=0, atol=0)
@@ -167,8 +166,7 @@ def test_bodies_that_use_one_name_twice(rng):
   branch = '() => (float[A,B,C,D] p) { q = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  p = Neg (q) }'
   other = "() => (float[A,B,C,D] p) { q = Relu (x)  p = Upsample<scales = [1.0, 1.0, 2.0, 3.0]> (q) }"
   head = IMAGE.replace("(float", "(bool c, float", 1)
-  text = f"{head} {{ y = If (c) <then_branch = a {branch}, else_branch = b {other}> }}"
-  original = parse(text, 8)
+  original = parse(f"{head} {{ y = If (c) <then_branch = a {branch}, else_branch = b {other}> }}", 8)
   upgraded = upgrade(original)
   for _ in range(8):  # so that both branches run
     assert_same(original, upgraded, rng)

@@ -283,8 +283,7 @@ def test_indices_are_distinct_where_they_can_be():
   """A scatter that meets an element twice may give what it likes."""
   inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
   nodes = "y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b)"
-  model = model_of(inputs, nodes, "float[20,4] y, float[20,4] z")
-  feeds = generate(model, CANDIDATES[0]).feeds
+  feeds = generate(model_of(inputs, nodes, "float[20,4] y, float[20,4] z"), CANDIDATES[0]).feeds
   rows, at = feeds["rows"], feeds["at"]
   assert len(set(rows.flat)) == 15
   assert 0 <= rows.min() <= rows.max() < 20
@@ -319,8 +318,7 @@ def test_the_smallest_table_and_the_given_axis_decide():
 
 
 def test_a_table_of_unknown_length_gets_its_first_entry():
-  model = model_of("float[n,4] t, int64[batch,seq] i", "y = Gather (t, i)")
-  assert generate(model, SIZES).feeds["i"].max() == 0
+  assert generate(model_of("float[n,4] t, int64[batch,seq] i", "y = Gather (t, i)"), SIZES).feeds["i"].max() == 0
 
 
 def test_masks_have_no_empty_row():
@@ -333,8 +331,7 @@ def test_masks_have_no_empty_row():
 
 @parametrize("dtype", ["float16", "bfloat16", "double", "bool", "string", "uint8", "int8", "complex64", "float8e4m3fn"])
 def test_every_dtype(dtype):
-  model = model_of(f"{dtype}[2,3,4] x", "y = Identity (x)")
-  value = generate(model, SIZES).feeds["x"]
+  value = generate(model_of(f"{dtype}[2,3,4] x", "y = Identity (x)"), SIZES).feeds["x"]
   assert value.shape == (2, 3, 4)
   assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(dtype.upper())))
 

@@ -44,8 +44,7 @@ def feeds(original, scale=1.0, rng=None, **lengths):
 
 def attributes(node):
   """Those of a fused node but for dtype and heads, texts as str and numbers rounded."""
-  values = all_attributes(node)
-  plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in values.items()}
+  plain = {name: each.decode() if isinstance(each, bytes) else each for name, each in all_attributes(node).items()}
   return {
     name: round(each, 5) if isinstance(each, float) else each
     for name, each in plain.items()

@@ -159,8 +159,7 @@ def run(model, feeds):
   options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
   options.log_severity_level = 3
   session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-  outputs = session.run(None, dict(feeds))
-  return outputs
+  return session.run(None, dict(feeds))
 
 
 def assert_same_outputs(original, optimized, precision="", rng=None, **lengths):

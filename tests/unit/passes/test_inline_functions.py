@@ -28,10 +28,9 @@ square (x) => (y) { y = Mul(x, x) }
 
 
 def model(nodes, functions, imports='"" : 17, "local" : 1'):
-  text = f"""<ir_version: 10, opset_import: [{imports}]>
+  return onnx.parser.parse_model(f"""<ir_version: 10, opset_import: [{imports}]>
     g (float[2,8] x, bool m) => (float[2,8] y) <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ {nodes} }}
-    {functions}"""
-  return onnx.parser.parse_model(text)
+    {functions}""")
 
 
 def test_nested_calls_in_bodies_too():

@@ -31,8 +31,7 @@ PRESENT = "float[2,4,10,8] present_key, float[2,4,10,8] present_value"
 def built(nodes, inputs="float[2,3,96] x", rows="7", present=PRESENT, heads=4):
   """A model whose cache is an input and an output."""
   past = f"float[2,{heads},{rows},8] past_key, float[2,{heads},{rows},8] past_value"
-  text = graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
-  return text
+  return graph(nodes, f"{inputs}, {past}", f"float[2,3,32] y, {present}" if present else "float[2,3,32] y")
 
 
 def drawn(original, **lengths):
@@ -61,8 +60,7 @@ def test_others_may_read_what_is_present():
   """A reader besides, and no output."""
   nodes = HEADS + SPLIT + JOIN + PLAIN.replace("y = Reshape", "z = Reshape") + (
       "  at = {-1}  most = ReduceMax<keepdims = 0> (present_key)  y = Add(z, most)")  # fmt: skip
-  node = drawn(built(nodes, present=""))
-  assert list(node.output) == ["z", "present_key", "present_value"]
+  assert list(drawn(built(nodes, present="")).output) == ["z", "present_key", "present_value"]
 
 
 TABLES = {
@@ -208,8 +206,7 @@ def test_keys_that_are_rotated_behind_the_cache():
   """The cache holds them as they were: the node would rotate the new ones alone, so neither pass takes them."""
   turned = TURN.format(x="q") + TURN.format(x="present_key").replace("cos", "cos_all").replace("sin", "sin_all")
   attend = PLAIN.replace("(q,", "(qr,").replace("(present_key)", "(present_keyr)")
-  nodes = HEADS + NUMBERS + SPLIT + JOIN + turned + attend
-  made = built(nodes)
+  made = built(HEADS + NUMBERS + SPLIT + JOIN + turned + attend)
   for suffix, count in (("", 3), ("_all", 10)):
     angles = np.random.default_rng(3).uniform(-4, 4, (1, 1, count, 4))
     for name, function in (("cos", np.cos), ("sin", np.sin)):

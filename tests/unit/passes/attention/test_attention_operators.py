@@ -82,8 +82,7 @@ CONTRIB = {
 def test_attention_of_onnx_runtime(form):
   node, inputs, expected, into = CONTRIB[form]
   width = 12 if "12] v" in inputs else 32
-  original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
-  _, found = fused(original, into=into)
+  _, found = fused(operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True), into=into)
   assert attributes(found) == expected
 
 

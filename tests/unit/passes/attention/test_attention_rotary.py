@@ -158,16 +158,14 @@ def test_the_operator_of_onnx():
   for attributes, at in (("", "b h s d"), (", num_heads = 4", "b s (h d)")):
     nodes = f"{{y}} = RotaryEmbedding<rotary_embedding_dim = 4{attributes}> ({{x}}, cos, sin)"
     form = Form(nodes, tables(2, 5, 2), opset=23, at=at)
-    written = built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2)))
-    run_same(written, *PASSES, start=built(form), into=["FusedAttention"])
+    run_same(built(Form(PARTIAL_HALVES, tables(2, 1, 5, 2))), *PASSES, start=built(form), into=["FusedAttention"])
 
 
 def test_float_tables_between_casts():
   """Computed in float32 and rounded once, as the node does it."""
   nodes = "{y}_w = Cast<to = 1> ({x})  " + FULL.replace("{x}", "{y}_w").replace("{y} = Add", "{y}_z = Add") + (
       "  {y} = Cast<to = 10> ({y}_z)")  # fmt: skip
-  original = built(Form(nodes, tables(*FOUR, doubled="half")), "float16")
-  optimized, _ = run_same(original, *PASSES, precision="bfloat16")
+  optimized, _ = run_same(built(Form(nodes, tables(*FOUR, doubled="half")), "float16"), *PASSES, precision="bfloat16")
   node, attributes = node_of(optimized)
   assert (attributes["rotary_dtype"], list(node.input[:3])) == (b"float", ["q", "k", "v"])
 

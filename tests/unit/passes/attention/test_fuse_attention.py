@@ -328,6 +328,5 @@ def test_products_in_float32_between_casts(dtype, monkeypatch):
 @parametrize("dtype", ["float", "double"])
 def test_other_dtypes_stay(dtype, monkeypatch):
   monkeypatch.undo()
-  inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
-  original = graph(PLAIN, inputs, f"{dtype}[2,4,5,8] y")
+  original = graph(PLAIN, ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv"), f"{dtype}[2,4,5,8] y")
   assert_unchanged(original, [FUSE_ATTENTION], "attention is fused in float16 and bfloat16")

@@ -94,8 +94,7 @@ def test_an_and_with_nothing_but_true_is_no_mask():
   original = graph(f"{SCORES} {how} {END}", f"{QKV}, bool[2,1,1,5] m", Y)
   add_weights(original, t=np.ones((1, 1, 5, 1), bool))
   optimized, node = fused(original, into=["Where", "FusedAttention"])
-  made = next(each for each in optimized.graph.node if each.op_type == "Where")
-  assert made.input[0] == "m"
+  assert next(each for each in optimized.graph.node if each.op_type == "Where").input[0] == "m"
   assert attributes(node) == {"mask_dtype": "float"}
 
 
@@ -225,8 +224,7 @@ def test_a_bias_behind_a_number_that_it_changes(number, fuses):
   add_weights(original, fill=np.float32(number), b=np.linspace(-90, 90, 5, dtype=np.float32))
   optimized, _ = run_pass(original, FUSE_ATTENTION)
   assert bool(attentions(optimized)) == fuses
-  given = feeds(original) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]}
-  assert_equal(original, optimized, given)
+  assert_equal(original, optimized, feeds(original) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]})
 
 
 @parametrize("how", ["bias = Where(m, zero, low)", "bias = Where(m, b, low)",
@@ -268,8 +266,7 @@ def test_constants_of_windows_are_repeated_for_each_image(rng):
   how = """windows = {2,2,4,5,5}  s5 = Reshape(s, windows)  m5 = Add(s5, m)  back = {4,4,5,5}
     masked = Reshape(m5, back)"""
   original = graph(f"{SCORES} {how} {END}", QKV.replace("[2,", "[4,"), Y.replace("[2,", "[4,"))
-  values = (rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100)
-  add_weights(original, m=values)
+  add_weights(original, m=(rng.random((1, 2, 1, 5, 5)) < 0.5).astype(np.float32) * np.float32(-100))
   optimized, node = fused(original)
   assert attributes(node) == {"mask_dtype": "float"}
   mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])

@@ -72,8 +72,7 @@ def test_what_is_no_bias_of_columns_stays(shape):
 
 def test_scaled_queries_are_merged_too():
   scaled = "q1 = MatMul(x, wq)  c = float {0.25}  q = Mul(q1, c)  " + PRODUCTS.split("  ", 1)[1]
-  original = with_weights(graph(f"{scaled} {HEADS} {CORE}", X), **WEIGHTS)
-  _, node = fused(original, MERGE_PRODUCTS)
+  _, node = fused(with_weights(graph(f"{scaled} {HEADS} {CORE}", X), **WEIGHTS), MERGE_PRODUCTS)
   assert attributes(node) == {**MERGED, "scale": 0.25}
 
 
@@ -115,8 +114,7 @@ MISSES = {
 @parametrize("miss", MISSES)
 def test_the_others_are_merged_all_the_same(miss):
   nodes, y, products = MISSES[miss]
-  original = with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS)
-  optimized, _ = fused(original, MERGE_PRODUCTS)
+  optimized, _ = fused(with_weights(graph(nodes, f"{X}, float[2,5,16] other", y), **WEIGHTS), MERGE_PRODUCTS)
   assert operators(optimized).count("MatMul") == products
 
 

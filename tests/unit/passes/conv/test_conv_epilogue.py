@@ -62,20 +62,17 @@ S = "float s = {0.5}, float three = {3}, float six = {6}, float zero = {0}, floa
 )  # fmt: skip
 def test_chains(nodes, expected):
   constants = f"{S}, float[4,1,1] g = {{0.5, -1, 2, 3}}"
-  original = model(graph(nodes, constants, ", float[N,4,5,6] r"))
-  optimized, result = fuse(original, into=["FusedConv"])
+  optimized, result = fuse(model(graph(nodes, constants, ", float[N,4,5,6] r")), into=["FusedConv"])
   assert statements(optimized) == [expected]
   assert len(result.changes) == 1
 
 
 def test_in_float16():
-  original = model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16"))
-  fuse(original, into=["FusedConv"])
+  fuse(model(graph("a = Add(c, r)  y = Relu(a)", "", ", float16[N,4,5,6] r", dtype="float16")), into=["FusedConv"])
 
 
 def test_casts_become_part_of_it():
-  text = graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")
-  fuse(model(text), into=["FusedConv"])
+  fuse(model(graph("a = Cast<to = 1>(c)  b = Relu(a)  y = Cast<to = 10>(b)", dtype="float16")), into=["FusedConv"])
 
 
 def test_what_was_fused_before_is_drawn_in():
@@ -86,8 +83,7 @@ def test_what_was_fused_before_is_drawn_in():
 
 def test_an_operand_that_is_made_later():
   """The convolution moves behind what its program reads."""
-  original = model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r"))
-  fuse(original, into=["Softmax", "FusedConv"])
+  fuse(model(graph("a = Softmax(r)  y = Add(a, c)", "", ", float[N,4,5,6] r")), into=["Softmax", "FusedConv"])
 
 
 def test_the_later_of_two_convolutions_takes_their_sum():
@@ -235,8 +231,7 @@ def test_what_is_used_inside_a_body_is_the_last():
 def test_limits():
   """The last convolutions come first."""
   nodes = "  ".join(f"c{i} = {SAME}({'x' if i == 0 else f'a{i - 1}'}, w)  a{i} = Relu(c{i})" for i in range(4))
-  text = f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"
-  before, _ = run_pass(model(text), FUSE_CONV)
+  before, _ = run_pass(model(f"g (float[N,4,5,6] x) => (float[N,4,5,6] a3) <{W}> {{ {nodes} }}"), FUSE_CONV)
   run_pass(before, CONV_EPILOGUE, limit=2, changes=2, into=["FusedConv", "Relu"] * 2 + ["FusedConv"] * 2)
 
 
@@ -244,8 +239,7 @@ def test_more_operands_than_a_program_has():
   """Of forty sums the convolution takes thirty-one: its own value is a parameter too."""
   inputs = "".join(f", float[N,4,5,6] r{i}" for i in range(40))
   sums = "  ".join(f"a{i} = Add({'c' if i == 0 else f'a{i - 1}'}, r{i})" for i in range(40))
-  original = model(graph(f"{sums}  y = Relu(a39)", "", inputs))
-  _, result = fuse(original, into=["FusedConv"] + ["Add"] * 9 + ["Relu"])
+  _, result = fuse(model(graph(f"{sums}  y = Relu(a39)", "", inputs)), into=["FusedConv"] + ["Add"] * 9 + ["Relu"])
   assert any("exceeds a program's limits" in each for each in reasons(result))
 
 
@@ -258,5 +252,4 @@ def test_more_operands_than_a_program_has():
 )
 def test_what_nothing_reads_is_no_part_of_a_program(nodes, before):
   """As without dead-nodes, which takes such operators away."""
-  original = model(graph(nodes))
-  fuse(original, into=before)
+  fuse(model(graph(nodes)), into=before)

@@ -33,8 +33,7 @@ PADS = "int64[8] p = {0, 0, 1, 0, 0, 0, 2, 3}"
   ],
 )
 def test_the_forms_of_a_pad(opset, pad, constants):
-  original = model(graph(f"a = {pad}  y = Conv (a, w)", constants), opset, ir=10)
-  check(original, "Conv", [1, 0, 2, 3])
+  check(model(graph(f"a = {pad}  y = Conv (a, w)", constants), opset, ir=10), "Conv", [1, 0, 2, 3])
 
 
 @parametrize(

@@ -43,8 +43,7 @@ def fuse(original, **more):
   ],
 )  # fmt: skip
 def test_what_makes_the_gradient_is_drawn_in(nodes, statements, inputs):
-  original = graph(nodes)
-  optimized, _ = fuse(original, into=["ConvGrad"])
+  optimized, _ = fuse(graph(nodes), into=["ConvGrad"])
   assert len(optimized.graph.node[0].input) == inputs
   if statements is not None:
     assert len(lines(programs(optimized)[0])) == len(statements)
@@ -83,8 +82,7 @@ def test_a_gradient_that_is_an_output_and_read_under_another_name(after, gradien
 
 
 def test_one_gradient_as_two_outputs_stays():
-  original = graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g")
-  _, result = fuse(original, into=["Mul", "ConvGrad"])
+  _, result = fuse(graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g"), into=["Mul", "ConvGrad"])
   assert reasons(result) == ["'g' (Mul): 'dZ' and 'g', one value, are both graph outputs"]
 
 

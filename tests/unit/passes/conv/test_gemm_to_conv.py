@@ -82,8 +82,7 @@ def test_an_operand_with_a_batch_ends_the_chain():
   ],
 )
 def test_near_misses(nodes, constants, inputs, fragment):
-  original = classifier(nodes, *constants, inputs=inputs)
-  assert_unchanged(before(original), [GEMM_TO_CONV], fragment)
+  assert_unchanged(before(classifier(nodes, *constants, inputs=inputs)), [GEMM_TO_CONV], fragment)
 
 
 @parametrize(
@@ -99,8 +98,7 @@ def test_what_no_convolution_leads_to(text):
 
 
 def test_a_product_of_no_columns_stays():
-  nodes = "y = Gemm<transB = 1>(f, m)"
-  assert_unchanged(before(classifier(nodes, "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
+  assert_unchanged(before(classifier("y = Gemm<transB = 1>(f, m)", "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
 
 
 def test_with_channels_first_nothing_changes():

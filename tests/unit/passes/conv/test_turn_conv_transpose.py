@@ -92,8 +92,7 @@ def test_weights_in_groups():
 def test_where_it_pays():
   """A layer of ResNet-50's size, by default: the whole pipeline turns it, at batch 256 and not at batch 8."""
   for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
-    original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
-    optimized, _, _ = run_passes(original, PIPELINE)
+    optimized, _, _ = run_passes(up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1]), PIPELINE)
     assert operators(optimized) == ["FusedTranspose", op, "FusedTranspose"]
 
 

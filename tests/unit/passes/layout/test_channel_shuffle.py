@@ -43,5 +43,4 @@ def test_what_is_no_shuffle(text):
 
 
 def test_a_value_in_between_that_is_needed():
-  text = graph(outputs=", float[N,3,2,4,5] b")
-  assert_unchanged(model(text), [CHANNEL_SHUFFLE], "'b' is a graph output")
+  assert_unchanged(model(graph(outputs=", float[N,3,2,4,5] b")), [CHANNEL_SHUFFLE], "'b' is a graph output")

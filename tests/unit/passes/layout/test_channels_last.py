@@ -58,9 +58,10 @@ def test_a_region_of_pointwise_convolutions_stays(beside):
 def test_ranks(spatial):
   values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
   threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
-  original = model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
+  optimized, _ = change(
+    model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
     <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
-  optimized, _ = change(original)
+  )
   assert operators(optimized)[-1] == "Transpose"
   bias = node_of(optimized, "FusedConv").input[2]
   assert [list(each.dims) for each in optimized.graph.initializer if each.name == bias] == [[2]]
@@ -83,11 +84,12 @@ def test_squeeze_and_excite_with_one_spatial_dimension(pool, length):
 def test_views_of_one_pixel_and_of_one_channel(spatial, channels):
   """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
   ones, weights = ",1" * spatial, [((7 * i) % 13 - 6) / 8 for i in range(channels * channels)]
-  original = model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
+  change(
+    model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
     => (float[N,{channels}{ones}] y, float[A,B{",D" * spatial}] u, float[A,B{",E" * spatial}] v)
     <float[{channels},{channels}{ones}] w = {{{", ".join(map(str, weights))}}}>
     {{ c = Conv(x, w)  y = Add(c, o)  u = Conv(y, w)  t = Conv(z, w)  v = Mul(t, u) }}""")
-  change(original)
+  )
 
 
 def test_float16_and_float_that_may_round_by_default():
@@ -282,10 +284,11 @@ def test_the_model_s_own_transposes_cancel():
 
 def test_an_image_with_channels_last_already():
   """As TensorFlow's exporters make it."""
-  original = model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
+  optimized, _ = change(
+    model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
     a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)
     y = Transpose<perm = [0, 2, 3, 1]>(c) }}""")
-  optimized, _ = change(original)
+  )
   assert [each for each in operators(optimized) if each != "Identity"] == ["FusedConv", "Relu"]
 
 
@@ -302,8 +305,7 @@ def test_three_axes():
 def test_one_transpose_for_all_readers():
   """What knows channels first only, twice, reads one and the same."""
   nodes = "a = LRN<size = 3>(c)  b = LpPool<kernel_shape = [2, 2]>(c)  y = Concat<axis = 1>(a, c)"
-  text = graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")
-  optimized, _ = change(model(text))
+  optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")))
   assert operators(optimized).count("Transpose") <= 3
 
 
@@ -325,9 +327,10 @@ def test_vectors_are_views():
 
 
 def test_weights_that_are_computed():
-  original = model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
+  optimized, _ = change(
+    model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
     y = Conv(x, v, b) }""")
-  optimized, _ = change(original)
+  )
   assert operators(optimized) == [
     "Unsqueeze",
     "Transpose",
@@ -356,10 +359,11 @@ def test_what_a_body_or_a_graph_output_needs_is_transposed():
 
 
 def test_inside_a_body():
-  original = model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
+  optimized, _ = change(
+    model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
       y = If (b) <then_branch = then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
                   else_branch = otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
-  optimized, _ = change(original)
+  )
   body = next(each.g for each in optimized.graph.node[0].attribute if each.name == "then_branch")
   assert operators(body) == ["Transpose", "FusedConv", "Relu", "Transpose"]
 
@@ -375,8 +379,7 @@ def test_regions_change_one_by_one():
 
 
 def test_epilogues_with_channels_last():
-  nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
-  original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
+  original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV)
   run_same(
     original,
@@ -388,8 +391,7 @@ def test_epilogues_with_channels_last():
 
 
 def test_epilogues_from_before_change_with_their_convolution():
-  nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
-  original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
+  original = between("a = Mul(c, g)  b = Add(a, x)  last = Relu(b)", "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
   before, _ = run_pass(original, FUSE_CONV, CONV_EPILOGUE)
   run_same(original, CHANNELS_LAST_ALWAYS, start=before, into=["Transpose", "FusedConv", "FusedConv", "Transpose"])
 

@@ -23,8 +23,7 @@ from ortplugin.optimizer.pipeline import CHANNELS_LAST_ALWAYS, FUSE_CONV
   ],
 )
 def test_pools_and_resize(nodes, expected):
-  original = between(nodes, "float[4] scales = {1, 1, 2, 1.5}" if "scales" in nodes else "")
-  optimized, _ = change(original)
+  optimized, _ = change(between(nodes, "float[4] scales = {1, 1, 2, 1.5}" if "scales" in nodes else ""))
   assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
 
@@ -74,8 +73,7 @@ def test_what_ours_do_not_do(nodes, constants, outputs):
 def test_a_kernel_larger_than_the_padded_image(rows, attributes, opset, fused):
   """ONNX Runtime's AveragePool may count what such a window has beyond the padding: before opset 19, and in 1.32."""
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
-  original = model(f"g (float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset)
-  optimized, _ = change(original)
+  optimized, _ = change(model(f"g (float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset))
   assert ("FusedPool" in operators(optimized)) is fused
 
 
@@ -86,8 +84,7 @@ def test_windows_that_skip_elements(pad, kernel, stride, fused, size):
   """Of which ONNX Runtime may skip some before the first window."""
   attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
   nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
-  original = model(f"g (float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22)
-  optimized, _ = change(original)
+  optimized, _ = change(model(f"g (float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22))
   assert ("FusedPool" in operators(optimized)) is fused
 
 
@@ -103,8 +100,7 @@ def test_the_cheapest_place():
 def test_dynamic_spatial_dimensions():
   nodes = f"""c = {SAME}(x, w)  a = Relu(c)  b = MaxPool<kernel_shape = [2, 2]>(a)  s = Shape(c)
     p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
-  original = model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}")
-  optimized, _ = change(original)
+  optimized, _ = change(model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}"))
   found = operators(optimized)
   assert found.count("Transpose") == 2
   assert (found[0], found[-1]) == ("Transpose", "Transpose")

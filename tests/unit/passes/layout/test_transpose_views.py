@@ -208,8 +208,7 @@ def test_other_chains_stay(text):
 )
 def test_views_of_views(x, steps, left):
   more = ", float[E,F] b" if "Neg" in steps else ""
-  text = chain(x, steps, 4, more).replace("{2, 24, 2, 2}", "{1, 4, 1, -1}")
-  run_same(model(text), TRANSPOSE_VIEWS, into=left)
+  run_same(model(chain(x, steps, 4, more).replace("{2, 24, 2, 2}", "{1, 4, 1, -1}")), TRANSPOSE_VIEWS, into=left)
 
 
 @parametrize(

@@ -234,8 +234,7 @@ def test_who_may_round(precision, provider, said):
   optimized, _ = ortplugin.optimize(original, precision=precision, providers=[provider])
   exact, _ = ortplugin.optimize(optimized, precision="fp32")
   for made, wanted in ((optimized, said), (exact, [[0] for _ in said])):
-    found = [[each.i for each in node.attribute if each.name == "allow_tf32"] for node in recurrences(made)]
-    assert found == wanted
+    assert [[each.i for each in node.attribute if each.name == "allow_tf32"] for node in recurrences(made)] == wanted
 
 
 def test_bfloat16():

@@ -107,8 +107,7 @@ def test_what_only_a_sum_outside_reads_is_computed_there():
 
 
 def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
-  text = "a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)"
-  original = graph(text)
+  original = graph("a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)")
   optimized, _ = fuse(original)
   optimized, result = run_pass(optimized, NORM_PROLOGUE, into=["FusedMatMul", "FusedLayerNorm", "FusedMatMul"])
   assert not result.changes
@@ -118,9 +117,8 @@ def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum():
 
 def test_a_cast_that_only_a_norm_reads_is_the_norms():
   """RMS norms of Llama: two bytes are read in place of four, and four are not written."""
-  text = """h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
-    d = MatMul(k, w2)  y = Add(d, h)"""
-  original = graph(text)
+  original = graph("""h = Add(c, r)  f = Cast<to = 1>(h)  n = LayerNormalization(f, gamma)  k = Cast<to = 10>(n)
+    d = MatMul(k, w2)  y = Add(d, h)""")
   add_weights(original, gamma=np.ones(8, np.float32))
   optimized, _ = fuse(original)
   assert list(optimized.graph.node[0].output) == ["h"]

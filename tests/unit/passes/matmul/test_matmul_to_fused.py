@@ -112,8 +112,7 @@ def test_a_head_reads_the_table_of_embeddings(transposed):
   """Through a Transpose, or where an exporter has folded that into weights of their own."""
   original = weighted(EMBEDDING % ("t = Transpose(table)" if transposed else ""), {"table": (6, 8)})
   if not transposed:
-    values = constant(original, "table").T
-    add_weights(original, t=np.ascontiguousarray(values))
+    add_weights(original, t=np.ascontiguousarray(constant(original, "table").T))
   optimized, _ = run_same(original, MATMUL_TO_FUSED, DEAD_NODES, into=["Gather", "FusedMatMul"])
   assert inputs_of(optimized) == [["e", "table"]]
 
@@ -124,8 +123,7 @@ def test_another_table_is_not_taken_for_the_weights():
 
 
 def test_large_weights_that_others_read_stay_as_they_are(monkeypatch):
-  text = "g (f[N,M,8] x) => (f[N,M,6] y, f[8,6] v) { y = MatMul(x, w)  v = Neg(w) }"
-  original = weighted(text, {"w": (8, 6)})
+  original = weighted("g (f[N,M,8] x) => (f[N,M,6] y, f[8,6] v) { y = MatMul(x, w)  v = Neg(w) }", {"w": (8, 6)})
   monkeypatch.setattr("ortplugin.passes.matmul.matmul_to_fused.COPY_BYTES", 95)
   optimized, _ = run_same(original, MATMUL_TO_FUSED)
   assert inputs_of(optimized) == [["x", "w"]]

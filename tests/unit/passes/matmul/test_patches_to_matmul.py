@@ -31,8 +31,7 @@ def network(strides="strides = [16, 8]", image="N,3,32,24", channels=3, kernel="
 @parametrize("image", ["N,3,32,24", "2,3,16,8", "1,3,48,16"])
 def test_a_product_of_patches(image, bias):
   optimized, result = run_same(network(image=image, bias=bias), *BEFORE, PATCHES_TO_MATMUL)
-  first = operators(optimized)[:5]
-  assert first == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
+  assert operators(optimized)[:5] == ["Reshape", "Transpose", "Reshape", "FusedMatMul", "Reshape"]
   assert sum(change.rewrite == "patches-to-matmul" for change in result.changes) == 1
   assert "Transpose" not in operators(optimized)[4:]
   assert len(inputs_of(optimized)[0]) == 2 + bias

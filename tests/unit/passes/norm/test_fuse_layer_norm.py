@@ -195,8 +195,7 @@ def test_inside_a_branch():
         }}"""
   )
   optimized, _ = run_pass(original, FUSE_LAYER_NORM, changes=1)
-  body = optimized.graph.node[0].attribute[0].g
-  assert operators(body) == ["FusedLayerNorm"]
+  assert operators(optimized.graph.node[0].attribute[0].g) == ["FusedLayerNorm"]
   for value in (True, False):
     generator = np.random.default_rng(value)
     assert_same_outputs(original, optimized, rng=generator)

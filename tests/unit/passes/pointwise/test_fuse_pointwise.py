@@ -55,8 +55,7 @@ def test_broadcasts_and_literals():
     f"{X}, float[8] bias, float[M,1] column",
   )
   statements = ["mul = Mul(x, 0.5)", "add = Add(mul, bias)", "mul2 = Mul(scale, add)", "y = Tanh(mul2)"]
-  optimized = check(text, ["FusedPointwise"], statements)
-  assert list(optimized.graph.node[-1].input) == ["x", "bias", "column"]
+  assert list(check(text, ["FusedPointwise"], statements).graph.node[-1].input) == ["x", "bias", "column"]
 
 
 def test_across_several_consumers_and_producers():
@@ -194,8 +193,7 @@ def test_an_expensive_small_value_is_computed_inside_where_the_whole_is_small():
 
 
 def test_an_expensive_small_value_stays_apart_where_the_whole_is_large():
-  shapes = GATE.replace("8,8", "2000,2000")
-  text = graph("g = Sigmoid(s)  y = Mul(x, g)", shapes, "float[2,3,2000,2000] y")
+  text = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE.replace("8,8", "2000,2000"), "float[2,3,2000,2000] y")
   assert_unchanged(model(text), [FUSE_POINTWISE], "24000000 elements costs as much as moving 48000000 bytes")
   unknown = graph("g = Sigmoid(s)  y = Mul(x, g)", GATE.replace("8,8", "H,W"), "float[2,3,H,W] y")
   assert_unchanged(model(unknown), [FUSE_POINTWISE], "is 16 operations, above 4, and how many is unknown")
@@ -290,8 +288,7 @@ def test_the_condition_and_counter_of_a_loop_stay_on_the_cpu():
         a = Neg(v)  w = Mul(a, x)
     }}> }}"""
   optimized, _ = run_same(model(text), FUSE_POINTWISE)
-  body = optimized.graph.node[0].attribute[0].g
-  assert operators(body) == ["Add", "Less", "And", "FusedPointwise"]
+  assert operators(optimized.graph.node[0].attribute[0].g) == ["Add", "Less", "And", "FusedPointwise"]
 
 
 def test_in_bodies_with_values_from_outside():
@@ -325,8 +322,7 @@ def test_what_a_program_cannot_say_is_reported():
 
 
 def test_the_limit_and_the_names():
-  text = graph("a = Abs(x)  b = Neg(a)  s = Softmax(b)  c = Exp(s)  y = Sin(c)")
-  original = model(text)
+  original = model(graph("a = Abs(x)  b = Neg(a)  s = Softmax(b)  c = Exp(s)  y = Sin(c)"))
   original.graph.node[1].name = "negate"
   whole, result = run_pass(original, FUSE_POINTWISE)
   assert [each.nodes for each in result.changes] == [("'a' (Abs)", "negate (Neg)"), ("'c' (Exp)", "'y' (Sin)")]

@@ -92,8 +92,7 @@ def test_a_value_that_is_needed_before_the_view_stays():
 
 
 def test_a_transpose_stays():
-  text = graph("a = Relu(x)  v = Transpose(a)  y = Neg(v)", "", "float[8,4,6] y")
-  assert_unchanged(model(text), [POINTWISE_VIEWS])
+  assert_unchanged(model(graph("a = Relu(x)  v = Transpose(a)  y = Neg(v)", "", "float[8,4,6] y")), [POINTWISE_VIEWS])
 
 
 def test_an_expand_that_its_reader_makes_needless():

@@ -60,8 +60,7 @@ def test_every_form(form):
 def test_all_or_nothing_is_chosen(chosen, rng):
   original = fill()
   optimized, _ = run_pass(original, MASKED_FILL)
-  feeds = {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))}
-  assert_same_values(original, optimized, feeds)
+  assert_same_values(original, optimized, {**random_feeds(original, rng), "m": np.full((3, 4), bool(chosen))})
 
 
 def test_a_mask_over_the_first_axes():

@@ -26,8 +26,7 @@ def test_renamed(kind):
 def test_the_saturation_of_float8_stays():
   optimized, _ = run_pass(model("""g (float[3] x, float8e4m3fn[2] z) => (float8e4m3fn[3] y) {
     y = CastLike<saturate = 0>(x, z) }""", 19), CAST_LIKE)  # fmt: skip
-  attributes = all_attributes(optimized.graph.node[0])
-  assert attributes == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
+  assert all_attributes(optimized.graph.node[0]) == {"saturate": 0, "to": onnx.TensorProto.FLOAT8E4M3FN}
 
 
 def test_unknown_dtypes_stay():

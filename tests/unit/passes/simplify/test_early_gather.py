@@ -37,8 +37,7 @@ def test_the_row_of_a_classifier(opset):
     wanted = ["Mul", *BLOCK[1:-1], "Mul"]
   else:
     nodes, wanted = LAYER, BLOCK
-  original = graph(f"{nodes}  y = Gather<axis = 1>(l, first)", opset=opset)
-  assert moved(original) == ["Gather", *wanted, "Squeeze"]
+  assert moved(graph(f"{nodes}  y = Gather<axis = 1>(l, first)", opset=opset)) == ["Gather", *wanted, "Squeeze"]
 
 
 def test_the_logits_of_the_last_token():

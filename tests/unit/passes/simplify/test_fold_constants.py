@@ -226,8 +226,7 @@ def test_what_onnx_and_onnx_runtime_compute_differently_stays(what):
 
 def test_a_value_of_another_shape_than_is_known_stays():
   """onnx's evaluator and its shape inference are two sources: where they contradict each other, one is wrong."""
-  original = of_constants("Neg", 17, MATRIX)
-  graph = import_model(original)
+  graph = import_model(of_constants("Neg", 17, MATRIX))
   annotate(graph)
   graph.nodes[0].outputs[0].shape = (2, 4)
   assert not FOLD_CONSTANTS(graph).changes

@@ -45,8 +45,7 @@ def test_every_form(form):
   optimized, _ = run_same(original, *PASSES)
   assert [each for each in operators(optimized) if each != "Unsqueeze"] == ["UpdateSlice"]
   (node,) = [each for each in optimized.graph.node if each.op_type == "UpdateSlice"]
-  found = all_attributes(node)
-  assert found == {"axes": axes, **({"steps": steps} if steps else {})}
+  assert all_attributes(node) == {"axes": axes, **({"steps": steps} if steps else {})}
   given = {each.name: numpy_helper.to_array(each).tolist() for each in optimized.graph.initializer}
   assert given[node.input[2]] == starts
 
