@@ -40,14 +40,18 @@ def test_as_many_groups(groups, core):
     z = Constant<value = float[{groups}] {{{", ".join(["0"] * groups)}}}>()
     to = Constant<value = int64[3] {{0, {groups}, -1}}>()"""
   nodes = [scale, "a = Reshape(x, to)  n = InstanceNormalization<epsilon = 0.01>(a, s, z)  y = Reshape(n, joined)"]
-  optimized, _ = run_same(model(graph(*nodes), 17), FUSE, into=["FusedLayerNorm"], N=2)
-  assert lines(programs(optimized)[0]) == [f"y = LayerNormalization<{core}>(x)"]
+  run_same(model(graph(*nodes), 17), FUSE, into=["FusedLayerNorm"], N=2, program=[f"y = LayerNormalization<{core}>(x)"])
 
 
 def test_scales_of_groups_are_those_of_their_channels():
   nodes = ["a = Reshape(x, split)  n = InstanceNormalization<epsilon = 0.01>(a, two, one)  y = Reshape(n, joined)"]
-  optimized, _ = run_same(model(graph(*nodes), 17), FUSE, into=["FusedLayerNorm"], N=2)
-  assert lines(programs(optimized)[0]) == [GROUPS, "mul = Mul(n, gamma)", "y = Add(mul, beta)"]
+  run_same(
+    model(graph(*nodes), 17),
+    FUSE,
+    into=["FusedLayerNorm"],
+    N=2,
+    program=[GROUPS, "mul = Mul(n, gamma)", "y = Add(mul, beta)"],
+  )
 
 
 @parametrize("opset", [18, 21])
@@ -79,8 +83,13 @@ def test_channels_of_an_image():
   mean = "ReduceMean<axes = [1]>"
   nodes = f"""epsilon = Constant<value = float {{1e-6}}> ()  m = {mean}(x)  d = Sub(x, m)  p = Mul(d, d)  v = {mean}(p)
     w = Add(v, epsilon)  q = Sqrt(w)  y = Div(d, q)"""
-  optimized, _ = run_same(model(graph(nodes), 17), FUSE_LAYER_NORM, into=["FusedLayerNorm"], N=2)
-  assert lines(programs(optimized)[0]) == ['y = LayerNormalization<epsilon=1e-06, axes="1">(x)']
+  run_same(
+    model(graph(nodes), 17),
+    FUSE_LAYER_NORM,
+    into=["FusedLayerNorm"],
+    N=2,
+    program=['y = LayerNormalization<epsilon=1e-06, axes="1">(x)'],
+  )
   near = graph(nodes.replace("[1]", "[0, 2]"))
   assert_unchanged(model(near, 17), [FUSE_LAYER_NORM], "the axes [0, 2] of the means are more than two runs, or not")
 
